@@ -1,11 +1,11 @@
-//! The future of a training run, computed: orders of samples, plans of copies, and the tables of tiers. Pure.
+//! Computes the future of a training run: orders of samples, plans of copies, and the tables of tiers. Pure.
 //!
-//! [`order`] says which sample comes next on which rank, [`plan`] who reads what and how often and what to keep
-//! where, and [`tier`] which copies are in which tier.
+//! [`order`] computes the sequence of samples on each rank. [`plan`] computes how often each rank reads each
+//! sample, and where to keep copies. [`tier`] tracks which copies are in which tier.
 //!
-//! It reads no sample and moves no copy: readers and `dlfs-cache` do. Every sequence is frozen by a golden file.
+//! This crate reads no sample and moves no copy: readers and `dlfs-cache` do. Golden files freeze every sequence.
 //!
-//! Begin with [`order::EpochOrder`].
+//! Read [`order::EpochOrder`] first.
 
 pub mod order;
 pub mod plan;

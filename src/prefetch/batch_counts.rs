@@ -1,4 +1,4 @@
-//! Counts the batches by a budget of tokens, of which epochs have different numbers.
+//! Counts the batches of an epoch by a token budget: their number differs from epoch to epoch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ enum Over {
 type TokensAt<'a> = Box<dyn FnMut(Range<u64>, &mut Vec<u32>) -> Result<()> + 'a>;
 
 impl BatchCounts {
-    /// Those of a run with these options, over a data set or over the mixture `mix`; `None` if its batches have no
-    /// budget.
+    /// The counts for a run with these options, over a data set or over the mixture `mix`; `None` if its batches
+    /// have no budget.
     pub(crate) fn new(
         directory: &Arc<Directory>,
         mix: Option<&Arc<Mix>>,
@@ -60,7 +60,7 @@ impl BatchCounts {
         Ok(Some(BatchCounts { over, options: options.clone(), budget, len }))
     }
 
-    /// The batches in each window of an epoch along `order`, of all ranks.
+    /// The number of batches in each window of an epoch along `order`, over all ranks.
     ///
     /// Draws and sorts the whole epoch, in some 100 ns a sample.
     pub(crate) fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<u32>> {
@@ -68,10 +68,10 @@ impl BatchCounts {
         count_batches(&self.budget, order.seed, epoch, self.len, tokens_at)
     }
 
-    /// The batches of an epoch that are before position `consumed`, of all ranks.
+    /// The number of batches of an epoch before position `consumed`, over all ranks.
     ///
     /// # Errors
-    /// No batch ends there.
+    /// No batch ends at `consumed`.
     pub(crate) fn before(
         &self,
         order: &OrderSpec,
@@ -97,7 +97,8 @@ impl BatchCounts {
         if at == consumed { Ok(before) } else { Err(within_batch(consumed)) }
     }
 
-    /// The samples of this rank in an epoch, behind the consumed ones. Cuts all that is left of the epoch.
+    /// The number of this rank's samples in an epoch after the `consumed` positions. Cuts the rest of the epoch
+    /// into batches.
     pub(crate) fn samples_after(
         &self,
         order: &OrderSpec,
@@ -119,7 +120,7 @@ impl BatchCounts {
         Ok(batches.next()?.is_some())
     }
 
-    /// This rank's share, from the start of an epoch.
+    /// This rank's share of an epoch, from its start.
     fn shard(&self) -> Result<Shard> {
         let LoaderOptions { rank, world_size, tail, .. } = self.options;
         Shard::new(rank, world_size, tail)
@@ -156,7 +157,7 @@ impl BatchCounts {
     }
 }
 
-/// The batches of one epoch, by their numbers of samples.
+/// The batches of one epoch, as numbers of samples.
 struct Batches<'a> {
     deal: Deal<()>,
     tokens_at: TokensAt<'a>,

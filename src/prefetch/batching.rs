@@ -1,13 +1,13 @@
-//! Selects how batches are read: as the user says, or else as fits the order and the medium.
+//! Selects how batches are read: as the options say, or else by the order and the medium.
 //!
 //! In grouped order, whole chunks are read and kept until their group has ended, so the medium is
-//! read once, in large pieces. But if a local file goes through the page cache, the page cache
-//! keeps the chunks already, and a second copy costs a pass through memory that no processor cache
-//! holds. There, samples that are large enough for a read of each to cost little beside the copy
-//! are read one by one, just before they are needed. See `docs/performance.md`.
+//! read once, in large pieces. But if a local file goes through the page cache, the page cache keeps the chunks
+//! already, and a second copy in the window would be read from DRAM instead of a processor cache. There, samples
+//! are read one by one, just before they are needed, if they are so large that a read costs little beside the copy.
+//! See `docs/performance.md`.
 //!
-//! Other orders are read sample by sample. In global order, samples that are tiny share blocks: they
-//! are read in passes if a pass over the blocks takes enough of each.
+//! Other orders are read by samples. In global order, tiny samples share blocks: they are read in passes if one
+//! pass uses enough samples of each block.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::passes::PassLengths;
 use super::working_set;
 
 impl LoaderOptions {
-    /// The batching that the options state or the order implies.
+    /// The batching that the options or the order prescribe.
     pub(super) fn stated_batching(&self) -> Result<Batching> {
         let by_slot = OrderKind::Sequential { by: SequentialBy::Slot };
         let chunked = self.is_grouped() || self.order.kind == by_slot;
@@ -37,7 +37,7 @@ impl LoaderOptions {
         }
     }
 
-    /// The batching that the options state, or else the best on `devices`.
+    /// The batching that the options prescribe, or else the best one on `devices`.
     pub(super) fn batching_on(
         &self,
         directory: &Directory,
@@ -73,14 +73,14 @@ impl LoaderOptions {
         if held || dear() { Ok(Batching::Sample) } else { self.stated_batching() }
     }
 
-    /// Lengths of buffers if this batching, from [`batching_on`](Self::batching_on), is by passes.
+    /// Lengths of buffers if this batching, returned by [`batching_on`](Self::batching_on), reads in passes.
     pub(super) fn pass_lengths(
         &self,
         batching: Batching,
         directory: &Directory,
     ) -> Option<PassLengths> {
         match batching {
-            // Batches by a budget go back and forth between groups.
+            // Batches by a budget return to earlier groups, and passes cannot.
             Batching::Chunk if self.budget.is_some() => None,
             Batching::Chunk => working_set::pass_lengths(directory, self),
             Batching::Sample => working_set::global_pass_lengths(directory, self),
@@ -98,8 +98,8 @@ pub(super) fn page_cached(devices: &[Arc<dyn Device>]) -> bool {
     devices.iter().all(|device| device.capabilities().is_page_cached)
 }
 
-/// From this size on, a read per sample costs little beside the copy of its bytes.
+/// The least mean sample length at which one read per sample costs little beside the copy of its bytes.
 const LARGE_SAMPLE_BYTES: u64 = 64 << 10;
 
-/// Reading samples alone is preferred up to this read amplification, since it saves a copy.
+/// The most read amplification at which reading by samples is still preferred, since it saves a copy.
 const WORTH_NO_COPY: f64 = 2.0;

@@ -1,6 +1,6 @@
-//! Batches by a budget of tokens: what the lengths of samples are, and the batches of a rank as ids or picks.
+//! Batches by a token budget: the lengths of samples, and the batches of a rank as ids or picks.
 //!
-//! Lengths are taken from the directory where they are needed, so a run keeps those of a few windows only.
+//! Lengths are looked up in the directory when needed, so a run keeps those of a few windows only.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl TokenLengths {
     /// The lengths that `budget` counts. Constant time.
     ///
     /// # Errors
-    /// There is no such column of ints. Numbers of the budget that are out of range.
+    /// `InvalidArgument`: there is no such integer column, or a number of the budget is out of range.
     pub fn new(
         directory: &Arc<Directory>,
         budget: &Arc<Budget>,
@@ -54,7 +54,7 @@ impl TokenLengths {
         Ok(TokenLengths { directory, budget, of, too_long })
     }
 
-    /// The budget that counts them.
+    /// The budget that these lengths are counted against.
     pub(super) fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
@@ -62,7 +62,8 @@ impl TokenLengths {
     /// The tokens of a sample; at least 1.
     ///
     /// # Errors
-    /// It has no length, or one below 0. It is longer than a batch, unless such samples are batches of their own.
+    /// The sample has no length, or a negative one. It is longer than a batch, unless long samples get batches of
+    /// their own.
     #[inline]
     pub fn of(&self, id: SampleId) -> Result<u32> {
         let tokens = match self.of {
@@ -103,10 +104,10 @@ impl TokenLengths {
         ))
     }
 
-    /// Looks at the length of each sample, some nanoseconds each.
+    /// Sums the lengths of all samples, in a few nanoseconds each.
     ///
     /// # Errors
-    /// As [`TokenLengths::of`], of the first sample that has one.
+    /// As [`TokenLengths::of`]; the error is that of the first failing sample.
     pub(crate) fn measure(&self) -> Result<Measured> {
         let mut all = Measured { samples: 0, tokens: 0 };
         let mut add = |tokens: u32| {
@@ -132,13 +133,13 @@ impl TokenLengths {
 }
 
 impl Measured {
-    /// The mean of all samples.
+    /// The mean length of all samples, in tokens.
     pub(crate) fn mean_tokens(&self) -> u64 {
         self.tokens / self.samples.max(1)
     }
 }
 
-/// About how many samples a batch has, of samples with so many tokens on average.
+/// The approximate number of samples in a batch, if samples have `mean_tokens` on average.
 pub(crate) fn samples_of_batch(budget: &Budget, mean_tokens: u64) -> usize {
     let most = budget.max_samples.map_or(u64::from(budget.window), u64::from);
     let samples = budget.tokens / mean_tokens.max(1);
@@ -185,7 +186,7 @@ pub(super) enum Dealing {
 }
 
 impl Dealing {
-    /// The batches of `order` for the rank of `shard`, behind those consumed.
+    /// The batches of `order` for the rank of `shard`, after the consumed ones.
     pub(super) fn new(
         budget: &Arc<Budget>,
         seed: u64,
@@ -204,7 +205,7 @@ impl Dealing {
     /// Appends the samples of the next batch to `ids`, or to `picks` if the order visits whole chunks.
     ///
     /// # Errors
-    /// Those of [`TokenLengths::of`]; what is consumed does not end with a batch.
+    /// Errors of [`TokenLengths::of`]; the consumed positions do not end with a batch.
     pub(super) fn next(
         &mut self,
         order: &mut EpochOrder,

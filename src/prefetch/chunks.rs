@@ -40,7 +40,8 @@ pub(super) struct ChunkDriver {
     /// Set if samples of chunks kept from an earlier epoch are verified again.
     verify_kept: bool,
     residency: Arc<Residency>,
-    /// See [`ChunkDriver::patient`]; 0 if groups end.
+    /// Batches for which a chunk stays after its last use; 0 if it stays until its group ends. See
+    /// [`ChunkDriver::patient`].
     patience: u64,
     residents: Slab<Resident>,
     /// By chunk number: the index in `residents` of its first resident, or `NONE`.
@@ -50,42 +51,42 @@ pub(super) struct ChunkDriver {
     planned: VecDeque<PlannedBatch>,
     /// The number of samples in all of `planned`.
     num_planned: usize,
-    /// The number of batches at the front of `planned` whose chunks are all requested.
+    /// The number of batches at the front of `planned` that have requested all their chunks.
     requested: usize,
-    /// Number of `planned[0]`.
+    /// The number of the batch `planned[0]`.
     first: u64,
     free_fetches: Vec<Fetch>,
-    /// Residents whose memory was overwritten: they wait for other memory to be read into.
+    /// Residents with overwritten memory: they are read again as soon as there is other memory.
     to_reread: Vec<u32>,
     /// The number of chunk reads so far, including repeated ones.
     num_reads: u32,
-    /// A planned read of a chunk that waits for memory.
+    /// A planned chunk read that waits for memory.
     unstarted: Option<(u32, Range<u32>, Fetch)>,
     free_picks: Vec<Vec<Pick>>,
     recycled: Vec<Batch>,
 }
 
-/// A range of a chunk's samples in memory; mostly all of them.
+/// A range of a chunk's samples in memory; usually all of them.
 struct Resident {
     chunk: u32,
     /// Its samples, counted from the start of the chunk.
     samples: Range<u32>,
-    /// A single sample of a chunk that another rank reads: it is dropped once it was handed out.
+    /// A single sample of a chunk that another rank reads: it is dropped once it has been handed out.
     alone: bool,
     /// The next resident of the same chunk, or `NONE`: a chunk may belong to two lanes.
     next: u32,
-    /// Lane and group of the order that read it.
+    /// Lane and group of the order that the chunk was read for.
     lane: u32,
     epoch: u64,
     group: u32,
-    /// The number of the read that filled it, and the epoch that it was read for.
+    /// The number of the read that filled it, and the epoch of that read.
     load: u32,
     read_for: u64,
     fetch: Fetch,
     buf: SharedBuf,
     failures: Vec<(usize, Error)>,
     ready: bool,
-    /// PlannedBatch batches that use it and are not assembled yet.
+    /// Planned batches that use it and are not assembled yet.
     pins: u32,
     closed: bool,
     /// The last batch that pinned it, and the last batch assembled from it, with its index among
@@ -98,9 +99,9 @@ struct Resident {
 struct PlannedBatch {
     head: Head,
     picks: Vec<Pick>,
-    /// The picks before this one have their chunk requested.
+    /// The chunks of the picks before this one are requested.
     requested: usize,
-    /// The picks before this one have their chunk resident; it is pinned, so it stays.
+    /// The chunks of the picks before this one have arrived; they are pinned, so they stay.
     arrived: usize,
 }
 
@@ -139,18 +140,18 @@ impl ChunkDriver {
         }
     }
 
-    /// Chunks stay for so many batches after the last that used them, instead of until their group has ended: for
-    /// sequences that go back to earlier groups.
+    /// Keeps each chunk for `patience` batches after its last use, instead of until its group ends: for sequences
+    /// that return to earlier groups.
     pub(super) fn patient(self, patience: u64) -> ChunkDriver {
         ChunkDriver { patience, ..self }
     }
 
-    /// Reads the first batch by samples, while the chunks that it draws from are read. It draws from every chunk of
-    /// its groups, so it would wait for `lanes × group` chunks: 128 MiB of samples of 1 MiB. Its samples are read
-    /// twice instead, once per run.
+    /// Reads the first batch by samples while its chunks are read. The batch draws from every chunk of its groups,
+    /// so it would wait for `lanes × group` chunks: 128 MiB for samples of 1 MiB. In return, its samples are read
+    /// twice, once per run.
     ///
     /// # Errors
-    /// Those of planning the batch.
+    /// Errors of planning the batch.
     pub(super) fn beginning_early(mut self, spec: OrderSpec) -> Result<ChunkDriver> {
         let mut ids = Vec::new();
         if let Some(head) = self.stream.next_ids(&mut ids)? {
@@ -199,7 +200,7 @@ impl ChunkDriver {
         true
     }
 
-    /// Starts to read the chunk of `pick`. `None`: no memory for it.
+    /// Starts to read the chunk of `pick`. `None`: memory ran out.
     fn read_chunk(
         &mut self,
         pick: Pick,
@@ -266,7 +267,7 @@ impl ChunkDriver {
         }
     }
 
-    /// Starts to read the overwritten residents again. `false`: no memory for one.
+    /// Starts to read overwritten residents again. `false`: memory ran out.
     fn reread(&mut self, pump: &mut Pump, memory: &mut Memory) -> bool {
         while let Some(&index) = self.to_reread.last() {
             let fetch = &self.residents[index as usize].fetch;
@@ -282,8 +283,8 @@ impl ChunkDriver {
         true
     }
 
-    /// Plans the read of some samples of `chunk`; reuses the plan that last waited for memory if it
-    /// is the same.
+    /// Plans the read of some samples of `chunk`; reuses the plan that waits for memory if it is for the same
+    /// samples.
     fn plan(&mut self, chunk: u32, range: &Range<u32>) -> Fetch {
         let mut fetch = match self.unstarted.take() {
             Some((planned, of, fetch)) if planned == chunk && of == *range => return fetch,
@@ -306,7 +307,7 @@ impl ChunkDriver {
         fetch
     }
 
-    /// A plan with room for so many samples of `chunk`.
+    /// An empty plan with room for `samples` samples of `chunk`.
     fn free_fetch(&mut self, chunk: u32, samples: usize) -> Fetch {
         let info = self.directory.chunk(chunk);
         let max_len = u64::from(self.geometry[usize::from(info.namespace)].max_transfer_bytes);
@@ -355,13 +356,13 @@ impl ChunkDriver {
         self.held.iter().any(|&index| self.residents[index as usize].is_unpinned())
     }
 
-    /// Finds the resident at `indices` that is needed latest, as far as the look-ahead reaches.
+    /// Finds the resident at `indices` that is needed latest, within the look-ahead.
     fn needed_latest(&mut self, mut indices: Vec<u32>) -> Option<u32> {
         let mut age = self.requested;
         let mut num_searched = 0;
         while indices.len() > 1 && num_searched < LOOK_AHEAD_SAMPLES {
-            // Residents belong to the epoch that the stream is in, so look no further. An error
-            // will return when the batch is planned.
+            // Residents belong to the stream's current epoch, so the search ends with it. An error recurs when the
+            // batch is planned again.
             let ends_epoch = self.planned.back().is_some_and(|planned| planned.head.ends_epoch);
             if age == self.planned.len() && (ends_epoch || !matches!(self.plan_next(), Ok(true))) {
                 break;
@@ -434,7 +435,7 @@ impl ChunkDriver {
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, planned.head.epoch);
         batch.reserve(planned.picks.len());
-        // Rounded up, since the number of residents varies, and what is steady allocates nothing.
+        // Rounded up, since the number of residents varies: the steady state must not allocate.
         batch.reserve_bufs(self.residents.len().next_power_of_two().min(planned.picks.len()));
         let mut error = None;
         let mut skipped = 0;
@@ -501,8 +502,8 @@ impl Resident {
         self.ready && self.pins == 0
     }
 
-    /// Why the sample must not be handed out, if it must not. The full error is handed out once; if
-    /// the sample is repeated to pad an epoch, the error is a short one with the same text.
+    /// The error of a sample that must not be handed out. The full error is returned once; if the sample is
+    /// repeated to pad an epoch, later errors have only its kind and text.
     fn take_failure(&mut self, nth: u32) -> Option<Error> {
         let at = self.failures.binary_search_by_key(&(nth as usize), |(index, _)| *index).ok()?;
         let (_, error) = &mut self.failures[at];
@@ -537,7 +538,7 @@ impl Planner for ChunkDriver {
         Ok(true)
     }
 
-    /// All that the stream was fed with is planned: another source's part may wait for it.
+    /// A fed stream is planned to its end, since another source's part may wait for it.
     fn has_enough(&self) -> bool {
         // If all chunks fit the window, memory never limits planning; this does.
         let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
@@ -623,8 +624,7 @@ impl Driver for ChunkDriver {
         self.early.is_none() && self.planned.is_empty() && self.stream.is_done()
     }
 
-    /// Releases its memory and requests a read into other memory, unless that has been done
-    /// already.
+    /// Releases the memory and requests a read into other memory, unless this has been done already.
     fn read_again(&mut self, _source: u32, chunk: u32, load: u32) {
         let mut index = self.first_of[chunk as usize];
         while self.residents.get(index as usize).is_some_and(|it| it.load != load) {
@@ -636,7 +636,7 @@ impl Driver for ChunkDriver {
         }
         resident.ready = false;
         resident.buf = SharedBuf::empty();
-        // Batches of the epoch that is being delivered use the new bytes.
+        // Batches of the epoch that is being delivered already use the new bytes.
         resident.read_for = self.planned.front().map_or(resident.epoch, |p| p.head.epoch.0);
         each_slot(&self.directory, &resident.fetch, |_, slot| self.residency.clear(slot..slot + 1));
         self.to_reread.push(index);
@@ -650,8 +650,8 @@ impl Driver for ChunkDriver {
     }
 }
 
-/// Takes a spare. If there is none, makes as many as are in use, at most 16: the most that are in use at once is
-/// reached late, and the steady state must not allocate.
+/// Takes a spare. If there is none, first makes `in_use` spares, at most 16: the number in use peaks late in a run,
+/// and the steady state must not allocate.
 fn take_or_make<T>(spares: &mut Vec<T>, in_use: usize, make: impl Fn() -> T) -> T {
     if spares.is_empty() {
         spares.extend(std::iter::repeat_with(&make).take(in_use.min(16)));
@@ -659,8 +659,8 @@ fn take_or_make<T>(spares: &mut Vec<T>, in_use: usize, make: impl Fn() -> T) -> 
     spares.pop().unwrap_or_else(make)
 }
 
-/// The index of the resident that holds the sample of `pick`, or `NONE`. It does not change while
-/// that resident stays: later ones are appended to the list.
+/// The index of the resident that holds the sample of `pick`, or `NONE`. It stays the same while that resident
+/// stays, since later residents are appended to the list.
 #[inline]
 fn find(first_of: &[u32], residents: &Slab<Resident>, pick: Pick) -> u32 {
     let mut index = first_of[pick.chunk as usize];
@@ -690,7 +690,7 @@ fn each_slot(directory: &Directory, fetch: &Fetch, mut visit: impl FnMut(usize, 
 
 const NONE: u32 = u32::MAX;
 
-/// Greater than every token of a chunk's fetch, which is an index of a resident.
+/// The first token of the early batch. Tokens of chunk fetches are indices of residents, which are smaller.
 const EARLY_TOKEN: u64 = 1 << 32;
 
 /// The number of samples to search for the resident that is needed latest: a few for each resident.

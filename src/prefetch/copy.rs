@@ -1,7 +1,7 @@
 //! Gathers each batch into one buffer, on copying threads, in the poller's order.
 //!
-//! Batch k goes to thread k mod n, and the consumer takes it from there, so nothing has to be
-//! sorted.
+//! Batch k goes to thread k mod n, and the consumer receives from the threads in turn, so batches keep their order
+//! without sorting.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::threads;
 
 use super::{Delivery, Message, READY_BATCHES, Shared};
 
-/// Sends messages from the poller to the consumer, by way of the copying threads if there are any.
+/// Sends messages from the poller to the consumer, through the copying threads if there are any.
 pub(super) struct Copiers {
     lines: Vec<Sender<Message>>,
     next: usize,
@@ -27,8 +27,7 @@ pub(super) struct Copiers {
 type Ready = Vec<Receiver<Message>>;
 
 impl Copiers {
-    /// `None`: batches are sent as they are. `Some(0)`: the poller gathers. `Some(n)`: n threads
-    /// do.
+    /// `None`: sends batches as they are. `Some(0)`: the poller gathers. `Some(n)`: n threads gather.
     pub(super) fn start(threads: Option<usize>, shared: &Arc<Shared>) -> Result<(Copiers, Ready)> {
         let mut lines = Vec::new();
         let mut ready = Vec::new();
@@ -45,7 +44,7 @@ impl Copiers {
         Ok((Copiers { lines, next: 0, by_poller, shared: Arc::clone(shared) }, ready))
     }
 
-    /// Sends a message; `Full` returns it.
+    /// Sends a message; the error `Full` returns it.
     #[allow(clippy::result_large_err)] // the batch itself is returned, and boxing each would allocate
     pub(super) fn pass_on(&mut self, mut next: Message) -> Result<(), TrySendError<Message>> {
         if self.by_poller {
@@ -64,7 +63,7 @@ fn start_thread(
 ) -> Result<Receiver<Message>> {
     let (done, ready) = bounded(1);
     let fate = shared.fate.clone();
-    // Not joined: it ends when the poller closes the channel.
+    // Not joined: the thread ends when the poller closes the channel.
     threads::start(format!("dlfs-copy-{index}"), &fate, (work, done), move |(work, done)| {
         for next in &*work {
             if done.send(gathered(next, &shared)).is_err() {

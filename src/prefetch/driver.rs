@@ -1,4 +1,5 @@
-//! The rule of what stays in memory: what the poller asks of it, and what most rules have in common.
+//! The interface of a driver, which decides what data stays in memory, and the planning loop that most drivers
+//! share.
 
 use std::sync::Arc;
 
@@ -17,13 +18,13 @@ pub(super) struct Delivery {
     pub(super) batch: Batch,
     pub(super) head: Head,
     pub(super) skipped: u64,
-    /// With `OnError::Blank`: the places of samples that could not be read, in their order, and why.
+    /// With `OnError::Blank`: the places of samples that could not be read, ascending, and their errors.
     pub(super) failures: Vec<(u32, Error)>,
 }
 
 /// Decides how batches are read. All calls come from the poller.
 pub(super) trait Driver: Send {
-    /// Plans, and starts what memory allows; whether it did anything.
+    /// Plans batches, and starts the reads that memory allows; returns whether it did anything.
     fn advance(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool>;
     /// Takes a completed fetch.
     fn finished(&mut self, fetched: Fetched);
@@ -33,21 +34,21 @@ pub(super) trait Driver: Send {
     fn is_done(&self) -> bool;
     /// Takes an empty batch, to reuse its vectors.
     fn recycle(&mut self, batch: Batch);
-    /// The memory that read number `load` filled with `chunk` of `source` was overwritten.
+    /// Handles overwritten memory: read number `load` filled it with `chunk` of `source`.
     fn read_again(&mut self, _source: u32, _chunk: u32, _load: u32) {}
-    /// The source whose samples the last error or skipped sample was among.
+    /// The source of the last error or skipped sample.
     fn suspect(&self) -> u32 {
         0
     }
 }
 
-/// Drives what it is fed with: a source of a mixture.
+/// A driver of one source of a mixture, which is fed its parts of batches.
 pub(super) trait SourceDriver: Driver {
-    /// The stream, which is fed.
+    /// The stream that is fed.
     fn stream(&mut self) -> &mut Stream;
-    /// Returns whether reads of everything fed to its stream, and of what was overwritten, have been started.
+    /// Returns whether reads have been started for everything fed to its stream, and for all overwritten memory.
     fn has_requested_all(&self) -> bool;
-    /// Evicts what no batch waits for and is needed latest. `false`: there is nothing.
+    /// Evicts the data that is needed latest, among data that no batch waits for. `false`: there is none.
     fn evict_unpinned(&mut self) -> bool {
         false
     }
@@ -62,20 +63,20 @@ pub(super) struct Parts {
     pub(super) directories: Arc<[Arc<Directory>]>,
 }
 
-/// Plans batch by batch, and requests what is planned before it plans more.
+/// A driver that plans batch by batch, and requests each planned batch before it plans more.
 pub(super) trait Planner {
-    /// Requests what is planned. The first result says whether it did anything; the second is `false` if memory ran
-    /// out or the queue pairs are busy.
+    /// Requests the reads of planned batches. The first result says whether it did anything; the second is `false`
+    /// if memory ran out or the queue pairs are busy.
     fn request_planned(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<(bool, bool)>;
     /// Plans one more batch. `false`: the stream has ended.
     fn plan_next(&mut self) -> Result<bool>;
-    /// Returns whether to plan no further now.
+    /// Returns whether enough is planned for now.
     fn has_enough(&self) -> bool;
-    /// The number of samples that are planned and not delivered; 0 where batches alone limit planning.
+    /// The number of samples that are planned and not delivered; 0 if only the number of batches limits planning.
     fn num_planned(&self) -> usize;
 
-    /// Requests and plans by turns, while memory, queue pairs and the limits of planning allow it; whether it did
-    /// anything.
+    /// Alternates requests and plans while memory, queue pairs and the limits of planning allow it; returns whether
+    /// it did anything.
     fn request_and_plan(&mut self, pump: &mut Pump, memory: &mut Memory) -> Result<bool> {
         let begun_with = self.num_planned();
         let mut moved = false;
@@ -99,12 +100,12 @@ pub(super) trait Planner {
 /// The most batches planned ahead, if they are small.
 pub(super) const MAX_PLANNED: usize = 4096;
 
-/// The most samples planned ahead, beside one batch. Samples of 340 bytes fill a window of the
-/// default size, so that reading continues across groups. Their plans take 12 MiB.
+/// The most samples planned ahead, besides one batch. This many samples of 340 bytes fill a window of the default
+/// size, so that reading continues across groups. Their plans take 12 MiB.
 pub(super) const MAX_PLANNED_SAMPLES: usize = 3 << 18;
 
 /// The most samples planned per turn (0.3 ms), so that the poller soon processes completions again.
 const PLANNED_PER_TURN: usize = 2 << 10;
 
-/// Emptied batches kept for reuse: as many as can be in flight and ready, and one in each thread.
+/// The most empty batches kept for reuse: as many as can be in flight and ready, and one per thread.
 pub(super) const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;

@@ -1,4 +1,4 @@
-//! A source's part of a mixture as a stream of batches: positions of its order, from any of its epochs.
+//! A source's part of a mixture as a stream of batches: positions of its order, in any of its epochs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::units::{Epoch, SampleId};
 use super::head::Head;
 use super::run_order::RunOrder;
 
-/// Positions of one epoch of a source that one batch of the mixture has.
+/// The positions of one epoch of a source in one batch of the mixture.
 pub(super) struct Piece {
     pub(super) epoch: Epoch,
     pub(super) positions: Vec<Placed>,
-    /// True for the last piece that the stream was fed with for this batch.
+    /// True for the last piece fed for this batch.
     pub(super) is_last: bool,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Piece {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Placed {
     pub(super) position: u64,
-    /// Its sample is read alone: another rank reads its chunk.
+    /// Its sample is read alone, since another rank reads its chunk.
     pub(super) alone: bool,
 }
 

@@ -8,12 +8,12 @@ pub(crate) struct Head {
     pub(crate) epoch: Epoch,
     /// True for the last batch of its epoch on this rank.
     pub(crate) ends_epoch: bool,
-    /// The state of the run once all ranks have consumed it: epoch, and positions of that epoch.
+    /// The state of the run once all ranks have consumed the batch: epoch, and positions of that epoch.
     pub(crate) after: (Epoch, u64),
 }
 
 impl Head {
-    /// A batch of `epoch`, after which `consumed` positions of it are consumed.
+    /// The head of a batch of `epoch` that ends after `consumed` positions.
     pub(super) fn new(epoch: Epoch, ends_epoch: bool, consumed: u64) -> Head {
         let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
         Head { epoch, ends_epoch, after }

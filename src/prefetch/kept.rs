@@ -1,10 +1,10 @@
-//! Verifies samples in memory that is kept from epoch to epoch again, on the caller's thread.
+//! Second verification, on the caller's thread, of samples in memory kept from an earlier epoch.
 //!
 //! A batch is read-only, but a view of it in C or Python can be made writable (`torch.frombuffer`,
 //! DLPack, a NumPy flag). A write through it changes a chunk that later epochs use. The poller may
-//! have assembled a later batch before that write, so only the caller's thread can detect it, just
-//! before it returns the batch. Overwritten samples are read again: at once for this batch, and
-//! into other memory for later ones. Any later write hits a batch that the caller already holds.
+//! have assembled a later batch before that write, so only the caller's thread can detect it, just before it
+//! returns the batch. Overwritten samples are read again: at once for this batch, and into other memory for later
+//! ones. A write after that changes a batch that the caller already holds.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,12 +22,12 @@ use super::{OnError, Prefetcher, Received};
 /// The readers that read overwritten samples again, created when first needed.
 #[derive(Default)]
 pub(super) struct Kept {
-    /// By source; one, unless the run is over a mixture.
+    /// By source; only one, unless the run is over a mixture.
     readers: BTreeMap<u32, Reader>,
 }
 
-/// Overwritten chunks on their way to the poller: the source, number of the chunk, and number of the
-/// read that filled it.
+/// Overwritten chunks that the poller is to read again: source, chunk number, and number of the read that filled
+/// the memory.
 #[derive(Default)]
 pub(super) struct Rewritten {
     any: AtomicBool,
@@ -49,7 +49,7 @@ impl Rewritten {
 }
 
 impl Prefetcher {
-    /// Reads the overwritten samples of a received batch again.
+    /// Verifies the kept samples of a received batch, and reads overwritten ones again.
     ///
     /// # Errors
     /// As [`Reader::read_batch`].
@@ -60,7 +60,7 @@ impl Prefetcher {
         Ok(received)
     }
 
-    /// Returns the number of samples that had to be skipped.
+    /// Returns the number of samples that could not be read again and were skipped.
     fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
         let mut wrong = batch.rewritten();
         if wrong.is_empty() {
@@ -125,5 +125,5 @@ impl Prefetcher {
     }
 }
 
-/// Memory for samples read again; a larger batch gets the rest from the system.
+/// Memory for samples read again; larger batches allocate the rest from the system.
 const WINDOW_BYTES: usize = 16 << 20;

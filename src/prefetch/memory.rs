@@ -1,5 +1,5 @@
-//! Grants memory of the window by priority, and memory outside it to a read that could not proceed
-//! otherwise.
+//! Grants memory of the window by priority. A read that is the only one able to proceed may get memory outside the
+//! window.
 
 use std::sync::Arc;
 
@@ -11,29 +11,29 @@ use crate::units::SampleId;
 
 use super::window::Window;
 
-/// How urgently memory is needed.
+/// The urgency of a request for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Priority {
     /// Readahead: uses only memory that is already faulted in, and may wait.
     Readahead,
-    /// For the batch that is delivered next, and for single samples: may fault memory in.
+    /// For the next batch to deliver, and for single samples: may fault memory in.
     Next,
-    /// The only read that can proceed, for the batch that is delivered next: if it starves, the system
-    /// allocates its memory outside the window.
+    /// For the next batch to deliver, if no other read can proceed: if it starves, the system allocates its memory
+    /// outside the window.
     Sole,
 }
 
 /// Memory for reads, bounded by the window.
 pub(super) struct Memory {
     window: Arc<Window>,
-    /// The consumer waits and nothing is outstanding: the next read must not wait for memory.
+    /// The consumer waits and nothing is outstanding, so the next read must get memory at once.
     starving: bool,
     warned: bool,
     over_window: u64,
     exhausted: bool,
-    /// The first sample of what is read next.
+    /// The first sample of the next read, for error messages.
     next: Option<SampleId>,
-    /// The length for which the system has no memory.
+    /// The length that the system could not allocate.
     missing: Option<usize>,
 }
 
@@ -47,15 +47,15 @@ impl Memory {
         Memory { window, starving, warned, over_window: 0, exhausted, next, missing }
     }
 
-    /// Notes what the next memory is for.
+    /// Notes the read that the next memory is for.
     pub(super) fn set_next(&mut self, fetch: &Fetch) {
         self.next = fetch.samples.first().map(|sample| sample.id);
     }
 
-    /// `done`, unless the system had no memory for what is read next; `directories`: those of the sources.
+    /// Returns `done`, unless the system had no memory for the next read; `directories` are those of the sources.
     ///
     /// # Errors
-    /// `OutOfMemory`: what was to be read.
+    /// `OutOfMemory`; the error names the data that was to be read.
     pub(super) fn check<T>(&self, done: T, directories: &[Arc<Directory>]) -> Result<T> {
         match (self.missing, directories) {
             (None, _) => Ok(done),
@@ -64,10 +64,10 @@ impl Memory {
         }
     }
 
-    /// A buffer of `len` bytes, or `None` until enough is returned.
+    /// A buffer of `len` bytes, or `None` until enough memory is returned.
     ///
-    /// If [`Priority::Sole`] starves, because one sample is larger than the window or the consumer
-    /// keeps batches, the system allocates it. The first time, a warning is logged.
+    /// If [`Priority::Sole`] starves, since one sample is larger than the window or the consumer keeps batches, the
+    /// system allocates the buffer. The first time, a warning is logged.
     pub(super) fn take(&mut self, len: usize, priority: Priority) -> Option<IoBuf> {
         let buf = self.pool().take(len).filter(|buf| self.may_touch(buf, priority));
         self.exhausted = buf.is_none();
@@ -96,7 +96,7 @@ impl Memory {
         !self.exhausted
     }
 
-    /// Returns whether `buf` is faulted in already, or the priority permits faulting it in.
+    /// Returns whether `buf` is already faulted in, or `priority` permits faulting it in.
     fn may_touch(&self, buf: &IoBuf, priority: Priority) -> bool {
         let end = self.pool().offset_of(buf).map_or(0, |at| at + buf.len());
         priority != Priority::Readahead || self.window.is_faulted_to(end)
@@ -108,8 +108,7 @@ impl Memory {
     }
 
     pub(super) fn set_starving(&mut self, starving: bool) {
-        // The thread that faults the window in returns its memory soon: nothing need be evicted for
-        // it.
+        // The background thread soon returns the memory that it faults in, so no eviction is needed meanwhile.
         self.starving = starving && self.window.is_faulted_to(usize::MAX);
     }
 

@@ -1,4 +1,4 @@
-//! The data sets of a mixture, the order of each, and what a position reads.
+//! The data sets of a mixture, the order of each, and the sample that a position draws.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ impl std::fmt::Debug for Mix {
     }
 }
 
-/// One of them.
+/// A data set of a mixture.
 pub(crate) struct MixSource {
     pub(crate) directory: Arc<Directory>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
 }
 
-/// The source and position that a position of the mixture reads, and whether it is read alone.
+/// The source and position that a position of the mixture draws, and whether its sample is read alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Drawn {
     pub(super) source: u32,
@@ -38,7 +38,7 @@ pub(super) struct Drawn {
     pub(super) alone: bool,
 }
 
-/// Draws what `position` reads.
+/// Draws the source and its position for `position` of the mixture.
 #[inline]
 pub(super) fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
     let draw = mixture.draw(position);
@@ -49,7 +49,7 @@ impl Mix {
     /// The data sets of `spec`, in its order.
     ///
     /// # Errors
-    /// Those of [`Mixture::new`].
+    /// Errors of [`Mixture::new`].
     pub(crate) fn new(spec: MixtureSpec, sources: Vec<MixSource>) -> Result<Mix> {
         let mixture = Mixture::new(&spec)?;
         let directories = sources.iter().map(|source| Arc::clone(&source.directory)).collect();
@@ -71,7 +71,7 @@ impl Mix {
         &self.directories
     }
 
-    /// Directory and namespaces of a source.
+    /// The directory and the namespaces of a source.
     pub(crate) fn source(&self, source: u32) -> (&Arc<Directory>, &[Arc<dyn Device>]) {
         let MixSource { directory, devices } = &self.sources[source as usize];
         (directory, devices)
@@ -86,7 +86,7 @@ impl Mix {
         self.sources.iter().flat_map(|source| source.devices.iter().cloned()).collect()
     }
 
-    /// Two words that tell mixtures apart.
+    /// A 128-bit hash of the definition, which tells mixtures apart.
     pub(super) fn hash(&self) -> HexId {
         let text = serde_json::to_vec(&*self.spec).unwrap_or_default(); // numbers and strings always become JSON
         let half = |first: u8| {
@@ -98,8 +98,9 @@ impl Mix {
         HexId((u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes())
     }
 
-    /// The order of a source in a run with `order`: a seed of its own, and of the lanes its part by chunks, so that
-    /// all sources together have about as many chunks open as one image of the same bytes. Frozen.
+    /// The order of a source in a run with `order`. It has its own seed, and a share of the lanes in proportion to
+    /// its chunks, so that all sources together have about as many chunks open as one image of the same bytes.
+    /// Frozen.
     pub(super) fn order_of(&self, source: usize, order: &OrderSpec) -> OrderSpec {
         let seed = source_seed(order.seed, source);
         let (lanes, group) = match order.kind {
@@ -115,5 +116,5 @@ impl Mix {
     }
 }
 
-/// Lanes are given to sources in so many parts: as many as each rank has by default. Frozen.
+/// The number of parts that the lanes are divided into among sources: the lanes of one rank by default. Frozen.
 const LANES_A_UNIT: u32 = crate::order::LANES_A_RANK;

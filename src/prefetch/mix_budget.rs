@@ -1,7 +1,7 @@
-//! Batches of a mixture by a budget of tokens: what its positions draw, and how long that is.
+//! Batches of a mixture by a token budget: the samples that its positions draw, and their lengths.
 //!
-//! Positions of the mixture take the place of those of one order: a window of them is sorted by length, whichever
-//! sources they draw from, so a batch has samples of several. What an epoch has of each source stays exact.
+//! Positions of the mixture take the place of positions of one order. A window of them is sorted by length across
+//! all sources, so a batch has samples of several sources. The share of each source in an epoch stays exact.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ impl SourceLengths {
     /// The lengths that `budget` counts. Constant time for each source.
     ///
     /// # Errors
-    /// `InvalidArgument`: a source has no such column, and which; numbers of the budget that are out of range.
+    /// `InvalidArgument`: a source has no such column (the error names it), or a number of the budget is out of
+    /// range.
     pub(super) fn new(mix: &Mix, budget: &Arc<Budget>, too_long: TooLong) -> Result<SourceLengths> {
         budget.check()?;
         let lengths = mix.directories().iter().enumerate().map(|(source, directory)| {
@@ -39,7 +40,7 @@ impl SourceLengths {
         Ok(SourceLengths { budget: Arc::clone(budget), of_source })
     }
 
-    /// Appends the tokens of each of `samples`, whose ids `ids` knows.
+    /// Appends the tokens of each of `samples`; `ids` maps them to ids.
     pub(super) fn of_drawn(
         &self,
         ids: &mut SourceIds,
@@ -56,10 +57,10 @@ impl SourceLengths {
 }
 
 impl Mix {
-    /// `options` with an estimate of the samples of a batch, if batches have a budget: all lengths are looked at.
+    /// `options` with an estimate of the samples per batch, if batches have a budget. Reads all lengths.
     ///
     /// # Errors
-    /// `InvalidArgument`: a sample has no length, or is longer than the budget, and of which source it is.
+    /// `InvalidArgument`: a sample has no length, or is longer than the budget; the error names its source.
     pub(crate) fn measured(&self, options: LoaderOptions) -> Result<LoaderOptions> {
         let Some(budget) = &options.budget else { return Ok(options) };
         let SourceLengths { of_source: lengths, .. } =
@@ -83,7 +84,7 @@ impl Mix {
     }
 }
 
-/// `error`, which is of this source.
+/// `error`, with the name of this source.
 fn of_source(mix: &Mix, source: usize, error: Error) -> Error {
     match mix.spec().sources.get(source) {
         Some(source) => error.target(source.name.clone()),
@@ -105,10 +106,10 @@ impl MixDealing {
         MixDealing { seed: order.seed, lengths, ids: SourceIds::new(mix, order), deal: None }
     }
 
-    /// Appends the samples of the next batch in `epoch` of the rank of `shard` to `out`. `None`: it has no other.
+    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`. `None`: it has no more.
     ///
     /// # Errors
-    /// `InvalidArgument`: what is consumed does not end with a batch.
+    /// `InvalidArgument`: the consumed positions do not end with a batch.
     pub(super) fn next(
         &mut self,
         mixture: &mut Mixture,

@@ -1,11 +1,11 @@
-//! Reads a mixture: one driver for each source, all on one poller, one pump and one window.
+//! Reads a mixture: one driver per source, all on one poller, one pump and one window.
 //!
-//! Sources have their own directories, chunks and epochs, so each keeps a driver that reads its parts as it would read
-//! its own batches. A part has the samples of a *span*: of one batch, or of several small ones, so that a driver has as
-//! many samples to do at a time as in a run over one data set. They advance together: the reads of a span are started
-//! for all sources before the next span is planned. So memory goes to batches in their order, whichever source they
-//! draw from, as if there were one data set. Once all parts of a span have arrived, its batches take their samples from
-//! them in turn. A driver is made when its source is drawn first: a source that is never drawn costs nothing.
+//! Sources have their own directories, chunks and epochs, so each has a driver that reads its parts like batches of
+//! its own. A part has the samples of a *span*: one batch, or several small ones, so that a driver handles as many
+//! samples at a time as in a run over one data set. Drivers advance together: the reads of a span are started for
+//! all sources before the next span is planned. So batches get memory in their order, whichever source they draw
+//! from, as in one data set. Once all parts of a span have arrived, its batches take their samples from the parts
+//! in turn. A driver is created when its source is first drawn: a source that is never drawn costs nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,30 +42,30 @@ pub(super) struct MixDriver {
     drivers: Vec<Option<Box<dyn SourceDriver>>>,
     planned: VecDeque<Span>,
     num_planned: usize,
-    /// How many batches the next span has: a few for the first ones, which the consumer waits for.
+    /// The number of batches in the next span: few in the first spans, which the consumer waits for.
     next_span: usize,
-    /// How many of the parts of the last planned span have been requested.
+    /// The number of parts of the last planned span that have been requested.
     requested: usize,
     drawn: Vec<Drawn>,
     /// By source: the last part of the span that is being planned, or `NONE`.
     part_of: Vec<u32>,
     /// Sources with overwritten memory that is to be read again.
     to_reread: Vec<u32>,
-    /// The source whose part the last error or skipped sample was in.
+    /// The source of the last error or skipped sample.
     suspect: u32,
     free_spans: Vec<Span>,
     recycled: Vec<Batch>,
 }
 
-/// How the sources are read.
+/// The batching of each source, and the sizes of window and spans.
 #[derive(Debug, Clone)]
 pub(super) struct MixPlan {
-    /// By chunks, by samples, or one command at a time.
+    /// For each source: by chunks, by samples, or one command at a time.
     pub(super) batching: Vec<Batching>,
     /// Spans for which a chunk stays after its last use; 0: until its group has ended.
     pub(super) patience: u64,
     pub(super) window_bytes: usize,
-    /// The batches of a span.
+    /// The number of batches in a span.
     pub(super) span: usize,
     /// The most spans planned ahead.
     pub(super) max_spans: usize,
@@ -76,24 +76,24 @@ pub(super) struct MixPlan {
 struct Span {
     /// The batches that are not delivered yet, each with the end of its samples in `part_of`.
     batches: VecDeque<(Head, usize)>,
-    /// For each sample of all its batches: the part that has it, next to the samples of that part before it.
+    /// For each sample of all its batches: the part that has it. A part has its samples in this order.
     part_of: Vec<u32>,
-    /// The samples of `part_of` that were delivered.
+    /// The number of delivered samples of `part_of`.
     delivered: usize,
     parts: Vec<Part>,
-    /// How many parts have arrived.
+    /// The number of parts that have arrived.
     arrived: usize,
 }
 
-/// The samples that a span has of one epoch of a source.
+/// The samples of one epoch of a source in a span.
 struct Part {
     source: u32,
     epoch: u64,
-    /// The part of the same source before it, or `NONE`.
+    /// The previous part of the same source, or `NONE`.
     before: u32,
     piece: Option<Piece>,
     batch: BatchOfSource,
-    /// Samples that could not be read, in their order.
+    /// Samples that could not be read, ascending by place.
     failures: VecDeque<(u32, Error)>,
 }
 
@@ -136,7 +136,7 @@ impl MixDriver {
         }
     }
 
-    /// The part of `parts` with the samples of this epoch of the source.
+    /// The part in `parts` for the samples of this epoch of the source; adds one if there is none.
     #[inline]
     fn part(&mut self, parts: &mut Vec<Part>, source: u32, epoch: u64) -> u32 {
         let last = self.part_of[source as usize];
@@ -177,7 +177,7 @@ impl MixDriver {
         let geometry =
             self.geometry[first..first + self.mix.sources()[source].devices.len()].to_vec();
         let stream = Stream::fed(Arc::clone(&directory), self.mix.order_of(source, &self.order));
-        // A part keeps the places of samples that failed, and their errors belong to one batch of the span.
+        // Failed samples keep their places in a part: their errors belong to one batch of the span.
         let on_error = OnError::Blank;
         match self.plan.batching[source] {
             Batching::Chunk => {
@@ -195,8 +195,8 @@ impl MixDriver {
         }
     }
 
-    /// Lets the driver of `source` start what it was fed with. The second result is `false` if it lacks memory, or the
-    /// queue pairs are busy.
+    /// Lets the driver of `source` start the reads it was fed. The second result is `false` if memory ran out or
+    /// the queue pairs are busy.
     fn advance_source(
         &mut self,
         source: u32,
@@ -204,7 +204,7 @@ impl MixDriver {
         memory: &mut Memory,
     ) -> Result<(bool, bool)> {
         if memory.is_starving() {
-            // Chunks of other sources that no batch waits for make room before memory outside the window is taken.
+            // Evict chunks of other sources that no batch waits for, before memory outside the window is used.
             self.evict_but(source);
         }
         pump.select(source);
@@ -221,14 +221,14 @@ impl MixDriver {
         }
     }
 
-    /// Makes the next batch of the oldest span, all of whose parts have arrived.
+    /// Assembles the next batch of the oldest span, whose parts have all arrived.
     fn assemble(&mut self) -> Option<Result<Delivery>> {
         let span = self.planned.front_mut()?;
         let (head, end) = span.batches.pop_front()?;
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset_mixed(self.mix.directories(), head.epoch);
         batch.reserve(end - span.delivered);
-        let number = span.batches.len() as u32; // of no other batch of the span
+        let number = span.batches.len() as u32; // differs from those of the span's other batches
         let mut skipped = 0;
         let mut failure = None;
         for &index in &span.part_of[span.delivered..end] {
@@ -263,7 +263,7 @@ impl MixDriver {
         }
     }
 
-    /// Drops the oldest span, whose batches were delivered.
+    /// Drops the oldest span, whose batches have been delivered.
     fn forget_first(&mut self) {
         if self.planned.len() == 1 {
             self.requested = 0;

@@ -1,4 +1,5 @@
-//! How a mixture is read: which sources by chunks, the window, and the driver.
+//! Decides how a mixture is read: which sources by whole chunks, how large the shared window is, and how many
+//! batches are read together (a span).
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use super::samples::MAX_UNDER_WAY;
 use super::window::Window;
 use super::working_set;
 
-/// The parts that read `mix`, from `state` on; `pump` has the namespaces of all sources.
+/// The parts of a poller that reads `mix` from `state` on; `pump` has the namespaces of all sources.
 pub(super) fn parts(
     mut pump: Pump,
     mix: &Arc<Mix>,
@@ -69,11 +70,11 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
     Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, cpus)?))
 }
 
-/// How each source is read, and in how much memory.
+/// Selects how each source is read, and the size of the window.
 ///
-/// A source is read by chunks where one data set of its order would be, as long as the window holds what all such
-/// sources have open. The chunks of one source are of most use in memory if many positions fall to few of them, so
-/// these sources come first; the others are read sample by sample.
+/// A source is read by chunks if a data set alone in its order would be, and if its open chunks fit the window
+/// together with those of the sources before it. Sources with more samples per open byte come first: their chunks
+/// serve more reads from the same memory. The remaining sources are read by samples.
 pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let order = options.order.started(options.world_size);
     let of_source = |at: usize| LoaderOptions {
@@ -87,7 +88,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     for (at, source) in mix.sources().iter().enumerate() {
         let options = of_source(at);
         open.push(working_set::kept_bytes(&source.directory, &options));
-        // Passes and the like are for one data set.
+        // Modes for one data set alone, such as passes, are not used here.
         batching.push(options.batching_on(&source.directory, &source.devices)?);
     }
     let wanted: u64 = open
@@ -98,11 +99,13 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         .sum();
     let sorted = working_set::sorted_bytes_of(options, mean_bytes(mix));
     let window_bytes = working_set::shared_window_bytes(options, wanted + sorted);
+    // If samples sorted by length fill half of the window, no source is read by chunks.
     let is_sorted = sorted > window_bytes as u64 / 2;
     let room = (window_bytes as u64).saturating_sub(sorted);
     let mut by_use: Vec<usize> =
         (0..batching.len()).filter(|&at| batching[at] == Batching::Chunk).collect();
     let shares = mix.mixture().counts(crate::units::Epoch(0));
+    // Descending by samples per open byte: a/b > c/d, compared as a*d > c*b.
     by_use.sort_by(|&one, &other| {
         let of = |a: usize, b: usize| u128::from(shares[a]) * u128::from(open[b]);
         of(other, one).cmp(&of(one, other))
@@ -130,14 +133,14 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let max_spans = if batching.iter().all(|how| *how == Batching::Chunk) {
         MAX_PLANNED
     } else {
-        // As many batches are under way as in a run over one data set.
+        // As many batches are in flight as in a run over one data set.
         (MAX_UNDER_WAY / span).max(2)
     };
     Ok(MixPlan { batching, patience, window_bytes, span, max_spans })
 }
 
-/// How many batches are read together: so many that each source has [`PART_SAMPLES`] samples, if they take a small part
-/// of the window.
+/// The number of batches read together (a span): enough that each source has [`PART_SAMPLES`] samples, but at most
+/// 1 / [`SPANS_A_WINDOW`] of the window.
 fn span_of(mix: &Mix, options: &LoaderOptions, window_bytes: usize) -> usize {
     let batch_size = options.batch_size.max(1);
     let for_parts = (PART_SAMPLES * mix.sources().len()).div_ceil(batch_size);
@@ -146,7 +149,7 @@ fn span_of(mix: &Mix, options: &LoaderOptions, window_bytes: usize) -> usize {
     for_parts.min(usize::try_from(for_window).unwrap_or(usize::MAX)).clamp(1, MAX_SPAN)
 }
 
-/// The mean length of a sample of the mixture.
+/// The mean length of a sample of the mixture, in bytes.
 fn mean_bytes(mix: &Mix) -> u64 {
     let counts = mix.mixture().counts(crate::units::Epoch(0));
     let bytes = counts.iter().zip(mix.directories().iter()).map(|(&count, directory)| {
@@ -156,11 +159,11 @@ fn mean_bytes(mix: &Mix) -> u64 {
     (all / u128::from(mix.mixture().epoch_size().max(1))) as u64
 }
 
-/// Enough samples of a source at a time that what is done once for all of them takes little of each one's time.
+/// Samples of a source in a span: enough that the fixed cost of its part is small for each sample.
 const PART_SAMPLES: usize = 128;
 
-/// At least so many spans fit the window.
+/// The window holds at least this many spans, if a span has several batches.
 const SPANS_A_WINDOW: u64 = 32;
 
-/// The most batches of a span.
+/// The most batches in a span.
 const MAX_SPAN: usize = 64;

@@ -1,10 +1,10 @@
-//! The batches of a mixture: which samples of which source each batch of this rank has.
+//! The batches of a mixture: the sources and samples of each batch of this rank.
 //!
 //! A global batch is a range of the mixture's positions. In orders that do not read whole chunks, a rank takes
-//! every W-th of them, as in one data set. In grouped order it would then draw from all lanes of each source,
-//! since positions of a mixture do not alternate between lanes: all ranks would read all chunks. So each sample
-//! goes to the rank that has its lane, as far as equal shares allow; the few others are read alone. What a global
-//! batch has does not depend on that, nor the number of samples of each rank.
+//! every W-th position (W: world size), as in one data set. In grouped order, every rank would then draw from all
+//! lanes of each source, since positions of a mixture do not alternate between lanes: all ranks would read all
+//! chunks. So each sample goes to the rank of its lane, within equal shares; the few remaining samples are read
+//! alone. This changes neither the samples of a global batch nor the number of samples of each rank.
 
 use std::sync::Arc;
 
@@ -21,10 +21,11 @@ use super::source_ids::SourceIds;
 use super::walk::{Taken, Walk};
 
 impl Mix {
-    /// The state in which a run with these options begins. Its image is the hash of the description.
+    /// The state in which a run with these options begins. Its image is the hash of the mixture's definition.
     ///
     /// # Errors
-    /// `InvalidArgument`: options that no mixture has, or a state of another mixture, and what differs.
+    /// `InvalidArgument`: options that a mixture cannot have, or a state of another mixture; the error names the
+    /// difference.
     pub(crate) fn start_state(&self, options: &LoaderOptions) -> Result<State> {
         let start = self.first_state(options);
         Walk::new(self.mixture().epoch_size(), options, &start)?;
@@ -48,7 +49,7 @@ impl Mix {
     /// Checks that a run with these options can resume from `state`.
     ///
     /// # Errors
-    /// `InvalidArgument`: it belongs to another mixture or order, and what differs.
+    /// `InvalidArgument`: the state belongs to another mixture or order; the error names the difference.
     pub(crate) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         let Some(spec) = &state.mixture else {
             let text = format!("the state belongs to image {}, and this is a mixture", state.image);
@@ -61,10 +62,10 @@ impl Mix {
         state.check_order(&options.order, options.world_size, len)
     }
 
-    /// Checks that what `state` has consumed ends with a batch, if batches have a budget.
+    /// Checks that the consumed positions of `state` end with a batch, if batches have a budget.
     ///
     /// # Errors
-    /// `InvalidArgument`: it does not.
+    /// `InvalidArgument`: they do not.
     pub(crate) fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         if options.budget.is_none() || state.consumed == 0 {
             return Ok(());
@@ -75,7 +76,7 @@ impl Mix {
     }
 }
 
-/// Checks the options that mean something else for one data set than for several.
+/// Checks the options that have another meaning for several data sets than for one.
 fn check(options: &LoaderOptions) -> Result<()> {
     options.order.started(options.world_size).check()?;
     if options.weights.is_some() {
@@ -105,10 +106,10 @@ pub(super) struct MixStream {
     /// The lanes of each source; empty unless samples go to ranks by lane.
     lanes: Vec<u32>,
     walk: Walk,
-    /// Positions that are of one source together.
+    /// The number of consecutive positions that draw from one source.
     unit: u64,
     by_lane: ByLane,
-    /// How batches are cut, unless they have a number of samples.
+    /// Cuts batches by a token budget; `None` if batches have a fixed number of samples.
     dealing: Option<Box<MixDealing>>,
 }
 
@@ -144,10 +145,11 @@ impl MixStream {
         self.walk.is_done()
     }
 
-    /// Replaces `out` by the samples of the next batch.
+    /// Replaces `out` with the samples of the next batch.
     ///
     /// # Errors
-    /// `InvalidArgument`: what was consumed before does not end with a batch by the budget; the first call says so.
+    /// `InvalidArgument`: the positions consumed before do not end with a batch by the budget; the first call
+    /// checks it.
     pub(super) fn next(&mut self, out: &mut Vec<Drawn>) -> Result<Option<Head>> {
         out.clear();
         let MixStream { mixture, walk, dealing, .. } = self;
@@ -159,7 +161,7 @@ impl MixStream {
         }
     }
 
-    /// The next batch of a number of samples.
+    /// The next batch of a fixed number of samples.
     fn next_taken(&mut self, out: &mut Vec<Drawn>) -> Option<Head> {
         let Taken { head, positions, shard, batch, is_partly_dropped } = self.walk.next_taken()?;
         let MixStream { mixture, lanes, walk, unit, by_lane, .. } = self;
@@ -179,15 +181,15 @@ impl MixStream {
     }
 }
 
-/// How many units of one source a whole global batch has, if ranks can share them so that each batch is of one source:
-/// workers of a rank then take whole batches of the sequence.
+/// The number of units in a whole global batch, if the ranks can share them so that each rank's batch is of one
+/// source: workers of a rank then take whole batches of the sequence.
 fn units_of(ranks: u64, batch_size: u64, count: u64, unit: u64) -> Option<u64> {
     let is_whole = unit > 1 && count == ranks * batch_size && count.is_multiple_of(unit);
     let units = count.checked_div(unit).filter(|&units| is_whole && units > 1)?;
     ranks.is_multiple_of(units).then_some(units)
 }
 
-/// The positions of a rank in a global batch of `units` units: its part of one of them.
+/// The positions of a rank in a global batch of `units` units: its part of one unit.
 fn own_of_units(shard: &Shard, first: u64, unit: u64, units: u64) -> Positions {
     let sharing = u64::from(shard.world_size) / units;
     let number = u64::from(shard.rank) / sharing;
@@ -208,7 +210,7 @@ impl MixIds {
         Ok(MixIds { stream, drawn: Vec::new(), ids: SourceIds::new(mix, &start.order) })
     }
 
-    /// Replaces `ids` and `sources` by id and source of each sample of the next batch.
+    /// Replaces `ids` and `sources` with the id and the source of each sample of the next batch.
     pub(crate) fn next(
         &mut self,
         ids: &mut Vec<SampleId>,
@@ -227,19 +229,19 @@ impl MixIds {
     }
 }
 
-/// Gives the samples of a global batch to the ranks that have their lanes.
+/// Gives each sample of a global batch to the rank that has its lane.
 #[derive(Default)]
 struct ByLane {
-    /// How many more samples each rank takes.
+    /// For each rank: the number of samples that it still takes.
     room: Vec<u64>,
-    /// Samples whose rank is full, with their places in the batch.
+    /// Samples of ranks that are full, with their places in the batch.
     left: Vec<(u64, Drawn)>,
     own: Vec<(u64, Drawn)>,
 }
 
 impl ByLane {
-    /// Appends what the rank of `shard` takes of the `count` positions from `first` on: by position, and as many as
-    /// every W-th position would be.
+    /// Appends the share of the rank of `shard` in the `count` positions from `first` on, by position. It has as
+    /// many samples as every W-th position would give.
     fn share(
         &mut self,
         mixture: &mut Mixture,
@@ -269,7 +271,7 @@ impl ByLane {
         let mut rank = 0;
         for &(at, draw) in &self.left {
             while self.room[rank] == 0 {
-                rank += 1; // all together have room for all
+                rank += 1; // all ranks together have room for all samples
             }
             self.room[rank] -= 1;
             if rank == shard.rank as usize {
@@ -281,7 +283,8 @@ impl ByLane {
     }
 }
 
-/// The rank that has the lane of `position` of a source with `lanes` lanes; ranks beyond the lanes share them.
+/// The rank that has the lane of `position` of a source with `lanes` lanes. If ranks outnumber lanes, several ranks
+/// share a lane.
 fn rank_of(position: u64, lanes: u64, ranks: u64) -> u64 {
     let lane = position % lanes;
     if lanes >= ranks {

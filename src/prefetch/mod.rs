@@ -1,20 +1,20 @@
 //! Reads batches ahead along an order, across epochs, within a bounded window of memory.
 //!
 //! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them
-//! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` is the rule of what
-//! stays in memory: `samples` reads each batch by itself, `chunks` reads whole chunks and hands samples out of them,
-//! and `passes` reads chunks that do not fit the window, and tiny samples in global order, in several passes.
+//! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data
+//! stays in memory: `samples` reads each batch by itself, `chunks` reads whole chunks and hands samples out of
+//! them, and `passes` reads chunks that do not fit the window, and tiny samples in global order, in several passes.
 //! `batching` selects the driver, and `working_set` estimates the chunks that a grouped order has open.
 //!
 //! | files | what |
 //! |---|---|
 //! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
-//! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source that the batches of a mixture have |
-//! | `budgeted`, `mix_budget`, `batch_counts` | batches of so many tokens, those of a mixture, and their number |
-//! | `mix_driver`, `mixed` | a driver that reads a mixture by a driver for each source |
-//! | `driver` | what a driver is |
-//! | `start`, `poller` | what a prefetcher is made of, and its thread |
-//! | `window`, `memory`, `kept` | memory and the thread that faults it in, who gets it, and its verification later |
+//! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source in the batches of a mixture |
+//! | `budgeted`, `mix_budget`, `batch_counts` | batches by a token budget, those of a mixture, and their number |
+//! | `mix_driver`, `mixed` | a driver that reads a mixture through one driver per source |
+//! | `driver` | the trait of drivers |
+//! | `start`, `poller` | construction of a prefetcher, and its thread |
+//! | `window`, `memory`, `kept` | memory and its background faulting, allocation by priority, later verification |
 //! | `copy` | each batch in one buffer, if the caller wants that |
 //! | `waits`, `trace` | the causes of the consumer's waits, and events of both threads |
 //!
@@ -22,7 +22,7 @@
 //! error is final. The end of a run is an explicit message, and the samples are counted: a channel that closes without
 //! that message is an error.
 //!
-//! Read `chunks.rs` first: it is what makes training fast.
+//! Read `chunks.rs` first: it is the driver of grouped order.
 
 mod batch_counts;
 mod batching;
@@ -107,10 +107,10 @@ pub struct Prefetcher {
     devices: Vec<Arc<dyn Device>>,
     options: LoaderOptions,
     poller: Option<Forked<Poller>>,
-    /// The state of the run after the batch that was delivered last.
+    /// The state of the run after the last delivered batch.
     state: State,
-    /// The number of samples that this loader has to deliver in all, according to the order; `None` if only
-    /// reading tells.
+    /// The number of samples that this loader has to deliver, according to the order; `None` if it is known only
+    /// after reading.
     owed: Option<u64>,
     ended: bool,
     failed: Option<(ErrorKind, String)>,
@@ -121,9 +121,9 @@ pub struct Prefetcher {
 /// State that the poller and the consumer share.
 struct Shared {
     stop: AtomicBool,
-    /// The consumer waits for a batch.
+    /// Set while the consumer waits for a batch.
     waiting: AtomicBool,
-    /// The poller waits for the consumer: for memory, or for room in the queue.
+    /// Set while the poller waits for the consumer: for memory, or for room in the queue.
     blocked: AtomicBool,
     /// The consumer's waits, by cause.
     seen: Seen,
@@ -131,12 +131,12 @@ struct Shared {
     read: Mutex<ReadStats>,
     latency: Arc<Recorder>,
     over_window: AtomicU64,
-    /// How long the poller has slept while it waited for the consumer.
+    /// Time that the poller has slept waiting for the consumer.
     blocked_ns: AtomicU64,
     copied_bytes: AtomicU64,
     /// Chunks in which the consumer found overwritten samples.
     rewritten: Rewritten,
-    /// Why the poller or a copying thread died.
+    /// The reason that the poller or a copying thread died.
     fate: Fate,
 }
 
@@ -196,7 +196,7 @@ impl Prefetcher {
     /// The next batch, or `None` after the last batch of the last epoch.
     ///
     /// # Errors
-    /// As [`crate::reader::Reader::read_batch`]; after an error, the same one again.
+    /// As [`crate::reader::Reader::read_batch`]. After an error, every call returns the same error.
     #[allow(clippy::should_implement_trait)] // an iterator could not return memory as `next_into` does
     pub fn next(&mut self) -> Option<Result<Batch>> {
         let mut batch = Batch::new();
@@ -224,8 +224,8 @@ impl Prefetcher {
         }
     }
 
-    /// As [`Prefetcher::next_into`], but waits no longer than `limit`. Reaching the limit is not an
-    /// error: the next call continues to wait.
+    /// As [`Prefetcher::next_into`], but waits at most `limit`. Reaching the limit is not an error: the next call
+    /// continues to wait.
     ///
     /// # Errors
     /// As [`Prefetcher::next`], without `TimedOut`.
@@ -266,7 +266,7 @@ impl Prefetcher {
         self.state.clone()
     }
 
-    /// Returns whether it has returned an error, and so returns nothing else.
+    /// Returns whether a call has failed; every later call returns the same error.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
@@ -291,18 +291,18 @@ impl Prefetcher {
         stats
     }
 
-    /// The counters that the consumer's thread keeps: of what was delivered, and its stalls. Reads no lock.
+    /// The counters that the consumer's thread keeps: deliveries and stalls. Takes no lock.
     pub(crate) fn delivered(&self) -> &LoaderStats {
         &self.stats
     }
 
-    /// Bytes of the window.
+    /// The size of the window in bytes.
     pub(crate) fn window_bytes(&self) -> usize {
         self.poller().map_or(0, |poller| poller.window.pool().capacity_bytes())
     }
 
-    /// Returns whether the verified bytes of the sample are in the window now. Always `false` unless batches are made
-    /// of whole chunks.
+    /// Returns whether the verified bytes of the sample are in the window now. Always `false` unless whole chunks
+    /// are read.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let slot = self.directory.slot_of(id);
         let poller = self.poller().zip(slot);
@@ -354,7 +354,7 @@ impl Prefetcher {
         }
     }
 
-    /// A second check of the end: as many samples were delivered as the order has.
+    /// Checks a second time that the run is complete: as many samples were delivered as the order has.
     fn check_complete(&self) -> Result<()> {
         let LoaderStats { samples, skipped, .. } = self.stats;
         let Some(owed) = self.owed.filter(|owed| *owed != samples + skipped) else {
@@ -366,8 +366,8 @@ impl Prefetcher {
         Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
     }
 
-    /// A forked child has no poller: it starts its own from the parent's state and leaves the
-    /// parent's alone.
+    /// A forked child has no poller thread: it starts its own from the parent's state, and leaves the parent's
+    /// alone.
     fn notice_fork(&mut self) -> Result<()> {
         let forked = self.poller.as_ref().is_some_and(|poller| !poller.is_ours());
         if forked {
@@ -395,5 +395,5 @@ enum Received {
     End,
 }
 
-/// The most ready batches, whatever the memory.
+/// The most batches in the ready queue, however small they are.
 const READY_BATCHES: usize = 64;

@@ -17,12 +17,12 @@ use super::trace::Trace;
 /// Options of a [`Prefetcher`](super::Prefetcher).
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
-    /// The order. In grouped order, 0 lanes means as many as suit the world size, or those of the
-    /// state to resume from.
+    /// The order. In grouped order, 0 lanes select the number that suits the world size, or that of the state to
+    /// resume from.
     pub order: OrderSpec,
-    /// Samples per batch on this rank. With a budget, about how many; a loader estimates it.
+    /// Samples per batch on this rank. With a budget, an estimate that the loader makes.
     pub batch_size: usize,
-    /// The budget of tokens of each batch, instead of a number of samples; [`LoaderOptions::by_budget`] sets it.
+    /// The token budget of each batch, instead of a number of samples; [`LoaderOptions::by_budget`] sets it.
     pub budget: Option<Arc<Budget>>,
     /// The treatment of a sample that is longer than the budget.
     pub too_long: TooLong,
@@ -32,10 +32,10 @@ pub struct LoaderOptions {
     pub rank: u32,
     /// The number of ranks that share each epoch.
     pub world_size: u32,
-    /// How the ranks share each global batch.
+    /// The rule by which ranks share each global batch.
     pub sharding: Sharding,
-    /// The node of each rank and the node that holds each chunk, for [`Sharding::Local`]. A data set that has peers
-    /// knows and sets it.
+    /// The node of each rank and the node that holds each chunk, for [`Sharding::Local`]. A data set with peers
+    /// sets it.
     pub locality: Option<Arc<Locality>>,
     /// The treatment of the samples at the end of an epoch that do not fill a global batch.
     pub tail: Tail,
@@ -43,18 +43,17 @@ pub struct LoaderOptions {
     pub drop_short: bool,
     /// The state to resume from, instead of the start of the first epoch.
     pub resume: Option<State>,
-    /// The weights that a weighted order draws by; [`LoaderOptions::weighted`] sets them and the order.
+    /// The weights of a weighted order; [`LoaderOptions::weighted`] sets them and the order.
     pub weights: Option<Arc<Weights>>,
-    /// The data sets to read as one sequence, along `order` each. [`dataset::Mixture`](crate::dataset::Mixture)
+    /// The data sets to read as one sequence, each along `order`. [`dataset::Mixture`](crate::dataset::Mixture)
     /// sets it.
     pub mixture: Option<Arc<Mix>>,
-    /// How batches are read. `None`: by chunks in grouped order, by samples otherwise. Also by
-    /// samples in grouped order if the samples are large and in the page cache, or if the window is
-    /// too small. Tiny samples of the global order are read together, far ahead, if the window is
-    /// large enough for that to halve the bytes.
+    /// The batching mode. `None`: by chunks in grouped order, by samples otherwise. Grouped order is also read by
+    /// samples if the samples are large and in the page cache, or if the window is too small. In global order, tiny
+    /// samples are read together, far ahead, if the window is large enough for this to halve the bytes.
     pub batching: Option<Batching>,
-    /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB,
-    /// or up to 1 GiB if a grouped order of large chunks has more open at a time.
+    /// The most memory for samples that are read ahead and not yet dropped, in bytes. 0: 256 MiB, or up to 1 GiB if
+    /// a grouped order of large chunks keeps more than that open.
     pub window_bytes: usize,
     /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
     pub copy_threads: Option<usize>,
@@ -62,12 +61,12 @@ pub struct LoaderOptions {
     pub queue_pairs: usize,
     /// The treatment of a sample that cannot be read.
     pub on_error: OnError,
-    /// The longest that one [`Prefetcher::next`](super::Prefetcher::next) may take.
+    /// The timeout of one [`Prefetcher::next`](super::Prefetcher::next).
     pub deadline: Duration,
     /// Lets the poller spin instead of sleeping.
     pub busy_poll: bool,
-    /// Verifies samples in memory that is kept from an earlier epoch again when they are handed out. For callers that
-    /// pass batches on to code that could write to them; safe Rust cannot, so it is off by default.
+    /// Verifies samples in memory that is kept from an earlier epoch again when they are handed out. For callers
+    /// that pass batches to code that could write to them. Safe Rust cannot, so it is off by default.
     pub verify_kept: bool,
     /// The processors that the poller is bound to; its memory is allocated near them. `None`: any.
     pub cpus: Option<Cpus>,
@@ -106,29 +105,29 @@ impl LoaderOptions {
         }
     }
 
-    /// The same options with samples drawn by `weights`, along the seed of the order.
+    /// The same options with samples drawn by `weights`, with the seed of the order.
     #[must_use]
     pub fn weighted(self, weights: Arc<Weights>) -> LoaderOptions {
         let order = weights.order(self.order.seed);
         LoaderOptions { order, weights: Some(weights), ..self }
     }
 
-    /// The same options with batches of at most so many tokens, which go to the ranks in turn. Tails are then of
-    /// batches: those that are fewer than the ranks are read by some, dropped, or filled up.
+    /// The same options with batches by a token budget, dealt to the ranks in turn. `tail` then applies to batches:
+    /// if the last round has fewer batches than ranks, it is read by some ranks, dropped, or filled up.
     #[must_use]
     pub fn by_budget(self, budget: Budget) -> LoaderOptions {
         LoaderOptions { budget: Some(Arc::new(budget)), ..self }
     }
 
-    /// Positions of an epoch over `num_live` samples.
+    /// The number of positions of an epoch over `num_live` samples.
     pub(crate) fn epoch_len(&self, num_live: u64) -> u64 {
         self.order.kind.epoch_len(num_live)
     }
 
-    /// Checks that the options agree with each other, as far as that can be checked without the image.
+    /// Checks that the options agree with each other, without looking at the image.
     ///
     /// # Errors
-    /// `InvalidArgument`: the first one that does not.
+    /// `InvalidArgument`: the first option that does not.
     pub(crate) fn check(&self) -> Result<()> {
         if self.on_error == OnError::Blank {
             let text = "a loader raises or skips; only reads by id keep places without bytes";
@@ -148,7 +147,7 @@ impl LoaderOptions {
         self.stated_batching().map(drop)
     }
 
-    /// Checks the budget, and that the other options go with whole batches for each rank.
+    /// Checks the budget, and that the other options permit whole batches for each rank.
     fn check_budget(&self) -> Result<()> {
         let Some(budget) = &self.budget else { return Ok(()) };
         budget.check()?;
@@ -164,7 +163,7 @@ impl LoaderOptions {
     }
 }
 
-/// How the samples of a batch are read (DLFS's batching modes).
+/// The batching modes of DLFS: how the samples of a batch are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batching {
     /// One command at a time, as in a plain synchronous reader.

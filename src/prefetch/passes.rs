@@ -1,22 +1,20 @@
-//! Reads chunks in several passes, and hands samples out of copies: chunks of a grouped order that
-//! the window cannot hold, and all chunks of the global order if samples are tiny.
+//! Reads chunks in several passes, and hands samples out of copies: for chunks of a grouped order that exceed the
+//! window, and for all chunks of the global order if samples are tiny.
 //!
-//! A grouped order uses a chunk's samples throughout its group, in random order. If the chunks of
-//! the open groups exceed the window, none can stay until its last sample is handed out. Reading
-//! samples one by one costs a block each: 42 times the bytes for samples of 100 bytes. So each
-//! chunk is read as many times as the window requires. Each *pass* copies the samples that the
-//! order uses next, in its order, into small buffers, which return to the pool as their samples are
-//! handed out.
+//! A grouped order uses a chunk's samples throughout its group, in random order. If the chunks of the open groups
+//! exceed the window, a chunk cannot stay until its last sample is handed out. Reading samples one by one costs a
+//! block each: 42 times the bytes for samples of 100 bytes. So each chunk is read as many times as the window
+//! requires. Each *pass* copies the samples that the order uses next, in its order, into small buffers. The buffers
+//! return to the pool as their samples are handed out.
 //!
-//! The global order uses all chunks throughout the epoch: it is read in the same way, as one group.
-//! Planning far ahead takes a while there, so its first batches are read sample by sample meanwhile.
+//! The global order uses all chunks throughout the epoch: it is read in the same way, as one group. Planning far
+//! ahead takes a while there, so the first batches are read by samples meanwhile.
 //!
-//! A chunk is divided into *sections* of about one read buffer each. A pass over a section reads
-//! each block that holds one of its samples once, and no other block: no sample costs more than
-//! reading it alone. A section holds half of a pass's samples on average, so all open sections fit
-//! the window if a pass takes twice the window's share of a section ([`PassLengths`]) and the passes over
-//! different sections are spread in time. To spread them, the first passes have different lengths
-//! ([`Share`]).
+//! A chunk is divided into *sections* of about one read buffer each. A pass over a section reads each block that
+//! holds one of its samples once, and no other block: a sample never costs more than reading it alone. A section
+//! keeps half of a pass's copies on average, so all open sections fit the window if a pass takes twice the window's
+//! share of a section ([`PassLengths`]) and the passes over different sections are spread in time. To spread them,
+//! the first passes have different lengths ([`Share`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -42,7 +40,7 @@ use super::stream::Stream;
 /// Issues one read per pass.
 pub(super) struct PassDriver {
     directory: Arc<Directory>,
-    /// The plan of one pass; its extents are of the samples chosen last.
+    /// The plan of one pass; its extents are those of the last chosen samples.
     plans: SamplePlans,
     stream: Stream,
     on_error: OnError,
@@ -54,23 +52,22 @@ pub(super) struct PassDriver {
     planned: VecDeque<PlannedBatch>,
     /// The number of samples in all of `planned`.
     num_planned: usize,
-    /// The number of batches at the front of `planned` whose samples are all requested.
+    /// The number of batches at the front of `planned` that have requested all their samples.
     requested: usize,
-    /// The next sample's number in the order of the run.
+    /// The number of the next sample in the order of the run.
     next_number: u64,
     /// The number of the next batch, from 1.
     next_batch: u64,
-    /// The samples before this number are read alone, and their batches before enough is planned
-    /// for passes.
+    /// Samples with lower numbers are read alone, and their batches do not wait until enough is planned for passes.
     early_until: u64,
     passes: Slab<Pass>,
     copies: Slab<Copies>,
-    /// By sample number: why the sample must not be handed out.
+    /// By sample number: the error of a sample that must not be handed out.
     failures: HashMap<u64, Error>,
     /// Read buffers that no pass uses.
     read_buffers: Vec<IoBuf>,
     num_read_buffers: usize,
-    /// The section that waits for memory, and how many bytes it needs.
+    /// The section that waits for memory, and the number of bytes it needs.
     short: Option<((u32, u32), usize)>,
     picks: Vec<Pick>,
     ids: Vec<SampleId>,
@@ -85,24 +82,23 @@ pub(super) struct PassDriver {
 /// Lengths of buffers, derived from the window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PassLengths {
-    /// Length of a read buffer, and the most that a section spans on media if it has more than one
-    /// sample.
+    /// Length of a read buffer, and the most bytes that a section of several samples spans on media.
     pub(super) section_bytes: usize,
     /// Length of a buffer for copies: a slot of the window.
     pub(super) copies_bytes: usize,
-    /// The number of read buffers, and so the most outstanding passes.
+    /// The number of read buffers, which limits the outstanding passes.
     num_read_buffers: usize,
     /// The number of sections that are open at a time.
     num_open: u64,
     /// The fraction of a section that one pass takes.
     share: f64,
-    /// The number of samples planned ahead, so that a pass knows what its section is needed for.
+    /// The number of samples planned ahead, so that a pass knows the next samples of its section.
     look_ahead: usize,
-    /// The number of batches that do not wait for that.
+    /// The number of first batches that do not wait for this look-ahead.
     early_batches: usize,
 }
 
-/// How many samples of a section a pass takes.
+/// Computes the number of samples of a section that a pass takes.
 #[derive(Debug)]
 struct Share {
     of_section: f64,
@@ -126,10 +122,9 @@ struct OpenChunk {
 
 #[derive(Default)]
 struct Section {
-    /// Samples that no pass has taken, ascending: number in the order of the run, and number in the
-    /// chunk.
+    /// Samples that no pass has taken, ascending: number in the order of the run, and index in the chunk.
     wanted: VecDeque<(u64, u32)>,
-    /// Copied samples, ascending by number. All samples before `arrived` are here or were handed
+    /// Copied samples, ascending by number. All samples with numbers below `arrived` are here or have been handed
     /// out.
     held: VecDeque<PassSample>,
     arrived: u64,
@@ -141,7 +136,7 @@ struct Section {
 /// into it.
 struct Copies {
     buf: SharedBuf,
-    /// Samples that were not handed out yet.
+    /// The number of samples that are not handed out yet.
     left: u32,
     /// The last batch that uses it, and its index among that batch's buffers.
     used_by: u64,
@@ -165,9 +160,8 @@ struct PassSample {
     id: SampleId,
     nth: u32,
     len_bytes: u32,
-    /// The buffer that holds the copy, and the offset in it. While the pass is outstanding the
-    /// index is one of the pass's buffers, afterwards one of the driver's. `NONE` for an empty
-    /// sample.
+    /// The buffer that holds the copy, and the offset in it. While the pass is outstanding, this is an index into
+    /// the pass's buffers, afterwards into the driver's. `NONE` for an empty sample.
     copies: u32,
     offset: u32,
 }
@@ -178,14 +172,14 @@ struct PlannedBatch {
     first: u64,
     /// For each sample: index of its chunk, and section.
     sections: Vec<(u32, u32)>,
-    /// The samples before these were requested, or have arrived.
+    /// The number of samples that are requested, and the number that have arrived.
     requested: usize,
     arrived: usize,
 }
 
 impl PassLengths {
-    /// For a window of `window_bytes` and open chunks of `chunk_bytes` each, `open_bytes` in all,
-    /// with samples of `sample_bytes` on average.
+    /// Lengths for a window of `window_bytes` and open chunks of `chunk_bytes` each, `open_bytes` in all, with
+    /// samples of `sample_bytes` on average.
     pub(super) fn of(
         window_bytes: usize,
         chunk_bytes: usize,
@@ -193,8 +187,7 @@ impl PassLengths {
         sample_bytes: usize,
     ) -> PassLengths {
         let copies = (8 * sample_bytes).clamp(PAGE, MAX_COPIES_BYTES).next_multiple_of(PAGE);
-        // Read buffers take memory, and so do buffers that are partly handed out: half of one per
-        // section.
+        // Besides read buffers, partly handed out copy buffers take memory: half a buffer per section.
         let open = open_bytes as f64;
         let least = (open * copies as f64 / (2 * MIN_READ_BUFFERS) as f64).sqrt() as usize;
         let section = least.min(MAX_SECTION_BYTES).min(chunk_bytes).min(window_bytes / 8);
@@ -216,20 +209,20 @@ impl PassLengths {
         }
     }
 
-    /// The same for a run whose first batches need not wait for passes.
+    /// The same for a run that begins with batches that do not wait for passes.
     pub(super) fn beginning_early(self) -> PassLengths {
         PassLengths { early_batches: EARLY_BATCHES, ..self }
     }
 
-    /// The most samples that one pass over all sections takes, of `num_samples` in them and
-    /// batches of `batch_size`.
+    /// The most samples that one pass over all sections takes, if the sections hold `num_samples` and batches have
+    /// `batch_size`.
     pub(super) fn samples_in_pass(&self, num_samples: u64, batch_size: usize) -> f64 {
         let planned = self.look_ahead.min(MAX_PLANNED.saturating_mul(batch_size));
         (self.share.min(1.0) * num_samples as f64).min(planned as f64)
     }
 
-    /// The estimated number of passes over a section: one for the first, of any length, and those
-    /// for the rest.
+    /// The estimated number of passes over a section. The first pass takes half a share on average, the others a
+    /// whole share.
     pub(super) fn num_passes(&self) -> f64 {
         0.5 + 1.0 / self.share.min(1.0)
     }
@@ -322,9 +315,8 @@ impl PassDriver {
         Ok(true)
     }
 
-    /// Returns whether a part of the first batches is yet to be requested. Samples of one section are read one after
-    /// the other, and planning ahead would come between each two. `false` while it waits for memory, which may take
-    /// long.
+    /// Returns whether one of the first batches is not fully requested yet. Their samples are read one after the
+    /// other, and planning ahead would delay each. `false` while this waits for memory, which may take long.
     fn is_beginning(&self) -> bool {
         let next = self.planned.get(self.requested);
         self.short.is_none() && next.is_some_and(|next| next.first < self.early_until)
@@ -335,7 +327,7 @@ impl PassDriver {
         self.next_batch - 1 + self.planned.len() as u64
     }
 
-    /// The index of `chunk`, which is divided into sections first if it is not open.
+    /// The index of the open chunk `chunk`; opens it and divides it into sections if necessary.
     fn open(&mut self, chunk: u32) -> u32 {
         let index = self.index_of[chunk as usize];
         if index != NONE {
@@ -354,8 +346,8 @@ impl PassDriver {
         index
     }
 
-    /// The end of the section of `chunk` that begins with its sample `first`, which `live` bounds: searched for, since
-    /// the first batches of a global order open most chunks.
+    /// The end of the section of `chunk` that begins with its sample `first`, at most `live`. A binary search,
+    /// since the first batches of a global order open most chunks.
     fn section_end(&self, chunk: u32, first: u32, live: u32) -> u32 {
         let page = PAGE as u64;
         let most = self.lengths.section_bytes as u64;
@@ -391,8 +383,8 @@ impl PassDriver {
         Ok(true)
     }
 
-    /// Starts a pass over section `nth` of a chunk. `false`: no memory. `next`: the batch that is
-    /// delivered next waits for it.
+    /// Starts a pass over section `nth` of a chunk. `false`: memory ran out. `next`: the next batch to deliver
+    /// waits for it.
     fn begin_pass(
         &mut self,
         (index, nth): (u32, u32),
@@ -434,13 +426,13 @@ impl PassDriver {
         Ok(true)
     }
 
-    /// Returns whether the next sample of section `nth` of a chunk is of one of the first batches.
+    /// Returns whether the next sample of section `nth` of a chunk belongs to one of the first batches.
     fn is_early(&self, (index, nth): (u32, u32)) -> bool {
         let section = &self.chunks[index as usize].sections[nth as usize];
         section.wanted.front().is_some_and(|front| front.0 < self.early_until)
     }
 
-    /// Returns whether there is a read buffer; allocates them while there is memory.
+    /// Allocates the read buffers while there is memory; returns whether one is free.
     fn take_read_buffers(&mut self, must: bool, memory: &mut Memory) -> bool {
         while self.num_read_buffers < self.lengths.num_read_buffers {
             let priority =
@@ -479,8 +471,7 @@ impl PassDriver {
         Ok(())
     }
 
-    /// Takes memory for the copies of `samples`, or of as many as fit, plans their read, and takes
-    /// the memory for that.
+    /// Takes memory for the copies of `samples`, or of those that fit; plans the read and takes memory for it.
     fn memory_for(
         &mut self,
         samples: &mut Vec<PassSample>,
@@ -521,8 +512,8 @@ impl PassDriver {
         Some((copies, fetch, buf))
     }
 
-    /// Assigns each of `samples` its offset in `copies`, adding buffers as needed; returns how many
-    /// have one.
+    /// Assigns each of `samples` its offset in `copies`, and adds buffers as needed; returns the number of samples
+    /// placed.
     fn lay_out(
         &mut self,
         samples: &mut [PassSample],
@@ -537,7 +528,7 @@ impl PassDriver {
                 continue;
             }
             if copies.last().is_none_or(|copies| offset + len > copies.len()) {
-                // Only the first buffer may evict others, so that no more is evicted than it needs.
+                // Only the first buffer may evict copies, so that only the necessary ones are evicted.
                 let priority = if copies.is_empty() || priority != Priority::Sole {
                     priority
                 } else {
@@ -554,8 +545,7 @@ impl PassDriver {
         samples.len()
     }
 
-    /// Takes memory. For `Sole`, evicts the copies that are needed latest before it exceeds the
-    /// window.
+    /// Takes memory. For `Sole`, evicts the copies that are needed latest before memory outside the window is used.
     fn take(&mut self, len: usize, priority: Priority, memory: &mut Memory) -> Option<IoBuf> {
         loop {
             let first_try = if priority == Priority::Sole { Priority::Next } else { priority };
@@ -571,14 +561,13 @@ impl PassDriver {
         }
     }
 
-    /// Evicts the copies that are needed latest, except those of the next batch. `false`: there are
-    /// none.
+    /// Evicts the copies that are needed latest, except those of the next batch. `false`: there are none.
     fn evict_latest(&mut self) -> bool {
         let next =
             self.planned.front().map_or(0, |front| front.first + front.sections.len() as u64);
         let sections = self.chunks.iter_mut().flat_map(|(_, open)| &mut open.sections);
         let with_copies = sections.filter(|section| {
-            // A pass's samples come after those that are held.
+            // Samples of a pending pass come after the held samples.
             !section.has_pass && section.held.back().is_some_and(|held| held.number >= next)
         });
         let latest = with_copies.max_by_key(|section| section.held.back().map(|held| held.number));
@@ -605,7 +594,7 @@ impl PassDriver {
         true
     }
 
-    /// Plans the read of `samples`, the first ones that were chosen: each of their blocks once.
+    /// Plans the read of `samples`, the first ones that were chosen. Reads each of their blocks once.
     fn plan(&mut self, samples: &[PassSample]) -> Fetch {
         let SamplePlans { extents, requests, .. } = &mut self.plans;
         requests.clear();
@@ -700,7 +689,7 @@ impl PassDriver {
     }
 }
 
-/// One more sample of the buffer at `index`, if it is in one, was handed out or evicted.
+/// Releases one sample of the buffer at `index` that was handed out or evicted. Does nothing if it is in no buffer.
 fn release(copies: &mut Slab<Copies>, index: u32) {
     if let Some(of_sample) = copies.get_mut(index as usize) {
         of_sample.left -= 1;
@@ -711,7 +700,7 @@ fn release(copies: &mut Slab<Copies>, index: u32) {
 }
 
 impl Copies {
-    /// Its index among the buffers of the batch being assembled.
+    /// The index of the buffer in the batch that is being assembled; adds it if necessary.
     fn buf_of(&mut self, batch: &mut Batch, of_batch: u64) -> u32 {
         if self.used_by != of_batch {
             self.used_by = of_batch;
@@ -735,7 +724,7 @@ impl Driver for PassDriver {
                 break;
             }
         }
-        // A pass takes only planned samples, so none starts before enough are planned.
+        // A pass takes only planned samples, so passes wait until enough samples are planned.
         let enough = self.lengths.look_ahead - self.lengths.look_ahead / 4;
         let is_planning = moved && self.num_planned < enough && self.planned.len() < MAX_PLANNED;
         while let Some(planned) = self.planned.get(self.requested)
@@ -771,7 +760,7 @@ impl Driver for PassDriver {
             }
         } else {
             pass.copy(&fetch, &buf);
-            drop(buf); // the next pass takes it again
+            drop(buf); // returns the buffer to the pool: the next pass takes it again
             self.num_read_buffers -= 1;
             self.keys.clear();
             for copies in pass.copies.drain(..) {
@@ -818,7 +807,7 @@ impl Pass {
         for placed in &fetch.samples {
             let sample = &self.samples[placed.index as usize];
             let len = placed.len_bytes as usize;
-            // Bytes that could not be read may be missing; those samples are not handed out.
+            // Bytes that could not be read may be missing; their samples are not handed out.
             let bytes = buf.get(placed.buf_offset..placed.buf_offset + len);
             if let (Some(bytes), Some(copies)) =
                 (bytes, self.copies.get_mut(sample.copies as usize))
@@ -836,7 +825,7 @@ const PAGE: usize = 4096;
 /// The longest section: long enough to be worth several commands.
 const MAX_SECTION_BYTES: usize = 1 << 20;
 
-/// The least and the most read buffers; more than the least only if they take little of the window.
+/// The fewest and the most read buffers; more than the fewest only if they take a small part of the window.
 const MIN_READ_BUFFERS: usize = 2;
 const MAX_READ_BUFFERS: usize = 8;
 
@@ -850,7 +839,7 @@ const LAST_PASS: f64 = 1.25;
 const MAX_PLANNED: usize = 1 << 18;
 const MAX_PLANNED_SAMPLES: usize = 3 << 19;
 
-/// The batches of a global order that are read sample by sample, so that they come at once.
+/// The number of batches of a global order that are read by samples, so that they arrive early.
 const EARLY_BATCHES: usize = 2;
 
 /// The most samples planned per turn, so that the poller soon processes completions again.

@@ -1,6 +1,5 @@
-//! The thread that polls: it advances the driver, hands its batches over, and sleeps when nothing moves.
-//!
-//! It sleeps when the window is full and when nothing is outstanding.
+//! The poller thread: it advances the driver, hands batches to the consumer, and sleeps when nothing moves: when
+//! the window is full or nothing is outstanding.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -77,7 +76,7 @@ impl Poller {
     /// Returns the batch's memory, and its vectors for reuse.
     pub(super) fn give_back(&self, mut batch: Batch) {
         batch.clear();
-        // A full queue only means that the poller has enough of them.
+        // The error of a full queue only means that the poller has enough empty batches.
         let _ = self.recycle.try_send(batch);
     }
 
@@ -90,7 +89,7 @@ impl Poller {
         received
     }
 
-    /// Why a channel closed without a last message.
+    /// The reason that a channel closed without a last message.
     pub(super) fn death(&self) -> Error {
         self.shared.fate.of_closed_channel("the thread dlfs-poller")
     }
@@ -121,10 +120,10 @@ struct PollerThread {
     directories: Arc<[Arc<Directory>]>,
     /// The longest that a check of the superblocks may take.
     check_limit: Duration,
-    /// When the superblocks were last checked because of skipped samples.
+    /// The last check of the superblocks because of skipped samples.
     checked: Option<Instant>,
     clock: TurnClock,
-    /// Since when it sleeps because it waits for the consumer.
+    /// The start of the current sleep, if it waits for the consumer.
     blocked_since: Option<Instant>,
     trace: Option<TurnTrace>,
 }
@@ -189,14 +188,14 @@ impl PollerThread {
         if moved { Turn::Moved } else { Turn::Idle }
     }
 
-    /// Takes the emptied batches back for reuse.
+    /// Takes empty batches back for reuse.
     fn take_back(&mut self) {
         while let Ok(batch) = self.recycled.try_recv() {
             self.driver.recycle(batch);
         }
     }
 
-    /// Sends the complete batches, as far as the queue has room.
+    /// Sends the complete batches until the queue is full.
     fn hand_over(&mut self) -> Handed {
         let mut handed = Handed::Nothing;
         loop {
@@ -206,17 +205,16 @@ impl PollerThread {
             };
             let last = !matches!(next, Message::Batch(_));
             self.publish();
-            // The consumer no longer waits, though it may wake later; until then nothing is read
-            // for it outside the window. Cleared before the batch is sent, since the consumer's
-            // next wait sets it again.
+            // The consumer no longer waits, though it may wake later; until then no memory outside the window is
+            // used for it. Cleared before the batch is sent, since the consumer's next wait sets it again.
             let awaited = self.shared.waiting.swap(false, Ordering::AcqRel);
             match self.copiers.pass_on(next) {
                 Ok(()) if last => return Handed::Over,
                 Ok(()) => {
                     self.clock.sent();
                     if awaited {
-                        // If both threads share a processor, let the consumer run before this
-                        // thread fills more memory: it returns memory that is still cached.
+                        // If both threads share a processor, let the consumer run before this thread fills more
+                        // memory: the memory it returns is still cached.
                         std::thread::yield_now();
                     }
                     handed = Handed::Some;
@@ -230,7 +228,7 @@ impl PollerThread {
         }
     }
 
-    /// The next message: a batch or an error, and after the last batch the end.
+    /// The next message: a batch, an error, or the end after the last batch.
     fn next_message(&mut self) -> Option<Message> {
         match self.next_ready() {
             Some(Ok(delivery)) => Some(Message::Batch(delivery)),
@@ -239,8 +237,8 @@ impl PollerThread {
         }
     }
 
-    /// The driver's next batch or error. If it looks damaged because the image has a newer
-    /// generation, that error instead.
+    /// The driver's next batch or error. If the batch or error looks damaged, and the image has a newer generation,
+    /// returns the error of the newer generation instead.
     fn next_ready(&mut self) -> Option<Result<Delivery>> {
         let next = self.driver.next_ready()?;
         let looks_damaged = match &next {
@@ -259,8 +257,8 @@ impl PollerThread {
         }
     }
 
-    /// Returns whether the last check of the superblocks was long enough ago; if so, notes that another one begins
-    /// now.
+    /// Returns whether the last check of the superblocks was at least [`CHECK_INTERVAL`] ago; if so, records a new
+    /// check.
     fn may_check_again(&mut self) -> bool {
         let now = Instant::now();
         let may = self.checked.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL);
@@ -280,7 +278,7 @@ impl PollerThread {
         let blocked = self.held.is_some() || self.memory.is_exhausted();
         let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);
         if blocked && !was_blocked {
-            return; // whatever the consumer did before it could see this, one more turn finds
+            return; // the next turn sees everything that the consumer did before it could see this flag
         }
         if blocked {
             std::thread::yield_now(); // the wait below may spin first, on the consumer's processor
@@ -303,11 +301,11 @@ enum Handed {
     Over,
 }
 
-/// The longest sleep of an idle poller, in case memory was returned without a wake-up.
+/// The longest sleep of an idle poller: memory may be returned without a wake-up.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
 
 /// The interval between checks of the superblocks while samples are skipped.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long to wait for the poller to end its turn; longer only if an engine hangs.
+/// The timeout for the poller's last turn; only a hanging engine exceeds it.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);

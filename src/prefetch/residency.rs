@@ -1,7 +1,7 @@
-//! One bit per slot: whether the sample's verified bytes are in the window now.
+//! One bit per slot: set while the sample's verified bytes are in the window.
 //!
-//! Bits are indexed by slot, not by id: the samples of a chunk are neighbours, so a chunk that
-//! arrives or is evicted changes a few words, and no work is done per sample.
+//! Bits are indexed by slot, not by id: samples of a chunk have consecutive slots, so the arrival or eviction of a
+//! chunk changes a few words, without work per sample.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +28,7 @@ impl Residency {
         self.update(slots, |word, mask| word & !mask);
     }
 
-    /// One thread writes, so a plain load and store are enough and cheaper than a locked
-    /// instruction.
+    /// Only one thread writes, so a plain load and store suffice; they are cheaper than a locked instruction.
     fn update(&self, slots: Range<u64>, change: impl Fn(u64, u64) -> u64) {
         let mut next = slots.start;
         while next < slots.end {

@@ -1,4 +1,4 @@
-//! The order of a run over a data set, in the epoch that was entered last.
+//! The order of a run over a data set, in the current epoch.
 
 use std::sync::Arc;
 
@@ -8,14 +8,15 @@ use crate::order::weighted::Weights;
 use crate::order::{EpochOrder, OrderSpec};
 use crate::units::Epoch;
 
-/// The order of a data set or of a source. The next epoch reuses the memory of the last one.
+/// The order of a data set or of a source. The next epoch reuses the memory of this one.
 pub(super) struct RunOrder {
     directory: Arc<Directory>,
     spec: OrderSpec,
     /// The weights that a weighted order draws by.
     weights: Option<Arc<Weights>>,
     current: Option<EpochOrder>,
-    /// The order of another epoch, of a source of a mixture: where one ends, batches may alternate between both.
+    /// A source of a mixture also keeps the order of its previous epoch: around an epoch's end, batches may
+    /// alternate between both.
     other: Option<EpochOrder>,
     alternates: bool,
 }
@@ -38,15 +39,15 @@ impl RunOrder {
         &self.spec
     }
 
-    /// The order of the epoch that was entered last.
+    /// The order of the current epoch.
     pub(super) fn current(&self) -> Option<&EpochOrder> {
         self.current.as_ref()
     }
 
-    /// The order of `epoch`, and the directory.
+    /// Makes `epoch` the current one; returns its order and the directory.
     ///
     /// # Errors
-    /// There is no such epoch.
+    /// The epoch does not exist.
     pub(super) fn enter(&mut self, epoch: Epoch) -> Result<(&mut EpochOrder, &Directory)> {
         let RunOrder { directory, spec, weights, current, other, alternates } = self;
         let is_at = |order: &EpochOrder| order.epoch() == epoch;
@@ -66,7 +67,7 @@ impl RunOrder {
     }
 }
 
-/// The order that `spec` gives in `epoch`, by these weights if it is weighted.
+/// The order of `spec` in `epoch`; weighted orders draw by `weights`.
 pub(super) fn order_of(
     spec: &OrderSpec,
     epoch: Epoch,

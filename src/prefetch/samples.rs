@@ -1,6 +1,6 @@
-//! Reads batches sample by sample: neighbouring samples of a batch are merged into one read.
+//! Reads batches by samples: neighbouring samples of a batch are merged into one read.
 //!
-//! Several batches are in flight at once; each counts its outstanding reads.
+//! Several batches are in flight at once; each counts its own outstanding reads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) struct SampleDriver {
 struct UnderWay {
     head: Head,
     batch: Batch,
-    /// PlannedBatch reads that have no memory yet.
+    /// Planned reads that have no memory yet.
     unstarted: VecDeque<Fetch>,
     outstanding: usize,
     error: Option<Error>,
@@ -71,7 +71,7 @@ impl SampleDriver {
         }
     }
 
-    /// Numbers its fetches from `token`, above those of another driver.
+    /// Numbers its fetches from `token` on, to keep them apart from those of another driver.
     pub(super) fn numbered_from(self, token: u64) -> SampleDriver {
         SampleDriver { first: token, ..self }
     }
@@ -79,7 +79,7 @@ impl SampleDriver {
     /// Plans the reads of a batch.
     ///
     /// # Errors
-    /// `NotFound`: a sample is gone.
+    /// `NotFound`: a sample does not exist any more.
     pub(super) fn plan(&mut self, head: Head, ids: &[SampleId]) -> Result<()> {
         self.plans.look_up(&self.directory, ids);
         let SamplePlans { extents, requests, .. } = &mut self.plans;
@@ -144,13 +144,13 @@ impl Planner for SampleDriver {
         Ok(head.is_some())
     }
 
-    /// A stream that is fed is always planned to its end: another source's part may wait for it.
+    /// A fed stream is planned to its end, since another source's part may wait for it.
     fn has_enough(&self) -> bool {
         self.under_way.len() >= self.max_under_way && !self.stream.is_fed()
     }
 
     fn num_planned(&self) -> usize {
-        0 // one burst of reads after the other: batches under way are the limit
+        0 // batches in flight are the limit
     }
 }
 
@@ -227,5 +227,5 @@ impl Driver for SampleDriver {
     }
 }
 
-/// The most batches in flight. More tiny batches gain nothing.
+/// The most batches in flight. More tiny batches would gain nothing.
 pub(super) const MAX_UNDER_WAY: usize = 64;

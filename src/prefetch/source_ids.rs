@@ -1,4 +1,4 @@
-//! The ids of what positions of a mixture draw.
+//! Maps the samples that a mixture draws to their ids.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::units::SampleId;
 use super::mix::{Drawn, Mix};
 use super::run_order::RunOrder;
 
-/// The orders of all sources. Those that were drawn from are kept.
+/// The orders of all sources, created when first drawn from.
 pub(super) struct SourceIds {
     orders: Vec<Option<RunOrder>>,
     specs: Vec<OrderSpec>,
@@ -33,10 +33,10 @@ impl SourceIds {
         }
     }
 
-    /// Calls `visit` with the place of each of `samples` and its id, source by source.
+    /// Calls `visit` with the place and the id of each of `samples`, source by source.
     ///
     /// # Errors
-    /// Those of `visit`; a source's order has no such epoch.
+    /// Errors of `visit`; a source's order does not have such an epoch.
     pub(super) fn each(
         &mut self,
         samples: &[Drawn],

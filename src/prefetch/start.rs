@@ -23,11 +23,10 @@ use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS};
 use super::{Batching, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mixed};
 
 impl Prefetcher {
-    /// Allocates the window of a loader with these options, and faults it in in the background.
+    /// Allocates the window of a loader with these options. A background thread faults it in.
     ///
     /// # Errors
-    /// `InvalidArgument`: as [`Prefetcher::new`]. `OutOfMemory`: the system does not
-    /// provide it.
+    /// `InvalidArgument`: as [`Prefetcher::new`]. `OutOfMemory`: the system does not provide the memory.
     pub(crate) fn window(
         directory: &Directory,
         devices: &[Arc<dyn Device>],
@@ -55,8 +54,8 @@ impl Prefetcher {
             Batching::Sample => all.min(all.div_ceil(num_samples.max(1)).saturating_mul(ready)),
             Batching::None => 0,
         };
-        // If most buffers have about one length, slots of that length keep the window free of gaps
-        // that are too small for a buffer.
+        // If most buffers have about the same length, slots of that length avoid gaps that are too small for a
+        // buffer.
         let slot_len_bytes = match (batching, lengths) {
             (_, Some(lengths)) => lengths.copies_bytes,
             (Batching::Chunk, None) => layout.chunk_size_bytes as usize,
@@ -105,7 +104,7 @@ impl Prefetcher {
         Ok(loader)
     }
 
-    /// Starts the poller, in `window` if it belongs to a loader with the same options.
+    /// Starts the poller. Uses `window` if given: it belongs to a loader with the same options.
     pub(super) fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
         let pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
@@ -113,8 +112,7 @@ impl Prefetcher {
             Some(mix) => mixed::parts(pump, mix, options, &self.state)?,
             None => self.parts(pump)?,
         };
-        // As many as a burst needs. Otherwise the first burst would allocate them, late in an
-        // epoch.
+        // As many as a burst needs. Otherwise the first burst would allocate them, late in an epoch.
         for _ in 0..READY_BATCHES + 2 {
             let room = options.batch_size.min(ROOM_SAMPLES);
             driver.recycle(Batch::with_capacity(room, ROOM_BUFFERS));
@@ -174,7 +172,7 @@ impl Prefetcher {
     }
 }
 
-/// How batches of one data set are read, on these devices; `None` is left open for passes over a global order.
+/// The batching of one data set on these devices; `None` if a global order is read in passes.
 fn settled_batching(
     directory: &Directory,
     devices: &[Arc<dyn Device>],
@@ -193,6 +191,6 @@ fn settled_batching(
     Ok(if is_passes { None } else { Some(batching) })
 }
 
-/// Samples and buffers that a new batch has room for; a larger batch grows once.
+/// The number of samples and of buffers that a new batch has room for; a larger batch grows once.
 const ROOM_SAMPLES: usize = 1024;
 const ROOM_BUFFERS: usize = 64;

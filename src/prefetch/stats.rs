@@ -11,13 +11,13 @@ pub struct LoaderStats {
     /// Counters of reads.
     #[serde(flatten)]
     pub read: ReadStats,
-    /// How long the commands of those reads took, from submission to completion.
+    /// Latency of the read commands, from submission to completion.
     pub latency: Histogram,
     /// Batches delivered.
     pub batches: u64,
     /// Samples delivered.
     pub samples: u64,
-    /// Bytes of those samples.
+    /// Bytes of the delivered samples.
     pub sample_bytes: u64,
     /// Samples skipped because they could not be read.
     pub skipped: u64,
@@ -27,20 +27,19 @@ pub struct LoaderStats {
     pub over_window: u64,
     /// Samples in kept memory that were overwritten and had to be read again.
     pub rewritten: u64,
-    /// The time that consumers have waited for batches, in seconds: the sum of `stalls`.
+    /// Time that consumers have waited for batches, in seconds: the sum of `stalls`.
     pub stall_s: f64,
     /// The consumers' waits, in seconds by cause.
     #[serde(rename = "stalls_s")]
     pub stalls: Stalls,
-    /// The time that the loader has slept because ready batches waited for their consumer, or the window was full, in
+    /// Time that the loader has slept because ready batches waited for the consumer, or the window was full, in
     /// seconds.
     pub blocked_s: f64,
     /// The memory of the window, in bytes; 0 before the first read.
     pub window_bytes: u64,
-    /// Bytes of it that hold reads, ready batches, and batches that the consumer has.
+    /// Bytes of the window that hold reads, ready batches, and batches that the consumer has.
     pub window_used_bytes: u64,
-    /// Samples whose verified bytes are in the window now; always 0 unless batches are made of
-    /// whole chunks.
+    /// Samples whose verified bytes are in the window now; always 0 unless whole chunks are read.
     pub resident: u64,
     /// The pages that back the window; `None` before the first read.
     pub pages: Option<Pages>,
@@ -74,7 +73,7 @@ impl Measured for LoaderStats {
 }
 
 impl LoaderStats {
-    /// The counters after the loader has ended: it has no window, and nothing is resident.
+    /// The counters after the loader has ended: its window and resident samples are gone.
     pub fn ended(self) -> LoaderStats {
         LoaderStats { window_bytes: 0, window_used_bytes: 0, resident: 0, ..self }
     }

@@ -1,4 +1,4 @@
-//! Divides an order into batches: epoch after epoch, this rank's positions.
+//! Divides an order into this rank's batches, epoch after epoch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,25 +26,25 @@ pub(crate) struct Stream {
     shares: Shares,
     aligned: Vec<Pick>,
     ids: Vec<SampleId>,
-    /// The lengths of samples, if batches have a budget of them.
+    /// The lengths of samples, if batches have a token budget.
     lengths: Option<TokenLengths>,
-    /// The batches by a budget of the current epoch.
+    /// The epoch of the current batches by budget, and those batches.
     dealing: Option<(Epoch, Dealing)>,
-    /// The source of positions in a mixture, instead of the order.
+    /// For a source of a mixture: supplies positions instead of the order.
     fed: Option<Box<Fed>>,
 }
 
-/// How the shares of batches are computed.
+/// The computation of this rank's share of a batch.
 enum Shares {
-    /// Every W-th position.
+    /// Every W-th position (W: world size).
     Strided,
     Aligned(Aligner),
     Local(ByNode),
 }
 
 impl Stream {
-    /// The state in which a run with these options begins. Its order is the run's: it has a number
-    /// of lanes also if the options leave that open.
+    /// The state in which a run with these options begins. Its order has the number of lanes that the run uses,
+    /// even if the options leave it open.
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the
@@ -75,7 +75,7 @@ impl Stream {
         if let Some(world_size) = options.order.kind.world_size()
             && (world_size == 0 || !options.world_size.is_multiple_of(world_size))
         {
-            // A multiple: several processes share the batches of each rank.
+            // A multiple is allowed: several processes then share the batches of each rank.
             let text = format!(
                 "the order gives each of {world_size} ranks a share, and the world size is {}",
                 options.world_size
@@ -111,14 +111,14 @@ impl Stream {
         }
     }
 
-    /// A source's part of a mixture: what [`Stream::feed`] gives it, along `spec`.
+    /// A source's part of a mixture: positions from [`Stream::feed`], along `spec`.
     pub(super) fn fed(directory: Arc<Directory>, spec: OrderSpec) -> Stream {
         let fed = Some(Box::new(Fed::new(Arc::clone(&directory), spec)));
         let order = RunOrder::of_source(Arc::clone(&directory), spec);
         Stream { fed, ..Stream::along(directory, order, Walk::ended(), Shares::Strided) }
     }
 
-    /// Appends a batch to a stream that is fed.
+    /// Appends a piece to a fed stream.
     pub(super) fn feed(&mut self, piece: Piece) {
         if let Some(fed) = &mut self.fed {
             fed.push(piece);
@@ -135,8 +135,8 @@ impl Stream {
         self.fed.is_some()
     }
 
-    /// Returns whether a consumer that waits (`starving`) waits for whatever is to be read next. Streams are fed with
-    /// the parts of the next span only when all parts of the span before were requested.
+    /// Returns whether a consumer that waits (`starving`) waits for the next read of this stream. True for fed
+    /// streams: they get parts of the next span only after all parts of the span before were requested.
     pub(super) fn is_awaited(&self, starving: bool) -> bool {
         starving && self.is_fed()
     }
@@ -146,11 +146,11 @@ impl Stream {
         self.fed.as_ref().is_some_and(|fed| fed.has_pieces())
     }
 
-    /// The number of samples that a run with these options over epochs of `len` has for this rank from
-    /// `start` on, counted independently of the stream. `None`: ranks have batches of different sizes.
+    /// The number of samples that this rank reads from `start` on in a run with these options, if epochs have `len`
+    /// positions. Counted independently of the stream. `None`: batches of different ranks differ in size.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such rank.
+    /// `InvalidArgument`: the rank does not exist.
     pub(super) fn owed(len: u64, options: &LoaderOptions, start: &State) -> Result<Option<u64>> {
         if options.budget.is_some() && options.world_size > 1 {
             return Ok(None);
@@ -173,7 +173,7 @@ impl Stream {
         self.walk.is_done()
     }
 
-    /// Replaces `ids` by the ids of the next batch.
+    /// Replaces `ids` with the ids of the next batch.
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         if let Some(fed) = &mut self.fed {
@@ -205,7 +205,8 @@ impl Stream {
         Ok(Some(head))
     }
 
-    /// Replaces `picks` by the samples of the next batch as samples of chunks, whatever the order.
+    /// Replaces `picks` with the samples of the next batch. Unlike [`Stream::next_picks`], works in every kind of
+    /// order.
     pub(super) fn next_places(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         if self.order.spec().kind.lanes_and_group().is_some() {
             return self.next_picks(picks);
@@ -223,7 +224,7 @@ impl Stream {
         Ok(head)
     }
 
-    /// Replaces `picks` by the picks of the next batch of a grouped order.
+    /// Replaces `picks` with the picks of the next batch of a grouped order.
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         if let Some(fed) = &mut self.fed {
@@ -260,7 +261,7 @@ impl Stream {
         self.order().map_or(0, |order| order.lane_of(group))
     }
 
-    /// The samples of `chunk` that belong to `group`, a group of the current epoch, and that this rank reads together.
+    /// The samples of `chunk` in `group`, a group of the current epoch, that this rank reads together.
     pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
         let Some(order) = self.order() else { return 0..0 };
         match (&self.shares, self.walk.shard()) {
@@ -323,7 +324,7 @@ impl Shares {
     }
 }
 
-/// The locality of ranks and chunks, for local shares.
+/// The nodes of ranks and chunks, for local shares.
 fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
     let Some(locality) = &options.locality else {
         let text =

@@ -8,21 +8,21 @@ use parking_lot::Mutex;
 use crate::process::Forked;
 use crate::report::{Cause, Event, Events, Timeline, What, trace_to_json};
 
-/// The newest events of a run. Threads take an uncontended lock for each of their turns. A forked child has events of
-/// its own, since it may inherit a lock that a thread of its parent holds.
+/// The newest events of a run. Threads take an uncontended lock once a turn. A forked child has its own events,
+/// since it may inherit a lock that a thread of its parent holds.
 #[derive(Debug, Default)]
 pub struct Trace(Forked<Run>);
 
 #[derive(Debug, Default)]
 struct Run {
-    /// When the run began: the first call for a batch.
+    /// The start of the run: the first call for a batch.
     began: OnceLock<Instant>,
     consumer: Mutex<Events>,
     poller: Mutex<Events>,
 }
 
 impl Trace {
-    /// Nothing has happened yet.
+    /// A trace without events.
     pub fn new() -> Trace {
         Trace::default()
     }
@@ -39,12 +39,12 @@ impl Trace {
         self.0.get_or_init(Run::default)
     }
 
-    /// When the run began; `now` if this is the first call.
+    /// The start of the run; `now` if this is the first call.
     pub(crate) fn began(&self, now: Instant) -> Instant {
         *self.run().began.get_or_init(|| now)
     }
 
-    /// Adds a call of the consumer.
+    /// Records a call of the consumer.
     pub(crate) fn consumer(&self, event: Event) {
         self.run().consumer.lock().push(event);
     }
@@ -64,7 +64,7 @@ impl Trace {
     }
 }
 
-/// Returns whether the poller still does the same.
+/// Returns whether the poller's activity has not changed.
 fn goes_on(last: What, what: What) -> bool {
     match (last, what) {
         (What::Work, What::Work) => true,
@@ -73,7 +73,7 @@ fn goes_on(last: What, what: What) -> bool {
     }
 }
 
-/// The turns of a poller, each known to have ended when the next one begins.
+/// The poller's turns. A turn ends when the next one begins.
 pub(super) struct TurnTrace {
     trace: Arc<Trace>,
     last: Option<(Instant, What)>,
@@ -85,14 +85,14 @@ impl TurnTrace {
         TurnTrace { trace, last: None, in_flight: 0 }
     }
 
-    /// A turn begins at `now`.
+    /// Records that a turn begins at `now`, and so the end of the last one.
     pub(super) fn begin(&mut self, now: Instant) {
         if let Some((begin, what)) = self.last.take() {
             self.trace.poller(begin, now, what);
         }
     }
 
-    /// The turn that began at `begin` has begun `begun` fetches, and `in_flight` are outstanding.
+    /// Records a turn's result: the turn began at `begin` and started `begun` fetches; `in_flight` are outstanding.
     pub(super) fn end(
         &mut self,
         begin: Instant,

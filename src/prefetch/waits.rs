@@ -1,8 +1,8 @@
 //! Divides the time that the consumer waits among its causes.
 //!
-//! While the consumer waits, the poller adds the time between its turns to the cause that it sees after each turn.
-//! When the wait ends, the consumer divides the time that it has measured itself in the same proportions. So causes
-//! add up to the whole, and neither thread reads a clock more often than before.
+//! While the consumer waits, the poller adds the time of each turn to the cause that it saw after the turn before.
+//! When the wait ends, the consumer divides the time that it has measured in the same proportions. So the causes
+//! add up to the whole wait, and neither thread reads the clock more often.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,30 +15,30 @@ use crate::report::{Cause, Stalls};
 pub(super) struct Seen {
     /// Nanoseconds by cause, ascending.
     ns: [AtomicU64; Cause::COUNT],
-    /// The cause after the poller's last turn, for waits that are shorter than a turn.
+    /// The cause after the poller's last turn, for waits shorter than a turn.
     now: AtomicU8,
 }
 
 /// The poller's state after a turn.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct AfterTurn {
-    /// The turn planned batches or started reads when none was outstanding.
+    /// The turn planned batches or started reads while nothing was outstanding.
     pub(super) planned_when_idle: bool,
     /// Completions wait to be verified.
     pub(super) is_verifying: bool,
-    /// Reads that have not finished.
+    /// The number of reads in flight.
     pub(super) in_flight: usize,
     /// The queue pairs have enough work.
     pub(super) is_busy: bool,
-    /// Memory was asked for in vain.
+    /// A request for memory was refused.
     pub(super) is_exhausted: bool,
 }
 
-/// The poller's side.
+/// The poller's side: its turns.
 pub(super) struct TurnClock {
-    /// The begin of the last turn, if the consumer waited in it.
+    /// The start of the last turn, if the consumer waited in it.
     since: Option<Instant>,
-    /// The begin of this turn.
+    /// The start of this turn.
     began: Option<Instant>,
     cause: Cause,
 }
@@ -71,7 +71,7 @@ impl TurnClock {
         TurnClock { since: None, began: None, cause: Cause::Order }
     }
 
-    /// A turn begins at `now`; `waiting`: the consumer waits.
+    /// Begins a turn at `now`; `waiting`: the consumer waits.
     pub(super) fn begin(&mut self, now: Instant, waiting: bool, seen: &Seen) {
         if let Some(since) = self.since.filter(|_| waiting) {
             let sum = &seen.ns[self.cause as usize];
@@ -82,13 +82,13 @@ impl TurnClock {
         self.began = Some(now);
     }
 
-    /// The batch that the consumer waited for was sent: its next wait begins anew.
+    /// Notes that the batch that the consumer waited for was sent: its next wait begins anew.
     pub(super) fn sent(&mut self) {
         self.since = None;
     }
 
-    /// The turn has ended. If the consumer began to wait within it, all of the turn counts: it is only a share of what
-    /// the consumer measures, and a long turn is most of what it waited for.
+    /// Ends a turn. If the consumer began to wait within it, the whole turn counts: it only sets a proportion of
+    /// the time that the consumer measures, and a long turn is most of the wait.
     pub(super) fn end(&mut self, after: AfterTurn, waiting: bool, seen: &Seen) {
         if waiting {
             self.since = self.since.or(self.began);
@@ -108,8 +108,8 @@ impl Seen {
 }
 
 impl Divider {
-    /// Adds a wait that has ended to `stalls`. `then_copied`: what the poller has not seen is the time of copying
-    /// threads.
+    /// Adds a wait that has ended to `stalls`. `then_copied`: the time that the poller did not see belongs to the
+    /// copying threads.
     pub(super) fn divide(
         &mut self,
         waited: Duration,
@@ -141,7 +141,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A poller's turns at times in ms: whether the consumer waits, and what is left after the turn.
+    /// Runs the poller's turns at times in ms, each with whether the consumer waits and the state after the turn.
     fn turns(clock: &mut TurnClock, seen: &Seen, turns: &[(u32, bool, AfterTurn)]) {
         let begin = Instant::now();
         for (at, waiting, after) in turns {
@@ -186,7 +186,7 @@ mod tests {
         let mut stalls = Stalls::default();
         divider.divide(8 * MS, &seen, false, &mut stalls);
         assert_eq!((stalls.of(Cause::Network), stalls.of(Cause::Window)), (6 * MS, 2 * MS));
-        // Shorter than a turn: as it was after the last one.
+        // Shorter than a turn: the cause after the last turn counts.
         clock.sent();
         divider.divide(MS, &seen, false, &mut stalls);
         assert_eq!((stalls.of(Cause::Network), stalls.total()), (7 * MS, 9 * MS));

@@ -1,4 +1,4 @@
-//! The positions of a rank, batch by batch and epoch after epoch, whatever they are positions of.
+//! The positions of a rank in an order or a mixture, batch by batch and epoch after epoch.
 
 use std::ops::Range;
 
@@ -13,33 +13,33 @@ use super::head::Head;
 /// The batches of a rank that are still to be planned.
 pub(super) struct Walk {
     shard: Shard,
-    /// Positions of an epoch.
+    /// The number of positions of an epoch.
     len: u64,
     batch_size: u64,
     drop_short: bool,
     epochs: Range<u64>,
-    /// Positions of the first epoch that all ranks had consumed before.
+    /// The positions of the first epoch that all ranks had consumed before.
     consumed: u64,
     current: Option<CurrentEpoch>,
-    /// Epochs without a batch for this rank, in a row.
+    /// The number of consecutive epochs without a batch for this rank.
     empty_epochs: u64,
 }
 
 struct CurrentEpoch {
     shard: Shard,
     rest: Positions,
-    /// Samples that the rank has taken; with a budget, batches.
+    /// The number of samples that the rank has taken; with a budget, the number of batches.
     taken: u64,
 }
 
-/// A batch of a number of samples.
+/// A batch with a fixed number of samples.
 pub(super) struct Taken {
     pub(super) head: Head,
-    /// This rank's positions: every W-th of the global batch.
+    /// This rank's positions: every W-th of the global batch (W: world size).
     pub(super) positions: Positions,
     pub(super) shard: Shard,
     pub(super) batch: GlobalBatch,
-    /// Set if only some ranks read this tail, so that there is no whole global batch to divide.
+    /// Set if only some ranks read this tail: it is no whole global batch that could be divided.
     pub(super) is_partly_dropped: bool,
 }
 
@@ -47,7 +47,7 @@ impl Walk {
     /// The walk of a run with these options through epochs of `len` positions, from `start` on.
     ///
     /// # Errors
-    /// `InvalidArgument`: batches of no samples; there is no such rank.
+    /// `InvalidArgument`: the batch size is 0; the rank does not exist.
     pub(super) fn new(len: u64, options: &LoaderOptions, start: &State) -> Result<Walk> {
         if options.batch_size == 0 {
             let text = "a batch has at least one sample";
@@ -66,7 +66,7 @@ impl Walk {
         })
     }
 
-    /// A walk that has ended.
+    /// A walk without positions.
     pub(super) fn ended() -> Walk {
         Walk {
             shard: Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep },
@@ -85,7 +85,7 @@ impl Walk {
         self.epochs.is_empty()
     }
 
-    /// The rank's share of the epoch of the last batch.
+    /// The rank's share of the current epoch.
     pub(super) fn shard(&self) -> Option<&Shard> {
         self.current.as_ref().map(|current| &current.shard)
     }
@@ -111,7 +111,7 @@ impl Walk {
         self.current = None;
     }
 
-    /// The next batch of a number of samples.
+    /// The next batch of a fixed number of samples.
     pub(super) fn next_taken(&mut self) -> Option<Taken> {
         let Walk { len, batch_size, drop_short, .. } = *self;
         while !self.is_done() {
@@ -138,10 +138,11 @@ impl Walk {
         None
     }
 
-    /// The next batch by a budget. `deal` returns the next one of an epoch for this share of it, if there is one.
+    /// The next batch by a budget. `deal` returns the next batch of an epoch for this share of it, or `None` if the
+    /// share has no more.
     ///
     /// # Errors
-    /// Those of `deal`.
+    /// Errors of `deal`.
     pub(super) fn next_dealt(
         &mut self,
         mut deal: impl FnMut(Epoch, Shard) -> Result<Option<Dealt>>,
@@ -165,8 +166,9 @@ impl Walk {
     }
 }
 
-/// How many epochs of `len` samples in a row without a batch for a rank, since batches are fewer than ranks, end its
-/// run. Epochs have different numbers of batches, so a later one may have one; cutting each takes some 100 ns a sample.
+/// The number of consecutive epochs of `len` samples without a batch for a rank that end its run. Such epochs have
+/// fewer batches than ranks, but their number varies, so a later epoch may have a batch for the rank. Cutting each
+/// takes some 100 ns a sample.
 fn most_empty_epochs(len: u64) -> u64 {
     ((1 << 26) / len.max(1)).clamp(16, 1000)
 }

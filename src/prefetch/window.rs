@@ -1,13 +1,13 @@
 //! The memory of a loader, which a background thread faults in ahead of the poller.
 //!
-//! The kernel zeroes a page at its first access. If the poller had to wait for that, filling the
-//! window would take longer than reading it, and no read would be started meanwhile; a virtual
-//! machine whose host has to find the page, too, may provide only 0.4 GB/s. So the poller faults in
-//! only the memory of what is delivered next. Readahead waits for this thread.
+//! The kernel zeroes a page at its first access. If the poller had to wait for that, filling the window would take
+//! longer than reading it, and no read would be started meanwhile. A virtual machine may get only 0.4 GB/s, if its
+//! host has to allocate the page, too. So the poller faults in only the memory of the next batch. Readahead waits
+//! for this thread.
 //!
-//! The thread takes the memory from the pool like any user before it touches it, so that no page is
-//! zeroed twice. It does not use `madvise`, which holds the lock of the address space that the
-//! poller's next allocation needs.
+//! The thread takes memory from the pool like any user before it touches the memory, so that no page is zeroed
+//! twice. It does not use `madvise`, which holds the lock of the address space that the poller's next allocation
+//! needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,7 +23,7 @@ use crate::qpair::group::Waker;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::units::ALIGN_BYTES;
 
-/// The pool, and the thread that faults it in. The thread ends when it is done, or when this is
+/// The pool, and the thread that faults it in. The thread ends when all is faulted in, or when this window is
 /// dropped.
 pub(crate) struct Window {
     pool: Pool,
@@ -38,7 +38,7 @@ struct FaultProgress {
     /// bytes.
     faulted_bytes: AtomicUsize,
     stop: AtomicBool,
-    /// The poller that waits for more.
+    /// The poller that waits for more faulted memory.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -97,7 +97,7 @@ impl Window {
         &self.pool
     }
 
-    /// Wakes the poller through `waker` whenever more is faulted in.
+    /// Wakes the poller through `waker` whenever more memory is faulted in.
     pub(super) fn wakes(&self, waker: Waker) {
         *self.progress.waker.lock() = Some(waker);
     }
@@ -130,7 +130,7 @@ impl FaultProgress {
                 return;
             }
             let len = step.min(pool.capacity_bytes() - from);
-            // Otherwise the owner of some of it faults it in, and returns it soon.
+            // `None`: the owner of some of this memory faults it in, and returns it soon.
             if let Some(mut piece) = pool.take_at(from, len) {
                 piece.iter_mut().step_by(ALIGN_BYTES).for_each(|byte| *byte = 0);
             }
@@ -158,10 +158,10 @@ impl Drop for Window {
 /// Bytes faulted in at a time: a huge page.
 const STEP_BYTES: usize = 2 << 20;
 
-/// How long to wait for the thread to finish its current step.
+/// The timeout for the thread's current step.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Smaller windows are faulted in faster than a thread is started.
+/// Smaller windows are faulted in sooner than a thread is started.
 const MIN_BACKGROUND_BYTES: usize = 8 << 20;
 
 #[cfg(test)]

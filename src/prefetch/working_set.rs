@@ -1,4 +1,4 @@
-//! The working set of a grouped order: the chunks that it has open at a time, and whether they fit
+//! The working set of a grouped order: estimates the chunks that it has open at a time, and checks that they fit
 //! the window.
 
 use crate::directory::Directory;
@@ -8,9 +8,8 @@ use crate::units::Epoch;
 use super::LoaderOptions;
 use super::passes::PassLengths;
 
-/// The length of the window: as the options say, or else enough for the chunks that are open on
-/// this rank, for the next groups of lanes that change groups, and for the first batch; within
-/// limits.
+/// The length of the window: as the options say, or else enough for the chunks that are open on this rank, for the
+/// next group of each lane that changes groups, and for the first batch; within limits.
 pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> usize {
     if options.window_bytes != 0 {
         return options.window_bytes;
@@ -23,7 +22,7 @@ pub(super) fn window_bytes(directory: &Directory, options: &LoaderOptions) -> us
 }
 
 /// The length of the window of a mixture whose sources have `wanted` bytes of chunks in use: as the options say, or
-/// else that, within limits.
+/// else `wanted` within limits.
 pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize {
     match options.window_bytes {
         0 => {
@@ -33,8 +32,8 @@ pub(super) fn shared_window_bytes(options: &LoaderOptions, wanted: u64) -> usize
     }
 }
 
-/// Bytes of the chunks that one source of a mixture has in use: those that are open on this rank, and the next groups
-/// of lanes that change groups. Orders by slot have one chunk open.
+/// Bytes of the chunks that one source of a mixture has in use: the chunks open on this rank, and the next group of
+/// each lane that changes groups. Orders by slot have one chunk open.
 pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     let chunks = match options.order.kind.lanes_and_group() {
         Some((_, group)) => u64::from(lanes_of(options)) * (u64::from(group) + 1),
@@ -43,8 +42,8 @@ pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 
     chunks_len(directory, chunks)
 }
 
-/// Returns whether batches by a budget are better read by samples: the window cannot hold the chunks of the samples
-/// sorted by length, or several ranks would each read all chunks, since each has some of all batches.
+/// Returns whether batches by a budget are better read by samples. Either the window cannot hold the chunks of the
+/// samples sorted by length, or each of several ranks would read all chunks, since each has samples of every batch.
 pub(super) fn budget_declines_chunks(directory: &Directory, options: &LoaderOptions) -> bool {
     if options.budget.is_none() {
         return false;
@@ -55,22 +54,22 @@ pub(super) fn budget_declines_chunks(directory: &Directory, options: &LoaderOpti
     (window_bytes(directory, options) as u64) < wanted || ranks > sample_cost(directory)
 }
 
-/// Bytes that the batches by a budget need beside the chunks that an order has open: a window of positions reaches
-/// into the next group, and its chunks stay for two windows.
+/// Bytes that batches by a budget need beside the open chunks of the order: a window of positions reaches into the
+/// next group, and its chunks stay for two windows.
 fn sorted_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     let Some(budget) = &options.budget else { return 0 };
     let samples = u64::from(budget.window).min(directory.num_live());
     samples.saturating_mul(3 * mean_sample_bytes(directory)).min(chunks_len(directory, u64::MAX))
 }
 
-/// The same for a mixture with samples of `mean_bytes` on average.
+/// The same for a mixture whose samples have `mean_bytes` on average.
 pub(super) fn sorted_bytes_of(options: &LoaderOptions, mean_bytes: u64) -> u64 {
     let window = options.budget.as_ref().map_or(0, |budget| u64::from(budget.window));
     window.saturating_mul(mean_bytes.saturating_mul(3))
 }
 
-/// Batches for which a chunk stays after its last use; 0: until its group has ended. Batches by a budget go back to
-/// a chunk in the window of positions behind its last use.
+/// Batches for which a chunk stays after its last use; 0: until its group has ended. Batches by a budget return to
+/// a chunk within the window of positions after its last use.
 pub(super) fn patience(options: &LoaderOptions) -> u64 {
     let Some(budget) = &options.budget else { return 0 };
     let of_window = u64::from(budget.window).div_ceil(options.batch_size.max(1) as u64);
@@ -83,7 +82,7 @@ pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> 
     (window_bytes(directory, options) as u64) < open_bytes(directory, options)
 }
 
-/// The estimated number of passes over such chunks.
+/// The estimated number of passes over chunks that exceed the window.
 pub(super) fn num_passes(directory: &Directory, options: &LoaderOptions) -> Option<f64> {
     pass_lengths(directory, options).map(|lengths| lengths.num_passes())
 }
@@ -98,8 +97,8 @@ pub(super) fn pass_lengths(directory: &Directory, options: &LoaderOptions) -> Op
     exceeds_window(directory, options).then(|| PassLengths::of(window, chunk, open, sample))
 }
 
-/// Lengths of buffers if tiny samples in global order are read in passes: if the options leave
-/// open how to read them, and one pass serves enough samples of each block.
+/// Lengths of buffers if tiny samples in global order are read in passes. `None` in other orders, if the options
+/// select a batching, or if one pass would use too few samples of each block.
 pub(super) fn global_pass_lengths(
     directory: &Directory,
     options: &LoaderOptions,
@@ -111,7 +110,7 @@ pub(super) fn global_pass_lengths(
     let sample = mean_sample_bytes(directory);
     let num_samples = directory.num_samples();
     let data = sample * num_samples;
-    // A pass reads all blocks, so it is for data sets whose blocks hold live samples.
+    // A pass reads all blocks, so most of them should hold live samples.
     let is_sparse = samples_for_a_live_one(directory) > SPARSE;
     if !(1..=TINY_SAMPLE_BYTES).contains(&sample) || data < WORTH_PASSES_BYTES || is_sparse {
         return None;
@@ -125,8 +124,7 @@ pub(super) fn global_pass_lengths(
     (in_pass * BLOCK_BYTES >= SAMPLES_OF_BLOCK * data as f64).then_some(lengths)
 }
 
-/// Returns whether to read the first batch by samples: the chunks that it would wait for are large, and there is
-/// memory for both.
+/// Returns whether to read the first batch by samples: its chunks are large, and there is memory for both.
 pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOptions) -> bool {
     if options.budget.is_some() {
         return false; // the first batch is known once the first window is cut
@@ -136,7 +134,7 @@ pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOpt
     awaited >= FIRST_BATCH_FROM_BYTES && room >= FIRST_BATCH_ROOM_CHUNKS * chunk_len(directory)
 }
 
-/// How many samples, deleted ones and those outside a view included, whole chunks hold for each live one.
+/// The number of samples in whole chunks per live sample: deleted samples and those outside a view are not live.
 pub(super) fn samples_for_a_live_one(directory: &Directory) -> f64 {
     directory.num_samples() as f64 / directory.num_live().max(1) as f64
 }
@@ -166,7 +164,7 @@ fn open_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
     chunks_len(directory, u64::from(lanes_of(options)) * u64::from(group))
 }
 
-/// The lanes that one rank reads: those of its class (see `order::aligned`), or its share of them.
+/// The number of lanes that one rank reads: those of its class (see `order::aligned`), or its share of them.
 fn lanes_of(options: &LoaderOptions) -> u32 {
     let Some((lanes, _)) = options.order.kind.lanes_and_group() else { return 0 };
     let world_size = options.world_size.max(1);
@@ -185,7 +183,7 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
     }
 }
 
-/// How often all ranks together read the chunks of this run if the lanes are no multiple of the
+/// The number of times that all ranks together read the chunks of this run, if the lanes are not a multiple of the
 /// ranks; `None` if each chunk is read once.
 pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
     let (lanes, _) = options.order.kind.lanes_and_group()?;
@@ -199,8 +197,8 @@ pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Op
     reads_as(directory, options, options.sharding)
 }
 
-/// Returns whether other processes of this node take samples of the same chunks: with local shares, each takes a part
-/// of all chunks that the node holds.
+/// Returns whether other processes of this node use samples of the same chunks: with local shares, each process
+/// uses a part of every chunk that the node holds.
 pub(super) fn shares_chunks_on_node(options: &LoaderOptions) -> bool {
     options.sharding == Sharding::Local
         && options.locality.as_ref().is_some_and(|locality| {
@@ -246,12 +244,12 @@ pub(super) fn warn_of_shared_reads(directory: &Directory, options: &LoaderOption
     );
 }
 
-/// The cost of reading a sample alone, relative to its bytes: the blocks that it touches.
+/// The bytes read for a sample alone, relative to its length: whole blocks are read.
 pub(super) fn sample_cost(directory: &Directory) -> f64 {
     1.0 + BLOCK_BYTES / (mean_sample_bytes(directory).max(1) as f64)
 }
 
-/// The same of a sample that aligned shares give to another rank: one that touches few blocks is chosen.
+/// The same for a sample that aligned shares give to another rank: they choose one that touches few blocks.
 pub(super) fn stray_cost(directory: &Directory) -> f64 {
     let mean = mean_sample_bytes(directory).max(1) as f64;
     (mean / BLOCK_BYTES).ceil() * BLOCK_BYTES / mean
@@ -269,7 +267,7 @@ fn gcd(mut a: u32, mut b: u32) -> u32 {
     a
 }
 
-/// Bytes of so many chunks, or of all if there are fewer.
+/// Bytes of `chunks` chunks, or of all chunks if there are fewer.
 fn chunks_len(directory: &Directory, chunks: u64) -> u64 {
     chunks.min(u64::from(directory.num_chunks())).saturating_mul(chunk_len(directory))
 }
@@ -278,33 +276,34 @@ fn chunk_len(directory: &Directory) -> u64 {
     directory.layout().chunk_size_bytes.into()
 }
 
-/// Batches for which a chunk stays beside those of windows of positions.
+/// Added to the batches for which a chunk stays because of sorting windows.
 const PATIENCE: u64 = 8;
 
-/// The default window: at least the first, and at most the second for large chunks.
+/// The limits of the default window; only large chunks make it exceed the first.
 const DEFAULT_WINDOW: usize = 256 << 20;
 const MAX_DEFAULT_WINDOW: usize = 1 << 30;
 
 /// The read amplification above which a warning is logged.
 const WORTH_A_WARNING: f64 = 1.1;
 
-/// From so many samples for each live one on, reading whole chunks costs more than it saves commands.
+/// With more samples than this per live one, reading whole chunks costs more than it saves in commands.
 pub(super) const SPARSE: f64 = 2.0;
 
-/// The least that devices read.
+/// The least number of bytes that devices read.
 const BLOCK_BYTES: f64 = 4096.0;
 
-/// Larger samples gain little from sharing blocks, and pay for a copy.
+/// The longest mean sample length read in passes: larger samples gain little from sharing blocks, and pay for a
+/// copy.
 const TINY_SAMPLE_BYTES: u64 = 1 << 10;
 
-/// Less is read soon enough sample by sample.
+/// The least data read in passes: less is read soon enough by samples.
 const WORTH_PASSES_BYTES: u64 = 4 << 20;
 
-/// The samples that a pass must take of a block on average. With k of them at random, a pass reads
-/// (1 - e^-k) / k of the blocks that single reads would: half of them here.
+/// The mean number of samples that a pass must take of each block. With k random samples a block, a pass reads
+/// (1 - e^-k) / k of the blocks that single reads would read: half of them here.
 const SAMPLES_OF_BLOCK: f64 = 1.6;
 
-/// A first batch that would wait for at least this much is read by samples (3 ms at 5 GB/s).
+/// A first batch that would wait for at least this many bytes is read by samples (3 ms at 5 GB/s).
 const FIRST_BATCH_FROM_BYTES: u64 = 16 << 20;
 
 /// Memory for the first batch that must be free beside the open chunks, in chunks.

@@ -1,4 +1,4 @@
-//! A batch: ids, labels, and the bytes of each sample in the buffers that they were read into.
+//! A batch: ids, labels, and the bytes of each sample in the buffers that the bytes were read into.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::units::{Epoch, SampleId};
 
 /// Samples that were requested together, in the order of the request, every byte verified.
 ///
-/// The bytes are not copied: a batch shares the buffers that they were read into. The buffers return to
-/// their pool when the batch is dropped or reused.
+/// The bytes are not copied: a batch shares the read buffers. The buffers return to their pool when the batch is
+/// dropped or reused.
 #[derive(Default)]
 pub struct Batch {
     directory: Option<Arc<Directory>>,
@@ -36,29 +36,29 @@ pub(crate) struct SampleLocation {
     pub(crate) offset: usize,
 }
 
-/// A sample whose checksum is compared again when the batch is delivered. Its memory was part of an
-/// earlier epoch's batch too, and the caller of that batch could have written to it through an alias.
+/// A sample whose checksum is compared again when the batch is delivered. Its memory was also part of an earlier
+/// epoch's batch, whose caller could have written to it through an alias.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recheck {
     /// Position in the batch.
     pub(crate) index: u32,
-    /// The source, where the batch is of a mixture.
+    /// The source, if the batch is of a mixture.
     pub(crate) source: u32,
     pub(crate) crc32c: u32,
     pub(crate) chunk: u32,
-    /// Number of the read that brought the chunk.
+    /// The number of the read that filled the chunk's memory.
     pub(crate) load: u32,
 }
 
-/// A batch of one source of a mixture, whose samples go one after the other to batches of the mixture.
+/// A batch of one source of a mixture. Its samples go one by one to batches of the mixture.
 #[derive(Default)]
 pub(crate) struct BatchOfSource {
     source: u32,
     batch: Batch,
-    /// How many of its samples, and of its rechecks, were taken.
+    /// The number of its samples, and of its rechecks, that were taken.
     taken: usize,
     rechecked: usize,
-    /// For each buffer: the batch that took it last, by number, and the buffer's place there.
+    /// For each buffer: the number of the batch that took it last, and the buffer's index in that batch.
     bufs: Vec<(u32, u32)>,
 }
 
@@ -68,7 +68,7 @@ impl BatchOfSource {
         BatchOfSource { source, batch, taken: 0, rechecked: 0, bufs }
     }
 
-    /// Its batch, without samples.
+    /// The batch without its samples.
     pub(crate) fn into_empty(mut self) -> Batch {
         self.batch.clear();
         self.batch
@@ -80,26 +80,26 @@ impl BatchOfSource {
 pub struct Sample<'a> {
     /// The sample's id in the data set.
     pub id: SampleId,
-    /// Its label, where the data set has labels.
+    /// Its label, if the data set has labels.
     pub label: Option<i64>,
-    /// Its whole record; for a sample of several fields see [`Batch::field`].
+    /// Its whole record; for the parts of a sample with several fields see [`Batch::field`].
     pub bytes: &'a [u8],
 }
 
 impl Batch {
-    /// An empty batch, for [`super::Reader::read_batch`] to fill.
+    /// An empty batch, to be filled by [`super::Reader::read_batch`].
     pub fn new() -> Batch {
         Batch::default()
     }
 
-    /// An empty batch that allocates nothing until it holds more than this.
+    /// An empty batch with room for this many samples and buffers: it allocates when it exceeds them.
     pub(crate) fn with_capacity(samples: usize, bufs: usize) -> Batch {
         let samples = Vec::with_capacity(samples);
         let bufs = Vec::with_capacity(bufs);
         Batch { samples, bufs, ..Batch::default() }
     }
 
-    /// How many samples there are.
+    /// The number of samples.
     pub fn len(&self) -> usize {
         self.samples.len()
     }
@@ -109,12 +109,12 @@ impl Batch {
         self.samples.is_empty()
     }
 
-    /// The epoch it belongs to; 0 for one that was read by ids.
+    /// The epoch of the batch; 0 if it was read by ids.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Returns whether it is the last batch of its epoch on this rank.
+    /// Returns whether this is the last batch of its epoch on this rank.
     pub fn ends_epoch(&self) -> bool {
         self.ends_epoch
     }
@@ -122,7 +122,7 @@ impl Batch {
     /// The id of the sample at `index`.
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`], as a slice does.
+    /// If `index` is [`Batch::len`] or more.
     pub fn id(&self, index: usize) -> SampleId {
         self.samples[index].id
     }
@@ -132,17 +132,17 @@ impl Batch {
         self.samples.iter().map(|location| location.id)
     }
 
-    /// The source of each sample, counted from 0, if the batch is of a mixture: ids and labels are those of the
+    /// The source of each sample, counted from 0, if the batch is of a mixture: ids and labels belong to the
     /// source's data set. `None` for a batch of one data set.
     pub fn sources(&self) -> Option<&[u32]> {
         self.mixed.is_some().then_some(&self.sources)
     }
 
-    /// The directory of the data set that the sample at `index` is of: it has the typed columns. `None` before the
-    /// batch was read.
+    /// The directory of the data set of the sample at `index`; it has the typed columns. `None` before the batch
+    /// was read.
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`], as a slice does.
+    /// If `index` is [`Batch::len`] or more.
     pub fn directory_of(&self, index: usize) -> Option<&Arc<Directory>> {
         match &self.mixed {
             Some(directories) => directories.get(self.sources[index] as usize),
@@ -150,11 +150,11 @@ impl Batch {
         }
     }
 
-    /// The verified bytes of the sample at `index`: its whole record. Where samples have several fields,
-    /// that is a table of lengths and then the fields: see [`Batch::field`].
+    /// The verified bytes of the sample at `index`: its whole record. If samples have several fields, the record is
+    /// a table of lengths and then the fields: see [`Batch::field`].
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`], as a slice does.
+    /// If `index` is [`Batch::len`] or more.
     pub fn bytes(&self, index: usize) -> &[u8] {
         let location = &self.samples[index];
         if location.len_bytes == 0 {
@@ -164,29 +164,29 @@ impl Batch {
             [location.offset..location.offset + location.len_bytes as usize]
     }
 
-    /// Returns whether samples of the data set have labels, though those of this batch may have none.
+    /// Returns whether the data set has labels. The samples of this batch may still have none.
     pub fn has_labels(&self) -> bool {
         let mut directories =
             self.directory.iter().chain(self.mixed.iter().flat_map(|all| all.iter()));
         directories.any(|directory| directory.labels().is_some())
     }
 
-    /// The label of the sample at `index`, from memory.
+    /// The label of the sample at `index`. Does no I/O.
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`], as a slice does.
+    /// If `index` is [`Batch::len`] or more.
     pub fn label(&self, index: usize) -> Option<i64> {
         self.directory_of(index)?.label(self.samples[index].id)
     }
 
-    /// The bytes of field number `field` of the sample at `index`; fields are named by
-    /// [`Directory::fields`]. `None`: this sample does not have the field.
+    /// The bytes of field number `field` of the sample at `index`; [`Directory::fields`] lists the names of fields.
+    /// `None`: this sample does not have the field.
     ///
     /// # Errors
-    /// `NotFound`: there is no such field. `Corrupt`: the record's table of lengths does not fit it.
+    /// `NotFound`: the field does not exist. `Corrupt`: the record's table of lengths does not fit the record.
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`], as a slice does.
+    /// If `index` is [`Batch::len`] or more.
     pub fn field(&self, index: usize, field: usize) -> Result<Option<&[u8]>> {
         let fields =
             self.directory_of(index).map_or(1, |directory| directory.fields().len().max(1));
@@ -200,13 +200,13 @@ impl Batch {
         Ok(range.map(|range| &record[range]))
     }
 
-    /// As [`Batch::field`], as an array of the field's type; that of a field without a type is `u8[*]`.
+    /// As [`Batch::field`], as an array of the field's type; a field without a type is a `u8[*]`.
     ///
     /// # Errors
-    /// As [`Batch::field`]. `Corrupt`: the field does not have the length that its type says.
+    /// As [`Batch::field`]. `Corrupt`: the length of the field does not match its type.
     ///
     /// # Panics
-    /// When `index` is not below [`Batch::len`], as a slice does.
+    /// If `index` is [`Batch::len`] or more.
     pub fn array(&self, index: usize, field: usize) -> Result<Option<FieldArray<'_>>> {
         let Some(bytes) = self.field(index, field)? else { return Ok(None) };
         let directory = self.directory_of(index);
@@ -228,14 +228,14 @@ impl Batch {
         })
     }
 
-    /// Sum of the samples' lengths.
+    /// The sum of the samples' lengths.
     pub fn len_bytes(&self) -> u64 {
         self.samples.iter().map(|location| u64::from(location.len_bytes)).sum()
     }
 
     /// The whole batch as one `[batch, length]` array, without a copy.
     ///
-    /// `None` when lengths differ or the samples are not contiguous; [`Batch::copy_to`] copies them together.
+    /// `None` if lengths differ or the samples are not contiguous; [`Batch::copy_to`] makes them contiguous.
     pub fn contiguous(&self) -> Option<&[u8]> {
         let first = self.samples.first()?;
         let len = first.len_bytes as usize;
@@ -251,7 +251,7 @@ impl Batch {
         Some(&buf[first.offset..first.offset + len * self.samples.len()])
     }
 
-    /// Copies all samples, one after the other, into `out`; returns the bytes written.
+    /// Copies all samples, one after the other, into `out`; returns the number of bytes written.
     ///
     /// # Errors
     /// `InvalidArgument`: `out` is shorter than [`Batch::len_bytes`]; nothing was written.
@@ -289,8 +289,8 @@ impl Batch {
         }
     }
 
-    /// Appends the next sample of `part`, and returns its place there. `number` is this batch's, other than those of
-    /// the batches that the part has gone to before; 0 if it goes to none afterwards.
+    /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` differs from that of
+    /// every batch that took samples of `part` before; 0 if no batch will take samples of `part` later.
     #[inline]
     pub(crate) fn push_next_of(&mut self, part: &mut BatchOfSource, number: u32) -> u32 {
         let nth = part.taken;
@@ -335,7 +335,7 @@ impl Batch {
         })
     }
 
-    /// Replaces the buffers by `buf`, into which the caller has copied all samples, one after the other.
+    /// Replaces the buffers with `buf`; the caller has copied all samples into it, one after the other.
     pub(crate) fn move_to(&mut self, buf: SharedBuf) {
         let mut offset = 0;
         for location in &mut self.samples {
@@ -350,18 +350,18 @@ impl Batch {
         self.ends_epoch = true;
     }
 
-    /// Resizes to `count` samples, whose locations `set_location` sets in any order.
+    /// Resizes to `count` samples; `set_location` sets their locations in any order.
     pub(crate) fn resize(&mut self, count: usize) {
         let missing = SampleLocation { id: SampleId(0), buf: MISSING, len_bytes: 0, offset: 0 };
         self.samples.resize(count, missing);
     }
 
-    /// Reserves memory for `count` samples that `push` will add.
+    /// Reserves memory for `count` samples of later `push` calls.
     pub(crate) fn reserve(&mut self, count: usize) {
         self.samples.reserve(count);
     }
 
-    /// Reserves memory for `count` buffers that `add_buf` will add.
+    /// Reserves memory for `count` buffers of later `add_buf` calls.
     pub(crate) fn reserve_bufs(&mut self, count: usize) {
         self.bufs.reserve(count);
     }
@@ -374,7 +374,7 @@ impl Batch {
         self.samples.push(location);
     }
 
-    /// Appends a sample without a location: it failed, and keeps its place until [`Batch::remove_missing`].
+    /// Appends a failed sample: it has no location, and keeps its place until [`Batch::remove_missing`].
     pub(crate) fn push_missing(&mut self, id: SampleId) {
         self.samples.push(SampleLocation { id, buf: MISSING, len_bytes: 0, offset: 0 });
     }
@@ -384,7 +384,7 @@ impl Batch {
         (self.bufs.len() - 1) as u32
     }
 
-    /// Replaces the buffer at `index`, into which the caller has copied samples.
+    /// Replaces the buffer at `index`; the caller has copied samples into the new one.
     pub(crate) fn set_buf(&mut self, index: u32, buf: SharedBuf) {
         self.bufs[index as usize] = buf;
     }
@@ -398,14 +398,14 @@ impl Batch {
         self.samples[index]
     }
 
-    /// The checksum of the sample that is pushed next is compared again when the batch is delivered.
+    /// Marks the next pushed sample: its checksum is compared again when the batch is delivered.
     pub(crate) fn recheck_next(&mut self, crc32c: u32, chunk: u32, load: u32) {
         let index = self.samples.len() as u32;
         self.rechecks.push(Recheck { index, source: 0, crc32c, chunk, load });
     }
 
-    /// The samples to recheck whose bytes are no longer what was read. Compares checksums; allocates only
-    /// if one differs.
+    /// The samples to recheck whose bytes have changed since they were read. Compares checksums; allocates only if
+    /// one differs.
     pub(crate) fn rewritten(&self) -> Vec<Recheck> {
         #[cfg(feature = "unverified")]
         if super::unverified::is_set() {
@@ -416,7 +416,7 @@ impl Batch {
         self.rechecks.iter().filter(differs).copied().collect()
     }
 
-    /// Replaces the sample at `index` by sample `nth` of `other`.
+    /// Replaces the sample at `index` with sample `nth` of `other`.
     pub(crate) fn replace(&mut self, index: usize, other: &Batch, nth: usize) {
         let location = other.samples[nth];
         let buf = match location.len_bytes {
@@ -431,7 +431,7 @@ impl Batch {
         self.samples[index].buf = MISSING;
     }
 
-    /// Removes the samples without a location: they failed, and failures are skipped.
+    /// Removes the samples without a location: they failed and are skipped.
     pub(crate) fn remove_missing(&mut self) {
         if !self.sources.is_empty() {
             let mut locations = self.samples.iter();
@@ -448,5 +448,5 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// Buffer index of a sample that has no location.
+/// Buffer index of a sample without a location.
 const MISSING: u32 = u32::MAX;

@@ -7,7 +7,7 @@ use crate::directory::ChunkInfo;
 use crate::format::Extent;
 use crate::units::{SampleId, round_up};
 
-/// One read command: the blocks of a namespace, and where in the fetch's buffer they go.
+/// One read command: blocks of a namespace, and their place in the fetch's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transfer {
     /// Index of the namespace in the image.
@@ -16,11 +16,11 @@ pub(crate) struct Transfer {
     pub(crate) offset_bytes: u64,
     /// First byte in the buffer.
     pub(crate) buf_offset: usize,
-    /// Whole blocks.
+    /// Length in bytes: whole blocks.
     pub(crate) len_bytes: usize,
 }
 
-/// One sample of a fetch: where in the buffer it is, and its checksum.
+/// One sample of a fetch: its place in the buffer, and its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FetchSample {
     pub(crate) id: SampleId,
@@ -31,7 +31,7 @@ pub(crate) struct FetchSample {
     pub(crate) crc32c: u32,
 }
 
-/// Transfers into one contiguous buffer, and the samples that they bring.
+/// Transfers into one contiguous buffer, and the samples in it.
 #[derive(Debug, Default)]
 pub(crate) struct Fetch {
     pub(crate) transfers: Vec<Transfer>,
@@ -56,8 +56,8 @@ impl Fetch {
         first..last.max(first)
     }
 
-    /// Splits `transfer` into pieces, at the blocks where a sample begins or ends. A piece that cannot be
-    /// read fails only the samples that have bytes in it.
+    /// Splits `transfer` into pieces, at the blocks where samples begin or end. An unreadable piece fails only the
+    /// samples that have bytes in it.
     pub(super) fn split_at_samples(
         &self,
         transfer: &Transfer,
@@ -106,10 +106,10 @@ pub(crate) struct SampleRequest {
     pub(crate) extent: Extent,
 }
 
-/// How reads of a batch's samples are merged.
+/// Merging of the reads of a batch's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Merge {
-    /// Each sample has a command of its own, in the order of the batch.
+    /// Each sample has its own command, in the order of the batch.
     Never,
     /// Samples that are neighbours on media share commands.
     Neighbours,
@@ -117,9 +117,9 @@ pub(crate) enum Merge {
 
 /// Appends to `out` the fetches that read `requests`, each of about `max_fetch_bytes` at most.
 ///
-/// Takes used fetches from `free`, so that planning allocates nothing in steady state. If all samples are
-/// whole blocks of one length, the buffer has the order of the batch, which then is one contiguous
-/// `[batch, length]` array; otherwise it has the order on media.
+/// Takes used fetches from `free`, so that planning allocates nothing in steady state. If all samples are whole
+/// blocks of one length, they are in the buffer in the order of the batch, which is then one contiguous `[batch,
+/// length]` array. Otherwise they are in the buffer in the order on media.
 pub(crate) fn plan_samples(
     requests: &mut [SampleRequest],
     geometry: &[Geometry],
@@ -150,7 +150,7 @@ pub(crate) fn plan_samples(
     }
 }
 
-/// Plans the read of a chunk's samples, without its header, as one range.
+/// Plans the read of a chunk's samples as one range, without the chunk's header.
 pub(crate) fn plan_chunk(
     samples: impl Iterator<Item = (SampleId, Extent)>,
     geometry: &[Geometry],
@@ -165,7 +165,7 @@ pub(crate) fn plan_chunk(
             start = start.min(extent.offset_bytes);
             end = end.max(extent.offset_bytes + u64::from(extent.len_bytes));
         }
-        // The offset on media for now: the start of the range is known after the loop.
+        // The offset on media for now: the start of the range is known only after the loop.
         fetch.samples.push(FetchSample {
             id,
             index: index as u32,
@@ -195,7 +195,7 @@ pub(crate) fn plan_chunk(
     range.append_to(fetch, &[], geometry);
 }
 
-/// Plans the read of a whole chunk, including its header, that holds `samples`.
+/// Plans the read of a whole chunk, including its header. `samples` are the chunk's samples.
 pub(crate) fn plan_whole_chunk(
     chunk: &ChunkInfo,
     samples: impl Iterator<Item = (SampleId, Extent)>,
@@ -278,9 +278,9 @@ impl Range {
         (self.end - self.start) as usize
     }
 
-    /// The length of the transfer that begins `done` bytes into the range. A range above the transfer limit
-    /// is split at multiples of that limit on media, so that transfers do not cross the device's stripes,
-    /// unless that takes one transfer more: a command costs more than a stripe that is crossed.
+    /// The length of the transfer that begins `done` bytes into the range. A range longer than the transfer limit
+    /// is split at multiples of the limit on media, so that transfers do not cross the device's stripes. If this
+    /// takes one more transfer, it is not done: a command costs more than crossing a stripe.
     fn transfer_len_from(&self, done: usize, geometry: Geometry) -> usize {
         let max = u64::from(geometry.max_transfer_bytes);
         let left = self.len_bytes() - done;

@@ -1,13 +1,13 @@
-//! Reads many scattered samples into one buffer, through a small window.
+//! Reads many scattered samples through a small window, and copies them into one buffer.
 //!
-//! A sample of a few hundred bytes needs a block of 4 KiB. [`Reader::read_batch`] shares the blocks with the
-//! batch, so a million scattered samples would keep gigabytes. Here blocks live only until their samples are
-//! verified and copied to their places in the batch's one buffer: a call takes the samples' bytes, 32 bytes
-//! a sample, and [`WINDOW_BYTES`].
+//! A sample of a few hundred bytes needs a block of 4 KiB. [`Reader::read_batch`] shares the blocks with the batch,
+//! so a million scattered samples would keep gigabytes. Here blocks live only until their samples are verified and
+//! copied to their places in the batch's one buffer. A call takes the length of the samples, 32 bytes per sample,
+//! and [`WINDOW_BYTES`].
 //!
-//! Ids are read in the order of the media, so that a block that several samples share is read once, and
-//! neighbours share commands. Samples above [`COPIED_UP_TO`] bytes keep the buffers that they were read into:
-//! a copy would cost more than their blocks waste.
+//! Ids are read in the order on media: a block that several samples share is read once, and neighbours share
+//! commands. Samples longer than [`COPIED_UP_TO`] bytes are not copied and keep their read buffers: a copy would
+//! cost more than their blocks waste.
 
 use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, SharedBuf};
 use crate::directory::Directory;
@@ -22,7 +22,8 @@ use super::watch::{Call, Watch};
 use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
 
 impl Reader {
-    /// Returns whether the blocks of `ids` may not fit the window, and are so many that they waste memory.
+    /// Returns whether `ids` are read in this way: their blocks may exceed the window, and they are so many that
+    /// they waste memory.
     pub(super) fn gathers(&self, ids: &[SampleId]) -> bool {
         if ids.len() < GATHERED_FROM {
             return false;
@@ -38,8 +39,8 @@ impl Reader {
         })
     }
 
-    /// As [`Reader::read_batch_watched`], for samples that are [gathered](Reader::gathers). The batch has
-    /// been reset.
+    /// As [`Reader::read_batch_watched`], for samples that are [gathered](Reader::gathers). The caller has reset
+    /// the batch.
     pub(super) fn gather(
         &mut self,
         ids: &[SampleId],
@@ -91,7 +92,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Plans the reads of a few neighbours on media: first the samples that will be copied, then the others.
+    /// Plans the reads of a few samples that are neighbours on media: first the samples to copy, then the others.
     fn plan_step(&mut self, ids: &[SampleId], indices: impl Iterator<Item = u32>) {
         self.plans.look_up(&self.directory, ids);
         let SamplePlans { extents, requests, .. } = &mut self.plans;
@@ -105,7 +106,7 @@ impl Reader {
         self.plans.plan(copied.., Merge::Neighbours, FETCH_LEN_BYTES);
     }
 
-    /// Starts a fetch, once the window has room for it.
+    /// Starts a fetch as soon as the window has room for it.
     fn begin_gathering(
         &mut self,
         fetch: Fetch,
@@ -125,15 +126,16 @@ impl Reader {
 /// The samples of one call.
 struct Gathered<'a> {
     batch: &'a mut Batch,
-    /// All samples that are copied, one after the other in the order of the ids.
+    /// All copied samples, one after the other in the order of the ids.
     out: IoBuf,
     failures: Vec<(usize, Error)>,
-    /// Length of the fetches that are in flight.
+    /// The length of the fetches in flight.
     held_bytes: usize,
 }
 
 impl Gathered<'_> {
-    /// Allocates the buffer, and gives each sample its place there. Samples have no bytes until they arrive.
+    /// Allocates the buffer, and assigns each sample its place in the buffer. Samples have no bytes until they
+    /// arrive.
     fn lay_out(
         &mut self,
         directory: &Directory,
@@ -159,7 +161,7 @@ impl Gathered<'_> {
         Ok(())
     }
 
-    /// Copies the samples of a fetch to their places, or shares its buffer with the batch.
+    /// Copies the samples of a fetch to their places, or shares the fetch's buffer with the batch.
     fn take(&mut self, fetched: Fetched, watch: &mut dyn Watch) -> Fetch {
         let Fetched { fetch, buf, failures, .. } = fetched;
         self.held_bytes -= fetch.len_bytes;
@@ -195,8 +197,8 @@ impl Gathered<'_> {
     }
 }
 
-/// Replaces `places` by the live samples of `ids` in the order of the media: slot * [`PART`] + position. A
-/// number of 8 bytes sorts fast, and a data set has at most 2^40 slots.
+/// Replaces `places` with the live samples of `ids`, sorted by place on media, each as slot * [`PART`] + position.
+/// A number of 8 bytes sorts fast, and a data set has at most 2^40 slots.
 fn by_place(directory: &Directory, ids: &[SampleId], places: &mut Vec<u64>) {
     places.clear();
     places.extend(ids.iter().zip(0..).filter_map(|(&id, position): (_, u64)| {
@@ -210,7 +212,7 @@ fn is_copied(len_bytes: u32) -> bool {
     len_bytes <= COPIED_UP_TO
 }
 
-/// One buffer for all samples; an error, not the end of the process, if the system has no such memory.
+/// Allocates one buffer for all samples; returns an error instead of aborting if the system lacks memory.
 fn allocate(len: usize) -> Result<IoBuf> {
     if len == 0 {
         return Ok(IoBuf::empty());
@@ -222,23 +224,23 @@ fn allocate(len: usize) -> Result<IoBuf> {
     })
 }
 
-/// Index of the buffer of all copied samples in the batch.
+/// The index of the batch's buffer with all copied samples.
 const GATHERED: u32 = 0;
 
-/// Fewer samples than this waste less than 64 MiB beyond the window, so they need no copy.
+/// The fewest samples that are gathered: fewer waste less than 64 MiB beyond the window.
 const GATHERED_FROM: usize = 4096;
 
-/// The longest sample that is copied; its blocks waste at most 8 KiB.
+/// Longer samples are not copied: their blocks waste at most 8 KiB.
 const COPIED_UP_TO: u32 = 1 << 20;
 
 /// The most bytes in flight, unless one fetch is longer: 2,048 blocks of 4 KiB.
 const WINDOW_BYTES: usize = 8 << 20;
 
-/// About the largest buffer of a fetch: some 128 scattered blocks.
+/// The approximate length of the largest fetch buffer: some 128 scattered blocks.
 const GATHERED_FETCH_BYTES: usize = 512 << 10;
 
-/// How many ids are sorted together: 8 MiB of places, in about 50 ms.
+/// The number of ids sorted together: 8 MiB of places, in about 50 ms.
 const PART: usize = 1 << 20;
 
-/// How many samples are planned at once.
+/// The number of samples planned at a time.
 const STEP: usize = 2048;

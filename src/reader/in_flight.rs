@@ -1,6 +1,6 @@
-//! A fetch in flight: its transfers as they complete, and the checksums of the samples in them.
+//! A fetch in flight: the state of its transfers, and the checksums of its samples.
 //!
-//! The pump submits and polls; this module decides which samples are verified and which transfers to read again.
+//! The pump submits and polls; this module decides which samples to verify and which transfers to read again.
 
 use std::time::Instant;
 
@@ -16,21 +16,21 @@ use super::fetch::{Fetch, FetchSample, Transfer};
 /// A fetch in flight.
 pub(super) struct InFlight {
     pub(super) token: u64,
-    /// The image it is of, among those of the pump.
+    /// The index of its image in the pump.
     pub(super) image: u32,
     pub(super) fetch: Fetch,
     pub(super) states: Vec<TransferState>,
     pub(super) waiting: usize,
     pub(super) failures: Vec<(usize, Error)>,
     pub(super) unread: Vec<(usize, Error)>,
-    /// How many transfers have failed.
+    /// The number of transfers that have failed.
     pub(super) num_failed: usize,
-    /// Some samples span several transfers; they are verified when all transfers have completed.
+    /// Set if some samples span several transfers; they are verified when all transfers have completed.
     pub(super) crossing: bool,
-    /// The sample that continues after the transfer that completed last.
+    /// The sample that continues after the last completed transfer.
     pub(super) carried: Option<Carried>,
-    /// The first sample after the transfer that completed last. Transfers usually complete in order, and
-    /// then it is the first sample of the next one.
+    /// The first sample after the last completed transfer. Transfers usually complete in order; then it is the
+    /// first sample of the next transfer.
     pub(super) next_sample: usize,
     pub(super) abandoned: bool,
 }
@@ -40,31 +40,31 @@ pub(super) struct InFlight {
 pub(super) struct Carried {
     /// Index into `fetch.samples`.
     sample: usize,
-    /// Up to where in the fetch's buffer the checksum was computed.
+    /// The offset in the fetch's buffer up to which the checksum is computed.
     buf_offset: usize,
     crc32c: u32,
 }
 
-/// State of one transfer, and its part of the buffer while no read is outstanding.
+/// The state of one transfer. It has its part of the buffer while no read is outstanding.
 #[derive(Default)]
 pub(super) struct TransferState {
     pub(super) buf: Option<IoBuf>,
-    /// When a queue pair took the read.
+    /// The time at which a queue pair took the read.
     pub(super) submitted: Option<Instant>,
-    /// How often it was read again.
+    /// The number of times it was read again.
     pub(super) repeats: u8,
-    /// Why it could not be read, even by a second read.
+    /// The error of its second read.
     pub(super) failed: Option<IoError>,
-    /// It is a piece of a transfer that could not be read.
+    /// Set for a piece of a transfer that could not be read.
     pub(super) is_piece: bool,
-    /// It is the inner piece of such a transfer, whose first and last pieces are tried first.
+    /// Set for the inner piece of such a transfer: the first and the last piece are tried first.
     pub(super) was_probed: bool,
     /// The sample that began in an earlier transfer and ends in this one, if its checksum was right.
     pub(super) verified_across: Option<usize>,
 }
 
 impl InFlight {
-    /// Verifies the samples inside `transfer`; `false` if the transfer should be read again.
+    /// Verifies the samples inside `transfer`; returns `false` if the transfer should be read again.
     pub(super) fn verify_transfer(&mut self, transfer: usize, learned: Option<&Learned>) -> bool {
         #[cfg(feature = "unverified")]
         if super::unverified::is_set() {
@@ -76,8 +76,7 @@ impl InFlight {
         let first = self.first_sample_from(at.buf_offset);
         let inside = self.fetch.samples[first..].iter().take_while(|s| s.buf_offset < end);
         let mut next_sample = first;
-        // A sample that began in an earlier transfer has set `crossing` when that transfer completed, or
-        // will set it.
+        // If a sample began in an earlier transfer, that transfer has set `crossing` at its completion, or will.
         let mut crossing = None;
         for (index, sample) in (first..).zip(inside) {
             next_sample = index + 1;
@@ -111,8 +110,8 @@ impl InFlight {
         if is_first { next } else { samples.partition_point(begins_before) }
     }
 
-    /// Continues the checksum of the sample that reaches into `transfer`, and begins that of the sample that
-    /// reaches beyond it, while the bytes are in the processor's cache. Where transfers complete out of
+    /// Continues the checksum of the sample that reaches into `transfer`, and begins the checksum of the sample
+    /// that reaches beyond `transfer`, while the bytes are in the processor's cache. If transfers complete out of
     /// order, [`InFlight::verify_crossing`] computes these checksums.
     fn carry(&mut self, transfer: usize, crossing: Option<usize>, learned: Option<&Learned>) {
         let at = self.fetch.transfers[transfer];
@@ -156,7 +155,7 @@ impl InFlight {
                 repeat.extend(transfers.filter(|&transfer| self.states[transfer].repeats == 0));
             }
         }
-        // A wrong checksum is final only if no transfer is read again.
+        // Wrong checksums are final only if no transfer will be read again.
         if repeat.is_empty() {
             self.failures.append(&mut wrong);
         } else {
@@ -180,12 +179,12 @@ impl InFlight {
         })
     }
 
-    /// Splits the first failed transfer that can be split, and returns the pieces to read. It splits one
-    /// transfer at a time, so that few reads are in vain. `namespace` gives the block length of a transfer's
-    /// namespace, and whether that namespace seems lost: then only the first and the last piece are read,
-    /// and the rest only if one of them succeeds.
+    /// Splits the first failed transfer that can be split, and returns the pieces to read. Splits one transfer at a
+    /// time, to save reads that would fail. `namespace` gives the block length of a transfer's namespace, and
+    /// whether that namespace seems lost. If so, only the first and the last piece are read, and the rest only if
+    /// one of them succeeds.
     ///
-    /// Call it only while no read of the fetch is outstanding: reads name transfers by their index.
+    /// Call this only while no read of the fetch is outstanding: reads identify transfers by their index.
     pub(super) fn split_failed(
         &mut self,
         namespace: impl Fn(&Transfer) -> (u32, bool),
@@ -269,12 +268,12 @@ impl InFlight {
     }
 }
 
-/// Returns whether the error concerns only the blocks of this command, so that others may still be readable.
+/// Returns whether the error concerns only the blocks of this command: other blocks may still be readable.
 fn is_local(error: &IoError) -> bool {
     !matches!(error, IoError::Disconnected(_))
 }
 
-/// Merges all pieces between the first and the last; returns the index of the merged one.
+/// Merges all pieces between the first and the last; returns the index of the merged piece.
 fn merge_inner(pieces: &mut Vec<Transfer>) -> Option<usize> {
     let inner = pieces.get(1..pieces.len() - 1)?;
     let merged =
@@ -283,7 +282,7 @@ fn merge_inner(pieces: &mut Vec<Transfer>) -> Option<usize> {
     Some(1)
 }
 
-/// Returns whether `found` is the sample's checksum. A directory without checksums learns it.
+/// Returns whether `found` is the sample's checksum. A directory without checksums stores the first one computed.
 #[inline]
 fn is_right(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> bool {
     match learned {
@@ -369,7 +368,7 @@ mod tests {
         );
         let across: Vec<_> = in_flight.states.iter().map(|state| state.verified_across).collect();
         assert_eq!(across, [None, None, Some(0), Some(2)]);
-        flip(&mut in_flight, 1, 5); // after its checksum was computed: only a second computation sees it
+        flip(&mut in_flight, 1, 5); // after its checksum was computed: only a second computation would notice
         assert!(in_flight.verify_crossing(None).is_empty() && in_flight.failures.is_empty());
     }
 

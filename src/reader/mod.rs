@@ -1,11 +1,11 @@
-//! Turns a batch of samples into few large reads, and verifies what they return.
+//! Reads samples: turns a batch of ids into few large reads, and verifies the data.
 //!
-//! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an
-//! order on a thread of its own. `fetch` plans reads, `sample_plans` keeps the memory of plans, `pump` submits and
-//! polls them, `in_flight` verifies them, and `batch` holds the location of each sample. `sample_ranges` reads parts
-//! of large samples. No module here depends on an engine.
+//! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an order
+//! on its own thread. `fetch` plans reads, `sample_plans` keeps the memory of plans, `pump` submits and polls
+//! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `sample_ranges` reads parts of
+//! large samples. These modules do not depend on an engine.
 //!
-//! This is the path of a batch in grouped order over TCP. The poller's thread does all steps but the last:
+//! This is the path of a batch in grouped order over TCP. The poller's thread executes all steps except the last:
 //!
 //! ```text
 //!  1  order/order/mod.rs    EpochOrder::picks     positions of the batch -> chunk, and sample in the chunk
@@ -22,8 +22,8 @@
 //! 12  dataset/loader.rs     Loader::next          the caller's thread takes it
 //! ```
 //!
-//! Invariants: the bytes of a batch have had their checksum compared; a buffer has one owner, the pump
-//! while it is read and the batch afterwards; nothing is allocated per sample.
+//! Invariants: every byte of a batch has been verified by a checksum; a buffer has one owner, the pump while it is
+//! read and the batch afterwards; nothing is allocated per sample.
 //!
 //! Read `pump.rs` first.
 
@@ -71,14 +71,14 @@ use watch::Call;
 /// Options of a [`Reader`].
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// Memory for batches, in bytes. A batch that needs more allocates it from the system, with a warning;
-    /// one of thousands of samples is copied together, through a few megabytes of it.
+    /// Memory for batches, in bytes. A batch that needs more allocates the rest from the system, with a warning. A
+    /// batch of thousands of samples is copied into one buffer, through a few megabytes of this memory.
     pub window_bytes: usize,
     /// Queue pairs for each namespace.
     pub queue_pairs: usize,
-    /// The longest time that one call may take.
+    /// The timeout of one call.
     pub deadline: Duration,
-    /// Spin instead of sleeping while I/O is outstanding.
+    /// Spins instead of sleeping while I/O is outstanding.
     pub busy_poll: bool,
 }
 
@@ -96,13 +96,13 @@ impl Default for ReaderOptions {
 /// The treatment of a sample that does not exist or cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
-    /// The call fails with the error of the first such sample; a loader fails from then on.
+    /// The call fails with the error of the first such sample; a loader then fails for good.
     #[default]
     Raise,
-    /// The batch lacks the sample; a loader logs a warning and counts it. If the image has a newer
-    /// generation, the call fails nevertheless.
+    /// The batch lacks the sample; a loader logs a warning and counts the sample. If the image has a newer
+    /// generation, the call still fails.
     Skip,
-    /// The sample keeps its position in the batch, without bytes. Only for reads by id; a loader refuses it.
+    /// The sample keeps its position in the batch, without bytes. Only for reads by id; loaders refuse it.
     Blank,
 }
 
@@ -121,10 +121,10 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader of the image on `devices`, which are in the order of its superblocks.
+    /// A reader of the image on `devices`, given in the order of the image's superblocks.
     ///
     /// # Errors
-    /// Those of opening queue pairs; `OutOfMemory`: the window cannot be allocated.
+    /// Errors of opening queue pairs; `OutOfMemory`: the window cannot be allocated.
     pub fn new(
         directory: Arc<Directory>,
         devices: Vec<Arc<dyn Device>>,
@@ -151,12 +151,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Uses what other readers of the image have learnt of its large samples, and tells them.
+    /// Shares the checksums of pieces of large samples with other readers of the image, in both directions.
     pub(crate) fn share_pieces(&mut self, pieces: &Arc<PieceTables>) {
         self.pieces = Arc::clone(pieces);
     }
 
-    /// Records the latency of its commands.
+    /// The recorder of this reader's command latency.
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.latency
     }
@@ -166,16 +166,16 @@ impl Reader {
         self.pump.as_ref().and_then(Forked::get).map_or_else(ReadStats::default, Pump::stats)
     }
 
-    /// Reads the samples named by `ids` into `batch`, in the order of `ids`.
+    /// Reads the samples with these `ids` into `batch`, in the order of `ids`.
     ///
-    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows. Of
-    /// thousands of samples whose blocks exceed the window, the bytes are copied into one buffer: the call
-    /// then takes their length and at most 64 MiB.
+    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows. If `ids` are
+    /// thousands and their blocks exceed the window, copies the samples into one buffer: the call then takes the
+    /// length of the samples and at most 64 MiB.
     ///
     /// # Errors
-    /// `NotFound`: an id is not in the directory, or deleted; nothing was read. `Corrupt`: a checksum
-    /// differs even after a second read; the error names the sample and its LBA. `Stale`: the image has a
-    /// newer generation. `TimedOut`, `Disconnected`: as the connection options say.
+    /// `NotFound`: an id is not in the directory, or deleted; nothing was read. `Corrupt`: a checksum is wrong even
+    /// after a second read; the error names the sample and its LBA. `Stale`: the image has a newer generation.
+    /// `TimedOut`, `Disconnected`: the limits of the connection options were reached.
     pub fn read_batch(&mut self, ids: &[SampleId], batch: &mut Batch) -> Result<()> {
         let mut failures = self.read_batch_each(ids, batch)?;
         if failures.is_empty() {
@@ -186,8 +186,8 @@ impl Reader {
         }
     }
 
-    /// As [`Reader::read_batch`], but a sample that cannot be read does not fail the call. Returns the
-    /// positions in `ids` that failed, ascending, with their errors; these samples are empty in `batch`.
+    /// As [`Reader::read_batch`], but a sample that cannot be read does not fail the call. Returns the positions in
+    /// `ids` that failed, ascending, with their errors; the samples there are empty in `batch`.
     ///
     /// # Errors
     /// `NotFound`, `TimedOut`, `OutOfMemory`: the whole call failed.
@@ -203,8 +203,8 @@ impl Reader {
         self.read_batch_watched(ids, batch, &mut ())
     }
 
-    /// As [`Reader::read_batch_each`], but an id without a sample does not fail the call either, and `watch`
-    /// is told of each sample that arrives and may interrupt the call.
+    /// As [`Reader::read_batch_each`], but an id without a sample does not fail the call either. `watch` is
+    /// notified of each sample that arrives, and may interrupt the call.
     ///
     /// # Errors
     /// `Interrupted`: `watch` interrupted it. `TimedOut`, `OutOfMemory`: the whole call failed.
@@ -248,7 +248,7 @@ impl Reader {
         self.judge(failures, call.deadline)
     }
 
-    /// Starts a fetch, with the next token.
+    /// Starts a fetch with the next token.
     fn begin(&mut self, fetch: Fetch, buf: IoBuf) -> Result<()> {
         self.next_token += 1;
         let token = self.next_token;
@@ -256,8 +256,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Polls until all fetches after `first_token` have finished; `take` gets each of them, and may return its plan for
-    /// reuse. Abandons them if the call must end.
+    /// Polls until all fetches after `first_token` have finished; passes each of them to `take`, which may return
+    /// its plan for reuse. Abandons the fetches if the call must end.
     fn finish(
         &mut self,
         first_token: u64,
@@ -273,7 +273,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Polls once, passes what has arrived to `take`, and sleeps if nothing has.
+    /// Polls once, passes arrived fetches to `take`, and sleeps if none has arrived.
     fn poll_once(
         &mut self,
         call: &mut Call<'_>,
@@ -286,7 +286,7 @@ impl Reader {
                 self.plans.recycle(fetch);
             }
         }
-        // Not in the loop: the next call would be given what an interrupted one leaves there.
+        // Not in the loop: fetches left over by an interrupted call would reach the next call.
         call.ask()?;
         if self.pump()?.in_flight() > 0 {
             if now >= call.deadline {
@@ -299,7 +299,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Sorts the failures of a call; the error is that of a newer generation, if it explains them.
+    /// Sorts the failures of a call. If a newer generation explains them, returns its error.
     fn judge(
         &mut self,
         mut failures: Vec<(usize, Error)>,
@@ -316,7 +316,7 @@ impl Reader {
         Ok(failures)
     }
 
-    /// Plans the reads; returns the positions of the ids that name no sample.
+    /// Plans the reads; returns the positions of the ids that do not exist, with their errors.
     fn plan(&mut self, ids: &[SampleId]) -> Vec<(usize, Error)> {
         let mut absent = Vec::new();
         self.plans.look_up(&self.directory, ids);
@@ -389,7 +389,7 @@ impl Reader {
     }
 }
 
-/// Adds the samples of a fetch to the batch; failed ones are empty there.
+/// Adds the samples of a fetch to the batch; failed samples are empty in the batch.
 pub(crate) fn add_fetched(fetched: &Fetched, batch: &mut Batch) {
     let buf = batch.add_buf(fetched.buf.clone());
     let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
@@ -411,8 +411,8 @@ fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
     Error::new(ErrorKind::NotFound, text).sample(id).hint(format!("ids go from 0 to {last}"))
 }
 
-/// The error for a read of `len` bytes outside the window, the first of them those of `sample`, that the system has no
-/// memory for.
+/// The error for a read of `len` bytes outside the window that the system has no memory for; `sample` is the first
+/// sample of the read.
 pub(crate) fn no_room(directory: &Directory, len: usize, sample: Option<SampleId>) -> Error {
     let name = sample.and_then(|id| directory.name(id).ok().flatten());
     let what = name.map_or_else(
@@ -426,12 +426,13 @@ pub(crate) fn no_room(directory: &Directory, len: usize, sample: Option<SampleId
     }
 }
 
-/// A slot of the pool: small enough that a tiny batch wastes little, large enough that a buffer spans few
+/// Length of a slot of the pool: small enough that a tiny batch wastes little, large enough that a buffer spans few
 /// slots.
 pub(crate) const SLOT_LEN_BYTES: usize = 64 << 10;
 
-/// About the largest buffer that samples of one batch share: larger free ranges of a pool are rarer.
+/// The approximate length of the largest buffer that samples of one batch share: longer free ranges of a pool are
+/// rare.
 pub(crate) const FETCH_LEN_BYTES: usize = 4 << 20;
 
-/// The longest time that reading superblocks may take to tell damage from a newer generation.
+/// The timeout for reading superblocks to tell damage from a newer generation.
 pub(crate) const CHECK_LIMIT: Duration = Duration::from_secs(5);

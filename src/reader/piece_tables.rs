@@ -1,4 +1,4 @@
-//! Checksums of the pieces of large samples, kept after the first range of a sample was read.
+//! Checksums of the pieces of large samples, kept after the first read of a range of a sample.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::units::SampleId;
 
-/// Checksums of pieces that the readers of one process know. At most [`MAX_SUMS`] are kept; the oldest tables go
-/// first.
+/// Checksums of pieces, shared by the readers of one process. At most [`MAX_SUMS`] are kept; the oldest tables are
+/// evicted first.
 #[derive(Default)]
 pub(crate) struct PieceTables {
     known: Mutex<Known>,
@@ -19,14 +19,14 @@ pub(crate) struct PieceTables {
 #[derive(Default)]
 struct Known {
     tables: HashMap<SampleId, Arc<[u32]>>,
-    /// In the order in which they came.
+    /// In the order of insertion.
     order: VecDeque<SampleId>,
     num_sums: usize,
     /// Samples that a thread is reading whole, since their chunks have no checksums of pieces.
     learning: HashSet<SampleId>,
 }
 
-/// The duty to learn the pieces of a sample; others wait for it until it is dropped.
+/// The exclusive task to compute the checksums of a sample's pieces; other threads wait until it is dropped.
 pub(crate) struct Lesson<'a> {
     tables: &'a PieceTables,
     id: SampleId,
@@ -51,14 +51,14 @@ impl PieceTables {
         }
     }
 
-    /// The duty to learn the pieces of a sample, unless another thread has it.
+    /// Begins the task for a sample, unless another thread has begun it.
     pub(crate) fn begin(&self, id: SampleId) -> Option<Lesson<'_>> {
-        // Not in one statement: a lesson that is dropped takes the lock.
+        // Two statements, since dropping a `Lesson` takes the same lock.
         let begins = self.known.lock().learning.insert(id);
         begins.then(|| Lesson { tables: self, id })
     }
 
-    /// Waits until a lesson ends, or `until` has come.
+    /// Waits until the task for this sample ends, or until the deadline `until`.
     pub(crate) fn wait(&self, id: SampleId, until: Instant) {
         let mut known = self.known.lock();
         if known.learning.contains(&id) {
@@ -74,7 +74,7 @@ impl Drop for Lesson<'_> {
     }
 }
 
-/// 4 MiB of checksums: those of 256 GiB of samples.
+/// 4 MiB of checksums, for 256 GiB of samples.
 const MAX_SUMS: usize = 1 << 20;
 
 #[cfg(test)]

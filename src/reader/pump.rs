@@ -1,9 +1,9 @@
-//! The I/O loop under every read: submit what fits, poll, verify, return finished fetches.
+//! The I/O loop of all reads: submits I/O, polls, verifies, and returns finished fetches.
 //!
-//! It knows fetches, transfers and checksums, but no batches and no orders. A transfer is read a second
-//! time, from the same blocks, after an error that may be transient and after a wrong checksum. A transfer
-//! that fails again is read piece by piece, so that only the samples whose own blocks are unreadable fail.
-//! The loop stops doing that for a namespace on which every read fails.
+//! It knows fetches, transfers and checksums, but not batches or orders. A transfer is read a second time, from the
+//! same blocks, after an error that may be transient and after a wrong checksum. If it fails again, it is read
+//! piece by piece, so that only the samples with unreadable blocks fail. On a namespace on which every read fails,
+//! the loop stops reading piece by piece.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -29,19 +29,20 @@ pub struct ReadStats {
     pub commands: u64,
     /// Bytes that those commands requested.
     pub bytes: u64,
-    /// Those bytes by the place that served them. Once all reads have ended, they add up to `bytes`.
+    /// The same bytes, by the place that served them. Once all reads have ended, they add up to `bytes`.
     #[serde(rename = "bytes_by_place")]
     pub places: PlaceBytes,
     /// Commands that repeated a transfer, or a piece of one, after an error or a wrong checksum.
     pub repeated: u64,
-    /// Those of them that had arrived with a wrong checksum.
+    /// Repeated commands whose data had arrived with a wrong checksum.
     pub corrupt: u64,
     /// Samples, and pieces of large samples, whose checksum was computed and correct.
     pub verified: u64,
 }
 
 impl ReadStats {
-    /// Adds these counters to `snapshot`. `by` says who read: `id` for reads by id or name, `loader` for loaders.
+    /// Adds these counters to `snapshot`. `by` is the kind of reader: `id` for reads by id or name, `loader` for
+    /// loaders.
     pub fn measure(&self, by: &str, snapshot: &mut Snapshot) {
         for (metric, value) in [
             (&metrics::READ_COMMANDS, self.commands),
@@ -58,19 +59,19 @@ impl ReadStats {
     }
 }
 
-/// A finished fetch: its buffer, and what failed.
+/// A finished fetch: its buffer, and its failures.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     /// The token that `start` was given.
     pub(crate) token: u64,
-    /// The image it is of, if the pump has several: see [`Pump::divide`].
+    /// The image of the fetch, if the pump has several: see [`Pump::divide`].
     pub(crate) image: u32,
     pub(crate) fetch: Fetch,
     /// The bytes; empty if the fetch needed no memory.
     pub(crate) buf: SharedBuf,
-    /// Samples that must not be used: index into `fetch.samples`, ascending, and the error.
+    /// Samples that must not be used: index into `fetch.samples`, ascending, and error.
     pub(crate) failures: Vec<(usize, Error)>,
-    /// Transfers that could not be read: index into `fetch.transfers`, and the error.
+    /// Transfers that could not be read: index into `fetch.transfers`, and error.
     pub(crate) unread: Vec<(usize, Error)>,
 }
 
@@ -88,21 +89,21 @@ impl Fetched {
 pub(crate) struct Pump {
     group: PollGroup,
     namespaces: Vec<NamespacePairs>,
-    /// I/O not submitted yet, one queue for each queue pair.
+    /// I/O not submitted yet, one queue per queue pair.
     queues: Vec<VecDeque<Io>>,
     /// The tags of the I/O in `queues`, in the same order.
     queued_tags: Vec<VecDeque<u64>>,
-    /// I/O in `queues`.
+    /// The number of I/O commands in `queues`.
     queued: usize,
-    /// Queue depth of all queue pairs together.
+    /// The queue depth of all queue pairs together.
     depth: usize,
-    /// I/O queues of the engines: several queue pairs may share one.
+    /// The number of I/O queues of the engines: several queue pairs may share one.
     num_queues: usize,
-    /// Bytes of all I/O that is queued or outstanding.
+    /// The number of bytes of all queued or outstanding I/O.
     pending_bytes: usize,
     staged: VecDeque<Io>,
     in_flight: Slab<InFlight>,
-    /// Fetches that were started, and neither abandoned nor taken by `next_finished`.
+    /// The number of fetches that were started, and neither abandoned nor returned by `next_finished`.
     num_awaited: usize,
     outstanding: usize,
     max_outstanding: usize,
@@ -112,20 +113,20 @@ pub(crate) struct Pump {
     finished: VecDeque<Fetched>,
     free_states: Vec<Vec<TransferState>>,
     stats: ReadStats,
-    /// Counters of the bytes that the queue pairs of each scope read from other places than the origin.
+    /// For each scope, the bytes that its queue pairs read from other places than the origin.
     places: Vec<Arc<PlaceCounters>>,
-    /// Times from the submission of commands to their completion.
+    /// Latency of commands, from submission to completion.
     latency: Arc<Recorder>,
-    /// The images; one, unless [`Pump::divide`] was called.
+    /// The images; only one, unless [`Pump::divide`] was called.
     images: Vec<PumpImage>,
-    /// The image that fetches are started for.
+    /// The image of newly started fetches.
     image: u32,
 }
 
 /// An image whose namespaces the pump reads.
 #[derive(Default)]
 struct PumpImage {
-    /// Its first namespace among all of the pump.
+    /// The index of its first namespace among all namespaces of the pump.
     first: u16,
     /// For a data set without checksums: the checksums that earlier reads computed.
     learned: Option<Arc<Learned>>,
@@ -137,16 +138,16 @@ struct NamespacePairs {
     /// Indices of the queue pairs in the poll group.
     indices: Vec<usize>,
     next: usize,
-    /// Pieces of transfers that failed since a read of the namespace last succeeded.
+    /// The number of pieces of transfers that failed since a read of the namespace last succeeded.
     failed_pieces: u32,
 }
 
 impl Pump {
-    /// Opens `pairs_each` queue pairs on every device, or as many as it provides; all devices concurrently.
-    /// Devices behind one controller share that many I/O queues.
+    /// Opens `pairs_each` queue pairs on every device, or fewer if the device limits them; all devices
+    /// concurrently. Devices behind one controller share `pairs_each` I/O queues.
     ///
     /// # Errors
-    /// Those of [`Device::queue_pair_in`]; there is at least one.
+    /// Errors of [`Device::queue_pair_in`]; `Refused` only if a device opens no queue pair at all.
     pub(crate) fn new(
         devices: &[Arc<dyn Device>],
         pairs_each: usize,
@@ -173,7 +174,7 @@ impl Pump {
                 queued_tags.push(VecDeque::new());
             }
             let mut namespace = device.namespace();
-            // The limit of each queue pair: a reconnect since may have changed it.
+            // The limits of the open queue pairs apply: a reconnect may have changed the device's limit.
             let limits =
                 indices.iter().map(|&pair| group.pair(pair).namespace().max_transfer_bytes);
             namespace.max_transfer_bytes = limits.fold(namespace.max_transfer_bytes, u32::min);
@@ -210,12 +211,13 @@ impl Pump {
         self.group.use_pool(pool);
     }
 
-    /// Verifies samples with the checksums that `directory` learns, if it has none of its own.
+    /// Verifies samples with the checksums that `directory` learns from reads, if it has none of its own.
     pub(crate) fn learn(&mut self, directory: &Directory) {
         self.images[self.image as usize].learned = directory.learned().cloned();
     }
 
-    /// Divides the namespaces among images, given how many each has: a fetch counts namespaces within its image.
+    /// Divides the namespaces among images: `lens` is the number of namespaces of each. A fetch counts namespaces
+    /// within its image.
     ///
     /// # Errors
     /// `Unsupported`: more namespaces than a fetch can count.
@@ -233,18 +235,18 @@ impl Pump {
         Ok(())
     }
 
-    /// Counts at most `queues` I/O queues when it says whether they are busy: for images that one processor copies,
-    /// more pending bytes would only leave its cache.
+    /// Limits the number of I/O queues that [`Pump::is_busy`] counts to `queues`. If one processor copies for
+    /// several images, more pending bytes would only be evicted from its cache.
     pub(crate) fn count_queues(&mut self, queues: usize) {
         self.num_queues = self.num_queues.min(queues.max(1));
     }
 
-    /// Starts later fetches for `image`, counted from 0.
+    /// Selects the image for later fetches, counted from 0.
     pub(crate) fn select(&mut self, image: u32) {
         self.image = image;
     }
 
-    /// Limits outstanding commands to `max` over all queue pairs; 1 makes a synchronous reader.
+    /// Limits the outstanding commands of all queue pairs together to `max`; 1 makes a synchronous reader.
     pub(crate) fn limit_outstanding(&mut self, max: usize) {
         self.max_outstanding = max.max(1);
     }
@@ -268,18 +270,18 @@ impl Pump {
         self.stats
     }
 
-    /// Records the latency of commands in `recorder`, from submission to completion, by the times of the polls.
-    /// No other pump may do so.
+    /// Records the latency of commands in `recorder`, from submission to completion, at the resolution of polls.
+    /// Only one pump may use a recorder.
     pub(crate) fn record_latency(&mut self, recorder: &Arc<Recorder>) {
         self.latency = Arc::clone(recorder);
     }
 
-    /// Fetches that were started, and neither abandoned nor taken by `next_finished`.
+    /// The number of fetches that were started, and neither abandoned nor returned by `next_finished`.
     pub(crate) fn in_flight(&self) -> usize {
         self.num_awaited
     }
 
-    /// Starts reading `fetch` into `buf`, which must have `fetch.len_bytes`. The finished fetch has `token`.
+    /// Starts to read `fetch` into `buf`, which must have `fetch.len_bytes`. The finished fetch has `token`.
     pub(crate) fn start(&mut self, token: u64, mut fetch: Fetch, mut buf: IoBuf) {
         assert_eq!(buf.len(), fetch.len_bytes, "the buffer has the length of the fetch");
         let mut states = self.free_states.pop().unwrap_or_default();
@@ -324,7 +326,7 @@ impl Pump {
         }
     }
 
-    /// Submits, polls, and verifies some of what has completed. Returns whether it made progress.
+    /// Submits, polls, and verifies some of the completed reads. Returns whether it made progress.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         let submitted = self.submit(now);
         if self.arrived.is_empty() {
@@ -354,10 +356,10 @@ impl Pump {
         moved
     }
 
-    /// Polls, and sleeps if nothing moves. `last_progress`: when something moved last.
+    /// Polls, and sleeps if there is no progress. `last_progress`: the time of the last progress.
     ///
     /// # Errors
-    /// `TimedOut`: nothing has moved for `limit`.
+    /// `TimedOut`: no progress for `limit`.
     pub(crate) fn poll_or_wait(
         &mut self,
         last_progress: &mut Instant,
@@ -376,7 +378,7 @@ impl Pump {
         Ok(())
     }
 
-    /// Sleeps until a queue pair may have progressed, [`Pump::waker`] wakes it, or `until` has come.
+    /// Sleeps until a queue pair may have progressed, [`Pump::waker`] wakes it, or the deadline `until`.
     pub(crate) fn wait(&mut self, until: Instant) {
         self.group.wait(until);
     }
@@ -391,21 +393,21 @@ impl Pump {
         self.group.waker()
     }
 
-    /// The next finished fetch, in the order of finishing.
+    /// Returns the next finished fetch, in the order of finishing.
     pub(crate) fn next_finished(&mut self) -> Option<Fetched> {
         let finished = self.finished.pop_front()?;
         self.num_awaited -= 1;
         Some(finished)
     }
 
-    /// Puts back fetches that `next_finished` returned; it returns them again, in the same order.
+    /// Takes back fetches that `next_finished` returned, to return them again in the same order.
     pub(crate) fn put_back(&mut self, fetches: Vec<Fetched>) {
         self.num_awaited += fetches.len();
         fetches.into_iter().rev().for_each(|fetched| self.finished.push_front(fetched));
     }
 
-    /// Returns whether the queue pairs have enough work. Starting more fetches now would not make them finish sooner,
-    /// and starting them later reuses memory while the processor's cache still holds it.
+    /// Returns whether the queue pairs have enough work. More fetches would then not finish sooner, and if they are
+    /// started later, they reuse memory that is still in the processor's cache.
     pub(crate) fn is_busy(&self) -> bool {
         self.queued >= self.depth || self.pending_bytes >= ENOUGH_BYTES * self.num_queues
     }
@@ -455,8 +457,9 @@ impl Pump {
         submitted
     }
 
-    /// Counts the bytes that no other place has served as the origin's. Other places may have served pieces of reads
-    /// that have not ended, so the rest may be less than what the origin has served already; it is never more.
+    /// Counts bytes as the origin's if no other place has served them. Other places may have served pieces of reads
+    /// that have not ended, so the count may be lower than the bytes that the origin has served; it is never
+    /// higher.
     fn count_places(&mut self) {
         let sum = |sum: PlaceBytes, of: &Arc<PlaceCounters>| sum.plus(&of.read());
         let mut places = self.places.iter().fold(PlaceBytes::default(), sum);
@@ -486,7 +489,7 @@ impl Pump {
                 let state = &mut in_flight.states[transfer];
                 let again = !abandoned && state.repeats == 0 && may_help(&error);
                 if !again {
-                    // A changed file says nothing about the other files of a folder.
+                    // One changed file in a folder does not indicate that the other files fail.
                     let counts = state.is_piece && !matches!(error, IoError::Changed(_));
                     pairs.failed_pieces = pairs.failed_pieces.saturating_add(u32::from(counts));
                     state.failed = Some(error);
@@ -515,7 +518,7 @@ impl Pump {
         self.enqueue(key, transfer);
     }
 
-    /// Splits a failed transfer and reads its pieces; `false` if there is none left to split.
+    /// Splits a failed transfer and reads its pieces; returns `false` if no transfer is left to split.
     fn read_in_pieces(&mut self, key: usize) -> bool {
         let namespaces = &self.namespaces;
         let pieces = self.in_flight[key].split_failed(|transfer| {
@@ -528,7 +531,8 @@ impl Pump {
         !pieces.is_empty()
     }
 
-    /// All transfers have completed: verifies the samples that span several, and finishes the fetch.
+    /// Finishes the fetch, after all its transfers have completed: verifies the samples that span several
+    /// transfers.
     fn finish(&mut self, key: usize) {
         let in_flight = &mut self.in_flight[key];
         if in_flight.abandoned {
@@ -588,7 +592,7 @@ impl Pump {
     }
 }
 
-/// The fetch in flight of an I/O, and which of its transfers it is.
+/// The fetch in flight of an I/O, and the index of the transfer.
 fn of_tag(tag: u64) -> (usize, usize) {
     ((tag >> 32) as usize, (tag & u64::from(u32::MAX)) as usize)
 }
@@ -598,7 +602,7 @@ fn may_help(error: &IoError) -> bool {
     match error {
         IoError::Short { .. } | IoError::DataDigest | IoError::Os(_) => true,
         IoError::Status(status) => !status.dnr,
-        // The engine has retried for as long as the connection options allow.
+        // The engine has already retried, within the limits of the connection options.
         _ => false,
     }
 }
@@ -614,20 +618,20 @@ fn located(
     error.sample(sample.id).lba(Lba(lba)).target(namespace.address.clone())
 }
 
-/// The largest read, even if the namespace allows more. Larger reads are faster on no engine
-/// (`benches/results/transfer.md`), delay retries and other commands of the queue, and have left the
+/// The length of the longest read, even if the namespace allows more. Larger reads are faster on no engine
+/// (`benches/results/transfer.md`). They delay retries and other commands of the queue, and are evicted from the
 /// processor's cache before they are verified.
 const MAX_TRANSFER_BYTES: u32 = 256 << 10;
 
-/// Bytes verified before the queue pairs get more work. Some devices complete all outstanding commands
-/// together, and would be idle while their data is verified.
+/// Bytes to verify before the queue pairs get more work. Some devices complete all outstanding commands together,
+/// and would be idle during a long verification.
 const VERIFY_BYTES_PER_POLL: usize = 512 << 10;
 
-/// Enough pending bytes for each I/O queue, even if its depth allows more: what a link of 100 Gb/s carries
-/// in a third of a millisecond. More would only spread the reads over memory that no cache holds.
+/// Enough pending bytes for each I/O queue, even if the queue depth allows more: a link of 100 Gb/s transfers them
+/// in a third of a millisecond. More would only spread the reads over memory that is not in the processor's cache.
 const ENOUGH_BYTES: usize = 4 << 20;
 
-/// After so many failed pieces in a row a namespace seems lost, until a read of it succeeds. While it does,
-/// a failed transfer costs two further commands and not one for each sample. A transfer of the smallest
-/// blocks has as many pieces.
+/// After this many failed pieces in a row, a namespace seems lost until a read of it succeeds. Meanwhile, a failed
+/// transfer costs only two further commands, instead of one for each sample. A transfer of the smallest blocks has
+/// this many pieces.
 const MAX_FAILED_PIECES: u32 = 512;

@@ -19,21 +19,21 @@ pub(crate) struct RangeReader {
 }
 
 impl RangeReader {
-    /// A reader with a queue pair of its own.
+    /// A reader with its own queue pair.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<RangeReader> {
         let pump = Pump::new(std::slice::from_ref(device), 1, false)?;
         Ok(RangeReader { namespace: device.namespace(), pump })
     }
 
-    /// Reads `len` bytes from `offset_bytes`, which is a multiple of 4,096. The caller verifies them.
+    /// Reads `len` bytes from `offset_bytes`, a multiple of 4,096. The caller verifies them.
     ///
-    /// Make a new reader after an error: reads of this one may still be in flight.
+    /// Create a new reader after an error: reads of this reader may still be in flight.
     ///
     /// # Errors
-    /// Those of the engine; `TimedOut` after a minute without progress; `Corrupt` if the range exceeds the namespace.
+    /// Errors of the engine; `TimedOut` after a minute without progress; `Corrupt` if the range exceeds the namespace.
     pub(crate) fn read(&mut self, offset_bytes: u64, len: u64) -> Result<SharedBuf> {
         let Some(end) = offset_bytes.checked_add(len) else {
             return Err(self.past_the_end(&(offset_bytes..u64::MAX)));
@@ -41,8 +41,8 @@ impl RangeReader {
         self.read_joined(std::slice::from_ref(&(offset_bytes..end)))
     }
 
-    /// As [`read`](Self::read), for several ranges, whose bytes follow each other in the result. All but the
-    /// last one that is not empty also have a multiple of 4,096 as their length.
+    /// As [`read`](Self::read), for several ranges, which are contiguous in the result. The length of each range
+    /// must be a multiple of 4,096, except that of the last non-empty range.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -61,7 +61,8 @@ impl RangeReader {
         if len == 0 {
             return Ok(SharedBuf::empty());
         }
-        // Before the transfers: those of a sparse file of exbibytes would not have room, either.
+        // Allocated before the transfers: the list of transfers of a sparse file of exbibytes would not fit memory,
+        // either.
         let whole = round_up(len, block_len).unwrap_or(u64::MAX);
         let buf = IoBuf::try_zeroed(whole as usize)?;
         let mut fetch = Fetch::default();
@@ -97,5 +98,5 @@ impl RangeReader {
     }
 }
 
-/// The longest time without progress.
+/// The timeout without progress.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Plans reads of samples by id, in memory that the next plan uses again.
+//! Plans reads of samples by id, and reuses the memory of earlier plans.
 
 use std::slice::SliceIndex;
 
@@ -8,11 +8,11 @@ use crate::units::{SampleId, Slot};
 
 use super::fetch::{Fetch, Geometry, Merge, SampleRequest, plan_samples};
 
-/// The plans of one user, one after the other.
+/// The plans of one reader or driver, one after the other.
 pub(crate) struct SamplePlans {
     pub(crate) geometry: Vec<Geometry>,
     slots: Vec<Slot>,
-    /// Extents of the samples that were looked up last; `None` for those that are not there.
+    /// Extents of the last looked up samples; `None` for a sample that does not exist.
     pub(crate) extents: Vec<Option<Extent>>,
     /// The samples to plan.
     pub(crate) requests: Vec<SampleRequest>,
@@ -34,7 +34,7 @@ impl SamplePlans {
         }
     }
 
-    /// Begins a plan: looks up where `ids` lie.
+    /// Begins a plan: looks up the extents of `ids`.
     pub(crate) fn look_up(&mut self, directory: &Directory, ids: &[SampleId]) {
         self.requests.clear();
         self.extents.clear();
@@ -53,13 +53,13 @@ impl SamplePlans {
         plan_samples(requests, geometry, merge, max_fetch_bytes, free, fetches);
     }
 
-    /// Takes the plan of a read that has ended, to use its memory again.
+    /// Takes back the plan of a read that has ended, to reuse its memory.
     pub(crate) fn recycle(&mut self, mut fetch: Fetch) {
         fetch.clear();
         self.free.push(fetch);
     }
 
-    /// Takes a plan without content.
+    /// Returns an empty plan.
     pub(crate) fn empty(&mut self) -> Fetch {
         self.free.pop().unwrap_or_default()
     }

@@ -1,15 +1,16 @@
-//! Reads ranges of samples: of a large one only the pieces that a range touches, each verified by itself.
+//! Reads ranges of samples: of a large sample only the touched pieces, each verified separately.
 //!
-//! A sample up to 1 MiB is read whole. Of a larger one, the chunk's header has checksums of pieces of 256 KiB
-//! ([`crate::format::pieces`]). It is read when the first range of the sample is, and what it says must give
-//! the checksum in the directory. Pieces then go through the pump as samples do: neighbours share commands,
-//! and a piece whose checksum differs is read again.
+//! A sample up to 1 MiB is read whole. For a larger one, the chunk's header has checksums of pieces of 256 KiB
+//! ([`crate::format::pieces`]). The header is read with the first range of the sample. Its checksums of pieces must
+//! combine to the sample's checksum in the directory. The pump then reads pieces like samples: neighbours share
+//! commands, and a piece with a wrong checksum is read again.
 //!
-//! Where the header has none, for want of room, or is damaged, the sample is read
-//! whole once, through a few megabytes of memory: its checksum is compared, and those of its pieces are kept.
-//! Threads that want the same sample meanwhile wait for that.
+//! If the header has no checksums of pieces, for lack of space, or is damaged, the sample is read whole once,
+//! through a few megabytes of memory. Its checksum is compared, and the checksums of its pieces are kept. Threads
+//! that want the same sample meanwhile wait.
 //!
-//! A plain folder has no checksums before a file was read whole. A part of a large file is read as it is.
+//! A plain folder has no checksums of a file until the file was read whole. Until then, parts of a large file are
+//! not verified.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use super::pump::Fetched;
 use super::watch::{Call, Watch, timed_out};
 use super::{Batch, FETCH_LEN_BYTES, Reader, not_in_directory};
 
-/// A range of a sample's record, in bytes. What goes beyond the record's end is left out, as by `pread`.
+/// A range of a sample's record, in bytes. Bytes beyond the record's end are left out, as by `pread`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleRange {
     /// The sample.
@@ -38,7 +39,7 @@ pub struct SampleRange {
     pub end: u64,
 }
 
-/// The verified bytes of ranges, in the order of the request. They share the buffers that they were read into.
+/// The verified bytes of ranges, in the order of the request. Ranges share the read buffers.
 #[derive(Debug, Default)]
 pub struct Ranges {
     bufs: Vec<SharedBuf>,
@@ -54,7 +55,7 @@ struct Place {
 }
 
 impl Ranges {
-    /// How many ranges there are.
+    /// The number of ranges.
     pub fn len(&self) -> usize {
         self.places.len()
     }
@@ -64,7 +65,7 @@ impl Ranges {
         self.places.is_empty()
     }
 
-    /// `count` ranges of which these are at `places`; the others have no bytes.
+    /// `count` ranges: the ranges of `self` are at `places`, and the others have no bytes.
     pub(crate) fn spread(mut self, places: &[usize], count: usize) -> Ranges {
         let mut spread = vec![Place::default(); count];
         for (&place, &found) in places.iter().zip(&self.places) {
@@ -74,10 +75,11 @@ impl Ranges {
         self
     }
 
-    /// The bytes of the range at `index`: shorter than requested where the sample ends, and none if it failed.
+    /// The bytes of the range at `index`: fewer than requested at the end of the sample, and none if the range
+    /// failed.
     ///
     /// # Panics
-    /// When `index` is not below [`Ranges::len`], as a slice does.
+    /// If `index` is [`Ranges::len`] or more.
     pub fn bytes(&self, index: usize) -> &[u8] {
         let place = self.places[index];
         if place.len == 0 {
@@ -98,13 +100,13 @@ struct Wanted {
     end: u32,
 }
 
-/// How the bytes of a group of ranges are verified.
+/// The method of verifying a group of ranges.
 enum Unit {
     /// By the checksum of the record.
     Whole,
-    /// By those of its pieces.
+    /// By the checksums of the record's pieces.
     Pieces(Arc<[u32]>),
-    /// Nothing is known of them.
+    /// Not at all: no checksum is known.
     Unknown,
 }
 
@@ -112,22 +114,22 @@ enum Unit {
 struct Group {
     wanted: Vec<Wanted>,
     unit: Unit,
-    /// Bytes of the record that are read.
+    /// The bytes of the record to read.
     span: Range<u32>,
     /// The offset of the span in the buffer.
     buf_offset: usize,
 }
 
 impl Reader {
-    /// Reads `ranges` into `out`, in their order. Of a sample of more than 1 MiB only the pieces of 256 KiB
-    /// that a range touches are read.
+    /// Reads `ranges` into `out`, in their order. Reads only the touched pieces of 256 KiB of a sample of more than
+    /// 1 MiB.
     ///
     /// Polls on the calling thread until all have arrived.
     ///
     /// # Errors
-    /// Those of [`Reader::read_batch`], of the first range that failed. `Corrupt`: a piece that the range
-    /// touches is damaged; the error names the bytes. The other pieces of that sample can still be read, if
-    /// its chunk has their checksums.
+    /// Errors of [`Reader::read_batch`], for the first range that failed. `Corrupt`: a piece that the range touches
+    /// is damaged; the error names the bytes. The other pieces of that sample can still be read, if its chunk has
+    /// their checksums.
     pub fn read_ranges(&mut self, ranges: &[SampleRange], out: &mut Ranges) -> Result<()> {
         let mut failures = self.read_ranges_watched(ranges, out, &mut ())?;
         if failures.is_empty() { Ok(()) } else { Err(failures.swap_remove(0).1) }
@@ -177,7 +179,7 @@ impl Reader {
         self.judge(failures, call.deadline)
     }
 
-    /// Reads the headers of the chunks whose samples are large and not known yet, all at the same time.
+    /// Reads the headers of the chunks with large samples whose pieces are not known yet, all at the same time.
     fn load_tables(&mut self, wanted: &[Wanted], call: &mut Call<'_>) -> Result<()> {
         let mut chunks: Vec<u32> = Vec::new();
         for (nth, wanted) in wanted.iter().enumerate() {
@@ -193,7 +195,7 @@ impl Reader {
         }
         chunks.sort_unstable();
         chunks.dedup();
-        // Headers that lie in the same burst need memory together.
+        // Headers in the same burst need memory together.
         for burst in chunks.chunks(HEADERS_AT_ONCE) {
             let fetches = burst.iter().map(|&chunk| {
                 let info = self.directory.chunk(chunk);
@@ -203,7 +205,7 @@ impl Reader {
             let mut headers = Vec::with_capacity(burst.len());
             self.run(fetches, call, &mut |nth, fetched| headers.push((nth, fetched.into_buf())))?;
             for (nth, header) in headers {
-                // One that cannot be read or used is as one without checksums of pieces.
+                // A header that cannot be read or used is treated like one without checksums of pieces.
                 let kept = header.and_then(|bytes| self.keep_tables(burst[nth], &bytes));
                 if let Err(error) = kept {
                     let chunk = burst[nth];
@@ -217,7 +219,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Keeps the checksums of pieces that a chunk's header has.
+    /// Keeps the checksums of pieces in a chunk's header.
     fn keep_tables(&self, chunk: u32, bytes: &[u8]) -> Result<()> {
         let info = self.directory.chunk(chunk);
         let header = ChunkHeader::parse(bytes)?;
@@ -225,7 +227,7 @@ impl Reader {
         header.head().check_location(self.directory.layout(), info.namespace, cell)?;
         for sample in header.samples().filter(|sample| !sample.pieces.is_empty()) {
             let Some(extent) = self.directory.extent(sample.id) else { continue };
-            // The checksum in the directory decides, so nothing of the header has to be believed.
+            // The header need not be trusted: its checksums must combine to the one in the directory.
             if whole(sample.pieces, extent.len_bytes) == Some(extent.crc32c) {
                 self.pieces.insert(sample.id, sample.pieces.into());
             } else {
@@ -236,13 +238,13 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns whether a range of a large sample leaves out at least one of its pieces.
+    /// Returns whether a range of a large sample leaves out at least one of the sample's pieces.
     fn is_partial(&self, wanted: &Wanted) -> bool {
         let span = pieces_around(wanted.start..wanted.end, wanted.extent.len_bytes);
         num_pieces(wanted.extent.len_bytes) > 0 && span != (0..wanted.extent.len_bytes)
     }
 
-    /// How the range is verified. Learns the checksums of pieces that no header has.
+    /// Selects the method of verifying the range. Computes the checksums of pieces if the header has none.
     fn unit_of(&mut self, wanted: &Wanted, call: &mut Call<'_>) -> Result<Unit> {
         if num_pieces(wanted.extent.len_bytes) == 0 {
             return Ok(Unit::Whole);
@@ -259,7 +261,7 @@ impl Reader {
                 return Ok(Unit::Whole);
             }
             if let Some(lesson) = tables.begin(wanted.id) {
-                // Another thread may have ended its lesson just before this one began.
+                // Another thread may have finished the task just before this thread began it.
                 if tables.get(wanted.id).is_none() {
                     let table = self.learn(wanted.id, wanted.extent, call)?;
                     tables.insert(wanted.id, table);
@@ -275,7 +277,8 @@ impl Reader {
         }
     }
 
-    /// Computes the checksums of the pieces of a sample from all its bytes, and compares that of the whole.
+    /// Computes the checksums of a sample's pieces from all its bytes, and compares the checksum of the whole
+    /// sample.
     fn learn(&mut self, id: SampleId, extent: Extent, call: &mut Call<'_>) -> Result<Arc<[u32]>> {
         let len = extent.len_bytes;
         let mut sums = vec![0; num_pieces(len)];
@@ -304,7 +307,8 @@ impl Reader {
         if !unread && whole(&sums, len) == Some(extent.crc32c) {
             return Ok(sums.into());
         }
-        // Damaged, or changed on the way: as any sample it is read again, and named if that does not help.
+        // Damaged, or changed during the transfer: reads the sample again like any other. If that fails, the error
+        // names it.
         let mut batch = Batch::new();
         let failures = self.read_batch_watched(&[id], &mut batch, call.watch)?;
         match failures.into_iter().next() {
@@ -383,7 +387,7 @@ impl Reader {
         fetch
     }
 
-    /// The fetch of `len` bytes at `offset_bytes` that the pump does not verify, and where they begin in its
+    /// A fetch of `len` bytes at `offset_bytes` that the pump does not verify, and the offset of the bytes in its
     /// buffer.
     fn plan_raw(&self, namespace: u16, offset_bytes: u64, len: u32) -> (Fetch, usize) {
         let extent = Extent { namespace, offset_bytes, len_bytes: len, crc32c: 0 };
@@ -394,7 +398,7 @@ impl Reader {
         (fetch, at)
     }
 
-    /// Starts `fetches` and polls until all have finished; `take` gets each of them with its number.
+    /// Starts `fetches` and polls until all have finished; passes each of them to `take`, with its number.
     fn run(
         &mut self,
         fetches: Vec<Fetch>,
@@ -413,8 +417,8 @@ impl Reader {
     }
 }
 
-/// Adds a range to the last group if they share a piece or are neighbours, or begins another group. Ranges
-/// come in the order of samples and their first bytes.
+/// Adds a range to the last group if they share a piece or are neighbours; otherwise begins another group. Ranges
+/// are sorted by sample and first byte.
 fn add_to_groups(groups: &mut Vec<Group>, wanted: Wanted, unit: Unit) {
     let len = wanted.extent.len_bytes;
     let span = match unit {
@@ -434,7 +438,7 @@ fn add_to_groups(groups: &mut Vec<Group>, wanted: Wanted, unit: Unit) {
     groups.push(Group { wanted: vec![wanted], unit, span, buf_offset: 0 });
 }
 
-/// The bytes of all pieces that `bytes` touch.
+/// The byte range of all pieces that `bytes` touches.
 fn pieces_around(bytes: Range<u32>, len: u32) -> Range<u32> {
     let end = u64::from(bytes.end).next_multiple_of(PIECE_BYTES.into()).min(len.into());
     bytes.start - bytes.start % PIECE_BYTES..end as u32
@@ -447,7 +451,7 @@ fn ends_call(error: &Error) -> bool {
     )
 }
 
-/// The error of a range that touches `bytes` of its sample, which cannot be used.
+/// The error of a range that touches the unusable `bytes` of its sample.
 fn of_bytes(error: &Error, bytes: &Range<u32>, wanted: &Wanted) -> Error {
     if *bytes == (0..wanted.extent.len_bytes) {
         return error.to_others();
@@ -458,8 +462,8 @@ fn of_bytes(error: &Error, bytes: &Range<u32>, wanted: &Wanted) -> Error {
     Error::new(error.kind(), text).sample(wanted.id).hint(hint)
 }
 
-/// Headers read together: 4 KiB each, and rarely more.
+/// The number of headers read together: usually of 4 KiB each.
 const HEADERS_AT_ONCE: usize = 1024;
 
-/// Fetches of 4 MiB in flight while a sample is read whole.
+/// The number of fetches of 4 MiB in flight while a sample is read whole.
 const LESSONS_AT_ONCE: usize = 4;

@@ -1,4 +1,4 @@
-//! Tells damage from a newer generation: data that looks corrupt may have been rewritten by an import.
+//! Tells damage from a newer generation: an import may have rewritten data that looks corrupt.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,11 +14,10 @@ use crate::qpair::{Device, PairScope, open_pairs, or_unreadable};
 use super::fetch::{Fetch, Transfer};
 use super::pump::Pump;
 
-/// `Stale` if namespace 0's superblocks name a newer generation than that of `directory`, or another image.
-/// `None` if the generation is the same, or could not be read before `until`: the caller then reports the
-/// error that made it ask.
+/// `Stale` if namespace 0's superblocks name a newer generation than that of `directory`, or another image. `None`
+/// if the generation is the same, or could not be read before `until`: the caller then reports its own error.
 ///
-/// It uses the queue pairs of `pump`, since the target may not grant another one.
+/// Uses the queue pairs of `pump`, since the target may refuse another one.
 pub(crate) fn stale_error(pump: &mut Pump, directory: &Directory, until: Instant) -> Option<Error> {
     let namespace = pump.namespace(0)?;
     let address = namespace.address.clone();
@@ -76,7 +75,7 @@ pub(crate) fn stale_error(pump: &mut Pump, directory: &Directory, until: Instant
     Some(Error::new(ErrorKind::Stale, text).target(address).hint("open the image again"))
 }
 
-/// Reads both superblock copies of each namespace, all concurrently, and bad ones a second time: see
+/// Reads both superblock copies of each namespace, all concurrently, and bad copies a second time: see
 /// [`SuperblockCopies::gather`].
 pub(crate) fn read_superblocks(devices: &[Arc<dyn Device>]) -> Result<Vec<SuperblockCopies>> {
     let mut calls = Calls::new(DEADLINE)?;
@@ -120,8 +119,8 @@ fn end_of(calls: &mut Calls, ticket: Ticket) -> Result<IoBuf> {
     }
 }
 
-/// The longest time that reading the superblocks may take.
+/// The timeout for reading the superblocks.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A token that no other fetch has.
+/// A token that differs from those of all other fetches.
 const CHECK_TOKEN: u64 = u64::MAX;

@@ -1,4 +1,4 @@
-//! Interrupting a call that waits: a binding asks its interpreter whether a signal has arrived.
+//! Interrupts a call that waits: a language binding asks its interpreter whether a signal has arrived.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,22 +9,21 @@ use crate::units::deadline;
 
 use super::Batch;
 
-/// Observes a call while it waits, and may interrupt it. `()` never does.
+/// Observes a call while it waits, and may interrupt it. `()` never interrupts.
 pub trait Watch {
-    /// Called at least every 100 ms while the call waits; `false` ends it with `Interrupted`.
+    /// Called at least every 100 ms while the call waits; `false` ends the call with `Interrupted`.
     fn goes_on(&mut self) -> bool {
         true
     }
 
-    /// Called when the sample at `index` of `batch` has arrived and is verified, in the order of arrival.
-    /// Only reads by id call it. It may look at this sample, not at others: they may be on their way to
-    /// another buffer.
+    /// Called when the sample at `index` of `batch` has arrived and is verified, in the order of arrival. Only
+    /// reads by id call it. It may read this sample, but no others: they may be moving to another buffer.
     fn arrived(&mut self, _batch: &Batch, _index: usize) {}
 }
 
 impl Watch for () {}
 
-/// A call that waits: until when, and who may interrupt it.
+/// A call that waits: its deadline, and the watch that may interrupt it.
 pub(super) struct Call<'a> {
     pub(super) deadline: Instant,
     next_tick: Instant,
@@ -32,16 +31,16 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// A call that begins now and may take as long as `limit`.
+    /// A call that begins now and may take up to `limit`.
     pub(super) fn new(limit: Duration, watch: &mut dyn Watch) -> Call<'_> {
         let now = Instant::now();
         Call { deadline: deadline(now, limit), next_tick: now + TICK, watch }
     }
 
-    /// Asks the watch, when it is time.
+    /// Asks the watch whether to go on, once per [`TICK`].
     ///
     /// # Errors
-    /// `Interrupted`: it ends the call.
+    /// `Interrupted`: the watch ends the call.
     pub(super) fn ask(&mut self) -> Result<()> {
         let now = Instant::now();
         if now >= self.next_tick {
@@ -53,7 +52,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// The longest sleep.
+    /// The end of the longest sleep: the deadline, or the next question to the watch.
     pub(super) fn until(&self) -> Instant {
         self.deadline.min(self.next_tick)
     }
@@ -72,5 +71,5 @@ pub(crate) fn interrupted() -> Error {
     Error::new(ErrorKind::Interrupted, "the call was interrupted")
 }
 
-/// The interval at which calls ask their [`Watch`]: half of what it promises.
+/// The interval at which calls ask their [`Watch`]: half of the promised one.
 pub(crate) const TICK: Duration = Duration::from_millis(50);

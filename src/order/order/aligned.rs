@@ -1,42 +1,42 @@
 //! Divides a global batch among ranks so that as few ranks as possible read each chunk.
 //!
-//! The shares depend only on the batch's positions, the ranks and the order, so every rank computes the same
-//! shares, without the earlier batches. A chunk still goes to the same ranks batch after batch:
+//! The shares depend only on the batch's positions, the ranks and the order, but not on earlier batches, so every
+//! rank computes the same shares. Still, a chunk goes to the same ranks batch after batch:
 //!
-//! 1. Let W ranks share K lanes, and g be their greatest common divisor. The positions modulo g form g
-//!    classes, each with K / g lanes and W / g ranks of its own. If a class has one rank, that rank takes
-//!    all of it: this is the strided share.
-//! 2. Each rank of a class has as many of its lanes as there are for all. They share the samples of the other lanes'
-//!    groups in slot order, in equal parts: those of lane l of K', as fractions of the lane's group, are l / K' to
-//!    (l + 1) / K' of the axis on which rank r of W' has r / W' to (r + 1) / W'. So a rank has whole chunks, but for
-//!    those at its ends: it reads its part of them.
-//! 3. Each sample of the batch goes to the rank that has it, if that has room. The remaining samples go to other
-//!    ranks with room, in the order of ranks; those ranks read them singly ([`Pick::alone`]). There are such
-//!    samples because all ranks take equally many, but a batch draws from chunks at random; of lanes that one rank
-//!    has, a batch draws equally many. Which samples of a rank remain is free: those that touch the fewest blocks of
-//!    the medium.
+//! 1. Let W ranks share K lanes, and g be their greatest common divisor. The positions modulo g form g classes,
+//!    each with its own K / g lanes and W / g ranks. If a class has one rank, that rank takes the whole class: this
+//!    is the strided share.
+//! 2. Let a class have L lanes and R ranks. Each rank owns floor(L / R) lanes. The remaining K' = L mod R lanes are
+//!    shared, group by group, in slot order: on an axis from 0 to 1, the samples of shared lane l occupy l / K' to
+//!    (l + 1) / K', and rank r owns r / R to (r + 1) / R. So a rank owns whole chunks, except at its two ends:
+//!    there it reads only its part of a chunk.
+//! 3. Each sample of the batch goes to its owner, if that rank has room. The remaining samples go to other ranks
+//!    with room, in the order of ranks; those ranks read them singly ([`Pick::alone`]). Samples remain because all
+//!    ranks take equally many, but a batch draws from the chunks of shared lanes at random. (From each owned lane
+//!    it draws equally many.) A rank gives away samples that touch few blocks of the medium.
 
 use std::ops::Range;
 
 use super::chunked::{Chunked, Pick};
 use super::shard::{GlobalBatch, Shard};
 
-/// Computes aligned shares, and reuses its memory.
+/// Computes aligned shares, and reuses its memory from batch to batch.
 #[derive(Debug, Clone, Default)]
 pub struct Aligner {
     /// The lanes of the class, with the samples of each in the batch.
     lanes: Vec<LaneRange>,
-    /// How many more samples each rank of the class takes.
+    /// For each rank of the class: the number of samples that it still takes.
     room: Vec<u64>,
     /// The samples of the batch in these lanes.
     samples: Vec<Sample>,
-    /// By rank of the class: the last of its samples, or `NONE`, and how many of them it has no room for.
+    /// For each rank of the class: the last sample that it owns, or `NONE`, and the number of owned samples that
+    /// exceed its room.
     last: Vec<(u32, u32)>,
-    /// Samples that go to another rank than theirs.
+    /// Samples that go to another rank than their owner.
     strays: Vec<u32>,
-    /// Samples of one rank, each after the number of blocks that it touches.
+    /// Samples of one rank: the number of blocks that the sample touches, and its index in `samples`.
     compared: Vec<(u32, u32)>,
-    /// Positions of this rank, and whether each is a stray.
+    /// Positions of this rank, each with whether it is a stray.
     own: Vec<(u64, bool)>,
     counted: Counted,
 }
@@ -46,7 +46,7 @@ pub struct Aligner {
 pub struct Counted {
     /// Samples of the batch.
     pub samples: u64,
-    /// Samples that go to another rank than the one that has them.
+    /// Samples that go to another rank than their owner.
     pub strays: u64,
 }
 
@@ -63,21 +63,21 @@ struct LaneRange {
 struct Sample {
     index: u64,
     lane: u32,
-    /// The sample of the same rank before it, or `NONE`.
+    /// The previous sample of the same rank, or `NONE`.
     before: u32,
 }
 
 /// Parameters that the ranks of a class share.
 #[derive(Debug, Clone, Copy)]
 struct Class {
-    /// How many classes there are, and which one it is.
+    /// The number of classes, and the number of this class.
     classes: u64,
     number: u64,
     ranks: u64,
-    /// The rank among those of the class.
+    /// This rank's number within the class.
     own: u64,
     lanes: u64,
-    /// Its first lane; every `classes`-th from there on is of it.
+    /// The first lane of the class; every `classes`-th lane from there on belongs to it.
     first_lane: u64,
 }
 
@@ -87,7 +87,7 @@ impl Class {
         let world_size = u64::from(shard.world_size.max(1));
         let num_lanes = u64::from(order.num_lanes());
         let classes = gcd(world_size, num_lanes);
-        // Batches begin a multiple of the world size, and so of the classes, after what is consumed.
+        // Batches begin a multiple of the world size after `consumed`, and so a multiple of the number of classes.
         let first_lane = (shard.consumed % classes + rank % classes) % classes;
         Class {
             classes,
@@ -99,12 +99,13 @@ impl Class {
         }
     }
 
-    /// The lanes that one rank has each, and those that all ranks share.
+    /// The number of lanes that are owned by one rank each, and of lanes that all ranks share.
     fn owned_and_shared(&self) -> (u64, u64) {
         (self.lanes - self.lanes % self.ranks, self.lanes % self.ranks)
     }
 
-    /// The first of the `len` samples of a group of `lane`, in slot order, that ranks from `rank` on have.
+    /// The first sample that belongs to ranks from `rank` on, among the `len` samples of a group of `lane`, in slot
+    /// order.
     fn start_of(&self, rank: u64, lane: u32, len: u64) -> u64 {
         let nth = (u64::from(lane) - self.first_lane) / self.classes;
         let (owned, shared) = self.owned_and_shared();
@@ -117,7 +118,8 @@ impl Class {
         start.saturating_sub(u128::from(nth) * len).min(len) as u64
     }
 
-    /// The rank that has a sample: `at` of the `len` samples of a group of the lane that is number `nth` of the class.
+    /// The rank that owns sample `at` of the `len` samples of a group; `nth` is the number of the group's lane
+    /// within the class.
     fn rank_of(&self, nth: u64, at: u64, len: u64) -> u64 {
         let (owned, shared) = self.owned_and_shared();
         let Some(nth) = nth.checked_sub(owned) else { return nth % self.ranks };
@@ -135,7 +137,7 @@ impl Aligner {
     /// Appends the samples that the rank of `shard` takes of `batch`, by position.
     ///
     /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after it.
-    /// `blocks_of` says how many blocks a sample touches, given by chunk and number in it.
+    /// `blocks_of` returns the number of blocks that a sample touches, given by chunk and index in the chunk.
     pub(super) fn share(
         &mut self,
         order: &mut Chunked,
@@ -163,7 +165,7 @@ impl Aligner {
             self.own.sort_unstable();
         }
         let padding = (rank..count).step_by(world_size as usize).filter(|&i| i >= real);
-        // Padding repeats samples that may be another rank's.
+        // Padding repeats samples that another rank may own.
         self.own.extend(padding.map(|i| ((first + i) % len.max(1), class.ranks > 1)));
         out.extend(self.own.iter().map(|&(position, alone)| {
             let pick = order.pick(position);
@@ -216,7 +218,8 @@ impl Aligner {
         self.keep_own(order, class);
     }
 
-    /// Takes as strays, in place of the last samples of a rank that has too many, those that touch the fewest blocks.
+    /// If a rank owns too many samples, makes strays of those that touch the fewest blocks, instead of its last
+    /// samples.
     fn choose_strays(&mut self, order: &mut Chunked, blocks_of: impl Fn(u32, u32) -> u32) {
         let Aligner { samples, last, strays, compared, .. } = self;
         strays.clear();
@@ -230,15 +233,14 @@ impl Aligner {
                 compared.push((blocks_of(chunk, nth), at));
                 at = before;
             }
-            // Ties go to the samples that come last: if all touch equally many blocks, the choice
-            // stays as it was.
+            // Ties go to the last samples: if all samples touch equally many blocks, the choice stays the same.
             compared.sort_by_key(|&(blocks, _)| blocks);
             strays.extend(compared[..over].iter().map(|&(_, at)| at));
         }
         strays.sort_unstable();
     }
 
-    /// Keeps what this rank has of the samples but for strays, and those strays that it has room for.
+    /// Keeps the samples that this rank owns except strays, and the strays that it has room for.
     fn keep_own(&mut self, order: &Chunked, class: &Class) {
         let Aligner { room, samples, last, strays, own, .. } = self;
         let mut at = last[class.own as usize].0;
@@ -263,7 +265,7 @@ impl Aligner {
     }
 }
 
-/// The samples of `chunk` in `group`, by slot order in the chunk, that the rank of `shard` has.
+/// The samples of `chunk` in `group` that the rank of `shard` owns, in slot order.
 pub(super) fn own_in_group(order: &Chunked, shard: &Shard, group: u32, chunk: u32) -> Range<u32> {
     let all = order.samples_in_group(group, chunk);
     let class = Class::new(order, shard);
@@ -288,10 +290,10 @@ pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
 
 const NONE: u32 = u32::MAX;
 
-/// So many samples are compared for one that goes to another rank: half of the samples that are half as long as a block
-/// touch one.
+/// The number of samples compared for each stray. Half of the samples of half a block's length touch only one
+/// block.
 const COMPARED_FOR_ONE: usize = 4;
 
-/// The largest batch whose samples are compared. Of a larger one so few samples go to other ranks
-/// that comparing them is not worth its time.
+/// The largest batch whose samples are compared. In a larger batch, so few samples are strays that comparing is not
+/// worth its time.
 const MOST_COMPARED: usize = 1 << 16;

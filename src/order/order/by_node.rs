@@ -1,17 +1,17 @@
-//! Divides a global batch among ranks so that each reads what its own node holds, as far as shares allow.
+//! Divides a global batch among ranks so that each rank reads samples that its own node holds, within equal shares.
 //!
-//! Yang and Cong, "Accelerating Data Loading in Deep Neural Network Training" (HiPC 2019), assign samples to
-//! the nodes that hold them, and then even out what each rank takes. Here the global batch stays what the
-//! order says, sample by sample; only who takes which of its samples changes:
+//! Yang and Cong, "Accelerating Data Loading in Deep Neural Network Training" (HiPC 2019), assign samples to the
+//! nodes that hold them, and then even out the shares of the ranks. Here the order still defines the global batch,
+//! sample by sample; only the assignment of its samples to ranks changes:
 //!
-//! 1. In the order of positions, each sample goes to the node that holds it, while that one's ranks have
+//! 1. In the order of positions, each sample goes to the node that holds it, while the ranks of that node have
 //!    room.
-//! 2. What is left (its holder is full, or nobody holds it) fills up the nodes, in the order of positions,
-//!    beginning with a node that turns with the batch.
-//! 3. Within a node, in the order of positions, the first rank takes as many as its share has, then the next.
+//! 2. The remaining samples (their holder is full, or no node holds them) fill up the nodes, in the order of
+//!    positions. The first node to fill up changes from batch to batch.
+//! 3. Within a node, in the order of positions, the first rank takes its whole share, then the next rank.
 //!
-//! Every rank takes as many samples as with strided shares. A share depends on the batch's positions, the
-//! ranks, the nodes and the holders, not on earlier batches, so every rank computes the same shares.
+//! Every rank takes as many samples as with strided shares. A share depends on the batch's positions, the ranks,
+//! the nodes and the holders, but not on earlier batches, so every rank computes the same shares.
 
 use std::sync::Arc;
 
@@ -27,10 +27,10 @@ pub struct Locality {
 }
 
 impl Locality {
-    /// The ranks of a round on these nodes, one entry for each rank, and the holder of each chunk.
+    /// The nodes of the ranks of a round, one entry per rank, and the holder of each chunk.
     ///
     /// # Panics
-    /// If there is no rank.
+    /// If there are no ranks.
     pub fn new(node_of_rank: Vec<u16>, holders: impl IntoIterator<Item = Option<u16>>) -> Locality {
         assert!(!node_of_rank.is_empty(), "a round has a rank");
         let num_nodes = node_of_rank.iter().max().map_or(0, |last| last.saturating_add(1));
@@ -48,8 +48,8 @@ impl Locality {
         self.num_nodes
     }
 
-    /// The node of `rank` of a run. A run may have several processes for each rank of the round, as workers
-    /// of a data loader are: its world size is then a multiple, and its rank r belongs to rank r modulo W.
+    /// The node of `rank` of a run. A run may have several processes for each rank of the round, such as workers of
+    /// a data loader. Its world size is then a multiple of the round's W, and its rank r belongs to rank r mod W.
     pub fn node_of(&self, rank: u32) -> u16 {
         self.node_of_rank[rank as usize % self.node_of_rank.len()]
     }
@@ -66,15 +66,15 @@ impl Locality {
     }
 }
 
-/// Computes shares by node, and reuses its memory.
+/// Computes shares by node, and reuses its memory from batch to batch.
 #[derive(Debug, Clone)]
 pub struct ByNode {
     locality: Arc<Locality>,
-    /// How many more samples the ranks of each node take.
+    /// For each node: the number of samples that its ranks still take.
     room: Vec<u64>,
     /// The node that takes each sample of the batch.
     nodes: Vec<u16>,
-    /// Positions of this rank.
+    /// The positions of this rank.
     own: Vec<u64>,
 }
 
@@ -89,14 +89,14 @@ impl ByNode {
         &self.locality
     }
 
-    /// The positions that the rank of `shard` takes of `batch`, in an epoch of `len`, ascending, and after them
-    /// those of its padding; `batch_size` is that of each rank. `holder` returns the node that holds the sample
-    /// at a position, and is asked for each position of the batch, in their order.
+    /// The positions that the rank of `shard` takes of `batch` in an epoch of `len`, ascending, followed by those
+    /// of its padding; `batch_size` is that of each rank. `holder` returns the node that holds the sample at a
+    /// position. It is called once for each position of the batch, in ascending order.
     ///
-    /// Takes a few nanoseconds a position of the global batch, beside what `holder` takes.
+    /// Takes a few nanoseconds per position of the global batch, besides the time of `holder`.
     ///
     /// # Panics
-    /// If the world size of `shard` is no multiple of the round's: whoever makes a run checks that.
+    /// If the world size of `shard` is not a multiple of the round's: the creator of a run checks this.
     pub fn share(
         &mut self,
         shard: &Shard,
@@ -132,12 +132,12 @@ impl ByNode {
     }
 }
 
-/// Replaces `nodes` by the node that takes each sample of a batch, where `holders` are the nodes that hold
-/// them: first, in their order, its holder while that has `room`; then those that are left fill up the nodes,
-/// beginning with node `turn` modulo their number. A holder that is no node counts as none.
+/// Replaces `nodes` with the node that takes each sample of a batch; `holders` are the nodes that hold the samples.
+/// First, in order, each sample goes to its holder while the holder has `room`. Then the remaining samples fill up
+/// the nodes, beginning with node `turn` modulo their number. A holder that is not a node counts as none.
 ///
 /// # Panics
-/// If there is not room for all samples.
+/// If there is not enough room for all samples.
 pub fn deal(
     holders: impl IntoIterator<Item = Option<u16>>,
     room: &mut [u64],
@@ -167,7 +167,7 @@ pub fn deal(
     }
 }
 
-/// No node: at most 65,535 have a number.
+/// No node: numbers of nodes are below 65,535.
 const NOBODY: u16 = u16::MAX;
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
 //! Orders that visit whole chunks: DIESEL's chunk-based shuffle in lanes, and slot order.
 //!
 //! 1. The chunks that hold live samples are shuffled by the epoch's key.
-//! 2. They are concatenated in that order and divided into K lanes: of N samples, lane l takes N / K, and
-//!    one more if l < N mod K. A chunk at a lane border is divided in slot order: its first samples end
-//!    one lane, the others begin the next.
-//! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk of several cells, with one
-//!    oversize sample, counts as so many chunks; a group ends before a chunk that would exceed its size.
+//! 2. They are concatenated in this order and divided into K lanes: of N samples, lane l takes floor(N / K), and
+//!    one more if l < N mod K. A chunk at a lane border is divided in slot order: its first samples end one lane,
+//!    the others begin the next lane.
+//! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk of several cells, with one oversize
+//!    sample, counts as that many chunks; a group ends before a chunk that would exceed its size.
 //! 4. The samples of a group are shuffled together, by a key of the epoch, the lane and the group.
-//! 5. The sequence takes one sample of each lane in turn: of K lanes, position p is sample p / K of lane p mod K.
+//! 5. The sequence takes one sample of each lane in turn: position p is sample floor(p / K) of lane p mod K.
 //!
 //! With one lane this is DIESEL's algorithm: one group after the other. With more lanes, a batch draws from
-//! `lanes * group` chunks at a time. If the world size divides the number of lanes, each rank has lanes, and
-//! so chunks, of its own: lanes have equal lengths, so none is exhausted before the last round. Slot order
-//! has one lane, and shuffles nothing.
+//! `lanes * group` chunks at a time. If the world size divides the number of lanes, each rank has its own lanes,
+//! and so its own chunks: lanes have equal lengths, so all of them last until the last round. Slot order has one
+//! lane, and shuffles nothing.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub struct Pick {
     pub nth: u32,
     /// The group of the chunk in this epoch.
     pub group: u32,
-    /// Another rank reads the chunk, so this rank had better read the sample singly.
+    /// Set if another rank reads the chunk: this rank should then read the sample singly.
     pub alone: bool,
 }
 
@@ -36,13 +36,13 @@ pub struct Pick {
 pub(super) struct Chunked {
     /// The chunks of all lanes, lane after lane, in the order of each lane.
     chunks: Vec<u32>,
-    /// For each of them, the samples of its lane up to and including it.
+    /// For each entry of `chunks`, the number of samples of its lane up to and including it.
     ends: Vec<u64>,
     /// For each group, and one past the last, the index of its first chunk in `chunks`.
     groups: Vec<u32>,
     /// For each lane, and one past the last, its first group.
     lanes: Vec<u32>,
-    /// For each lane, how many samples of its first chunk belong to the previous lane.
+    /// For each lane, the number of samples of its first chunk that belong to the previous lane.
     skips: Vec<u32>,
     /// The key that shuffles the samples of groups; `None` leaves them in slot order.
     key: Option<Key>,
@@ -50,23 +50,23 @@ pub(super) struct Chunked {
     dealt: Dealt,
 }
 
-/// The chunks of each lane while they are distributed. Its memory is reused in the next epoch.
+/// The chunks of each lane while they are distributed. The memory is reused in the next epoch.
 #[derive(Debug, Clone, Default)]
 struct Dealt {
     lanes: Vec<Vec<u32>>,
-    /// For each lane: samples of its first chunk that belong to the previous lane, and the most samples it
-    /// may have.
+    /// For each lane: the number of samples of its first chunk that belong to the previous lane, and the most
+    /// samples it may have.
     bounds: Vec<(u32, u64)>,
 }
 
-/// The current group of a lane, and what its next sample is computed from.
+/// The current group of a lane, and the values from which its next sample is computed.
 #[derive(Debug, Clone)]
 struct Cursor {
     group: u32,
     /// Indices in the lane of the group's samples: `start..end`.
     start: u64,
     end: u64,
-    /// Samples of the group's first chunk that belong to the previous lane.
+    /// The number of samples of the group's first chunk that belong to the previous lane.
     skip: u32,
     shuffle: Option<Permutation>,
 }
@@ -102,7 +102,7 @@ impl Chunked {
         order
     }
 
-    /// Replaces this order by the one that `shuffled` returns, and reuses its memory.
+    /// Replaces this order with the one that `shuffled` returns, and reuses its memory.
     pub(super) fn shuffle_anew(
         &mut self,
         population: &(impl Population + ?Sized),
@@ -159,7 +159,7 @@ impl Chunked {
         Pick { chunk: self.chunks[at], nth, group, alone: false }
     }
 
-    /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the number of the sample in it.
+    /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the index of the sample in the chunk.
     #[inline]
     pub(super) fn locate_in_lane(&mut self, lane: u32, index: u64) -> (usize, u32) {
         let (_, shuffled) = self.place_in_group(lane, index);
@@ -174,7 +174,7 @@ impl Chunked {
         }
     }
 
-    /// The chunk of sample `index` of `lane`, and the number of the sample in it.
+    /// The chunk of sample `index` of `lane`, and the index of the sample in the chunk.
     pub(super) fn sample_of_lane(&mut self, lane: u32, index: u64) -> (u32, u32) {
         let (at, nth) = self.locate_in_lane(lane, index);
         (self.chunks[at], nth)
@@ -196,7 +196,7 @@ impl Chunked {
         self.lanes.partition_point(|&first| first <= group) as u32 - 1
     }
 
-    /// The index of `chunk` among all chunks, if it is of `group`.
+    /// The index of `chunk` in `chunks`, if it belongs to `group`.
     pub(super) fn find_in_group(&self, group: u32, chunk: u32) -> Option<usize> {
         let (first, end) = self.chunk_range(group);
         self.chunks[first..end].iter().position(|&other| other == chunk).map(|nth| first + nth)
@@ -281,7 +281,7 @@ impl Dealt {
         self.bounds.clear();
     }
 
-    /// Concatenates the shuffled chunks, and divides them where a lane has its share of the samples.
+    /// Concatenates the shuffled chunks, and cuts whenever a lane has its share of the samples.
     fn deal(&mut self, population: &(impl Population + ?Sized), lanes: u32, key: Key) {
         let each = population.num_live() / u64::from(lanes);
         let extra = population.num_live() % u64::from(lanes);
@@ -309,7 +309,7 @@ impl Dealt {
     }
 }
 
-/// The chunks that hold live samples, shuffled by `key`, with their numbers of live samples.
+/// The chunks that hold live samples, shuffled by `key`, each with its number of live samples.
 fn shuffled_chunks(
     population: &(impl Population + ?Sized),
     key: Key,
@@ -322,7 +322,7 @@ fn shuffled_chunks(
 /// The bounds of a lane that has all samples of its chunks.
 const UNBOUNDED: (u32, u64) = (0, u64::MAX);
 
-/// Capacity of a lane above its share of the chunks: the number differs slightly by epoch.
+/// Capacity of a lane above its share of the chunks: its number of chunks differs slightly by epoch.
 const SPARE_CHUNKS: usize = 8;
 
 /// Words of the keys. Frozen.

@@ -1,4 +1,4 @@
-//! The exchange of an epoch between the shares of the ranks, as `partial.rs` defines it.
+//! The exchange of samples between the shares of the ranks in one epoch; `partial.rs` defines it.
 
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
@@ -7,36 +7,36 @@ use dlfs_base::units::Epoch;
 #[derive(Debug, Clone)]
 pub(super) struct Exchange {
     key: Key,
-    /// The entry at index i < `num_exchanged` is the i-th exchanged.
+    /// The entry at index i < `num_exchanged` is the i-th to be exchanged.
     entries: Permutation,
     num_exchanged: u64,
 }
 
 impl Exchange {
-    /// The samples that move of `samples`: floor(`q` * `samples`).
+    /// The number of exchanged samples among `samples`: floor(`q` * `samples`).
     pub(super) fn count(samples: u64, q: f64) -> u64 {
-        // IEEE 754 defines the product, so it is the same on every machine; with q <= 1 its floor fits.
+        // IEEE 754 defines the product, so it is the same on every machine; q <= 1, so its floor fits.
         (samples as f64 * q).floor() as u64
     }
 
-    /// The exchange of `num_exchanged` entries in `epoch`, `shortest` being the length of the shortest share.
+    /// The exchange of `num_exchanged` entries in `epoch`; `shortest` is the length of the shortest share.
     pub(super) fn new(seed: u64, epoch: u64, shortest: u64, num_exchanged: u64) -> Exchange {
         let key = epoch_key(seed, epoch).with(EXCHANGE);
         Exchange { key, entries: Permutation::new(shortest, key), num_exchanged }
     }
 
-    /// The exchanges of all epochs before `epoch`; none if nothing ever moves.
+    /// The exchanges of all epochs before `epoch`; none if `num` is 0.
     pub(super) fn before(seed: u64, epoch: Epoch, shortest: u64, num: u64) -> Vec<Exchange> {
         let epochs = if num == 0 { 0..0 } else { 0..epoch.0 };
         epochs.map(|epoch| Exchange::new(seed, epoch, shortest, num)).collect()
     }
 
-    /// The entry that moves in `step`.
+    /// The entry that is exchanged in `step`.
     pub(super) fn entry(&self, step: u64) -> u64 {
         self.entries.forward(step)
     }
 
-    /// To which rank each rank sends in `step`.
+    /// The rank that each rank sends to in `step`.
     pub(super) fn ranks(&self, step: u64, world_size: u64) -> Permutation {
         Permutation::new(world_size, self.key.with(step))
     }

@@ -1,5 +1,5 @@
-//! Names of 128 bits: of an image, a view, or weights. They stand below what holds them, so that an order's kind
-//! may.
+//! 128-bit ids of images, views and weights. They are in a module of their own, below state and specification, so
+//! that both can contain them.
 
 use std::fmt;
 

@@ -1,23 +1,23 @@
-//! Orders: the sequence of samples of each epoch, which every rank can compute in advance.
+//! Orders: the sequence of samples in each epoch. Every rank can compute it in advance.
 //!
-//! An epoch is a sequence of positions 0..N over the live samples of one generation. It depends on
-//! {image, generation, order, seed, epoch} and on nothing else: not on the world size, the batch size or
-//! earlier epochs. So a rank computes its share ([`Shard`]), a run resumes from a few numbers ([`State`])
-//! with another world size, and every node can compute what every other node will read. (`local` and
-//! `partial` depend on the world size; their specification contains it.)
+//! An epoch is a sequence of positions 0..N over the live samples of one generation. It depends only on {image,
+//! generation, order, seed, epoch}, and not on the world size, the batch size or earlier epochs. So a rank computes
+//! its share ([`Shard`]), a run resumes from a few numbers ([`State`]) with another world size, and every node can
+//! compute what every other node will read. (`local` and `partial` depend on the world size; their specification
+//! contains it.)
 //!
-//! All orders are built from keyed permutations ([`dlfs_base::permutation`]): any position is computed
-//! directly, nothing is allocated per sample, and memory is at most a few words per chunk. The sequence
-//! of a specification is frozen; `tests/golden/orders.txt` pins it.
+//! All orders are built from keyed permutations ([`dlfs_base::permutation`]): any position is computed directly,
+//! nothing is allocated per sample, and memory is at most a few words per chunk. The sequence of a specification is
+//! frozen; `tests/golden/orders.txt` pins it.
 //!
-//! This module reads no samples. A [`Population`] gives the number of samples and their chunks, a reader
+//! This module does not read samples. A [`Population`] provides the number of samples and their chunks, a reader
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
-//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order);
-//! `shard.rs` divides an epoch among ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder;
-//! `shares.rs` says what each rank has and exchanges where ranks have shares of their own; [`mixture`] makes
-//! one sequence of several data sets; [`weighted`] draws samples by weights, and keeps a few bytes for each;
-//! [`budget`] cuts any order into batches of at most so many tokens.
+//! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order); `shard.rs` divides an epoch among
+//! ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder. `shares.rs` computes the samples and
+//! exchanges of ranks with their own shares. [`mixture`] makes one sequence of several data sets. [`weighted`]
+//! draws samples by weights, and keeps a few bytes per sample. [`budget`] cuts any order into batches by a token
+//! budget.
 
 mod aligned;
 pub mod budget;
@@ -58,13 +58,13 @@ use weighted::{Weighted, Weights};
 
 /// The samples of an order: the live samples of one generation.
 pub trait Population {
-    /// Live samples of the whole image.
+    /// The number of live samples in the whole image.
     fn num_live(&self) -> u64;
 
     /// The number of chunks, including those without live samples. Chunks are numbered in slot order.
     fn num_chunks(&self) -> u32;
 
-    /// Live samples of `chunk`.
+    /// The number of live samples in `chunk`.
     fn live_in_chunk(&self, chunk: u32) -> u32;
 
     /// The length of `chunk` in cells: more than one only if it holds one oversize sample.
@@ -78,11 +78,11 @@ pub trait Population {
     /// The live sample number `nth` of `chunk`, in slot order.
     fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId;
 
-    /// The chunk of a live sample; `None` if there is no such sample.
+    /// The chunk of a live sample; `None` if the sample does not exist.
     fn chunk_of(&self, id: SampleId) -> Option<u32>;
 
-    /// The blocks of the medium that the live sample number `nth` of `chunk` touches: what it costs to read it alone,
-    /// beside the other samples. The same for all, if nothing is known of that.
+    /// The number of blocks of the medium that the live sample number `nth` of `chunk` touches: the cost of reading
+    /// it alone. If this is unknown, the same number for all samples.
     fn blocks_of(&self, _chunk: u32, _nth: u32) -> u32 {
         1
     }
@@ -90,8 +90,8 @@ pub trait Population {
 
 /// The sequence of one epoch: position -> sample.
 ///
-/// It caches state that makes consecutive positions fast and does not change results, so each thread needs
-/// a value of its own.
+/// It caches state that makes consecutive positions fast and does not change results, so each thread needs its own
+/// value.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     len: u64,
@@ -109,14 +109,14 @@ enum Sequence {
 }
 
 impl EpochOrder {
-    /// The order that `spec` gives the samples of `population` in `epoch`.
+    /// The order of the samples of `population` in `epoch`, by `spec`.
     ///
-    /// Takes constant time for `global` and `sequential` by id. The other orders visit each chunk once, and
-    /// keep 20 bytes for it.
+    /// Takes constant time for `global` and `sequential` by id. The other orders visit each chunk once, and keep 20
+    /// bytes per chunk.
     ///
     /// # Errors
-    /// A number of `spec` is out of range, or there is no such epoch. The order is weighted, which
-    /// [`EpochOrder::weighted`] makes.
+    /// A number of `spec` is out of range, or the epoch does not exist. The order is weighted: use
+    /// [`EpochOrder::weighted`].
     pub fn new(
         spec: &OrderSpec,
         epoch: Epoch,
@@ -146,12 +146,13 @@ impl EpochOrder {
         Ok(EpochOrder { len, epoch, sequence })
     }
 
-    /// The weighted order that `spec` gives the samples of `population` in `epoch`.
+    /// The weighted order of the samples of `population` in `epoch`, by `spec`.
     ///
-    /// Takes constant time with replacement. Without, it sorts all samples, in some 100 ns each.
+    /// Takes constant time with replacement. Without replacement, it sorts all samples, in some 100 ns each.
     ///
     /// # Errors
-    /// `spec` names other weights, or they weigh another number of samples. There is no such epoch.
+    /// `spec` contains the hash of other weights, or the number of weights differs from that of samples. The epoch
+    /// does not exist.
     pub fn weighted(
         spec: &OrderSpec,
         epoch: Epoch,
@@ -172,7 +173,7 @@ impl EpochOrder {
         Ok(EpochOrder { len: spec.kind.epoch_len(samples), epoch, sequence })
     }
 
-    /// Replaces this order by the one that [`EpochOrder::new`] returns. A grouped order reuses its memory, so
+    /// Replaces this order with the one that [`EpochOrder::new`] returns. A grouped order reuses its memory, so
     /// that the next epoch allocates nothing.
     ///
     /// # Errors
@@ -200,12 +201,12 @@ impl EpochOrder {
         Ok(())
     }
 
-    /// Positions of the epoch: one for each live sample, except in weighted order.
+    /// The number of positions of the epoch: one per live sample, except in weighted order.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Returns whether there are no samples.
+    /// Returns whether the epoch has no positions.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -215,10 +216,11 @@ impl EpochOrder {
         self.epoch
     }
 
-    /// Appends the samples at `positions`, in their order. `population` must be that of [`EpochOrder::new`].
+    /// Appends the samples at `positions`, in the order of `positions`. `population` must be that of
+    /// [`EpochOrder::new`].
     ///
-    /// A position past the end wraps around to the start: so a padded shard repeats samples. An epoch without
-    /// samples repeats none. Takes tens of nanoseconds for each sample (for `partial`, times the epoch).
+    /// A position past the end wraps around to the start, so a padded shard repeats samples. An epoch without
+    /// samples appends nothing. Takes tens of nanoseconds per sample (for `partial`, times the epoch).
     pub fn ids(
         &mut self,
         population: &(impl Population + ?Sized),
@@ -248,13 +250,13 @@ impl EpochOrder {
         }
     }
 
-    /// Returns whether the order visits whole chunks, group after group. Then [`EpochOrder::picks`] is
+    /// Returns whether the order visits whole chunks, group after group. Only then [`EpochOrder::picks`] is
     /// available, and a reader can read chunks instead of samples.
     pub fn is_chunked(&self) -> bool {
         matches!(self.sequence, Sequence::Chunked(_))
     }
 
-    /// Appends the samples at `positions`, in their order, as samples of chunks.
+    /// Appends the samples at `positions`, in the order of `positions`, as samples of chunks.
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -267,7 +269,7 @@ impl EpochOrder {
     }
 
     /// Appends the samples that the rank of `shard` takes of `batch` with [`Sharding::Aligned`], by position.
-    /// `population` is that of the order, `shard` must be the one from the start of the run, and `batch` one of its
+    /// `population` must be that of the order, `shard` the one from the start of the run, and `batch` one of its
     /// [`Shard::global_batch`]es.
     ///
     /// Looks up the chunk of each position of the batch in this rank's lanes, in tens of nanoseconds each.
@@ -309,7 +311,7 @@ impl EpochOrder {
         self.ids(population, own.iter().copied(), out);
     }
 
-    /// The same as samples of chunks. Those that another node holds, or none, are to be read
+    /// As [`EpochOrder::local_ids`], as samples of chunks. Samples that this node does not hold are to be read
     /// [alone](Pick::alone): this rank takes few samples of their chunks.
     ///
     /// # Panics
@@ -334,7 +336,7 @@ impl EpochOrder {
         }));
     }
 
-    /// The chunk of the sample at `position`, which is one of the epoch's.
+    /// The chunk of the sample at `position`, a position of the epoch.
     fn chunk_at(&mut self, population: &(impl Population + ?Sized), position: u64) -> Option<u32> {
         match &mut self.sequence {
             Sequence::Chunked(chunked) => Some(chunked.pick(position).chunk),
@@ -343,7 +345,7 @@ impl EpochOrder {
         }
     }
 
-    /// The lane of `group`, as a [`Pick`] names it.
+    /// The lane of `group`, a group of a [`Pick`].
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -351,7 +353,7 @@ impl EpochOrder {
         self.chunked().lane_of(group)
     }
 
-    /// The samples of `chunk` that belong to `group`, in slot order: all, unless a lane border divides the
+    /// The samples of `chunk` that belong to `group`, in slot order: all samples, unless a lane border divides the
     /// chunk. Empty if the chunk is not in the group.
     ///
     /// # Panics
@@ -360,8 +362,8 @@ impl EpochOrder {
         self.chunked().samples_in_group(group, chunk)
     }
 
-    /// As [`EpochOrder::samples_in_group`]: those that the rank of `shard` has with [`Sharding::Aligned`], in one
-    /// piece. Other samples of the chunk it takes [alone](Pick::alone).
+    /// As [`EpochOrder::samples_in_group`], restricted to the samples that the rank of `shard` owns with
+    /// [`Sharding::Aligned`]. They are contiguous; the rank takes other samples of the chunk [alone](Pick::alone).
     ///
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
@@ -384,10 +386,10 @@ impl EpochOrder {
     }
 }
 
-/// Maps a sample's rank in slot order, over all chunks, to its chunk and its index there.
+/// Maps a sample's rank in slot order, over all chunks, to its chunk and its index in the chunk.
 #[derive(Debug, Clone)]
 struct SlotRanks {
-    /// Live samples up to and including each chunk.
+    /// The number of live samples up to and including each chunk.
     ends: Vec<u64>,
 }
 

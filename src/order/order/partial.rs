@@ -1,18 +1,18 @@
-//! Local shuffling, and partial local shuffling (PLS): each rank shuffles a share of its own.
+//! Local shuffling, and partial local shuffling (PLS): each rank shuffles its own share.
 //!
-//! The live samples, in slot order, are divided into one contiguous share for each rank (the first N mod W
-//! have one more), so that a rank stages whole chunks. A share is a list of *entries*, numbered from 0. In epoch e:
+//! The live samples, in slot order, are divided into one contiguous share per rank (the first N mod W shares have
+//! one more), so that a rank stages whole chunks. A share is a list of *entries*, numbered from 0. In epoch e:
 //!
-//! - rank r reads its entries in an order shuffled by (seed, e, r); position p is rank p mod W, its
+//! - rank r reads its entries in an order shuffled by (seed, e, r); position p belongs to rank p mod W, and is its
 //!   sample p / W;
-//! - the first floor(q * n) entries of a shuffle of 0..n by (seed, e), the same on every rank, are
-//!   exchanged, n being the length of the shortest share. For the i-th of them the ranks are permuted
-//!   by (seed, e, i): each sends the sample of that entry to one rank and receives one from another
-//!   (or keeps its own), so shares neither grow nor shrink;
+//! - the first floor(q * n) entries of a shuffle of 0..n by (seed, e), the same on every rank, are exchanged; n is
+//!   the length of the shortest share. For the i-th exchanged entry, the ranks are permuted by (seed, e, i): each
+//!   rank sends its sample of that entry to one rank and receives one from another (or keeps its own), so shares
+//!   keep their lengths;
 //! - a rank reads received samples from the next epoch on.
 //!
-//! A sample changes its rank, but never its entry. So the holder of a sample is found without a table, by
-//! following its entry back through the epochs, in about 15 ns for each epoch.
+//! A sample changes its rank, but never its entry. So the holder of a sample is found without a table: its entry is
+//! followed back through the epochs, in about 15 ns per epoch.
 
 use super::Shares;
 use super::exchange::{Exchange, epoch_key};
@@ -35,7 +35,7 @@ impl Partial {
         Partial { past: shares.past(epoch), shares, key, reading: None }
     }
 
-    /// The chunk of the sample at `position`, and its index there.
+    /// The chunk of the sample at `position`, and its index in the chunk.
     pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
         let ranks = u64::from(self.shares.world_size());
         let rank = (position % ranks) as u32;

@@ -1,19 +1,19 @@
-//! Predicts how often all ranks together read the chunks of an epoch.
+//! Predicts the number of times that all ranks together read the chunks of an epoch.
 
 use super::aligned::gcd;
 use super::{Aligner, EpochOrder, Shard, Sharding};
 
-/// The reads of a [`Sharding`], relative to the data set. The least are 1 and 0.
+/// The reads of a [`Sharding`], relative to the data set. The minima are 1 and 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reads {
-    /// How many ranks read each sample of a chunk with the chunk.
+    /// The mean number of ranks that read a sample as part of its chunk.
     pub ranks_a_chunk: f64,
-    /// The fraction of samples that ranks read singly, because other ranks read them with their chunk.
+    /// The fraction of samples that are read singly, because other ranks read them with their chunk.
     pub alone: f64,
 }
 
 impl Reads {
-    /// Bytes that all ranks read, divided by the bytes of the data set, if they read whole chunks and a single
+    /// Bytes that all ranks read, divided by the bytes of the data set, if ranks read whole chunks and a single
     /// sample costs `sample_cost` times its bytes.
     pub fn by_chunk(&self, sample_cost: f64) -> f64 {
         self.ranks_a_chunk + self.alone * sample_cost
@@ -21,8 +21,8 @@ impl Reads {
 }
 
 impl EpochOrder {
-    /// Predicts the reads of an epoch that `world_size` ranks share by `sharding`, each in batches of
-    /// `batch_size`. `None` if the order does not visit chunks, or if shares follow the chunks' holders.
+    /// Predicts the reads of an epoch that `world_size` ranks share by `sharding`, each in batches of `batch_size`.
+    /// `None` if the order does not visit chunks, or if shares depend on the chunks' holders.
     ///
     /// Visits each chunk once, or the first global batch.
     pub fn reads(&mut self, sharding: Sharding, world_size: u32, batch_size: u64) -> Option<Reads> {

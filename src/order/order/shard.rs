@@ -7,7 +7,7 @@ use dlfs_base::error::{Result, invalid};
 
 /// The share of one rank in an epoch: the rule of PyTorch's `DistributedSampler`.
 ///
-/// Of the positions from `consumed` on, rank r of W takes each p with (p - `consumed`) mod W = r. So all
+/// Of the positions from `consumed` on, rank r of W takes each position p with (p - `consumed`) mod W = r. So all
 /// ranks together take the samples in the order of the sequence, for any W.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
@@ -21,32 +21,32 @@ pub struct Shard {
     pub tail: Tail,
 }
 
-/// The treatment of an epoch's end whose rest is not a multiple of the world size.
+/// The treatment of an epoch's end if the number of remaining samples is not a multiple of the world size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
-    /// Every sample is read; some ranks read one more than others.
+    /// Every sample is read; some ranks read one more than other ranks.
     #[default]
     Keep,
-    /// The tail, fewer samples than ranks, is not read.
+    /// The tail, which has fewer samples than there are ranks, is not read.
     DropLast,
     /// The first samples of the epoch are repeated, so that all ranks read equally many.
     Pad,
 }
 
-/// How ranks share a global batch. Its samples, and the number of samples for each rank, are always the
-/// same.
+/// The rule by which ranks share a global batch. It changes neither the samples of the batch nor the number of
+/// samples of each rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
-    /// Each rank takes every W-th position: the rule of `DistributedSampler`.
+    /// Each rank takes every W-th position (W: world size): the rule of `DistributedSampler`.
     #[default]
     Strided,
-    /// One rank takes all samples of a chunk, or of a range of its slots, as far as equal shares allow. For grouped
-    /// order, if the number of lanes is not a multiple of the world size. See [`Aligner`](super::Aligner).
+    /// One rank takes all samples of a chunk, or of a range of its slots, within equal shares. For grouped order,
+    /// if the number of lanes is not a multiple of the world size. See [`Aligner`](super::Aligner).
     Aligned,
-    /// Each rank takes what its own node holds, as far as equal shares allow. For runs whose nodes read from
-    /// each other's caches. See [`ByNode`](super::ByNode).
+    /// Each rank takes samples that its own node holds, within equal shares. For runs whose nodes read from each
+    /// other's caches. See [`ByNode`](super::ByNode).
     Local,
 }
 
@@ -63,7 +63,7 @@ impl Shard {
     /// The share of rank `rank` of `world_size`, from the start of an epoch.
     ///
     /// # Errors
-    /// There is no such rank.
+    /// The rank does not exist, or the world size is 0.
     pub fn new(rank: u32, world_size: u32, tail: Tail) -> Result<Shard> {
         if world_size == 0 {
             return Err(invalid(EMPTY_WORLD));
@@ -91,12 +91,12 @@ impl Shard {
             Tail::DropLast => rest / world_size,
             Tail::Pad => rest.div_ceil(world_size),
         };
-        // The number may come from a state file: past the end there are no positions.
+        // `consumed` may come from a state file: past the end there are no positions.
         Positions::new(self.consumed.saturating_add(rank), world_size, count)
     }
 
-    /// The global batch after each rank has taken `taken` samples, with batches of `batch_size` on each rank.
-    /// Empty past the end.
+    /// The global batch after each rank has taken `taken` samples, with batches of `batch_size` on each rank. Empty
+    /// past the end.
     pub fn global_batch(&self, len: u64, taken: u64, batch_size: u64) -> GlobalBatch {
         let world_size = u64::from(self.world_size.max(1));
         let rest = len.saturating_sub(self.consumed);
@@ -115,8 +115,8 @@ impl Shard {
         batch.count / u64::from(self.world_size.max(1)) >= batch_size
     }
 
-    /// Positions of an epoch of `len` that all ranks have consumed after each has taken `taken` samples; `len`
-    /// at the end, also with a dropped or padded tail.
+    /// The number of positions of an epoch of `len` that all ranks have consumed after each has taken `taken`
+    /// samples; `len` at the end, even if the tail is dropped or padded.
     pub fn consumed_after(&self, len: u64, taken: u64) -> u64 {
         let each = self.positions(len).count;
         let taken_by_all = taken.saturating_mul(self.world_size.into());
@@ -143,7 +143,7 @@ impl Positions {
         self.count
     }
 
-    /// Takes the first `count` of them, or all that are left.
+    /// Takes the first `count` positions, or all that are left.
     #[must_use]
     pub fn split_front(&mut self, count: u64) -> Positions {
         let front = Positions { count: count.min(self.count), ..*self };

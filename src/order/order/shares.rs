@@ -1,13 +1,13 @@
-//! Shares of the ranks under `local` and `partial`, and their exchanges in an epoch: arithmetic, the same on
-//! every rank, so that an exchange needs no message but the reads themselves.
+//! Shares of the ranks in `local` and `partial` order, and their exchanges in an epoch. They are computed, with the
+//! same result on every rank, so an exchange needs no message besides the reads themselves.
 //!
-//! `partial.rs` says how shares and exchanges are defined. A [`Shares`] answers for any rank and epoch: the
-//! samples that it has ([`Shares::ids`]), and for each step of an epoch which sample it sends to whom and
-//! receives from whom ([`Shares::exchanges`]). What follows:
+//! `partial.rs` defines shares and exchanges. A [`Shares`] answers for any rank and epoch: the samples of the rank
+//! ([`Shares::ids`]), and for each step of an epoch, the sample that it sends, the receiver, the sample that it
+//! receives, and the sender ([`Shares::exchanges`]). Consequences:
 //!
 //! - in a step each rank sends one sample and receives one, or keeps its own, so shares keep their lengths;
-//! - the shares of all ranks are all samples, each once, in every epoch;
-//! - while it exchanges, a rank has at most its share and the samples that it has received so far.
+//! - in every epoch, the shares of all ranks together contain each sample once;
+//! - during an exchange, a rank has at most its share and the samples received so far.
 
 use super::exchange::Exchange;
 use super::{OrderKind, OrderSpec, Population, SlotRanks};
@@ -25,7 +25,7 @@ pub struct Shares {
 /// One step of an epoch's exchange, as one rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchanged {
-    /// The rank that gets this rank's sample; this rank itself: nothing moves.
+    /// The rank that gets this rank's sample; this rank itself if nothing moves.
     pub to: u32,
     /// The rank whose sample this rank gets.
     pub from: u32,
@@ -36,8 +36,8 @@ pub struct Exchanged {
 }
 
 impl Shares {
-    /// The shares that `spec` gives to the samples of `population`; `None` if ranks have no shares of their own
-    /// in that order.
+    /// The shares that `spec` gives to the samples of `population`; `None` if ranks do not have their own shares in
+    /// that order.
     pub fn new(spec: &OrderSpec, population: &(impl Population + ?Sized)) -> Option<Shares> {
         let (q, world_size) = match spec.kind {
             OrderKind::Local { world_size } => (0.0, world_size),
@@ -58,7 +58,7 @@ impl Shares {
         self.shortest() + u64::from(u64::from(rank) < self.slots.len() % self.ranks())
     }
 
-    /// The steps of an epoch's exchange: floor(q * n), n being the length of the shortest share.
+    /// The number of steps of an epoch's exchange: floor(q * n), where n is the length of the shortest share.
     pub fn num_steps(&self) -> u64 {
         match self.world_size {
             1 => 0,
@@ -66,8 +66,9 @@ impl Shares {
         }
     }
 
-    /// How many of an epoch's steps are due when a rank has taken `samples` of its share: floor(q * `samples`),
-    /// so that each batch adds q times its samples, and fractions add up. At the epoch's end all are due.
+    /// The number of an epoch's steps that are due when a rank has taken `samples` of its share:
+    /// floor(q * `samples`). So each batch adds q times its samples, and fractions add up. At the end of the epoch
+    /// all steps are due.
     pub fn steps_due(&self, samples: u64) -> u64 {
         if samples >= self.shortest() {
             return self.num_steps();
@@ -77,10 +78,10 @@ impl Shares {
 
     /// The samples that `rank` has in `epoch`, by entry.
     ///
-    /// Takes about 15 ns for each sample and epoch before `epoch`.
+    /// Takes about 15 ns per sample and epoch before `epoch`.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn ids(
         &self,
         population: &(impl Population + ?Sized),
@@ -93,11 +94,11 @@ impl Shares {
         (0..self.len_of(rank)).map(of_entry).collect()
     }
 
-    /// Samples of `epoch` that `rank` sends and receives in each of its steps; the new rank uses them from the
+    /// The samples that `rank` sends and receives in each step of `epoch`; the receiving rank uses them from the
     /// next epoch on.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If the rank does not exist.
     pub fn exchanges(
         &self,
         population: &(impl Population + ?Sized),
@@ -134,7 +135,7 @@ impl Shares {
         population.id_in_chunk(chunk, nth)
     }
 
-    /// The chunk of that sample, and its index there.
+    /// The chunk of the sample that `rank` has at `entry`, and the sample's index in the chunk.
     pub(super) fn locate(&self, past: &[Exchange], rank: u32, entry: u64) -> (u32, u32) {
         let first = Exchange::first_holder(past, rank.into(), entry, self.ranks());
         let extra = self.slots.len() % self.ranks();

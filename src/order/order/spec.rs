@@ -1,4 +1,4 @@
-//! The specification of an order: its kind, its parameters, and the seed.
+//! The specification of an order: its kind, its parameters, and its seed.
 
 use std::fmt;
 
@@ -11,14 +11,14 @@ use dlfs_base::units::Epoch;
 /// The order of all epochs: runs with equal specifications read equal sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OrderSpec {
-    /// How samples are shuffled.
+    /// The kind of order.
     #[serde(flatten)]
     pub kind: OrderKind,
     /// The seed of every permutation.
     pub seed: u64,
 }
 
-/// How samples are shuffled.
+/// The kind of order.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -30,24 +30,24 @@ pub enum OrderKind {
     },
     /// A full shuffle of all samples.
     Global,
-    /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among
-    /// the lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample
-    /// of each lane in turn.
+    /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among the
+    /// lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample of each
+    /// lane in turn.
     Grouped {
-        /// The number of lanes; 1 is DIESEL's algorithm. 0 in a request: chosen by the world size when a run
-        /// starts, or taken from the state that it resumes from.
+        /// The number of lanes; 1 is DIESEL's algorithm. 0 in a request: selected by the world size at the start of
+        /// a run, or taken from the state to resume from.
         lanes: u32,
-        /// Chunks of one lane whose samples are shuffled together.
+        /// The number of chunks of one lane whose samples are shuffled together.
         group: u32,
     },
-    /// Local shuffling: each rank shuffles a fixed share of its own.
+    /// Local shuffling: each rank shuffles its own fixed share.
     Local {
         /// The number of ranks, each with a share.
         world_size: u32,
     },
     /// Partial local shuffling: as `Local`, but ranks exchange a fraction of their shares each epoch.
     Partial {
-        /// The fraction of a share that is exchanged in an epoch, from 0 to 1.
+        /// The fraction of a share that is exchanged in each epoch, from 0 to 1.
         q: f64,
         /// The number of ranks, each with a share.
         world_size: u32,
@@ -58,7 +58,7 @@ pub enum OrderKind {
         weights: HexId,
         /// True if a sample may be drawn several times in an epoch.
         replacement: bool,
-        /// Positions of an epoch.
+        /// The number of positions of an epoch.
         epoch_size: u64,
     },
 }
@@ -100,11 +100,11 @@ impl OrderSpec {
         Err(invalid(text))
     }
 
-    /// Checks that there is such an epoch. The number of epochs is bounded: finding the holder of a sample in
-    /// `partial` order takes time proportional to the epoch.
+    /// Checks that the epoch exists. The number of epochs is limited: in `partial` order, the time to find the
+    /// holder of a sample is proportional to the epoch.
     ///
     /// # Errors
-    /// It is past the last epoch.
+    /// The epoch is past the last one.
     pub fn check_epoch(&self, epoch: Epoch) -> Result<()> {
         let limit = match self.kind {
             OrderKind::Partial { .. } => MAX_PARTIAL_EPOCHS,
@@ -119,7 +119,7 @@ impl OrderSpec {
 
 impl OrderSpec {
     /// The order with which a run of `world_size` ranks starts: grouped order without a number of lanes gets
-    /// [`LANES_A_RANK`] for each rank.
+    /// [`LANES_A_RANK`] lanes per rank.
     #[must_use]
     pub fn started(self, world_size: u32) -> OrderSpec {
         let kind = match self.kind {
@@ -135,7 +135,7 @@ impl OrderSpec {
     }
 }
 
-/// In words, with the names that its parameters have as options.
+/// Prints the order in words; parameters have the names of their command-line options.
 impl fmt::Display for OrderKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lanes_of = |lanes| match lanes {
@@ -165,8 +165,8 @@ impl fmt::Display for OrderKind {
 }
 
 impl OrderKind {
-    /// Returns whether a run with the requested order `asked` may resume in this order, which a state has:
-    /// it is the same, or has the number of lanes that `asked` leaves open.
+    /// Returns whether a run with the requested order `asked` may resume in this order of a state: the two are
+    /// equal, or `asked` leaves open the number of lanes.
     pub fn continues(&self, asked: &OrderKind) -> bool {
         match (*self, *asked) {
             (
@@ -185,7 +185,7 @@ impl OrderKind {
         }
     }
 
-    /// Positions of an epoch over `num_live` samples.
+    /// The number of positions of an epoch over `num_live` samples.
     pub fn epoch_len(&self, num_live: u64) -> u64 {
         match *self {
             OrderKind::Weighted { epoch_size, .. } => epoch_size,
@@ -203,7 +203,7 @@ impl OrderKind {
         }
     }
 
-    /// The first word of the key, so that kinds of orders with one seed are independent. Frozen.
+    /// The first word of the key. It makes different kinds of orders with the same seed independent. Frozen.
     pub(super) const fn label(&self) -> u64 {
         match self {
             OrderKind::Sequential { .. } => 0,
@@ -218,19 +218,19 @@ impl OrderKind {
 /// The message for a world size of 0.
 pub(super) const EMPTY_WORLD: &str = "the world size is at least 1";
 
-/// The most epochs of a run: what a 64-bit position of a run can hold beside 2^40 samples.
+/// The most epochs of a run: a 64-bit position of a run can hold this many epochs of 2^40 samples.
 pub const MAX_EPOCHS: u64 = 1 << 24;
 
-/// The largest epoch size that the position of a run can hold.
+/// The largest epoch size that a position of a run can hold.
 pub(super) const MAX_EPOCH_SIZE: u64 = (1 << 40) - 1;
 
-/// Each epoch costs about a hundred bytes, and 15 ns for each sample.
+/// The most epochs of partial order: each epoch costs about a hundred bytes, and 15 ns per sample.
 const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;
 
-/// Each lane costs about a hundred bytes of state.
+/// The most lanes: each lane costs about a hundred bytes of state.
 const MAX_LANES: u32 = 65_536;
 
-/// The default number of lanes for each rank: a batch then draws from 32 chunks.
+/// The default number of lanes per rank: a batch then draws from 32 chunks.
 pub const LANES_A_RANK: u32 = 8;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The state of a run: all that is needed to resume it exactly, as JSON.
+//! The state of a run, as JSON: everything needed to resume it exactly.
 
 use std::sync::Arc;
 
@@ -13,29 +13,29 @@ use dlfs_base::units::{Epoch, Generation};
 
 /// The state of a run between two global batches.
 ///
-/// It holds neither world size nor batch size: a run may resume with others. (Orders that depend on the
-/// world size hold it in `order`.)
+/// The state contains neither world size nor batch size: a run may resume with others. (If an order depends on the
+/// world size, `order` contains it.)
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Version of this record; other versions are refused.
+    /// The version of this record; unknown versions are refused.
     pub version: u32,
     /// The image, by its UUID's 32 hexadecimal digits.
     pub image: HexId,
     /// The generation of the image: positions count its live samples.
     pub generation: Generation,
-    /// The hash of the view, if positions count the samples of one.
+    /// The hash of the view, if positions count the samples of a view.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<HexId>,
     /// The order, with its seed.
     pub order: OrderSpec,
-    /// The epoch that is being read.
+    /// The current epoch.
     pub epoch: Epoch,
-    /// Positions of that epoch that all ranks together have consumed.
+    /// The positions of this epoch that all ranks together have consumed.
     pub consumed: u64,
-    /// The mixture, if the run is over one: `image` is then its hash, and `generation` 0.
+    /// The mixture, if the run is over one: `image` is then the mixture's hash, and `generation` is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixture: Option<Arc<MixtureSpec>>,
-    /// The budget of each batch, if batches have one. What is consumed then ends with a batch.
+    /// The token budget, if batches have one. The consumed positions then end with a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Arc<Budget>>,
 }
@@ -56,19 +56,19 @@ impl State {
         }
     }
 
-    /// The same state of a run over the view with this hash.
+    /// The same state for a run over the view with this hash.
     #[must_use]
     pub fn of_view(self, view: Option<[u8; 16]>) -> State {
         State { view: view.map(HexId), ..self }.versioned()
     }
 
-    /// The same state of a run whose batches have this budget.
+    /// The same state for a run whose batches have this budget.
     #[must_use]
     pub fn by_budget(self, budget: Option<Arc<Budget>>) -> State {
         State { budget, ..self }.versioned()
     }
 
-    /// The same state with the first version that knows what it has.
+    /// The same state with the lowest version that has all its fields.
     fn versioned(self) -> State {
         let version = match (&self.budget, self.view) {
             (Some(_), _) => VERSION_OF_BUDGETS,
@@ -81,7 +81,7 @@ impl State {
     /// Reads a state from JSON.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is not a state, or of another version.
+    /// `InvalidArgument`: the text is not a state, or a state of an unknown version.
     pub fn from_json(text: &str) -> Result<State> {
         let state: State = serde_json::from_str(text)
             .map_err(|error| invalid("this is not a reading state").source(error))?;
@@ -104,13 +104,13 @@ impl State {
         serde_json::to_string(self).expect("numbers, strings and finite shares always become JSON")
     }
 
-    /// Checks that a run on `image` at `generation`, or on a `view` of it, with `order` and `world_size` ranks
-    /// over `len` samples can resume from this state. It resumes in the order of the state, which may
-    /// have a number of lanes if none was requested. An order with a
-    /// share for each rank names the number of shares; several processes may divide each.
+    /// Checks that a run on `image` at `generation`, or on a `view` of it, with `order` and `world_size` ranks over
+    /// `len` samples can resume from this state. It resumes in the order of the state, which has a number of lanes
+    /// even if none was requested. If an order has a share per rank, it contains the number of shares; several
+    /// processes may divide each share.
     ///
     /// # Errors
-    /// The first reason why it cannot.
+    /// The first difference that prevents it.
     pub fn check(
         &self,
         (image, view): ([u8; 16], Option<[u8; 16]>),
@@ -151,10 +151,10 @@ impl State {
         self.check_order(order, world_size, len)
     }
 
-    /// As [`State::check`], of whatever data.
+    /// As [`State::check`], without checking the data set.
     ///
     /// # Errors
-    /// The first reason why a run cannot resume.
+    /// The first difference that prevents it.
     pub fn check_order(&self, asked: &OrderSpec, world_size: u32, len: u64) -> Result<()> {
         let State { order, consumed, .. } = self;
         let consumed = *consumed;
@@ -211,7 +211,7 @@ impl State {
         }
     }
 
-    /// Checks that a run whose batches have the budget `asked`, or none, can resume from this state.
+    /// Checks that a run whose batches have the budget `asked`, or no budget, can resume from this state.
     ///
     /// # Errors
     /// The first difference.
@@ -231,11 +231,11 @@ impl State {
         difference.map_or(Ok(()), |difference| Err(invalid(difference).hint(hint)))
     }
 
-    /// The state between the same epochs in `order`: for a run whose ranks begin with new shares, because their
-    /// number or the part that they exchange has changed. `len` is the number of samples.
+    /// The state at the same epoch boundary in `order`: for a run whose ranks begin with new shares, because their
+    /// number or the exchanged fraction has changed. `len` is the number of samples.
     ///
     /// # Errors
-    /// Some of the epoch is consumed.
+    /// Some positions of the epoch are consumed, but not all.
     pub fn begun_anew(&self, order: &OrderSpec, len: u64) -> Result<State> {
         if self.consumed > 0 && self.consumed < len {
             let State { consumed, epoch, .. } = self;
@@ -257,7 +257,7 @@ impl State {
     }
 }
 
-/// Samples were added or deleted since, so positions mean other samples.
+/// The error for a state of another generation: samples were added or deleted, so positions denote other samples.
 fn of_another_generation(state: Generation, open: Generation) -> Error {
     let stale = |text| Error::new(ErrorKind::Stale, text);
     if state > open {
@@ -282,10 +282,10 @@ const START_ANEW: &str = "start anew, without the state";
 
 const VERSION: u32 = 1;
 
-/// A release that does not know views would read the whole data set, so it has to refuse the state.
+/// The version of states with views: older releases would read the whole data set, so they must refuse the state.
 const VERSION_OF_VIEWS: u32 = 2;
 
-/// A release that does not know budgets would read other batches.
+/// The version of states with budgets: older releases would read other batches.
 const VERSION_OF_BUDGETS: u32 = 3;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Access strings (NoPFS's term): what a rank reads in a whole run, in order; computed, never
+//! Access strings (NoPFS's term): the samples that a rank reads in a whole run, in order. They are computed, never
 //! stored.
 
 use std::ops::Range;
@@ -17,8 +17,7 @@ pub trait Accesses {
     /// Number of ranks.
     fn num_ranks(&self) -> u32;
 
-    /// Calls `visit` with consecutive pieces of what `rank` reads, from the first access to the
-    /// last.
+    /// Calls `visit` with consecutive pieces of the access string of `rank`, from the first access to the last.
     ///
     /// `rank` is below [`Accesses::num_ranks`].
     fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId]));
@@ -38,7 +37,7 @@ pub struct TrainingRun<'a, P: ?Sized> {
     batch_size: u64,
 }
 
-/// How the ranks share a global batch.
+/// The rule by which ranks share a global batch.
 #[derive(Debug, Clone)]
 enum Shares {
     Strided,
@@ -47,10 +46,10 @@ enum Shares {
 }
 
 impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
-    /// `epochs` over `population` by `world_size` ranks.
+    /// A run of `epochs` over `population` by `world_size` ranks.
     ///
     /// # Errors
-    /// A number of the order is out of range, or there are no ranks.
+    /// A number of the order is out of range, or the world size is 0.
     pub fn new(
         population: &'a P,
         order: OrderSpec,
@@ -85,9 +84,8 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
         TrainingRun { consumed, ..self }
     }
 
-    /// The same run with global batches divided as `sharding` says; each rank's part has `batch_size`
-    /// samples. Local shares need `locality`; without it, and where an order has no chunks to align, shares
-    /// are strided.
+    /// The same run with global batches divided by `sharding`; each rank's part has `batch_size` samples. Local
+    /// shares need `locality`. Shares are strided without `locality`, or if an order has no chunks to align.
     #[must_use]
     pub fn shared(
         self,
@@ -148,7 +146,7 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
     }
 }
 
-/// Samples of a piece: few enough for the first-level cache.
+/// The number of samples in a piece: few enough for the L1 cache.
 const PIECE: u64 = 1024;
 
 #[cfg(test)]

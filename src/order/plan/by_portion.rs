@@ -1,4 +1,4 @@
-//! Plans in portions: converts access strings of samples to access strings of portions.
+//! Plans by portions: converts access strings of samples to access strings of portions.
 
 use super::Accesses;
 use crate::tier::Units;
@@ -6,7 +6,7 @@ use dlfs_base::units::SampleId;
 
 /// The access strings of a run, with each sample replaced by its portion.
 ///
-/// A portion is read as often as its samples, and for the first time with the first of them.
+/// A portion is read as often as all its samples together, and first with the first of its samples.
 #[derive(Debug)]
 pub struct ByPortion<'a, A: ?Sized> {
     accesses: &'a A,
@@ -14,7 +14,7 @@ pub struct ByPortion<'a, A: ?Sized> {
 }
 
 impl<'a, A: Accesses + ?Sized> ByPortion<'a, A> {
-    /// `portion_of` gives the portion of each sample, by id: see [`Units::by_sample`].
+    /// `portion_of` has the portion of each sample, by id: see [`Units::by_sample`].
     pub fn new(accesses: &'a A, portion_of: &'a [u32]) -> ByPortion<'a, A> {
         ByPortion { accesses, portion_of }
     }

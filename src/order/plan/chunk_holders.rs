@@ -1,12 +1,13 @@
-//! The holder of each chunk among a job's members: weighted rendezvous hashing, computed alike by all members.
+//! The holder of each chunk among a job's members: weighted rendezvous hashing. All members compute the same
+//! result.
 //!
-//! Each chunk has an order of members of its own, drawn by hash in proportion to the members' rooms. It goes
-//! to the first of them that still has room; chunks are placed in hash order. So no message says who holds
-//! what, nothing is evicted, and when a member joins or leaves, about one chunk in N moves. A chunk that
-//! fits nowhere is not held, and all members know it: its readers go to the origin.
+//! Each chunk has its own order of members, drawn by hash in proportion to the members' rooms. The chunk goes to
+//! the first member in this order that still has room; chunks are placed in hash order. So no messages are needed,
+//! nothing is evicted, and when a member joins or leaves, about one chunk in N moves. If a chunk fits nowhere, no
+//! member holds it, and all members know this: readers get the chunk from the origin.
 //!
-//! **Frozen.** Members of one job may run different builds, so what these functions return is part of the
-//! protocol. `tests/golden/chunk_holders.txt` pins it. In full, with arithmetic modulo 2^64 and
+//! **Frozen.** Members of one job may run different builds, so the results of these functions are part of the
+//! protocol. `tests/golden/chunk_holders.txt` pins them. The full definition, with arithmetic modulo 2^64 and
 //! [`Key`] as defined by [`permutation`](dlfs_base::permutation):
 //!
 //! 1. *Draw* of member n for chunk c: u = word of `key.with(c).with(id of n)`, where key is
@@ -15,29 +16,29 @@
 //!    room in 64 MiB, at least 1. The member with the least cost / weight comes first, then the next;
 //!    among equals the lower id. As costs are exponentially distributed, a member comes first with a
 //!    probability in proportion to its weight.
-//! 3. Chunks are placed in the order of the word of `key.with(c)`, each with the first member in its order
-//!    that then holds no more than its share and its room; if there is none, its room alone limits.
+//! 3. Chunks are placed in the order of the word of `key.with(c)`. Each goes to the first member in its order that
+//!    then holds at most its share and at most its room; if there is none, only the room limits.
 //!
-//! The rule that a node's share grows with its room is from Schindelhauer and Schomaker, "Weighted
-//! distributed hash tables" (SPAA 2005); one hash for each pair is from Thaler and Ravishankar, "Using
-//! name-based mappings to increase hit rates" (1998).
+//! The rule that a node's share grows with its room is from Schindelhauer and Schomaker, "Weighted distributed hash
+//! tables" (SPAA 2005); one hash per pair is from Thaler and Ravishankar, "Using name-based mappings to increase
+//! hit rates" (1998).
 
 use crate::order::HexId;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::Key;
 
-/// A node of the job that holds chunks for all.
+/// A node of the job that holds chunks for all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Distinguishes the node from other nodes, in this and in later rounds: a hash of the host's name or id.
+    /// Identifies the node in this and in later rounds: a hash of the host's name or id.
     pub id: u64,
-    /// Bytes of pages that its tiers can hold: their quotas less what their indexes take.
+    /// Bytes of pages that its tiers can hold: their quotas without their indexes.
     pub room_bytes: u64,
-    /// Bytes that it takes while others have room; `u64::MAX` for no such limit.
+    /// The most bytes that the node takes while other nodes have room; `u64::MAX` for no limit.
     pub share_bytes: u64,
 }
 
-/// The holder of each chunk: 2 bytes a chunk, whatever the number of members.
+/// The holder of each chunk: 2 bytes per chunk, for any number of members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkHolders {
     key: Key,
@@ -47,13 +48,12 @@ pub struct ChunkHolders {
 }
 
 impl ChunkHolders {
-    /// Places the chunks of `image`; `chunk_bytes` are the bytes of the pages of each chunk that contain
-    /// live samples.
+    /// Places the chunks of `image`. `chunk_bytes` is, for each chunk, the bytes of its pages with live samples.
     ///
     /// Takes about 5 ns for each pair of chunk and member.
     ///
     /// # Errors
-    /// There are no members or more than 65,535, or two have the same id.
+    /// There are no members or more than 65,535, or two members have the same id.
     pub fn new(image: HexId, members: &[Member], chunk_bytes: &[u64]) -> Result<ChunkHolders> {
         if members.is_empty() || members.len() > MAX_MEMBERS {
             return Err(invalid(format!(
@@ -86,16 +86,16 @@ impl ChunkHolders {
         Ok(holders)
     }
 
-    /// The member that holds `chunk`, as an index; `None` if none has room for it.
+    /// The index of the member that holds `chunk`; `None` if no member has room for it.
     ///
     /// # Panics
-    /// If there is no such chunk.
+    /// If the chunk does not exist.
     pub fn holder(&self, chunk: u32) -> Option<u16> {
         let holder = self.holders[chunk as usize];
         (holder != NONE).then_some(holder)
     }
 
-    /// All members, as indices, in the order of `chunk`: where its holder fails, the next one serves it.
+    /// The indices of all members in the order of `chunk`: if its holder fails, the next member serves the chunk.
     pub fn order_of(&self, chunk: u32) -> Vec<u16> {
         let draws = self.key.with(chunk.into());
         let mut order: Vec<(Cost, u16)> = (0..)
@@ -109,7 +109,7 @@ impl ChunkHolders {
     /// Bytes that member `index` holds.
     ///
     /// # Panics
-    /// If there is no such member.
+    /// If the member does not exist.
     pub fn held_bytes(&self, index: u16) -> u64 {
         self.held_bytes[usize::from(index)]
     }
@@ -124,7 +124,7 @@ impl ChunkHolders {
         &self.members
     }
 
-    /// Memory of the table.
+    /// Memory of the table in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.holders.capacity() * size_of::<u16>()
     }
@@ -171,7 +171,7 @@ impl Cost {
     }
 }
 
-/// 64 - log2(`word`) in units of 2^-40; of 0 as of 1.
+/// 64 - log2(`word`) in units of 2^-40; a word of 0 counts as 1.
 ///
 /// For word = 2^k (1 + f): the logarithm of 1 + f is interpolated between [`LOG2`]\[i\] and \[i + 1\] with
 /// i = the 11 highest bits of f, by the 32 bits below them, rounded down.
@@ -201,7 +201,7 @@ static LOG2: [u64; 2049] = {
     table
 };
 
-/// log2 of `mantissa` / 2^63, which is at least 1 and below 2, in units of 2^-40: one bit for each squaring.
+/// log2 of `mantissa` / 2^63, which is at least 1 and below 2, in units of 2^-40: one bit per squaring.
 const fn log2_of_mantissa(mut mantissa: u64) -> u64 {
     let mut log2 = 0;
     let mut bit = 0;
@@ -218,22 +218,23 @@ const fn log2_of_mantissa(mut mantissa: u64) -> u64 {
     log2
 }
 
-/// The key of an image's draws. Not of its generation: what a later generation keeps stays where it is.
+/// The key of an image's draws. It ignores the generation: chunks that a later generation keeps stay with their
+/// holders.
 fn key_of(image: HexId) -> Key {
     let (high, low) = image.0.split_at(8);
     let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
     Key::derive(u64::from_be_bytes(*b"holders1"), &[word(high), word(low)])
 }
 
-/// The holder of a chunk that nobody holds.
+/// The entry of a chunk without a holder.
 const NONE: u16 = u16::MAX;
-/// Most nodes that hold chunks for each other.
+/// The most members.
 const MAX_MEMBERS: usize = NONE as usize;
 
-/// Room that counts as a weight of 1.
+/// The room that gives a weight of 1.
 const WEIGHT_BYTES: u64 = 64 << 20;
 
-/// Bits of a cost after the point.
+/// Fraction bits of a cost.
 const FRACTION_BITS: u32 = 40;
 
 #[cfg(test)]
@@ -243,7 +244,7 @@ mod tests {
     const IMAGE: HexId = HexId([7; 16]);
     const MIB: u64 = 1 << 20;
 
-    /// `num` members with room for `room_bytes` in all.
+    /// `num` members with room for `room_bytes` in total.
     fn members(num: u64, room_bytes: u64) -> Vec<Member> {
         (0..num)
             .map(|n| Member {
@@ -284,7 +285,7 @@ mod tests {
                 assert_eq!(holders.held_bytes(index), held[usize::from(index)]);
                 assert!(held[usize::from(index)] <= member.room_bytes);
             }
-            // A chunk may fit into no member's rest: at most one for each.
+            // A chunk may fit into no member's remaining room: at most one chunk per member.
             let missing = all - held.iter().sum::<u64>();
             let unheld = (0..1_334).filter(|&chunk| holders.holder(chunk).is_none()).count();
             println!("{nodes} nodes: {unheld} of 1,334 chunks fit nowhere");
@@ -337,7 +338,7 @@ mod tests {
                      times the least",
                     moved / least
                 );
-                // With hardly more room than data, chunks that do not fit go on to other members.
+                // With little more room than data, chunks that do not fit go to other members.
                 let most = if percent == 130 { 1.25 } else { 2. };
                 assert!(moved <= most * least, "{moved} at {nodes} nodes");
             }

@@ -1,11 +1,11 @@
-//! How often a rank reads each sample over all epochs.
+//! Access frequencies: how often a rank reads each sample over all epochs.
 
 use super::Accesses;
 use dlfs_base::units::SampleId;
 
 /// Access frequencies of one rank: one count per sample, 2 bytes each.
 ///
-/// Counts are small numbers around E / N with a binomial distribution; its variance is what makes a
+/// Counts are small numbers around E / N with a binomial distribution (E epochs, N ranks). Its variance makes a
 /// plan better than chance. Counts saturate at 65,535.
 #[derive(Debug, Clone, Default)]
 pub struct Frequencies {
@@ -18,10 +18,10 @@ impl Frequencies {
         Frequencies { counts: vec![0; num_samples] }
     }
 
-    /// Counts what `rank` reads; clears earlier counts. Costs one walk.
+    /// Counts the accesses of `rank`; clears earlier counts. Costs one walk.
     ///
     /// # Panics
-    /// If the access string contains a sample that there is not.
+    /// If the access string contains a sample that does not exist.
     pub fn count(&mut self, accesses: &(impl Accesses + ?Sized), rank: u32) {
         self.counts.fill(0);
         let counts = &mut self.counts;
@@ -33,7 +33,7 @@ impl Frequencies {
         });
     }
 
-    /// How often `sample` is read.
+    /// The number of times that `sample` is read.
     pub fn of(&self, sample: SampleId) -> u16 {
         self.counts[sample.0 as usize]
     }
@@ -48,7 +48,7 @@ mod tests {
     use crate::plan::TrainingRun;
     use crate::plan::access::tests::{GLOBAL, Samples};
 
-    /// A fraction of integers, so that a threshold rounds alike everywhere.
+    /// A fraction of integers, so that a threshold is rounded alike on all machines.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct Ratio {
         /// The numerator.
@@ -60,9 +60,9 @@ mod tests {
     /// The expected number of `samples` that a rank reads strictly more than (1 + `excess`) *
     /// `epochs` / `ranks` times, if each epoch gives each sample to one of `ranks` at random.
     ///
-    /// The thesis prints ceil((1 + d) E / N) as the sum's lower limit, which counts samples read
-    /// exactly that often, too; its example and its text count those read more often. Costs
-    /// `epochs` steps. `ranks` and the denominator are not 0.
+    /// The thesis prints ceil((1 + d) E / N) as the lower limit of the sum, which also counts samples read exactly
+    /// that often. Its example and its text count only samples read more often. Costs `epochs` steps. `ranks` and
+    /// the denominator are not 0.
     fn expected_readers_above(samples: u64, epochs: u32, ranks: u32, excess: Ratio) -> f64 {
         let n = u64::from(ranks);
         let d = u64::from(excess.denominator);
@@ -115,7 +115,7 @@ mod tests {
         assert!((above - expected).abs() < 6.0 * 176.0, "{above} samples, {expected} expected");
     }
 
-    /// How often each rank reads a sample, for each sample.
+    /// For each sample, the number of times that each rank reads it.
     fn by_sample(samples: u64, epochs: u64, ranks: u32, order: OrderSpec) -> Vec<Vec<u64>> {
         let population = Samples(samples);
         let run = TrainingRun::new(&population, order, 0..epochs, ranks, Tail::Keep).unwrap();
@@ -129,14 +129,14 @@ mod tests {
         by_sample
     }
 
-    /// Pairs the reads of each rank with those of all others.
+    /// Pairs the reads of each rank with those of all other ranks.
     fn each_and_others(counts: &[u64]) -> impl Iterator<Item = (u64, Vec<u64>)> + '_ {
         (0..counts.len())
             .map(|rank| (counts[rank], [&counts[..rank], &counts[rank + 1..]].concat()))
     }
 
-    // If a rank reads x = (1 + d) E / N times, the (N - 1 - d) / (N - 1) * E / N of lemma 1 is (E -
-    // x) / (N - 1): what remains for each other rank on average. Lemma 2 has -d for d.
+    // If a rank reads x = (1 + d) E / N times, the (N - 1 - d) / (N - 1) * E / N of lemma 1 is (E - x) / (N - 1):
+    // the mean over the other ranks. Lemma 2 has -d for d.
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 

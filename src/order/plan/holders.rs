@@ -1,4 +1,4 @@
-//! Holders of samples' copies, with the addresses; computed for every rank without messages.
+//! Holders of samples' copies, with their addresses; computed for every rank without messages.
 
 use dlfs_base::units::{Lba, SampleId};
 
@@ -13,26 +13,25 @@ pub struct PlannedCopy {
     pub lba: Lba,
     /// Position of its first access in the rank's access string, from 0.
     pub first_access: u64,
-    /// How often the rank reads it.
+    /// The number of times that the rank reads it.
     pub frequency: u16,
 }
 
-/// A planned copy as another rank sees it.
+/// A planned copy as seen by another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    /// The rank that holds it.
+    /// The rank that holds the copy.
     pub rank: u32,
     /// The tier, 0 being the fastest.
     pub tier: u8,
-    /// Its first block in the tier. Tiers fill from block 0 up, so this also says how early it is
-    /// copied.
+    /// Its first block in the tier. Tiers fill from block 0 up, so a lower block is copied earlier.
     pub lba: Lba,
 }
 
-/// The best copy of each sample that any rank plans: 8 bytes per sample, whatever the world size.
+/// The best copy of each sample among those of all ranks: 8 bytes per sample, for any world size.
 ///
-/// Best is the fastest tier, then the lowest address, then the lowest rank. Tiers of different
-/// ranks are compared by their numbers, so a number should mean the same kind of tier everywhere.
+/// The best copy has the fastest tier, then the lowest address, then the lowest rank. Tiers of different ranks are
+/// compared by their numbers, so a number should mean the same kind of tier on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HolderMap {
     packed: Vec<u64>,
@@ -44,7 +43,7 @@ impl HolderMap {
         HolderMap { packed: vec![NONE; num_samples as usize] }
     }
 
-    /// Adds a copy that `rank` plans, unless a better one is there.
+    /// Adds a copy that `rank` plans, unless the map has a better one.
     pub fn add(&mut self, rank: u32, copy: &PlannedCopy) {
         let entry = &mut self.packed[copy.sample.0 as usize];
         *entry = (*entry).min(pack(rank, copy));
@@ -55,7 +54,7 @@ impl HolderMap {
         unpack(self.packed[sample.0 as usize])
     }
 
-    /// Memory of the map.
+    /// Memory of the map in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.packed.capacity() * size_of::<u64>()
     }
@@ -74,17 +73,17 @@ fn unpack(packed: u64) -> Option<Holder> {
     })
 }
 
-/// Most ranks that an address can encode: 24 bits.
+/// The most ranks that an address can encode: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
-/// Most tiers that an address can encode: 4 bits, of which all ones means no copy.
+/// The most tiers that an address can encode: 4 bits; all ones mean no copy.
 pub(super) const MAX_TIERS: usize = 15;
-/// Most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
+/// The most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
 pub(super) const MAX_BLOCKS: u64 = 1 << 36;
 const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
 const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
 const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);
 
-/// Tier 15, which does not exist.
+/// No copy: tier 15, which does not exist.
 const NONE: u64 = u64::MAX;
 
 #[cfg(test)]
@@ -100,7 +99,7 @@ mod tests {
         let lengths: Vec<u32> = (0..3_000).map(|i| i * 7 % 5_000).collect();
         let run = TrainingRun::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
         let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
-        // Ranks need not have equal tiers.
+        // Ranks may have different tiers.
         let tiers = |rank: u32| [500 + 300 * u64::from(rank), 900];
         let mut map = HolderMap::empty(3_000);
         let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];

@@ -1,34 +1,32 @@
-//! Plans what to keep where, and what to fetch from where, before the first read (NoPFS, HDMLP).
+//! Plans which copies to keep where, and where to fetch each sample, before the first read (NoPFS, HDMLP).
 //!
-//! The order of a run is known in advance, so every rank knows how often each rank will read each
-//! sample ([`Frequencies`]), and when for the first time. From that and the capacities of all
-//! tiers, which its caller knows, each rank computes the same plan without messages:
+//! The order of a run is known in advance, so every rank knows how often each rank will read each sample
+//! ([`Frequencies`]), and when it will first read it. From this and the capacities of all tiers, which the caller
+//! provides, each rank computes the same plan without messages:
 //!
-//! - *Tiers.* A rank sorts its samples by its own access frequency over all epochs and fills its
-//!   tiers with them, the fastest first ([`Planner`]). Nothing is evicted or migrated. Inside a
-//!   tier, the copies lie in the order of first access, which is also the order in which they are
-//!   copied.
-//! - *Holders.* Of all ranks that plan a copy of a sample, the one with the fastest tier, and in it
-//!   the lowest address, holds it for the others ([`HolderMap`]): the lowest address is copied
-//!   first.
-//! - *Holders by hash.* [`ChunkHolders`] ignores frequencies: a hash distributes the chunks over the nodes
-//!   of a job in proportion to their rooms, so that everything is held once wherever there is room for it.
-//! - *Source.* The [`Model`] says which of own copy, holder's copy and origin is read fastest;
-//!   [`SourceRates`] chooses in the same way by what a run knows of its machine.
+//! - *Tiers.* A rank sorts its samples by its own access frequency over all epochs and fills its tiers with them,
+//!   the fastest first ([`Planner`]). Nothing is evicted or migrated. Inside a tier, the copies lie in the order of
+//!   first access; they are also copied in this order.
+//! - *Holders.* If several ranks plan a copy of a sample, one of them holds it for the others: the rank with the
+//!   fastest tier, and then with the lowest address, which is copied first ([`HolderMap`]).
+//! - *Holders by hash.* [`ChunkHolders`] ignores frequencies: a hash distributes the chunks over the nodes of a job
+//!   in proportion to their rooms, so that each chunk is held once if there is room for it.
+//! - *Source.* The [`Model`] selects the fastest of own copy, holder's copy and origin; [`SourceRates`] does the
+//!   same from the known rates of a machine.
 //!
-//! A run plans its tiers by the same rule, of the portions of units that tiers keep instead of samples
-//! (`cache::TierPlan`, of the access string that [`ByPortion`] gives).
+//! A run plans its tiers by the same rule, but for portions of the units that tiers keep, instead of samples
+//! (`cache::TierPlan`, with the access strings of [`ByPortion`]).
 //!
-//! Plans use integers only: if two machines rounded differently, they would look for a sample at
-//! different addresses. Nothing here reads, waits or measures: `tier` admits copies, `cache` moves
-//! them, and `tools/sim` runs this very code to simulate the result.
+//! Plans use integers only: if two machines rounded differently, they would look for a sample at different
+//! addresses. This module does not read, wait or measure: `tier` admits copies, `cache` moves them, and `tools/sim`
+//! runs this very code to simulate the result.
 //!
-//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice and keeps some 30 bytes
-//! for each sample among them while it is planned; the holder map does so for every rank, one after the other,
-//! and keeps 8 bytes a sample. Nothing grows with F * E.
+//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice, and meanwhile keeps some
+//! 30 bytes for each of its samples. The holder map does this for every rank, one after the other, and keeps 8
+//! bytes per sample. Nothing grows with F * E.
 //!
-//! Read `access.rs`, `planner.rs` and `holders.rs`, in that order; `chunk_holders.rs`, and `model.rs`
-//! with `sources.rs`, stand alone.
+//! Read `access.rs`, `planner.rs` and `holders.rs`, in this order. `chunk_holders.rs` can be read alone, and so can
+//! `model.rs` with `sources.rs`.
 
 mod access;
 mod by_portion;

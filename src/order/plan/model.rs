@@ -1,5 +1,4 @@
-//! The performance model: how fast a sample arrives from each source (HDMLP, section 3.1; SC'21,
-//! section 4).
+//! The performance model: the time to fetch a sample from each source (HDMLP, section 3.1; SC'21, section 4).
 //!
 //! In the papers' symbols: `compute` is c, `preprocess` is beta, `network` is b_c, `origin_link` is
 //! b_fs, `origin` is t(g), and a [`Stage`] is a storage class with r_j, w_j and p_j; stage 0 is the
@@ -16,12 +15,12 @@ use dlfs_base::error::{Error, Result, invalid};
 pub struct Rate(pub u64);
 
 impl Rate {
-    /// `mb` times 10^6 bytes per second, the unit of all published tables; at most 2^64 - 1.
+    /// `mb` times 10^6 bytes per second, the unit of all published tables; saturates at 2^64 - 1.
     pub const fn mb_per_s(mb: u64) -> Rate {
         Rate(mb.saturating_mul(1_000_000))
     }
 
-    /// An error if it is 0, at which no transfer ends.
+    /// Returns an error if the rate is 0, at which a transfer never ends.
     fn check(self, what: &str) -> Result<()> {
         if self.0 == 0 {
             return Err(invalid(format!("the rate of {what} is 0")));
@@ -29,7 +28,7 @@ impl Rate {
         Ok(())
     }
 
-    /// Time for `len_bytes`, rounded up; the largest time at a rate of 0.
+    /// Time for `len_bytes`, rounded up; `u64::MAX` at a rate of 0.
     pub fn time_ns(self, len_bytes: u64) -> u64 {
         match self.0 {
             0 => u64::MAX,
@@ -40,7 +39,7 @@ impl Rate {
         }
     }
 
-    /// The share of each of `count` concurrent users.
+    /// The rate of each of `count` concurrent users.
     #[must_use]
     pub const fn shared_by(self, count: u32) -> Rate {
         Rate(self.0 / if count == 0 { 1 } else { count as u64 })
@@ -69,7 +68,7 @@ impl From<Curve> for Vec<(u32, Rate)> {
 }
 
 impl Curve {
-    /// A table of `points` (clients, rate); `what` names it in errors.
+    /// A table of `points` (clients, rate); errors call the table `what`.
     ///
     /// # Errors
     /// It is empty, its client numbers do not ascend, or a rate is 0.
@@ -79,12 +78,12 @@ impl Curve {
         Ok(curve)
     }
 
-    /// The same rate for any number.
+    /// The same rate for any number of clients.
     pub fn flat(rate: Rate) -> Curve {
         Curve { points: vec![(1, rate)] }
     }
 
-    /// Checks the table; [`Curve::flat`] accepts any rate.
+    /// Checks the table. [`Curve::flat`] skips this check.
     fn check(&self, what: &str) -> Result<()> {
         if self.points.is_empty() {
             return Err(invalid(format!("the bandwidth table of {what} is empty")));
@@ -101,8 +100,7 @@ impl Curve {
         self.points.iter().try_for_each(|(_, rate)| rate.check(what))
     }
 
-    /// The aggregate rate of `count` clients: interpolated between two entries, and constant
-    /// outside the table.
+    /// The aggregate rate of `count` clients: interpolated between two entries, and constant outside the table.
     pub fn at(&self, count: u32) -> Rate {
         let above = self.points.partition_point(|&(at, _)| at < count);
         let Some(&(to, rate_to)) = self.points.get(above) else {
@@ -132,12 +130,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Read rate of one of its threads while all of them read: r_j(p_j) / p_j.
+    /// Read rate of one of its threads while all its threads read: r_j(p_j) / p_j.
     pub fn read_of_thread(&self) -> Rate {
         self.read.at(self.threads).shared_by(self.threads)
     }
 
-    /// Write rate of one of its threads while all of them write: w_j(p_j) / p_j.
+    /// Write rate of one of its threads while all its threads write: w_j(p_j) / p_j.
     pub fn write_of_thread(&self) -> Rate {
         self.write.at(self.threads).shared_by(self.threads)
     }
@@ -148,7 +146,7 @@ impl Stage {
 pub enum Source {
     /// A tier of this node, counted from 0.
     Local(u8),
-    /// The same tier of another node.
+    /// The same tier on another node.
     Remote(u8),
     /// The origin of all samples: a parallel file system or a storage target.
     Origin,
@@ -176,7 +174,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Checks that no rate is 0.
+    /// Checks that no rate is 0, and that the other numbers are in range.
     ///
     /// # Errors
     /// The first number that is out of range.
@@ -196,13 +194,13 @@ impl Model {
         Ok(())
     }
 
-    /// Rate of one node from the origin while `readers` nodes read: min(b_fs, t(g) / g).
+    /// The rate of one node from the origin while `readers` nodes read: min(b_fs, t(g) / g).
     pub fn origin_rate(&self, readers: u32) -> Rate {
         self.origin_link.min(self.origin.at(readers.max(1)).shared_by(readers))
     }
 
-    /// Rate of a fetching thread from `source` while all nodes read from the origin: the worst
-    /// case, which plans assume.
+    /// The rate of one fetching thread from `source`, while all nodes read from the origin: plans assume this worst
+    /// case.
     pub fn rate(&self, source: Source) -> Rate {
         match source {
             Source::Local(tier) => self.tiers[usize::from(tier)].read_of_thread(),
@@ -213,8 +211,8 @@ impl Model {
         }
     }
 
-    /// The fastest of the origin, an own copy and another node's copy, given by their tiers; of
-    /// equally fast ones, the own copy, then the other node's.
+    /// The fastest of the origin, this node's copy and another node's copy, given by their tiers; of equally fast
+    /// ones, this node's copy first, then the other node's.
     pub fn choose(&self, local: Option<u8>, remote: Option<u8>) -> Source {
         let copies = [local.map(Source::Local), remote.map(Source::Remote)];
         let sources = copies.into_iter().flatten().chain([Source::Origin]);
@@ -226,13 +224,13 @@ impl Model {
         self.rate(source).time_ns(len_bytes)
     }
 
-    /// Time of one thread to decode a sample and write it to the staging buffer, which overlap.
+    /// Time for one thread to decode a sample and write it to the staging buffer; the two overlap.
     pub fn write_ns(&self, len_bytes: u64) -> u64 {
         self.preprocess.min(self.staging.write_of_thread()).time_ns(len_bytes)
     }
 }
 
-/// The fastest of `sources`, and of equally fast ones the nearest; the origin if there is none.
+/// The fastest of `sources`; of equally fast ones, the nearest; the origin if `sources` is empty.
 pub(super) fn fastest(sources: impl IntoIterator<Item = (Source, Rate)>) -> Source {
     let by_rate = |&(source, rate): &(Source, Rate)| (std::cmp::Reverse(rate), source);
     sources.into_iter().min_by_key(by_rate).map_or(Source::Origin, |(source, _)| source)
@@ -244,7 +242,7 @@ fn check_stage(stage: &Stage, what: &str) -> Result<()> {
     }
     stage.read.check(what)?;
     stage.write.check(what)?;
-    // A rate below one byte per second and thread would round to 0 per thread.
+    // A rate below one byte per second and thread would be rounded to 0 per thread.
     stage.read_of_thread().check(what)?;
     stage.write_of_thread().check(what)
 }

@@ -1,11 +1,11 @@
 //! Chooses which samples a rank keeps in which tier, and at which address.
 //!
-//! A rank's samples are sorted by access frequency, highest first, then by first access. In that
-//! order they fill the first tier until one does not fit; that sample closes the tier and starts
-//! the next. Inside a tier, addresses follow the order of first access over all its samples.
+//! A rank's samples are sorted by access frequency, highest first, then by first access. In this order they fill
+//! the first tier until a sample does not fit; that sample closes the tier and starts the next. Inside a tier,
+//! addresses follow the order of first access of all its samples.
 //!
-//! It is the plan of one sample after the other, for simulations: what a run keeps of a data set's units is planned
-//! by the same rule in `cache`.
+//! This planner handles single samples, for simulations. In `cache`, a run plans the units of a data set by the
+//! same rule.
 
 use std::cmp::Reverse;
 
@@ -19,18 +19,18 @@ use dlfs_format::directory::IdSet;
 #[derive(Debug)]
 pub struct Planner<'a, A: ?Sized> {
     accesses: &'a A,
-    /// By sample.
+    /// Lengths in bytes, by sample.
     lengths: &'a [u32],
     block_len_bytes: u32,
     frequencies: Frequencies,
 }
 
 impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
-    /// A planner for samples of these lengths and tiers with blocks of `block_len_bytes`; each copy starts at a block
-    /// boundary.
+    /// A planner for samples of these lengths, and for tiers with blocks of `block_len_bytes`; each copy starts at
+    /// a block boundary.
     ///
     /// # Errors
-    /// A block length other than 512, 1024, 2048 or 4096, or more ranks than an address can encode.
+    /// The block length is not 512, 1024, 2048 or 4096, or there are more ranks than an address can encode.
     pub fn new(
         accesses: &'a A,
         lengths: &'a [u32],
@@ -49,12 +49,13 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         Ok(Planner { accesses, lengths, block_len_bytes, frequencies })
     }
 
-    /// Calls `visit` with each copy that `rank` plans in `tiers`, quotas in blocks, in the order of first access.
+    /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access. Tiers are given by
+    /// their quotas in blocks.
     ///
-    /// Costs two walks of the rank's access string, and some 30 bytes for each sample in it.
+    /// Costs two walks of the rank's access string, and some 30 bytes for each of its samples.
     ///
     /// # Errors
-    /// More or larger tiers than an address can encode; nothing was visited.
+    /// The tiers are more or larger than an address can encode; `visit` was not called.
     pub fn plan(
         &mut self,
         rank: u32,
@@ -74,7 +75,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         self.frequencies.count(self.accesses, rank);
         let first_accesses = self.first_accesses(rank);
         let mut ranked: Vec<usize> = (0..first_accesses.len()).collect();
-        // Stable: of samples that are read equally often, the earliest comes first.
+        // Stable: of samples with equal frequency, the earliest comes first.
         ranked.sort_by_key(|&at| Reverse(self.frequencies.of(first_accesses[at].0)));
         let mut tier_of = vec![None; first_accesses.len()];
         let mut tier = 0;
@@ -102,12 +103,12 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         Ok(())
     }
 
-    /// How often the last planned rank reads each sample.
+    /// The access frequencies of the last planned rank.
     pub fn frequencies(&self) -> &Frequencies {
         &self.frequencies
     }
 
-    /// Each sample of the rank in the order of first access, with its position in the access string.
+    /// Each sample of the rank in the order of first access, with the position of that access in the access string.
     fn first_accesses(&self, rank: u32) -> Vec<(SampleId, u64)> {
         let mut seen = IdSet::new(self.lengths.len() as u64);
         let mut accesses = 0..;
@@ -119,7 +120,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         first
     }
 
-    /// A sample occupies whole blocks, at least one.
+    /// The number of blocks that a sample occupies: at least one.
     fn blocks(&self, sample: SampleId) -> u64 {
         u64::from(self.lengths[sample.0 as usize].div_ceil(self.block_len_bytes).max(1))
     }
@@ -135,7 +136,6 @@ mod tests {
     use crate::plan::access::tests::{GLOBAL, Samples, string};
 
     /// The definition, in memory: sort, fill, then assign addresses by first access.
-    ///
     fn by_definition(string: &[u64], lengths: &[u32], tiers: &[u64]) -> Vec<PlannedCopy> {
         let mut samples: Vec<PlannedCopy> = Vec::new();
         for (index, &id) in string.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The samples of a directory as orders see them: their number, and the chunks that they lie in.
+//! The samples of a directory as orders see them: their number, and their chunks.
 
 use crate::order::Population;
 use dlfs_base::units::SampleId;
@@ -41,5 +41,5 @@ impl Population for Directory {
     }
 }
 
-/// The blocks by which samples are compared that are read alone: the largest of usual media.
+/// The block length for comparing samples that are read alone: the largest of usual media.
 const BLOCK_BYTES: u64 = 4096;

@@ -1,34 +1,34 @@
-//! The choice of a read's source at run time, by what is known of the machine's rates.
+//! Chooses the source of a read at run time, from the known rates of the machine.
 //!
-//! The rule is the model's: the fastest of the sources that have the data, and of equally fast ones the
-//! nearest. The worst case holds: all processes of the job read from the origin at once.
+//! The rule is the model's: the fastest source that has the data; of equally fast sources, the nearest. The rates
+//! assume the worst case: all processes of the job read from the origin at once.
 
 use super::model::fastest;
 use super::{Curve, Rate, Source, Stage};
 
-/// The rates of a machine's tiers and of its origin, as far as they are known. An unknown tier or
-/// network counts as faster than any origin, and an unknown origin as slower than any tier.
+/// The known rates of a machine's tiers and of its origin. An unknown tier or network counts as faster than any
+/// origin, and an unknown origin as slower than any tier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceRates {
     /// Tiers, fastest first.
     pub tiers: Vec<Option<Stage>>,
-    /// Aggregate read rate of the origin by clients.
+    /// Aggregate read rate of the origin by number of clients.
     pub origin: Option<Curve>,
     /// The kind of client that this table counts.
     pub client: OriginClient,
-    /// The most that one process gets from the origin.
+    /// The highest rate of one process from the origin.
     pub origin_link: Option<Rate>,
-    /// The most that one process gets from another node.
+    /// The highest rate of one process from another node.
     pub network: Option<Rate>,
 }
 
 /// The kind of client that the origin's table counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OriginClient {
-    /// One thread that reads: a process is as many clients as it has threads for a tier.
+    /// One reading thread: a process counts as many clients as it has threads for a tier.
     #[default]
     Thread,
-    /// One process, however many threads it has, as in HDMLP's configuration.
+    /// One process, whatever its number of threads, as in HDMLP's configuration.
     Process,
 }
 
@@ -38,8 +38,8 @@ impl SourceRates {
         self.stage(tier).map(Stage::read_of_thread)
     }
 
-    /// The rate at which a thread reads from the origin instead of from `tier` while `processes` read from it, each
-    /// with as many threads as the tier has: min(b_fs, t(g) / g).
+    /// The rate of one thread that reads from the origin instead of from `tier`, while `processes` read from the
+    /// origin, each with as many threads as the tier has: min(b_fs, t(g) / g).
     pub fn of_origin(&self, processes: u32, tier: u8) -> Option<Rate> {
         let threads = match self.client {
             OriginClient::Thread => self.threads(tier).unwrap_or(1),
@@ -53,8 +53,8 @@ impl SourceRates {
         }
     }
 
-    /// The rate at which a thread reads a copy in `tier` of another node, which is assumed to be like this node's:
-    /// min(b_c, r_j(p_j) / p_j).
+    /// The rate of one thread that reads a copy in `tier` of another node, whose tiers are assumed to be like this
+    /// node's: min(b_c, r_j(p_j) / p_j).
     pub fn of_peer(&self, tier: u8) -> Option<Rate> {
         match (self.of_tier(tier), self.network) {
             (Some(rate), Some(network)) => Some(rate.min(network)),
@@ -62,8 +62,8 @@ impl SourceRates {
         }
     }
 
-    /// Chooses where to read data of which this node has a copy in the tier `own`, and another node one in the tier
-    /// `other`.
+    /// Chooses the source of data with a copy in tier `own` of this node and a copy in tier `other` of another
+    /// node.
     pub fn choose(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
         let known = |rate: Option<Rate>| rate.unwrap_or(Rate(u64::MAX));
         let tier = own.or(other).unwrap_or(0);
@@ -73,7 +73,7 @@ impl SourceRates {
         fastest(own.into_iter().chain(other).chain([(Source::Origin, origin)]))
     }
 
-    /// Number of threads of `tier`.
+    /// The number of threads of `tier`.
     pub fn threads(&self, tier: u8) -> Option<u32> {
         self.stage(tier).map(|stage| stage.threads)
     }

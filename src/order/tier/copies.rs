@@ -1,13 +1,13 @@
 //! Copies of pages and their locations: four words per unit, changed atomically.
 //!
-//! A unit has one location, with room in address space for its pages. The state of each page goes from
-//! *absent* to *under way* (somebody reads it from the origin) to *there*. Independently, a page may be
-//! *reserved*: the quota counts reserved pages.
+//! A unit has one location, with room in address space for its pages. The state of each page goes from *absent* to
+//! *under way* (a reader reads it from the origin) to *there*. Independently, a page may be *reserved*: the quota
+//! counts reserved pages.
 //!
-//! The reader that reads a page from the origin claims it: if several want it at the same time, one claims it
-//! and the others wait until it is there. The claimant, or the copier that has its data, publishes or
-//! releases the page. A claimant that dies leaves its claims behind: the waiting readers give up after a while
-//! and read the page themselves, which ends the claim.
+//! A reader claims a page before it reads the page from the origin. If several readers want the page at the same
+//! time, one claims it and the others wait until it is there. The claimant, or the copier that has its data,
+//! publishes or releases the page. If a claimant dies, its claims remain: the waiting readers reach a timeout and
+//! read the page themselves, which ends the claim.
 
 use std::ops::Range;
 
@@ -22,19 +22,19 @@ pub struct CopyLocation {
     pub tier: u8,
     /// The unit's first page with room; all later pages have room, too.
     pub first: u8,
-    /// The tier's page for that page.
+    /// The tier's page for the unit's page `first`.
     pub page: u64,
 }
 
 impl CopyLocation {
-    /// The location of the copies of a unit of a long sample, in a tier that keeps such samples as files of their
-    /// own. The unit begins at `page` of its namespace, and its copies at the same address, so that no unit can take
-    /// the place of another.
+    /// The location of the copies of a unit of a long sample, in a tier that keeps such samples as separate files.
+    /// The unit begins at `page` of its namespace, and its copies have the same address, so that units never take
+    /// each other's place.
     pub fn in_own_file(tier: u8, page: u64) -> CopyLocation {
         CopyLocation { tier, first: 0, page: OWN_FILES_PAGE + page }
     }
 
-    /// Returns whether the copies are in a file of their own.
+    /// Returns whether the copies are in a separate file.
     pub fn is_in_own_file(&self) -> bool {
         self.page >= OWN_FILES_PAGE
     }
@@ -45,7 +45,7 @@ impl CopyLocation {
         page.checked_sub(self.first.into()).map(|skip| self.page + u64::from(skip))
     }
 
-    /// The tier's pages for those of the unit's `pages` that have room, in ascending order.
+    /// The tier's pages for all of `pages` that have room, in ascending order.
     pub fn ranges(self, pages: PageSet) -> impl Iterator<Item = Range<u64>> {
         let has_room = pages.and(PageSet::range(self.first.into()..64));
         has_room.runs().map(move |run| {
@@ -55,17 +55,17 @@ impl CopyLocation {
     }
 }
 
-/// Pages of a tier from here on are those of long samples that it keeps as files of their own, each at this page and
-/// its page on the namespace. Media have fewer pages: those are 4 PiB.
+/// The first page of the address range for long samples that a tier keeps as separate files. A page of a long
+/// sample is at this page plus its page on the namespace. Media have fewer pages: 2^40 pages are 4 PiB.
 pub const OWN_FILES_PAGE: u64 = 1 << 40;
 
-/// The copies of all units: 32 bytes each. Any thread, and any process that shares the words, reads them
+/// The copies of all units: 32 bytes per unit. Any thread, and any process that shares the words, reads them
 /// without waiting.
 pub struct CopyTable {
     words: Box<dyn Words>,
 }
 
-/// The memory of a table's words: a process's own, or memory that processes share.
+/// The memory of a table's words: private to a process, or shared by processes.
 pub trait Words: AsRef<[AtomicU64]> + Send + Sync {}
 
 impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
@@ -73,9 +73,9 @@ impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
 /// The unused part of a tier, as its owner last set it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
-    /// Pages that the quota leaves.
+    /// Pages that are left in the quota.
     pub pages: u64,
-    /// The most pages of a unit for which there is a place.
+    /// The most pages of a unit that have a contiguous place.
     pub contiguous: u64,
 }
 
@@ -89,24 +89,24 @@ impl CopyTable {
     /// The table in `words`, which are initially zero.
     ///
     /// # Panics
-    /// If they are fewer than [`CopyTable::num_words`] of any table.
+    /// If there are fewer words than any table has: see [`CopyTable::num_words`].
     pub fn over(words: Box<dyn Words>) -> CopyTable {
         assert!((*words).as_ref().len() >= HEADER_WORDS, "no table is shorter");
         CopyTable { words }
     }
 
-    /// Number of words of a table of `len` units.
+    /// The number of words of a table of `len` units.
     pub fn num_words(len: u32) -> usize {
         len as usize * UNIT_WORDS + HEADER_WORDS
     }
 
-    /// Number of evictions so far: a read of a copy that began before one may have returned other
+    /// The number of evictions so far. If it changes during a read of a copy, the read may have returned other
     /// data.
     pub fn evictions(&self) -> u64 {
         self.header(EVICTIONS).load(Ordering::Acquire)
     }
 
-    /// The largest room of any tier, as the owner of the tiers set it.
+    /// The largest free room of any tier, as set by the owner of the tiers.
     pub fn room(&self) -> Room {
         Room {
             pages: self.header(ROOM).load(Ordering::Acquire),
@@ -120,38 +120,38 @@ impl CopyTable {
         self.header(CONTIGUOUS).store(room.contiguous, Ordering::Release);
     }
 
-    /// Says that a reader waits for pages of the unit that are under way. It says so again while it waits: of many
-    /// units only the last ones are remembered.
+    /// Announces that a reader waits for pages of the unit that are under way. The reader repeats this while it
+    /// waits: if many units are awaited, only the last ones are remembered.
     pub fn await_unit(&self, unit: u32) {
         let place = AWAITED + unit as usize % NUM_AWAITED;
         self.header(place).store(u64::from(unit) + 1, Ordering::Release);
     }
 
-    /// Units that readers wait for, as said since the last call.
+    /// The units that readers have announced with [`CopyTable::await_unit`] since the last call.
     pub fn take_awaited(&self) -> impl Iterator<Item = u32> {
         let places = AWAITED..AWAITED + NUM_AWAITED;
         let taken = places.map(|place| self.header(place).swap(0, Ordering::AcqRel));
-        taken.filter_map(|unit| unit.checked_sub(1).map(|unit| unit as u32)) // none is stored that is longer
+        taken.filter_map(|unit| unit.checked_sub(1).map(|unit| unit as u32)) // lossless: it was a u32
     }
 
-    /// Claims copies of an earlier run until [`CopyTable::end_check`]: nobody reads them before they are checked.
+    /// Claims copies of an earlier run until [`CopyTable::end_check`]: they are not read before they are checked.
     pub fn begin_check(&self, unit: u32, pages: PageSet) {
         self.word(unit, LOCATION).fetch_or(UNCHECKED, Ordering::AcqRel);
         self.claim(unit, pages);
     }
 
-    /// Ends the check of a unit, whose pages have been published or released.
+    /// Ends the check of a unit, after its pages were published or released.
     pub fn end_check(&self, unit: u32) {
         self.word(unit, LOCATION).fetch_and(!UNCHECKED, Ordering::AcqRel);
         self.header(CHECKS).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns whether the copies of the unit are to be checked.
+    /// Returns whether the copies of the unit are still to be checked.
     pub fn is_unchecked(&self, unit: u32) -> bool {
         self.word(unit, LOCATION).load(Ordering::Acquire) & UNCHECKED != 0
     }
 
-    /// Number of checks that have ended.
+    /// The number of checks that have ended.
     pub fn checks(&self) -> u64 {
         self.header(CHECKS).load(Ordering::Acquire)
     }
@@ -176,9 +176,9 @@ impl CopyTable {
         PageSet(self.word(unit, THERE).load(Ordering::Acquire))
     }
 
-    /// The pages that are under way: somebody reads them from the origin.
+    /// The pages that are under way: a reader reads them from the origin.
     ///
-    /// A page that is neither under way nor, loaded afterwards, there is absent.
+    /// A page is absent if it is not under way and then, loaded afterwards, not there.
     pub fn under_way(&self, unit: u32) -> PageSet {
         PageSet(self.word(unit, UNDER_WAY).load(Ordering::Acquire))
     }
@@ -188,14 +188,14 @@ impl CopyTable {
         PageSet(self.word(unit, RESERVED).load(Ordering::Acquire))
     }
 
-    /// Gives the unit a place; `false` if it has one already.
+    /// Gives the unit a location; returns `false` if it has one already.
     pub fn place(&self, unit: u32, location: CopyLocation) -> bool {
         let word = self.word(unit, LOCATION);
         word.compare_exchange(NOWHERE, encode(location), Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Reserves pages of a unit that has a place. Only the owner of the tiers does.
+    /// Reserves pages of a unit that has a location. Only the owner of the tiers calls this.
     pub fn reserve(&self, unit: u32, pages: PageSet) {
         self.word(unit, RESERVED).fetch_or(pages.0, Ordering::AcqRel);
     }
@@ -205,7 +205,7 @@ impl CopyTable {
         self.word(unit, RESERVED).fetch_and(!pages.0, Ordering::AcqRel);
     }
 
-    /// Claims those of `pages` that are absent, and returns them: the caller reads them from the origin, and
+    /// Claims the absent pages among `pages`, and returns them: the caller reads them from the origin, and
     /// publishes or releases them.
     pub fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
         let absent = pages.without(self.there(unit));
@@ -222,7 +222,7 @@ impl CopyTable {
         won.without(published)
     }
 
-    /// Ends claims without a copy. Waiting readers read the pages themselves.
+    /// Ends claims without a copy. Waiting readers then read the pages themselves.
     pub fn release(&self, unit: u32, pages: PageSet) {
         self.word(unit, UNDER_WAY).fetch_and(!pages.0, Ordering::AcqRel);
     }
@@ -233,21 +233,21 @@ impl CopyTable {
         self.release(unit, pages);
     }
 
-    /// Withdraws the copies of `pages`, so that they are no longer read; returns those that existed.
+    /// Withdraws the copies of `pages`, so that they are no longer read; returns the copies that existed.
     pub fn unpublish(&self, unit: u32, pages: PageSet) -> PageSet {
         let before = self.word(unit, THERE).fetch_and(!pages.0, Ordering::AcqRel);
         pages.and(PageSet(before))
     }
 
-    /// Removes copies and reservations of `pages`; the unit keeps its place. Counts as an eviction.
+    /// Removes copies and reservations of `pages`; the unit keeps its location. Counts as an eviction.
     pub fn clear_pages(&self, unit: u32, pages: PageSet) {
         self.unpublish(unit, pages);
         self.unreserve(unit, pages);
         self.header(EVICTIONS).fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Removes copies, reservations and place, as if the unit had never been read; claims stay. Counts as
-    /// an eviction: a reader of a copy sees the new number, or has the data before the room is reused.
+    /// Removes copies, reservations and location, as if the unit had never been read; claims stay. Counts as an
+    /// eviction: a reader of a copy sees the new number, or has the data before the room is reused.
     pub fn clear(&self, unit: u32) {
         self.word(unit, THERE).store(0, Ordering::Release);
         self.word(unit, RESERVED).store(0, Ordering::Release);
@@ -292,8 +292,8 @@ fn decode(word: u64) -> Option<CopyLocation> {
     (word & 1 == 1).then_some(CopyLocation { tier, first, page: word >> 16 })
 }
 
-/// Words before those of the units, a multiple of a unit's: the number of evictions, the remaining room, the number
-/// of checks, and units that readers wait for.
+/// Words before those of the units, a multiple of a unit's words: the number of evictions, the remaining room, the
+/// number of checks, and units that readers wait for.
 const HEADER_WORDS: usize = 8;
 const EVICTIONS: usize = 0;
 const ROOM: usize = 1;
@@ -302,7 +302,7 @@ const CHECKS: usize = 3;
 const AWAITED: usize = 4;
 const NUM_AWAITED: usize = 4;
 
-/// Words of a unit.
+/// The number of words per unit.
 const UNIT_WORDS: usize = 4;
 const LOCATION: usize = 0;
 const RESERVED: usize = 1;

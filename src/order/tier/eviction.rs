@@ -1,22 +1,22 @@
-//! Eviction between runs: which copies of an earlier run make room for a new plan's copies.
+//! Eviction between runs: selects the copies of an earlier run that make room for a new plan's copies.
 //!
-//! An existing copy is worth as much as a planned one and costs nothing, so it is evicted only for
-//! a copy that the coming run reads more often. A single node, which reads everything equally
-//! often, therefore changes nothing; a rank with a new shard keeps the copies that it still reads.
+//! An existing copy is worth as much as a planned copy and costs nothing, so it is evicted only for a copy that the
+//! coming run reads more often. A single node reads all samples equally often and so evicts nothing; a rank with a
+//! new shard keeps the copies that it still reads.
 
 /// A copy that exists or is planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
     /// Its portion.
     pub portion: u32,
-    /// Its pages, those of all units that are kept together.
+    /// The number of pages, over all units that are kept together.
     pub pages: u64,
-    /// How often the run reads it.
+    /// The number of times that the run reads it.
     pub reads: u16,
 }
 
-/// The portions whose copies to evict from one tier. `present` are existing copies outside the plan,
-/// `wanted` are planned copies that do not exist, `free` is the number of free pages.
+/// The portions to evict from one tier. `present` are existing copies outside the plan, `wanted` are planned copies
+/// that do not exist, `free` is the number of free pages.
 pub fn copies_to_evict(
     mut present: Vec<Candidate>,
     mut wanted: Vec<Candidate>,

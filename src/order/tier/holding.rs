@@ -1,11 +1,11 @@
-//! The chunks that a node holds for all nodes of its job: its tiers keep room for them.
+//! The chunks that a node holds for all nodes of its job: its tiers reserve room for them.
 
 use std::ops::Range;
 
-/// All chunks of a data set as ranges of units, and which of them this node holds.
+/// All chunks of a data set as ranges of units, each marked if this node holds it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// By first unit.
+    /// Sorted by first unit.
     chunks: Vec<Chunk>,
 }
 
@@ -15,21 +15,21 @@ struct Chunk {
     units: Range<u32>,
     pages: u64,
     is_held: bool,
-    /// Set once a page of the chunk was wanted.
+    /// Set once a page of the chunk has been requested.
     has_begun: bool,
 }
 
-/// The room that the held chunks still lack.
+/// The room that the held chunks still need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Lacking {
-    /// Pages that are not reserved.
+    /// Pages that are not reserved yet.
     pub pages: u64,
-    /// Pages of units without a place.
+    /// Pages of units that have no place yet.
     pub space: u64,
 }
 
 impl Holding {
-    /// The chunks with these units, number of pages, and whether this node holds them.
+    /// The chunks, each with its units, its number of pages, and whether this node holds it.
     pub fn new(chunks: impl IntoIterator<Item = (Range<u32>, u64, bool)>) -> Holding {
         let chunk = |(units, pages, is_held)| Chunk { units, pages, is_held, has_begun: false };
         let mut chunks: Vec<Chunk> =
@@ -48,12 +48,12 @@ impl Holding {
         self.chunks.iter().filter(|chunk| chunk.is_held).flat_map(|chunk| chunk.units.clone())
     }
 
-    /// The chunks, as they were given.
+    /// The chunks, in the form that [`Holding::new`] takes.
     pub fn chunks(&self) -> impl ExactSizeIterator<Item = (Range<u32>, u64, bool)> {
         self.chunks.iter().map(|chunk| (chunk.units.clone(), chunk.pages, chunk.is_held))
     }
 
-    /// The same chunks, held if they are here or in `other`, which divides the same data set.
+    /// The same chunks, held if they are held here or in `other`, which divides the same data set.
     pub fn with(mut self, other: &Holding) -> Holding {
         for (chunk, other) in self.chunks.iter_mut().zip(&other.chunks) {
             chunk.is_held |= other.is_held && other.units == chunk.units;
@@ -61,7 +61,7 @@ impl Holding {
         self
     }
 
-    /// The pages of the chunk of `unit`, if nothing of it was wanted before.
+    /// The number of pages of the chunk of `unit`, if no page of the chunk was requested before.
     pub(super) fn unbegun(&self, unit: u32) -> Option<u64> {
         let chunk = &self.chunks[self.find(unit)?];
         (!chunk.has_begun).then_some(chunk.pages)

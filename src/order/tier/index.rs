@@ -1,10 +1,9 @@
-//! The index of a tier on local storage, which survives restarts: which data set it belongs to, and
-//! its copies.
+//! The index of a tier on local storage: it survives restarts, and records the tier's data set and copies.
 //!
-//! The index is at the start of the tier's file or device; the copies follow. Only a new header is
-//! flushed, since the copies of each unit are verified against their checksum before use. That proves
-//! them intact, but not which data set they belong to; therefore each entry is bound to its header, and
-//! entries of another data set that a power loss leaves behind a new header are ignored.
+//! The index is at the start of the tier's file or device; the copies follow. Only a new header is flushed, since
+//! the copies of each unit are verified by their checksum before use. The checksum proves that copies are intact,
+//! but not which data set they belong to. So each entry is bound to its header: a power loss may leave entries of
+//! another data set behind a new header, and such entries are ignored.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -32,8 +31,8 @@ use super::{CopyLocation, PAGE_BYTES, PageSet, Units};
 /// | 520..524   | `quota_crc`   | CRC32C of bytes 512..520                          |
 /// | 524..4096  | `reserved_b`  | zero                                              |
 ///
-/// All fields up to `crc` lie in one sector, so a power loss leaves the old or the new header. The quota may
-/// change while the copies stay, so `crc`, to which they are bound, does not cover it.
+/// All fields up to `crc` lie in one sector, so a power loss leaves the old or the new header. Entries are bound to
+/// `crc`. The quota may change while the copies stay, so `crc` does not cover the quota.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawHeader {
@@ -52,8 +51,8 @@ struct RawHeader {
 const _: () = assert!(size_of::<RawHeader>() == HEADER_BYTES);
 const _: () = assert!(std::mem::offset_of!(RawHeader, crc) == CRC_OFFSET);
 
-/// One entry: the copies of one unit's pages. A page of the index has 170 of them, so that none lies on two
-/// pages; its last 16 bytes are zero.
+/// One entry: the copies of one unit's pages. A page of the index has 170 entries, so that an entry never spans two
+/// pages; the last 16 bytes of the page are zero.
 ///
 /// | bytes  | field   | meaning                                                                            |
 /// |--------|---------|------------------------------------------------------------------------------------|
@@ -73,14 +72,14 @@ struct RawEntry {
 }
 const _: () = assert!(size_of::<RawEntry>() == ENTRY_BYTES);
 
-/// Copies that an index lists.
+/// The copies of a unit that an index lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kept {
     /// The unit.
     pub unit: u32,
     /// The unit's first page that has room.
     pub first: u8,
-    /// Its place, in pages from the first copy.
+    /// The place of that page, in pages from the first copy.
     pub page: u64,
     /// The pages that have copies.
     pub pages: PageSet,
@@ -95,8 +94,8 @@ impl Kept {
     }
 }
 
-/// The checksum of the copies of `pages`, which follow each other in `bytes` from the unit's page `first` on.
-/// The checksum of several sets of pages is the exclusive or of theirs.
+/// The checksum of the copies of `pages`. `bytes` holds the unit's pages from `first` on. The checksum of several
+/// sets of pages is the exclusive or of their checksums.
 ///
 /// # Panics
 /// If one of the pages is not in `bytes`.
@@ -109,13 +108,13 @@ pub fn sum_of_pages(pages: PageSet, first: u32, bytes: &[u8]) -> u32 {
     pages.runs().flatten().fold(0, |sum, page| sum ^ sum_of(page))
 }
 
-/// Why an index is not used; the tier then starts empty.
+/// The reason that an index is not used; the tier then starts empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
-    /// There is no index, or it is damaged.
+    /// There is no index, or the index is damaged.
     #[error("there is no index")]
     None,
-    /// Another version of dlfs wrote it.
+    /// Another version of dlfs wrote the index.
     #[error("the index has version {found}, this dlfs has {VERSION}")]
     Version {
         /// Its version.
@@ -139,14 +138,14 @@ pub struct Index {
 }
 
 impl Index {
-    /// Length of the index of `num_units` units, in whole pages.
+    /// Length of the index of `num_units` units, in bytes: whole pages.
     pub fn len_bytes(num_units: u32) -> u64 {
         HEADER_BYTES as u64 + u64::from(num_units).div_ceil(ENTRIES_OF_PAGE) * PAGE_BYTES
     }
 
-    /// Offset of the first copy, behind the index: a multiple of the longest unit, unless the gap would be large beside
-    /// the data. Samples whose length is a power of two then lie at multiples of it, each in one folio of the page
-    /// cache, which is faster to read than several small ones.
+    /// Offset of the first copy, after the index: a multiple of the longest unit, unless the gap would be large
+    /// relative to the data. Samples whose length is a power of two then lie at multiples of their length, each in
+    /// one folio of the page cache. One folio is faster to read than several small ones.
     pub fn data_offset(units: &Units) -> u64 {
         let is_small = units.num_pages() < MAX_UNIT_PAGES * UNITS_TO_ALIGN;
         let align_bytes = if is_small { PAGE_BYTES } else { MAX_UNIT_PAGES * PAGE_BYTES };
@@ -163,7 +162,7 @@ impl Index {
     /// Parses an index of [`Index::len_bytes`] bytes, and lists its copies.
     ///
     /// # Errors
-    /// Why the tier starts empty.
+    /// The reason that the tier starts empty.
     pub fn parse(
         bytes: &[u8],
         uuid: Uuid,
@@ -187,7 +186,7 @@ impl Index {
             return Err(IndexError::None);
         }
         let index = Index { bytes: bytes.to_vec() };
-        // Entries that no version of dlfs writes are ignored, too.
+        // Ignores also entries that no version of dlfs would write.
         let is_right = |kept: &Kept| {
             let room = PageSet::range(kept.first.into()..units.get(kept.unit).pages());
             !kept.pages.is_empty() && kept.pages.without(room).is_empty()
@@ -197,7 +196,7 @@ impl Index {
         Ok((index, kept))
     }
 
-    /// Sets or clears the entry of a unit; returns the offset of the page that has changed.
+    /// Sets or clears the entry of a unit; returns the offset of the changed page.
     pub fn set(&mut self, unit: u32, kept: Option<Kept>) -> usize {
         let at = offset_of(unit);
         let mut raw = RawEntry::new_zeroed();
@@ -223,14 +222,14 @@ impl Index {
         is_intact.then_some(Kept { unit, first, page, pages, sum: raw.sum.get() })
     }
 
-    /// The bytes that the tier which begins with `bytes` may take; `None` if it does not say.
+    /// The bytes that the tier with this index may take; `None` if the index does not record them.
     pub fn quota_of(bytes: &[u8]) -> Option<u64> {
         let raw = RawHeader::read_from_bytes(bytes.get(..HEADER_BYTES)?).ok()?;
         let is_intact = raw.quota_crc.get() == crc32c(&bytes[BOUND_BYTES..QUOTA_CRC_OFFSET]);
         (Index::is_tier(bytes) && is_intact).then(|| raw.quota.get())
     }
 
-    /// Sets [`Index::quota_of`] in the header; returns whether that changes it.
+    /// Sets [`Index::quota_of`] in the header; returns whether the quota changed.
     pub fn set_quota(&mut self, quota_bytes: u64) -> bool {
         let quota = quota_bytes.to_le_bytes();
         let is_other = Index::quota_of(&self.bytes) != Some(quota_bytes);
@@ -240,13 +239,12 @@ impl Index {
         is_other
     }
 
-    /// Returns whether `bytes` begin with the index of any data set, intact or not: they belong to a tier.
+    /// Returns whether `bytes` begin with an index, of any data set, intact or not: they belong to a tier.
     pub fn is_tier(bytes: &[u8]) -> bool {
         bytes.starts_with(MAGIC)
     }
 
-    /// The header, which a new index writes and flushes first: it invalidates the entries after
-    /// it.
+    /// The header. A new index writes and flushes it first: it invalidates the entries that follow.
     pub fn header(&self) -> &[u8] {
         &self.bytes[..HEADER_BYTES]
     }
@@ -288,7 +286,7 @@ fn offset_of(unit: u32) -> usize {
 
 /// Offset of the header's checksum.
 const CRC_OFFSET: usize = 508;
-/// The part of the header to which entries are bound.
+/// The length of the header's part that entries are bound to.
 const BOUND_BYTES: usize = 512;
 /// Offset of the quota's checksum.
 const QUOTA_CRC_OFFSET: usize = 520;
@@ -298,7 +296,7 @@ pub const HEADER_BYTES: usize = 4096;
 pub const ENTRY_BYTES: usize = 24;
 const MAGIC: &[u8; 8] = b"DLFSTIER";
 const VERSION: u32 = 4;
-/// Data of fewer of the longest units leave no gap in front of their copies.
+/// Data shorter than this many of the longest units have no gap before their copies.
 const UNITS_TO_ALIGN: u64 = 100;
 const ENTRIES_OF_PAGE: u64 = PAGE_BYTES / ENTRY_BYTES as u64;
 const FIRST_SHIFT: u32 = 56;
@@ -399,7 +397,7 @@ mod tests {
         assert!(Index::parse(&bytes, uuid, generation, &units).is_ok());
     }
 
-    /// Frozen: another order of the fields or of the checksum would find no copy of an earlier run.
+    /// Frozen: with another order of the fields or another checksum, copies of earlier runs would be lost.
     #[test]
     fn an_entry_has_these_bytes() {
         let mut index = Index::new(Uuid([7; 16]), Generation(3), &units());

@@ -1,4 +1,4 @@
-//! Quota and admission: reserves room in the tiers before anything is copied.
+//! Quota and admission: reserves room in the tiers before a copy is made.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -8,15 +8,15 @@ use super::page_allocator::PageAllocator;
 use super::units::MAX_UNIT_PAGES;
 use super::{OWN_FILES_PAGE, PageSet, Room, Units};
 
-/// The choice of the units that are kept.
+/// The rule that selects the units to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// None: every read goes to the origin.
+    /// No units: every read goes to the origin.
     None,
-    /// Those that are read first, while there is room.
+    /// The units that are read first, while there is room.
     #[default]
     FirstTouch,
-    /// Those that the plan of the run selects.
+    /// The units that the plan of the run selects.
     Clairvoyant,
 }
 
@@ -33,7 +33,7 @@ impl FromStr for Policy {
     }
 }
 
-/// When `first-touch` stops looking for room.
+/// The condition under which `first-touch` stops looking for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stop {
     /// Never: a smaller unit may fit where a larger one did not.
@@ -43,20 +43,20 @@ pub enum Stop {
     AtFirstFailure,
 }
 
-/// Reserves room in all tiers according to the policy. It counts in pages.
+/// Reserves room in all tiers according to the policy. All numbers are in pages.
 ///
-/// A tier has a quota, which counts the pages that are reserved, and address space, in which each unit gets a
-/// place for all its pages. The space may be larger than the quota: then units of which only a part is
-/// needed use only that part of the quota.
+/// A tier has a quota and an address space. The quota counts reserved pages; in the address space, each unit gets a
+/// place for all its pages. The space may be larger than the quota: units of which only a part is needed then use
+/// only that part of the quota.
 #[derive(Debug, Clone)]
 pub struct Ledger {
     tiers: Vec<Tier>,
     policy: Policy,
     stop: Stop,
     is_stable: bool,
-    /// For each unit, the tier that the plan assigns, and the pages.
+    /// For each unit, the tier that the plan assigns, and the planned pages.
     planned: Vec<(u8, PageSet)>,
-    /// The chunks that this node holds for all nodes of its job, and what they still lack.
+    /// The chunks that this node holds for all nodes of its job, and the room they still need.
     holding: Option<(Holding, Lacking)>,
 }
 
@@ -66,7 +66,7 @@ struct Tier {
     reserved: u64,
     is_off: bool,
     is_used: bool,
-    /// Set if long samples are files of their own there.
+    /// Set if the tier keeps long samples as separate files.
     has_own_files: bool,
     space: PageAllocator,
 }
@@ -87,7 +87,7 @@ impl Tier {
     }
 }
 
-/// The room that a unit, or units kept together, want of a tier.
+/// The room that a unit, or units kept together, need in a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
     /// Contiguous pages of address space.
@@ -112,8 +112,8 @@ impl Ledger {
         Ledger { tiers, policy, stop, is_stable: false, planned: Vec::new(), holding: None }
     }
 
-    /// The address space in which a tier of `quota` pages can use all of its quota for parts of `units`: a
-    /// part takes a place for its whole unit. Twice the data leave room between places of unequal lengths.
+    /// The address space in which a tier of `quota` pages can use its whole quota for parts of `units`: a part
+    /// takes a place for its whole unit. Twice the data leaves room between places of unequal lengths.
     pub fn sparse_space(quota: u64, units: &Units) -> u64 {
         let num_pages = units.num_pages();
         if quota >= num_pages || !units.has_small_samples() {
@@ -122,17 +122,17 @@ impl Ledger {
         num_pages.saturating_mul(2).min(quota.saturating_mul(MAX_UNIT_PAGES))
     }
 
-    /// Gives an empty tier this much address space, instead of as much as its quota.
+    /// Sets the address space of an empty tier, which is its quota by default.
     pub fn set_space(&mut self, tier: u8, pages: u64) {
         self.tiers[usize::from(tier)].space = PageAllocator::new(pages);
     }
 
-    /// Says that `tier` keeps long samples as files of their own, which take quota and no address space.
+    /// Makes `tier` keep long samples as separate files, which take quota but no address space.
     pub fn set_own_files(&mut self, tier: u8) {
         self.tiers[usize::from(tier)].has_own_files = true;
     }
 
-    /// Sets the plan: for each unit a tier and the pages that it keeps, or [`Ledger::NOT_PLANNED`].
+    /// Sets the plan: for each unit a tier and the pages to keep, or [`Ledger::NOT_PLANNED`].
     pub fn set_plan(&mut self, planned: Vec<(u8, PageSet)>) {
         self.planned = planned;
     }
@@ -146,8 +146,8 @@ impl Ledger {
         (usize::from(tier) < self.tiers.len()).then_some(tier)
     }
 
-    /// The pages among `all` of a unit that the policy keeps: clairvoyant those of its plan, none of a unit outside it;
-    /// the others all.
+    /// The pages among `all` of a unit that the policy keeps. Clairvoyant keeps the planned pages, and no pages of
+    /// other units; the other policies keep all.
     pub fn kept(&self, unit: u32, all: PageSet) -> PageSet {
         let planned = self.planned.get(unit as usize).map(|(_, pages)| *pages);
         match self.policy {
@@ -156,13 +156,13 @@ impl Ledger {
         }
     }
 
-    /// Keeps room for the chunks that this node holds: first-touch gives other units only what those leave.
-    /// `lacking` is what the held chunks have neither reserved nor a place for.
+    /// Reserves room for the chunks that this node holds: first-touch gives other units only the remaining room.
+    /// `lacking` is the room that the held chunks have neither reserved nor a place for.
     pub fn set_holding(&mut self, holding: Holding, lacking: Lacking) {
         self.holding = Some((holding, lacking));
     }
 
-    /// Returns whether other units have room that the held chunks lack.
+    /// Returns whether other units have taken room that the held chunks need.
     pub fn is_overdrawn(&self) -> bool {
         let free = self.free();
         self.holding
@@ -175,7 +175,7 @@ impl Ledger {
         self.holding.as_ref().is_some_and(|(holding, _)| holding.is_held(unit))
     }
 
-    /// The units of the chunk of `unit`, if it is the first of them that is kept and all of them may be.
+    /// The units of the chunk of `unit`, if `unit` is the first of them to be kept and all of them may be kept.
     pub fn begin_chunk(&mut self, unit: u32) -> Option<Range<u32>> {
         let pages = self.holding.as_ref()?.0.unbegun(unit)?;
         let is_kept = self.policy == Policy::FirstTouch && self.is_spare(unit, pages, pages);
@@ -183,7 +183,7 @@ impl Ledger {
         is_kept.then(|| holding.begin(unit)).flatten()
     }
 
-    /// Room in all tiers.
+    /// The free room of all tiers.
     fn free(&self) -> Lacking {
         let on = self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
         on.fold(Lacking::default(), |sum, tier| Lacking {
@@ -192,7 +192,7 @@ impl Ledger {
         })
     }
 
-    /// Returns whether `unit` may have this much room: it is held, or the held chunks leave enough.
+    /// Returns whether `unit` may have this much room: it is held, or the held chunks leave enough room.
     fn is_spare(&self, unit: u32, space: u64, pages: u64) -> bool {
         let Some((holding, lacking)) = &self.holding else { return true };
         let free = self.free();
@@ -200,7 +200,7 @@ impl Ledger {
             || lacking.space + space <= free.space && lacking.pages + pages <= free.pages
     }
 
-    /// The room that the held chunks lack, if `unit` belongs to one of them.
+    /// The room that the held chunks need, if `unit` belongs to one of them.
     fn lacking(&mut self, unit: u32) -> Option<&mut Lacking> {
         let (holding, lacking) = self.holding.as_mut()?;
         holding.is_held(unit).then_some(lacking)
@@ -211,8 +211,8 @@ impl Ledger {
         self.policy
     }
 
-    /// Reserves `pages` pages and this place in `tier`, for copies found after a restart; `false` if they
-    /// exceed the quota or the place is taken.
+    /// Reserves `pages` pages and this place in `tier`, for copies found after a restart; returns `false` if the
+    /// pages exceed the quota or the place is taken.
     pub fn restore(&mut self, tier: u8, place: Range<u64>, pages: u64) -> bool {
         let tier = &mut self.tiers[usize::from(tier)];
         let is_free = pages <= tier.quota - tier.reserved
@@ -221,7 +221,7 @@ impl Ledger {
         is_free
     }
 
-    /// Frees the place of `unit` in address space; during a run, only a new plan evicts copies.
+    /// Frees the place of `unit` in address space. During a run, only a new plan evicts copies.
     pub fn give_back(&mut self, unit: u32, tier: u8, place: Range<u64>) {
         if let Some(lacking) = self.lacking(unit) {
             lacking.space += place.end - place.start;
@@ -232,8 +232,8 @@ impl Ledger {
     }
 
     /// Finds a place for `unit` (or the first of units kept together) and reserves its part of the quota, if the
-    /// policy wants the unit and there is room. Never evicts: reservations stay during a run. The page of a long sample
-    /// that becomes a file of its own is [`OWN_FILES_PAGE`], from which its own pages count.
+    /// policy keeps the unit and there is room. Never evicts: reservations stay during a run. For a long sample
+    /// that becomes a separate file, returns [`OWN_FILES_PAGE`]; the sample's own page numbers are added to it.
     pub fn place(&mut self, unit: u32, want: Want) -> Option<(u8, u64)> {
         let Want { space, pages, .. } = want;
         match self.policy {
@@ -257,7 +257,7 @@ impl Ledger {
         }
     }
 
-    /// As [`Ledger::place`], in this tier, regardless of the policy.
+    /// As [`Ledger::place`], in this tier, for any policy.
     pub fn place_in(&mut self, tier: u8, want: Want) -> Option<(u8, u64)> {
         let room = &mut self.tiers[usize::from(tier)];
         if !room.fits(&want) {
@@ -269,7 +269,7 @@ impl Ledger {
         Some((tier, page))
     }
 
-    /// Reserves `pages` more for a unit that has a place in `tier`; `false`: less is left for it.
+    /// Reserves `pages` more for a unit that has a place in `tier`; returns `false` if less room is left for it.
     pub fn reserve(&mut self, unit: u32, tier: u8, pages: u64) -> bool {
         if self.policy == Policy::FirstTouch && !self.is_spare(unit, 0, pages) {
             return false;
@@ -291,12 +291,12 @@ impl Ledger {
         self.tiers[usize::from(tier)].reserved -= pages;
     }
 
-    /// Stops reserving in `tier`; `false` if it had stopped already.
+    /// Stops reserving in `tier`; returns `false` if it had stopped already.
     pub fn switch_off(&mut self, tier: u8) -> bool {
         !std::mem::replace(&mut self.tiers[usize::from(tier)].is_off, true)
     }
 
-    /// Sets whether room is reserved in `tier`, for now.
+    /// Sets whether room may be reserved in `tier`, until the next call.
     pub fn set_used(&mut self, tier: u8, is_used: bool) {
         self.tiers[usize::from(tier)].is_used = is_used;
     }
@@ -311,7 +311,7 @@ impl Ledger {
         self.tiers[usize::from(tier)].is_off
     }
 
-    /// The largest room that any tier has; none when nothing more is reserved.
+    /// The largest free room of any tier; no room if nothing more will be reserved.
     pub fn room(&self) -> Room {
         if self.policy == Policy::None {
             return Room::default();

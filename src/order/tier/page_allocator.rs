@@ -5,9 +5,9 @@ use std::ops::Range;
 /// Allocates ranges of pages.
 #[derive(Debug, Clone)]
 pub(super) struct PageAllocator {
-    /// Free ranges in ascending order; none are adjacent.
+    /// Free ranges in ascending order, never adjacent.
     free: Vec<Range<u64>>,
-    /// Length of the longest of them, cached because it is read more often than it changes.
+    /// Length of the longest free range, cached because it is read more often than it changes.
     largest: u64,
     /// The number of free pages, cached for the same reason.
     num_free: u64,
@@ -46,7 +46,7 @@ impl PageAllocator {
         Some(page)
     }
 
-    /// Allocates exactly these pages; `false` if some of them are not free.
+    /// Allocates exactly these pages; returns `false` if some of them are not free.
     pub(super) fn take_at(&mut self, pages: Range<u64>) -> bool {
         let has = |free: &Range<u64>| free.start <= pages.start && pages.end <= free.end;
         let Some(at) = self.free.iter().position(has) else { return false };

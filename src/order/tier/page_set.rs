@@ -1,4 +1,4 @@
-//! Sets of pages of one unit, as one word.
+//! A set of pages of one unit, as one word.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 pub struct PageSet(pub u64);
 
 impl PageSet {
-    /// No page.
+    /// The empty set.
     pub const NONE: PageSet = PageSet(0);
 
     /// The pages of `range`, which is within 0..64.
@@ -23,27 +23,27 @@ impl PageSet {
         self.0 == 0
     }
 
-    /// How many.
+    /// The number of pages.
     pub fn len(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Those that are also in `other`.
+    /// The intersection with `other`.
     pub fn and(self, other: PageSet) -> PageSet {
         PageSet(self.0 & other.0)
     }
 
-    /// Those that are not in `other`.
+    /// The pages that are not in `other`.
     pub fn without(self, other: PageSet) -> PageSet {
         PageSet(self.0 & !other.0)
     }
 
-    /// These and those in `other`.
+    /// The union with `other`.
     pub fn with(self, other: PageSet) -> PageSet {
         PageSet(self.0 | other.0)
     }
 
-    /// The contiguous ranges, in ascending order.
+    /// The contiguous ranges of the set, in ascending order.
     pub fn runs(self) -> impl Iterator<Item = Range<u32>> {
         let mut rest = self.0;
         std::iter::from_fn(move || {

@@ -1,27 +1,27 @@
-//! Portions: the pages of a unit that a plan keeps or leaves together.
+//! Portions: the pages of a unit that a plan keeps or omits together.
 //!
-//! Samples that share a unit are not read equally often, so a plan chooses among them: the samples that begin in
-//! one page are a portion, with the pages up to their end. Its last page may also be the first of the next portion; a
-//! sample of at most a page that begins in a page with others is not worth the next page, if others begin there. Where
-//! portions are not known, and for units of one sample, a portion is a unit, or the first of those that are kept
-//! together.
+//! Samples that share a unit are not read equally often, so a plan chooses among them. The samples that begin in
+//! one page form a portion, with all pages up to their end. The last page of a portion may also be the first page
+//! of the next portion. A sample of at most a page may begin in a page with other samples and end in the next page.
+//! That next page is not added to the portion if samples begin there. If portions are not known, or a unit has one
+//! sample, the portion is the whole unit, or the first of the units that are kept together.
 
 use super::PageSet;
 
-/// The start and the extent of all portions: 20 bytes a unit.
+/// The start and the extent of all portions: 20 bytes per unit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Portions {
     /// For each unit, the number of portions before it; then the total number.
     first: Vec<u32>,
-    /// For each unit, the pages in which portions begin: the first one, and others.
+    /// For each unit, the pages in which portions begin: always the first page, and others.
     starts: Vec<PageSet>,
-    /// For each unit, the pages to which a portion goes on from the page before.
+    /// For each unit, the pages in which a portion of the page before continues.
     continued: Vec<PageSet>,
 }
 
 impl Portions {
-    /// Those of `len` units with these samples, each unit's in ascending order: its unit, its pages there, and whether
-    /// it is at most a page long. `None` if there are too many.
+    /// Portions of `len` units with these samples. Samples are sorted within each unit, and given by unit, pages in
+    /// it, and whether they are at most a page long. `None` if there are too many.
     pub(super) fn new(
         len: u32,
         samples: impl Iterator<Item = (u32, PageSet, bool)>,
@@ -43,7 +43,7 @@ impl Portions {
         let mut first = vec![0_u32];
         for ((starts, continued), all) in starts.iter_mut().zip(&mut continued).zip(all) {
             *starts = starts.with(PageSet(1));
-            // A page in which none begins would be kept by no plan.
+            // A page in which no sample begins would not be kept by any plan.
             *continued = continued.with(all.without(*starts));
             first.push(first.last()?.checked_add(starts.len())?);
         }
@@ -60,7 +60,7 @@ impl Portions {
         self.first[unit as usize] + begun.len() - 1
     }
 
-    /// The unit of a portion, and its pages there.
+    /// The unit of a portion, and its pages in the unit.
     pub(super) fn get(&self, portion: u32) -> (u32, PageSet) {
         let unit = self.first.partition_point(|&first| first <= portion) - 1;
         let begin_later = |starts: u64, _| starts & (starts - 1);
@@ -72,7 +72,7 @@ impl Portions {
         (unit as u32, PageSet::range(start..end))
     }
 
-    /// Returns whether a portion goes on to `page` of `unit` from the page before.
+    /// Returns whether a portion of the page before continues in `page` of `unit`.
     pub(super) fn is_continued(&self, unit: u32, page: u32) -> bool {
         self.continued[unit as usize].0 >> page & 1 == 1
     }

@@ -1,4 +1,4 @@
-//! Units: the ranges of pages in which copies get room in a tier.
+//! Units: the ranges of pages that are given room in a tier.
 
 use std::ops::Range;
 
@@ -9,18 +9,18 @@ use dlfs_format::format::Extent;
 use super::portions::Portions;
 use super::{PAGE_BYTES, PageSet};
 
-/// At most 64 pages of a namespace, whose copies are in one place: one word has a bit for each page.
+/// At most 64 contiguous pages of a namespace, whose copies have one location: one word has a bit for each page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unit {
     /// First page on its namespace.
     pub page: u64,
-    /// The first of the units that are kept together with this one, all or none.
+    /// The first of the units that are kept together with this one: all or none.
     first_together: u32,
     /// Number of pages.
     pages: u8,
-    /// True if all its pages belong to one sample, so that a reader of one page reads all of them.
+    /// True if all its pages belong to one sample: a reader of one page reads all of them.
     pub is_one_sample: bool,
-    /// True if its first sample begins in the last page of the unit before.
+    /// True if its first sample begins in the last page of the previous unit.
     begins_before: bool,
 }
 
@@ -45,12 +45,12 @@ impl Unit {
         self.start_bytes() + self.len_bytes()
     }
 
-    /// All its pages.
+    /// The set of all its pages.
     pub fn all(&self) -> PageSet {
         PageSet::range(0..self.pages())
     }
 
-    /// Its pages with bytes in `range`.
+    /// Its pages that have bytes in `range`.
     pub fn pages_in(&self, range: &Range<u64>) -> PageSet {
         let from = range.start.max(self.start_bytes()) - self.start_bytes();
         let to = range.end.clamp(self.start_bytes(), self.end_bytes()) - self.start_bytes();
@@ -58,18 +58,18 @@ impl Unit {
     }
 }
 
-/// All units of a data set, sorted by namespace and offset: 16 bytes each, and 4 to find it.
+/// All units of a data set, sorted by namespace and offset: 16 bytes per unit, and 4 for the search.
 ///
-/// Adjacent small samples share a unit up to 64 KiB, so that tracking small samples costs no more than
-/// large ones; a sample of 64 KiB or more has units of its own, which are kept together. The same holds for
-/// each file of a plain folder, whatever its length, since a copy saves opening the file. Units do not
-/// overlap: a page with bytes of two units belongs to the first.
+/// Adjacent small samples share a unit of up to 64 KiB, so that tracking small samples costs as little as tracking
+/// large ones. A sample of 64 KiB or more has its own units, which are kept together. Each file of a plain folder
+/// also has its own units, whatever its length, since a copy saves opening the file. Units do not overlap: a page
+/// with bytes of two units belongs to the first.
 #[derive(Debug, Clone, Default)]
 pub struct Units {
     units: Vec<Unit>,
     /// For each namespace, the index of its first unit; then the total number.
     first: Vec<u32>,
-    /// For each namespace, where to look for the units of a page.
+    /// For each namespace, the sections that speed up the search for a page's unit.
     sections: Vec<Sections>,
     /// The long samples of a plain folder, sorted.
     long: Vec<LongSample>,
@@ -77,7 +77,7 @@ pub struct Units {
     portions: Option<Portions>,
 }
 
-/// A sample that a tier in a folder keeps as a file of its own: a file of a plain folder above 16 MiB.
+/// A sample that a tier in a folder keeps as a separate file: a file of a plain folder longer than 16 MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LongSample {
     /// The first of its units.
@@ -88,18 +88,18 @@ pub struct LongSample {
     pub len_bytes: u64,
 }
 
-/// A namespace in sections of equal length, no more than it has units: a random read then finds its unit without
-/// a search over all of them, of which each step would be a cache miss.
+/// A namespace divided into sections of equal length, at most as many as it has units. A random read then finds its
+/// unit without a binary search over all units, in which each step would be a cache miss.
 #[derive(Debug, Clone, Default)]
 struct Sections {
     /// Logarithm of a section's length in pages.
     shift: u32,
-    /// For each section, the index of the first unit that ends behind its start.
+    /// For each section, the index of the first unit that ends after the section's start.
     first: Vec<u32>,
 }
 
 impl Sections {
-    /// Those of a namespace with these units, the first of which has index `base`.
+    /// The sections of a namespace with these units; `base` is the index of the first unit.
     fn of(units: &[Unit], base: u32) -> Sections {
         let end = |unit: &Unit| unit.page + u64::from(unit.pages);
         let last = units.last().map_or(0, end);
@@ -112,7 +112,7 @@ impl Sections {
         Sections { first: first.collect(), shift }
     }
 
-    /// Among which units is the first that ends behind `page`: it is one of them, or the one after.
+    /// The units among which to search the first one that ends after `page`: it is one of them, or the one after.
     fn around(&self, page: u64, all: &Range<u32>) -> Range<u32> {
         let section = usize::try_from(page >> self.shift).unwrap_or(usize::MAX);
         let at = |section: usize| self.first.get(section).copied().unwrap_or(all.end);
@@ -139,7 +139,7 @@ impl Units {
         Units::from_runs(by_namespace).with_long(&long)
     }
 
-    /// Learns the portions that plans choose. Visits every sample once.
+    /// Adds the portions that plans choose from. Visits every sample once.
     #[must_use]
     pub fn with_portions(mut self, directory: &Directory) -> Units {
         if !self.has_small_samples() {
@@ -159,7 +159,7 @@ impl Units {
         self
     }
 
-    /// Notes which samples are long. Those that share a page with another sample are not.
+    /// Records the long samples, except those that share a page with another sample.
     fn with_long(mut self, extents: &[Extent]) -> Units {
         let of = |extent: &Extent| {
             let start = extent.offset_bytes;
@@ -249,12 +249,12 @@ impl Units {
         self.units.is_empty()
     }
 
-    /// Returns whether samples share units, so that a part of a unit may be kept.
+    /// Returns whether samples share units: then a part of a unit may be kept.
     pub(crate) fn has_small_samples(&self) -> bool {
         self.units.iter().any(|unit| !unit.is_one_sample)
     }
 
-    /// Pages of all units.
+    /// The number of pages of all units.
     pub fn num_pages(&self) -> u64 {
         self.units.iter().map(|unit| u64::from(unit.pages)).sum()
     }
@@ -291,7 +291,7 @@ impl Units {
         first as u32..(first + len) as u32
     }
 
-    /// The units that are kept together with `unit`: all those of its sample.
+    /// The units that are kept together with `unit`: all units of its sample.
     pub fn together_with(&self, unit: u32) -> Range<u32> {
         let first = self.get(unit).first_together;
         let behind = &self.units[unit as usize..];
@@ -299,8 +299,8 @@ impl Units {
         first..unit + len
     }
 
-    /// Returns whether `pages` is only the last page of the unit, in which the next unit's first sample begins: a
-    /// reader of it may want that sample.
+    /// Returns whether `pages` is only the last page of the unit and the next unit's first sample begins in it: a
+    /// reader of this page may want that sample.
     pub fn is_border(&self, unit: u32, pages: PageSet) -> bool {
         let this = self.get(unit);
         let next = self.units.get(unit as usize + 1);
@@ -308,7 +308,7 @@ impl Units {
         is_shared && this.pages > 1 && pages.0 == 1 << (this.pages - 1)
     }
 
-    /// The unit before, if the first sample of `unit` begins in its last page.
+    /// The previous unit, if the first sample of `unit` begins in its last page.
     pub fn border_of(&self, unit: u32) -> Option<u32> {
         self.get(unit).begins_before.then(|| unit.checked_sub(1)).flatten()
     }
@@ -318,7 +318,7 @@ impl Units {
         self.portions.as_ref().map_or(self.len(), Portions::len)
     }
 
-    /// The portion of a page of `unit`: the last one that begins there or before.
+    /// The portion of a page of `unit`: the last one that begins in this page or before.
     pub fn portion_at(&self, unit: u32, page: u32) -> u32 {
         self.portions.as_ref().map_or(unit, |portions| portions.at(unit, page))
     }
@@ -328,7 +328,8 @@ impl Units {
         self.portion_at(unit, 0)..self.portion_at(unit, MAX_UNIT_PAGES as u32 - 1) + 1
     }
 
-    /// The unit of a portion, and its pages there: all pages of a large sample's first unit, which has more units.
+    /// The unit of a portion, and its pages in that unit: all pages of the first unit, if a large sample has
+    /// several units.
     ///
     /// # Panics
     /// If the portion is out of range.
@@ -342,14 +343,14 @@ impl Units {
         }
     }
 
-    /// Returns whether the portion of the page before goes on to this page of `unit`, even if another one begins
-    /// there.
+    /// Returns whether the portion of the previous page continues in this page of `unit`, even if another portion
+    /// begins in it.
     pub fn is_continued(&self, unit: u32, page: u32) -> bool {
         self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
     }
 
-    /// For each sample, by id, its portion: the one that begins in its first page. `NO_UNIT` if it has no bytes, or if
-    /// overlapping chunks leave none.
+    /// For each sample, by id, its portion: the one that begins in the sample's first page. `NO_UNIT` if the sample
+    /// is empty, or if overlapping chunks leave it without a unit.
     pub fn by_sample(&self, directory: &Directory) -> Vec<u32> {
         let mut by_sample = vec![Units::NO_UNIT; directory.num_samples() as usize];
         for chunk in 0..directory.num_chunks() {
@@ -363,7 +364,7 @@ impl Units {
         by_sample
     }
 
-    /// The unit of a sample, and its pages there.
+    /// The unit of a sample, and the sample's pages in it.
     fn place_of(&self, extent: &Extent) -> Option<(u32, PageSet)> {
         if extent.len_bytes == 0 {
             return None;
@@ -373,7 +374,7 @@ impl Units {
         (unit != Units::NO_UNIT).then(|| (unit, self.get(unit).pages_in(&range)))
     }
 
-    /// A sample that begins in the last page of one unit and continues in the next belongs to the next.
+    /// A sample that begins in the last page of one unit and continues in the next unit belongs to the next.
     fn of_sample(&self, extent: &Extent) -> u32 {
         let end = extent.offset_bytes + u64::from(extent.len_bytes);
         let within = self.within(extent.namespace, &(extent.offset_bytes..end));
@@ -387,7 +388,7 @@ impl Units {
     /// No unit.
     pub(crate) const NO_UNIT: u32 = u32::MAX;
 
-    /// Hash of the division into units, which an index records.
+    /// A hash of the division into units, recorded by an index.
     pub fn fingerprint(&self) -> u64 {
         let mut sum = u64::from(self.len());
         for unit in &self.units {
@@ -398,7 +399,7 @@ impl Units {
     }
 }
 
-/// Pages of one large sample, or of small ones.
+/// Contiguous pages of one large sample, or of small samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     pages: Range<u64>,
@@ -429,7 +430,7 @@ fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut 
     end(&mut small, runs);
 }
 
-/// Divides a range of pages into units, which are kept together if they are of one sample.
+/// Divides a range of pages into units, which are kept together if they belong to one sample.
 fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &mut Vec<Unit>) {
     let first = units.len() as u32;
     let mut page = pages.start;
@@ -447,13 +448,13 @@ fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &m
     }
 }
 
-/// Samples share a unit up to this length.
+/// The most bytes of a unit that samples share.
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// Files of a plain folder above this length are long samples.
 const LONG_BYTES: u64 = 16 << 20;
 
-/// One for each bit of a word.
+/// One page for each bit of a word.
 pub(super) const MAX_UNIT_PAGES: u64 = 64;
 
 #[cfg(test)]
@@ -513,8 +514,7 @@ mod tests {
         assert_eq!(units.num_pages(), 198);
     }
 
-    /// A sample inside another sample's chunk: the units still do not overlap, and a sample may find
-    /// none.
+    /// A sample inside another sample's chunk: the units still do not overlap, and a sample may have no unit.
     #[test]
     fn samples_of_overlapping_chunks_have_one_unit_or_none() {
         let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Paged, 1).unwrap();

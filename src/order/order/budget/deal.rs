@@ -1,4 +1,4 @@
-//! The batches of an epoch, dealt out to ranks in rounds.
+//! The batches of an epoch, dealt to ranks in rounds.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,30 +9,30 @@ use crate::order::{Shard, Tail};
 use dlfs_base::error::Result;
 use dlfs_base::units::Epoch;
 
-/// The batches of one rank in an epoch, from a place between two batches on.
+/// The batches of one rank in an epoch, from a point between two batches on.
 ///
-/// It keeps the windows that its rank, or the round, still needs: as a rule two.
+/// Keeps the windows that the rank or the current round still needs: usually two.
 #[derive(Debug, Clone)]
 pub struct Deal<T> {
     budget: Arc<Budget>,
     seed: u64,
     epoch: Epoch,
-    /// Positions of the epoch.
+    /// The number of positions of the epoch.
     len: u64,
-    /// Rank and world size. Batches count from `consumed`.
+    /// Rank and world size. Batches are counted from `consumed`.
     shard: Shard,
-    /// The windows with batches that are not dealt yet, or are of the round that is.
+    /// The windows with batches that are not dealt yet, or that belong to the current round.
     windows: VecDeque<Window<T>>,
-    /// The batches before those of `windows`.
+    /// The number of batches before those of `windows`.
     before: u64,
-    /// The batches before the end of `windows`.
+    /// The number of batches before the end of `windows`.
     known: u64,
-    /// The first position that is in no window yet.
+    /// The first position after `windows`.
     next: u64,
     round: u64,
     cutter: Cutter,
     tokens: Vec<u32>,
-    /// Memory of windows that were dealt.
+    /// Memory of windows that were dealt, for reuse.
     free: Vec<Window<T>>,
 }
 
@@ -41,7 +41,7 @@ pub struct Deal<T> {
 pub struct Dealt {
     /// Positions of the epoch that are consumed once all ranks have had their batches of this round.
     pub consumed: u64,
-    /// True if this rank has no other batch in the epoch.
+    /// True if this rank has no more batches in the epoch.
     pub ends_epoch: bool,
 }
 
@@ -51,7 +51,7 @@ struct Window<T> {
     first: u64,
     samples: Vec<T>,
     cut: Cut,
-    /// Its batches that were consumed before.
+    /// The number of its batches that were consumed before.
     skipped: usize,
 }
 
@@ -62,7 +62,7 @@ impl<T> Window<T> {
 }
 
 impl<T: Copy> Deal<T> {
-    /// The batches of the rank of `shard` in `epoch`, which has `len` positions, behind the consumed ones.
+    /// The batches of the rank of `shard` in `epoch`, which has `len` positions, after the consumed positions.
     pub fn new(budget: &Arc<Budget>, seed: u64, epoch: Epoch, len: u64, shard: Shard) -> Deal<T> {
         let window = u64::from(budget.window.max(1));
         Deal {
@@ -82,19 +82,19 @@ impl<T: Copy> Deal<T> {
         }
     }
 
-    /// Appends the samples of the rank's next batch to `out`. `None`: it has no other in this epoch.
+    /// Appends the samples of the rank's next batch to `out`. `None`: it has no more in this epoch.
     ///
     /// `draw` appends the samples at consecutive positions, and the tokens of each.
     ///
     /// # Errors
-    /// Those of `draw`. What is consumed does not end with a batch; the first call says so.
+    /// Errors of `draw`. The consumed positions do not end with a batch; the first call checks this.
     pub fn next(
         &mut self,
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
     ) -> Result<Option<Dealt>> {
         let ranks = u64::from(self.shard.world_size.max(1));
-        // Until the end of the round behind this one is known: then it is known which ranks have it.
+        // Cut until the end of the next round is known: this tells which ranks have a batch in that round.
         while self.known < (self.round + 2).saturating_mul(ranks) && self.next < self.len {
             self.cut_next(draw)?;
         }
@@ -158,7 +158,7 @@ impl<T: Copy> Deal<T> {
         Ok(())
     }
 
-    /// The window of batch `number`, which is of one, and the number of the batch there.
+    /// The window of batch `number`, which must be in `windows`, and the number of the batch within the window.
     fn window_of(&self, number: u64) -> (&Window<T>, usize) {
         let mut left = number - self.before;
         for window in &self.windows {
@@ -175,13 +175,13 @@ impl<T: Copy> Deal<T> {
         out.extend(window.cut.batch(nth).iter().map(|&at| window.samples[at as usize]));
     }
 
-    /// The positions that are consumed after batch `number`.
+    /// The number of positions that are consumed after batch `number`.
     fn end_of(&self, number: u64) -> u64 {
         let (window, nth) = self.window_of(number);
         window.first + u64::from(window.cut.ends[nth])
     }
 
-    /// Appends the `nth` batch of the epoch, beginning again where it has fewer: the padding of its last round.
+    /// Appends the `nth` batch of the epoch, starting over if the epoch has fewer: the padding of its last round.
     fn repeat(
         &self,
         nth: u64,
@@ -213,11 +213,11 @@ impl<T: Copy> Deal<T> {
     }
 }
 
-/// How many batches each window of an epoch of `len` positions has. `draw` appends the tokens of the samples at
+/// The number of batches in each window of an epoch of `len` positions. `draw` appends the tokens of the samples at
 /// consecutive positions.
 ///
 /// # Errors
-/// Those of `draw`.
+/// Errors of `draw`.
 pub fn count_batches(
     budget: &Budget,
     seed: u64,

@@ -1,29 +1,30 @@
-//! Batches by a budget of tokens, of samples of similar length: length buckets over any order.
+//! Batches by a token budget, of samples of similar length: length buckets over any order.
 //!
 //! The positions of an epoch are divided into *windows* of equal size. The samples of a window are sorted by length
-//! and cut into batches that cost at most the budget: the longest sample times their number, as a padded tensor has
-//! it, or the sum. The batches of a window are then shuffled, so that lengths do not come sorted. Batches lie in
-//! this sequence one behind the other, so a run is where it has consumed so many positions of the epoch, as with
-//! batches of equal size, and each batch follows from {order, seed, epoch, lengths} alone.
+//! and cut into batches that cost at most the budget. The cost is the longest sample times the number of samples,
+//! as in a padded tensor, or the sum of the lengths. The batches of a window are then shuffled, so that batches are
+//! not sorted by length. Batches are contiguous in this sequence, so the state of a run is the number of consumed
+//! positions, as with batches of equal size, and each batch depends only on {order, seed, epoch, lengths}.
 //!
-//! Batches go to ranks in rounds: of those from where the run began or resumed, number k goes to rank k mod W. So
-//! any number of ranks goes on from any place between two batches.
+//! Batches go to ranks in rounds: counted from the start or resumption of the run, batch k goes to rank k mod W. So
+//! any number of ranks can resume between any two batches.
 //!
-//! # A window, in full
+//! # The definition of a window
 //!
 //! Frozen; `tests/golden/budgets.txt` pins it. Let `key` be the [`Key`] of the seed and the words 0x62756467
 //! (`budg`), epoch and number of the window, and T the budget.
 //!
 //! 1. Each sample has at least one token. Sample i of the window, in the order of positions, sorts by (tokens, the
 //!    upper 32 bits of the word of key.0.i, i); key.x is [`Key::with`].
-//! 2. In that order a sample joins the batch before it unless the batch has its most samples, or would cost more
-//!    than T: tokens of the sample, the longest yet, times samples; or the sum of tokens.
+//! 2. In that order a sample joins the previous sample's batch unless the batch already has `max_samples`, or would
+//!    cost more than T. The cost is the sample's tokens, the most so far, times the number of samples; or the sum
+//!    of tokens.
 //! 3. The n batches come in the order of the permutation of 0..n by key.1: the first one is `forward(0)`.
 //!
-//! A sample of more than T tokens is a batch of its own; whether it is allowed is for the caller to decide.
+//! A sample of more than T tokens is a batch of its own; the caller decides whether it is allowed.
 //!
-//! This module knows no data set: its caller draws the samples of a window with their lengths, and gets them back
-//! batch by batch. Read `window.rs` (one window), then `deal.rs` (an epoch on one rank).
+//! This module has no access to a data set: its caller draws the samples of a window with their lengths, and gets
+//! them back batch by batch. Read `window.rs` (one window), then `deal.rs` (an epoch on one rank).
 
 mod deal;
 mod window;
@@ -38,14 +39,14 @@ use dlfs_base::permutation::Key;
 pub use deal::{Deal, Dealt, count_batches};
 pub(crate) use window::{Cut, Cutter};
 
-/// How batches are made of samples of different lengths: the same budget makes the same batches.
+/// The definition of batches of samples of different lengths: equal budgets give equal batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
     /// The most tokens of a batch.
     pub tokens: u64,
-    /// Positions of the epoch that are sorted by length together.
+    /// The number of positions of the epoch that are sorted by length together.
     pub window: u32,
-    /// The most samples of a batch; `None`: as many as have room.
+    /// The most samples of a batch; `None`: no limit besides the tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_samples: Option<u32>,
     /// The cost of a batch.
@@ -58,36 +59,37 @@ pub struct Budget {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
-    /// The longest one's tokens times their number: what a padded tensor has.
+    /// The tokens of the longest sample times the number of samples: the size of a padded tensor.
     #[default]
     Padded,
-    /// The sum of their tokens, for models that pack them.
+    /// The sum of the samples' tokens, for models that pack samples.
     Sum,
 }
 
-/// The source of the number of a sample's tokens.
+/// The source of a sample's number of tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LengthsOf {
-    /// Its bytes, so many of which are a token; a part of a token counts as one.
+    /// The sample's bytes, divided by this number of bytes per token, rounded up.
     Bytes(u32),
-    /// The column of ints with this name; `label` is the label, unless a column has this name.
+    /// The integer column with this name; `label` is the label, unless a column has this name.
     Column(String),
 }
 
-/// The treatment of a sample of more tokens than the budget.
+/// The treatment of a sample with more tokens than the budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TooLong {
-    /// It is an error, before the first batch.
+    /// An error before the first batch.
     #[default]
     Raise,
-    /// It is a batch of its own, above the budget.
+    /// A batch of its own, above the budget.
     Alone,
 }
 
 impl Budget {
-    /// Batches of at most `tokens` tokens, each a byte, padded, of [`DEFAULT_WINDOW`] positions at a time.
+    /// Padded batches of at most `tokens` tokens, with one token per byte, and windows of [`DEFAULT_WINDOW`]
+    /// positions.
     pub fn new(tokens: u64) -> Budget {
         let window = DEFAULT_WINDOW;
         let lengths = LengthsOf::Bytes(1);
@@ -97,7 +99,7 @@ impl Budget {
     /// Checks that all numbers are in range.
     ///
     /// # Errors
-    /// The first that is not.
+    /// The first number that is not.
     pub fn check(&self) -> Result<()> {
         let text = if self.tokens == 0 {
             "a batch has a budget of at least one token".to_owned()
@@ -116,7 +118,7 @@ impl Budget {
         Err(invalid(text))
     }
 
-    /// The first number in which this budget, that of a state, differs from the one `asked` for, in words.
+    /// In words, the first difference between this budget (of a state) and the one `asked` for.
     pub fn difference(&self, asked: &Budget) -> Option<String> {
         let most = |samples: Option<u32>| match samples {
             Some(samples) => format!("at most {samples}"),
@@ -151,7 +153,7 @@ impl Budget {
         len_bytes.div_ceil(token_bytes.max(1)).max(1)
     }
 
-    /// The windows of an epoch of `len` positions.
+    /// The number of windows of an epoch of `len` positions.
     pub(crate) fn num_windows(&self, len: u64) -> u64 {
         len.div_ceil(self.window.max(1).into())
     }
@@ -178,10 +180,10 @@ pub fn within_batch(consumed: u64) -> Error {
     .hint("lengths differ from those that the run began with: resume over the same data, or start anew")
 }
 
-/// Positions that are sorted together by default: enough that a batch has samples of nearly one length.
+/// The default number of positions sorted together: enough that the samples of a batch have nearly the same length.
 pub const DEFAULT_WINDOW: u32 = 8192;
 
-/// A position of a window takes up to 44 bytes of memory, and a run keeps a few windows.
+/// The largest window: a position of a window takes up to 44 bytes of memory, and a run keeps a few windows.
 pub(crate) const MAX_WINDOW: u32 = 1 << 22;
 
 /// The first word of the keys of windows. Frozen.

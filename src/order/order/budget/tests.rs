@@ -16,7 +16,7 @@ impl Random {
     }
 }
 
-/// The batches of an epoch whose samples are their positions, one sample after the other.
+/// The batches of an epoch whose samples are their positions, computed one sample after the other.
 fn model(budget: &Budget, seed: u64, epoch: u64, tokens: &[u32]) -> Vec<Vec<u64>> {
     let mut all = Vec::new();
     let size = budget.window as usize;

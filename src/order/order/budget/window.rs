@@ -1,12 +1,12 @@
-//! One window: sorted by length, cut into batches, and these shuffled.
+//! Divides one window of positions: sorts samples by length, cuts batches, and shuffles the batches.
 
 use super::{Budget, Cost};
 use dlfs_base::permutation::{Key, Permutation};
 
-/// A window as batches.
+/// A window divided into batches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// Indices of its samples, batch after batch.
+    /// Indices of the window's samples, batch after batch.
     pub(crate) order: Vec<u32>,
     /// The end of each batch in `order`.
     pub(crate) ends: Vec<u32>,
@@ -20,19 +20,19 @@ impl Cut {
     }
 }
 
-/// Cuts windows, in memory that it reuses.
+/// Cuts windows, and reuses its memory.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cutter {
-    /// Tokens and tie of each sample, and its index.
+    /// Tokens and tie-breaker of each sample, and its index.
     keyed: Vec<(u64, u32)>,
     /// The end of each batch in `keyed`.
     ends: Vec<u32>,
 }
 
 impl Cutter {
-    /// Replaces `cut` by the batches of window `window` of the epoch, whose samples have these numbers of tokens.
+    /// Replaces `cut` with the batches of window `window` of the epoch; its samples have these numbers of tokens.
     ///
-    /// Takes some 50 ns a sample, most of them to sort.
+    /// Takes some 50 ns per sample, mostly for sorting.
     pub(crate) fn cut(
         &mut self,
         budget: &Budget,
@@ -55,7 +55,7 @@ impl Cutter {
         }
     }
 
-    /// How many batches [`cut`](Self::cut) would make.
+    /// The number of batches that [`cut`](Self::cut) would make.
     pub(crate) fn count(
         &mut self,
         budget: &Budget,
@@ -66,7 +66,7 @@ impl Cutter {
         self.ends.len() as u64
     }
 
-    /// Sorts the samples, and finds where batches end.
+    /// Sorts the samples, and finds the ends of batches.
     fn divide(&mut self, budget: &Budget, ties: Key, tokens: &[u32]) {
         let Cutter { keyed, ends } = self;
         keyed.clear();
@@ -82,7 +82,7 @@ impl Cutter {
         for (at, (key, _)) in keyed.iter().enumerate() {
             let tokens = key >> 32;
             let cost = match budget.cost {
-                Cost::Padded => tokens * (samples + 1), // both are below 2^32
+                Cost::Padded => tokens * (samples + 1), // both factors are below 2^32
                 Cost::Sum => sum + tokens,
             };
             if samples > 0 && (samples == most || cost > budget.tokens) {

@@ -1,30 +1,31 @@
 //! Mixtures: several data sets as one sequence, in given proportions.
 //!
-//! A run over a mixture has epochs of equal length. Which source has a position, and which of its samples, is
-//! arithmetic, as in every order: any position is computed directly, a run resumes from one number, and world
-//! size, batch size and workers change nothing. So no source has a state of its own.
+//! A run over a mixture has epochs of equal length. As in every order, the source of a position, and the sample of
+//! that source, are computed directly. A run resumes from one number, and world size, batch size and workers change
+//! nothing. So sources do not have their own state.
 //!
-//! 1. *Counts.* In an epoch of T positions each source has its part of T, rounded by largest remainders (of
-//!    equal remainders the earlier source's). A [`Phase`] that begins within an epoch cuts it; each piece has
-//!    its own counts. Such a piece, or a whole epoch, is a *segment*.
-//! 2. *Sources.* Which positions of a segment a source has follows from its [`Batching`].
-//! 3. *Draws.* The n-th position of the run that a source has, counted from 0, is its *draw* n. A source of N
-//!    samples is at position n mod N of its own epoch n / N: it begins again, shuffled anew, when it is used up,
-//!    and each of its epochs has every sample once, wherever the mixture's epochs end.
+//! 1. *Counts.* In an epoch of T positions each source has its part of T, rounded by largest remainders (of equal
+//!    remainders, the earlier source gains). A [`Phase`] that begins within an epoch divides it; each piece has its
+//!    own counts. Such a piece, or a whole epoch, is a *segment*.
+//! 2. *Sources.* The positions of each source in a segment depend on the [`Batching`].
+//! 3. *Draws.* The n-th position of a source in the run, counted from 0, is its *draw* n. In a source of N samples,
+//!    draw n reads position n mod N of the source's epoch floor(n / N). After all its samples, a source begins
+//!    again, with a new shuffle, and each of its epochs has every sample once, wherever the mixture's epochs end.
 //!
-//! All numbers are integers, and weights are decimal numbers ([`Weight`]). What positions map to is frozen;
-//! `tests/golden/mixtures.txt` pins it, and a Python program beside it computes the same from this page and
-//! from `word.rs`.
+//! All numbers are integers, and weights are decimal numbers ([`Weight`]). The mapping of positions is frozen;
+//! `tests/golden/mixtures.txt` pins it, and a Python program in the same folder computes it from this page and
+//! `word.rs`.
 //!
 //! *Stratified.* `word.rs` deals the positions of a segment, so that each global batch has its share of each
-//! source, one or two more or less. The key of its phases is of {seed, 5, the segment's first position}, and of
-//! the number of the node.
+//! source, with an error of one or two samples. The key of a node's phase is derived from {seed, 5, the segment's
+//! first position} and the number of the node.
 //!
-//! *Random.* Windows of 16,384 positions of a segment are permuted before the word is asked which source they have, by
-//! keys of {seed, 6, the window's first position}. A batch then has what chance gives it. The draws of each source
-//! follow the positions that it has, so that it is read in its own order: grouped order reads chunk by chunk.
+//! *Random.* Windows of 16,384 positions of a segment are permuted before the word deals them to sources, by keys
+//! of {seed, 6, the window's first position}. The numbers of samples in a batch are then random. The draws of each
+//! source are in the order of its positions, so a source is read in its own order: grouped order reads chunk by
+//! chunk.
 //!
-//! *By source.* As stratified, but units of one global batch are dealt instead of positions.
+//! *By source.* As stratified, but units of one global batch are dealt instead of single positions.
 //!
 //! Read [`Mixture`] first, then `segments.rs`.
 
@@ -45,25 +46,25 @@ use segments::{Segment, Segments};
 use window::Window;
 use word::{Walk, Word};
 
-/// The sequence of a run over a mixture: position -> source and position in its epoch.
+/// The sequence of a run over a mixture: position -> source, and position in the source's epoch.
 ///
-/// It caches what makes consecutive positions fast and does not change results, so each thread needs a value of
-/// its own.
+/// It caches state that makes consecutive positions fast and does not change results, so each thread needs its own
+/// value.
 #[derive(Debug, Clone)]
 pub struct Mixture {
     seed: u64,
     batching: Batching,
-    /// Samples of each source.
+    /// The number of samples of each source.
     samples: Vec<u64>,
     segments: Segments,
     current: Dealt,
     window: Option<Window>,
-    /// The position of the segment behind the one that was drawn last, and how many were drawn in sequence.
+    /// The position of the segment after the last drawn one, and the number of positions drawn in sequence.
     next: u64,
     in_sequence: u32,
-    /// The walk of the word at `next`, once positions are drawn in sequence.
+    /// The walk of the word at `next`, while positions are drawn in sequence.
     walk: Walk,
-    /// By source: the epoch that was drawn from last, and its first draw.
+    /// By source: the epoch of its last draw, and the first draw of that epoch.
     epochs: Vec<(u64, u64)>,
 }
 
@@ -74,16 +75,16 @@ pub struct Draw {
     pub source: u32,
     /// The epoch of that source.
     pub epoch: Epoch,
-    /// The position in it.
+    /// The position in the source's epoch.
     pub position: u64,
 }
 
-/// A segment, and the word that deals it.
+/// A segment, and the word that deals its positions.
 #[derive(Debug, Clone)]
 struct Dealt {
     segment: Segment,
     word: Word,
-    /// Positions that are dealt together.
+    /// The number of positions that are dealt together.
     unit: u64,
 }
 
@@ -91,7 +92,7 @@ impl Mixture {
     /// The sequence of `spec`.
     ///
     /// # Errors
-    /// What of `spec` makes no mixture, and of which source.
+    /// An invalid value in `spec`; the error names its source.
     pub fn new(spec: &MixtureSpec) -> Result<Mixture> {
         let segments = Segments::new(spec)?;
         let current = Dealt::new(segments.at(0), spec.batching, spec.seed);
@@ -111,7 +112,7 @@ impl Mixture {
         })
     }
 
-    /// Positions of an epoch.
+    /// The number of positions of an epoch.
     pub fn epoch_size(&self) -> u64 {
         self.segments.epoch_size()
     }
@@ -121,7 +122,7 @@ impl Mixture {
         self.samples.len()
     }
 
-    /// How many positions of `epoch` each source has.
+    /// The number of positions of `epoch` that each source has.
     pub fn counts(&self, epoch: Epoch) -> Vec<u64> {
         let first = epoch.0.saturating_mul(self.epoch_size());
         let before = self.drawn_before(first);
@@ -129,13 +130,13 @@ impl Mixture {
         before.iter().zip(after).map(|(before, after)| after - before).collect()
     }
 
-    /// How many of the first `position` positions of the run each source has, without the permutations of
-    /// [`Batching::Random`]: where each source stands when a run resumes there, up to what a window permutes.
+    /// The number of the first `position` positions of the run that each source has, before the permutations of
+    /// [`Batching::Random`]: the draws of each source when a run resumes there, except for a permuted window.
     fn drawn_before(&self, position: u64) -> Vec<u64> {
         self.segments.drawn_before(position, self.batching, self.seed)
     }
 
-    /// The number of samples of each source in `len` positions from `position` on, if a segment's counts are
+    /// The number of samples of each source in `len` positions from `position` on, if the counts of a segment are
     /// spread evenly over it.
     pub fn shares(&self, position: u64, len: u64) -> Vec<f64> {
         let mut shares = vec![0.0; self.num_sources()];
@@ -153,11 +154,11 @@ impl Mixture {
         shares
     }
 
-    /// The sample that `position` of the run reads; `position` is epoch times epoch size, plus the
-    /// position in the epoch.
+    /// The sample that `position` of the run reads. `position` is epoch times epoch size, plus the position in the
+    /// epoch.
     ///
-    /// Takes some tens of nanoseconds, less in sequence. The first position in a window of [`Batching::Random`] takes a
-    /// fraction of a millisecond, in which all others of the window are computed.
+    /// Takes some tens of nanoseconds, less in sequence. The first position in a window of [`Batching::Random`]
+    /// takes a fraction of a millisecond, since it computes the whole window.
     #[inline]
     pub fn draw(&mut self, position: u64) -> Draw {
         let (source, number) = self.number(position);
@@ -189,8 +190,8 @@ impl Mixture {
         (source, self.current.segment.before[source as usize] + rank)
     }
 
-    /// The source that the word deals to a position of the segment, and the number of this draw
-    /// among the source's in the segment.
+    /// The source that the word deals a position of the segment to, and the number of this draw among the source's
+    /// draws in the segment.
     #[inline]
     fn dealt(&mut self, at: u64) -> (u32, u64) {
         let word = &self.current.word;
@@ -205,7 +206,7 @@ impl Mixture {
         word.step(&mut self.walk)
     }
 
-    /// The same for `position` in a window of the segment.
+    /// The same for `position` of the run, in a permuted window of the segment.
     fn permuted(&mut self, position: u64) -> (u32, u64) {
         let Dealt { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
         let at = position - start;
@@ -232,7 +233,8 @@ impl Dealt {
         Dealt { segment, word, unit }
     }
 
-    /// Adds to `counts` what each source has of the first `len` positions of the segment.
+    /// Adds to `counts` the number of positions that each source has among the first `len` positions of the
+    /// segment.
     fn count_before(&self, len: u64, counts: &mut [u64]) {
         let whole = len / self.unit;
         let rest = len % self.unit;
@@ -244,10 +246,10 @@ impl Dealt {
     }
 }
 
-/// So many positions in sequence tell that more follow.
+/// After this many positions in sequence, more are expected to follow.
 const WORTH_A_WALK: u32 = 64;
 
-/// Positions that [`Batching::Random`] permutes together. Frozen.
+/// The number of positions that [`Batching::Random`] permutes together. Frozen.
 const RANDOM_WINDOW: u64 = 1 << 14;
 
 /// The seed of the order of `source`, counted from 0, in a run with `seed`. Frozen.
@@ -255,7 +257,7 @@ pub fn source_seed(seed: u64, source: usize) -> u64 {
     Key::derive(seed, &[LABEL_SOURCE, source as u64]).word()
 }
 
-/// The first words of keys; the orders have 0 to 4. Frozen.
+/// The first words of keys. The kinds of orders have 0 to 4. Frozen.
 const LABEL_WORD: u64 = 5;
 const LABEL_WINDOW: u64 = 6;
 const LABEL_SOURCE: u64 = 7;

@@ -1,8 +1,8 @@
-//! Cuts a run into segments, each with its own counts.
+//! Divides a run into segments, each with its own counts.
 //!
-//! A phase consists of at most three *stretches*: the rest of an epoch that had begun before it, whole epochs,
-//! and the part of its last epoch. The segments of a stretch are equally long and have equal counts, so the
-//! draws before any of them are a product and a sum.
+//! A phase consists of at most three *stretches*: the rest of an epoch that began before the phase, whole epochs,
+//! and the beginning of its last epoch. The segments of a stretch have equal lengths and equal counts, so the draws
+//! before each of them are computed by a product and a sum.
 
 use super::weight::as_integers;
 use super::{Batching, Dealt, MixtureSpec, Part, Weight};
@@ -14,9 +14,9 @@ pub(super) struct Segment {
     /// Its first position in the run.
     pub(super) first: u64,
     pub(super) len: u64,
-    /// How many of its positions each source has.
+    /// The number of its positions that each source has.
     pub(super) counts: Vec<u64>,
-    /// How many each source has before.
+    /// The number of positions that each source has before the segment.
     pub(super) before: Vec<u64>,
 }
 
@@ -40,7 +40,7 @@ struct Stretch {
     first: u64,
     segment_len: u64,
     counts: Vec<u64>,
-    /// Draws of each source before the first segment.
+    /// The draws of each source before the first segment.
     before: Vec<u64>,
 }
 
@@ -101,7 +101,7 @@ impl Segments {
         }
     }
 
-    /// How many of the first `position` positions each source has.
+    /// The number of the first `position` positions that each source has.
     pub(super) fn drawn_before(&self, position: u64, batching: Batching, seed: u64) -> Vec<u64> {
         let segment = self.at(position);
         let mut counts = segment.before.clone();
@@ -119,7 +119,8 @@ impl Segments {
 }
 
 impl Stretch {
-    /// How many positions each source has before `first`, where a segment begins or the stretch ends.
+    /// The number of positions that each source has before `first`; a segment begins at `first`, or the stretch
+    /// ends there.
     fn before(&self, first: u64) -> Vec<u64> {
         let number = (first - self.first) / self.segment_len;
         self.before
@@ -130,7 +131,7 @@ impl Stretch {
     }
 }
 
-/// The length of an epoch, and what each source weighs in the first phase.
+/// The length of an epoch, and the weight of each source in the first phase.
 fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>)> {
     let weighed = |part: &Part| matches!(part, Part::Weight(_));
     let weighs = spec.sources.iter().find(|source| weighed(&source.part));
@@ -190,7 +191,7 @@ fn check_units(what: &str, len: u64, batch: u64) -> Result<()> {
 /// The longest epoch: positions of a run of 2^24 epochs fit 64 bits.
 const MAX_EPOCH: u64 = 1 << 40;
 
-/// Divides `total` in the proportions of `weights`, by largest remainders; of equal ones the first ones gain.
+/// Divides `total` in the proportions of `weights`, by largest remainders; of equal remainders, the first gain.
 fn apportion(weights: &[u64], total: u64) -> Vec<u64> {
     let sum: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     let exact = |weight: u64| u128::from(weight) * u128::from(total);

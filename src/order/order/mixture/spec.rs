@@ -1,36 +1,36 @@
-//! The description of a mixture, and the state of a run over it.
+//! The specification of a mixture, and the check of a state to resume from.
 
 use serde::{Deserialize, Serialize};
 
 use super::Weight;
 use dlfs_base::error::{Result, invalid};
 
-/// A mixture: runs with equal descriptions read equal sequences.
+/// A mixture: runs with equal specifications read equal sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MixtureSpec {
     /// The mixed sources.
     pub sources: Vec<Source>,
-    /// Samples of an epoch. `None`: what `repeat` and `choose` say, or as many as all sources have.
+    /// The number of samples in an epoch. `None`: that of `repeat` and `choose`, or that of all sources together.
     pub epoch_size: Option<u64>,
-    /// How positions are dealt to sources.
+    /// The rule that deals positions to sources.
     pub batching: Batching,
-    /// Later weights, in the order of their starts. The parts of the sources hold before the first of them.
+    /// Later weights, in the order of their starts. The parts of the sources apply before the first phase.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
-    /// The seed of what deals positions to sources; each source's order has its own.
+    /// The seed for dealing positions to sources; each source's order has its own seed.
     pub seed: u64,
 }
 
 /// A data set of a mixture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// The name that messages use.
+    /// The name for messages.
     pub name: String,
-    /// The image and its generation, or whatever else tells data sets apart.
+    /// The image and its generation, or another string that identifies the data set.
     pub identity: String,
-    /// Its samples.
+    /// The number of its samples.
     pub samples: u64,
-    /// Its part.
+    /// Its part of an epoch.
     pub part: Part,
 }
 
@@ -38,31 +38,31 @@ pub struct Source {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Its weight beside the other sources.
+    /// Its weight relative to the other sources.
     Weight(Weight),
-    /// So many times its samples, rounded down.
+    /// This many times its samples, rounded down.
     Repeat(Weight),
-    /// So many samples.
+    /// This many samples.
     Choose(u64),
 }
 
-/// How positions are dealt to sources.
+/// The rule that deals positions to sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Batching {
     /// Every global batch has its share of each source.
     Stratified,
-    /// As chance has it.
+    /// The number of samples of a source in a batch is random.
     Random,
-    /// Each global batch is of one source. The number of its samples is part of the sequence.
+    /// Each global batch has samples of only one source. The sequence depends on the batch size.
     PerSource {
-        /// Samples of a global batch.
+        /// The number of samples in a global batch.
         batch: u64,
     },
 }
 
 impl Batching {
-    /// Positions that are dealt together.
+    /// The number of positions that are dealt together.
     pub(super) fn unit(self) -> u64 {
         match self {
             Batching::PerSource { batch } => batch.max(1),
@@ -74,14 +74,14 @@ impl Batching {
 /// Weights from a position of the run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
-    /// The first position of the run that has them.
+    /// The first position of the run with these weights.
     pub from: u64,
-    /// One for each source; 0 leaves it out.
+    /// One weight per source; 0 excludes the source.
     pub weights: Vec<Weight>,
 }
 
 impl Source {
-    /// Samples in an epoch, if its part is a number of them; `None` if that exceeds 64 bits.
+    /// The number of samples in an epoch, if the part is a number of samples; `None` if it exceeds 64 bits.
     pub(super) fn chosen(&self) -> Option<u64> {
         match self.part {
             Part::Weight(_) => Some(0),
@@ -90,7 +90,7 @@ impl Source {
         }
     }
 
-    /// Its weight beside the other sources, in the first phase.
+    /// Its weight relative to the other sources, in the first phase.
     pub(super) fn weight(&self) -> Weight {
         match self.part {
             Part::Weight(weight) => weight,
@@ -107,7 +107,7 @@ impl Source {
 }
 
 impl MixtureSpec {
-    /// Checks all that can be said without the length of an epoch.
+    /// Checks everything that does not depend on the length of an epoch.
     pub(super) fn check_sources(&self) -> Result<()> {
         if self.sources.is_empty() {
             return Err(invalid("a mixture has at least one source"));
@@ -160,11 +160,11 @@ impl MixtureSpec {
 }
 
 impl MixtureSpec {
-    /// Checks that a run over this mixture can resume where one over `old` has consumed `consumed` positions.
-    /// Phases that begin later may differ; the past is fixed.
+    /// Checks that a run over this mixture can resume where a run over `old` has consumed `consumed` positions.
+    /// Phases that begin later may differ; earlier ones may not.
     ///
     /// # Errors
-    /// The difference, and of which source.
+    /// The difference; the error names the source.
     pub fn check_resumed(&self, old: &MixtureSpec, consumed: u64) -> Result<()> {
         match self.difference(old, consumed) {
             None => Ok(()),
@@ -201,7 +201,7 @@ impl MixtureSpec {
 }
 
 impl Source {
-    /// The difference between this source of a state and `new`, in words.
+    /// The difference, in words, between this source (of a state) and `new`.
     fn differs(&self, new: &Source) -> Option<String> {
         let name = &new.name;
         if self.identity != new.identity {

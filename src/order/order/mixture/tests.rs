@@ -1,8 +1,8 @@
-//! Mixtures against brute force, and against what they promise.
+//! Tests mixtures against brute force, and their guarantees.
 
 use super::*;
 
-/// Random numbers that a seed repeats.
+/// Random numbers, repeatable by the seed.
 struct Random {
     key: Key,
     drawn: u64,
@@ -82,7 +82,7 @@ fn every_draw_follows_the_one_before_it() {
         let mut spec = random_spec(&mut random);
         let is_random = spec.batching == Batching::Random;
         let Ok(mut mixture) = Mixture::new(&spec) else {
-            // Repeating a small source less than once may choose nothing.
+            // A small source that is repeated less than once may have no samples.
             continue;
         };
         let context = format!("case {case} of seed {seed}: {spec:?}");
@@ -99,7 +99,8 @@ fn every_draw_follows_the_one_before_it() {
         for draws in &drawn {
             assert!(draws.iter().copied().eq(0..draws.len() as u64), "{context}");
         }
-        // Any position directly, whatever was asked before, and after a state as JSON.
+        // Computes any position directly, after any earlier calls, and after the specification has gone through
+        // JSON.
         spec = serde_json::from_str(&serde_json::to_string(&spec).unwrap()).unwrap();
         let mut other = Mixture::new(&spec).unwrap();
         for _ in 0..20 {
@@ -132,7 +133,7 @@ fn every_batch_has_its_share_of_every_source() {
         let spec = MixtureSpec { seed: random.next(), ..weighted(&weights, 64 * 1_024) };
         let mut mixture = Mixture::new(&spec).unwrap();
         let counts = mixture.counts(Epoch(0));
-        // Also those of runs that go on within a batch.
+        // Also for runs that resume within a batch.
         let later = (0..16).map(|_| random.next() % (63 * 1_024)).collect::<Vec<u64>>();
         for start in (0..64u64).map(|batch| batch * 1_024).chain(later) {
             let mut seen = vec![0u64; number];
@@ -159,7 +160,7 @@ fn random_positions_in_sequence_are_those_drawn_singly() {
     let mut sequence = Mixture::new(&spec).unwrap();
     let singly = Mixture::new(&spec).unwrap();
     for position in (0..90_000).chain(39_000..41_000) {
-        // Jumps end what is in sequence, also within a window.
+        // Jumps end a sequence, also within a window.
         let at = if position % 20_011 == 0 { position / 2 } else { position };
         let drawn = sequence.draw(at);
         if position % 7 == 0 {
@@ -177,7 +178,7 @@ fn positions_in_sequence_are_those_drawn_singly() {
         let mut in_sequence = Mixture::new(&spec).unwrap();
         let first = random.next() % 300;
         for position in first..first + 400 {
-            // Leaves the sequence now and then.
+            // Leaves the sequence from time to time.
             if random.next().is_multiple_of(150) {
                 in_sequence.draw(random.next() % 700);
             }

@@ -1,4 +1,4 @@
-//! Parts, ways to batch and phases as users write them, on the command line and in C.
+//! Parses parts, batching modes and phases, as users write them on the command line and in C.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! Weights: decimal numbers, exactly, so that no rounding of a machine is part of a sequence.
+//! Weights: exact decimal numbers, so that a sequence never depends on rounding.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use dlfs_base::error::{Error, invalid};
 
-/// A decimal number of at least 0, such as `0.7`: what a source weighs beside the others, or how often it is
-/// repeated. It has at most 18 digits.
+/// A decimal number of at least 0, such as `0.7`: the weight of a source relative to other sources, or the number
+/// of times that it is repeated. It has at most 18 digits.
 ///
-/// It is text in JSON, since a JSON number passes through binary fractions.
+/// It is a string in JSON, since many parsers convert JSON numbers to binary fractions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Weight {
     digits: u64,
-    /// Digits after the point. The last one is not 0.
+    /// Digits after the decimal point. The last digit is not 0.
     decimals: u32,
 }
 
 impl Weight {
-    /// Nothing.
+    /// The weight 0.
     pub const ZERO: Weight = Weight { digits: 0, decimals: 0 };
 
     /// Returns whether it is 0.
@@ -28,7 +28,7 @@ impl Weight {
         self.digits == 0
     }
 
-    /// This times `count`, rounded down; `None` if it exceeds 64 bits.
+    /// The product with `count`, rounded down; `None` if it exceeds 64 bits.
     pub(super) fn times(self, count: u64) -> Option<u64> {
         let product = u128::from(self.digits) * u128::from(count);
         (product / 10u128.pow(self.decimals)).try_into().ok()
@@ -88,7 +88,7 @@ fn parse(text: &str) -> Option<Weight> {
     if significant.is_empty() {
         return Some(Weight::ZERO);
     }
-    // Zeroes at the end are no digits of the number.
+    // Trailing zeros are not significant digits.
     let kept = significant.trim_end_matches('0');
     let dropped = i32::try_from(significant.len() - kept.len()).ok()?;
     let decimals = i32::try_from(part.len()).ok()?.checked_sub(exponent)?.checked_sub(dropped)?;

@@ -1,27 +1,27 @@
-//! Positions that are permuted together before a word says which sources they have.
+//! Permutes the positions of a window before a word deals them to sources.
 
 use super::word::{Walk, Word};
 use dlfs_base::permutation::Permutation;
 
-/// A window of a segment, of which all positions are computed at once: a source's draws follow its positions, so no
-/// position is known without those before it.
+/// A window of a segment. All its positions are computed at once: the number of a draw depends on all earlier
+/// positions of its source.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Window {
-    /// The first position of the segment in the run, and the window's in the segment.
+    /// The first position of the segment in the run, and the first position of the window in the segment.
     place: (u64, u64),
-    /// The source of each position, and how often it stands in the window before: 128 KiB.
+    /// The source of each position, and the number of its earlier occurrences in the window: 128 KiB.
     dealt: Vec<(u32, u32)>,
-    /// By source: how often it stands in the segment before the window.
+    /// By source: the number of occurrences in the segment before the window.
     before: Vec<u64>,
-    /// For filling it: the sources in the word's sequence, and how often each was dealt.
+    /// Scratch memory: the sources in the word's sequence, and the number of positions dealt to each source.
     sources: Vec<u32>,
     counts: Vec<u32>,
     walk: Walk,
 }
 
 impl Window {
-    /// The window from position `first` on of the segment that begins at `segment` and that `word` deals to `sources`
-    /// sources, in this one's memory.
+    /// Fills this window, and reuses its memory: the window from position `first` on, in the segment that begins at
+    /// `segment` and that `word` deals to `sources` sources.
     pub(super) fn refilled(
         mut self,
         (segment, first): (u64, u64),
@@ -51,8 +51,8 @@ impl Window {
         self.place == (segment, first)
     }
 
-    /// The source of position `at` of the segment, which is in the window, and how often it stands in the segment
-    /// before.
+    /// The source of position `at` of the segment, a position in this window, and the number of its earlier
+    /// occurrences in the segment.
     #[inline]
     pub(super) fn at(&self, at: u64) -> (u32, u64) {
         let (source, rank) = self.dealt[(at - self.place.1) as usize];

@@ -1,13 +1,13 @@
-//! Deals positions to sources, each of which gets a given number of them, evenly.
+//! Deals positions to sources evenly; each source gets a given number of positions.
 
 use dlfs_base::permutation::Key;
 
-/// Position -> (source, how many of that source came before).
+/// A word: position -> (source, number of earlier positions of that source).
 ///
-/// A binary tree whose leaves are the sources. A node divides its positions between its two sides as
-/// Bresenham's line divides steps: of its first p positions, (p * left + phase) / len, rounded down, are the
-/// left side's. So any window of m positions has m * left / len of them, and less than one more or less. The
-/// tree is Huffman's for the counts: frequent sources lie near the root, where nothing adds up.
+/// It is a binary tree whose leaves are the sources. A node divides its positions between its two sides as
+/// Bresenham's line divides steps: of its first p positions, floor((p * left + phase) / len) belong to the left
+/// side. So of any m consecutive positions, m * left / len belong to the left side, with an error of less than one.
+/// The tree is a Huffman tree of the counts: frequent sources are near the root, where few errors add up.
 #[derive(Debug, Clone)]
 pub(super) struct Word {
     nodes: Vec<Node>,
@@ -19,7 +19,7 @@ pub(super) struct Word {
 struct Node {
     len: u64,
     left: u64,
-    /// Below `len`: where the line begins.
+    /// The start of the line; less than `len`.
     phase: u64,
     sides: [Side; 2],
 }
@@ -31,7 +31,7 @@ enum Side {
 }
 
 impl Word {
-    /// The word in which source i stands `counts[i]` times. Their sum is positive and fits 64 bits.
+    /// The word in which source i occurs `counts[i]` times. The sum of the counts is positive and fits 64 bits.
     pub(super) fn new(counts: &[u64], key: Key) -> Word {
         let sources = (0..).zip(counts).filter(|&(_, &count)| count > 0);
         let leaves: Vec<(u64, Side)> =
@@ -42,7 +42,7 @@ impl Word {
         word
     }
 
-    /// Gives each node the phase that `key` draws.
+    /// Draws the phase of each node from `key`.
     pub(super) fn begin(&mut self, key: Key) {
         for (i, node) in (0..).zip(&mut self.nodes) {
             let draw = u128::from(key.with(i).word());
@@ -50,8 +50,8 @@ impl Word {
         }
     }
 
-    /// Joins the two smallest parts until one is left, Huffman's way. Of equal parts the earlier comes first;
-    /// a joined part is later than all before it.
+    /// Joins the two smallest parts until one is left: Huffman's algorithm. Of equal parts, the earlier comes
+    /// first; a joined part is later than all parts before it.
     fn join_all(&mut self, mut leaves: Vec<(u64, Side)>) -> (u64, Side) {
         leaves.sort_by_key(|leaf| leaf.0);
         let mut leaves = leaves.into_iter().peekable();
@@ -73,7 +73,8 @@ impl Word {
         }
     }
 
-    /// The source at `position`, below the sum of all counts, and how often it stands before.
+    /// The source at `position`, and the number of its earlier occurrences. `position` is below the sum of all
+    /// counts.
     #[inline]
     pub(super) fn locate(&self, position: u64) -> (u32, u64) {
         debug_assert!(position < self.len);
@@ -92,7 +93,8 @@ impl Word {
         }
     }
 
-    /// How often each of `sources` sources stands before `position`, at most the sum of all counts.
+    /// The number of occurrences of each of `sources` sources before `position`; `position` is at most the sum of
+    /// all counts.
     pub(super) fn counts_before(&self, position: u64, sources: usize) -> Vec<u64> {
         let mut walk = Walk::default();
         self.walk_from(position, sources, &mut walk);
@@ -100,17 +102,17 @@ impl Word {
     }
 }
 
-/// A word read one position after the other, without a division for each.
+/// Reads a word position by position, without a division for each.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Walk {
-    /// By node: what the division in [`Node::split`] leaves at its next position.
+    /// By node: the remainder of the division in [`Node::split`] at its next position.
     rests: Vec<u64>,
-    /// By source: how often it stands before the next position.
+    /// By source: the number of occurrences before the next position.
     pub(super) counts: Vec<u64>,
 }
 
 impl Word {
-    /// Places `walk` at `position`, among `sources` sources.
+    /// Sets `walk` to `position`; the word has `sources` sources.
     pub(super) fn walk_from(&self, position: u64, sources: usize, walk: &mut Walk) {
         walk.rests.clear();
         walk.rests.resize(self.nodes.len(), 0);
@@ -130,7 +132,7 @@ impl Word {
         }
     }
 
-    /// As [`Word::locate`] of the next position of `walk`.
+    /// As [`Word::locate`], for the next position of `walk`.
     #[inline]
     pub(super) fn step(&self, walk: &mut Walk) -> (u32, u64) {
         let mut side = self.root;
@@ -155,19 +157,19 @@ impl Word {
 }
 
 impl Node {
-    /// How many of the first `position` positions are the left side's, and whether the next one is.
+    /// The number of the first `position` positions that belong to the left side, and whether the next one does.
     #[inline]
     fn split(&self, position: u64) -> (u64, bool) {
         let (left, rest) = self.divide(position);
         (left, rest + self.left >= self.len) // lengths are far below 2^63
     }
 
-    /// (`position` * `left` + `phase`) / `len`, and what the division leaves.
+    /// The quotient and the remainder of (`position` * `left` + `phase`) / `len`.
     #[inline]
     fn divide(&self, position: u64) -> (u64, u64) {
         let Node { len, left, phase, .. } = *self;
         if len <= u64::from(u32::MAX) {
-            // len - 1 + len * (len - 1) fits 64 bits.
+            // `len` - 1 + `len` * (`len` - 1) fits 64 bits.
             let scaled = position * left + phase;
             return (scaled / len, scaled % len);
         }
@@ -234,7 +236,7 @@ mod tests {
 
     #[test]
     fn long_words_are_dealt_as_short_ones() {
-        // The same proportions, on both sides of the arithmetic of 128 bits.
+        // The same proportions, with counts that need arithmetic of 128 bits.
         let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
         assert_eq!(long.counts_before(10 << 40, 3), [7 << 40, 2 << 40, 1 << 40]);
         let mut seen = long.counts_before(5 << 40, 3);

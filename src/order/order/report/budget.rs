@@ -1,28 +1,28 @@
-//! Measures what batches by a budget waste.
+//! Measures the padding and the unused budget of batches by a token budget.
 
 use serde::Serialize;
 
-/// How full the batches of an epoch are.
+/// Statistics of the batches of an epoch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct BudgetReport {
-    /// The most tokens of a batch.
+    /// The token budget: the most tokens of a batch.
     pub budget: u64,
     /// Batches of all ranks.
     pub batches: u64,
     /// Samples of the epoch.
     pub samples: u64,
-    /// Their tokens.
+    /// Tokens of these samples.
     pub tokens: u64,
     /// The tokens of the batches as padded tensors, in which each sample is as long as the longest.
     pub padded: u64,
-    /// The part of the padded tensors that is padding, from 0 to 1.
+    /// The fraction of the padded tensors that is padding, from 0 to 1.
     pub padding: f64,
-    /// The same part without length buckets: in batches of the same mean number of samples, in the order's
+    /// The same fraction without length buckets: in batches of the same mean number of samples, in the order's
     /// sequence.
     pub padding_in_sequence: f64,
-    /// The mean part of the budget that a batch uses, by its cost.
+    /// The mean fraction of the budget that a batch uses, by its cost.
     pub filled: f64,
-    /// Batches of one sample that is longer than the budget.
+    /// Batches of one sample that exceeds the budget.
     pub too_long: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct BudgetObserver {
     /// The counts so far.
     report: BudgetReport,
     is_padded: bool,
-    /// The sum over all batches, none of which counts more than the budget.
+    /// The sum of the costs of all batches, each at most the budget.
     cost: u64,
 }
 
@@ -57,15 +57,15 @@ impl BudgetObserver {
         self.cost += cost.min(report.budget);
     }
 
-    /// The samples of a batch on average, rounded; at least 1.
+    /// The mean number of samples in a batch, rounded; at least 1.
     pub fn samples_of_batch(&self) -> usize {
         let BudgetReport { samples, batches, .. } = self.report;
         let mean = (samples + batches / 2) / batches.max(1);
         usize::try_from(mean.max(1)).unwrap_or(usize::MAX)
     }
 
-    /// The report on what it has seen. `in_sequence`: the padded tokens of the same samples in
-    /// batches of [`samples_of_batch`](Self::samples_of_batch), in the order's sequence.
+    /// The report on the observed batches. `in_sequence`: the padded tokens of the same samples in batches of
+    /// [`samples_of_batch`](Self::samples_of_batch), in the order's sequence.
     pub fn finish(self, in_sequence: u64) -> BudgetReport {
         let part = |of: u64, all: u64| if all == 0 { 0.0 } else { of as f64 / all as f64 };
         let BudgetReport { budget, batches, tokens, padded, .. } = self.report;

@@ -1,4 +1,4 @@
-//! Counts chunks or classes in a sequence and its batches, and what is expected by chance.
+//! Counts chunks or classes in a sequence and in its batches, and computes the values expected by chance.
 
 use std::collections::BTreeMap;
 
@@ -59,9 +59,9 @@ impl Kinds {
         self.counts.iter().sum()
     }
 
-    /// Distinct kinds of a batch. A kind of n_k samples is absent from a batch of b with probability
-    /// C(N - n_k, b) / C(N, b); the variance is the occupancy problem's (kinds drawn independently),
-    /// times 1 - b / N for drawing without replacement.
+    /// Distinct kinds in a batch. A kind of n_k samples is absent from a batch of b with probability
+    /// C(N - n_k, b) / C(N, b). The variance is that of the occupancy problem (kinds drawn independently), times 1
+    /// - b / N for drawing without replacement.
     pub(super) fn per_batch(&self, batch: u64, batches: u64) -> Option<Compared> {
         if batches == 0 {
             return None;
@@ -83,8 +83,8 @@ impl Kinds {
         Some(compare(self.distinct as f64 / batches as f64, mean, deviation))
     }
 
-    /// Chi-square of a batch's kinds, the mean over batches: (k - 1)(N - b) / (N - 1) for batches drawn
-    /// without replacement.
+    /// Chi-square of the kinds in a batch, averaged over the batches. The expectation is (k - 1)(N - b) / (N - 1),
+    /// for batches drawn without replacement.
     pub(super) fn chi_square(&self, batch: u64, batches: u64) -> Option<Compared> {
         let total = self.samples() as f64;
         let size = batch as f64;
@@ -104,7 +104,7 @@ impl Kinds {
         Some(compare(found / batches as f64, chance, (variance.max(0.0) / batches as f64).sqrt()))
     }
 
-    /// Runs of equal kinds; mean and variance after Barton and David, for k kinds of n_1..n_k samples.
+    /// Runs of equal kinds; mean and variance are those of Barton and David, for k kinds of n_1..n_k samples.
     pub(super) fn runs(&self) -> Compared {
         let n = self.samples() as f64;
         if n < 2.0 {
@@ -120,9 +120,10 @@ impl Kinds {
     }
 }
 
-/// Probability that none of `size` samples is among `batch` drawn from `total` without replacement.
+/// The probability that a batch of `batch` samples, drawn from `total` without replacement, has none of `size`
+/// given samples.
 fn absent(total: u64, size: u64, batch: u64) -> f64 {
-    // Exchanging the two gives the same probability; the smaller one has fewer factors.
+    // Exchanging `size` and `batch` gives the same probability; the smaller one needs fewer factors.
     let few = size.min(batch);
     let many = size.max(batch);
     let factors = (0..few).map(|i| (total - many).saturating_sub(i) as f64 / (total - i) as f64);

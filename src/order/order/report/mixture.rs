@@ -1,4 +1,4 @@
-//! Measures an epoch of a mixture: the samples of each source, and how far batches are from their
+//! Measures an epoch of a mixture: the samples of each source, and how far batches deviate from the sources'
 //! shares.
 
 use std::collections::BTreeSet;
@@ -13,11 +13,11 @@ pub struct MixtureReport {
     pub samples: u64,
     /// Samples in a global batch.
     pub batch: u64,
-    /// Whole batches, which the statistics of batches are of.
+    /// Whole batches; only these count for the statistics of batches.
     pub batches: u64,
     /// Batches that have a sample more than once.
     pub batches_with_repeats: u64,
-    /// In the order of the mixture.
+    /// The sources, in the order of the mixture.
     pub sources: Vec<SourceReport>,
 }
 
@@ -28,45 +28,45 @@ pub struct SourceReport {
     pub name: String,
     /// Its samples.
     pub samples: u64,
-    /// Samples that the epoch has of it.
+    /// Samples drawn from the source in the epoch.
     pub drawn: u64,
-    /// Samples that the mixture gives it.
+    /// Samples that the mixture prescribes.
     pub expected: u64,
-    /// How many different samples those are.
+    /// Distinct samples among the drawn ones.
     pub distinct: u64,
-    /// Its share of a whole batch, in samples: the mean.
+    /// The source's mean share of a whole batch, in samples.
     pub share: f64,
-    /// The largest difference of a whole batch from its share, in samples.
+    /// The largest deviation of a whole batch from the source's share, in samples.
     pub largest_deviation: f64,
-    /// The spread of whole batches about their shares, in samples: the standard deviation.
+    /// The standard deviation of whole batches from the source's share, in samples.
     pub spread: f64,
-    /// The spread that a random permutation of the epoch would have.
+    /// The standard deviation that a random permutation of the epoch would have.
     pub chance: f64,
 }
 
 /// Observes the samples of an epoch of a mixture in their order.
 #[derive(Debug, Default)]
 pub struct MixtureObserver {
-    /// The counts so far; a source's share and spread are sums.
+    /// The counts so far; `share` and `spread` of a source are sums until the end.
     report: MixtureReport,
     /// By source.
     seen: Vec<Seen>,
-    /// Samples of the batch that has begun.
+    /// The samples of the current batch.
     in_batch: BTreeSet<(u32, u64)>,
     has_repeat: bool,
 }
 
-/// Samples of a source that were seen.
+/// The samples of a source that were observed.
 #[derive(Debug, Default)]
 struct Seen {
-    /// A bit for each id.
+    /// One bit per id.
     ids: Vec<u64>,
     in_batch: u64,
 }
 
 impl MixtureObserver {
-    /// An observer of an epoch in batches of `batch` samples (0 counts as 1); `sources` are their names, their samples
-    /// and how many samples the mixture gives them.
+    /// An observer of an epoch in batches of `batch` samples (0 counts as 1). `sources` are the name of each
+    /// source, its number of samples, and the number that the mixture prescribes.
     pub fn new(
         batch: u64,
         sources: impl IntoIterator<Item = (String, u64, u64)>,
@@ -85,11 +85,12 @@ impl MixtureObserver {
         }
     }
 
-    /// Observes the next sample of the sequence, of the source with this number. `shares`, given how many samples of
-    /// the epoch there are before the batch that ends here, says what each source should have of it.
+    /// Observes the next sample of the sequence, from the source with this number. When a batch ends, `shares` is
+    /// called with the number of samples of the epoch before this batch, and returns the number of samples that
+    /// each source should have in the batch.
     ///
     /// # Panics
-    /// There is no such source.
+    /// If the source does not exist.
     pub fn see(&mut self, source: u32, id: u64, shares: impl FnOnce(u64) -> Vec<f64>) {
         let MixtureReport { samples, batch, sources, .. } = &mut self.report;
         let told = &mut sources[source as usize];
@@ -124,7 +125,7 @@ impl MixtureObserver {
         self.in_batch.clear();
     }
 
-    /// The report on what it has seen.
+    /// The report on the observed samples.
     pub fn finish(mut self) -> MixtureReport {
         let MixtureReport { samples, batch, batches, sources, .. } = &mut self.report;
         let count = (*batches).max(1) as f64;
@@ -137,7 +138,8 @@ impl MixtureObserver {
     }
 }
 
-/// The standard deviation of how many of `drawn` of `samples` are in a random batch: hypergeometric.
+/// The standard deviation of the number of samples in a random batch that belong to `drawn` of `samples`:
+/// hypergeometric.
 fn chance(samples: u64, batch: u64, drawn: u64) -> f64 {
     if samples < 2 || batch > samples {
         return 0.0;
@@ -149,7 +151,7 @@ fn chance(samples: u64, batch: u64, drawn: u64) -> f64 {
 }
 
 impl MixtureReport {
-    /// The verdict: whether counts are exact, and how far batches are from their shares.
+    /// The verdict: whether counts are exact, and how far batches deviate from their shares.
     pub fn verdict(&self) -> String {
         if let Some(wrong) = self.sources.iter().find(|source| source.drawn != source.expected) {
             let SourceReport { name, drawn, expected, .. } = wrong;
@@ -213,7 +215,7 @@ mod tests {
 
     #[test]
     fn counts_shares_and_repeats_are_told() {
-        // Batches of 4: 3 + 1, 1 + 3 with a sample twice, and a rest that is no whole batch.
+        // Batches of 4: 3 + 1, 1 + 3 with a sample twice, and an incomplete batch.
         let sequence =
             [(0, 0), (0, 1), (0, 2), (1, 0), (0, 3), (1, 1), (1, 2), (1, 1), (1, 0), (0, 99)];
         let report = observed(4, &sequence, [2.0, 2.0]);

@@ -1,17 +1,17 @@
-//! Measures how random an order is: statistics of an epoch, beside those of a uniformly random permutation.
+//! Measures how random an order is: compares statistics of an epoch with those of a uniformly random permutation.
 //!
-//! Sequences of equal classes, batches from few chunks, and samples that stay near their position in the
-//! source affect training. Each of these statistics has a known mean and standard deviation for a uniformly
-//! random permutation. An [`Observer`] sees the samples of one epoch in their order and compares; it keeps
-//! a few words for each chunk and class, and none for a sample.
+//! Sequences of equal classes, batches from few chunks, and samples that stay near their position in the source
+//! affect training. For a uniformly random permutation, each of these statistics has a known mean and standard
+//! deviation. An [`Observer`] sees the samples of one epoch in their order and compares. It keeps a few words per
+//! chunk and class, and nothing per sample.
 //!
-//! Batches here are global batches: the samples of one optimizer step. `ranks` has the statistics of each
-//! rank's own batches, which may have one class each even if the global batch is mixed.
+//! Batches here are global batches: the samples of one optimizer step. `ranks` has the statistics of each rank's
+//! own batches: each may have only one class even if the global batch is mixed.
 //!
-//! A [`MixtureObserver`] sees an epoch of a mixture: what it has of each source, and how far batches are from their
-//! shares.
+//! A [`MixtureObserver`] sees an epoch of a mixture: it counts the samples of each source, and measures how far
+//! batches deviate from the sources' shares.
 //!
-//! A [`BudgetObserver`] sees batches by a budget of tokens: how full they are.
+//! A [`BudgetObserver`] sees batches by a token budget: it measures how full they are.
 //!
 //! `kinds` computes the statistics, `text` prints the table and the verdict.
 
@@ -45,11 +45,12 @@ pub struct Observed {
 /// A statistic of an order, and of a uniformly random permutation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Compared {
-    /// The value of the order.
+    /// The value found in the order.
     pub found: f64,
     /// The mean over uniformly random permutations.
     pub chance: f64,
-    /// Their difference, in standard deviations of a random permutation: within 3 it is as random as chance.
+    /// Difference of the two, in standard deviations of a random permutation: within 3, the order is as random as
+    /// chance.
     pub deviations: f64,
 }
 
@@ -60,12 +61,12 @@ pub struct ShuffleReport {
     pub samples: u64,
     /// Samples of a batch.
     pub batch: u64,
-    /// Whole batches. The remaining samples count only for statistics of neighbours. Without a whole batch, the
-    /// statistics of batches are `None`.
+    /// Whole batches. The remaining samples count only in statistics of neighbours. If there are no whole batches,
+    /// the statistics of batches are `None`.
     pub batches: u64,
-    /// Mean distance between a sample's position and its rank in the source, divided by the number of samples.
+    /// The mean distance between a sample's position and its rank in the source, divided by the number of samples.
     pub displacement: Compared,
-    /// Correlation of the ranks of neighbours in the sequence: 1 in the order of the source.
+    /// The correlation of the ranks of neighbours in the sequence: 1 in the order of the source.
     pub serial_correlation: Compared,
     /// Distinct chunks in a batch.
     pub chunks_per_batch: Option<Compared>,
@@ -77,15 +78,15 @@ pub struct ShuffleReport {
     pub ranks: Option<RankReport>,
 }
 
-/// How classes are distributed over the sequence and its batches.
+/// The distribution of classes over the sequence and its batches.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassReport {
     /// Classes in the sequence.
     pub num_classes: u64,
     /// Distinct classes in a batch.
     pub classes_per_batch: Option<Compared>,
-    /// Chi-square of a batch's classes against their shares of the data set; the mean over the batches.
-    /// `None` also if there is one class, or if one batch has all samples.
+    /// Chi-square of the classes in a batch against their shares of the data set, averaged over the batches. Also
+    /// `None` if there is only one class, or if one batch has all samples.
     pub chi_square: Option<Compared>,
     /// Runs of samples of one class.
     pub class_runs: Compared,
@@ -99,7 +100,7 @@ pub struct Observer {
     batch: u64,
     samples: u64,
     displacement: u128,
-    /// Sum of rank * next rank; with the sum of squares it gives the serial correlation.
+    /// The sum of rank * next rank. With the sum of squares, it gives the serial correlation.
     neighbour_products: u128,
     ranks: Ends,
     chunks: Kinds,
@@ -107,7 +108,7 @@ pub struct Observer {
     class_numbers: BTreeMap<i64, usize>,
 }
 
-/// The first and the last rank of the sequence: each sum of the serial correlation omits one of them.
+/// The first and the last rank of the sequence: the two sums of the serial correlation each omit one of them.
 #[derive(Debug, Default)]
 struct Ends {
     first: u64,
@@ -141,7 +142,7 @@ impl Observer {
         }
     }
 
-    /// The statistics. Those of an epoch with fewer than two samples equal those of chance.
+    /// The statistics. In an epoch with fewer than two samples, they equal those of chance.
     pub fn finish(self) -> ShuffleReport {
         let batches = self.samples / self.batch;
         let classes =
@@ -165,7 +166,7 @@ impl Observer {
         }
     }
 
-    /// Spearman's footrule: of a random permutation of n it has mean (n^2 - 1) / 3 and variance
+    /// Spearman's footrule: for a random permutation of n, its mean is (n^2 - 1) / 3 and its variance is
     /// (n + 1)(2 n^2 + 7) / 45.
     fn mean_displacement(&self) -> Compared {
         let n = self.samples as f64;
@@ -178,7 +179,7 @@ impl Observer {
         )
     }
 
-    /// Pearson's correlation of the sequence with itself, one step on; the ranks are 0..n in some order.
+    /// Pearson's correlation of the sequence with itself, shifted by one; the ranks are 0..n in some order.
     fn serial_correlation(&self) -> Compared {
         let n = self.samples as f64;
         if self.samples < 3 {
@@ -198,7 +199,7 @@ impl Observer {
 
 fn compare(found: f64, chance: f64, deviation: f64) -> Compared {
     let distance = found - chance;
-    // A statistic that is the same for all orders has no deviation; rounding must not make it look unlikely.
+    // A statistic that is equal for all orders has no deviation; rounding errors must not make it look unlikely.
     let fixed = distance.abs() <= 1e-9 * chance.abs().max(1.0);
     let deviations = if fixed { 0.0 } else { (distance / deviation).clamp(-1e9, 1e9) };
     Compared { found, chance, deviations }
@@ -237,7 +238,7 @@ mod tests {
 
     #[test]
     fn fair_shuffles_are_found_to_be_as_random_as_chance_and_as_spread() {
-        // If the formulas are right, the deviations of many random permutations have mean 0 and deviation 1.
+        // If the formulas are right, the deviations of many random permutations have mean 0 and variance 1.
         let mut sums = BTreeMap::<&str, (f64, f64)>::new();
         let seeds = 200;
         for seed in 0..seeds {

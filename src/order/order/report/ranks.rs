@@ -1,4 +1,4 @@
-//! Statistics of each rank: classes in its share of the epoch, and in its batches.
+//! Statistics per rank: the classes in its share of the epoch, and in its batches.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +7,28 @@ use serde::Serialize;
 use super::Compared;
 use super::kinds::Kinds;
 
-/// How classes are distributed over the ranks.
+/// The distribution of classes over the ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RankReport {
     /// The number of ranks.
     pub world_size: u32,
-    /// Samples of a batch on one rank.
+    /// The number of samples in a batch on one rank.
     pub batch: u64,
     /// Classes in the epoch.
     pub num_classes: u64,
-    /// Distinct classes in a rank's share of the epoch; the mean over the ranks.
+    /// Distinct classes in a rank's share of the epoch, averaged over the ranks.
     pub classes_per_share: Option<Compared>,
-    /// Chi-square of a share's classes against those of the data set; the mean over the ranks.
+    /// Chi-square of the classes in a share against those of the data set, averaged over the ranks.
     pub chi_square: Option<Compared>,
     /// Distinct classes in a rank's batch.
     pub classes_per_batch: Option<Compared>,
 }
 
-/// Observes the shares of all ranks, one rank after the other; keeps a few words for each class.
+/// Observes the shares of all ranks, one rank after the other; keeps a few words per class.
 #[derive(Debug, Default)]
 pub struct RankObserver {
     world_size: u32,
-    /// Samples of a batch on one rank.
+    /// The number of samples in a batch on one rank.
     batch: u64,
     samples: u64,
     in_batch: u64,
@@ -67,7 +67,7 @@ impl RankObserver {
         self.in_batch = 0;
     }
 
-    /// The statistics; `None` for one rank, or if a sample has no class.
+    /// The statistics; `None` for a single rank, or if a sample has no class.
     pub fn finish(self) -> Option<RankReport> {
         if self.world_size < 2 || self.samples == 0 || self.shares.samples() != self.samples {
             return None;

@@ -8,7 +8,7 @@ use super::{Compared, ShuffleReport};
 struct Row {
     name: String,
     compared: Option<Compared>,
-    /// True if it is a statistic of classes, and not only of positions.
+    /// True for a statistic of classes, false for one of positions or chunks.
     is_of_classes: bool,
 }
 
@@ -38,7 +38,7 @@ impl ShuffleReport {
         rows
     }
 
-    /// The verdict: whether all statistics are as random as chance, and if not, which row differs most.
+    /// The verdict: whether all statistics are within chance, and if not, which row deviates most.
     pub fn verdict(&self) -> String {
         let rows = self.rows();
         let worst = |of_classes: bool| {
@@ -90,5 +90,5 @@ fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: Compared) -> fmt::Resu
     writeln!(f, "{name:<34}{:>12.4}{:>12.4}{deviations:>12}", row.found, row.chance)
 }
 
-/// Standard deviations within which a statistic is as random as chance.
+/// The most standard deviations at which a statistic counts as random.
 const AS_CHANCE: f64 = 3.0;

@@ -1,6 +1,6 @@
-//! An alias table: draws one of N in proportion to weights, in constant time.
+//! An alias table: draws one of N indices in proportion to weights, in constant time.
 
-/// Each of N equal slots is divided between its own index and another one.
+/// N equal slots; each is divided between its own index and one other index.
 #[derive(Debug)]
 pub(super) struct Alias {
     slots: Vec<Slot>,
@@ -8,13 +8,13 @@ pub(super) struct Alias {
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// The part of the slot that is its own index's, in 2^-32. The rest is `other`'s.
+    /// The part of the slot that belongs to its own index, in units of 2^-32. The rest belongs to `other`.
     own: u32,
     other: u32,
 }
 
 impl Alias {
-    /// The table of `weights`: from 0 to 1, of which the largest is 1, and at most 2^32 - 1.
+    /// The table of `weights`: from 0 to 1, the largest being 1; at most 2^32 - 1 of them.
     pub(super) fn new(weights: &[f64]) -> Alias {
         let sum: f64 = weights.iter().sum();
         let mean = sum / weights.len() as f64;
@@ -30,7 +30,7 @@ impl Alias {
         while let (Some(&low), Some(&high)) = (small.last(), large.last()) {
             small.pop();
             let part = left[low as usize];
-            // Below 1, so at most 2^32 - 1; a part of 0 is never drawn.
+            // `part` is below 1, so `own` is at most 2^32 - 1; a part of 0 is never drawn.
             slots[low as usize] = Slot { own: (part * UNIT) as u32, other: high };
             left[high as usize] -= 1.0 - part;
             if left[high as usize] < 1.0 {
@@ -38,7 +38,7 @@ impl Alias {
                 small.push(high);
             }
         }
-        // Rounding alone has left these as small: their slots are their own, unless their weight is 0.
+        // Only rounding has left these as small: their slots belong to themselves, unless their weight is 0.
         for low in small {
             if weights[low as usize] == 0.0 {
                 slots[low as usize].other = heaviest;
@@ -54,7 +54,7 @@ impl Alias {
         let index = (product >> 64) as u64;
         let within = (product as u64) >> 32;
         let Slot { own, other } = self.slots[index as usize];
-        // Without a branch: which one is drawn cannot be predicted.
+        // Without a branch: the outcome cannot be predicted.
         let is_other = u64::from(within >= u64::from(own));
         index ^ ((index ^ u64::from(other)) & is_other.wrapping_neg())
     }

@@ -1,18 +1,18 @@
-//! Weighted order: samples are drawn in proportion to weights, each epoch anew.
+//! Weighted order: draws samples in proportion to weights, in a new sequence each epoch.
 //!
-//! With replacement, the sample at a position follows from the key and the position alone, through an alias table
-//! (Walker 1977, Vose 1991): 8 bytes a sample. Where weights belong to labels, a class is drawn first and then one
-//! of its samples: 4 bytes a sample and 8 a class. Without replacement, an epoch is a weighted shuffle: each sample
-//! draws an exponential number, divides it by its weight, and the smallest come first (Efraimidis and Spirakis
-//! 2006). That sorts all samples at the start of each epoch and keeps 4 bytes for each of them, beside 8 for its
-//! weight.
+//! With replacement, the sample at a position depends only on the key and the position, through an alias table
+//! (Walker 1977, Vose 1991): 8 bytes per sample. If weights belong to labels, a class is drawn first and then one
+//! of its samples: 4 bytes per sample and 8 per class. Without replacement, an epoch is a weighted shuffle: each
+//! sample draws an exponentially distributed number and divides it by its weight; the smallest results come first
+//! (Efraimidis and Spirakis 2006). This sorts all samples at the start of each epoch, and keeps 4 bytes per sample,
+//! besides 8 for its weight.
 //!
-//! Either way the state of a run is one counter, as in other orders: no position depends on earlier ones, on ranks
-//! or on batches. All arithmetic is that of IEEE 754 without functions of the C library, so the sequence is the same
-//! on all machines.
+//! In both cases the state of a run is one counter, as in other orders: a position does not depend on earlier
+//! positions, ranks or batches. All arithmetic is that of IEEE 754 without functions of the C library, so the
+//! sequence is the same on all machines.
 //!
-//! It is not stratified: a class of weight 1/10 has a tenth of an epoch on average, as with
-//! `torch.utils.data.WeightedRandomSampler`. For exact shares make a [mixture](super::mixture) of views.
+//! The order is not stratified: a class of weight 1/10 gets a tenth of an epoch on average, as with
+//! `torch.utils.data.WeightedRandomSampler`. For exact shares, use a [mixture](super::mixture) of views.
 
 mod alias;
 mod shuffle;
@@ -29,23 +29,23 @@ use dlfs_base::permutation::Key;
 
 use alias::Alias;
 
-/// How often each sample is drawn, in weighted order.
+/// The weight of each sample in weighted order.
 ///
-/// Weights count only beside each other: 1 and 3 say the same as 0.5 and 1.5. A sample of weight 0 is never drawn.
+/// Only proportions matter: weights 1 and 3 are equivalent to 0.5 and 1.5. A sample of weight 0 is never drawn.
 #[derive(Debug)]
 pub struct Weights {
-    /// Samples that it weighs, also those of weight 0.
+    /// The number of weights, including those that are 0.
     len: u64,
     drawn: Drawn,
     kind: OrderKind,
 }
 
-/// Tables that draw the samples, as ranks among those of the data set or view.
+/// Tables that draw samples, as ranks among the samples of the data set or view.
 #[derive(Debug)]
 enum Drawn {
     Samples(Alias),
     Classes(Classes),
-    /// Without replacement: the weight of each sample, relative to the largest.
+    /// Without replacement: the weight of each sample, relative to the largest weight.
     Once(Vec<f64>),
 }
 
@@ -57,13 +57,13 @@ struct Classes {
     members: Vec<u32>,
 }
 
-/// How samples are drawn by their weights.
+/// The way samples are drawn by their weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draws {
     /// Allows a sample to be drawn several times in an epoch.
     pub replacement: bool,
-    /// Samples of an epoch. `None`: as many as the data set or view has; without replacement, as many as have a
-    /// weight above 0.
+    /// The number of samples in an epoch. `None`: that of the data set or view; without replacement, the number of
+    /// samples with a weight above 0.
     pub epoch_size: Option<u64>,
 }
 
@@ -76,18 +76,18 @@ impl Default for Draws {
 /// Weights of labels.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LabelWeights {
-    /// Each label gets the same share of the draws, however many samples it has.
+    /// Each label gets the same share of the draws, whatever its number of samples.
     Balanced,
     /// The weight of each sample with this label.
     Each(BTreeMap<i64, f64>),
 }
 
 impl Weights {
-    /// Weights of each of the `len` samples of a data set or view, in the order of their ids.
+    /// Weights for each of the `len` samples of a data set or view, in the order of their ids.
     ///
     /// # Errors
-    /// One is negative or not finite. There are not `len` of them, or too many. All are 0. The epoch's size is out of
-    /// range.
+    /// A weight is negative or not finite. There are not `len` weights, or too many. All weights are 0. The epoch's
+    /// size is out of range.
     pub fn of_samples(len: u64, weights: &[f64], draws: Draws) -> Result<Weights> {
         check_len(len)?;
         if weights.len() as u64 != len {
@@ -110,12 +110,12 @@ impl Weights {
         Weights::new((len, num_drawn), drawn, draws, &hasher)
     }
 
-    /// Weights by label. `labels` has that of each of the `len` samples of a data set or view, in the order of their
-    /// ids.
+    /// Weights by label. `labels` has the label of each of the `len` samples of a data set or view, in the order of
+    /// their ids.
     ///
     /// # Errors
-    /// A sample has no label. A label with a weight has no sample. A sample's label has no weight. A weight is negative
-    /// or not finite. And as [`Weights::of_samples`].
+    /// A sample has no label. A label with a weight has no sample. A sample's label has no weight. A weight is
+    /// negative or not finite. And those of [`Weights::of_samples`].
     pub fn of_labels(
         len: u64,
         labels: impl IntoIterator<Item = Option<i64>>,
@@ -193,22 +193,23 @@ impl Weights {
         Ok(Weights { len, drawn, kind })
     }
 
-    /// The order that draws by these weights; it holds their hash.
+    /// The kind of order that draws by these weights; it contains their hash.
     pub fn kind(&self) -> OrderKind {
         self.kind
     }
 
-    /// The same, with a seed.
+    /// The order that draws by these weights, with this seed.
     pub fn order(&self, seed: u64) -> OrderSpec {
         OrderSpec { kind: self.kind, seed }
     }
 
-    /// Samples that it weighs: all of the data set or view.
+    /// The number of weights: one for each sample of the data set or view.
     pub fn num_samples(&self) -> u64 {
         self.len
     }
 
-    /// Memory between epochs. Without replacement, an epoch has 4 bytes a sample more, and 16 while it begins.
+    /// Memory between epochs in bytes. Without replacement, an epoch takes 4 more bytes per sample, and 16 while it
+    /// begins.
     pub fn memory_bytes(&self) -> u64 {
         let len = match &self.drawn {
             Drawn::Samples(alias) => alias.memory_bytes(),
@@ -264,7 +265,7 @@ impl Weighted {
         &self.weights
     }
 
-    /// The rank of the sample at `position`, which is below the epoch's size.
+    /// The rank of the sample at `position`; the position is below the epoch's size.
     #[inline]
     pub(super) fn rank_at(&self, position: u64) -> u64 {
         if let Some(shuffled) = &self.shuffled {
@@ -274,7 +275,7 @@ impl Weighted {
         match &self.weights.drawn {
             Drawn::Classes(classes) => classes.draw(at.word(), at.with(1)),
             Drawn::Samples(alias) => alias.draw(at.word()),
-            Drawn::Once(_) => 0, // unreachable: it is shuffled
+            Drawn::Once(_) => 0, // unreachable: `shuffled` is set
         }
     }
 }
@@ -298,7 +299,7 @@ fn check_len(len: u64) -> Result<()> {
     }
 }
 
-/// Checks that each weight is one, and that weights and samples have the same labels.
+/// Checks that each weight is valid, and that weights and samples have the same labels.
 fn check_labels(weights: &BTreeMap<i64, f64>, members: &BTreeMap<i64, Vec<u32>>) -> Result<()> {
     for (&label, &weight) in weights {
         if !is_weight(weight) {
@@ -328,13 +329,13 @@ fn no_weight(of: std::fmt::Arguments<'_>, weight: f64) -> Error {
     invalid(format!("the weight of {of} is {weight}: weights are finite numbers, at least 0"))
 }
 
-/// The error for a number of weights, or labels, other than that of the samples.
+/// The error for a number of weights or labels that differs from the number of samples.
 pub fn not_one_each(given: u64, samples: u64) -> Error {
     invalid(format!("there are {given} weights for {samples} samples"))
         .hint("give one for each sample of the data set or view that is open, in the order of ids")
 }
 
-/// `weights` relative to the largest, so that their sum is finite.
+/// `weights` divided by the largest, so that their sum is finite.
 fn relative(mut weights: Vec<f64>) -> Result<Vec<f64>> {
     let most = weights.iter().copied().fold(0.0, f64::max);
     if most == 0.0 {
@@ -344,7 +345,7 @@ fn relative(mut weights: Vec<f64>) -> Result<Vec<f64>> {
     Ok(weights)
 }
 
-/// The weight of each sample, where those of a class share `shares` of it.
+/// The weight of each sample, if the members of each class divide its entry of `shares` equally.
 fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Vec<f64> {
     let mut weights = vec![0.0; len as usize];
     for (members, share) in members.values().zip(shares) {
@@ -355,7 +356,7 @@ fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Ve
 }
 
 const ALL_ZERO: &str = "no sample has a weight above 0, so none can be drawn";
-/// Entries of tables are 32 bits.
+/// Entries of tables have 32 bits.
 const MAX_SAMPLES: u64 = u32::MAX as u64;
 
 #[cfg(test)]

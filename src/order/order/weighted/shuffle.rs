@@ -2,13 +2,13 @@
 
 use dlfs_base::permutation::Key;
 
-/// The first `count` of the samples of `weights`, drawn one after the other in proportion to the weights of those
-/// that are left. At most as many have a weight above 0.
+/// The first `count` samples of a sequence of draws without replacement: each draw is in proportion to the
+/// remaining samples' `weights`. At least `count` weights are above 0.
 pub(super) fn weighted(weights: &[f64], count: u64, key: Key) -> Vec<u32> {
     let mut drawn: Vec<(u64, u32)> = Vec::with_capacity(weights.len());
     drawn.extend(weights.iter().zip(0_u32..).filter(|(weight, _)| **weight > 0.0).map(
         |(weight, index)| {
-            // Bits of numbers that are not negative are in the order of the numbers.
+            // The bits of non-negative numbers are in the order of the numbers.
             (((0.0 - ln(unit(key.with(index.into()).word()))) / weight).to_bits(), index)
         },
     ));
@@ -26,15 +26,15 @@ fn unit(word: u64) -> f64 {
     ((word >> 11) + 1) as f64 / (1_u64 << 53) as f64
 }
 
-/// The natural logarithm of a normal number above 0, within 2e-15, by arithmetic that is the same on all machines. The
-/// C library's differs between versions in the last bit, and so could the order of two samples.
+/// The natural logarithm of a normal number above 0, within 2e-15. Its arithmetic is the same on all machines. The
+/// last bit of the C library's logarithm differs between versions, which could change the order of two samples.
 fn ln(x: f64) -> f64 {
     let mut exponent = (x.to_bits() >> 52) as i64 - 1023;
     let mut mantissa = f64::from_bits(x.to_bits() & MANTISSA | ONE);
     if mantissa > std::f64::consts::SQRT_2 {
         (exponent, mantissa) = (exponent + 1, mantissa / 2.0);
     }
-    // ln m = 2 artanh((m - 1) / (m + 1)), of which the series to the 19th power is exact enough.
+    // ln m = 2 artanh((m - 1) / (m + 1)); its series up to the 19th power is exact enough.
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let square = s * s;
     let mut sum = 0.0;

@@ -4,7 +4,7 @@ use super::super::{EpochOrder, Population, Positions, State};
 use super::*;
 use dlfs_base::units::{Epoch, Generation, SampleId};
 
-/// So many samples, with ids that are not their ranks.
+/// A number of samples whose ids differ from their ranks.
 struct Samples(u64);
 
 impl Population for Samples {
@@ -64,7 +64,7 @@ fn by_label(labels: &[i64], weights: &LabelWeights, draws: Draws) -> Arc<Weights
     Arc::new(Weights::of_labels(labels.len() as u64, labels, weights, draws).unwrap())
 }
 
-/// How many standard deviations the counts of `drawn` differ from these probabilities, at most.
+/// The largest deviation of the counts of `drawn` from these probabilities, in standard deviations.
 fn deviation(drawn: &[usize], probabilities: &[f64]) -> f64 {
     let mut counts = vec![0_u64; probabilities.len()];
     drawn.iter().for_each(|&rank| counts[rank] += 1);
@@ -146,7 +146,7 @@ fn without_replacement_the_next_sample_is_drawn_by_the_weights_of_those_left() {
         let set: BTreeSet<usize> = drawn.iter().copied().collect();
         assert_eq!((drawn.len(), set), (4, [0, 1, 3, 4].into()));
     }
-    // By brute force: the probability of each sequence of the first two.
+    // By brute force: the probability of each sequence of the first two samples.
     let mut probabilities = vec![0.0; 25];
     for first in 0..5 {
         for second in (0..5).filter(|&second| second != first) {
@@ -300,7 +300,7 @@ fn an_order_takes_its_own_weights_only() {
     assert!(error.to_string().contains("there are none here"), "{error}");
 }
 
-/// Prints what positions and epochs cost: `cargo test --release --lib weighted -- --ignored --nocapture`.
+/// Prints the time per position and epoch: `cargo test --release --lib weighted -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn time_of_a_position() {
