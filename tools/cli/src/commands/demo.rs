@@ -1,5 +1,5 @@
-//! `dlfs demo`: imports, serves, reads twice and compares with the source, in a new user's first
-//! minute.
+//! `dlfs demo`: imports, serves, reads twice and compares with the source, for the first minute of a new
+//! user.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,7 +39,8 @@ use crate::text;
 /// Imports a folder, serves it over NVMe/TCP, reads two shuffled epochs and compares every sample.
 /// Without DIR it generates a small data set: 4,000 files, about 140 MB. The data set and the image
 /// are stored in a temporary folder (TMPDIR). An embedded target serves the image on a loopback
-/// socket, and the user-level host reads it. Every sample is compared with its source file, byte for byte. At the end the demo compares
+/// socket, and the user-level host reads it. Every sample is compared with its source file, byte for byte. At
+/// the end the demo compares
 /// three ways of reading the same shuffled epochs: the files one by one, the image in place, and
 /// the image over NVMe/TCP; each from the page cache and, for DIR, also from disk. All generated
 /// files are removed at the end, also after Ctrl-C.
@@ -63,7 +64,7 @@ pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
     let scratch = tempfile::Builder::new().prefix("dlfs-demo-").tempdir().map_err(failed)?;
     let path = scratch.path().to_path_buf();
     let stop = Stop::on_signals(GRACE, move || {
-        let _ = std::fs::remove_dir_all(path); // nobody is left to report an error to
+        let _ = std::fs::remove_dir_all(path); // there is nobody to report an error to
         Outcome::Incomplete
     })?;
     let mut demo = Demo {
@@ -182,7 +183,8 @@ impl Demo<'_> {
         Ok(target)
     }
 
-    /// Reads the epochs, and again to compare every sample, so that reading files does not count as reading samples.
+    /// Reads the epochs, and then reads them again to compare every sample: reading the source files is thus
+    /// not timed.
     fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
         let epochs = self.read_epochs(image, "reading", None)?;
         for (number, epoch) in epochs.iter().enumerate() {
@@ -239,7 +241,7 @@ impl Demo<'_> {
         let images = [in_place, served.clone()];
         let options = self.loader_options(1)?;
         let comparison = Comparison::new(source, path, images, options, self.stop.clone())?;
-        // A generated data set may not be on the disk yet, so a cold read cannot be measured.
+        // A generated data set may still be dirty in the page cache, so a cold read cannot be measured.
         comparison.run(self.args.folder.is_some())
     }
 
@@ -408,7 +410,7 @@ impl Show {
 }
 
 const EPOCHS: u64 = 2;
-/// The number of skipped entries to name.
+/// The most skipped entries to name.
 const SHOWN_BAD: usize = 3;
 const WHAT_NEXT: &str = "
   dlfs demo ~/pictures                  the same with files of yours
