@@ -1,9 +1,9 @@
 //! dlfs: a user-level NVMe-oF file system for deep-learning training.
 //!
-//! A data set is *imported* onto one or more NVMe *namespaces*. A *directory* in memory knows where each *sample*
-//! lies. An *order* (seed, epoch, rank, world size) says which samples come next, for the whole run in advance. A
-//! *reader* turns a batch of them into few large reads. A *queue pair*, polled in user space, moves them from a local
-//! or a remote namespace. A *target* serves namespaces.
+//! A data set is *imported* onto one or more NVMe *namespaces*. A *directory* in memory holds the place of
+//! each *sample*. An *order* (seed, epoch, rank, world size) fixes the sequence of samples for the whole run
+//! in advance. A *reader* turns each batch into few large reads. A *queue pair*, polled in user space, moves
+//! the bytes from a local or a remote namespace. A *target* serves namespaces.
 //!
 //! # The map
 //!
@@ -18,10 +18,11 @@
 //!                  random  sync  replace_file  nameless_file  beneath  percent  messages
 //! ```
 //!
-//! Each crate is a folder below `src/`; this one re-exports the modules that users need under the names here. A crate
-//! uses what stands lower and its manifest names; the left side knows no samples and the right side does no I/O. In a
-//! crate, a module uses what an arrow names, which `tests/tidy.rs` holds. The first page of each crate and module
-//! says what it is, what it deliberately is not, and which file to read first.
+//! Each crate is a folder below `src/`; this one re-exports the modules that users need. A crate uses only
+//! lower crates that its manifest names. The crates on the left know no samples; those on the right do no
+//! I/O. Inside a crate, a module uses only the modules that its arrow names; `tests/tidy.rs` checks this. The
+//! first page of each crate and module says what it is, what it deliberately is not, and which file to read
+//! first.
 //!
 //! | to | begin with |
 //! |---|---|
@@ -41,8 +42,8 @@
 //! | know what a process has counted | [`metrics`], then [`exporter`] |
 //! | know what a consumer of batches waited for | [`report`] |
 //!
-//! The path of a batch is drawn on the page of [`reader`]. On it there is no system call, lock, allocation or log
-//! line for a sample, only for a burst or a batch.
+//! The page of [`reader`] draws the path of a batch. That path has no system call, lock, allocation or log
+//! line per sample, only per burst or batch.
 
 pub mod dataset;
 pub mod exporter;
@@ -87,7 +88,7 @@ use dlfs_base::{registry, replace_file, threads};
 
 pub use error::{Error, ErrorKind, Result};
 
-/// The commit that the library is built from, twelve digits of it; `unknown` where nobody told.
+/// The commit that the library is built from, in twelve digits; `unknown` if the build was not told.
 pub const COMMIT: &str = env!("DLFS_COMMIT");
 
 /// The date of [`COMMIT`], as `2026-11-22`, or `unknown`.

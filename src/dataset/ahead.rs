@@ -1,8 +1,9 @@
-//! Files read ahead along an order, for programs that open them one by one.
+//! Readahead along an order, for programs that open files one by one.
 //!
-//! A program that knows only files says nothing about what it opens next. Where its order is known to us, a thread
-//! reads along it with a loader, makes of each sample what the door hands out, and keeps a window of those.
-//! Whatever is not in the window is read as always. The window moves by what is taken: see [`Window::make_room`].
+//! A program that knows only files does not say which file it opens next. If we know its order, a thread
+//! reads samples along that order with a loader, makes of each sample the value that the caller hands out,
+//! and keeps a window of these values. Samples outside the window are read on demand. The window moves as
+//! values are taken: see [`Window::make_room`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
@@ -26,14 +27,14 @@ use crate::units::{Epoch, Generation, SampleId};
 use super::state_file::read_limited;
 use super::{Dataset, Loader, Sampler};
 
-/// The order that a program reads in, its position, and how much may be read ahead, as a JSON file states them.
+/// The order that a program reads in, its position, and limits of readahead, from a JSON file.
 ///
-/// The file is a reading state, as loaders save it, with some keys more; or only `order` and those keys.
+/// The file is a reading state as loaders save it, with a few more keys; or only `order` and those keys.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct OrderFile {
     /// The order, with its seed.
     pub order: OrderSpec,
-    /// The image that the state belongs to; any if it is not said.
+    /// The image that the state belongs to; any image if the key is missing.
     image: Option<serde_json::Value>,
     generation: Option<Generation>,
     version: Option<u32>,
@@ -43,10 +44,10 @@ pub struct OrderFile {
     /// Samples of that epoch that all ranks together have read already.
     #[serde(default)]
     pub consumed: u64,
-    /// Samples that are read together. `None`: 64, or as many long ones as the window has room for.
+    /// Samples of one batch. `None`: 64, or fewer if the samples are too long for the window.
     pub batch: Option<usize>,
-    /// The most memory for what is read ahead, in bytes. `None`: 256 MiB, or what the data set takes, or a quarter of
-    /// the memory that this process may use, whichever is the least.
+    /// Memory limit of readahead, in bytes. `None`: the least of 256 MiB, the size of the data set, and a
+    /// quarter of the memory that this process may use.
     pub window: Option<u64>,
     /// This rank.
     #[serde(default)]
@@ -61,10 +62,10 @@ fn one() -> u32 {
 }
 
 impl OrderFile {
-    /// Reads such a file.
+    /// Reads an order file.
     ///
     /// # Errors
-    /// `InvalidArgument`: it does not hold an order. Those of the file system.
+    /// `InvalidArgument`: the file does not hold an order. Errors of the file system.
     pub fn load(path: &Path) -> Result<OrderFile> {
         let Some(bytes) = read_limited(path)? else {
             return Err(Error::new(ErrorKind::NotFound, "there is no such order file").path(path));
@@ -72,10 +73,10 @@ impl OrderFile {
         OrderFile::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| error.path(path))
     }
 
-    /// Reads the text of such a file.
+    /// Parses the JSON text of an order file.
     ///
     /// # Errors
-    /// `InvalidArgument`: it does not hold an order.
+    /// `InvalidArgument`: the text does not hold an order.
     pub fn parse(text: &str) -> Result<OrderFile> {
         let refuse = |why: &str| Error::new(ErrorKind::InvalidArgument, why.to_owned());
         let file: OrderFile = serde_json::from_str(text).map_err(|error| {
@@ -83,7 +84,7 @@ impl OrderFile {
             refuse("this is not an order to read along").hint(hint).source(error)
         })?;
         if file.version.is_some() {
-            State::from_json(text)?; // then it is a whole one
+            State::from_json(text)?; // checks a file that is a whole state
         }
         match file.order.kind {
             OrderKind::Grouped { lanes: 0, .. } => {} // as many as suit the world size
@@ -100,13 +101,13 @@ impl OrderFile {
         Ok(file)
     }
 
-    /// How much to read ahead.
+    /// The limits of readahead.
     fn room(&self, dataset: &Dataset) -> Room {
         let directory = dataset.directory();
         let superblocks = dataset.image().superblocks();
         let data_bytes = used_bytes(superblocks);
         let window = self.window.unwrap_or_else(|| (memory_bytes() / 4).min(DEFAULT_WINDOW_BYTES));
-        // Split the window: a quarter for what waits for the program, the rest for what the loader reads.
+        // Split the window: a quarter for values that wait for the program, the rest for the loader's window.
         let waiting = (window / 4).min(data_bytes).max(1);
         let chunks = 2 * u64::from(directory.layout().chunk_size_bytes);
         let loader = (window - window / 4).min(data_bytes.saturating_add(chunks)).max(1);
@@ -114,7 +115,7 @@ impl OrderFile {
         let long = loader / 4 / mean_bytes.max(1);
         let batch = self.batch.unwrap_or_else(|| match self.world_size {
             1 => long.clamp(1, DEFAULT_BATCH) as usize,
-            _ => DEFAULT_BATCH as usize, // the ranks share each batch, so that it decides who reads what
+            _ => DEFAULT_BATCH as usize, // fixed, so that the same rank reads each sample
         });
         Room { loader: usize::try_from(loader).unwrap_or(usize::MAX), waiting, batch }
     }
@@ -140,37 +141,37 @@ impl OrderFile {
         let epochs = if self.order.check_epoch(Epoch(MAX_EPOCHS - 1)).is_ok() {
             MAX_EPOCHS - 1
         } else {
-            self.epoch.0 + 1_000 // an order with fewer epochs, which loaders check one by one
+            self.epoch.0 + 1_000 // an order with fewer epochs: loaders check their number
         };
         Ok(LoaderOptions {
             rank: self.rank,
             world_size: self.world_size,
             resume: Some(state),
             window_bytes: room.loader,
-            on_error: OnError::Skip, // the read that asks for the sample says what is wrong
+            on_error: OnError::Skip, // the program's own read of the sample reports the error
             ..LoaderOptions::new(self.order, room.batch, epochs)
         })
     }
 }
 
-/// How much is read ahead: bytes in the loader's window, bytes that wait for the program, samples that are read
-/// together.
+/// The limits of readahead: bytes in the loader's window, bytes of values that wait for the program, samples
+/// of one batch.
 struct Room {
     loader: usize,
     waiting: u64,
     batch: usize,
 }
 
-/// Counters of what was read ahead.
+/// Counters of readahead.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct AheadStats {
     /// Samples read ahead.
     pub samples: u64,
-    /// Bytes of those.
+    /// Bytes of these samples.
     pub bytes: u64,
-    /// Files that were there when they were asked for, or soon after.
+    /// Files that were ready when they were asked for, or soon after.
     pub hits: u64,
-    /// Files that were not.
+    /// Files that were not ready.
     pub misses: u64,
     /// Samples that were dropped before anybody asked for them.
     pub unused: u64,
@@ -190,7 +191,7 @@ impl Measured for AheadStats {
     }
 }
 
-/// Samples read ahead along an order, each as a `T`, by a thread that ends with it.
+/// Readahead along an order by a thread, which ends with this value. Each sample is kept as a `T`.
 #[derive(Debug)]
 pub struct Ahead<T: Clone + Send + 'static> {
     shared: Arc<Shared<T>>,
@@ -201,19 +202,20 @@ pub struct Ahead<T: Clone + Send + 'static> {
 #[derive(Debug)]
 struct Shared<T> {
     window: Mutex<Window<T>>,
-    /// Told whenever the window changes.
+    /// Notified whenever the window changes.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct Window<T> {
     kept: VecDeque<Kept<T>>,
-    /// The number of the first of `kept`; they are numbered on.
+    /// The number of the first entry of `kept`; the entries are numbered consecutively.
     first: u64,
-    /// The number of the first one of each sample that nobody has taken, or of its last one.
+    /// For each sample, the number of its first entry that is not taken; if all are taken, of its last entry.
     of: HashMap<SampleId, u64>,
-    /// The samples of the batch that the thread waits for, and those of the next one: between two batches, too, a
-    /// program that follows the order waits for what is being read instead of reading it itself.
+    /// The samples of the batch that the thread waits for, and those of the batch after it. With both, a
+    /// program that follows the order waits for a sample that is being read, also between two batches,
+    /// instead of reading it itself.
     coming: HashSet<SampleId>,
     following: HashSet<SampleId>,
     bytes: u64,
@@ -221,16 +223,17 @@ struct Window<T> {
     most_samples: usize,
     /// Files asked for so far.
     asked: u64,
-    /// Samples asked for in vain of late, each with the value of `asked`: the program has them, so they need no room.
+    /// Samples that recently missed, each with the value of `asked`: the program has read them itself, so
+    /// they need no room.
     missed: VecDeque<(SampleId, u64)>,
     /// Samples that the program waits for.
     awaited: HashSet<SampleId>,
-    /// Since the last hit, while the window was full.
+    /// Misses since the last hit, counted while the window is full.
     misses: u64,
-    /// Samples passed over while looking for the program's place in the order: it is where the order has a sample
-    /// that was missed of late. `None`: it is not looked for.
+    /// Samples skipped in search of the program's position in the order, which is where the order has a
+    /// recently missed sample. `None`: no search is under way.
     sought: Option<u64>,
-    /// How often it was looked for without a hit since.
+    /// Searches since the last hit.
     moves: u32,
     end: Option<End>,
     stats: AheadStats,
@@ -242,11 +245,12 @@ struct Kept<T> {
     len: u64,
     what: T,
     is_taken: bool,
-    /// The number of the next one of this sample: near the end of an epoch, the window has some of two.
+    /// The number of the next entry of the same sample: near the end of an epoch, the window has entries of
+    /// two epochs.
     again: Option<u64>,
 }
 
-/// Why nothing more is read ahead.
+/// Reason why readahead has ended.
 #[derive(Debug, Clone)]
 enum End {
     Stopped,
@@ -255,11 +259,11 @@ enum End {
 }
 
 impl<T: Clone + Send + 'static> Ahead<T> {
-    /// Begins to read. `make` makes of a sample, at an index of a batch, what is handed out; of what it does not
-    /// take nothing is kept. At most `most_samples` are kept at a time.
+    /// Starts readahead. `make` makes the value that is handed out, from a sample at an index of a batch; a
+    /// sample for which it returns `None` is not kept. At most `most_samples` are kept at a time.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: the order is another image's. Those of starting a thread.
+    /// `InvalidArgument`, `Stale`: the order belongs to another image. Errors of starting a thread.
     pub fn start(
         dataset: &Dataset,
         order: &OrderFile,
@@ -306,7 +310,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         Ok(Ahead { shared, thread: Some(thread), _metered })
     }
 
-    /// Takes what was made of the sample, if it was read ahead. If it is just being read, waits at most 10 s for it.
+    /// Takes the value of the sample, if it was read ahead. If it is just being read, waits at most 10 s for
+    /// it.
     pub fn take(&self, id: SampleId) -> Option<T> {
         let mut window = self.shared.window.lock();
         let until = Instant::now() + LONGEST_WAIT;
@@ -327,7 +332,7 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         self.shared.window.lock().stats
     }
 
-    /// Why nothing more is read ahead, if that is so.
+    /// The reason why readahead has ended; `None` while it goes on.
     pub fn ended(&self) -> Option<String> {
         match self.shared.window.lock().end.clone()? {
             End::Stopped => Some("the program does not follow the order".to_owned()),
@@ -348,7 +353,7 @@ impl<T: Clone + Send + 'static> Drop for Ahead<T> {
         self.shared.window.lock().end = Some(End::Stopped);
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // a panic there was printed, and has ended it
+            let _ = thread.join(); // a panic there is already printed, and ended the thread
         }
     }
 }
@@ -404,7 +409,7 @@ impl<T: Clone> Shared<T> {
         }
     }
 
-    /// Waits until the window has room; `None` if it is over.
+    /// Waits until the window has room; `None` if readahead has ended.
     fn with_room<'a>(
         &self,
         mut window: MutexGuard<'a, Window<T>>,
@@ -451,15 +456,15 @@ impl<T: Clone> Window<T> {
     /// Returns whether the sample is being read, so that waiting for it is worthwhile.
     fn is_coming(&mut self, id: SampleId) -> bool {
         if self.coming.contains(&id) {
-            self.misses = self.misses.max(MISSES); // the program is past what the window holds
+            self.misses = self.misses.max(MISSES); // the program is past the whole window
             return true;
         }
-        // Samples that other threads of the program have not taken yet stay.
+        // Samples that other threads of the program have yet to take stay.
         self.following.contains(&id) && self.make_room()
     }
 
-    /// Keeps a sample that was read ahead, unless the program was faster: so a thread that has fallen behind catches
-    /// up, since it does not wait for room.
+    /// Keeps a sample that was read ahead, unless the program has already read it. A readahead thread that
+    /// has fallen behind thus catches up, since it does not wait for room.
     fn keep(&mut self, id: SampleId, len: u64, what: T) {
         let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
         let is_awaited = self.awaited.contains(&id);
@@ -467,7 +472,7 @@ impl<T: Clone> Window<T> {
             self.sought = None;
         }
         if is_awaited {
-            self.misses = 0; // the program is here
+            self.misses = 0; // the program's position is found
         }
         if let Some(sought) = &mut self.sought {
             *sought += 1;
@@ -494,9 +499,9 @@ impl<T: Clone> Window<T> {
         self.bytes >= self.most_bytes || self.kept.len() >= self.most_samples
     }
 
-    /// Drops what is no longer of use, the oldest first: what was taken; what lies so far behind a sample that was
-    /// taken that the program has passed it over; and all when the program asks only for others.
-    /// Returns whether there is room.
+    /// Drops entries that are no longer useful, the oldest first: taken entries; entries so far behind a
+    /// taken sample that the program has skipped them; and all entries when the program asks only for other
+    /// samples. Returns whether there is room.
     fn make_room(&mut self) -> bool {
         if self.sought.is_some_and(|sought| sought > MOST_SOUGHT) {
             self.moves = MOVES;
@@ -510,7 +515,7 @@ impl<T: Clone> Window<T> {
             }
             self.drop_first();
         }
-        // A thread of the program that waits for one of them may not have woken up yet.
+        // A thread of the program that waits for such an entry may not have woken up yet.
         let is_awaited = |kept: &Kept<T>| !kept.is_taken && self.awaited.contains(&kept.id);
         if self.is_full() && self.misses >= MISSES && !self.kept.iter().any(is_awaited) {
             (0..self.kept.len()).for_each(|_| self.drop_first());
@@ -539,7 +544,7 @@ impl<T: Clone> Window<T> {
     }
 }
 
-/// Ends a wait of the loader when nobody wants the samples any more.
+/// Ends the loader's wait when nobody wants the samples any more.
 struct Going<'a, T>(&'a Shared<T>);
 
 impl<T> Watch for Going<'_, T> {
@@ -548,19 +553,19 @@ impl<T> Watch for Going<'_, T> {
     }
 }
 
-/// The most memory for what is read ahead, if the file does not say.
+/// Memory limit of readahead, if the file has no `window`.
 const DEFAULT_WINDOW_BYTES: u64 = 256 << 20;
-/// The most samples that are read together, if it does not say.
+/// Largest default batch, if the file has no `batch`.
 const DEFAULT_BATCH: u64 = 64;
-/// The longest that a program waits for a sample that is being read ahead, before it reads it itself.
+/// The longest that a program waits for a sample that is being read ahead, before it reads the sample itself.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Samples asked for in vain after which a full window is dropped: the program is elsewhere in the order.
+/// Misses after which a full window is dropped: the program is elsewhere in the order.
 const MISSES: u64 = 64;
-/// How often the program's place is looked for in vain: then it has another order.
+/// Searches without a hit after which readahead stops: the program has another order.
 const MOVES: u32 = 16;
-/// The most samples that are passed over to find its place.
+/// The most samples that one search skips.
 const MOST_SOUGHT: u64 = 1 << 16;
-/// The most samples that are read together.
+/// The largest batch.
 const MOST_AT_ONCE: usize = 1 << 16;
 
 #[cfg(test)]
@@ -652,7 +657,7 @@ mod tests {
         }
         (30..40).for_each(|id| assert_eq!(window.take(SampleId(id)), Some(id)));
         assert_eq!((window.stats.unused, window.stats.misses), (30, 30));
-        // Much later it is another epoch's.
+        // Much later, the same sample belongs to another epoch.
         window.take(SampleId(100));
         (0..=MISSES).for_each(|_| _ = window.take(SampleId(39)));
         window.make_room();

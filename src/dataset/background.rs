@@ -7,8 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{TICK, Watch, interrupted};
 use crate::threads::caught;
 
-/// Work on a thread of its own. If this value is dropped first, the work still ends within its own time
-/// limits, and the thread drops its result.
+/// Work on its own thread. If this value is dropped first, the work still ends within its own time limits,
+/// and the thread drops its result.
 pub(super) struct Background<T>(Receiver<Result<T>>);
 
 impl<T: Send + 'static> Background<T> {
@@ -30,10 +30,10 @@ impl<T: Send + 'static> Background<T> {
         Ok(Background(receiver))
     }
 
-    /// Returns the result of the work, once; `None` if it has not ended within `limit`.
+    /// Returns the result of the work, once; `None` if the work has not ended within `limit`.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub(super) fn wait(&self, limit: Duration) -> Result<Option<T>> {
         match self.0.recv_timeout(limit) {
             Ok(result) => result.map(Some),
@@ -46,10 +46,10 @@ impl<T: Send + 'static> Background<T> {
     }
 }
 
-/// Runs `work` in the background and waits for it, until `watch` or `deadline` ends the wait.
+/// Runs `work` in the background and waits for it, until `watch` ends the wait or `deadline` passes.
 ///
 /// # Errors
-/// Those of `work`; `Interrupted`; `TimedOut`.
+/// Errors of `work`; `Interrupted`; `TimedOut`.
 pub(super) fn in_background<T: Send + 'static>(
     watch: &mut dyn Watch,
     deadline: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Images in catalogues: what a catalogue says about an image, and how it is told of a new generation.
+//! Images in catalogues: the record of an image, and its update after a new generation.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,15 @@ use crate::units::{ALIGN_BYTES, Generation};
 
 use super::{Image, OpenOptions};
 
-/// How a generation came about, for its record.
+/// Origin of a generation, for its record.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
-    /// The operation that made it: `import`, `append`, `delete`, `purge`; empty for an image that is added as it is.
+    /// The operation that made it: `import`, `append`, `delete`, `purge`; empty if an existing image was
+    /// added.
     pub made_by: String,
-    /// The sources of an import, as they were named.
+    /// The sources of an import, as the user named them.
     pub sources: Vec<String>,
-    /// The labels that users gave it.
+    /// The labels that users gave the generation.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -27,7 +28,7 @@ impl Image {
     /// A catalogue's record of this image at `sites`.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is a plain folder, which has neither UUID nor generations.
+    /// `InvalidArgument`: the image is a plain folder, which has neither UUID nor generations.
     pub fn record(&self, sites: &[Vec<Address>], origin: Origin) -> Result<Record> {
         let superblock =
             self.superblocks().first().filter(|_| self.directory().learned().is_none());
@@ -64,11 +65,11 @@ impl Image {
         })
     }
 
-    /// The index of this image's chunks, for a catalogue. Reads the head of each chunk that `known` does not
-    /// have: 4 KiB each.
+    /// The index of this image's chunks, for a catalogue. Reads 4 KiB, the head, of each chunk that `known`
+    /// lacks.
     ///
     /// # Errors
-    /// Those of reading. `Corrupt`: there is no head where a chunk begins.
+    /// Errors of reading. `Corrupt`: a chunk does not begin with a head.
     pub(crate) fn chunk_index(&self, known: Option<&Index>) -> Result<Index> {
         let directory = self.directory();
         let known = known.filter(|known| known.image == directory.uuid().to_string());
@@ -97,7 +98,7 @@ impl Image {
 /// record, and the index of its chunks. Returns the version's number.
 ///
 /// # Errors
-/// Those of [`Image::open`] and of [`Catalog::add`].
+/// Errors of [`Image::open`] and of [`Catalog::add`].
 pub fn add(
     name: &CatalogName,
     image: &[Address],
@@ -116,14 +117,14 @@ pub fn add(
     let options = OpenOptions { connect: connect.clone(), ..OpenOptions::default() };
     let opened = Image::open(&sites[0], &options)?;
     let number = catalog.add(&name.name, &opened.record(&sites, origin)?)?;
-    // An index that is lost or damaged is made anew.
+    // A lost or damaged index is built again.
     let known = catalog.index(&name.name).unwrap_or_default();
     catalog.set_index(&name.name, &opened.chunk_index(known.as_ref())?)?;
     Ok(number)
 }
 
-/// Tells the catalogue of a generation that was just committed, if `image` is a name there. What it had said about
-/// labels stays. The commit is done in any case: a failure here is a warning that says what to do.
+/// Adds the generation that was just committed to the catalogue, if `image` is a name there. The labels stay.
+/// The commit stands in any case: a failure here is reported as a warning with a remedy.
 pub fn committed(
     image: &[Address],
     generation: Generation,
@@ -138,7 +139,7 @@ pub fn committed(
             return Ok(()); // a purge that found nothing to do
         }
         let sites = before.addresses()?;
-        // The other sites have older copies now.
+        // Only the first site has the new generation; the copies on other sites are now older.
         let origin =
             Origin { made_by: made_by.to_owned(), labels: before.labels, ..Origin::default() };
         add(&newest, &sites[0], connect, origin).map(drop)
@@ -151,7 +152,7 @@ pub fn committed(
     }
 }
 
-/// The text of the addresses, with absolute paths.
+/// The addresses as one string, with absolute paths.
 fn absolute(site: &[Address]) -> Result<String> {
     let absolute = |address: &Address| match address {
         Address::Path(path) => {

@@ -1,4 +1,4 @@
-//! Names of classes for an import: those of another data set, or the lines of a text.
+//! Class names for an import, from another data set or from the lines of a file.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -11,11 +11,11 @@ use crate::address::Address;
 use crate::error::{Error, ErrorKind, Result};
 use crate::qpair::ConnectOptions;
 
-/// The names of classes in the order of their numbers: those of the data set at the address `from`, or the lines of
-/// the text file there. An import that is given those of the training set numbers another one alike.
+/// The class names in the order of their numbers: those of the data set at the address `from`, or the lines
+/// of the text file `from`. An import with the training set's class names gives each class the same number.
 ///
 /// # Errors
-/// It does not open. `BadSource`: there are no classes, or a line is empty or comes again.
+/// Errors of opening. `BadSource`: there are no classes, or a line is empty or occurs twice.
 pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>>> {
     let addresses = Address::parse_list_os(from)?;
     let text = match &addresses[..] {
@@ -37,7 +37,7 @@ pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>
     Ok(names)
 }
 
-/// The text in a file; `None`: it is none, as an image is none.
+/// The content of a text file; `None`: the file is an image, not text.
 fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
     if !path.is_file() {
         return Ok(None);
@@ -74,7 +74,7 @@ fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// An image has a superblock there, with zeroes.
+/// An image has a superblock in this range, with zeroes.
 const HEAD_BYTES: u64 = 4096;
-/// More than an image has names of classes.
+/// More bytes than the class names of any image.
 const MAX_TEXT_BYTES: u64 = 64 << 20;

@@ -1,4 +1,5 @@
-//! Reads the directory of an image from its snapshot: columns at once, lookup tree and names when they are needed.
+//! Reads an image's directory from its snapshot: the columns at once, the lookup tree and the names on
+//! demand.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,8 +15,9 @@ use crate::qpair::Device;
 use crate::reader::RangeReader;
 use crate::units::ALIGN_BYTES;
 
-/// Reads what reading by id needs: the directory without lookup tree and names, which are most of its snapshot and
-/// which training never needs. Also returns the bytes that it is made of.
+/// Reads the part of the directory that reads by id need: all but the lookup tree and the names, which are
+/// most of the snapshot and which training never needs. Also returns the bytes that the directory was decoded
+/// from.
 pub(super) fn read_directory(
     opened: &SuperblockSet,
     devices: &[Arc<dyn Device>],
@@ -33,13 +35,14 @@ pub(super) fn read_directory(
     })
 }
 
-/// Reads lookup tree and names of a directory that was opened without them.
+/// Reads the lookup tree and the names of a directory that was opened without them.
 pub(super) fn read_names(
     directory: &Directory,
     superblock: &Superblock,
     devices: &[Arc<dyn Device>],
 ) -> Result<()> {
-    // A later generation may lie here by now, with the same tree and names: their checksums decide.
+    // A later generation may lie here by now; the checksums detect it, unless its tree and names are the
+    // same.
     with_head(superblock, devices, |reader, head, damaged| {
         let mut read = |range| read_part(reader, &superblock.snapshot, range);
         if !directory.has_tree() {
@@ -61,8 +64,8 @@ pub(super) fn read_origins(
     })
 }
 
-/// Calls `work` with a reader of the snapshot, its head, and what makes errors of damaged bytes: a second time if the
-/// data is corrupt, since it may have been damaged in transit.
+/// Calls `work` with a reader of the snapshot, its head, and a function that turns damaged bytes into errors.
+/// Calls it a second time if the data is corrupt, since the damage may be one of transit.
 fn with_head<T>(
     superblock: &Superblock,
     devices: &[Arc<dyn Device>],
@@ -83,7 +86,7 @@ fn with_head<T>(
     }
 }
 
-/// Reads a part of a snapshot, which may begin anywhere.
+/// Reads a part of a snapshot at any byte offset.
 fn read_part(
     reader: &mut RangeReader,
     location: &SnapshotLocation,

@@ -4,14 +4,14 @@ use serde::Serialize;
 
 use super::Place;
 
-/// Counters of a program's use of files, as far as a door sees it.
+/// Counters of a program's file operations, as seen by the mount or the preload library.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FileCounts {
     /// Files opened.
     pub opens: u64,
     /// Reads.
     pub reads: u64,
-    /// Bytes of those.
+    /// Bytes of these reads.
     pub bytes: u64,
 }
 
@@ -23,7 +23,7 @@ pub struct EpochCounts {
     /// The program's use of files.
     #[serde(flatten)]
     pub files: FileCounts,
-    /// The reads from each place; none without tiers.
+    /// The reads from each place; empty without tiers.
     pub places: Vec<Place>,
 }
 

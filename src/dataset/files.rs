@@ -1,5 +1,5 @@
-//! A data set as files: the pure tree of them, and reads of what it names. Every door for programs that know
-//! only files is thin over it.
+//! A data set as files: its file tree, and reads of the files. The mount and the preload library are thin
+//! layers over this.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub struct Files {
     dataset: Dataset,
     tree: FileTree,
     field_lens: Forked<FieldLens>,
-    /// The epochs of this process: a forked child is another program.
+    /// The epochs of this process: a forked child counts its own.
     epochs: Forked<Mutex<Epochs<Counted>>>,
 }
 
@@ -33,15 +33,15 @@ pub struct Files {
 pub struct FileBytes {
     batch: Batch,
     field: Option<usize>,
-    /// The whole file, where it is not the bytes of the field.
+    /// The whole file, if it is more than the bytes of the field.
     file: Option<Vec<u8>>,
 }
 
-/// The lengths of the fields of samples that were read last: at most one sample a slot.
+/// The lengths of the fields of the samples read last: at most one sample a slot.
 type FieldLens = Mutex<Vec<Option<(SampleId, Box<[u64]>)>>>;
 
 impl Files {
-    /// The files of `dataset`. Loads the names.
+    /// Makes the files of `dataset`. Loads the names.
     ///
     /// # Errors
     /// As [`Dataset::load_names`].
@@ -61,11 +61,11 @@ impl Files {
         &self.tree
     }
 
-    /// The attributes of a node. If samples have fields, it reads the sample, unless it was read lately:
-    /// nothing else knows the lengths of its fields.
+    /// The attributes of a node. If samples have fields, reads the sample unless it was read recently: only
+    /// the sample itself holds the lengths of its fields.
     ///
     /// # Errors
-    /// Those of reading a sample.
+    /// Errors of reading a sample.
     pub fn attributes(&self, node: Node, watch: &mut dyn Watch) -> Result<Attributes> {
         let len = match node {
             Node::File(file) if self.has_fields() => Some(self.field_len(file, watch)?),
@@ -77,7 +77,7 @@ impl Files {
     /// Reads one file, and verifies it.
     ///
     /// # Errors
-    /// Those of reading a sample.
+    /// Errors of reading a sample.
     pub fn read(&self, file: File, watch: &mut dyn Watch) -> Result<FileBytes> {
         let ids = [file.id];
         let batch = self.dataset.read(Query::Ids(&ids), OnError::Raise, watch)?.batch;
@@ -89,8 +89,8 @@ impl Files {
         Ok(FileBytes { batch, field, file: whole })
     }
 
-    /// Opens a file of a sample that is verified in pieces, one above 1 MiB: reads of parts then take only the
-    /// pieces that they touch. `None`: the sample is smaller, and is read whole.
+    /// Opens the file of a sample that is verified in pieces, which are samples above 1 MiB: a read then
+    /// takes only the pieces that its range touches. `None`: the sample is smaller, and is read whole.
     ///
     /// # Errors
     /// As [`Dataset::open_sample`].
@@ -100,17 +100,17 @@ impl Files {
         }
         let field = self.has_fields().then_some(usize::from(file.field));
         match self.dataset.open_file(file.id, field, watch) {
-            // A field that the sample does not have is an empty file.
+            // A field that the sample lacks is an empty file.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }
     }
 
-    /// The bytes of `file` in a batch, where its sample is at `index`. Where the type of the field has a
-    /// [form of files](crate::format::field_type::FileForm), they are in it.
+    /// The content of `file` in a batch whose sample `index` is the file's. If the type of the field has a
+    /// [form of files](crate::format::field_type::FileForm), the content has that form.
     ///
     /// # Errors
-    /// `Corrupt`: the sample's record does not fit its fields.
+    /// `Corrupt`: the fields do not match the sample's record.
     pub fn bytes<'a>(&self, batch: &'a Batch, index: usize, file: File) -> Result<Cow<'a, [u8]>> {
         if !self.has_fields() {
             return Ok(batch.bytes(index).into());
@@ -122,13 +122,13 @@ impl Files {
             .map_or(Cow::Borrowed(&[][..]), |bytes| self.file_of(field, bytes)))
     }
 
-    /// The file of a field with these bytes.
+    /// The file with these bytes of a field.
     fn file_of<'a>(&self, field: usize, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let kind = self.dataset.directory().field_types().of(field);
         kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes))
     }
 
-    /// How many bytes of the file's sample have copies in a tier; 0 without tiers.
+    /// Bytes of the file's sample that have copies in a tier; 0 without tiers.
     pub fn kept_bytes(&self, file: File) -> u64 {
         let image = self.dataset.image();
         let extent = image.directory().extent(file.id);
@@ -138,7 +138,7 @@ impl Files {
         })
     }
 
-    /// Opens the copy of the file in a tier, if that is a file of its own and whole: see
+    /// Opens the file's copy in a tier, if that copy is a complete file of its own: see
     /// [`Cache::open_copy`](crate::cache::Cache::open_copy).
     pub fn open_copy<T>(&self, file: File, open: impl FnOnce(&Path) -> T) -> Option<(u8, T)> {
         if self.has_fields() {
@@ -150,26 +150,27 @@ impl Files {
         image.tiers()?.open_copy(extent.namespace, &(extent.offset_bytes..end), open)
     }
 
-    /// The plain folder that the data set is, and the number of the file in it.
+    /// The plain folder, if the data set is one, and the number of the file in it.
     pub fn listed(&self, file: File) -> Option<(&FolderNamespace, usize)> {
         let folder = self.dataset.image().folder()?;
         let extent = self.dataset.directory().extent(file.id)?;
         Some((folder, folder.index_at(extent.offset_bytes)?))
     }
 
-    /// The program opens `file`. `along` is the file's epoch in the order that is read along, if it was read ahead, and
-    /// `so_far` is what the program did before.
+    /// Counts that the program opens `file`. `along` is the epoch of the order that readahead follows, if the
+    /// file was read ahead; `so_far` holds the program's counters before this call.
     pub fn opened(&self, file: File, along: Option<Epoch>, so_far: FileCounts) {
         let mut epochs = self.epochs().lock();
         epochs.opened(self.tree.number(file), along, || self.counted(so_far));
     }
 
-    /// The program begins another order, or the same one again.
+    /// Notes that the program begins another order, or the same order again.
     pub fn order_begins(&self) {
         self.epochs().lock().order_begins();
     }
 
-    /// The counters of each epoch, the last 100: the last one up to now, when the program has done `so_far`.
+    /// The counters of the last 100 epochs, with the current one up to now; `so_far` holds the program's
+    /// counters.
     pub fn epochs_so_far(&self, so_far: FileCounts) -> Vec<EpochCounts> {
         let now = self.counted(so_far);
         let epochs = self.epochs().lock();
@@ -186,8 +187,8 @@ impl Files {
         Counted { files, places }
     }
 
-    /// The value of an extended attribute, as text; `None` if the node does not have it. Beside those of the tree,
-    /// files have `user.dlfs.kept`, the bytes with copies in a tier, where the data set has tiers.
+    /// The value of an extended attribute as a string; `None` if the node lacks it. Files of a data set with
+    /// tiers also have `user.dlfs.kept`, the number of bytes with copies in a tier.
     pub fn xattr(&self, node: Node, name: &[u8]) -> Option<String> {
         match node {
             Node::File(file) if name == KEPT_IN_TIERS.as_bytes() && self.has_tiers() => {
@@ -197,7 +198,7 @@ impl Files {
         }
     }
 
-    /// The names of the extended attributes of a node, each with a zero byte behind it.
+    /// The names of the node's extended attributes, each followed by a zero byte.
     pub fn xattr_names(&self, node: Node) -> Vec<u8> {
         let mut names = self.tree.xattr_names(node);
         if self.has_tiers() && matches!(node, Node::File(_)) {
@@ -217,7 +218,7 @@ impl Files {
 
     fn field_len(&self, file: File, watch: &mut dyn Watch) -> Result<u64> {
         let slot = file.id.0 as usize % KEPT;
-        // A forked child may have inherited the lock as another thread held it; it makes one of its own.
+        // A forked child may inherit the lock while another thread held it: it then uses no cached lengths.
         if let Some(kept) = self.kept().try_lock()
             && let Some((id, lens)) = &kept[slot]
             && *id == file.id
@@ -225,7 +226,7 @@ impl Files {
             return Ok(lens[usize::from(file.field)]);
         }
         match self.open_in_pieces(file, watch)? {
-            Some(opened) => Ok(opened.len_bytes()), // it has read the table of the fields
+            Some(opened) => Ok(opened.len_bytes()), // opening has read the table of fields
             None => Ok(self.read(file, watch)?.len() as u64),
         }
     }
@@ -256,14 +257,14 @@ impl std::ops::Deref for FileBytes {
         }
         match self.field {
             None => self.batch.bytes(0),
-            // It was split when it was read, so it splits again.
+            // The same record was split when it was read, so this succeeds.
             Some(field) => self.batch.field(0, field).ok().flatten().unwrap_or_default(),
         }
     }
 }
 
-/// The extended attribute that says how many bytes of a file's sample have copies in a tier.
+/// The extended attribute with the number of bytes of a file's sample that have copies in a tier.
 const KEPT_IN_TIERS: &str = "user.dlfs.kept";
 
-/// Samples whose lengths of fields are kept.
+/// Slots for the lengths of fields, one sample each.
 const KEPT: usize = 4096;

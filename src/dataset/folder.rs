@@ -1,4 +1,4 @@
-//! Opens a plain folder as an image, without an import: its directory is made from its listing.
+//! Opens a plain folder as an image without an import: its listing becomes the directory.
 
 use std::sync::Arc;
 

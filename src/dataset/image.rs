@@ -1,4 +1,4 @@
-//! An open image: its namespaces in order, and its directory. Connects the other modules; decides nothing.
+//! An open image: its namespaces in order, and its directory. It connects other modules and decides nothing.
 //!
 //! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::superblock_set`]
 //! select the generation, reads the snapshot and keeps the directory. [`Image::reader`] and
@@ -28,9 +28,9 @@ use super::shared_snapshot::SharedSnapshot;
 /// An open image: one generation of a data set, and its namespaces.
 #[derive(Clone)]
 pub struct Image {
-    /// In the order of the index that their superblocks give them.
+    /// Sorted by the index in their superblocks.
     pub(super) devices: Vec<Arc<dyn Device>>,
-    /// The plain folder that it is, if it is one.
+    /// The plain folder, if the image is one.
     pub(super) folder: Option<Arc<FolderNamespace>>,
     pub(super) superblocks: Vec<Superblock>,
     pub(super) bad_copies: Vec<BadCopy>,
@@ -48,7 +48,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image on `devices`, read from nowhere else.
+    /// Makes an image on `devices`, without cache, peers or store.
     pub(super) fn new(
         devices: Vec<Arc<dyn Device>>,
         superblocks: Vec<Superblock>,
@@ -74,7 +74,7 @@ impl Image {
         &self.devices
     }
 
-    /// The same image on other devices, with the same bytes and in the same order: for benches and tests.
+    /// The same image on other devices that hold the same bytes in the same order: for benches and tests.
     #[must_use]
     pub fn with_devices(self, devices: Vec<Arc<dyn Device>>) -> Image {
         Image { devices, cache: None, peers: None, store: None, ..self }
@@ -90,8 +90,8 @@ impl Image {
         &self.superblocks
     }
 
-    /// Superblock copies that were unusable when the image was opened, even when read a second time. If one
-    /// [may be newer](BadCopy::may_be_newer), a newer generation than this one may exist.
+    /// Superblock copies that were unusable when the image was opened, even when read again. If one [may be
+    /// newer](BadCopy::may_be_newer), a newer generation than this one may exist.
     pub fn bad_superblock_copies(&self) -> &[BadCopy] {
         &self.bad_copies
     }
@@ -101,13 +101,13 @@ impl Image {
         &self.directory
     }
 
-    /// Shares the bytes of the directory with other processes of this user and machine, which open the image with
-    /// [`OpenOptions::shared_snapshot`](super::OpenOptions): they map these bytes instead of holding a copy. The
-    /// first call copies them. They are shared until the last handle to this image is dropped. `None`: the image
-    /// is a plain folder, which has no snapshot.
+    /// Shares the bytes of the directory with other processes of this user on this machine. They open the
+    /// image with [`OpenOptions::shared_snapshot`](super::OpenOptions) and map the bytes instead of holding a
+    /// copy. The first call copies the bytes; they stay shared until the last handle to this image is
+    /// dropped. `None`: the image is a plain folder, which has no snapshot.
     ///
     /// # Errors
-    /// Those of the operating system: no memory, no descriptor.
+    /// Errors of the operating system: no memory, no file descriptor.
     pub fn share_snapshot(&self) -> Result<Option<SealedLocation>> {
         self.snapshot.as_ref().map(|snapshot| snapshot.share()).transpose()
     }
@@ -115,7 +115,7 @@ impl Image {
     /// Loads the names, if they are not loaded yet. Lookups and listings need them; training does not.
     ///
     /// # Errors
-    /// Those of reading; `Corrupt`: the names are damaged. `Stale`: the image has a newer generation.
+    /// Errors of reading; `Corrupt`: the names are damaged. `Stale`: the image has a newer generation.
     pub fn load_names(&self) -> Result<()> {
         if self.directory.has_names() {
             return Ok(());
@@ -124,11 +124,11 @@ impl Image {
         read.map_err(|error| self.or_stale(error))
     }
 
-    /// Calls `visit` with each object of a store that the image was imported from, also those whose samples were
-    /// deleted. Reads them from the image at the first call.
+    /// Calls `visit` with each store object that the image was imported from, including objects whose samples
+    /// were deleted. The first call reads them from the image.
     ///
     /// # Errors
-    /// Those of reading, as [`load_names`](Self::load_names).
+    /// Errors of reading, as [`load_names`](Self::load_names).
     pub fn origins(&self, visit: &mut dyn FnMut(Origin)) -> Result<()> {
         let directory = &self.directory;
         if directory.origins().is_err() {
@@ -142,7 +142,8 @@ impl Image {
         Ok(())
     }
 
-    /// `Stale` instead of `Corrupt` if the image has a newer generation than the open one, as far as that can be read.
+    /// `Stale` instead of `Corrupt` if the superblocks are readable and show a newer generation than the open
+    /// one.
     fn or_stale(&self, error: Error) -> Error {
         let stale = || {
             let mut pump = Pump::new(&self.devices[..1], 1, false).ok()?;
@@ -154,7 +155,7 @@ impl Image {
     /// The id of the sample called `name`. Loads the names first, if they are not loaded yet.
     ///
     /// # Errors
-    /// `NotFound`: there is no such sample. Those of [`Image::load_names`].
+    /// `NotFound`: there is no such sample. Errors of [`Image::load_names`].
     pub fn lookup(&self, name: &[u8]) -> Result<SampleId> {
         self.load_names()?;
         self.directory.lookup(name)?.ok_or_else(|| {
@@ -166,20 +167,20 @@ impl Image {
     /// A reader of batches by id, which runs on the caller's thread.
     ///
     /// # Errors
-    /// Those of [`Reader::new`].
+    /// Errors of [`Reader::new`].
     pub fn reader(&self, options: ReaderOptions) -> Result<Reader> {
         Reader::new(Arc::clone(&self.directory), self.devices.clone(), options)
     }
 
-    /// Batches along an order, which a thread of the prefetcher reads ahead.
+    /// Batches along an order, read ahead by a thread of the prefetcher.
     ///
     /// # Errors
-    /// Those of [`Prefetcher::new`].
+    /// Errors of [`Prefetcher::new`].
     pub fn prefetcher(&self, options: LoaderOptions) -> Result<Prefetcher> {
         self.prefetcher_in(options, None)
     }
 
-    /// As [`Image::prefetcher`], in a window that was allocated for these options.
+    /// As [`Image::prefetcher`], in a window that is already allocated for these options.
     pub(crate) fn prefetcher_in(
         &self,
         options: LoaderOptions,

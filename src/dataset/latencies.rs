@@ -1,4 +1,4 @@
-//! The latencies of readers that come and go.
+//! Sum of the latencies of readers that start and end at any time.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::metrics::{Histogram, Recorder};
 
-/// The recorders of several threads that come and go, and their sum.
+/// The recorders of several threads that start and end at any time, and their sum.
 #[derive(Debug, Default)]
 pub(super) struct Latencies(Mutex<Of>);
 
@@ -18,7 +18,8 @@ struct Of {
 }
 
 impl Latencies {
-    /// Adds a recorder, which counts for as long as somebody else has it, and is remembered afterwards.
+    /// Adds a recorder. It counts while another owner holds it; when the last owner drops it, its latencies
+    /// join `ended`.
     pub(super) fn add(&self, recorder: &Arc<Recorder>) {
         let mut of = self.0.lock();
         of.forget_ended();

@@ -1,4 +1,4 @@
-//! A loader that threads may share, a [`Watch`] may interrupt, and a forked child may continue.
+//! A loader that threads can share, that a [`Watch`] can interrupt, and that a forked child can continue.
 
 mod record;
 mod report;
@@ -28,12 +28,12 @@ use super::{Share, stats};
 use record::Record;
 use stored::Stored;
 
-/// Batches along an order. From the first request on, threads of the library read ahead.
+/// Batches along an order. After the first request, threads of the library read ahead.
 ///
 /// The run may be moved to another epoch or state at any time.
 pub struct Loader {
-    /// The data set or mixture that is read, until the loader is closed. The lock is held only to clone it; only
-    /// [`Loader::close`] locks it for writing, so that a child that is forked while a thread reads can clone it too.
+    /// The data set or mixture, until the loader is closed. The lock is held only to clone it, and only
+    /// [`Loader::close`] locks it for writing: a child forked while a thread reads can thus clone it too.
     over: RwLock<Option<Over>>,
     /// The directory of the data set, or of a mixture's first source.
     directory: Arc<Directory>,
@@ -41,17 +41,18 @@ pub struct Loader {
     len: u64,
     options: LoaderOptions,
     share: Share,
-    /// Image, generation and order; epoch and samples consumed are in `position`, lanes in `lanes`.
+    /// Image, generation and order. The current epoch and samples consumed are in `position`, the lanes in
+    /// `lanes`.
     base: State,
     /// Lanes and version of a grouped order, which a resumed state may change; see `pack_lanes`.
     lanes: AtomicU64,
     /// Epoch and samples consumed. Outside the lock, so that a forked child can read it.
     position: AtomicU64,
-    /// The position after the last batch, unless it ended its epoch: there are others behind it.
+    /// The position after the last batch, if that batch was not the epoch's last: more batches then follow.
     more_after: AtomicU64,
     closed: AtomicBool,
     running: Arc<Forked<Mutex<Running>>>,
-    /// The store of this rank, which is told how far the loader is.
+    /// The store of this rank, which is told the loader's progress.
     store: Option<Stored>,
     _metered: Registration,
 }
@@ -68,7 +69,7 @@ struct Running {
     prepared: Option<Arc<Window>>,
     /// Counters of earlier loaders of this run.
     past: LoaderStats,
-    /// The record of what happened since the first batch.
+    /// The record of the deliveries and waits since the first batch.
     record: Option<Record>,
 }
 
@@ -107,7 +108,7 @@ impl Loader {
     /// `Interrupted`: this loader was closed.
     pub fn begin_another(&self) -> Result<Loader> {
         self.check_open()?;
-        // Events of two runs would be out of order.
+        // A trace shared by two runs would have events out of order.
         let trace = self.options.trace.as_ref().map(|_| Arc::default());
         let options = LoaderOptions { trace, ..self.options.clone() };
         let another = Loader::over(self.open_over()?, options)?;
@@ -115,8 +116,8 @@ impl Loader {
         Ok(another)
     }
 
-    /// Allocates the prefetch window in the background; otherwise the first batch does. A job calls it, in
-    /// the process that reads, before its own preparations. It reads nothing.
+    /// Allocates the prefetch window in the background; otherwise the first batch does. A job calls this in
+    /// the reading process, before its own preparations. It reads no samples.
     ///
     /// # Errors
     /// `OutOfMemory`: the window cannot be allocated.
@@ -136,11 +137,10 @@ impl Loader {
     }
 
     /// The next batch, or `None` after the last batch of the last epoch. Waits until one is ready.
-    ///
     /// # Errors
     /// `TimedOut`: no batch was ready within the deadline; call again to continue waiting. `Interrupted`:
-    /// `watch` or [`Loader::close`] ended the wait, and no batch is lost. Errors of reading are those of
-    /// [`Dataset::read`](crate::dataset::Dataset::read); each later call returns the same error, until
+    /// `watch` or [`Loader::close`] ended the wait, and no batch is lost. Errors of
+    /// [`Dataset::read`](crate::dataset::Dataset::read): each later call returns the same error, until
     /// [`Loader::set_epoch`] or [`Loader::set_state`] restarts the run.
     pub fn next(&self, watch: &mut dyn Watch) -> Result<Option<Batch>> {
         let mut batch = Batch::new();
@@ -158,7 +158,7 @@ impl Loader {
         let mut staged = self.staged();
         loop {
             self.check_open()?;
-            // A share may take long to bring; the limit is for standing still.
+            // Staging a share may take long; the deadline limits only a time without progress.
             if staged != self.staged() {
                 until = deadline(Instant::now(), self.options.deadline);
                 staged = self.staged();
@@ -174,7 +174,7 @@ impl Loader {
         }
     }
 
-    /// Moves to the start of `epoch`. If the run is there already, it keeps what was read ahead.
+    /// Moves to the start of `epoch`. If the run is already there, readahead keeps its samples.
     ///
     /// # Errors
     /// `InvalidArgument`: the run has no such epoch.
@@ -183,8 +183,8 @@ impl Loader {
         self.go_to(State { order, epoch: Epoch(epoch), consumed: 0, ..self.base.clone() })
     }
 
-    /// The state after the batches delivered so far, to all threads. A run resumes from it, also with
-    /// another world size or batch size.
+    /// The state after the batches delivered so far to all threads. A run can resume from it with another
+    /// world size or batch size too.
     pub fn state(&self) -> State {
         let (epoch, consumed) = unpack(self.position.load(Ordering::Acquire));
         State { order: self.order(), epoch, consumed, ..self.base.clone() }
@@ -215,8 +215,8 @@ impl Loader {
         self.state().epoch.0
     }
 
-    /// Batches of a whole epoch on this rank: with a budget, of the epoch that [`Loader::epoch`] returns, all of whose
-    /// samples are looked at.
+    /// Batches of a whole epoch on this rank. With a budget, they are counted for the epoch that
+    /// [`Loader::epoch`] returns, from the lengths of all its samples.
     pub fn batches_per_epoch(&self) -> u64 {
         self.share.batches_after(&State { consumed: 0, ..self.state() })
     }
@@ -243,19 +243,19 @@ impl Loader {
         self.running.get_or_init(Mutex::default).lock().stats()
     }
 
-    /// Returns whether the verified bytes of the sample are in this process's window now, that is, while its chunk is
-    /// there. Always `false` for a mixture, and where batches are not made of whole chunks.
+    /// Returns whether the verified bytes of the sample are in this process's window now, which is while its
+    /// chunk is there. Always `false` for a mixture, and if batches are not made of whole chunks.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let running = self.running.get_or_init(Mutex::default).lock();
         running.loader.as_ref().is_some_and(|loader| loader.is_resident(id))
     }
 
-    /// Counters of this rank's store so far; `None` without a store, or once it is closed.
+    /// Counters of this rank's store so far; `None` without a store or after it is closed.
     pub fn store_stats(&self) -> Option<StoreStats> {
         self.store.as_ref()?.stats()
     }
 
-    /// Its options.
+    /// The options of the loader.
     pub fn options(&self) -> &LoaderOptions {
         &self.options
     }
@@ -265,15 +265,15 @@ impl Loader {
         &self.directory
     }
 
-    /// Stops reading and releases the data set; if this was its last handle, that closes connections and
-    /// tiers. Calls of other threads, and all later calls, end with `Interrupted`. Batches stay valid.
+    /// Stops reading and releases the data set; if this was its last handle, connections and tiers are
+    /// closed. Calls of other threads, and all later calls, end with `Interrupted`. Batches stay valid.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let ended = (running.end(), running.previous.take(), running.prepared.take());
         let over = self.over.try_write_for(LOCK_LIMIT).and_then(|mut over| over.take());
         drop(running);
-        drop((ended, over)); // without the lock: dropping them waits for their threads
+        drop((ended, over)); // after unlocking: dropping them waits for their threads
     }
 
     fn go_to(&self, state: State) -> Result<()> {
@@ -305,12 +305,12 @@ impl Loader {
 
     /// Takes a batch if one is ready within `limit`; starts the loader first if there is none.
     ///
-    /// It holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a
-    /// thread that wants the lock.
+    /// Holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a thread
+    /// that wants the lock.
     fn try_next(&self, batch: &mut Batch, asked: Instant, limit: Duration) -> Result<NextBatch> {
         let lock = self.running.get_or_init(Mutex::default);
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
-        self.check_open()?; // again: after `close` nothing may be started
+        self.check_open()?; // again: nothing may start after `close`
         if let Some(loader) = &mut running.loader {
             self.check_place()?;
             let taken = loader
@@ -341,7 +341,7 @@ impl Loader {
         Ok(NextBatch::Later)
     }
 
-    /// Adds a batch that was delivered just now to the record of the run.
+    /// Adds the batch that was just delivered to the record of the run.
     fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
         let Running { loader: Some(loader), past, record, .. } = running else { return };
         let of_loader = loader.delivered();
@@ -389,7 +389,8 @@ impl Loader {
         over.clone().ok_or_else(closed)
     }
 
-    /// `None` in a forked child if another thread was closing the loader at the fork: nothing ever unlocks it there.
+    /// `None` in a forked child if another thread was closing the loader at the fork: that lock is never
+    /// unlocked there.
     fn read_over(&self) -> Option<RwLockReadGuard<'_, Option<Over>>> {
         self.over.try_read_for(LOCK_LIMIT)
     }
@@ -415,7 +416,7 @@ impl Running {
         stats::sum(self.past, now.unwrap_or_default())
     }
 
-    /// Ends the loader, also one that still connects, and keeps its counters.
+    /// Ends the loader, even while it still connects, and keeps its counters.
     fn end(&mut self) -> Option<prefetch::Prefetcher> {
         self.starting = None;
         let loader = self.loader.take();
@@ -448,7 +449,7 @@ fn pack(state: &State) -> Result<u64> {
         let text = format!("epochs go to {}, not {}", MAX_EPOCHS - 1, state.epoch);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    // An image has at most 2^40 samples, and at the end of an epoch `normal` makes this 0.
+    // An image has at most 2^40 samples, and `normal` turns a full epoch into 0.
     if state.consumed >= 1 << CONSUMED_BITS {
         let text = format!("no epoch has {} samples", state.consumed);
         return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -468,7 +469,7 @@ fn pack_lanes(order: &OrderSpec) -> u64 {
     }
 }
 
-/// `order` with the lanes that `pack_lanes` packed.
+/// `order` with the lanes that `pack_lanes` encoded.
 fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
     let lanes = packed as u32;
     let kind = match order.kind.lanes_and_group() {
@@ -478,7 +479,7 @@ fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
     OrderSpec { kind, ..order }
 }
 
-/// Longer than the lock is ever held while the data set is cloned.
+/// Longer than any clone of the data set holds the lock.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
 const CONSUMED_BITS: u32 = 40;

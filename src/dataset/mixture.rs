@@ -1,7 +1,7 @@
 //! Several data sets as one sequence, in given proportions, read by one loader.
 //!
-//! A mixture has no threads, queue pairs or memory of its own: a loader over it has one poller and one window, as a
-//! loader over a data set. Each data set keeps its tiers and its peers.
+//! A mixture has no threads, queue pairs or memory of its own. A loader over it has one poller and one
+//! window, like a loader over one data set. Each data set keeps its tiers and its peers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::units::{Epoch, SampleId};
 use super::over::Over;
 use super::{Dataset, Loader, Query, Read, Sampler, Share};
 
-/// Data sets, and the part of each.
+/// Data sets, with the weight or number of samples of each.
 ///
 /// ```no_run
 /// # fn main() -> dlfs::Result<()> {
@@ -41,19 +41,19 @@ use super::{Dataset, Loader, Query, Read, Sampler, Share};
 #[derive(Debug, Clone)]
 pub struct Mixture {
     datasets: Vec<Dataset>,
-    /// The seed, and the samples of a batch of one source, are those of the loader.
+    /// Without the loader's seed and per-source batch size, which [`Mixture::spec`] fills in.
     spec: MixtureSpec,
 }
 
 impl Mixture {
-    /// A mixture of `parts`. `epoch_size`: samples of an epoch; `None`: what `repeat` and `choose` say, or as many as
-    /// all data sets have. With [`Batching::PerSource`], a batch of 0 stands for the global batch of the loader, and an
-    /// open epoch ends with its last whole batch.
+    /// A mixture of `parts`. `epoch_size`: samples of an epoch; `None`: the number that `repeat` and `choose`
+    /// give, or the number of samples of all data sets. With [`Batching::PerSource`], a batch of 0 stands for
+    /// the global batch of the loader, and an open epoch ends with its last whole batch.
     ///
     /// # Errors
-    /// `InvalidArgument`: what makes no mixture, and of which data set: one is there twice, is empty, or is never
-    /// read; weights beside numbers of samples; phases out of order. `Unsupported`: a data set keeps a share in a
-    /// store.
+    /// `InvalidArgument`: a data set is there twice, is empty, or is never read; weights and numbers of
+    /// samples are mixed; phases are out of order. The message names the data set. `Unsupported`: a data set
+    /// keeps a share in a store.
     pub fn new(
         parts: Vec<(Dataset, Part)>,
         epoch_size: Option<u64>,
@@ -74,7 +74,7 @@ impl Mixture {
         Ok(Mixture { datasets, spec })
     }
 
-    /// The data sets, in their order: a batch counts them from 0.
+    /// The data sets; a batch counts them from 0 in this order.
     pub fn datasets(&self) -> &[Dataset] {
         &self.datasets
     }
@@ -95,10 +95,11 @@ impl Mixture {
         spec
     }
 
-    /// The sequence with the seed 0: what an epoch has of each source does not depend on the seed.
+    /// The sequence with the seed 0: the number of samples per source in an epoch does not depend on the
+    /// seed.
     ///
     /// # Errors
-    /// As [`Mixture::new`], which found none.
+    /// As [`Mixture::new`]; a mixture that exists passed these checks.
     pub fn sequence(&self) -> Result<mixture::Mixture> {
         mixture::Mixture::new(&self.spec)
     }
@@ -148,17 +149,18 @@ impl Mixture {
         Ok(Read { batch, failures })
     }
 
-    /// A loader of batches along the mixture: each source in the order of `options`, shuffled anew whenever it is
-    /// used up. It reads ahead from the first request on.
+    /// A loader of batches along the mixture. Each source is read in the order of `options`, and is shuffled
+    /// again whenever it is used up. Reads ahead from the first request on.
     ///
     /// # Errors
-    /// `InvalidArgument`: the options contradict each other or the mixture, or the state belongs to another mixture:
-    /// the message says which source differs.
+    /// `InvalidArgument`: the options contradict each other or the mixture, or the state belongs to another
+    /// mixture. The message says which source differs.
     pub fn loader(&self, options: LoaderOptions) -> Result<Loader> {
         Loader::over(self.over(&options)?, options)
     }
 
-    /// The ids that a loader with these options would read, with the [`sources`](Sampler::sources) that they are of.
+    /// The ids that a loader with these options would read, with the [`sources`](Sampler::sources) they
+    /// belong to.
     ///
     /// # Errors
     /// As [`Mixture::loader`].

@@ -1,10 +1,10 @@
 //! The API that every language binding wraps: a data set that threads share, and loaders along an order.
 //!
 //! An [`Image`] is one open generation: its namespaces, superblocks and directory. A [`Dataset`] owns an
-//! image and its readers, and adds what all bindings need: every method takes `&self` and may be called
-//! from any thread; a call that waits asks its [`Watch`] at least every 100 ms, so that an interpreter can
-//! check for signals; a forked child opens connections of its own; a batch may outlive its reader. This
-//! module decides nothing about orders, reads or retries, and depends on no language.
+//! image and its readers, and adds what all bindings need: every method takes `&self` and may be called from
+//! any thread; a call that waits asks its [`Watch`] at least every 100 ms, so that an interpreter can check
+//! for signals; a forked child opens its own connections; a batch may outlive its reader. This module decides
+//! nothing about orders, reads or retries, and depends on no language.
 //!
 //! ```no_run
 //! use dlfs::dataset::{Dataset, OnError, Options, Query};
@@ -28,9 +28,9 @@
 //!
 //! # Threads and forks
 //! [`Dataset`], [`Loader`] and [`Batch`] are `Send` and `Sync`. Threads that read by id do so concurrently,
-//! each with a reader of its own; threads that share a loader get different batches. After a fork the
-//! child may use all of them: at first use it opens queue pairs of its own, and a loader continues after
-//! the last batch that the parent had received.
+//! each with its own reader; threads that share a loader get different batches. A forked child may use all of
+//! them: at first use it opens its own queue pairs, and a loader continues after the last batch that the
+//! parent had received.
 //!
 //! Read this file first, then `image.rs` and `loader.rs`; `mixture.rs` reads several data sets as one.
 
@@ -103,9 +103,9 @@ pub use views::{ViewSource, save_views};
 /// Options to open a [`Dataset`] and to read it by id.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// How to connect to its namespaces, and where its directory comes from.
+    /// Options of the connections to its namespaces, and the source of its directory.
     pub open: OpenOptions,
-    /// How to read samples by id. Each thread that reads has a window of this size.
+    /// Options of reads by id. Each thread that reads has a window of this size.
     pub read: ReaderOptions,
 }
 
@@ -142,7 +142,7 @@ impl Measured for Readers {
 pub enum Query<'a> {
     /// The samples with these ids.
     Ids(&'a [SampleId]),
-    /// The samples with these names; of several with one name, the newest.
+    /// The samples with these names; if several samples share a name, the newest.
     Names(&'a [&'a [u8]]),
 }
 
@@ -177,7 +177,7 @@ impl Dataset {
         Ok(Dataset::from_image(image, options.read.clone()))
     }
 
-    /// A data set of an image that is open already.
+    /// A data set of an open image.
     pub fn from_image(image: Image, options: ReaderOptions) -> Dataset {
         let readers = Arc::new(Forked::new(Readers::default()));
         let _metered = Registration::new(&readers);
@@ -189,12 +189,12 @@ impl Dataset {
         &self.0.image
     }
 
-    /// The directory: what is known of each sample without I/O.
+    /// The directory, which answers questions about samples without I/O.
     pub fn directory(&self) -> &Arc<Directory> {
         self.0.image.directory()
     }
 
-    /// The number of samples. If none was deleted, ids go from 0 to one less.
+    /// The number of samples. If none was deleted, the ids are `0..len`.
     pub fn len(&self) -> u64 {
         self.directory().num_live()
     }
@@ -204,7 +204,7 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// The id of the sample at `index` in the order of ids.
+    /// The id of the sample at `index` in ascending order of ids.
     ///
     /// # Errors
     /// `NotFound`: there are fewer samples.
@@ -307,9 +307,9 @@ impl Dataset {
         Ok(Read { batch, failures })
     }
 
-    /// Reads ranges of samples on the calling thread, which polls until all have arrived: of a sample of more
-    /// than 1 MiB only the pieces that a range touches. Returns the positions in the request that failed,
-    /// ascending, with their errors.
+    /// Reads ranges of samples on the calling thread, which polls until all have arrived. From a sample above
+    /// 1 MiB it reads only the pieces that the range touches. Returns the positions in the request that
+    /// failed, ascending, with their errors.
     ///
     /// # Errors
     /// `Interrupted`: `watch` interrupted the call; `Stale`: the image has a newer generation; `TimedOut`: the
@@ -326,10 +326,10 @@ impl Dataset {
         Ok((out, failures))
     }
 
-    /// As [`Dataset::read_ranges`], of one range.
+    /// Reads one range, as [`Dataset::read_ranges`] does.
     ///
     /// # Errors
-    /// Also that of the range: `NotFound`, `Corrupt`, `Disconnected`.
+    /// As [`Dataset::read_ranges`]; also the error of the range: `NotFound`, `Corrupt`, `Disconnected`.
     pub fn read_range(
         &self,
         id: SampleId,
@@ -346,7 +346,7 @@ impl Dataset {
         *self.0.readers.get_or_init(Readers::default).stats.lock()
     }
 
-    /// How long the commands of reads by id in this process took, from submission to completion.
+    /// Latencies of the commands of reads by id in this process, from submission to completion.
     pub fn latency(&self) -> Histogram {
         self.0.readers.get_or_init(Readers::default).latencies.read()
     }
@@ -366,7 +366,7 @@ impl Dataset {
         self.image().places()
     }
 
-    /// A loader of batches along an order. It reads ahead from the first request on.
+    /// A loader of batches along an order. Reads ahead from the first request on.
     ///
     /// # Errors
     /// `InvalidArgument`: the options contradict each other, or the state is of another image or order.
@@ -375,7 +375,7 @@ impl Dataset {
         Loader::over(Over::dataset(self), options)
     }
 
-    /// The error for position `index` of a request, which names no sample.
+    /// The error for position `index` of a request, whose id or name has no sample.
     fn absent(&self, query: Query<'_>, index: usize) -> Error {
         match query {
             Query::Names(names) => {
@@ -412,7 +412,7 @@ impl Dataset {
             }
         };
         let before = reader.stats();
-        // A reader whose engine panicked is dropped, and the caller's thread lives on.
+        // A panic drops the reader, but does not end the caller's thread.
         let result = caught("reading by id", || work(&mut reader, watch))?;
         stats::add_difference(&mut readers.stats.lock(), before, reader.stats());
         let mut idle = readers.idle.lock();

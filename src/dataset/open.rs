@@ -30,12 +30,12 @@ use super::{Image, folder};
 /// Options to open an image.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// How to connect to its namespaces.
+    /// Options of the connections to its namespaces.
     pub connect: ConnectOptions,
     /// A saved snapshot of the directory, used instead of the one on the image.
     pub snapshot: Option<PathBuf>,
-    /// Location of the snapshot that a process of this machine shares: [`Image::share_snapshot`]. The snapshot is
-    /// read from the image if it is not there, or is not the one that the image has committed.
+    /// Location of a snapshot that another process of this machine shares: [`Image::share_snapshot`]. If the
+    /// snapshot is not there, or is not the one that the image has committed, it is read from the image.
     pub shared_snapshot: Option<SealedLocation>,
     /// The tiers in front of the namespaces.
     pub tiers: TierOptions,
@@ -44,23 +44,22 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// The tiers; those in remote namespaces are reached as the data set is.
+    /// The tiers; tiers in remote namespaces use the data set's connection options.
     fn tiers(&self) -> TierOptions {
         TierOptions { connect: self.connect.clone(), ..self.tiers.clone() }
     }
 }
 
 impl Image {
-    /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue. The address of
-    /// a subsystem, without `?ns=`,
-    /// stands for all of its namespaces that hold the image. A plain folder is an image too; its checksums
-    /// are learned when its files are first read.
+    /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue. The address of a
+    /// subsystem, without `?ns=`, stands for all of its namespaces that hold the image. A plain folder is an
+    /// image too; its checksums are learned when its files are first read.
     ///
     /// # Errors
-    /// Those of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not
-    /// one whole image. `Unsupported`: a later release wrote it. `Corrupt`: superblock or snapshot is
-    /// damaged; the chunks may still be whole, and `rebuild` finds them. `Stale`: the saved snapshot or
-    /// the view is of another generation, or a name in a catalogue stands for another generation. Those of
+    /// Errors of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not one
+    /// whole image. `Unsupported`: a later release wrote it. `Corrupt`: superblock or snapshot is damaged;
+    /// the chunks may still be intact, and `rebuild` finds them. `Stale`: the saved snapshot or the view
+    /// belongs to another generation, or the catalogue's name stands for another generation. Errors of
     /// [`ViewSource`].
     pub fn open(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
         let Resolved { sites, named } = catalog::resolve(addresses)?;
@@ -85,7 +84,7 @@ impl Image {
         Err(failed.expect("there is a site, and each has failed"))
     }
 
-    /// Opens the image on addresses that are no names.
+    /// Opens the image on resolved addresses.
     fn open_at(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
         if let [Address::Path(path)] = addresses
             && path.is_dir()
@@ -108,10 +107,10 @@ impl Image {
         Image::of_copies(devices, chosen.iter().map(|&at| copies[at].clone()).collect(), options)
     }
 
-    /// As [`Image::open`], for namespaces that are open already.
+    /// As [`Image::open`], for namespaces that are already open.
     ///
     /// # Errors
-    /// As [`Image::open`], without those of connecting.
+    /// As [`Image::open`], except errors of connecting.
     pub fn from_devices(devices: Vec<Arc<dyn Device>>, options: &OpenOptions) -> Result<Image> {
         let copies = read_superblocks(&devices)?;
         Image::of_copies(devices, copies, options)
@@ -209,8 +208,8 @@ fn check_sizes(opened: &SuperblockSet, devices: &[Arc<dyn Device>]) -> Result<()
     }))
 }
 
-/// The directory of a snapshot that was saved to a file. It reads no more of the file than the length of the
-/// image's own snapshot.
+/// The directory of a snapshot that was saved to a file. Reads at most the length of the image's own
+/// snapshot.
 fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<(Directory, Bytes)> {
     let superblock = opened.superblock();
     let most = superblock.snapshot.len_bytes.max(SNAPSHOT_HEAD_BYTES as u64);
@@ -227,7 +226,7 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<(Directory, Bytes)>
     if head.generation != superblock.generation {
         return Err(saved_at_another_generation(head.generation, superblock.generation));
     }
-    // The same generation with other bytes: saved before a rebuild, or by an import that was aborted.
+    // The same generation with other bytes: saved before a rebuild, or of an aborted import.
     let another = |error: FormatError| {
         let text = "the snapshot is not the one that the image has committed";
         Error::new(ErrorKind::Stale, text).source(error).hint("save it again: dlfs snapshot save")

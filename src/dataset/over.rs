@@ -15,7 +15,7 @@ use super::Dataset;
 /// The source of a run's samples.
 #[derive(Debug, Clone)]
 pub(super) struct Over {
-    /// One, unless `mix` says how they are mixed.
+    /// One data set, unless `mix` says how several are mixed.
     datasets: Vec<Dataset>,
     mix: Option<Arc<Mix>>,
 }
@@ -59,11 +59,11 @@ impl Over {
         }
     }
 
-    /// `options` with what follows from the data: the nodes that hold chunks, and an estimate of the samples of a
-    /// batch, if batches have a budget: all lengths are looked at.
+    /// `options` completed from the data: the nodes that hold chunks and, if batches have a budget, an
+    /// estimate of the samples of a batch from the lengths of all samples.
     ///
     /// # Errors
-    /// `InvalidArgument`: a sample has no length, or is longer than the budget; nobody holds chunks.
+    /// `InvalidArgument`: a sample has no length, or is longer than the budget; no node holds chunks.
     pub(super) fn prepared(&self, options: LoaderOptions) -> Result<LoaderOptions> {
         if let Some(mix) = &self.mix {
             return mix.measured(options);
@@ -78,7 +78,7 @@ impl Over {
     /// Checks `options`, and returns the state in which a run with them starts.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: they contradict each other or the data, or the state to resume from does.
+    /// `InvalidArgument`, `Stale`: the options or the state to resume from contradict each other or the data.
     pub(super) fn start(&self, options: &LoaderOptions) -> Result<State> {
         options.check()?;
         if let Some(mix) = &self.mix {
@@ -90,7 +90,7 @@ impl Over {
         Ok(start)
     }
 
-    /// Checks that a run with `options` may go to `state`.
+    /// Checks that a run with `options` may move to `state`.
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: the state belongs to other data or another order.
@@ -108,7 +108,7 @@ impl Over {
         self.check_place(state, options)
     }
 
-    /// Checks that what `state` has consumed of a data set ends with a batch, if batches have a budget.
+    /// Checks that the `consumed` of a data set's state is at the end of a batch, if batches have a budget.
     fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         if options.budget.is_none() || state.consumed == 0 {
             return Ok(());
@@ -127,7 +127,7 @@ impl Over {
         let Some(mix) = &self.mix else {
             return self.first().image().prefetcher_in(options, window);
         };
-        // A plan of the tiers is for a run over one data set: in a mixture they keep what was read last.
+        // A tier's plan is for a run over one data set: in a mixture, tiers keep what was read last.
         self.datasets.iter().for_each(|dataset| dataset.image().expect_ranks(options.world_size));
         let options = LoaderOptions { mixture: Some(Arc::clone(mix)), ..options };
         Prefetcher::in_window(Arc::clone(self.directory()), self.devices(), options, window)

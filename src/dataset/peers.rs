@@ -25,13 +25,13 @@ impl Image {
     /// The same image, read through the caches of all nodes of a round: each serves its tiers to the others.
     /// Waits until all ranks have joined. Other clones of this handle are unchanged.
     ///
-    /// `run` are the options by which this rank will read, if they are known: ranks that differ in more than
-    /// their number are refused. With local shares, no node holds much more than its ranks read
+    /// `run` are the options by which this rank will read, if they are known: all ranks must have the same
+    /// options except for their rank. With local shares, no node holds much more than its ranks read
     /// ([`PeerOptions::keep_shares`]).
     ///
     /// # Errors
-    /// `InvalidArgument`: the image has no tiers, so that there is nothing to serve; or for peers by plan, its tiers
-    /// keep by another policy, or shares are local. Those of [`Peers::join`].
+    /// `InvalidArgument`: the image has no tiers, so there is nothing to serve; or peers by plan are combined
+    /// with tiers of another policy or with local shares. Errors of [`Peers::join`].
     pub fn with_peers<'a>(
         self,
         options: &PeerOptions,
@@ -62,11 +62,11 @@ impl Image {
         Ok(self.through(peers, &intact))
     }
 
-    /// As [`Image::with_peers`], for a process beside the one that has joined as this rank: it reads through
-    /// the same peers and serves nothing. `pass` is that of the other process.
+    /// As [`Image::with_peers`], for a process beside the one that joined as this rank: it reads through the
+    /// same peers and serves nothing. `pass` comes from the process that joined.
     ///
     /// # Errors
-    /// `InvalidArgument`: the image has no tiers. Those of [`Peers::attach`].
+    /// `InvalidArgument`: the image has no tiers. Errors of [`Peers::attach`].
     pub fn attach_to_peers(self, pass: Pass, connect: &ConnectOptions) -> Result<Image> {
         let served = self.served(None, pass.serving())?;
         let peers = Peers::attach(&served, pass, connect)?;
@@ -82,10 +82,10 @@ impl Image {
         self
     }
 
-    /// `options` with the place of ranks and chunks, if they say local shares.
+    /// `options` with the places of ranks and chunks, if they ask for local shares.
     ///
     /// # Errors
-    /// `InvalidArgument`: the image has no peers, so that no node is known to hold anything.
+    /// `InvalidArgument`: the image has no peers, so the nodes that hold chunks are unknown.
     pub(super) fn located(&self, options: LoaderOptions) -> Result<LoaderOptions> {
         if options.sharding != Sharding::Local || options.locality.is_some() {
             return Ok(options);
@@ -101,8 +101,8 @@ impl Image {
         Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
     }
 
-    /// Decides by the known rates whether peers are asked while `processes` read from the origin: not if that is
-    /// faster than the network between nodes, or than any tier behind it. Warns when they are asked no more.
+    /// Decides by the known rates whether peers are asked while `processes` read from the origin. They are
+    /// not if the origin is faster than every tier read over the network. Warns when it stops asking peers.
     pub(super) fn avoid_slow_peers(&self, processes: u32) -> bool {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return false };
         let tiers = 0..cache.capacities().len() as u8;
@@ -201,7 +201,7 @@ impl Image {
         }
     }
 
-    /// The tiers keep room for the chunks that this node holds, unless nobody would ask for them.
+    /// Keeps room in the tiers for the chunks that this node holds, unless nobody would ask for them.
     fn hold(&self, intact: &Arc<Intact>) {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return };
         let serving = peers.serving();
@@ -221,15 +221,15 @@ impl Image {
 }
 
 impl Dataset {
-    /// The same data set, read through the tiers of all nodes of the job. Waits until all ranks have joined, on
-    /// the calling thread.
+    /// The same data set, read through the tiers of all nodes of the job. Waits on the calling thread until
+    /// all ranks have joined.
     ///
-    /// `run` is as for [`Image::with_peers`]. `object` is where the ranks meet if
-    /// [`Means::Object`](crate::peers::Means::Object) says so. A process that joins several times must do so in the
+    /// `run` is as for [`Image::with_peers`]. `object` is the program's rendezvous, used with
+    /// [`Means::Object`](crate::peers::Means::Object). A process that joins several times must do so in the
     /// same order as all others, or name each round.
     ///
     /// # Errors
-    /// `Interrupted`: `watch` ended the wait. Those of [`Meeting::rendezvous`] and [`Image::with_peers`].
+    /// `Interrupted`: `watch` ended the wait. Errors of [`Meeting::rendezvous`] and [`Image::with_peers`].
     pub fn with_peers(
         &self,
         meeting: &Meeting,
@@ -238,7 +238,7 @@ impl Dataset {
         object: Option<&mut dyn Rendezvous>,
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
-        // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
+        // Before the round is counted: the other ranks will fail in the same way, or time out.
         self.image().check_mode(run, meeting.options.serving)?;
         self.image().served(run, meeting.options.serving)?;
         let meeting = of_this_round(meeting);
@@ -249,13 +249,13 @@ impl Dataset {
         Ok(Dataset::from_image(image, self.0.options.clone()))
     }
 
-    /// Goes on serving the tiers until all ranks of the round have called this, or until `timeout`: the copies of a
-    /// rank that ends earlier are lost to its peers. Returns at once in a process that does not serve. `meeting`
-    /// and `object` are those of [`Dataset::with_peers`].
+    /// Serves the tiers until all ranks of the round have called this, or until `timeout`: when a rank ends
+    /// earlier, its peers lose its copies. Returns at once in a process that does not serve. `meeting` and
+    /// `object` are those of [`Dataset::with_peers`].
     ///
     /// # Errors
-    /// `TimedOut`: ranks are missing; the message names them. `Interrupted`: `watch` ended the wait. Those of
-    /// [`Meeting::rendezvous`]. None of them matters to this rank's own reads.
+    /// `TimedOut`: ranks are missing; the message names them. `Interrupted`: `watch` ended the wait. Errors
+    /// of [`Meeting::rendezvous`]. This rank's own reads remain correct after any of these errors.
     pub fn leave_peers(
         &self,
         meeting: &Meeting,
@@ -267,7 +267,7 @@ impl Dataset {
         let Some(peers) = self.image().peers().filter(|peers| peers.is_serving()) else {
             return Ok(());
         };
-        // Under the name that this round got when it was joined.
+        // The round's name was chosen when it was joined.
         let (rank, _) = peers.place();
         let mut meeting = meeting.clone();
         meeting.round.clone_from(&peers.round().records()[rank as usize].round);
@@ -288,18 +288,18 @@ impl Dataset {
 
 /// Counters of the places that bytes came from so far: the same in `dlfs read --json`, Python and C.
 ///
-/// A tier and the origin count what this process read there, for itself and for its peers.
+/// A tier and the origin count the reads of this process, for itself and for its peers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Places {
     /// This node's tiers, fastest first; the other nodes; the data set.
     pub places: Vec<Place>,
     /// Bytes that a peer was asked for and did not deliver.
     pub not_there_bytes: u64,
-    /// The reads of which those are: wrong guesses of what is there.
+    /// The reads of those bytes: wrong guesses about a peer's content.
     pub not_there_reads: u64,
     /// Bytes that were read elsewhere after a peer had failed.
     pub rerouted_bytes: u64,
-    /// Bytes that a peer delivered and that differ from the directory's checksum. None of them reached the caller.
+    /// Bytes from a peer that do not match the directory's checksum. The caller never sees them.
     pub mismatched_bytes: u64,
 }
 
@@ -310,7 +310,7 @@ impl Places {
     }
 }
 
-/// One place, and what came from it.
+/// One place, and the reads from it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Place {
     /// Its kind.
@@ -321,7 +321,7 @@ pub struct Place {
     pub reads: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Total time of the reads, in seconds; for the origin, of those that somebody waited for.
+    /// Total time of the reads, in seconds; for the origin, only reads that somebody waited for.
     pub read_s: f64,
 }
 
@@ -345,14 +345,14 @@ pub(super) fn of_this_round(meeting: &Meeting) -> Meeting {
     if meeting.options.round.is_none() {
         match JOINED.fetch_add(1, Ordering::Relaxed) {
             0 => {}
-            // The records of an earlier round may still be there.
+            // The records of an earlier round may still exist.
             nth => meeting.round = format!("{}/{nth}", meeting.round),
         }
     }
     meeting
 }
 
-/// The rendezvous of the ranks: the meeting's own, or the program's object.
+/// The rendezvous of the ranks: the meeting's own, or the one that the program passed.
 pub(super) fn chosen<'a, 'b>(
     own: &'a mut Option<Box<dyn Rendezvous>>,
     object: Option<&'a mut (dyn Rendezvous + 'b)>,
@@ -395,12 +395,12 @@ impl Rendezvous for Watched<'_, '_, '_> {
     }
 }
 
-/// Why there are no local shares by plan.
+/// Reason for refusing local shares by plan.
 const LOCAL_BY_PLAN: &str =
     "local shares follow from what nodes hold, and by plan what nodes hold follows from the shares";
 const LOCAL_BY_PLAN_HINT: &str = "take strided shares, or the mode read-through or copies";
 
-/// A hash of what the ranks of a job must have in common.
+/// A hash of the options that all ranks of a job must share.
 pub(super) fn hash_of(
     run: Option<&LoaderOptions>,
     view: Option<ViewMark>,
@@ -415,5 +415,5 @@ pub(super) fn hash_of(
     xxh3_64(&json)
 }
 
-/// How often this process has joined peers without a name: the ranks of a job join in the same order.
+/// Rounds without a name that this process has joined; all ranks of a job join in the same order.
 static JOINED: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,4 @@
-//! A sample as an open file: reads at offsets, of large samples in verified pieces.
+//! A sample as an open file: reads at offsets; large samples are read and verified in pieces.
 
 use std::ops::Range;
 
@@ -12,22 +12,22 @@ use crate::units::SampleId;
 
 use super::Dataset;
 
-/// An open sample, or one field of it, as bytes or as a file. Reads may come from any thread, and never wait for
-/// each other.
+/// An open sample, or one field of it, as bytes or as a file. Reads may come from any thread, and never wait
+/// for each other.
 ///
-/// It keeps the bytes that it read last: a sample up to 1 MiB whole, of a larger one at most 8 MiB. Reads that
-/// follow one another read ahead, twice as far each time; others take only the pieces that they touch.
+/// It caches the bytes of the last read: a sample up to 1 MiB whole, of a larger one at most 8 MiB.
+/// Sequential reads read ahead, twice as far each time; other reads take only the pieces that they touch.
 #[derive(Debug)]
 pub struct SampleFile {
     dataset: Dataset,
     id: SampleId,
-    /// The bytes that precede those of a field in its file.
+    /// The bytes in the file before those of the field.
     head: Vec<u8>,
     /// The range of the record that holds the rest of the file.
     span: Range<u64>,
     record_len: u64,
-    /// Taken out while it is used: a thread that finds none reads for itself. It is only tried, so that a
-    /// lock that was held during a fork does not matter to the child.
+    /// Taken out while it is used: a thread that finds it missing reads for itself. The lock is only tried,
+    /// so that a lock held at a fork does not block the child.
     window: Mutex<Option<Window>>,
 }
 
@@ -42,10 +42,11 @@ struct Window {
 }
 
 impl Dataset {
-    /// Opens a sample: the whole record, or the bytes of `field`, for which the table of its fields is read.
+    /// Opens a sample: the whole record, or the bytes of `field`, whose position is read from the table of
+    /// fields.
     ///
     /// # Errors
-    /// `NotFound`: there is no such sample, or it lacks the field. Those of [`Dataset::read_range`].
+    /// `NotFound`: there is no such sample, or it lacks the field. Errors of [`Dataset::read_range`].
     pub fn open_sample(
         &self,
         id: SampleId,
@@ -67,8 +68,8 @@ impl Dataset {
         Ok(SampleFile { dataset: self.clone(), id, head, span, record_len, window })
     }
 
-    /// As [`Dataset::open_sample`], of the file of a field: where its type has a
-    /// [form of files](crate::format::field_type::FileForm), the elements are shown in it.
+    /// As [`Dataset::open_sample`], of the file of a field: if its type has a [form of
+    /// files](crate::format::field_type::FileForm), the file shows the elements in that form.
     ///
     /// # Errors
     /// As [`Dataset::open_sample`].
@@ -85,7 +86,7 @@ impl Dataset {
         match kind.file_head(file.len_bytes()) {
             Some(head) => file.head = head,
             None => {
-                let mut number = vec![0; file.len_bytes() as usize]; // at most 8 bytes are text
+                let mut number = vec![0; file.len_bytes() as usize]; // at most 8 bytes as text
                 file.read_at(0, &mut number, watch)?;
                 file.head = kind.to_file(&number).into_owned();
                 file.span.end = file.span.start;
@@ -96,7 +97,7 @@ impl Dataset {
 }
 
 impl Dataset {
-    /// As [`Dataset::read_ranges`], of one field of each sample. A sample without the field fails with
+    /// As [`Dataset::read_ranges`], of one field of each sample. A sample that lacks the field fails with
     /// `NotFound`.
     ///
     /// # Errors
@@ -158,7 +159,7 @@ impl SampleFile {
         self.id
     }
 
-    /// Its length in bytes.
+    /// The length of the file in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.head.len() as u64 + self.body_len()
     }
@@ -170,7 +171,7 @@ impl SampleFile {
     /// Reads at `offset` into `buf`, as `pread`: returns how many bytes there are, 0 at and after the end.
     ///
     /// # Errors
-    /// Those of [`Dataset::read_range`]; `buf` then has no meaning.
+    /// Errors of [`Dataset::read_range`]; `buf` then has no meaning.
     pub fn read_at(&self, offset: u64, buf: &mut [u8], watch: &mut dyn Watch) -> Result<usize> {
         let head_len = self.head.len() as u64;
         let Some(front) = self.head.get(offset.min(head_len) as usize..) else { return Ok(0) };
@@ -212,11 +213,12 @@ impl SampleFile {
         Ok(len)
     }
 
-    /// Calls `work` with verified bytes of the file at `offset`, as many as one read brings; with none at its end.
-    /// Reads neither what was kept nor ahead: for a reader of all, which needs no copy of the bytes.
+    /// Calls `work` with verified bytes of the file at `offset`, as many as one read brings; with none at its
+    /// end. Uses neither cached bytes nor readahead: for a reader of the whole file, who needs no copy of the
+    /// bytes.
     ///
     /// # Errors
-    /// Those of [`Dataset::read_range`].
+    /// Errors of [`Dataset::read_range`].
     pub fn with_bytes_at<T>(
         &self,
         offset: u64,
@@ -233,14 +235,14 @@ impl SampleFile {
         Ok(work(read.bytes(0)))
     }
 
-    /// Drops the bytes that it has kept, where no other thread uses them.
+    /// Drops the cached bytes, unless another thread uses them.
     pub fn release(&self) {
         if let Some(mut window) = self.window.try_lock() {
             *window = None;
         }
     }
 
-    /// Reads what is `wanted` of the record and, if that continues the last read, more.
+    /// Reads the range `wanted` of the record, and more if it continues the last read.
     fn read_window(
         &self,
         wanted: Range<u64>,
@@ -264,7 +266,7 @@ impl SampleFile {
     }
 }
 
-/// Bytes of a step through the whole file: few enough to stay in a processor's cache until they are copied on.
+/// Bytes per step through a whole file: a step stays in the processor's cache until it is copied.
 const STEP_BYTES: u64 = 1 << 20;
-/// The most that one file keeps, and reads at once.
+/// The most that one file caches, and reads at once.
 const MAX_WINDOW_BYTES: u64 = 8 << 20;

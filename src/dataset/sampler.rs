@@ -1,4 +1,4 @@
-//! The ids of each batch of an order, without reading samples, and the number of batches.
+//! The ids of each batch of an order, and the number of batches, without reading samples.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub struct Sampler {
     batches: Batches,
     share: Share,
     state: State,
-    /// Set if another batch of the epoch is known to follow the last one.
+    /// Set if the last batch is known not to be the epoch's last.
     has_more: bool,
     sources: Vec<u32>,
 }
@@ -42,7 +42,7 @@ impl Sampler {
         Sampler::over(over, options)
     }
 
-    /// Ids along `over`, with options that are prepared for it.
+    /// Ids along `over`, with options from [`Over::prepared`].
     pub(super) fn over(over: Over, options: LoaderOptions) -> Result<Sampler> {
         let state = over.start(&options)?;
         let share = Share::over(&over, &options)?;
@@ -73,7 +73,7 @@ impl Sampler {
         Ok(Some(head.ends_epoch))
     }
 
-    /// The data set of a mixture that each sample of the last batch is of; none over a single data set.
+    /// The data set in the mixture of each sample of the last batch; empty over a single data set.
     pub fn sources(&self) -> &[u32] {
         &self.sources
     }
@@ -102,7 +102,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Batches of a whole epoch on this rank: with a budget, of the current one, whose samples are all looked at.
+    /// Batches of a whole epoch on this rank; with a budget, counted for the current epoch from the lengths
+    /// of all its samples.
     pub fn batches_per_epoch(&self) -> u64 {
         self.share.batches_after(&State { consumed: 0, ..self.state.clone() })
     }
@@ -124,14 +125,14 @@ impl std::fmt::Debug for Sampler {
     }
 }
 
-/// How many samples and batches one rank takes of an epoch.
+/// The samples and batches of an epoch that one rank takes.
 #[derive(Debug, Clone)]
 pub struct Share {
     shard: Shard,
     len: u64,
     batch_size: u64,
     drop_short: bool,
-    /// Counts of batches by a budget, whose number differs between epochs.
+    /// Counts of batches by a budget, which differ between epochs.
     budgeted: Option<Arc<Budgeted>>,
 }
 
@@ -139,11 +140,11 @@ pub struct Share {
 #[derive(Debug)]
 struct Budgeted {
     counts: BatchCounts,
-    /// Those of the epoch that was asked for last.
+    /// The counts of the epoch that was asked for last.
     last: Mutex<Option<Counted>>,
 }
 
-/// How many batches each window of an epoch has.
+/// The number of batches in each window of an epoch.
 #[derive(Debug)]
 struct Counted {
     order: OrderSpec,
@@ -171,11 +172,12 @@ impl Share {
 
     /// Batches of this rank from `at` to the end of its epoch.
     ///
-    /// With a budget it draws all of the epoch when it is asked for it first, in some 100 ns a sample.
+    /// With a budget, the first call for an epoch draws the whole epoch, in some 100 ns a sample.
     pub(crate) fn batches_after(&self, at: &State) -> u64 {
         let consumed = at.consumed;
         if let Some(budgeted) = &self.budgeted {
-            // Lengths were all looked at when the loader was made, and no batch is left where none begins.
+            // All lengths were checked when the loader was made, so an error means that no batch begins at
+            // `consumed`.
             let left = budgeted.batches_after(&at.order, at.epoch, consumed).unwrap_or(0);
             return Shard { consumed: 0, ..self.shard }.positions(left).remaining();
         }
@@ -183,24 +185,24 @@ impl Share {
         if self.drop_short { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
 
-    /// Returns whether this rank has a batch between `at` and the end of its epoch, without a count of them.
+    /// Returns whether this rank has a batch between `at` and the end of its epoch, without counting them.
     pub(crate) fn has_batch_after(&self, at: &State) -> bool {
         match &self.budgeted {
             None => self.batches_after(at) > 0,
             Some(_) if self.shard.world_size == 1 => at.consumed < self.len,
-            // As above.
+            // The error is as in `batches_after`.
             Some(it) => it.counts.has_batch(&at.order, at.epoch, at.consumed).unwrap_or(false),
         }
     }
 
-    /// Samples of this rank from `at` to the end of its epoch. With a budget, and several ranks, it cuts all batches
-    /// of what is left.
+    /// Samples of this rank from `at` to the end of its epoch. With a budget and several ranks, it draws all
+    /// remaining batches.
     pub fn samples_after(&self, at: &State) -> u64 {
         let consumed = at.consumed;
         if let Some(budgeted) = &self.budgeted {
             return match self.shard.world_size {
                 1 => self.len.saturating_sub(consumed),
-                // As above.
+                // The error is as in `batches_after`.
                 _ => budgeted.counts.samples_after(&at.order, at.epoch, consumed).unwrap_or(0),
             };
         }
@@ -210,7 +212,7 @@ impl Share {
 }
 
 impl Budgeted {
-    /// Batches of all ranks behind `consumed` positions of an epoch.
+    /// Batches of all ranks after `consumed` positions of an epoch.
     fn batches_after(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<u64> {
         let of_windows = self.of_windows(order, epoch)?;
         let all: u64 = of_windows.iter().map(|&count| u64::from(count)).sum();

@@ -1,4 +1,4 @@
-//! The snapshot of an open image, in memory that the workers of this process map.
+//! The snapshot of an open image, in memory that this process's workers map.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,8 +9,7 @@ use crate::format::FormatError;
 use crate::format::snapshot::SnapshotHead;
 use crate::format::superblock_set::SuperblockSet;
 
-/// The bytes that a directory was decoded from. Sharing copies them once, so that workers need no copies of
-/// their own.
+/// The bytes that a directory was decoded from. Sharing copies them once, so that workers need no copies.
 #[derive(Debug)]
 pub(super) struct SharedSnapshot {
     bytes: Bytes,
@@ -22,8 +21,9 @@ impl SharedSnapshot {
         SharedSnapshot { bytes, sealed: OnceLock::new() }
     }
 
-    /// The directory in what another process shares at `location`; `None` unless it is the one that the image
-    /// has committed. Verified as if it was read from the image, so nothing depends on who shares it.
+    /// The directory in the snapshot that another process shares at `location`; `None` unless it is the
+    /// snapshot that the image has committed. It is verified as if it was read from the image, so the sharing
+    /// process need not be trusted.
     pub(super) fn open(
         location: &SealedLocation,
         opened: &SuperblockSet,
@@ -40,7 +40,7 @@ impl SharedSnapshot {
         Some((directory, SharedSnapshot { bytes, sealed: sealed.into() }))
     }
 
-    /// Returns the location where other processes find the snapshot; shares it first if need be.
+    /// Returns the location where other processes find the snapshot, which the first call shares.
     pub(super) fn share(&self) -> Result<SealedLocation> {
         if let Some(sealed) = self.sealed.get() {
             return Ok(sealed.location()?);
@@ -55,7 +55,7 @@ fn decode(bytes: &Bytes, opened: &SuperblockSet) -> Result<Directory, FormatErro
     let superblock = opened.superblock();
     let head = SnapshotHead::parse(bytes)?;
     head.check_committed(superblock)?;
-    // Whole if it was read from a file, otherwise what reading by id needs.
+    // The whole snapshot if it was read from a file, otherwise the part that reads by id need.
     let directory = if bytes.len() as u64 >= head.len_bytes {
         Directory::from_snapshot(bytes.clone())?
     } else {

@@ -11,7 +11,8 @@ use crate::replace_file::{NewMode, replace_file};
 /// Writes `state` to the file `path`, durably and atomically: a crash leaves the old file or the new one.
 ///
 /// # Errors
-/// `InvalidArgument`: `path` is not a regular file. Those of the file system. The old file is then unchanged.
+/// `InvalidArgument`: `path` is not a regular file. Errors of the file system. After an error the old file is
+/// unchanged.
 pub fn save_state(path: &Path, state: &State) -> Result<()> {
     replace_file(path, NewMode::Private, format!("{}\n", state.to_json()).as_bytes())
 }
@@ -19,18 +20,18 @@ pub fn save_state(path: &Path, state: &State) -> Result<()> {
 /// Reads the state that [`save_state`] wrote; `None` if there is no such file.
 ///
 /// # Errors
-/// `InvalidArgument`: the file does not hold a state. Those of the file system.
+/// `InvalidArgument`: the file does not hold a state. Errors of the file system.
 pub fn load_state(path: &Path) -> Result<Option<State>> {
     let Some(bytes) = read_limited(path)? else { return Ok(None) };
-    // Bytes that are not UTF-8 are not JSON, and are refused as such.
+    // Invalid UTF-8 is not JSON either, so the parser refuses it.
     let state = State::from_json(&String::from_utf8_lossy(&bytes));
     state.map(Some).map_err(|error| error.path(path))
 }
 
-/// The bytes of a file that may hold a state; `None` if there is no such file.
+/// The bytes of a file that may hold a state; `None` if the file does not exist.
 ///
 /// # Errors
-/// `InvalidArgument`: it is too long, or no regular file. Those of the file system.
+/// `InvalidArgument`: the file is too long, or is not a regular file. Errors of the file system.
 pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
@@ -50,6 +51,6 @@ pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// A state has about 300 bytes, and for each source of a mixture 200 more. The limit keeps a large file, named by
-/// mistake, from being read.
+/// A state takes about 300 bytes, plus 200 for each source of a mixture. The limit protects against a large
+/// file named by mistake.
 const MOST_BYTES: u64 = 16 << 20;

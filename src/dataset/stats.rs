@@ -30,7 +30,7 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
     }
 }
 
-/// Adds to `total` what one reader counted between `before` and `after`.
+/// Adds to `total` the counts of one reader between `before` and `after`.
 pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: ReadStats) {
     let ReadStats { commands, bytes, places, repeated, corrupt, verified } = after;
     total.commands += commands - before.commands;

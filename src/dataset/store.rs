@@ -1,5 +1,5 @@
-//! Keeps the share of a rank in its own storage, and reads along the order from there: opening the store and joining
-//! the other ranks. The loader brings the share (`loader/stored.rs`), since it knows where the run begins.
+//! Opens a rank's store, which keeps the rank's share in its own storage, and joins the other ranks' stores.
+//! The loader stages the share (`loader/stored.rs`), since it knows where the run begins.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::reader::Watch;
 use crate::store::{Meet, Owner, Reader, Store, StoreOptions, StoreStats};
 
 impl Image {
-    /// The same image, whose loaders along the order of `run` read from a store of this rank, and exchange samples
-    /// with the stores of the other ranks. The first loader brings the rank's share
-    /// ([`Loader::stage`](super::Loader::stage)). Reads by id still go to the data set. Waits until all ranks have
-    /// joined. Other clones of this handle are unchanged.
+    /// The same image, with a store of this rank. Loaders along the order of `run` read from the store, which
+    /// exchanges samples with the other ranks' stores. The first loader stages the rank's share
+    /// ([`Loader::stage`](super::Loader::stage)). Reads by id still go to the data set. Waits until all ranks
+    /// have joined. Other clones of this handle are unchanged.
     ///
-    /// `peers` is how this rank joins the others; `None` if it has none.
+    /// `peers` is the way to join the other ranks; `None` if there are no others.
     ///
     /// # Errors
-    /// `InvalidArgument`: the order gives ranks no shares, or the image is read through tiers or peers. Those of
-    /// [`Store::open`].
+    /// `InvalidArgument`: the order gives ranks no shares, or the image is read through tiers or peers.
+    /// Errors of [`Store::open`].
     pub fn with_store(
         mut self,
         options: StoreOptions,
@@ -84,11 +84,11 @@ impl Image {
 }
 
 impl Dataset {
-    /// As [`Image::with_store`]. `meeting` is as for [`Dataset::with_peers`], as are `connect` and `object`; `None`
-    /// if there are no other ranks.
+    /// As [`Image::with_store`]. `meeting`, `connect` and `object` are as for [`Dataset::with_peers`];
+    /// `meeting` is `None` if there are no other ranks.
     ///
     /// # Errors
-    /// `Interrupted`: `watch` ended the wait. Those of [`Image::with_store`] and [`Meeting::rendezvous`].
+    /// `Interrupted`: `watch` ended the wait. Errors of [`Image::with_store`] and [`Meeting::rendezvous`].
     pub fn with_store(
         &self,
         options: StoreOptions,
@@ -97,7 +97,7 @@ impl Dataset {
         (connect, object): (&ConnectOptions, Option<&mut dyn Rendezvous>),
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
-        // Before the round is counted: the other ranks will fail in the same way, or wait in vain.
+        // Before the round is counted: the other ranks will fail in the same way, or time out.
         self.image().check_store(run)?;
         let image = self.image().clone();
         let Some(meeting) = meeting else {
@@ -118,7 +118,8 @@ impl Dataset {
     }
 }
 
-/// The reader of `store` that a loader with the options `run` is, if it is one.
+/// The reader of `store` for a loader with the options `run`; `None` if the loader does not read from the
+/// store.
 pub(super) fn reader_of(store: &Store, run: &LoaderOptions) -> Option<Reader> {
     store.reader(&order_of(run), run.rank, run.world_size)
 }

@@ -17,7 +17,7 @@ impl Image {
     /// The same image, read through the tiers of `options`. Other clones of this handle are unchanged.
     ///
     /// # Errors
-    /// Those of [`Cache::new`].
+    /// Errors of [`Cache::new`].
     pub fn with_tiers(mut self, options: &TierOptions) -> Result<Image> {
         if options.is_active() {
             let identity =
@@ -33,19 +33,19 @@ impl Image {
         Ok(self)
     }
 
-    /// The tiers, if the image is read through any.
+    /// The tiers, if the image is read through tiers.
     pub fn tiers(&self) -> Option<&Cache> {
         self.cache.as_deref()
     }
 
-    /// Compares samples with the directory's checksums before the tiers keep them: for a process that keeps copies
-    /// on which other nodes rely, and has no peers itself.
+    /// Makes the tiers verify samples against the directory's checksums before they keep them: for a process
+    /// without peers whose copies other nodes rely on.
     pub fn check_copies(&self) {
         let intact = Arc::new(Intact::new(Arc::clone(&self.whole)));
         self.tiers().into_iter().for_each(|cache| cache.set_checked(&intact));
     }
 
-    /// Tells tiers and peers how many ranks read.
+    /// Sets the number of reading ranks for tiers and peers.
     pub(super) fn expect_ranks(&self, ranks: u32) {
         self.tiers().into_iter().for_each(|cache| cache.set_processes(ranks));
         self.avoid_slow_peers(ranks);
@@ -80,10 +80,11 @@ impl Image {
     }
 }
 
-/// Plans the tiers of all nodes, and from which node this one reads what.
+/// Plans the tiers of all nodes, and the node from which this one reads each chunk.
 ///
-/// Loaders of worker processes divide a rank further: their rank modulo the ranks of the round is that of the
-/// process that has joined. A run of other ranks, such as one that every rank reads alone, leaves the plan as it is.
+/// Loaders of worker processes divide a rank further: such a rank modulo the ranks of the round is the rank
+/// of the process that joined. A run with other ranks, for example one that every rank reads alone, leaves
+/// the plan as it is.
 fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
     let round = peers.round();
     let (_, ranks) = peers.place();
@@ -117,7 +118,7 @@ fn plan_peers(cache: &Cache, peers: &Peers, by_portion: &impl Accesses) {
     peers.set_plan(PlanMap::new(Arc::clone(units), nodes));
 }
 
-/// The run of `options`: what its ranks read.
+/// The ranks' accesses during the run of `options`.
 fn run_of<'a>(
     directory: &'a Directory,
     options: &LoaderOptions,
@@ -138,5 +139,5 @@ fn run_of<'a>(
         .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64))
 }
 
-/// Epochs that a plan covers: the most for which the time of planning is measured.
+/// Epochs that a plan covers: the most for which planning time was measured.
 const MAX_PLANNED_EPOCHS: u64 = 100;

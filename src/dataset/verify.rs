@@ -1,4 +1,4 @@
-//! Reads a whole image, and reports what is damaged.
+//! Reads a whole image, and reports all damage.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::units::{SampleId, deadline};
 
 use super::Image;
 
-/// How an image is verified.
+/// Options of a verification.
 #[derive(Debug, Clone)]
 pub struct VerifyOptions {
-    /// Memory for chunks that are being read, in bytes; at least one chunk is read at a time.
+    /// Memory limit for chunks that are being read, in bytes; at least one chunk is read at a time.
     pub window_bytes: usize,
     /// Queue pairs for each namespace.
     pub queue_pairs: usize,
@@ -36,7 +36,7 @@ impl Default for VerifyOptions {
     }
 }
 
-/// Result of a verification: what was verified, and what is damaged.
+/// Result of a verification: counts of verified items, and all damage.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyReport {
     /// Samples whose bytes were compared with the directory's checksum.
@@ -65,21 +65,21 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Damage of no sample.
+    /// Damage outside samples.
     fn at(namespace: u16, offset_bytes: u64, what: String) -> Damage {
         Damage { sample: None, name: None, namespace, offset_bytes, what }
     }
 }
 
 impl Image {
-    /// Reads and checks both superblock copies, every chunk header and every sample. The snapshot was
-    /// checked when the image was opened.
+    /// Reads and checks both superblock copies, every chunk header and every sample. The snapshot was checked
+    /// when the image was opened.
     ///
-    /// Calls `progress` with the length of each chunk that was checked.
+    /// Calls `progress` with the length of each checked chunk.
     ///
     /// # Errors
-    /// `Stale`: the image has a newer generation now. `TimedOut`, `Disconnected`: it could not be read.
-    /// Damage is not an error, but the result.
+    /// `Stale`: the image has a newer generation now. `TimedOut`, `Disconnected`: the image could not be
+    /// read. Damage is not an error, but the result.
     pub fn verify(
         &self,
         options: &VerifyOptions,
@@ -137,7 +137,7 @@ impl Image {
     /// Reads both copies of each superblock again, including those of the previous generation.
     fn verify_superblocks(&self, report: &mut VerifyReport) -> Result<()> {
         if self.directory.learned().is_some() {
-            return Ok(()); // a folder has none
+            return Ok(()); // a plain folder has no superblock
         }
         let opened = match select_generation(&read_superblocks(&self.devices)?) {
             Ok(opened) => opened,
@@ -168,7 +168,7 @@ impl Image {
         };
         let unread = fetched.unread.iter().any(|(transfer, _)| reaches(*transfer));
         let header = match unread {
-            _ if chunk.header_bytes == 0 => Ok(()), // a folder's files have none
+            _ if chunk.header_bytes == 0 => Ok(()), // files of a plain folder have no header
             true => Err("the header could not be read".to_owned()),
             false => check_header(&fetched.buf, &chunk, &self.directory),
         };
@@ -192,7 +192,7 @@ impl Image {
     }
 }
 
-/// Checks that the chunk's header agrees with the directory; the error says where it does not.
+/// Checks that the chunk's header agrees with the directory; the error names the difference.
 fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Result<(), String> {
     let text = |error: FormatError| error.to_string();
     let header = ChunkHeader::parse(bytes).map_err(text)?;
@@ -222,10 +222,10 @@ fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Resul
 
 fn agrees(entry: &SampleEntry<'_>, directory: &Directory) -> bool {
     if directory.id_at(entry.slot) != Some(entry.id) {
-        return false; // also for a deleted sample: a purge relies on it
+        return false; // deleted samples count too: a purge relies on it
     }
     let Some(extent) = directory.extent(entry.id) else { return true }; // deleted since
-    let name = directory.name(entry.id).ok().flatten(); // unknown while the names are not loaded
+    let name = directory.name(entry.id).ok().flatten(); // unknown until the names are loaded
     extent.len_bytes == entry.len_bytes
         && extent.crc32c == entry.crc32c
         && name.is_none_or(|name| name == entry.name)

@@ -1,4 +1,4 @@
-//! Views of an open data set: selected, split, saved in a file and opened from one.
+//! Views of an open data set: selecting, splitting, saving to a file, opening.
 
 use std::fmt;
 use std::fs::File;
@@ -18,7 +18,7 @@ use super::{Dataset, Image};
 /// A view in a file: `PATH`, or `PATH:NAME` if the file has several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ViewSource {
-    /// A file and the name of a view in it; no name stands for the only one.
+    /// A file and the name of a view in it; without a name, the file's only view.
     File {
         /// The file.
         path: PathBuf,
@@ -30,8 +30,8 @@ pub enum ViewSource {
 }
 
 impl ViewSource {
-    /// The view that `text` names: a path, and behind a colon the name of one of its views. A file whose
-    /// whole path is `text` comes first.
+    /// The view that `text` names: a path, optionally followed by a colon and the name of a view in the file.
+    /// If the whole of `text` is an existing path, it wins.
     pub fn of_text(text: &Path) -> ViewSource {
         let split = || {
             let (path, name) = text.to_str()?.rsplit_once(':')?;
@@ -42,12 +42,12 @@ impl ViewSource {
         ViewSource::File { path, name }
     }
 
-    /// The view of `image`, which is opened whole.
+    /// Opens the view of `image`, which has all samples.
     ///
     /// # Errors
-    /// `NotFound`: there is no such file. `InvalidArgument`: it has no such view, or one of another image.
-    /// `Stale`: its views are of another generation. `Corrupt`: it is damaged. `Unsupported`: a later release
-    /// wrote it.
+    /// `NotFound`: the file does not exist. `InvalidArgument`: the file has no such view, or a view of
+    /// another image. `Stale`: its views belong to another generation. `Corrupt`: the file is damaged.
+    /// `Unsupported`: a later release wrote the file.
     pub(super) fn open(&self, image: &Image) -> Result<Image> {
         let view = |bytes: &[u8], name: Option<&str>| {
             let file = ViewFile::from_bytes(bytes, image.directory())?;
@@ -83,26 +83,26 @@ impl fmt::Display for ViewSource {
 /// Writes `views` to a file, atomically: a crash leaves the old file or the new one.
 ///
 /// # Errors
-/// `InvalidArgument`: they differ in image or generation, or names are no names; `path` is no regular file.
-/// Those of the file system.
+/// `InvalidArgument`: the views differ in image or generation, or a name is invalid; `path` is not a regular
+/// file. Errors of the file system.
 pub fn save_views(path: &Path, views: Vec<NamedView>) -> Result<()> {
     let file = ViewFile::new(views).map_err(|error| error.path(path))?;
     replace_file(path, NewMode::ByUmask, &file.to_bytes())
 }
 
 impl Image {
-    /// The samples of `view` alone. Namespaces, tiers and peers are shared with this image, which may be a view
-    /// itself; a store is not, since it holds the share of other samples.
+    /// The samples of `view` alone. Namespaces, tiers and peers are shared with this image, which may itself
+    /// be a view. A store is not shared, since it holds the share of other samples.
     ///
     /// # Errors
-    /// `InvalidArgument`: the view is of another image, or has samples that this one lacks. `Stale`: it is of
-    /// another generation.
+    /// `InvalidArgument`: the view belongs to another image, or has samples that this image lacks. `Stale`:
+    /// the view belongs to another generation.
     pub fn viewed(&self, view: &View) -> Result<Image> {
         let directory = Arc::new(view.directory(&self.directory)?);
         Ok(Image { directory, store: None, ..self.clone() })
     }
 
-    /// The image of all samples, if this is a view.
+    /// The image of all samples, if this image is a view.
     #[must_use]
     pub fn unviewed(&self) -> Image {
         if self.directory.view().is_none() {
@@ -113,17 +113,18 @@ impl Image {
 }
 
 impl Dataset {
-    /// The samples for which `text` holds, as a data set that shares connections, tiers and peers with this
-    /// one. [`crate::view`] has the language. Loads the names if it compares them.
+    /// The samples that match the expression `text`, as a data set that shares connections, tiers and peers
+    /// with this one. [`crate::view`] describes the language. Loads the names if the expression compares
+    /// names.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is no expression over the columns of this data set, and the message says at which
-    /// character; or no sample fits. As [`Dataset::load_names`].
+    /// `InvalidArgument`: `text` is not an expression over the columns of this data set (the message gives
+    /// the character), or no sample matches. As [`Dataset::load_names`].
     pub fn select(&self, text: &str, watch: &mut dyn Watch) -> Result<Dataset> {
         self.viewed(&self.view_of(text, watch)?)
     }
 
-    /// The view of the samples for which `text` holds.
+    /// The view of the samples that match the expression `text`.
     ///
     /// # Errors
     /// As [`Dataset::select`].
@@ -135,15 +136,15 @@ impl Dataset {
         View::select(self.directory(), &filter)
     }
 
-    /// The samples with these ids; ids may come in any order and repeat.
+    /// The samples with these ids, which may be in any order and may repeat.
     ///
     /// # Errors
-    /// `InvalidArgument`: there are none. `NotFound`: one of them is no sample of this data set.
+    /// `InvalidArgument`: there are no ids. `NotFound`: the data set has no sample with one of the ids.
     pub fn select_ids(&self, ids: impl IntoIterator<Item = SampleId>) -> Result<Dataset> {
         self.viewed(&View::of_ids(self.directory(), ids)?)
     }
 
-    /// The parts of a keyed split, in the order of its shares. Loads the names if it goes by them.
+    /// The parts of a keyed split, in the order of its shares. Loads the names if the key is the name.
     ///
     /// # Errors
     /// `InvalidArgument`: a part has no sample. As [`Dataset::load_names`].
@@ -168,10 +169,10 @@ impl Dataset {
         Ok(Dataset::from_image(self.image().viewed(view)?, self.0.options.clone()))
     }
 
-    /// All samples of this data set as a view, which may be saved.
+    /// All samples of this data set, as a view that can be saved.
     ///
     /// # Errors
-    /// `InvalidArgument`: there are none.
+    /// `InvalidArgument`: the data set is empty.
     pub fn as_view(&self) -> Result<View> {
         View::whole(self.directory())
     }
@@ -187,7 +188,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     let mut file = File::open(path).map_err(about)?;
     let mut bytes = Vec::new();
     file.by_ref().take(VIEW_HEADER_BYTES as u64).read_to_end(&mut bytes).map_err(about)?;
-    // The first bytes tell a large file, named by mistake, from views.
+    // The first bytes tell views from a large file named by mistake.
     let len = ViewFile::len_of(&bytes).map_err(|error| error.path(path))?;
     file.take(len.saturating_add(1) - bytes.len() as u64).read_to_end(&mut bytes).map_err(about)?;
     Ok(bytes)

@@ -1,8 +1,8 @@
-//! A responder for HTTP/1.1 that knows one page, `/metrics`, on one thread.
+//! A minimal HTTP/1.1 server on one thread, which serves only `/metrics`.
 //!
-//! It serves whoever can connect, so everything is bounded: at most 32 connections, of which a further one
-//! replaces the oldest; 8 KiB of a request; 10 s for a connection, whatever it does; one answer, after which
-//! the connection is closed. A client that is slow or silent delays no other one.
+//! Any client may connect, so all resources are bounded: at most 32 connections (a further one replaces the
+//! oldest), 8 KiB per request, 10 s per connection, and one response, after which the connection is closed. A
+//! slow or silent client does not delay the others.
 
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ use crate::threads::{self, Fate, Thread, caught};
 pub struct Exporter {
     local_addr: SocketAddr,
     shared: Arc<Shared>,
-    /// The thread exists only in the process that started it.
+    /// A forked child has no such thread.
     thread: Forked<Option<Thread>>,
     fate: Fate,
 }
@@ -37,12 +37,12 @@ struct Shared {
 impl Exporter {
     /// Listens on `address`, and answers `GET /metrics` with [`super::snapshot`] as OpenMetrics.
     ///
-    /// Nothing protects the page: choose a loopback address, or a network whose hosts may see it. It tells
-    /// names of subsystems and tiers, and counters.
+    /// The page is not protected: choose a loopback address, or a network whose hosts may see it. It shows
+    /// counters, and the names of subsystems and tiers.
     ///
     /// # Errors
-    /// `Busy`: the port is in use. `InvalidArgument`: this machine does not have the address. Those of starting
-    /// a thread.
+    /// `Busy`: the port is in use. `InvalidArgument`: this machine does not have the address. Errors of
+    /// starting a thread.
     pub fn serve(address: SocketAddr) -> Result<Exporter> {
         let refused = |error| cannot_listen("serve metrics", address, error);
         let listener = TcpListener::bind(address).map_err(refused)?;
@@ -57,15 +57,15 @@ impl Exporter {
         Ok(Exporter { local_addr, shared, thread: Forked::new(Some(thread)), fate })
     }
 
-    /// The address on which it listens.
+    /// The address that it listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Checks that it still answers.
+    /// Checks that the thread still runs.
     ///
     /// # Errors
-    /// `Internal`: its thread has died.
+    /// `Internal`: the thread has ended.
     pub fn check(&self) -> Result<()> {
         self.fate.died().map_or(Ok(()), Err)
     }
@@ -75,7 +75,7 @@ impl Drop for Exporter {
     fn drop(&mut self) {
         let Some(thread) = self.thread.get_mut().and_then(Option::take) else { return };
         self.shared.stop.store(true, Ordering::Release);
-        // Fails only when the counter is full; then the thread is awake.
+        // Fails only when the counter is full; the thread is then awake anyway.
         let _ = rustix::io::write(&self.shared.waker, &1_u64.to_le_bytes());
         thread.join_within(STOP_LIMIT);
     }
@@ -103,7 +103,7 @@ struct Client {
     sent: usize,
 }
 
-/// Fate of a client's connection.
+/// Next step of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Stays,
@@ -127,7 +127,7 @@ impl Responder {
         }
     }
 
-    /// Waits for work; says whether somebody connects, and which clients are ready.
+    /// Waits for work; returns whether a client wants to connect, and which clients are ready.
     fn wait(&self) -> (bool, Vec<bool>) {
         let mut fds = vec![
             PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
@@ -143,7 +143,7 @@ impl Responder {
             let left = until.saturating_duration_since(Instant::now());
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        // After a signal nothing is ready, and the loop comes back.
+        // After a signal nothing is ready, and the loop polls again.
         let _ = poll(&mut fds, timeout.as_ref());
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         (ready[1], ready[2..].to_vec())
@@ -155,7 +155,8 @@ impl Responder {
                 Ok((stream, _)) => stream,
                 Err(error) if is_transient(error.kind()) => return,
                 Err(_) => {
-                    // No descriptor or no memory is left; the listener stays ready. Who asks waits.
+                    // File descriptors or memory have run out, and the listener stays ready: the pause avoids
+                    // a busy loop.
                     std::thread::sleep(OUT_OF_DESCRIPTORS);
                     return;
                 }
@@ -193,7 +194,7 @@ impl Client {
         !self.answer.is_empty() && self.sent == self.answer.len()
     }
 
-    /// Discards what the client still sends, until it closes the connection or its time is over.
+    /// Discards further bytes from the client, until it closes the connection or its time is over.
     fn drain(&mut self) -> Next {
         match self.stream.read(&mut [0; 4096]) {
             Ok(0) => Next::Ends,
@@ -239,8 +240,8 @@ impl Client {
                 Err(_) => return Next::Ends,
             }
         }
-        // Bytes of the client that nobody has read would make the kernel reset the connection, and the client
-        // lose the answer: so the client closes first, unless it takes too long.
+        // If unread bytes of the client remained, the kernel would reset the connection and the client would
+        // lose the response. So the client closes first, unless it takes too long.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
         self.drain()
     }
@@ -265,9 +266,9 @@ fn is_transient(kind: IoKind) -> bool {
 
 const MAX_CLIENTS: usize = 32;
 const ACCEPTS_PER_TURN: usize = 32;
-/// How long a connection may last.
+/// Time limit of a connection.
 const CLIENT_LIMIT: Duration = Duration::from_secs(10);
-/// How long to wait before accepting again when descriptors have run out.
+/// Pause before accepting again when file descriptors have run out.
 const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
-/// How long dropping waits for the thread, which may be collecting.
+/// Longest wait for the thread on drop; the thread may be collecting metrics.
 const STOP_LIMIT: Duration = Duration::from_secs(5);

@@ -1,10 +1,11 @@
-//! The metrics of this process: collects them from everything that counts, and answers those who ask over HTTP.
+//! The metrics of this process: a snapshot of all counters, and an HTTP server for it.
 //!
-//! Whatever has counters (a target, a data set, a loader, tiers, peers, a store) registers itself, and [`snapshot`]
-//! adds up what all registered sources and those that have ended counted. [`Exporter`] serves that snapshot as
-//! OpenMetrics at `/metrics`. Nothing here is called while data move.
+//! A source of counters (a target, a data set, a loader, tiers, peers, a store) registers itself, and
+//! [`snapshot`] sums the counters of all open and closed sources. [`Exporter`] serves that snapshot as
+//! OpenMetrics at `/metrics`. No code here runs on the data path.
 //!
-//! The registry belongs to a process: a forked child begins with an empty one, and sees what it opens itself.
+//! The registry belongs to a process: a forked child begins with an empty one, and counts only sources that
+//! it opens itself.
 //!
 //! Read `http.rs` first.
 
@@ -16,9 +17,9 @@ pub use http::Exporter;
 use crate::metrics::{BUILD, Snapshot};
 use crate::registry;
 
-/// The metrics of this process: of what is open now, the counters of what has been closed, and the commit.
+/// The metrics of this process, from open and closed sources, and the commit of this build.
 ///
-/// Waits for a loader whose consumer waits for a batch, for up to 100 ms each.
+/// Waits up to 100 ms for each loader whose consumer waits for a batch.
 pub fn snapshot() -> Snapshot {
     let mut snapshot = registry::collect();
     snapshot.count(&BUILD, &[env!("CARGO_PKG_VERSION"), crate::COMMIT], 1);

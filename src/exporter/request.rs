@@ -1,20 +1,20 @@
-//! Requests of clients: the head of an HTTP/1.1 request, and nothing of its body.
+//! Parses the head of an HTTP/1.1 request; a body is ignored.
 
-/// A request, as far as it has arrived.
+/// A request, parsed from the bytes so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Its head has not ended yet.
+    /// The head is incomplete.
     Incomplete,
-    /// The metrics are asked for; of HEAD, only the head of the answer.
+    /// A request for the metrics.
     Metrics {
         /// True for HEAD: the answer has no body.
         is_head: bool,
     },
-    /// It is answered with this status and sentence.
+    /// A request to refuse, with this status and sentence.
     Refused(&'static str, &'static str),
 }
 
-/// Reads the head of a request from the bytes that have arrived.
+/// Parses the head of a request from the bytes that have arrived.
 pub(super) fn parse(bytes: &[u8]) -> Request {
     let Some(head_len) = end_of_head(bytes) else {
         if bytes.len() < MAX_HEAD_BYTES {
@@ -49,7 +49,7 @@ pub(super) fn parse(bytes: &[u8]) -> Request {
     Request::Metrics { is_head: method == "HEAD" }
 }
 
-/// The length of the head with its empty line, once that is there.
+/// The length of the head including its empty line; `None` until the empty line has arrived.
 fn end_of_head(bytes: &[u8]) -> Option<usize> {
     let ends: [&[u8]; 2] = [b"\r\n\r\n", b"\n\n"];
     let find = |end: &[u8]| {
@@ -58,7 +58,7 @@ fn end_of_head(bytes: &[u8]) -> Option<usize> {
     ends.into_iter().filter_map(find).min()
 }
 
-/// The longest head of a request. Prometheus's has some hundred bytes.
+/// The longest head of a request. Prometheus sends some hundred bytes.
 pub(super) const MAX_HEAD_BYTES: usize = 8 << 10;
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
             for byte in 0..=255 {
                 let mut changed = *request;
                 changed[at] = byte;
-                let _ = parse(&changed); // whatever it says
+                let _ = parse(&changed); // any result will do, but no panic
                 let _ = parse(&changed[at..]);
             }
         }

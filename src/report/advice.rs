@@ -1,4 +1,4 @@
-//! Advice on what to try next: a sentence for each cause that cost time, with the figure that it follows from.
+//! Advice on what to try next: one sentence for each cause that cost time, with its figure.
 
 use super::cause::Cause;
 use super::run::Report;
@@ -6,8 +6,8 @@ use super::text::{bytes, count, duration, percent, share};
 use crate::metrics::Place;
 
 impl Report {
-    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first: those that may
-    /// save a hundredth of the time, or one that says that none does.
+    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first. Only
+    /// advice that may save a hundredth of the time is given; if there is none, one sentence says so.
     pub fn advice(&self) -> Vec<String> {
         let total = self.timeline.total();
         let time = self.timeline.time();
@@ -35,7 +35,7 @@ impl Report {
     }
 }
 
-/// The cause as a noun phrase, and what to do against it.
+/// The cause as a noun phrase, and its remedy.
 fn remedy(report: &Report, cause: Cause) -> String {
     let facts = &report.facts;
     let remedy = match cause {
@@ -96,7 +96,7 @@ fn faster_reads(report: &Report) -> String {
     )
 }
 
-/// The share of the run's time that following the advice may save, and the sentence.
+/// The share of the run's time that the advice may save, and the sentence.
 type Advice = Option<(f64, String)>;
 
 fn damaged_data(report: &Report) -> Advice {
@@ -112,7 +112,7 @@ fn damaged_data(report: &Report) -> Advice {
     })
 }
 
-/// Much more is read than delivered, and the consumer waits for reads.
+/// Advice for a run that reads much more than it delivers, and whose consumer waits for reads.
 fn amplification(report: &Report) -> Advice {
     let total = report.timeline.total();
     let network = share(total.stalls.of(Cause::Network), report.timeline.time());

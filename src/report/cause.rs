@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Why no batch was ready when the consumer asked for one.
+/// The reason why no batch was ready when the consumer asked for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The loader was starting: it connected, met its peers, or allocated the window.
     Start,
-    /// The order was being computed, and nothing was being read.
+    /// The order was being computed, and no read was outstanding.
     Order,
-    /// The window was full: of batches that the consumer holds, or of chunks that later batches need.
+    /// The window was full, with batches that the consumer holds or with chunks that later batches need.
     Window,
     /// Reads were outstanding, at a target, a drive, a tier or a peer.
     Network,
-    /// Reads had arrived faster than their checksums could be computed.
+    /// Reads had arrived, and their checksums were still being computed.
     Checksum,
     /// The batch was being gathered into one buffer.
     Copy,
@@ -25,7 +25,7 @@ impl Cause {
     /// The number of causes.
     pub(crate) const COUNT: usize = 6;
 
-    /// All of them, in the order in which a batch meets them.
+    /// All causes, in the order in which a batch meets them.
     pub const ALL: [Cause; Cause::COUNT] =
         [Cause::Start, Cause::Order, Cause::Window, Cause::Network, Cause::Checksum, Cause::Copy];
 
@@ -41,7 +41,7 @@ impl Cause {
         }
     }
 
-    /// A noun phrase for what is waited for, to end a sentence with.
+    /// A noun phrase for the awaited thing, to end a sentence with.
     pub(super) const fn noun(self) -> &'static str {
         match self {
             Cause::Start => "the loader to start",
@@ -68,14 +68,14 @@ impl Stalls {
         *sum = sum.saturating_add(waited_ns);
     }
 
-    /// Adds a wait divided in proportion to `shares`, which are by cause; `false` if all of them are 0.
+    /// Adds a wait, divided in proportion to `shares`, one for each cause; `false` if all shares are 0.
     pub(crate) fn divide(&mut self, waited: Duration, shares: &[u64; Cause::COUNT]) -> bool {
         let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
         let sum: u128 = shares.iter().map(|&share| u128::from(share)).sum();
         if sum == 0 {
             return false;
         }
-        // Up to a share's end, so that the parts add up to the whole.
+        // Each part is a difference of rounded running totals, so that the parts add up to the whole.
         let mut before = 0_u128;
         let mut given = 0_u64;
         for (total, &share) in self.ns.iter_mut().zip(shares) {
@@ -111,7 +111,7 @@ impl Stalls {
         self
     }
 
-    /// Stalls of `total` in all, divided as these are.
+    /// Stalls of `total` in all, in the same proportions.
     #[must_use]
     pub(crate) fn scaled(&self, total: Duration) -> Stalls {
         let mut scaled = Stalls::default();

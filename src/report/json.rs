@@ -40,7 +40,8 @@ impl Report {
     }
 }
 
-/// The buckets with a count: how many durations were at most so long, and longer than those of the bucket before.
+/// The non-empty buckets: for each, its upper bound and the number of durations between the bucket before and
+/// this bound.
 fn histogram(durations: &Histogram) -> Value {
     let counts = durations.octaves().into_iter().enumerate().filter(|(_, count)| *count > 0);
     let bucket = |(octave, count)| {

@@ -1,11 +1,11 @@
-//! Why a consumer of batches waited: how long, for which cause, and when.
+//! Report on a run: how long, when, and for which cause the consumer of batches waited.
 //!
-//! `cause` names the causes. A loader divides each wait among them; this module only adds up what it is told, and
-//! says it: `timeline` in the course of time, `trace` as events for Perfetto, `page` as an HTML page with charts, and
-//! `advice` as what to try next. It is pure: times are arguments.
+//! `cause` names the causes. A loader divides each wait among them. This module adds up the parts and
+//! presents them: `timeline` over the course of the run, `trace` as events for Perfetto, `page` as an HTML
+//! page with charts, and `advice` as what to try next. It is pure: times are arguments.
 //!
-//! Invariants: memory is bounded, however long a run is; the parts of a wait add up to the wait, and all parts of a
-//! run to its time.
+//! Invariants: memory is bounded for any length of run; the parts of a wait add up to the wait, and all parts
+//! of a run to its time.
 //!
 //! Read `cause.rs` first, then `timeline.rs`.
 

@@ -1,4 +1,4 @@
-//! The report as one HTML page: no network, no other file, no script, light and dark.
+//! The report as one HTML page, light and dark: no network, no other file, no script.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::timeline::{Counts, Epoch, Timeline};
 use crate::metrics::{Histogram, Place};
 
 impl Report {
-    /// One HTML page that needs nothing else: no network, no other file.
+    /// Returns one HTML page that needs no network and no other file.
     pub fn to_html(&self) -> String {
         let sentences = self.advice();
         let items: String =
@@ -24,7 +24,7 @@ impl Report {
             section("Epochs side by side", &epochs(&self.timeline)),
             section("Settings", &settings(self)),
         ];
-        let data = self.to_json().replace('<', "\\u003c"); // so that no text of it ends the element
+        let data = self.to_json().replace('<', "\\u003c"); // so that no string ends the element
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -75,7 +75,7 @@ fn tiles(report: &Report) -> String {
     format!("<div class=\"tiles\">{}</div>", tiles.map(tile).concat())
 }
 
-/// The parts of the consumer's time: of each its class, its name and how long it took.
+/// The parts of the consumer's time: the CSS class, name and duration of each.
 fn parts(counts: &Counts) -> Vec<(&'static str, String, Duration)> {
     let mut parts = vec![("consumer", "the consumer's own".to_owned(), counts.consumer)];
     let waits = counts.stalls.each();
@@ -138,7 +138,7 @@ fn columns(timeline: &Timeline) -> Vec<Column> {
         counts: buckets.iter().fold(Counts::default(), |sum, (.., counts)| sum.plus(counts)),
     };
     let mut columns: Vec<Column> = buckets.chunks(of_column).map(column).collect();
-    // A rate over a short rest says little.
+    // Merge a short rest into the column before: a rate over a short time says little.
     if let [.., before, last] = &mut columns[..]
         && last.len < before.len / 2
     {
@@ -149,7 +149,7 @@ fn columns(timeline: &Timeline) -> Vec<Column> {
     columns
 }
 
-/// A layer of a chart: its class, which colours it, its name, its sum, and a height for each column.
+/// A layer of a chart: its CSS class (for the colour), its name, its sum, and a height for each column.
 struct Layer {
     class: &'static str,
     name: &'static str,
@@ -196,8 +196,8 @@ fn charts(report: &Report) -> String {
     .concat()
 }
 
-/// Layers that stand on each other, up to `top` or a round number, as SVG that stretches to any width; labels are HTML
-/// beside it, so that they keep their size.
+/// Stacked layers, up to `top` or a round number, as SVG that stretches to any width. Labels are HTML beside
+/// the SVG, so that they keep their size.
 fn chart(
     columns: &[Column],
     mut layers: Vec<Layer>,
@@ -343,7 +343,7 @@ fn legend_item(class: &str, what: &str, value: &str) -> String {
     format!("<li class=\"{class}\"><i></i><em>{what}</em> <small>{value}</small></li>")
 }
 
-/// A number a second, with as many digits as matter.
+/// A rate per second, with as many digits as are useful.
 fn rate(per_second: f64) -> String {
     if per_second >= 10.0 { count(per_second.round() as u64) } else { format!("{per_second:.2}") }
 }
@@ -358,7 +358,7 @@ fn noun(place: Place) -> &'static str {
     }
 }
 
-/// Text as it may stand in HTML, also within an attribute in quotation marks.
+/// Escapes `text` for HTML, also inside a quoted attribute.
 fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -368,7 +368,7 @@ fn escaped(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // Such characters could turn the text that follows around, or hide it.
+            // These characters could hide the text that follows, or reverse its direction.
             '\u{200b}'..='\u{200f}'
             | '\u{202a}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}'
@@ -394,7 +394,7 @@ mod tests {
     use super::*;
     use crate::metrics::PlaceBytes;
 
-    /// A run of so many batches in so many epochs, with each cause and place.
+    /// A run of `batches` in `epochs`, with each cause and place.
     fn report(batches: u64, epochs: u64) -> Report {
         let mut timeline = Timeline::new();
         let mut places = PlaceBytes::default();

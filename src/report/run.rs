@@ -5,12 +5,12 @@ use serde::Serialize;
 use super::timeline::Timeline;
 use crate::metrics::Histogram;
 
-/// Everything that a report says of a run.
+/// All data of a run's report.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// The data set, or the data sets of a mixture.
     pub name: String,
-    /// Options of the run with their values, as their user would write them.
+    /// Options of the run with their values, as the user would write them.
     pub settings: Vec<(String, String)>,
     /// Facts that follow from the options, for the advice on what to try next.
     pub facts: Facts,
@@ -20,9 +20,9 @@ pub struct Report {
     pub tiers: Vec<TierUse>,
     /// The store of the rank, if it has one.
     pub store: Option<StoreUse>,
-    /// The time of read commands from submission to completion; `None` if nobody has measured it.
+    /// Latency of read commands from submission to completion; `None` if it was not measured.
     pub latency: Option<Histogram>,
-    /// The run in the course of time.
+    /// The course of the run over time.
     pub timeline: Timeline,
 }
 
@@ -56,34 +56,35 @@ pub struct Reads {
     pub over_window: u64,
     /// Bytes copied to gather batches into one buffer.
     pub copied_bytes: u64,
-    /// Samples in kept memory that somebody had overwritten.
+    /// Samples in cached memory that something had overwritten.
     pub rewritten: u64,
 }
 
-/// The store of a rank, and what was brought into it since it was opened. Reads of the rank come from the store alone.
+/// The store of a rank, and the bytes brought into it since it was opened. The rank reads only from the
+/// store.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct StoreUse {
-    /// Bytes of the pages that it has now.
+    /// Bytes of the pages that the store holds now.
     pub held_bytes: u64,
     /// Bytes that were brought from the data set before an epoch.
     pub staged_bytes: u64,
     /// Bytes that came from other ranks.
     pub received_bytes: u64,
-    /// Those of them that came from ranks on the same node.
+    /// Bytes of these that came from ranks on the same node.
     pub near_bytes: u64,
-    /// Bytes that came from the data set, because the rank that had them was late or dead.
+    /// Bytes that came from the data set because the rank that held them was late or dead.
     pub from_origin_bytes: u64,
 }
 
-/// A tier, and what it has done.
+/// A tier, and its counters.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct TierUse {
-    /// Its name as the user wrote it.
+    /// The tier's name as the user wrote it.
     pub name: String,
-    /// Its quota in bytes.
+    /// The tier's quota in bytes.
     pub capacity_bytes: u64,
     /// Bytes that are reserved.
     pub used_bytes: u64,
-    /// Bytes that it has served.
+    /// Bytes served by the tier.
     pub hit_bytes: u64,
 }

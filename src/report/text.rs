@@ -1,4 +1,4 @@
-//! Numbers for people: three digits and a unit.
+//! Formats numbers for people: three digits and a unit.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub fn bytes(number: u64) -> String {
     }
     let mut value = number as f64;
     let mut unit = 0;
-    // 999.5 of one unit would be printed as 1000 of it.
+    // Without this, 999.5 of one unit would be printed as 1000 of it.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1000.0;
         unit += 1;
@@ -52,7 +52,7 @@ pub fn percent(fraction: f64) -> String {
     }
 }
 
-/// A share of a whole; 0 of nothing.
+/// A part's fraction of the whole; 0 if the whole is 0.
 pub(super) fn share(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
 }

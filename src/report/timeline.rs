@@ -1,7 +1,7 @@
-//! A loader's deliveries and waits in the course of a run, in bounded memory.
+//! A loader's deliveries and waits over the course of a run, in bounded memory.
 //!
-//! The run is divided into buckets of equal length. When they are used up, neighbours are merged, so that all of a run
-//! is covered, however long it is, by half as many buckets at least.
+//! The run is divided into buckets of equal length. When all buckets are in use, pairs of neighbours are
+//! merged, so that the buckets always cover the whole run, and at least half of them are in use.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,31 +12,31 @@ use serde::ser::Serializer;
 use super::cause::Stalls;
 use crate::metrics::{Histogram, Place, PlaceBytes};
 
-/// Counters of some part of a run.
+/// Counters of one part of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Counts {
     /// Batches delivered.
     pub batches: u64,
-    /// Samples of those batches.
+    /// Samples of these batches.
     pub samples: u64,
-    /// Bytes of those samples.
+    /// Bytes of these samples.
     pub bytes: u64,
-    /// Time between the consumer's calls: its own.
+    /// The consumer's own time, between its calls.
     #[serde(rename = "consumer_s", serialize_with = "seconds")]
     pub consumer: Duration,
     /// Time for which the consumer waited, by cause.
     #[serde(rename = "stalls_s")]
     pub stalls: Stalls,
-    /// The rest of its calls: batches that were ready were handed over.
+    /// The rest of the calls: handing over batches that were ready.
     #[serde(rename = "handing_s", serialize_with = "seconds")]
     pub handing: Duration,
-    /// Bytes read meanwhile, by the place that they came from.
+    /// Bytes read during this part, by the place that they came from.
     #[serde(rename = "read_bytes")]
     pub places: PlaceBytes,
 }
 
 impl Counts {
-    /// All of the consumer's time.
+    /// The whole time: the consumer's own, and its calls'.
     pub fn time(&self) -> Duration {
         self.consumer + self.stalls.total() + self.handing
     }
@@ -60,37 +60,37 @@ impl Counts {
     }
 }
 
-/// A batch that was delivered. Times count from the begin of the run.
+/// A delivered batch. Times count from the start of the run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivered {
-    /// When the consumer asked for it.
+    /// Time when the consumer asked for the batch.
     pub(crate) asked: Duration,
-    /// When the consumer got it.
+    /// Time when the consumer received the batch.
     pub(crate) at: Duration,
-    /// Its epoch.
+    /// Epoch of the batch.
     pub(crate) epoch: u64,
-    /// Its samples.
+    /// Samples of the batch.
     pub(crate) samples: u64,
-    /// Bytes of its samples.
+    /// Bytes of the samples.
     pub(crate) bytes: u64,
-    /// The consumer's waits since it got the batch before.
+    /// The consumer's waits since it received the batch before.
     pub(crate) stalls: Stalls,
 }
 
-/// An epoch, or what was read of it.
+/// An epoch, or the part of it that was read.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Epoch {
-    /// Its number.
+    /// Number of the epoch.
     pub epoch: u64,
-    /// When the batch before it had been delivered, in seconds from the begin of the run.
+    /// Time of the last delivery before the epoch, from the start of the run.
     #[serde(rename = "begin_s", serialize_with = "seconds")]
     pub begin: Duration,
-    /// Its counters.
+    /// Counters of the epoch.
     #[serde(flatten)]
     pub counts: Counts,
 }
 
-/// A run in the course of time.
+/// The course of a run over time.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     width_ns: u64,
@@ -99,9 +99,9 @@ pub struct Timeline {
     epochs_left_out: u64,
     total: Counts,
     waits: Histogram,
-    /// When the last batch was delivered.
+    /// Time of the last delivery.
     end_ns: u64,
-    /// When the places were told last, and what they were.
+    /// Time of the last call of [`Timeline::places`], and its argument.
     placed_ns: u64,
     placed: PlaceBytes,
 }
@@ -110,7 +110,7 @@ impl Timeline {
     /// The most buckets.
     pub(crate) const MAX_BUCKETS: usize = 1024;
 
-    /// The most epochs that are kept apart; of more, the first ones and the last ones.
+    /// The most epochs that are listed; of a longer run, the first and the last ones.
     pub(crate) const MAX_EPOCHS: usize = 200;
 
     /// Nothing has happened yet.
@@ -128,13 +128,15 @@ impl Timeline {
         }
     }
 
-    /// Returns whether [`Timeline::places`] should be called before the next batch, one of `epoch` that came at `at`.
+    /// Returns whether [`Timeline::places`] should be called before the next batch, which belongs to `epoch`
+    /// and came at `at`.
     pub(crate) fn is_due(&self, at: Duration, epoch: u64) -> bool {
         let is_new_epoch = self.epochs.last().is_some_and(|last| last.epoch != epoch);
         is_new_epoch || nanos(at) / self.width_ns != self.placed_ns / self.width_ns
     }
 
-    /// Bytes read so far, by place. What was added since the last call is spread over the time since then.
+    /// Takes the bytes read so far, by place. The increase since the last call is spread over the time since
+    /// then.
     pub(crate) fn places(&mut self, now: PlaceBytes) {
         let range = self.placed_ns..self.end_ns;
         for place in Place::ALL {
@@ -186,12 +188,12 @@ impl Timeline {
         &self.total
     }
 
-    /// From the begin of the run to the last delivery.
+    /// Time from the start of the run to the last delivery.
     pub fn time(&self) -> Duration {
         Duration::from_nanos(self.end_ns)
     }
 
-    /// The buckets, each with its begin and its length.
+    /// The buckets, each with its start and its length.
     pub(crate) fn buckets(&self) -> impl ExactSizeIterator<Item = (Duration, Duration, &Counts)> {
         let width = self.width_ns;
         let end = self.end_ns;
@@ -207,17 +209,17 @@ impl Timeline {
         &self.epochs
     }
 
-    /// How many epochs are left out behind the first ones.
+    /// Number of epochs that are left out after the first ones.
     pub(crate) fn epochs_left_out(&self) -> u64 {
         self.epochs_left_out
     }
 
-    /// How long each batch was waited for.
+    /// Durations of the waits for batches.
     pub(crate) fn waits(&self) -> &Histogram {
         &self.waits
     }
 
-    /// Counts of the epoch that begins or goes on.
+    /// Counts of this epoch, which is added if it is new.
     fn epoch(&mut self, epoch: u64, begin_ns: u64) -> &mut Epoch {
         if self.epochs.last().is_none_or(|last| last.epoch != epoch) {
             if self.epochs.len() == Timeline::MAX_EPOCHS {
@@ -231,7 +233,7 @@ impl Timeline {
         self.epochs.last_mut().expect("it was pushed just now, or is there")
     }
 
-    /// The index of the bucket with this moment; neighbours are merged until there is one.
+    /// The index of the bucket for this time; merges neighbours until it exists.
     fn bucket_at(&mut self, at_ns: u64) -> usize {
         while at_ns / self.width_ns >= Timeline::MAX_BUCKETS as u64 {
             self.merge();
@@ -253,7 +255,7 @@ impl Timeline {
         self.width_ns *= 2;
     }
 
-    /// Spreads the times of a batch over the buckets of its consumer's time and of its wait.
+    /// Spreads the times of a batch over the buckets: the consumer's own time, and the call.
     fn spread_times(&mut self, consumer: Range<u64>, call: Range<u64>, added: &Counts) {
         let own_ns = nanos(added.consumer);
         self.spread(consumer, own_ns, |counts, ns| counts.consumer += Duration::from_nanos(ns));
@@ -266,7 +268,7 @@ impl Timeline {
         self.spread(call, handing_ns, |counts, ns| counts.handing += Duration::from_nanos(ns));
     }
 
-    /// Divides `amount` among the buckets of `range`, in proportion to what they have of it.
+    /// Divides `amount` among the buckets of `range`, in proportion to each bucket's part of the range.
     fn spread(&mut self, range: Range<u64>, amount: u64, mut add: impl FnMut(&mut Counts, u64)) {
         if amount == 0 {
             return;
@@ -303,10 +305,10 @@ fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Er
     serializer.serialize_f64(time.as_secs_f64())
 }
 
-/// The width of the first buckets: 4 ms.
+/// Initial width of a bucket: 4 ms.
 const FIRST_WIDTH_NS: u64 = 4_000_000;
 
-/// The epochs at the begin that are never left out.
+/// The first epochs, which are never left out.
 const FIRST_EPOCHS: usize = 8;
 
 #[cfg(test)]
@@ -326,7 +328,7 @@ mod tests {
         Delivered { asked, at, epoch, samples: 10, bytes: 1000, stalls }
     }
 
-    /// All that buckets have is what the run has in all.
+    /// Checks that the sums over all buckets equal the totals of the run.
     fn check(timeline: &Timeline) {
         let sum = timeline.buckets().fold(Counts::default(), |sum, (.., c)| sum.plus(c));
         let total = timeline.total();
@@ -397,7 +399,7 @@ mod tests {
         assert_eq!(timeline.epochs_left_out(), 1000 - Timeline::MAX_EPOCHS as u64);
         let numbers: Vec<u64> = timeline.epochs().iter().map(|epoch| epoch.epoch).collect();
         assert_eq!((numbers[7], numbers[8], numbers[199]), (7, 808, 999));
-        // A batch that is late by years.
+        // A batch that is years late.
         timeline.batch(&delivered(at, at + (1 << 50), 5, Stalls::default()));
         check(&timeline);
     }

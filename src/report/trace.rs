@@ -1,4 +1,4 @@
-//! Events of a run, as Chrome's trace format has them: <https://ui.perfetto.dev> and `chrome://tracing` show it.
+//! Events of a run in Chrome's trace format, for <https://ui.perfetto.dev> and `chrome://tracing`.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use super::cause::{Cause, Stalls};
 use super::timeline::Timeline;
 
-/// Something that took time, on one of the two threads.
+/// A span of time on one of the two threads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
-    /// When it began, from the begin of the run.
+    /// Start, counted from the start of the run.
     pub(crate) begin: Duration,
-    /// How long it took.
+    /// Duration.
     pub(crate) len: Duration,
     /// The kind of event.
     pub(crate) what: What,
@@ -21,32 +21,32 @@ pub(crate) struct Event {
 /// The kind of an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum What {
-    /// The consumer called for a batch; what it waited for lies within.
+    /// A call of the consumer for a batch; its waits lie within.
     Next {
         /// The epoch of the batch.
         epoch: u64,
-        /// Its samples.
+        /// Samples of the batch.
         samples: u64,
-        /// Bytes of its samples.
+        /// Bytes of the samples.
         bytes: u64,
         /// The waits within the call.
         stalls: Stalls,
     },
-    /// A turn of the poller that began reads: a burst.
+    /// A pass of the poller that started reads: a burst.
     Burst {
-        /// Fetches that were begun, of one or more commands each.
+        /// Fetches started, of one or more commands each.
         begun: u64,
     },
-    /// A turn of the poller that verified or planned.
+    /// A pass of the poller that verified or planned.
     Work,
-    /// The poller had nothing to do until something arrived.
+    /// The poller waited for completions.
     Sleep {
         /// The cause of the wait.
         cause: Cause,
     },
-    /// Fetches outstanding after a turn.
+    /// Fetches outstanding after a pass.
     InFlight {
-        /// How many.
+        /// Number of fetches.
         fetches: u64,
     },
 }
@@ -55,16 +55,16 @@ pub(crate) enum What {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Events {
     kept: Vec<Event>,
-    /// The oldest one, once all places are taken.
+    /// The index of the oldest event, once all slots are in use.
     first: usize,
     dropped: u64,
 }
 
 impl Events {
-    /// The most events that are kept; of more, the newest.
+    /// The most events that are kept; older events are dropped.
     pub(crate) const MAX: usize = 1 << 16;
 
-    /// Adds an event; events are added in the order of their begins.
+    /// Adds an event; events come in the order of their start.
     pub(crate) fn push(&mut self, event: Event) {
         if self.kept.len() < Events::MAX {
             self.kept.push(event);
@@ -89,7 +89,7 @@ impl Events {
     }
 }
 
-/// The events of a run as a JSON object. Times in it are microseconds from the begin of the run.
+/// The events of a run as a JSON object. Times are microseconds from the start of the run.
 pub(crate) fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Timeline>) -> String {
     let mut lines = Lines(Vec::new());
     lines.name("process_name", CONSUMER, "dlfs loader");
@@ -109,7 +109,7 @@ pub(crate) fn to_json(consumer: &Events, poller: &Events, timeline: Option<&Time
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{events}\n]}}\n")
 }
 
-/// Events as JSON, a line each.
+/// Events as JSON, one per line.
 struct Lines(Vec<String>);
 
 impl Lines {
@@ -179,7 +179,7 @@ impl Lines {
     }
 }
 
-/// Microseconds with three decimals, which is all that the clock has.
+/// Microseconds with three decimals, the resolution of the clock.
 fn micros(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }

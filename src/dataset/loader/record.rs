@@ -1,6 +1,6 @@
-//! Record of a loader's deliveries and of the waits for it, batch by batch.
+//! Record of a loader's batches and of the waits for them.
 //!
-//! It is always on: for each batch it costs one reading of the clock and a few additions.
+//! It is always on: each batch costs one clock reading and a few additions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,16 +14,17 @@ pub(super) struct Record {
     pub(super) timeline: Timeline,
     trace: Option<Arc<Trace>>,
     pub(super) window_bytes: usize,
-    /// The sums when the last batch was delivered.
+    /// The totals when the last batch was delivered.
     samples: u64,
     bytes: u64,
     stalls: Stalls,
-    /// When that was, from the begin.
+    /// The time of the last delivery since `began`.
     last: Duration,
 }
 
 impl Record {
-    /// A run in a window of so many bytes that begins at `now`, when the first batch is asked for.
+    /// A record that begins at `now`, when the first batch is requested; the loader's window has
+    /// `window_bytes`.
     pub(super) fn new(now: Instant, options: &LoaderOptions, window_bytes: usize) -> Record {
         let trace = options.trace.clone();
         Record {
@@ -38,8 +39,8 @@ impl Record {
         }
     }
 
-    /// A batch of `epoch` that was asked for at `asked` has been delivered. `sums` are of the run, that batch included;
-    /// `places` is called now and then.
+    /// Records a batch of `epoch` that was requested at `asked`. `sums` are the totals of the run including
+    /// this batch; `places` is called only now and then.
     pub(super) fn delivered(
         &mut self,
         asked: Instant,
@@ -58,7 +59,7 @@ impl Record {
         }
         self.timeline.batch(&Delivered { asked, at, epoch, samples, bytes, stalls });
         if let Some(trace) = &self.trace {
-            // Calls of several threads may overlap; on the track of the trace they follow each other.
+            // Calls of several threads may overlap, but events on one track of the trace must not.
             let begin = asked.clamp(self.last, at.max(self.last));
             let len = at.saturating_sub(begin);
             let stalls = if stalls.total() > len { stalls.scaled(len) } else { stalls };

@@ -11,8 +11,8 @@ use super::Loader;
 use crate::dataset::over::Over;
 
 impl Loader {
-    /// Reports what this loader has delivered, what its consumer waited for, and what to try next. Before the first
-    /// batch it is the report of an empty run. Waits up to 100 ms for a call on another thread.
+    /// Reports the batches of this loader, its consumer's waits, and what to try next. Before the first
+    /// batch, reports an empty run. Waits up to 100 ms for a call on another thread.
     pub fn report(&self) -> Report {
         let over = self.open_over().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
@@ -38,7 +38,7 @@ impl Loader {
         }
     }
 
-    /// Use of the rank's store, if the loader reads from one of this process.
+    /// Use of the rank's store, if the loader reads from one in this process.
     fn store_use(&self) -> Option<StoreUse> {
         let stats = self.store.as_ref()?.own_stats()?;
         Some(StoreUse {
@@ -50,7 +50,7 @@ impl Loader {
         })
     }
 
-    /// The newest events of the run in Chrome's trace format; `None` unless its options have a
+    /// The newest events of the run in Chrome's trace format; `None` if its options lack a
     /// [`Trace`](crate::prefetch::Trace).
     pub fn trace_json(&self) -> Option<String> {
         let trace = self.options.trace.as_ref()?;
@@ -102,7 +102,7 @@ fn facts(options: &LoaderOptions, datasets: &[Dataset], window_bytes: usize) -> 
     }
 }
 
-/// The options as their user would write them, and what they were for.
+/// The options as the user would write them.
 fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(String, String)> {
     let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
     let batch = match &options.budget {

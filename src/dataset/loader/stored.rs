@@ -1,4 +1,4 @@
-//! Exchange between a loader and its rank's store: where the run begins, how far it is, and what went wrong.
+//! A loader's use of its rank's store: staging the share, progress, and errors.
 
 use std::sync::{Arc, Weak};
 
@@ -14,7 +14,7 @@ use crate::units::Epoch;
 use super::Loader;
 use crate::dataset::store::reader_of;
 
-/// A reader's place in the store that a loader reads from, while the data set is open.
+/// A loader's registration as a reader of the store, while the data set is open.
 #[derive(Clone)]
 pub(super) struct Stored {
     store: Weak<Store>,
@@ -24,13 +24,13 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// `None`: `run` is no run of this store's rank.
+    /// `None`: `run` does not belong to this store's rank.
     pub(super) fn new(store: &Arc<Store>, run: &LoaderOptions) -> Option<Stored> {
         let reader = reader_of(store, run)?;
         Some(Stored { store: Arc::downgrade(store), reader, ticket: Arc::default() })
     }
 
-    /// Counters of the store, if this process is the one that counts.
+    /// Counters of the store, if the store belongs to this process.
     pub(super) fn own_stats(&self) -> Option<StoreStats> {
         self.store.upgrade().filter(|store| store.is_home()).map(|store| store.stats())
     }
@@ -51,7 +51,7 @@ impl Stored {
         Ok(())
     }
 
-    /// A run that has not begun here read nothing that the store could wait for.
+    /// Reports progress. A run without a ticket has read nothing that the store could wait for.
     fn delivered(&self, epoch: Epoch, taken: u64) {
         let ticket = *self.ticket.lock();
         if let (Some(store), Some(ticket)) = (self.store.upgrade(), ticket) {
@@ -69,12 +69,13 @@ impl Stored {
 }
 
 impl Loader {
-    /// Brings the share of the epoch where the run is into this rank's store, on the calling thread; otherwise the
-    /// first batch does. Tells `staged` how far it is, which returns whether to go on. Returns at once without a
-    /// store, or if it has the share. A forked child asks the process that has the store to do it, and returns.
+    /// Stages this rank's share of the current epoch into its store, on the calling thread; otherwise the
+    /// first batch does. Reports progress to `staged`, which returns whether to continue. Returns at once
+    /// without a store, or if the share is staged. A forked child asks the process that owns the store to
+    /// stage it, and returns.
     ///
     /// # Errors
-    /// `Interrupted`: `watch` or `staged` ended it; call it again. Those of [`Store::begin`].
+    /// `Interrupted`: `watch` or `staged` ended the call; call it again. Errors of [`Store::begin`].
     pub fn stage(
         &self,
         watch: &mut dyn Watch,
@@ -85,8 +86,8 @@ impl Loader {
         stored.begin(state.epoch, self.taken(&state), &mut |now| staged(now) && watch.goes_on())
     }
 
-    /// Returns a closure that brings the share for a run that begins at `state` into the store. A store that has come
-    /// there by itself has the share already.
+    /// Returns a closure that stages the share for a run that begins at `state`. If the store has advanced to
+    /// that epoch by itself, the share is already there.
     pub(super) fn begin_in_store(
         &self,
         state: &State,
@@ -100,7 +101,7 @@ impl Loader {
         }
     }
 
-    /// Tells the store how far the run is: samples that are due may be exchanged.
+    /// Tells the store the run's progress, so that it may exchange consumed samples.
     pub(super) fn tell_store(&self, state: &State) {
         let Some(stored) = &self.store else { return };
         match self.share.batches_after(state) {
@@ -109,13 +110,13 @@ impl Loader {
         }
     }
 
-    /// Checks that no other reader reads the rank's share in its store at this run's place.
+    /// Checks that this run still owns its reader's place in the store.
     pub(super) fn check_place(&self) -> Result<()> {
         self.store.as_ref().map_or(Ok(()), Stored::check)
     }
 
-    /// The run moves to `state`. If that is the next epoch, this one has ended: a reader without samples in it gets
-    /// no batch that would say so.
+    /// Notes that the run moves to `state`. If that is the next epoch, the current epoch has ended: a reader
+    /// without samples in it gets no batch that would report the end.
     pub(super) fn pass_over(&self, state: &State) {
         let is_next = state.consumed == 0 && state.epoch.0 == self.epoch() + 1;
         if self.store.is_some() && is_next && self.batches_left() == 0 {
@@ -123,24 +124,24 @@ impl Loader {
         }
     }
 
-    /// Samples that were brought so far.
+    /// Samples staged so far.
     pub(super) fn staged(&self) -> u64 {
         let store = self.store.as_ref().and_then(|stored| stored.store.upgrade());
         store.map_or(0, |store| store.staged())
     }
 
-    /// Why the store cannot deliver, if that is what ended the run.
+    /// The store's error, if the run ended because the store cannot deliver.
     pub(super) fn failure_of_store(&self) -> Option<Error> {
         self.store.as_ref()?.store.upgrade()?.failure()
     }
 
-    /// Its place in the store, unless the run is at its end.
+    /// The store, unless the run is at its end.
     fn stored_at(&self, state: &State) -> Option<&Stored> {
         let is_end = state.epoch.0 >= self.options.epochs.end;
         self.store.as_ref().filter(|_| !is_end)
     }
 
-    /// The samples that the rank has taken of the state's epoch.
+    /// The samples that the rank has taken in the state's epoch.
     fn taken(&self, state: &State) -> u64 {
         let ranks = self.options.order.kind.world_size().unwrap_or(self.options.world_size);
         state.consumed / u64::from(ranks.max(1))

@@ -1,9 +1,9 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `options` parses the request. `run` runs the jobs, each in a thread that executes the loop of
-//! `worker` (or of `samples`) over a queue pair of `engine`. `workload` generates the blocks,
-//! `stats` counts, `output` prints. Only the result goes to its stream; messages go to standard
-//! error, and there are none on success. It is no second fio: fio itself drives dlfs through `fio/`.
+//! `options` parses the request. `run` runs the jobs, each in a thread that executes the loop of `worker` (or
+//! of `samples`) over a queue pair of `engine`. `workload` generates the blocks, `stats` counts, `output`
+//! prints. Only the result goes to its stream; messages go to standard error, and there are none on success.
+//! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
 mod engine;
 mod options;
@@ -50,8 +50,8 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
     Ok(if stop.load(Ordering::Relaxed) { INTERRUPTED } else { failed.into() })
 }
 
-/// The jobs of a job file with this text, as text, checked as far as possible without their targets. `env`
-/// looks up `${NAME}`.
+/// Parses the job file `text`; returns the jobs as text, checked as far as possible without their targets.
+/// `env` looks up `${NAME}`.
 ///
 /// # Errors
 /// A sentence that names the line.

@@ -37,7 +37,7 @@ pub(crate) struct Task {
     pub(crate) stage: usize,
 }
 
-/// The tasks of a request, checked as far as they can be without a target.
+/// The tasks of a request, after all checks that need no target.
 ///
 /// # Errors
 /// A sentence that names the job.
@@ -89,7 +89,7 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
     check_name(job)
 }
 
-/// Runs all tasks until they end, or until `stop`; returns their figures in the same order.
+/// Runs all tasks until they end, or until `stop` is set; returns their figures in the same order.
 ///
 /// # Errors
 /// Errors of targets, found before their stage starts. I/O errors are in the figures.
@@ -141,7 +141,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// The work of the thread of `task`, which begins when all of its stage pass the gate.
+    /// The work of the thread of `task`. It begins when all threads of the stage have reached the gate.
     fn work(&mut self, task: &Task, gate: &Arc<Barrier>) -> Result<Work, String> {
         let wrong = |what: String| format!("{} ({}): {what}", task.job.name, task.job.origin);
         let job = Arc::clone(&task.job);
@@ -185,7 +185,7 @@ fn cpus_of(job: &Job) -> Result<Option<Cpus>, String> {
     cpus.map_err(|error| format!("cpus_allowed: {}", error.report()))
 }
 
-/// The processors were checked before. If they are gone by now, the thread warns and runs elsewhere.
+/// The processors were checked before; if one has since gone offline, the thread warns and runs elsewhere.
 fn pin(cpus: Option<&Cpus>) {
     if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
         eprintln!("dlfs-bench: {}", error.report());

@@ -1,7 +1,7 @@
 //! `rw=samples`: reads a data set like a training job, which block jobs cannot represent.
 //!
-//! Each batch is requested, awaited, and then computed on for a given time (by sleeping, as an
-//! accelerator would leave the processor idle). The library verifies every sample.
+//! It requests a batch, waits for it, and then "computes" for a given time by sleeping, as an accelerator
+//! would leave the processor idle. The library verifies every sample.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::options::job::Order;
 use crate::stats::cpu::CpuUse;
 use crate::stats::{SAMPLE_INTERVAL, Stats, ratio};
 
-/// The measurements of a sample job beside those of a block job.
+/// The measurements of a sample job that a block job lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct SampleFigures {
     pub(crate) samples: u64,
@@ -28,7 +28,7 @@ pub(crate) struct SampleFigures {
     pub(crate) batches: u64,
     pub(crate) epochs: u64,
     pub(crate) seconds: f64,
-    /// From opening the loader to the first batch.
+    /// Time from opening the loader to the first batch.
     pub(crate) first_batch_ms: f64,
     /// Time waiting for batches.
     pub(crate) stall_s: f64,
@@ -41,7 +41,7 @@ pub(crate) struct SampleFigures {
     /// Commands and bytes read for the samples.
     pub(crate) commands: u64,
     pub(crate) read_bytes: u64,
-    /// Samples whose CRC32C was verified: all that were delivered.
+    /// Samples whose CRC32C was verified: all delivered samples.
     pub(crate) verified: u64,
 }
 
@@ -91,7 +91,7 @@ impl SampleFigures {
 /// Opens the data set of a job; commas separate the addresses of several namespaces.
 ///
 /// # Errors
-/// Those of the library.
+/// Errors of the library.
 pub(crate) fn open(job: &Job) -> Result<Image, String> {
     let names = name_of(job, 0).ok_or("no data set: filename= is missing")?;
     let addresses: Result<Vec<_>, _> = names.split(',').map(|name| address_of(job, name)).collect();
@@ -176,7 +176,7 @@ struct Run {
     begin: Instant,
     stats: Stats,
     figures: SampleFigures,
-    /// When rates were sampled last, and the totals then.
+    /// The time of the last sampling of rates, and the totals then.
     sampled: (Instant, (u64, u64)),
 }
 

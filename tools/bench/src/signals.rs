@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM end the run with the figures so far, a second one ends it at once.
+//! SIGINT and SIGTERM: the first ends the run with the figures so far, a second ends the process at once.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,8 @@ pub(crate) fn catch() -> Result<Arc<AtomicBool>, String> {
             flag::register_conditional_shutdown(signal, 128, Arc::clone(&stop))?;
             flag::register(signal, Arc::clone(&stop))?;
         }
-        // A file that grows beyond a limit is an error, EFBIG, instead of our end.
+        // Without a handler, a file that exceeds the size limit would end this process instead of failing
+        // with EFBIG.
         flag::register(SIGXFSZ, Arc::default())
     };
     register().map_err(|error| format!("cannot catch signals: {error}"))?;

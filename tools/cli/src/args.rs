@@ -14,7 +14,7 @@ use dlfs::keys::is_key_text;
 use dlfs::options::Connect;
 use dlfs::qpair::ConnectOptions;
 
-/// An image: the addresses of its namespaces, in the order in which they were written.
+/// An image: the addresses of its namespaces, in the order in which the user wrote them.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageAddress(pub(crate) Vec<Address>);
 
@@ -27,7 +27,7 @@ impl ImageAddress {
 }
 
 impl ImageAddress {
-    /// The addresses for a line of text: of many, the first and their number.
+    /// The addresses for a line of output: if there are many, the first one and their number.
     pub(crate) fn in_short(&self) -> String {
         match &self.0[..] {
             [first, rest @ ..] if rest.len() >= MOST_SHOWN => {
@@ -38,7 +38,7 @@ impl ImageAddress {
         }
     }
 
-    /// The addresses for a command to copy, or a word that stands for many.
+    /// The addresses for a command to copy, or a placeholder if there are many.
     pub(crate) fn as_argument(&self) -> String {
         if self.0.len() > MOST_SHOWN { "IMAGE".to_owned() } else { self.to_string() }
     }
@@ -66,7 +66,7 @@ impl FromStr for DatasetName {
     }
 }
 
-/// The most addresses in a line of text.
+/// The most addresses in a line of output.
 pub(crate) const MOST_SHOWN: usize = 8;
 
 /// A sample's name: any bytes.
@@ -74,13 +74,13 @@ pub(crate) const MOST_SHOWN: usize = 8;
 pub(crate) struct Name(pub(crate) Vec<u8>);
 
 impl Name {
-    /// Takes the argument as it is.
+    /// Takes the argument unchanged.
     pub(crate) fn parser() -> impl TypedValueParser<Value = Name> {
         OsStringValueParser::new().map(|text: OsString| Name(text.into_vec()))
     }
 }
 
-/// The host and port of HOST:PORT, or of HOST alone with the usual port. An IPv6 address before a port stands in
+/// The host and port of HOST:PORT, or of HOST with the usual port. An IPv6 address before a port needs
 /// brackets.
 pub(crate) fn host_and_port(text: &str, usual: u16) -> Option<(String, u16)> {
     let (host, port) = match text.rsplit_once(':') {
@@ -100,7 +100,7 @@ pub(crate) struct ConnectionArgs {
     connect: Connect,
 }
 
-/// Warns if an option contains a key itself.
+/// Warns if an option's value is itself a key rather than a file.
 pub(crate) fn warn_of_key_text(option: &str, text: &str) {
     if is_key_text(text) {
         crate::log::say(&format!(
@@ -111,7 +111,7 @@ pub(crate) fn warn_of_key_text(option: &str, text: &str) {
 }
 
 impl ConnectionArgs {
-    /// The entries of folders that are samples.
+    /// The options for folders: which of their entries are samples.
     pub(crate) fn folders(&self) -> FolderOptions {
         self.connect.folders()
     }
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!((found.tls_keyring, found.tls_key.is_some()), (None, true));
     }
 
-    /// The key of the tests of libnvme.
+    /// A key from the tests of libnvme.
     const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
     #[test]

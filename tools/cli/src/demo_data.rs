@@ -1,5 +1,4 @@
-//! Generates a small data set for `dlfs demo`: class folders of pseudo-random files, determined by
-//! a seed.
+//! Generates a small data set for `dlfs demo`: class folders of pseudo-random files, determined by a seed.
 
 use std::fs;
 use std::io::Write;
@@ -9,10 +8,10 @@ use dlfs::Error;
 
 use crate::exit::about_file;
 
-/// How much to generate.
+/// The amount of data to generate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DemoData {
-    /// Decides every size and every byte.
+    /// Determines every size and every byte.
     pub(crate) seed: u64,
     /// Files with the sizes of ImageNet's pictures: log-normal, about 110 KB.
     pub(crate) pictures: u64,

@@ -1,4 +1,4 @@
-//! The files that `dlfs demo` imported, to compare with the samples.
+//! The source files of `dlfs demo`, to compare with the samples.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ pub(crate) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// The source files below `root` of the samples of `directory`.
+    /// The source files of `directory`'s samples, below `root`.
     pub(crate) fn new(root: &Path, directory: &'a Directory) -> Source<'a> {
         Source { root: root.to_path_buf(), directory }
     }
@@ -27,7 +27,7 @@ impl<'a> Source<'a> {
     /// Compares each sample of the batch with its file, byte for byte.
     ///
     /// # Errors
-    /// `Corrupt`: one differs. Errors of the operating system, with the file.
+    /// `Corrupt`: a sample differs from its file. Errors of the operating system, with the file.
     pub(crate) fn compare(&self, batch: &Batch) -> Result<(), Error> {
         for index in 0..batch.len() {
             let id = batch.id(index);
@@ -51,8 +51,8 @@ impl<'a> Source<'a> {
         (0..self.directory.num_samples()).map(|id| self.path(SampleId(id))).collect()
     }
 
-    /// Drops the files from the page cache; `false` if they are on a file system in memory. Dirty
-    /// pages stay: writing them out would wait for all other writers.
+    /// Drops the files from the page cache; `false` if they are on an in-memory file system. Dirty pages
+    /// stay: writing them out would wait for all other writers.
     ///
     /// # Errors
     /// Errors of the operating system, with the file.
@@ -71,7 +71,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Drops a file from the page cache; `false` if it is on a file system in memory.
+/// Drops a file from the page cache; `false` if it is on an in-memory file system.
 ///
 /// # Errors
 /// Errors of the operating system, with the file.

@@ -12,20 +12,20 @@ use crate::exit::Failure;
 use crate::progress::Meter;
 use crate::run_stats::RunStats;
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The last epoch's last batch was delivered.
+    /// The last batch of the last epoch was delivered.
     Complete,
-    /// It was stopped between two batches.
+    /// The run was stopped between two batches.
     Stopped,
 }
 
-/// Checks that everything in the order was delivered. A loader that ends without an error has delivered it; commands
-/// check nevertheless.
+/// Checks that everything in the order was delivered. A loader that ends without an error should have done
+/// so; commands check nevertheless.
 ///
 /// # Errors
-/// `Internal`: it was not.
+/// `Internal`: samples are missing.
 pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
     if delivered == owed {
         return Ok(());
@@ -34,7 +34,8 @@ pub(crate) fn check_complete(delivered: u64, owed: u64) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Internal, text).hint("this is a bug in dlfs: please report it"))
 }
 
-/// As many samples, of at most `most`, as have room in `most_bytes` if all are as long as the longest of every `step`.
+/// The number of samples, up to `most`, that fit in `most_bytes` if all are as long as the longest of every
+/// `step`th sample.
 pub(crate) fn samples_within(
     directory: &Directory,
     step: usize,
@@ -49,7 +50,7 @@ pub(crate) fn samples_within(
 /// Checks that there is something to read.
 ///
 /// # Errors
-/// `NotFound`: there is not.
+/// `NotFound`: the data set is empty.
 pub(crate) fn check_some(directory: &Directory) -> Result<(), Error> {
     if directory.num_live() > 0 {
         return Ok(());
@@ -58,14 +59,14 @@ pub(crate) fn check_some(directory: &Directory) -> Result<(), Error> {
     Err(Error::new(ErrorKind::NotFound, text))
 }
 
-/// The ids of a batch. Those of a mixture have the number of their data set in front, as in Python's keys.
+/// The ids of a batch. In a mixture, the number of the data set is in the upper bits, as in Python's keys.
 fn keys(batch: &Batch) -> impl Iterator<Item = u64> + '_ {
     let sources = batch.sources();
     let source = move |at: usize| sources.map_or(0, |sources| u64::from(sources[at]));
     batch.ids().enumerate().map(move |(at, id)| source(at) << ID_BITS | id.0)
 }
 
-/// There are at most 2^40 samples in a data set.
+/// A data set has at most 2^40 samples.
 const ID_BITS: u32 = 40;
 
 /// Takes batches until the end, or until `each` returns `false`. `each` receives every batch, and

@@ -1,4 +1,4 @@
-//! How a command ends: exit codes and error messages.
+//! The end of a command: exit codes and error messages.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -12,13 +12,13 @@ use crate::text::safe_text;
 /// The result of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All of it is done.
+    /// All work is done.
     Done,
-    /// It is done except for some items, which it has listed.
+    /// The work is done except for some items, which the command has listed.
     Incomplete,
-    /// It found damage, and has listed it.
+    /// The command found damage, and has listed it.
     Damaged,
-    /// It was stopped on request, and can be continued.
+    /// The command was stopped on request, and can be continued.
     Stopped,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Failure {
     Error(Error),
     /// Options that contradict each other or the image; exit code 2.
     Usage(String),
-    /// The reader of our output has gone, as in `dlfs ls | head`.
+    /// The reader of the output has gone, as in `dlfs ls | head`.
     OutputClosed,
 }
 
@@ -58,8 +58,8 @@ impl Failure {
                 2
             }
             Failure::OutputClosed => {
-                // End like every Unix filter, so that the shell learns that not all was written. If
-                // the signal is blocked, the plain failure code has to do.
+                // End by SIGPIPE like other Unix filters, so that the shell learns that the output is
+                // incomplete. If the signal is blocked, return the ordinary failure code.
                 let _ =
                     signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
                 1
@@ -68,9 +68,10 @@ impl Failure {
     }
 }
 
-/// Prints an error on stderr. The text may quote names, paths and texts of a target.
+/// Prints an error on stderr. `text` may quote names, paths and strings from a target, and is escaped.
 pub(crate) fn complain(text: &str) {
-    // A terminal that has gone, or a pipe that nobody reads, is no reason to panic: the exit code says it, too.
+    // A terminal that has gone, or a pipe without a reader, must not cause a panic: the exit code reports the
+    // error too.
     let _ = writeln!(io::stderr(), "dlfs: {}", safe_text(text));
 }
 
@@ -82,7 +83,7 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
-/// An error of options: exit code 2 if they have no meaning.
+/// Turns an error of options into a failure: exit code 2 if the options are invalid.
 pub(crate) fn usage(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::InvalidArgument => Failure::Usage(error.report()),
@@ -102,13 +103,13 @@ impl From<FormatError> for Failure {
     }
 }
 
-/// An operating system error about one file, in the library's form.
+/// An operating system error about one file, as an error of the library.
 pub(crate) fn about_file(doing: &'static str, path: impl AsRef<Path>, error: io::Error) -> Error {
     let kind = Error::from(io::Error::from(error.kind())).kind();
     Error::new(kind, doing).path(path.as_ref()).source(error)
 }
 
-/// The bytes of a file, or for `-` of standard input.
+/// The bytes of a file, or of standard input for `-`.
 pub(crate) fn read_or_stdin(doing: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     let read = if path == Path::new("-") {

@@ -1,9 +1,9 @@
-//! Two levels of help, in two columns: `-h` has what most people use, `--help` all but the rare options, which the
-//! manual pages (`dlfs man`) have.
+//! Two levels of help: `-h` shows the most used options, `--help` all but the rare options, which are in the
+//! manual pages (`dlfs man`). Both have two columns.
 
 use clap::{Arg, ArgAction, Command};
 
-/// The command with the help of a level, also of the commands below it.
+/// The command with the help of this level; its subcommands too.
 pub(crate) fn of_level(command: Command, is_brief: bool) -> Command {
     let is_read = command.get_name() == "read";
     let command = command
@@ -22,7 +22,7 @@ pub(crate) fn of_level(command: Command, is_brief: bool) -> Command {
     }
 }
 
-/// As `full`; of `dlfs read` with the first clause of its help, if most people use it.
+/// As `full`. For `dlfs read`, only the most used options are shown, each with the first clause of its help.
 fn brief(arg: Arg, is_read: bool) -> Arg {
     if !is_read {
         return full(arg, is_read);
@@ -34,7 +34,7 @@ fn brief(arg: Arg, is_read: bool) -> Arg {
     arg.help(text[..end].to_owned()).help_heading(None::<&'static str>).hide(!is_common)
 }
 
-/// Hidden if it is rare.
+/// Hides the option if it is rare.
 fn full(arg: Arg, is_read: bool) -> Arg {
     let id = arg.get_id().as_str();
     let is_rare = RARE.contains(&id) || (is_read && RARE_IN_READ.contains(&id));
@@ -42,7 +42,7 @@ fn full(arg: Arg, is_read: bool) -> Arg {
     arg.hide(is_hidden)
 }
 
-/// The options of `dlfs read` that most people use.
+/// The most used options of `dlfs read`.
 const COMMON: &[&str] = &[
     "order",
     "seed",
@@ -63,7 +63,7 @@ const COMMON: &[&str] = &[
     "quiet",
 ];
 
-/// Options of connections for which the manual pages are the place.
+/// Rare options of connections, which only the manual pages have.
 const RARE: &[&str] = &[
     "hostid",
     "tls_compat",
@@ -78,7 +78,7 @@ const RARE: &[&str] = &[
     "spdk_huge_pages",
 ];
 
-/// The same of `dlfs read`, whose other options are many.
+/// Rare options of `dlfs read`, which has many.
 const RARE_IN_READ: &[&str] = &[
     "blocking_exchange",
     "bucket_window",
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Text behind the options is printed as it is written, and wrapped again where it is wider.
+    /// The text after the options is printed as written, and wrapped again if it is too wide.
     #[test]
     fn no_paragraph_behind_the_options_is_wrapped_twice() {
         let command = Cli::command();

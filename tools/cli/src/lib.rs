@@ -1,8 +1,8 @@
-//! The command `dlfs`: everything that a user does with a data set, from the shell.
+//! The command `dlfs`: all operations on a data set, from the shell.
 //!
-//! It is a library only for the Python package, whose wheel contains the command; the binary is one
-//! call of [`main`]. It uses only dlfs's public interface. Only results go to standard output;
-//! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
+//! It is a library only for the Python package, whose wheel contains the command; the binary only calls
+//! [`main`]. It uses only dlfs's public interface. Only results go to standard output; progress, warnings and
+//! errors go to stderr. Read `commands/mod.rs` first.
 
 mod args;
 mod commands;
@@ -39,7 +39,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches};
 
-/// Runs the command with its arguments, the program's name first, and returns the exit code.
+/// Runs the command with its arguments, which begin with the program's name, and returns the exit code.
 /// Invalid arguments, `--help` and `--version` end the process at once.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
@@ -61,7 +61,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     log::start(cli.verbose, cli.quiet, cli.serves());
     signals::outlive_size_limits();
-    // A panic has printed its message; the exit code is that of any other failure.
+    // A panic has already printed its message; its exit code is that of any other failure.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
     log::finish();
     match ended {

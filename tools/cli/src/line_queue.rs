@@ -1,7 +1,7 @@
-//! Lines that a thread of its own writes, so that whoever makes them waits for no reader and no disk.
+//! A queue of lines with its own writer thread, so that the producers wait for no reader and no disk.
 //!
-//! The queue has a limit. What finds no room in it, or cannot be written, is lost and counted, and the writer says
-//! how many lines were.
+//! The queue is bounded. Lines that do not fit, or cannot be written, are dropped and counted, and the writer
+//! reports their number.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Writes the lines of a queue, on its thread.
+/// Writes the lines of a queue, on the queue's thread.
 pub(crate) trait LineWriter: Send + 'static {
-    /// Writes a line; one that fails is lost.
+    /// Writes a line; on an error the line is dropped.
     fn line(&mut self, line: &[u8]) -> io::Result<()>;
 
-    /// Says that so many lines were lost; where that fails, it is asked again.
+    /// Reports that `lines` lines were dropped; after an error it is called again.
     fn lost(&mut self, lines: u64) -> io::Result<()>;
 }
 
-/// The end of the queue where lines go in.
+/// The producers' end of the queue.
 #[derive(Debug, Clone)]
 pub(crate) struct LineQueue {
     queue: SyncSender<Message>,
@@ -33,10 +33,10 @@ enum Message {
 }
 
 impl LineQueue {
-    /// Starts the thread, with that name.
+    /// Starts the thread, with this name.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// Errors of starting a thread.
     pub(crate) fn start(name: &str, writer: impl LineWriter) -> io::Result<LineQueue> {
         let (queue, receiver) = sync_channel(MAX_LINES);
         let lost = Arc::<AtomicU64>::default();
@@ -46,14 +46,14 @@ impl LineQueue {
         Ok(queue)
     }
 
-    /// Adds a line; `None`, one that could not be made, is lost.
+    /// Adds a line; `None`, a line that could not be made, counts as dropped.
     pub(crate) fn push(&self, line: Option<Vec<u8>>) {
         if line.is_none_or(|line| self.queue.try_send(Message::Line(line)).is_err()) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Waits until all lines are written, with a limit: a disk that hangs keeps no command from ending.
+    /// Waits until all lines are written, within a limit: a hanging disk must not keep a command from ending.
     pub(crate) fn finish(&self) {
         let until = Instant::now() + FINISH_LIMIT;
         let (done, wait) = sync_channel(1);
@@ -63,7 +63,7 @@ impl LineQueue {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // The command ends whether or not this succeeds.
+        // The command ends even if this fails.
         let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
 }
@@ -100,6 +100,6 @@ fn write_lines(queue: &Receiver<Message>, lost: &AtomicU64, mut writer: impl Lin
 }
 
 const MAX_LINES: usize = 4096;
-/// The time until lost lines are told when no other line comes.
+/// The time until dropped lines are reported if no further line comes.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const FINISH_LIMIT: Duration = Duration::from_secs(1);

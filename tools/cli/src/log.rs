@@ -1,8 +1,8 @@
 //! Writes the events of the library to stderr, one line each.
 //!
-//! A short command writes its lines at once, without time stamps. A server adds the time and writes
-//! from a separate thread: if stderr is read too slowly or not at all, lines are dropped and
-//! counted, and no host is delayed.
+//! A short command writes its lines at once, without time stamps. A server adds the time and writes from a
+//! separate thread: if stderr is read too slowly or not at all, lines are dropped and counted, and no host is
+//! delayed.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -40,7 +40,7 @@ pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
     }
 }
 
-/// Changes which events are written: those at least as severe as `level`.
+/// Changes the level: events at least as severe as `level` are written.
 ///
 /// # Errors
 /// There is no such level.
@@ -59,7 +59,7 @@ pub(crate) fn set_level(level: &str) -> Result<(), String> {
     }
 }
 
-/// Changes the level of the log, once it is started.
+/// Changes the level of the log once the log is started.
 static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Writes a line with the time, at any log level.
@@ -71,26 +71,26 @@ pub(crate) fn say(line: &str) {
     }
 }
 
-/// The time in UTC, as RFC 3339 writes it.
+/// The current time in UTC, in the format of RFC 3339.
 pub(crate) fn now() -> String {
     let mut text = String::new();
-    // Neither the clock nor a String fails to be written to.
+    // Writing the time to a String cannot fail.
     let _ = SystemTime.format_time(&mut Writer::new(&mut text));
     text
 }
 
-/// Waits for pending lines to be written, with a limit.
+/// Waits, within a limit, until pending lines are written.
 pub(crate) fn finish() {
     BEHIND.get().into_iter().for_each(LineQueue::finish);
 }
 
 static BEHIND: OnceLock<LineQueue> = OnceLock::new();
 
-/// Escapes control characters in lines that quote texts of others. Escape characters stay, since
-/// only `tracing` writes them, for colours.
+/// Escapes control characters in lines that quote other programs' strings. Escape characters (ESC) stay,
+/// since only `tracing` writes them, for colours.
 struct SafeStderr;
 
-/// A closed stderr affects only its reader.
+/// A closed stderr concerns only its reader.
 impl LineWriter for SafeStderr {
     fn line(&mut self, line: &[u8]) -> io::Result<()> {
         let _ = self.write(line);

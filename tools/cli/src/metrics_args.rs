@@ -17,7 +17,7 @@ pub(crate) struct MetricsArgs {
 }
 
 impl MetricsArgs {
-    /// Starts to serve them, until the value is dropped, and logs the address.
+    /// Starts to serve the metrics, until the returned value is dropped, and logs the address.
     pub(crate) fn serve(&self) -> Result<Option<Exporter>, Failure> {
         let exporter = self.metrics.map(Exporter::serve).transpose()?;
         if let Some(exporter) = &exporter {

@@ -1,4 +1,4 @@
-//! A mixture, on the command line: the images beside IMAGE, and the part of each.
+//! Options of a mixture: the images beside IMAGE, and the weight or number of samples of each.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -46,7 +46,7 @@ impl MixArgs {
     /// Opens the other images, and mixes them with `first`; `None` without `--mix`.
     ///
     /// # Errors
-    /// Those of [`Image::open`] and [`Mixture::new`].
+    /// Errors of [`Image::open`] and [`Mixture::new`].
     pub(crate) fn mixture(
         &self,
         first: &Dataset,
@@ -63,12 +63,12 @@ impl MixArgs {
         Mixture::new(parts, self.epoch_size, self.mix_batching, phases).map(Some)
     }
 
-    /// Returns whether there is anything to mix.
+    /// Returns whether other images were given.
     pub(crate) fn is_given(&self) -> bool {
         self.part.is_some()
     }
 
-    /// Each image, `first` being IMAGE.
+    /// All images, with `first` (IMAGE) in front.
     pub(crate) fn images<'a>(
         &'a self,
         first: &'a ImageAddress,
@@ -76,13 +76,13 @@ impl MixArgs {
         std::iter::once(first).chain(self.mix.iter().map(|mixed| &mixed.image))
     }
 
-    /// Counters of what is delivered of each image; `first` is IMAGE.
+    /// Counters of delivered samples by image; `first` is IMAGE.
     pub(crate) fn sources(&self, first: &ImageAddress) -> Sources {
         Sources(self.images(first).map(Source::new).collect())
     }
 }
 
-/// The share of this rank in an epoch of `mixture`, or of `dataset` alone.
+/// The share of this rank in an epoch of `mixture`; without a mixture, of `dataset`.
 ///
 /// # Errors
 /// `InvalidArgument`: there is no such rank, or the batch does not fit the mixture.
@@ -97,10 +97,10 @@ pub(crate) fn share(
     }
 }
 
-/// Counters of what a run has delivered of each of its images.
+/// Counters of the samples that a run has delivered, by image.
 pub(crate) struct Sources(Vec<Source>);
 
-/// One of them; the names are an interface.
+/// The counters of one image; the names are an interface.
 #[derive(Serialize)]
 pub(crate) struct Source {
     image: String,
@@ -127,12 +127,12 @@ impl Sources {
         }
     }
 
-    /// Each of them, in their order.
+    /// The counters of all images, in their order.
     pub(crate) fn all(&self) -> &[Source] {
         &self.0
     }
 
-    /// A line for each, for the report.
+    /// A report line for each image.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> + '_ {
         let samples: u64 = self.0.iter().map(|source| source.samples).sum();
         self.0.iter().map(move |source| {
@@ -147,7 +147,7 @@ impl Sources {
     }
 }
 
-/// `IMAGE=PART`. The part has no `=`, so that addresses may have it.
+/// `IMAGE=PART`. PART contains no `=`, so the address may contain it.
 #[derive(Debug, Clone)]
 struct MixedImage {
     image: ImageAddress,

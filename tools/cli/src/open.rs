@@ -25,7 +25,7 @@ impl ImageArgs {
     /// Opens the image for reading.
     ///
     /// # Errors
-    /// Those of [`Image::open`].
+    /// Errors of [`Image::open`].
     pub(crate) fn open(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
         self.open_with_tiers(connection, TierOptions::default())
     }
@@ -33,7 +33,7 @@ impl ImageArgs {
     /// Opens the image for reading through `tiers`.
     ///
     /// # Errors
-    /// Those of [`Image::open`].
+    /// Errors of [`Image::open`].
     pub(crate) fn open_with_tiers(
         &self,
         connection: &ConnectionArgs,
@@ -42,10 +42,10 @@ impl ImageArgs {
         Image::open(&self.image.0, &self.open.options(connection.options(false)?, tiers))
     }
 
-    /// Opens the image for reading, and reads the samples' names, too.
+    /// Opens the image for reading, and loads the samples' names.
     ///
     /// # Errors
-    /// Those of [`Image::open`] and [`Image::load_names`].
+    /// Errors of [`Image::open`] and [`Image::load_names`].
     pub(crate) fn open_with_names(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
         let image = self.open(connection)?;
         image.load_names()?;
@@ -53,12 +53,12 @@ impl ImageArgs {
     }
 }
 
-/// The engines in use, each once: `tcp`, `file (io_uring)`.
+/// The engines in use, each named once: `tcp`, `file (io_uring)`.
 pub(crate) fn engine(image: &Image) -> String {
     engines(std::iter::once(image))
 }
 
-/// The same, of several images.
+/// As `engine`, for several images.
 pub(crate) fn engines<'a>(images: impl Iterator<Item = &'a Image>) -> String {
     let devices = images.flat_map(|image| image.devices());
     let engines: BTreeSet<String> = devices.map(|device| device.namespace().engine).collect();

@@ -1,14 +1,14 @@
-//! Checks of the order and the shares, on the command line.
+//! Checks of the options for order and shares.
 
 use dlfs::options::{Choice, Kind, Order};
 use dlfs::order::{OrderSpec, Sharding};
 
 use crate::exit::{Failure, usage};
 
-/// The order for `world_size` ranks, where no weights are given.
+/// The order for `world_size` ranks, if no weights are given.
 ///
 /// # Errors
-/// `Usage`: options that do not go together, or a number out of range.
+/// `Usage`: options exclude each other, or a number is out of range.
 pub(crate) fn unweighted(order: &Order, world_size: u32) -> Result<OrderSpec, Failure> {
     if order.order.0 == Kind::Weighted {
         let text = "give --weights, of dlfs read, instead of --order weighted".to_owned();
@@ -18,8 +18,8 @@ pub(crate) fn unweighted(order: &Order, world_size: u32) -> Result<OrderSpec, Fa
 }
 
 /// # Errors
-/// `Usage`: aligned shares in an order that does not read whole chunks; local shares without peers, or
-/// in an order that gives each rank samples of its own.
+/// `Usage`: aligned shares in an order that does not read whole chunks; local shares without peers, or in an
+/// order that gives each rank its own samples.
 pub(crate) fn check_shard(
     order: &Order,
     Choice(shard): Choice<Sharding>,

@@ -1,4 +1,4 @@
-//! Standard output: results only, buffered; ends quietly when the reader has gone.
+//! Standard output: buffered, results only; the command ends quietly when the reader has gone.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
@@ -31,12 +31,12 @@ impl Out {
         self.bytes(b"\n")
     }
 
-    /// Writes text of several lines.
+    /// Writes a string of several lines.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Failure> {
         if !self.colour {
             return self.bytes(safe_text(text).as_bytes());
         }
-        // Our own styles stay; all other escape characters are escaped.
+        // Our own styles stay; every other ESC character is escaped.
         let mut parts = text.split(ESCAPE);
         self.bytes(safe_text(parts.next().unwrap_or_default()).as_bytes())?;
         for part in parts {
@@ -47,25 +47,25 @@ impl Out {
         Ok(())
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.stdout.write_all(bytes).map_err(output_failed)
     }
 
-    /// Writes one JSON value on a line of its own. Characters that could affect a terminal are
-    /// written as `\uXXXX`, which is equivalent in JSON.
+    /// Writes one JSON value on a line of its own. Characters that could affect a terminal are written as
+    /// `\uXXXX`, which is equivalent in JSON.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         let mut serializer = Serializer::with_formatter(&mut self.stdout, SafeJson);
         value.serialize(&mut serializer).map_err(|error| output_failed(error.into()))?;
         self.bytes(b"\n")
     }
 
-    /// Flushes: before waiting, and at the end.
+    /// Flushes the buffer: called before a wait, and at the end.
     pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.stdout.flush().map_err(output_failed)
     }
 
-    /// Flushes at the end of a command, which ends so.
+    /// Flushes at the end of a command, and returns its outcome.
     pub(crate) fn end(mut self, outcome: Outcome) -> Result<Outcome, Failure> {
         self.flush()?;
         Ok(outcome)
@@ -91,7 +91,7 @@ impl Out {
     }
 }
 
-/// An object without those of its fields that are null.
+/// The object without its null fields.
 pub(crate) fn known(mut object: Value) -> Value {
     if let Some(fields) = object.as_object_mut() {
         fields.retain(|_, value| !value.is_null());
@@ -99,7 +99,7 @@ pub(crate) fn known(mut object: Value) -> Value {
     object
 }
 
-/// The fields of both objects as one.
+/// Merges the fields of two objects into one.
 pub(crate) fn joined(object: &impl Serialize, more: Value) -> Value {
     let mut object = json!(object);
     if let (Some(fields), Value::Object(more)) = (object.as_object_mut(), more) {
@@ -132,7 +132,7 @@ impl Formatter for SafeJson {
 }
 
 const ESCAPE: char = '\x1b';
-/// The sequences of our own styles after the escape character.
+/// The rest of our own styles' sequences, after ESC.
 const STYLES: [&str; 4] = ["[0m", "[1m", "[2m", "[32;1m"];
 
 fn output_failed(error: io::Error) -> Failure {

@@ -1,4 +1,4 @@
-//! The other nodes of a job, on the command line.
+//! Options for the other nodes of a job.
 
 use dlfs::dataset::Image;
 use dlfs::options::Peers;
@@ -12,14 +12,14 @@ use crate::args::warn_of_key_text;
 use crate::exit::{Failure, usage};
 use crate::text;
 
-/// A round that this rank has joined, to be ended together.
+/// A round that this rank has joined, which all ranks leave together.
 pub(crate) struct Joined {
     meeting: Meeting,
     connect: ConnectOptions,
 }
 
-/// The meeting point of the ranks, and this rank's number there, if `--peers` is given. `place` is the rank and
-/// the world size of the command line.
+/// The meeting of the ranks and this rank's number in it, if `--peers` is given. `place` is the rank and the
+/// world size from the command line.
 ///
 /// # Errors
 /// `Usage`: as [`JoinOptions::meeting`](dlfs::peers::JoinOptions::meeting).
@@ -34,10 +34,10 @@ pub(crate) fn meeting(
 }
 
 impl Joined {
-    /// Joins the round: the image read through its peers, or through a store of its own for this rank's share.
+    /// Joins the round; returns the image read through its peers, or through this rank's store.
     ///
     /// # Errors
-    /// Those of [`Image::with_peers`], of [`Image::with_store`] and of the rendezvous.
+    /// Errors of [`Image::with_peers`], of [`Image::with_store`] and of the rendezvous.
     pub(crate) fn join(
         meeting: Meeting,
         image: Image,
@@ -55,7 +55,7 @@ impl Joined {
         Ok((image, Joined { meeting, connect }))
     }
 
-    /// Goes on serving until all ranks have read what they wanted.
+    /// Serves until all ranks have finished reading.
     pub(crate) fn wait_for_end(&self, image: &Image) {
         let Some(peers) = image.peers() else { return };
         let Joined { meeting, connect } = self;
@@ -64,13 +64,13 @@ impl Joined {
             peers.wait_for_end(&mut *rendezvous, meeting.options.timeout)
         });
         if let Err(error) = ended {
-            // This rank has all that it wanted; the others go elsewhere.
+            // Only a message: this rank has read everything, and the others read elsewhere.
             eprintln!("dlfs: {}", error.report());
         }
     }
 }
 
-/// Report line on the data that came from other nodes.
+/// Report line about the data from other nodes.
 pub(crate) fn peer_line(stats: &PeerStats) -> String {
     let used: Vec<_> = stats.nodes.iter().filter(|node| node.reads > 0).collect();
     let (reads, bytes) =

@@ -6,8 +6,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
 
-/// The progress of one piece of work. Dropping it clears the bar: drop it before the next one is
-/// created, since the terminal clears lines from the cursor's position.
+/// The progress of one task. Dropping it clears the bar: drop it before the next one is created, since the
+/// terminal clears lines from the cursor's position.
 pub(crate) struct Meter {
     bar: Option<ProgressBar>,
     label: &'static str,
@@ -27,7 +27,7 @@ impl Meter {
         Meter { bar, label, noun: "sample", total, started: now, last_line: now, quiet }
     }
 
-    /// Sets what is counted, if not samples.
+    /// Sets the noun for the counted items, if they are not samples.
     pub(crate) fn counting(mut self, noun: &'static str) -> Meter {
         self.noun = noun;
         self
@@ -85,7 +85,7 @@ fn console_is_terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// The bar uses the columns that the text leaves, so that the line never wraps.
+/// The bar uses the columns that the text leaves free, so that the line never wraps.
 const BAR: &str =
     "{prefix:>10.bold} {wide_bar:.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
 const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {wide_msg}";

@@ -1,4 +1,4 @@
-//! `--report` and `--trace`: what a run waited for, as a page and as events.
+//! `--report` and `--trace`: a page about the run's waits, and its events.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) struct RunFiles {
 }
 
 impl ReportArgs {
-    /// The files that the run will write. One that cannot be written is reported before the work starts.
+    /// The files that the run will write. A file that cannot be written is reported before the work starts.
     pub(crate) fn files(&self) -> Result<RunFiles, Error> {
         self.report.iter().chain(&self.trace).try_for_each(|path| check_page(path))?;
         let trace = self.trace.clone().map(|path| (path, Arc::new(Trace::new())));
@@ -48,10 +48,10 @@ impl RunFiles {
         self.trace.as_ref().map(|(_, trace)| Arc::clone(trace))
     }
 
-    /// Writes what `loader` has done so far.
+    /// Writes the report and the trace of `loader` up to now.
     ///
     /// # Errors
-    /// That of the first file that cannot be written; the other one is written nevertheless.
+    /// The error of the first file that cannot be written; the other file is written nevertheless.
     pub(crate) fn write(&self, loader: &Loader) -> Result<(), Error> {
         let page = self.report.as_ref().map(|path| save_page(path, &loader.report().to_html()));
         let events = self.trace.as_ref().zip(loader.trace_json());
@@ -65,7 +65,7 @@ impl RunFiles {
         }
     }
 
-    /// Writes the events alone, for a process that ends while its loader waits.
+    /// Writes only the events, for a process that ends while its loader waits.
     pub(crate) fn write_events(&self) {
         if let Some((path, trace)) = &self.trace
             && let Err(error) = save_page(path, &trace.to_json(None))

@@ -9,22 +9,22 @@ use dlfs::checksum::crc32c_append;
 
 use crate::text;
 
-/// The figures of one run as printed by `--json`; the names are an interface.
+/// The figures of one run as printed by `--json`; the field names are an interface.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct RunReport {
     /// Samples delivered.
     pub(crate) samples: u64,
-    /// Bytes of those samples.
+    /// Bytes of these samples.
     pub(crate) bytes: u64,
-    /// From the first request of a batch to the last delivery.
+    /// Time from the first request of a batch to the last delivery.
     pub(crate) seconds: f64,
     /// `samples / seconds`.
     pub(crate) samples_per_s: f64,
-    /// The time that the caller waited for each batch.
+    /// The caller's wait for each batch.
     pub(crate) batch_us: Percentiles,
     /// CPU time of all threads of this process.
     pub(crate) cpu_s: CpuSeconds,
-    /// The portion of `seconds` that the caller waited for batches.
+    /// The part of `seconds` that the caller waited for batches.
     pub(crate) stall_s: f64,
     /// CRC32C over the ids in the order of delivery, each as 8 bytes little-endian.
     pub(crate) order_crc32c: u32,
@@ -42,7 +42,7 @@ impl RunReport {
         if gigabytes > 0.0 { (self.cpu_s.user + self.cpu_s.sys) / gigabytes } else { 0.0 }
     }
 
-    /// Latency, stalls and CPU time as text.
+    /// Latency, stalls and CPU time as lines of the report.
     pub(crate) fn lines(&self) -> [String; 2] {
         let Percentiles { p50, p99, max } = self.batch_us;
         let share = if self.seconds > 0.0 { 100.0 * self.stall_s / self.seconds } else { 0.0 };
@@ -104,7 +104,7 @@ impl RunStats {
         }
     }
 
-    /// Counts a batch that arrived after `waited`: the ids of its samples in order, and their total
+    /// Counts a batch that arrived after a wait of `waited`: the ids of its samples in order, and their total
     /// length.
     pub(crate) fn batch(&mut self, ids: impl Iterator<Item = u64>, bytes: u64, waited: Duration) {
         for id in ids {
@@ -143,8 +143,8 @@ impl RunStats {
     }
 }
 
-/// CPU time of this process. The total comes from its CPU clock, in nanoseconds; the split into
-/// user and kernel mode comes from `/proc/self/stat`, in ticks. Without `/proc` all is user time.
+/// CPU time of this process. The total comes from its CPU clock, in nanoseconds; the split into user and
+/// kernel mode comes from `/proc/self/stat`, in ticks. Without `/proc`, all of it counts as user time.
 struct CpuClock {
     total_s: f64,
     user_ticks: u64,
@@ -177,7 +177,7 @@ fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// An hour: no call waits longer than its deadline.
+/// An hour: every call's deadline is shorter.
 const MAX_WAIT_US: u64 = 3_600_000_000;
 
 #[cfg(test)]

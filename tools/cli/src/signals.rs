@@ -1,5 +1,5 @@
-//! Signals: Ctrl-C and SIGTERM stop a run in order; a second one ends it at once. A server survives
-//! SIGHUP, and SIGUSR1 requests statistics.
+//! Signals. Ctrl-C and SIGTERM stop a run in order; a second one ends the process at once. A server survives
+//! SIGHUP, and prints statistics on SIGUSR1.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,14 +18,14 @@ use crate::exit::Outcome;
 pub(crate) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on SIGINT and SIGTERM set the flag, and a second one ends the process with 1.
+    /// Makes SIGINT and SIGTERM set the flag from now on; a second one ends the process with exit code 1.
     ///
-    /// The work checks the flag between two steps, and one step may wait for a target that is gone.
-    /// So if the process still runs `grace` after the first signal, `last_resort` saves or removes
-    /// what it must, on another thread, and the process ends with the exit code that it returns.
+    /// The work checks the flag between two steps, and one step may wait for a target that is gone. So if the
+    /// process still runs `grace` after the first signal, another thread calls `last_resort`, which saves or
+    /// removes files, and the process ends with the exit code that it returns.
     ///
     /// # Errors
-    /// Errors of the operating system when it refuses a handler or a thread.
+    /// Errors of the operating system if it refuses a handler or a thread.
     pub(crate) fn on_signals(
         grace: Duration,
         last_resort: impl FnOnce() -> Outcome + Send + 'static,
@@ -52,7 +52,7 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sleeps for `limit`, or until it is time to stop; returns whether it is.
+    /// Sleeps for `limit`, or until the flag is set; returns whether it is set.
     pub(crate) fn is_set_within(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         while !self.is_set() && Instant::now() < until {
@@ -70,10 +70,10 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// From now on SIGHUP and SIGUSR1 do not end the process.
+    /// Keeps SIGHUP and SIGUSR1 from ending the process, from now on.
     ///
     /// # Errors
-    /// Errors of the operating system when it refuses a handler.
+    /// Errors of the operating system if it refuses a handler.
     pub(crate) fn on_signals() -> Result<Asked> {
         let asked = Asked { hang_up: Arc::default(), statistics: Arc::default() };
         flag::register(SIGHUP, asked.hang_up.clone()).map_err(Error::from)?;
@@ -92,17 +92,18 @@ impl Asked {
     }
 }
 
-/// Makes a file that grows beyond a limit (`ulimit -f`) an error of whoever writes it, EFBIG, instead of our end.
+/// Makes writes beyond the file size limit (`ulimit -f`) fail with EFBIG, instead of ending this process.
 pub(crate) fn outlive_size_limits() {
     // If this fails, the signal ends the process, as it does by default.
     let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
-/// How often to check the flag.
+/// Interval of checks of the flag.
 const LOOK: Duration = Duration::from_millis(50);
 /// The grace period of work that takes one batch at a time.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The grace period of commands that write images. They may be killed at any moment and continued.
 pub(crate) const GRACE_FOR_WRITERS: Duration = Duration::from_secs(20);
-/// The grace period of commands with tiers, which write their last copies in it: see `docs/threads.md`.
+/// The grace period of commands with tiers, which write their last copies in that time: see
+/// `docs/threads.md`.
 pub(crate) const GRACE_FOR_TIERS: Duration = Duration::from_secs(35);

@@ -1,4 +1,4 @@
-//! The share of this rank in its own storage, on the command line.
+//! Options for this rank's share in its own storage.
 
 use dlfs::Result;
 use dlfs::dataset::Image;
@@ -9,10 +9,10 @@ use dlfs::store::{Staged, StoreStats};
 use crate::progress::Meter;
 use crate::text;
 
-/// Resumes with new shares, if that is asked for.
+/// Resumes with new shares, if requested.
 ///
 /// # Errors
-/// `InvalidArgument`: the state lies within an epoch.
+/// `InvalidArgument`: the state is in the middle of an epoch.
 pub(crate) fn restart(store: &Store, image: &Image, options: &mut LoaderOptions) -> Result<()> {
     if let (true, Some(state)) = (store.restart_shares, &options.resume) {
         let len = image.directory().num_live();
@@ -21,7 +21,7 @@ pub(crate) fn restart(store: &Store, image: &Image, options: &mut LoaderOptions)
     Ok(())
 }
 
-/// Shows how far the share is brought.
+/// Shows the progress of staging the share.
 pub(crate) fn staging(quiet: bool) -> impl FnMut(Staged) -> bool {
     let mut meter = None;
     move |Staged { samples, done, bytes, .. }| {
@@ -34,7 +34,7 @@ pub(crate) fn staging(quiet: bool) -> impl FnMut(Staged) -> bool {
     }
 }
 
-/// The report line on what the store holds and has exchanged.
+/// The report line about the store's content and exchange.
 pub(crate) fn store_line(stats: &StoreStats) -> String {
     let mut line = format!(
         "  store      {} now, {} at most; {} staged",

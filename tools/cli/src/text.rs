@@ -17,7 +17,7 @@ pub(crate) fn counted(number: u64, noun: &str) -> String {
     }
 }
 
-/// A number of bytes in the largest binary unit that it is a multiple of: `4 MiB`, `64 KiB`.
+/// A number of bytes in the largest binary unit that divides it: `4 MiB`, `64 KiB`.
 pub(crate) fn binary_size(number: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.iter().find(|(bits, _)| number > 0 && number.trailing_zeros() >= *bits);
@@ -44,8 +44,8 @@ pub(crate) fn micros(us: u64) -> String {
 pub(crate) fn utc(seconds: u64) -> String {
     let days = seconds / 86_400;
     let rest = seconds % 86_400;
-    // Converts days since 1970 to a date with Howard Hinnant's algorithm: years begin in March,
-    // eras have 400 years.
+    // Converts days since 1970 to a date with Howard Hinnant's algorithm: years begin in March, eras have 400
+    // years.
     let shifted = days + 719_468;
     let era = shifted / 146_097;
     let day_of_era = shifted % 146_097;
@@ -62,11 +62,10 @@ pub(crate) fn utc(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// A name on one line that cannot move the cursor, change the terminal's colours or imitate another
-/// name.
+/// A name on one line that cannot move the cursor, change the terminal's colours or imitate another name.
 ///
-/// Control and direction characters become `\n`, `\t`, `\r`, `\u{..}`; bytes that are not UTF-8
-/// become `\xNN`; backslashes are doubled, so that the text is unambiguous.
+/// Control and direction characters become `\n`, `\t`, `\r`, `\u{..}`; bytes that are not UTF-8 become
+/// `\xNN`; backslashes are doubled, so that the result is unambiguous.
 pub(crate) fn safe_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -84,7 +83,7 @@ pub(crate) fn safe_name(name: &[u8]) -> String {
     text
 }
 
-/// A text that may quote names, paths or texts of a target, escaped as in [`safe_name`], except for
+/// A string that may quote names, paths or strings from a target, escaped as in [`safe_name`], except for
 /// line breaks.
 pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
     let harms = |character| is_unsafe(character) && !matches!(character, '\n' | '\t');
@@ -101,8 +100,8 @@ pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Returns whether a character affects the terminal or its neighbours: control characters, C1 and
-/// DEL included, direction marks, and invisible characters.
+/// Returns whether a character affects the terminal or its neighbours: control characters, including C1 and
+/// DEL, direction marks, and invisible characters.
 pub(crate) fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')

@@ -1,4 +1,4 @@
-//! Tiers on a command line.
+//! Options for tiers.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use dlfs::cache::{Probe, TierOptions, probe};
 use dlfs::options::Tiers;
 use dlfs::{Error, ErrorKind};
 
-/// The tiers of `given` on `node`.
+/// The tiers in `given`, on `node`.
 ///
 /// # Errors
 /// The file of `--tiers-file` cannot be read or is invalid; a tier cannot be measured.

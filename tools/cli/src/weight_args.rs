@@ -1,4 +1,4 @@
-//! Weights of samples, on the command line.
+//! Options for weights of samples.
 
 use std::fs;
 use std::path::Path;
@@ -36,10 +36,10 @@ impl WeightArgs {
         self.weights.is_some()
     }
 
-    /// `options` with the samples of `directory` drawn by the weights, if any are given.
+    /// `options` with the samples of `directory` drawn by the weights, if weights are given.
     ///
     /// # Errors
-    /// Those of reading the file; weights that cannot be drawn by.
+    /// Errors of reading the file; weights that no sample can be drawn by.
     pub(crate) fn weigh(
         &self,
         options: LoaderOptions,
@@ -64,7 +64,7 @@ impl WeightArgs {
     }
 }
 
-/// `LABEL=WEIGHT,...`; `None` if `text` has no `=`, so that it is a path.
+/// `LABEL=WEIGHT,...`; `None` if `text` has no `=` and is therefore a path.
 fn label_weights(text: &str, directory: &Directory) -> Result<Option<LabelWeights>, String> {
     if !text.contains('=') {
         return Ok(None);
@@ -85,7 +85,7 @@ fn label_weights(text: &str, directory: &Directory) -> Result<Option<LabelWeight
     Ok(Some(LabelWeights::Each(each)))
 }
 
-/// The numbers in a file, one a line.
+/// The numbers in a file, one per line.
 fn numbers_of(path: &Path) -> Result<Vec<f64>, Failure> {
     let text = fs::read_to_string(path)
         .map_err(|error| about_file("cannot read the weights in", path, error))?;

@@ -1,5 +1,4 @@
-//! Counts of what programs have read, as far as the kernel asks: reads that its page cache answers
-//! are not seen.
+//! Counts of programs' reads, as seen by FUSE: reads that the kernel's page cache answers are not counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +20,14 @@ impl Counters {
         Counters { files, opens, reads, bytes }
     }
 
-    /// A program begins to read `file`, whose epoch in the order is `along` if it was read ahead.
+    /// Counts that a program starts to read `file`. `along` is the file's epoch in the order, if it was read
+    /// ahead.
     pub(crate) fn opened(&self, file: File, along: Option<Epoch>) {
         self.files.opened(file, along, self.so_far());
         self.opens.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A read was answered with so many bytes.
+    /// Counts a read answered with `bytes`.
     pub(crate) fn answered(&self, bytes: usize) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);

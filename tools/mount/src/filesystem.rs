@@ -1,4 +1,4 @@
-//! The kernel's requests, answered from the tree.
+//! The FUSE operations: answers the kernel's requests from the tree.
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,14 +19,14 @@ use crate::counters::Counters;
 use crate::passthrough::Passthrough;
 use crate::reads::{Part, Reads};
 
-/// The operations of the file system, which the session calls from several threads.
+/// The operations of the file system, which several threads of the session call.
 pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
     counters: Arc<Counters>,
-    /// If files are opened, for the kernel to read them by itself.
+    /// Passthrough, by which the kernel itself reads opened files; `None` if files need no open.
     passthrough: Option<Passthrough>,
-    /// True if a listing may have attributes: those of fields would read every sample.
+    /// True if a listing may include attributes: with fields, that would read every sample.
     lists_attributes: bool,
     len_bytes: u64,
     owner: u32,
@@ -47,7 +47,7 @@ impl Filesystem {
             use std::os::unix::fs::MetadataExt;
             (own.uid(), own.gid())
         });
-        // The lengths of fields are known only once their sample is read.
+        // Passthrough needs lengths, and a field's length is unknown until its sample is read.
         let passthrough = passthrough.filter(|_| files.dataset().directory().fields().is_empty());
         Filesystem {
             reads,
@@ -89,7 +89,7 @@ impl Filesystem {
             crtime: time,
             kind: kind_of(node),
             perm: (attributes.mode & 0o7777) as u16,
-            nlink: 1, // also of folders: how many subfolders they have is not counted
+            nlink: 1, // also of folders: subfolders are not counted
             uid: self.owner,
             gid: self.group,
             rdev: 0,
@@ -144,7 +144,7 @@ impl fuser::Filesystem for Filesystem {
         for flag in wanted {
             let _ = config.add_capabilities(flag); // an older kernel works without it
         }
-        let _ = config.set_max_background(MOST_IN_BACKGROUND); // or fewer
+        let _ = config.set_max_background(MOST_IN_BACKGROUND); // the kernel may take fewer
         Ok(())
     }
 
@@ -162,7 +162,7 @@ impl fuser::Filesystem for Filesystem {
         }
     }
 
-    /// Without passthrough the kernel then opens files itself, and asks never again.
+    /// Without passthrough, this answer makes the kernel open files itself from now on.
     fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         match (&self.passthrough, self.node(inode)) {
             (None, _) => reply.error(Errno::ENOSYS),
@@ -191,7 +191,7 @@ impl fuser::Filesystem for Filesystem {
         reply.ok();
     }
 
-    /// As `open`; the kernel then also keeps listings.
+    /// As `open`; the kernel then also caches listings.
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         reply.error(Errno::ENOSYS);
     }
@@ -255,7 +255,7 @@ impl fuser::Filesystem for Filesystem {
         };
         let mut left = if offset == FIRST { FIRST_WITH_ATTRIBUTES } else { usize::MAX };
         let listed = tree.list(folder, offset, &mut |found| {
-            // Without fields this reads nothing, and with fields the kernel was not told to ask.
+            // Without fields this reads no sample; with fields, the kernel does not send this request.
             let attributes = self.shape(tree.attributes(found.node, None), found.node);
             let name = OsStr::from_bytes(found.name);
             left -= 1;
@@ -298,7 +298,7 @@ impl fuser::Filesystem for Filesystem {
     }
 }
 
-/// Answers with the bytes, or with how many there are.
+/// Answers with the bytes, or with their number if `size` is 0.
 fn put(bytes: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
     match bytes {
         Err(errno) => reply.error(errno),
@@ -315,7 +315,7 @@ fn kind_of(node: Node) -> FileType {
     }
 }
 
-/// The error number that a program understands.
+/// The error number for a program.
 pub(crate) fn errno_of(error: &Error) -> Errno {
     match error.kind() {
         ErrorKind::NotFound => Errno::ENOENT,
@@ -328,17 +328,17 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
     }
 }
 
-/// The attribute of the top folder that says what was read in each epoch.
+/// The attribute of the top folder with the counters of each epoch.
 const EPOCHS: &str = "user.dlfs.epochs";
-/// The attribute of the top folder that says what was read ahead along an order.
+/// The attribute of the top folder with the counters of readahead along an order.
 const ORDER: &str = "user.dlfs.order";
-/// Entries that get attributes before the kernel knows whether anybody wants them: it asks for them at the
-/// beginning of each folder, and makes an inode of each, which costs more than all else of a listing. Whether it
-/// asks for those of the rest depends on whether the program has looked at the first.
+/// Entries whose attributes a listing includes. The kernel asks for attributes at the start of each folder,
+/// and makes an inode of each entry, which costs more than the rest of the listing. It asks for the
+/// attributes of later entries only if the program has looked at the first ones.
 const FIRST_WITH_ATTRIBUTES: usize = 64;
-/// How long the kernel may believe what it was told: a generation does not change.
+/// Validity of the kernel's caches: a generation never changes.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 /// The size of programs' reads, and of the kernel's readahead.
 const BLOCK_BYTES: u32 = 128 << 10;
-/// Reads that nobody waits for yet, of all files together.
+/// Limit of readahead requests, of all files together.
 const MOST_IN_BACKGROUND: u16 = 128;

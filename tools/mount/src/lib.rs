@@ -1,20 +1,20 @@
 //! A data set as a file system in user space (FUSE), read-only: [`mount`].
 //!
 //! # What it is
-//! Thin over [`dlfs::dataset::Files`]: requests of the kernel become lookups, listings and reads there. The
-//! kernel may keep all that it learns for ever, because a generation never changes: entries, attributes,
-//! listings, and pages. It is told so, and that files need no opening; so a small file whose entry is known
-//! costs one request.
+//! A thin layer over [`dlfs::dataset::Files`]: the kernel's requests become its lookups, listings and reads.
+//! The kernel may cache entries, attributes, listings and pages for ever, because a generation never changes.
+//! The kernel is told this, and told that files need no open; a small file whose entry is cached thus costs
+//! one request.
 //!
-//! Reads that wait at the same time become one batch ([`reads`](self)), which the reader merges and
-//! sorts as every other.
+//! Reads that wait at the same time become one batch ([`reads`](self)), which the reader merges and sorts
+//! like any other.
 //!
 //! # What it is not
-//! It shows no newer generation: that is another mount. It has no state that a request leaves behind, but for
-//! the samples that were read in part.
+//! A newer generation needs another mount. A request leaves no state behind, except samples that were read in
+//! part.
 //!
-//! Long files may be read by the kernel itself (`passthrough.rs`, `memory.rs`); then files are opened, which costs a
-//! request.
+//! The kernel may read long files itself (`passthrough.rs`, `memory.rs`); files are then opened, which costs
+//! a request.
 //!
 //! Read this file first, then `place.rs`, `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
@@ -44,16 +44,16 @@ use passthrough::Passthrough;
 use place::Place;
 use reads::Reads;
 
-/// How to mount.
+/// Options of a mount.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Threads that take the kernel's requests, at least 2. All but one may wait for samples.
     pub threads: usize,
-    /// Lets other users use the mount. Without root this takes `user_allow_other` in `/etc/fuse.conf`.
+    /// Lets other users use the mount. Without root this needs `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// Lets the kernel read files above 1 MiB by itself: from the tier's own file, from that of a plain folder without
-    /// tiers, or from memory that the file is read into when it is opened, at most so much of it. Takes root and Linux
-    /// 6.9; else nothing changes.
+    /// Lets the kernel read files above 1 MiB itself: from the tier's own file, from the file of a plain
+    /// folder without tiers, or from memory that the file is read into at its open. The value limits that
+    /// memory. Needs root and Linux 6.9; otherwise it has no effect.
     pub passthrough_bytes: Option<u64>,
 }
 
@@ -65,17 +65,17 @@ impl Default for Options {
 
 /// A mounted data set. Dropping it unmounts.
 pub struct Mounted {
-    /// `None` once it was waited for.
+    /// `None` after it was joined.
     session: Option<JoinHandle<io::Result<()>>>,
     place: Place,
     reads: Arc<Reads>,
     passed: Arc<AtomicU64>,
 }
 
-/// Mounts `files` on the folder `place`. `source` is what `mount` shows as the device.
+/// Mounts `files` on the folder `place`. `mount` shows `source` as the device.
 ///
 /// # Errors
-/// `NotFound`: there is no folder, or no `/dev/fuse`. `Refused`: the kernel or `fusermount3` refuses.
+/// `NotFound`: the folder or `/dev/fuse` does not exist. `Refused`: the kernel or `fusermount3` refuses.
 pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -> Result<Mounted> {
     let wrong = |error: io::Error| {
         let hint = match error.kind() {
@@ -99,7 +99,7 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     let counts = Arc::clone(&counters);
     let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, counts));
     let passed = Arc::new(AtomicU64::new(0));
-    // Half of the threads at most read whole files, which takes long.
+    // At most half of the threads read whole files, which takes long.
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
     let passthrough = passthrough.map(|bytes| {
         Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
@@ -120,8 +120,8 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     Ok(Mounted { session, place: at, reads, passed })
 }
 
-/// Lets the kernel read further ahead of a program that reads on than its default of 128 KiB, as far as a long sample
-/// is read at once. Only root may.
+/// Raises the kernel's readahead from its default of 128 KiB to the length at which a long sample is read at
+/// once. Needs root.
 fn read_far_ahead(place: &Path) {
     let set = std::fs::metadata(place).and_then(|found| {
         let device = found.dev();
@@ -129,31 +129,33 @@ fn read_far_ahead(place: &Path) {
         let minor = rustix::fs::minor(device);
         std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READ_AHEAD_KIB)
     });
-    let _ = set; // then it is as slow as without
+    let _ = set; // a failure only leaves reads slower
 }
 
 impl Mounted {
-    /// Reads samples ahead along an order, from now on, instead of any other order. The extended attribute
-    /// `user.dlfs.order` of the top folder says how many were there when they were asked for. Begins an epoch.
+    /// Reads ahead along an order from now on, instead of any other order. The extended attribute
+    /// `user.dlfs.order` of the top folder shows how many samples were ready when they were asked for. Starts
+    /// an epoch.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: the order is another image's. The order before it is then still followed.
+    /// `InvalidArgument`, `Stale`: the order belongs to another image. The previous order then stays.
     pub fn follow(&self, order: &OrderFile) -> Result<()> {
         self.reads.follow(order)
     }
 
-    /// Opens, so far, of files that the kernel reads by itself.
+    /// Opens so far of files that the kernel reads itself.
     pub fn passed_through(&self) -> u64 {
         self.passed.load(Ordering::Relaxed)
     }
 
-    /// Returns whether it was unmounted by somebody else, or its threads have ended.
+    /// Returns whether somebody else unmounted it, or its threads have ended.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Unmounts, also while files are open: their programs keep them until they close them, as long as this
-    /// process lives. Waits at most 5 s for the session's threads. Touches no other file system at the place.
+    /// Unmounts, even while files are open: programs keep their open files until they close them or this
+    /// process ends. Waits at most 5 s for the session's threads. Leaves other file systems at the place
+    /// alone.
     ///
     /// # Errors
     /// `Busy`: another file system is mounted on top of it. `Refused`: the kernel or `fusermount3` refuses.
@@ -164,7 +166,7 @@ impl Mounted {
         let until = Instant::now() + ENDS_WITHIN;
         while !self.has_ended() {
             if Instant::now() >= until {
-                return Ok(()); // open files keep the session; it ends with the last, or this process
+                return Ok(()); // open files keep the session until they close, or this process ends
             }
             std::thread::sleep(LOOK);
         }
@@ -174,7 +176,7 @@ impl Mounted {
     /// Waits until somebody unmounts it.
     ///
     /// # Errors
-    /// What ended the connection to the kernel, if it was not that.
+    /// The reason why the connection to the kernel ended otherwise.
     pub fn wait(mut self) -> Result<()> {
         let ended = self.session.take().map(JoinHandle::join);
         match ended {
@@ -188,7 +190,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if !self.has_ended() {
-            let _ = self.place.unmount(); // `unmount` tells
+            let _ = self.place.unmount(); // `unmount` reports errors; a drop cannot
         }
     }
 }
@@ -199,9 +201,9 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Measured by `cargo bench --bench doors -- --only long`: more is not faster.
+/// Measured by `cargo bench --bench doors -- --only long`: a larger value is not faster.
 const READ_AHEAD_KIB: &str = "4096";
-/// How long an unmounting waits for requests that are under way.
+/// The longest time that an unmount waits for requests in progress.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How often it looks.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_millis(5);

@@ -1,8 +1,9 @@
-//! Memory that files are read into whole, for the kernel to read them from.
+//! Memory for whole files, from which the kernel reads them.
 //!
-//! The kernel reads memory in large pages nearly twice as fast as in pages of 4 KiB, and a memfd gets large ones only
-//! where `/sys/kernel/mm/transparent_hugepage/shmem_enabled` allows it, mostly not. A tmpfs of our own has its own
-//! setting. It is mounted nowhere, so nobody else can reach its files, and it ends with the last of them.
+//! The kernel reads memory in large pages nearly twice as fast as in pages of 4 KiB. A memfd gets large pages
+//! only if `/sys/kernel/mm/transparent_hugepage/shmem_enabled` allows it, and mostly it does not. A private
+//! tmpfs has its own setting. It is not mounted at any path, so no other process can reach its files, and it
+//! ends with its last file.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +15,9 @@ use rustix::mount::{
     fsopen,
 };
 
-/// The source of files in memory.
+/// Allocator of in-memory files.
 pub(crate) struct Memory {
-    /// The top of the tmpfs; `None` if the kernel refuses one.
+    /// The root of the tmpfs; `None` if the kernel refuses one.
     top: Option<OwnedFd>,
 }
 
@@ -25,10 +26,10 @@ impl Memory {
         Memory { top: tmpfs().ok() }
     }
 
-    /// A file of so many bytes, none of which takes memory yet.
+    /// A file of length `len` that takes no memory yet.
     ///
-    /// It has its length from the beginning, because only pages that are within it are large; and it takes whole
-    /// large pages without clearing them if it is written in multiples of 2 MiB.
+    /// Its length is set at the start, because only pages within the length can be large. Writes in multiples
+    /// of 2 MiB fill whole large pages, which the kernel then need not clear.
     pub(crate) fn file(&self, len: u64) -> io::Result<File> {
         let large = self.top.as_ref().and_then(|top| {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
@@ -43,17 +44,17 @@ impl Memory {
         Ok(file)
     }
 
-    /// Returns whether the kernel has given a tmpfs.
+    /// Returns whether there is a private tmpfs.
     #[cfg(test)]
     fn is_of_our_own(&self) -> bool {
         self.top.is_some()
     }
 }
 
-/// A tmpfs that is mounted nowhere. It takes CAP_SYS_ADMIN, as passthrough does.
+/// A tmpfs that is not mounted at any path. Needs CAP_SYS_ADMIN, as passthrough does.
 fn tmpfs() -> rustix::io::Result<OwnedFd> {
     let made = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    // The limit is that of `Passthrough`; otherwise it is half of the machine's memory.
+    // `Passthrough` enforces the limit; the default would be half of the machine's memory.
     for (key, value) in [(c"huge", c"within_size"), (c"mode", c"0700"), (c"size", c"0")] {
         fsconfig_set_string(&made, key, value)?;
     }
@@ -129,7 +130,7 @@ mod tests {
         read("hpage_pmd_size").trim() == "2097152" && !read("shmem_enabled").contains("[deny]")
     }
 
-    /// Large pages of files that the kernel has made, or could not make, since it started.
+    /// Large pages of files that the kernel has allocated, or failed to allocate, since it started.
     fn large_pages() -> u64 {
         let counters = std::fs::read_to_string("/proc/vmstat").unwrap();
         let counted = counters.lines().filter_map(|line| {

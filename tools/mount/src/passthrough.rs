@@ -1,11 +1,10 @@
-//! Files that the kernel reads by itself (FUSE passthrough): each from a file that has its bytes.
+//! FUSE passthrough: the kernel itself reads a file from another file with the same bytes.
 //!
-//! That is the tier's own file, where a tier keeps the whole file as one; that of a plain folder, where no tier is in
-//! front of it; or memory that the file was read into, whole and verified, when it was opened. The memory stays while
-//! there is room, for the next open.
+//! The other file is the tier's own file, if a tier keeps the whole file as one; the file of a plain folder,
+//! if there are no tiers; or memory that the file was read into, whole and verified, at its open. The memory
+//! is kept for the next open while there is room.
 //!
-//! The kernel reads all open handles of an inode in one way: from the first open until the last is closed, an inode has
-//! one mode.
+//! The kernel reads all open handles of an inode in one mode, from the first open until the last close.
 
 use std::collections::HashMap;
 use std::fs::File as Opened;
@@ -22,26 +21,26 @@ use dlfs::dataset::Files;
 
 use crate::memory::Memory;
 
-/// The files of a mount, and how the open ones are read.
+/// The files of a mount, and the mode of the open ones.
 pub(crate) struct Passthrough {
     files: Arc<Files>,
-    /// The most memory for whole files.
+    /// Memory limit for whole files.
     memory_bytes: u64,
     memory: Memory,
     state: Mutex<State>,
-    /// Threads that read a file whole, and how many may.
+    /// Threads that read a file whole, and their limit.
     num_reading: AtomicUsize,
     most_reading: usize,
-    /// Set once the kernel has refused, as it does without CAP_SYS_ADMIN.
+    /// Set after the kernel has refused, as it does without CAP_SYS_ADMIN.
     is_refused: AtomicBool,
-    /// Opens of files that the kernel reads by itself.
+    /// Opens of files that the kernel reads itself.
     opened: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
 struct State {
     inodes: HashMap<u64, Inode>,
-    /// Memory of all files, also of those that are being read.
+    /// Memory of all files, including files being read.
     bytes: u64,
     /// Counts opens.
     now: u64,
@@ -52,16 +51,16 @@ struct Inode {
     handles: u64,
     mode: Mode,
     memory: Option<Whole>,
-    /// When it was opened last.
+    /// Time of the last open, as a count of opens.
     used: u64,
 }
 
 #[derive(Default)]
 enum Mode {
-    /// Nobody has it open, or the first open is not answered yet.
+    /// No handle is open, or the first open is not yet answered.
     #[default]
     Undecided,
-    /// Through requests, and the kernel's cache.
+    /// By requests, and the kernel's page cache.
     Requests,
     Kernel(BackingId),
 }
@@ -114,12 +113,12 @@ impl Passthrough {
             return Begun::First;
         }
         if matches!(known.mode, Mode::Undecided) {
-            known.mode = Mode::Requests; // the first one is still looking for its bytes
+            known.mode = Mode::Requests; // the first open is still looking for its bytes
         }
         Begun::Again
     }
 
-    /// A file with the bytes of `file`.
+    /// Another file with the bytes of `file`.
     fn source(&self, inode: u64, file: File, len: u64) -> Option<Opened> {
         if let Some((_, Ok(copy))) = self.files.open_copy(file, |path| Opened::open(path)) {
             return Some(copy);
@@ -153,21 +152,22 @@ impl Passthrough {
         read
     }
 
-    /// Reads a file whole; `None` if that fails: reads by request then say why.
+    /// Reads a file whole; `None` if that fails: reads by request then report the error.
     fn read(&self, file: File, len: u64) -> Option<Opened> {
         let memory = self.memory.file(len).ok()?;
         let next = AtomicU64::new(0);
         let copy = || self.copy(file, len, &next, &memory);
         let is_whole = thread::scope(|scope| {
             let second = thread::Builder::new().name("dlfs-whole".into());
-            let second = second.spawn_scoped(scope, copy).ok(); // or this thread reads all
+            let second = second.spawn_scoped(scope, copy).ok(); // without it this thread reads all
             let first = copy();
             first && second.is_none_or(|second| second.join().unwrap_or(false))
         });
         is_whole.then_some(memory)
     }
 
-    /// Copies pieces of a file from `next` on, which other threads move on too; whether all could be read.
+    /// Copies pieces of a file from `next` on, which several threads advance; returns whether all reads
+    /// succeeded.
     fn copy(&self, file: File, len: u64, next: &AtomicU64, memory: &Opened) -> bool {
         loop {
             let at = next.fetch_add(PIECE_BYTES, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl Passthrough {
     fn answer(&self, inode: u64, source: Option<&Opened>, reply: ReplyOpen) {
         let mut state = self.state.lock();
         let Some(known) = state.inodes.get_mut(&inode) else {
-            return reply.error(fuser::Errno::EIO); // cannot happen: it has a handle
+            return reply.error(fuser::Errno::EIO); // cannot happen: the inode has a handle
         };
         if matches!(known.mode, Mode::Undecided) {
             known.mode = match source.map(|source| reply.open_backing(source)) {
@@ -230,8 +230,8 @@ enum Begun {
 }
 
 impl State {
-    /// Drops files that nobody has open, the oldest first, until `more` bytes of memory stay within `most`. Returns
-    /// whether they can; if not, it drops none.
+    /// Drops files without open handles, the least recently opened first, until `more` bytes fit within
+    /// `most`. Returns whether they fit; if not, it drops no file.
     fn make_room(&mut self, more: u64, most: u64) -> bool {
         let is_idle = |inode: &Inode| inode.handles == 0;
         let len = |inode: &Inode| inode.memory.as_ref().map_or(0, |memory| memory.len);
@@ -250,7 +250,7 @@ impl State {
     }
 }
 
-/// Files up to this length are read by requests: the samples up to it are not verified in pieces.
+/// Files up to this length are read by requests: their samples are not verified in pieces.
 const SHORT_BYTES: u64 = 1 << 20;
 /// The size of a thread's reads: a multiple of a large page.
 const PIECE_BYTES: u64 = 4 << 20;

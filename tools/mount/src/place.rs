@@ -1,6 +1,7 @@
-//! The place of a mount: mounts there, and unmounts that mount and no other.
+//! The place of a mount: mounts there, and later unmounts only that mount.
 //!
-//! Not left to `fuser`, whose handle unmounts whatever lies at the path by then, also after its session has ended.
+//! Not left to `fuser`: its handle unmounts whatever is mounted at the path later, even after its own session
+//! has ended.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut, Read};
@@ -22,18 +23,18 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 #[derive(Debug)]
 pub(crate) struct Place {
     path: PathBuf,
-    /// The device of the mounted file system: no other has it while the connection lives.
+    /// The device of the mounted file system: unique while the connection lives.
     device: Device,
-    /// The connection to the kernel, which ends before the device is free for another file system.
+    /// The connection to the kernel. It ends before another file system can get the device number.
     connection: OwnedFd,
 }
 
 type Device = (u32, u32);
 
 impl Place {
-    /// Mounts on `path`: without root, by `fusermount3`. Returns the connection to the kernel too.
+    /// Mounts on `path`; without root, through `fusermount3`. Also returns the connection to the kernel.
     pub(crate) fn mount(path: &Path, source: &str, all: bool) -> io::Result<(OwnedFd, Place)> {
-        let path = path.canonicalize()?; // the program may change its working folder
+        let path = path.canonicalize()?; // the program may change its working directory
         let opened = match mount_directly(&path, source, all) {
             Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
                 mount_by_helper(&path, source, all)?
@@ -49,14 +50,15 @@ impl Place {
         &self.path
     }
 
-    /// Unmounts, also while files are open, unless somebody else did.
+    /// Unmounts, even while files are open, unless somebody else did.
     ///
     /// # Errors
     /// `Busy`: another file system is mounted on top. `Refused`: by the kernel and by `fusermount3`.
     pub(crate) fn unmount(&self) -> Result<()> {
         let is_on_top = device_at(&self.path).ok() == Some(self.device);
         let is_mounted = self.is_mounted();
-        // Looked at last: had it ended before, the device may have been another's.
+        // Checked last: if the connection had ended before, the device number could have passed to another
+        // mount.
         if !is_mounted || !self.is_connected() {
             return Ok(());
         }
@@ -76,7 +78,7 @@ impl Place {
         found.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Returns whether the mount lies at the path, even under another one.
+    /// Returns whether the mount is at the path, even below another mount.
     fn is_mounted(&self) -> bool {
         let (major, minor) = self.device;
         let device = format!("{major}:{minor}");
@@ -109,7 +111,7 @@ impl Place {
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The device of the file system at `path`, as the kernel knows it: no file system is asked.
+/// The device of the file system at `path`, from the kernel alone: no file system is asked.
 fn device_at(path: &Path) -> io::Result<Device> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
     let found = rustix::fs::statx(CWD, path, flags, StatxFlags::empty())?;
@@ -142,16 +144,16 @@ fn mount_directly(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> {
     Ok(device.into())
 }
 
-/// Mounts by the program that ordinary users may mount with; it sends the connection over a socket.
+/// Mounts through the setuid helper for ordinary users, which sends the connection over a socket.
 fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> {
-    // Commas separate options, and of the text nothing depends.
+    // Commas separate options; the source is only displayed, so a changed character does not matter.
     let source = source.replace(',', ";");
     let allow = if all { ",allow_other" } else { "" };
     let options =
         format!("ro,nodev,nosuid,noatime,default_permissions,subtype=dlfs,fsname={source}{allow}");
     let (mut child, ours) = helper(|command| {
         let (ours, theirs) = UnixStream::pair()?;
-        // The helper's standard input is the socket: it is inherited, as no other descriptor is.
+        // The socket is the helper's standard input, the only inherited descriptor.
         command.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0");
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         Ok((command.spawn()?, ours))
@@ -166,7 +168,7 @@ fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> 
     received?.ok_or_else(|| io::Error::other(said.trim().to_owned()))
 }
 
-/// The descriptor that is sent over `socket`; `None` if it is closed instead.
+/// The file descriptor that is sent over `socket`; `None` if the socket is closed instead.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut parts = [IoSliceMut::new(&mut byte)];
@@ -182,7 +184,7 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(received)
 }
 
-/// Runs `fusermount3`, or `fusermount` where that alone is installed.
+/// Runs `fusermount3`, or `fusermount` if only that is installed.
 fn helper<T>(run: impl Fn(&mut Command) -> io::Result<T>) -> io::Result<T> {
     match run(&mut Command::new("fusermount3")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -1,10 +1,12 @@
-//! Reads of files. Those that wait at the same time become one batch; a sample that the kernel takes in
-//! parts is read once.
+//! Reads of files. Reads that wait at the same time become one batch; a sample that the kernel reads in parts
+//! is read once from storage.
 //!
-//! No thread is handed a read: the thread that brings one becomes a *leader*, if there are not enough, takes
-//! all that wait, reads them as one batch, and answers them. Others leave theirs and take further requests.
+//! No thread has reads handed to it. A thread that brings a read becomes a *leader* if there are too few
+//! leaders: it takes all waiting reads, reads them as one batch, and answers them. Otherwise the thread
+//! leaves its read in the queue and takes further requests.
 //!
-//! Of a sample above 1 MiB, only the pieces that are asked for are read, and more ahead of who reads on.
+//! From a sample above 1 MiB, only the pieces that the range touches are read, and more ahead of a sequential
+//! reader.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,14 +29,14 @@ pub(crate) struct Part {
     pub(crate) file: File,
     pub(crate) offset: u64,
     pub(crate) size: u32,
-    /// When the kernel asked.
+    /// The time of the kernel's request.
     pub(crate) asked: Instant,
     /// Set if this read alone shows that a program has opened the file.
     pub(crate) opens: bool,
     pub(crate) reply: ReplyData,
 }
 
-/// Reads that wait, and files that were read in part.
+/// Waiting reads, and cached files that were read in part.
 pub(crate) struct Reads {
     files: Arc<Files>,
     most_leaders: usize,
@@ -53,17 +55,17 @@ type Fields = (Epoch, Arc<[Box<[u8]>]>);
 #[derive(Default)]
 struct Queue {
     waiting: Vec<Part>,
-    /// Samples that a leader reads now: what waits for one of them waits for it.
+    /// Samples that a leader is reading: further parts of them wait for that leader.
     busy: Vec<SampleId>,
     leaders: usize,
 }
 
-/// Files of which a part was read, the last ones.
+/// The files that were read in part most recently.
 #[derive(Default)]
 struct Kept {
     files: VecDeque<(File, Arc<[u8]>)>,
     bytes: usize,
-    /// Those that are read in pieces; each keeps a few.
+    /// Files that are read in pieces; each caches a few pieces.
     in_pieces: VecDeque<(File, Arc<SampleFile>)>,
 }
 
@@ -86,7 +88,7 @@ impl Reads {
         }
     }
 
-    /// Reads ahead along `order`, instead of any other.
+    /// Reads ahead along `order`, instead of any other order.
     pub(crate) fn follow(&self, order: &OrderFile) -> dlfs::Result<()> {
         let files = Arc::clone(&self.files);
         let ahead = Ahead::start(self.files.dataset(), order, usize::MAX, move |batch, index| {
@@ -99,11 +101,11 @@ impl Reads {
         })?;
         let before = self.ahead.lock().replace(Arc::new(ahead));
         self.files.order_begins();
-        drop(before); // without the lock: waits for its thread
+        drop(before); // after unlocking: dropping it waits for its thread
         Ok(())
     }
 
-    /// Counts of what was read ahead so far, as JSON; `None` without an order.
+    /// Counters of readahead so far, as JSON; `None` without an order.
     pub(crate) fn order(&self) -> Option<String> {
         let ahead = Arc::clone(self.ahead.lock().as_ref()?);
         let AheadStats { samples, bytes, hits, misses, unused } = ahead.stats();
@@ -114,7 +116,7 @@ impl Reads {
         ))
     }
 
-    /// Answers `part`, now or by the thread that reads it.
+    /// Answers `part`, on this thread or on the leader's.
     pub(crate) fn read(&self, part: Part) {
         if let Some(bytes) = self.kept(part.file) {
             self.count(&part, None);
@@ -136,12 +138,12 @@ impl Reads {
             let mut queue = self.queue.lock();
             queue.waiting.push(part);
             if queue.leaders >= self.most_leaders {
-                return; // a leader takes it before it ends
+                return; // a leader takes the part before it ends
             }
             queue.leaders += 1;
             queue.take(&mut batch);
             if batch.is_empty() {
-                queue.leaders -= 1; // another leader reads this very sample, and then looks again
+                queue.leaders -= 1; // a leader reads this very sample, and then takes the part
                 return;
             }
         }
@@ -167,7 +169,7 @@ impl Reads {
         let mut ids: Vec<SampleId> = batch.iter().map(|part| part.file.id).collect();
         ids.sort_unstable();
         ids.dedup();
-        // Samples that others have read meanwhile are there.
+        // Samples that were read in the meantime are in the cache.
         let (there, absent): (Vec<_>, Vec<_>) = batch
             .drain(..)
             .map(|part| (self.kept(part.file), part))
@@ -177,7 +179,7 @@ impl Reads {
         }
         let absent = absent.into_iter().map(|(_, part)| part).collect();
         let absent = self.answer_in_pieces(absent);
-        // A part that comes again does not shorten the time of the others.
+        // Repeated parts have a short time limit, so they are not read in one batch with the others.
         let limited = absent.into_iter().map(|part| (self.limit(&part), part));
         let (again, first): (Vec<_>, Vec<_>) = limited.partition(|(limit, _)| limit.is_some());
         for parts in [first, again].into_iter().filter(|parts| !parts.is_empty()) {
@@ -200,7 +202,7 @@ impl Reads {
             Err(error) => return self.fail(&error, began, parts),
         };
         for part in parts {
-            let index = wanted.binary_search(&part.file.id).unwrap_or(0); // all of them are wanted
+            let index = wanted.binary_search(&part.file.id).unwrap_or(0); // it has every part's id
             if let Some((_, error)) = read.failures.iter().find(|(at, _)| *at == index) {
                 self.fail(error, began, vec![part]);
                 continue;
@@ -217,8 +219,8 @@ impl Reads {
         }
     }
 
-    /// Answers the parts of samples that are read in pieces, in ascending order, so that each file is read ahead;
-    /// returns the others.
+    /// Answers the parts of samples that are read in pieces, in ascending order of offset, so that each file
+    /// is read sequentially; returns the other parts.
     fn answer_in_pieces(&self, parts: Vec<Part>) -> Vec<Part> {
         let mut others = Vec::with_capacity(parts.len());
         let mut pieces = Vec::new();
@@ -244,7 +246,7 @@ impl Reads {
                     part.reply.data(&buffer[..len]);
                 }
                 Err(error) => {
-                    // A target that did not answer will not answer those that waited meanwhile.
+                    // If the target did not answer this part, do not try the parts behind it.
                     let behind = unanswered::is(&error).then(|| pieces.by_ref());
                     let behind = behind.into_iter().flatten().map(|(part, _)| part);
                     self.fail(&error, began, std::iter::once(part).chain(behind).collect());
@@ -254,23 +256,23 @@ impl Reads {
         others
     }
 
-    /// How long the part may take, if it comes again or has waited already.
+    /// The time limit of the part, if it is a repeated read or has already waited.
     fn limit(&self, part: &Part) -> Option<Duration> {
         self.unanswered.limit(part.file, part.asked)
     }
 
     /// Answers `parts` with an error.
     fn fail(&self, error: &Error, began: Instant, parts: Vec<Part>) {
-        // Before the kernel knows, since it asks again at once.
+        // Before the reply, since the kernel repeats the read at once.
         self.unanswered.note(error, began, parts.iter().map(|part| (part.file, part.asked)));
         let errno = match error.kind() {
-            ErrorKind::Interrupted => Errno::ETIMEDOUT, // it had less time than a deadline
+            ErrorKind::Interrupted => Errno::ETIMEDOUT, // it had the short limit
             _ => errno_of(error),
         };
         parts.into_iter().for_each(|part| part.reply.error(errno));
     }
 
-    /// The file, if it is read in pieces.
+    /// The open file, if it is read in pieces.
     fn in_pieces(&self, file: File, until: &mut Until) -> dlfs::Result<Option<Arc<SampleFile>>> {
         if let Some((_, opened)) =
             self.kept.lock().in_pieces.iter().find(|(known, _)| *known == file)
@@ -316,7 +318,7 @@ impl Reads {
 }
 
 impl Queue {
-    /// Moves what may be read now to `batch`, and marks its samples.
+    /// Moves the parts that may be read now to `batch`, and marks their samples as busy.
     fn take(&mut self, batch: &mut Vec<Part>) {
         let mut left = Vec::new();
         for part in self.waiting.drain(..) {
@@ -328,9 +330,10 @@ impl Queue {
     }
 }
 
-/// The most bytes of files that were read in part, for the rest of their reads: at most an eighth of the memory.
+/// Memory limit of files that were read in part, for their remaining reads: also at most an eighth of the
+/// memory.
 const MOST_KEPT_BYTES: u64 = 64 << 20;
-/// The most files that are kept to be read in pieces, and what each keeps at most.
+/// The most files that are cached to be read in pieces, and the bytes that each caches at most.
 const MOST_IN_PIECES: u64 = 16;
 const OF_PIECES_BYTES: u64 = 8 << 20;
 /// The most samples that one batch reads.

@@ -1,9 +1,10 @@
-//! Reads that a target has left without an answer, and what that means for those that come next.
+//! Reads that the target left unanswered, and the time limit of the reads after them.
 //!
-//! The kernel asks twice for a page that it could not read, and reads queue behind a batch that waits for the target.
-//! Each would wait for a deadline of its own, and a program for all of them. So what comes *again* gets an eighth of
-//! the time in which the read before it failed: enough for a target that is back, and a program waits for one
-//! deadline and a little more. A read that a program begins after the failure gets all of its time.
+//! The kernel repeats the read of a page that it could not read, and reads queue behind a batch that waits
+//! for the target. If each read waited for its own deadline, a program would wait for all these deadlines in
+//! turn. So a *repeated* read gets an eighth of the time that the read before it took to fail. That is enough
+//! if the target is back, and a program waits for little more than one deadline. A read that a program starts
+//! after the failure gets the full time.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use dlfs::reader::Watch;
 use dlfs::{Error, ErrorKind};
 use parking_lot::Mutex;
 
-/// The last reads without an answer.
+/// The most recent unanswered reads.
 #[derive(Default)]
 pub(crate) struct Unanswered(Mutex<Vec<Failure>>);
 
@@ -23,8 +24,8 @@ struct Failure {
 }
 
 impl Unanswered {
-    /// Notes that reads that began at `began` have failed, if `error` is that nobody has answered. `reads` are their
-    /// files, and when the kernel asked for each.
+    /// Notes the failure of reads that began at `began`, if `error` says that the target did not answer.
+    /// `reads` holds their files, and the time of the kernel's request for each.
     pub(crate) fn note(
         &self,
         error: &Error,
@@ -35,8 +36,8 @@ impl Unanswered {
         let has_waited = |asked: Instant| failures.iter().any(|failure| asked < failure.at);
         let files = match error.kind() {
             ErrorKind::TimedOut | ErrorKind::Disconnected => reads.map(|(file, _)| file).collect(),
-            // It had less time. The kernel asks for it again, if it has not yet; then the second after a deadline
-            // ends, whoever goes on to ask.
+            // This read had the short limit. Only a read that the kernel requested before an earlier failure
+            // is noted: the short waits after one deadline then end, even if programs go on to read.
             ErrorKind::Interrupted => {
                 reads.filter(|(_, asked)| has_waited(*asked)).map(|(file, _)| file).collect()
             }
@@ -46,7 +47,7 @@ impl Unanswered {
         failures.push(Failure { at, waited: at - began, files });
     }
 
-    /// How long a read may take at most that the kernel asked for at `asked`: `None` is as long as any.
+    /// The time limit of a read that the kernel requested at `asked`; `None`: the usual deadline.
     pub(crate) fn limit(&self, file: File, asked: Instant) -> Option<Duration> {
         let mut failures = self.0.lock();
         failures.retain(|failure| failure.at.elapsed() < AGAIN_WITHIN);
@@ -56,13 +57,13 @@ impl Unanswered {
     }
 }
 
-/// Returns whether the error is that nobody has answered.
+/// Returns whether the error says that the target did not answer in time.
 pub(crate) fn is(error: &Error) -> bool {
     use ErrorKind::{Disconnected, Interrupted, TimedOut};
     matches!(error.kind(), TimedOut | Disconnected | Interrupted)
 }
 
-/// Ends a read at a time, if there is one.
+/// Ends a read at this time, if there is one.
 pub(crate) struct Until(Option<Instant>);
 
 impl Until {
@@ -78,9 +79,9 @@ impl Watch for Until {
     }
 }
 
-/// A read of the same file that comes later is a new one.
+/// A read of the same file after this time counts as a new read.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// The part of the time that a read had which it has when it comes again.
+/// A repeated read gets this fraction of the failed read's time: one eighth.
 const AGAIN_SHARE: u32 = 8;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Files that were read ahead along an order: each a sealed memfd that waits for its `open`.
+//! Readahead along an order: each file is a sealed memfd that waits for its `open`.
 
 use std::ffi::{c_int, c_long};
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::own::{self, called, most_descriptors};
 /// The files of one sample.
 pub(crate) type Held = Arc<[Waiting]>;
 
-/// A memfd that waits. A program could close it, so it is known by more than its number.
+/// A memfd that waits. The program could close its number, so its identity is stored too.
 pub(crate) struct Waiting {
     fd: c_int,
     inode: u64,
     len: u64,
-    /// Its epoch in the order.
+    /// Epoch of the file in the order.
     epoch: Epoch,
 }
 
 impl Mount {
-    /// A descriptor of a file that was read ahead, and its epoch in the order.
+    /// A new descriptor of a file that was read ahead, and the file's epoch in the order.
     pub(crate) fn read_ahead(
         &'static self,
         opened: &'static Opened,
@@ -71,7 +71,7 @@ impl Mount {
         let bytes = files.bytes(batch, index, file).ok()?;
         let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
         memory.fill(&bytes).ok()?;
-        // Out of the way of numbers that programs use.
+        // Above the low numbers that programs use.
         let least = (most_descriptors() / 2).min(MOST_HELD) as c_long;
         // SAFETY: the command touches no memory.
         let fd = called(unsafe {
@@ -85,12 +85,12 @@ impl Mount {
 }
 
 impl Waiting {
-    /// A descriptor of its own for the program, with a position of its own.
+    /// A new descriptor for the program, with its own position.
     fn open(&self, flags: c_int) -> Option<(c_int, libc::stat)> {
         let fd = files::open_again(self.fd, libc::O_RDONLY | flags & libc::O_CLOEXEC).ok()?;
         let stat = files::stat_of(fd).filter(|stat| stat.st_ino == self.inode);
         if stat.is_none() {
-            files::close(fd); // the program has closed ours, and something else has its number
+            files::close(fd); // the program has closed ours and reused its number
         }
         Some((fd, stat?))
     }
@@ -104,5 +104,5 @@ impl Drop for Waiting {
     }
 }
 
-/// The most samples that wait; of a program with few descriptors, a quarter of those.
+/// The most samples that wait; also at most a quarter of the descriptors that the process may have.
 const MOST_HELD: usize = 2048;

@@ -1,4 +1,4 @@
-//! Descriptors: a file is a sealed memfd with its bytes; what a descriptor stands for is its memfd's name.
+//! Descriptors: a file is a sealed memfd with its content; the memfd's name identifies the node.
 
 use std::ffi::{CStr, CString, c_int, c_long};
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::own::{self, called};
 use crate::paths::Place;
 
 impl Place {
-    /// The node that lies here. The caller is [inside](own::inside), as of all methods here.
+    /// The node at this place. The caller is [inside](own::inside), as for all methods here.
     pub(crate) fn node(&self) -> Result<(&'static Opened, Node), c_int> {
         let opened = self.mount.opened()?;
         let path = self.path.strip_prefix(b"/").unwrap_or(&self.path);
@@ -28,8 +28,8 @@ impl Place {
         }
     }
 
-    /// As `open(2)` of a file system that is mounted read-only. `whole`: for a stream; the C library's own reads are
-    /// not seen, so a long file is copied whole.
+    /// As `open(2)` on a file system mounted read-only. `whole`: the descriptor is for a stream. The C
+    /// library's own reads cannot be intercepted, so a long file is then copied whole.
     pub(crate) fn open(&self, flags: c_int, whole: bool) -> Result<c_int, c_int> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let is_path = flags & libc::O_PATH != 0;
@@ -56,7 +56,7 @@ impl Place {
 }
 
 impl Mount {
-    /// A memfd that stands for a folder. Through `O_PATH`, so that reading from it fails.
+    /// A memfd that stands for a folder, opened with `O_PATH` so that reads from it fail.
     pub(crate) fn folder_descriptor(&self, node: Node, flags: c_int) -> Result<c_int, c_int> {
         let opened = self.opened()?;
         let memory = Memory::new(&self.name_of(opened, node), libc::O_CLOEXEC)?;
@@ -100,7 +100,7 @@ impl Mount {
             ));
             return Err(libc::EFBIG);
         }
-        // First, so that a program without descriptors reads nothing.
+        // Made first: if the program has no descriptors left, no file is read.
         let memory = Memory::new(&self.name_of(opened, node), flags)?;
         self.fill(&memory, opened, file)?;
         if let Some(stat) = stat_of(memory.fd()) {
@@ -109,8 +109,8 @@ impl Mount {
         Ok(memory.into_fd())
     }
 
-    /// Returns whether a long file of a plain folder with tiers is copied into memory rather than opened where it
-    /// lies: if a tier has all of it, or the C library will read it.
+    /// Returns whether a long file of a plain folder with tiers is copied into memory rather than opened in
+    /// place: if a tier has all of it, or if the C library will read it.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_there = || opened.files.kept_bytes(file) == len;
         opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_there())
@@ -128,8 +128,8 @@ impl Mount {
         memory.seal()
     }
 
-    /// A descriptor of the same file in another place: in the plain folder that the data set is, unless another file
-    /// is there by now, or where FUSE shows it.
+    /// A descriptor of the same file in another place: in the plain folder that is the data set, unless the
+    /// file there has changed, or in the FUSE mount.
     fn elsewhere(&self, opened: &Opened, file: File, flags: c_int) -> Result<Option<c_int>, c_int> {
         let Some(place) = opened.folder.as_ref().or(self.setting.fuse.as_ref()) else {
             return Ok(None);
@@ -156,9 +156,10 @@ impl Mount {
     }
 }
 
-/// Reads a file into `memory`, in pieces that stay in a processor's cache if it can be verified so; its length.
+/// Reads a file into `memory` and returns its length. Reads pieces that stay in the processor's cache, if
+/// pieces can be verified.
 fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64, c_int>> {
-    // A folder has no checksums of pieces.
+    // A plain folder has no checksums of pieces.
     let is_folder = opened.files.dataset().image().folder().is_some();
     let reads = if is_folder { None } else { opened.files.open_in_pieces(file, &mut ())? };
     let Some(reads) = reads else {
@@ -178,7 +179,7 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
     }
 }
 
-/// The mount and the node that the descriptor stands for, if it is one of ours, of this program or of one that has
+/// The mount and the node behind the descriptor, if this library made it in this program or in one that
 /// started it.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     let mounts = mounts::all();
@@ -188,7 +189,7 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     let before = own::errno();
     let found = crate::long::identity(fd).or_else(|| {
         let stat = stat_of(fd)?;
-        // A memfd is a file without a name; nearly all other descriptors are told from it here.
+        // A memfd is a file without links; this check rules out nearly all other descriptors.
         if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
             return None;
         }
@@ -206,7 +207,7 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     found
 }
 
-/// The settings' hash, the mount and the inode number in the name of a memfd.
+/// The hash of settings, the mount and the inode number from the name of a memfd.
 fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
     let mut name = [0; 96];
     let len = name_of_descriptor(fd, &mut name)?;
@@ -218,7 +219,7 @@ fn name_of_memory(fd: c_int) -> Option<(u32, usize, u64)> {
     Some((hash, mount, u64::from_str_radix(parts.next()?, 16).ok()?))
 }
 
-/// The path that the kernel knows for a descriptor; its length.
+/// Reads the kernel's path of a descriptor into `name`; returns the path's length.
 pub(crate) fn name_of_descriptor(fd: c_int, name: &mut [u8]) -> Option<usize> {
     let path = path_of(fd);
     // SAFETY: the path ends with NUL, and the buffer has its length.
@@ -228,25 +229,25 @@ pub(crate) fn name_of_descriptor(fd: c_int, name: &mut [u8]) -> Option<usize> {
     len.ok().map(|len| len as usize).filter(|len| *len > 0)
 }
 
-/// `/proc/self/fd/N`, with NUL behind it. Allocates nothing.
+/// `/proc/self/fd/N`, terminated by NUL. Allocates nothing.
 pub(crate) fn path_of(fd: c_int) -> [u8; 26] {
     let mut path = [0; 26];
-    let _ = write!(&mut path[..], "/proc/self/fd/{fd}"); // 14 bytes and at most 11
+    let _ = write!(&mut path[..], "/proc/self/fd/{fd}"); // 14 bytes, and at most 11 more
     path
 }
 
-/// Another descriptor of what `fd` is open on, with a position of its own.
+/// Another descriptor of the file behind `fd`, with its own position.
 pub(crate) fn open_again(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
     let path = path_of(fd);
     let path = CStr::from_bytes_until_nul(&path).map_err(|_| libc::EIO)?;
     own::open(path, flags)
 }
 
-/// A descriptor that nobody has yet, mostly of a memfd.
+/// A descriptor that is not yet given to the program, mostly of a memfd.
 pub(crate) struct Memory(c_int);
 
 impl Memory {
-    /// An empty one.
+    /// An empty memfd.
     pub(crate) fn new(name: &CStr, flags: c_int) -> Result<Memory, c_int> {
         let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::MFD_CLOEXEC } else { 0 };
         let make = |flags: u32| {
@@ -267,25 +268,25 @@ impl Memory {
         })
     }
 
-    /// An existing file, for reading.
+    /// Opens an existing file for reading.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
         own::open(path, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Memory)
     }
 
-    /// Its descriptor.
+    /// The descriptor, still owned by this value.
     pub(crate) fn fd(&self) -> c_int {
         self.0
     }
 
-    /// Writes all of the file, and seals it.
+    /// Writes all of the file's content, and seals it.
     pub(crate) fn fill(&self, bytes: &[u8]) -> Result<(), c_int> {
         write_at(self.0, bytes, 0)?;
         self.seal()
     }
 
-    /// Keeps everybody from changing it.
+    /// Seals the file against any change.
     pub(crate) fn seal(&self) -> Result<(), c_int> {
-        // Without F_SEAL_WRITE: kernels before 6.7 then refuse to map the file shared, read-only too.
+        // Without F_SEAL_WRITE: with it, kernels before 6.7 refuse shared mappings, even read-only ones.
         let seals =
             libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
         // SAFETY: sealing touches no memory.
@@ -293,7 +294,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The descriptor, which is then the caller's.
+    /// Gives the descriptor to the caller.
     pub(crate) fn into_fd(self) -> c_int {
         let fd = self.0;
         std::mem::forget(self);
@@ -309,7 +310,7 @@ impl Drop for Memory {
 
 /// The kernel's `stat` of a descriptor.
 pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
-    // SAFETY: all zeroes are a `stat`, and `stat` is one.
+    // SAFETY: a `stat` of zeroes is valid, and the kernel writes one.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         called(libc::syscall(libc::SYS_fstat, fd, &raw mut stat)).ok()?;
@@ -317,13 +318,14 @@ pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     }
 }
 
-/// The file that an open descriptor is of; the descriptor stays open.
+/// The file behind an open descriptor; the descriptor stays open.
 pub(crate) fn file_of(fd: c_int) -> ManuallyDrop<std::fs::File> {
-    // SAFETY: the callers keep it open, and the `File` closes nothing.
+    // SAFETY: the callers keep the descriptor open, and `ManuallyDrop` never closes it.
     ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) })
 }
 
-/// Writes all of `bytes` at `at`, by a call that no library can interpose. The descriptor's position stays at 0.
+/// Writes all of `bytes` at `at`, by a system call that no library can interpose. The descriptor's position
+/// stays at 0.
 fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
     let mut written = 0;
     while written < bytes.len() {
@@ -344,15 +346,15 @@ fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
 }
 
 pub(crate) fn close(fd: c_int) {
-    // SAFETY: a descriptor that this library has made and given to nobody.
+    // SAFETY: this library made the descriptor and gave it to nobody.
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
-/// How the names of memfds begin.
+/// Prefix of the names of memfds.
 const NAME: &str = "dlfs:";
 /// Files up to this length are always copied.
 const IN_MEMORY_BYTES: u64 = 16 << 20;
-/// Cleared once the kernel does not know MFD_NOEXEC_SEAL.
+/// Cleared when the kernel turns out not to know MFD_NOEXEC_SEAL.
 static NO_EXEC: AtomicBool = AtomicBool::new(true);
-/// Set until a failure to read or to make memory was reported: only the first one is.
+/// Cleared after the first report of a failure to read or to allocate; later failures are not reported.
 static SAYS: AtomicBool = AtomicBool::new(true);

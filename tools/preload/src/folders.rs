@@ -1,5 +1,5 @@
-//! Open folders. A `DIR` of ours is told from the C library's by its first words, where that has a
-//! descriptor: never a negative number.
+//! Open folders. A `DIR` of ours is told from the C library's by its first words: the C library has its
+//! descriptor there, which is never negative.
 
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::Ordering;
@@ -9,20 +9,20 @@ use libc::{DIR, dirent};
 
 use crate::mounts::{Mount, Opened};
 
-/// The target of our `DIR` pointers.
+/// The object behind our `DIR` pointers.
 #[repr(C)]
 pub(crate) struct OpenFolder {
     magic: u64,
     mount: &'static Mount,
     opened: &'static Opened,
     folder: Folder,
-    /// -1 until somebody wants it.
+    /// Descriptor of the folder; -1 until it is requested.
     fd: c_int,
-    /// Entries that were listed and not yet returned, the next one last.
+    /// Entries that were listed and not yet returned; the next entry is last.
     ready: Vec<Entry>,
-    /// The position where the listing continues behind them.
+    /// The position at which the listing continues after `ready`.
     next: u64,
-    /// The position where it continues behind the entry that was returned last.
+    /// The position after the entry that was returned last.
     position: u64,
     current: dirent,
 }
@@ -34,7 +34,7 @@ struct Entry {
 }
 
 impl OpenFolder {
-    /// Opens it; `fd` is its descriptor, or -1.
+    /// Opens a folder; `fd` is its descriptor, or -1.
     pub(crate) fn open(
         mount: &'static Mount,
         opened: &'static Opened,
@@ -42,7 +42,7 @@ impl OpenFolder {
         fd: c_int,
     ) -> *mut DIR {
         mount.counters.folders.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: all zeroes are a `dirent`.
+        // SAFETY: a `dirent` of zeroes is valid.
         let current = unsafe { std::mem::zeroed() };
         let ready = Vec::new();
         let next = FIRST;
@@ -55,27 +55,27 @@ impl OpenFolder {
     /// The folder behind `pointer`, if it is one of ours.
     ///
     /// # Safety
-    /// NULL, or an open folder of ours or of the C library, which the caller alone uses.
+    /// `pointer` is NULL, or an open folder of ours or of the C library, which only the caller uses.
     pub(crate) unsafe fn of<'a>(pointer: *mut DIR) -> Option<&'a mut OpenFolder> {
         if pointer.is_null() || crate::mounts::all().is_empty() {
             return None;
         }
-        // SAFETY: the C library's DIR is longer than a word and aligned to one; so is ours.
+        // SAFETY: the C library's DIR is longer than a `u64` and aligned to one; so is ours.
         let magic = unsafe { pointer.cast::<u64>().read() };
         // SAFETY: only ours begins with a negative descriptor.
         (magic == MAGIC).then(|| unsafe { &mut *pointer.cast::<OpenFolder>() })
     }
 
-    /// Closes it; returns its descriptor, or -1.
+    /// Closes the folder; returns its descriptor, or -1.
     ///
     /// # Safety
-    /// `of` has said that it is ours, and nobody uses it any more.
+    /// `of` returned a folder for this pointer, and nobody uses it any more.
     pub(crate) unsafe fn close(pointer: *mut DIR) -> c_int {
-        // SAFETY: made by `open`, and given away.
+        // SAFETY: `open` made it with `Box::into_raw`.
         unsafe { Box::from_raw(pointer.cast::<OpenFolder>()) }.fd
     }
 
-    /// The next entry; `None` at the end. It is valid until the next call.
+    /// The next entry; `None` at the end. The entry is valid until the next call.
     pub(crate) fn next(&mut self) -> Result<Option<*mut dirent>, c_int> {
         if self.ready.is_empty() {
             let tree = self.opened.files.tree();
@@ -119,7 +119,7 @@ impl OpenFolder {
         self.position = self.next;
     }
 
-    /// Its descriptor, which the first call makes.
+    /// The folder's descriptor, which the first call makes.
     pub(crate) fn descriptor(&mut self) -> Result<c_int, c_int> {
         if self.fd < 0 {
             let node = Node::Folder(self.folder);
@@ -129,7 +129,7 @@ impl OpenFolder {
     }
 }
 
-/// A descriptor of -1 and a number of ours.
+/// A descriptor of -1, and a marker of ours.
 const MAGIC: u64 = 0xd1f5_0d1f_ffff_ffff;
 /// Entries that are listed in one go.
 const AT_A_TIME: usize = 256;

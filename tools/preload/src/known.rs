@@ -1,7 +1,7 @@
-//! A cache of the nodes behind the newest descriptors: asking the kernel for the name of a memfd takes longer than
-//! all else in an `fstat`, and programs ask for the attributes of each file twice or more.
+//! A cache of the nodes behind the newest descriptors: asking the kernel for the name of a memfd takes longer
+//! than the rest of an `fstat`, and programs ask for the attributes of each file at least twice.
 //!
-//! Nothing is removed: a descriptor that was closed and given out again is another inode, or was changed later.
+//! Nothing is removed: a descriptor that was closed and reused has another inode or a later change time.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -18,20 +18,20 @@ struct Known {
     node: Node,
 }
 
-/// The device, the inode number, and when it was changed last.
+/// Device, inode number, and time of the last change.
 type Inode = (libc::dev_t, libc::ino_t, i64, i64);
 
-/// By descriptor. The locks are only tried: a signal or a fork may have come while one was held.
+/// Slots by descriptor. Locks are only tried: a signal or a fork may have interrupted their holder.
 static KNOWN: [Mutex<Option<Known>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
 
-/// Notes what `fd` stands for, of which the kernel says `stat`.
+/// Notes the node behind `fd`; `stat` is the kernel's for `fd`.
 pub(crate) fn note(fd: c_int, stat: &libc::stat, mount: &'static Mount, node: Node) {
     if let Some(Ok(mut slot)) = slot_of(fd).map(Mutex::try_lock) {
         *slot = Some(Known { fd, inode: inode_of(stat), mount, node });
     }
 }
 
-/// The mount and the node that `fd` stands for, if they were noted. `stat` is what the kernel says of it.
+/// The mount and the node behind `fd`, if they were noted. `stat` is the kernel's for `fd`.
 pub(crate) fn find(fd: c_int, stat: &libc::stat) -> Option<(&'static Mount, Node)> {
     let slot = slot_of(fd)?.try_lock().ok()?;
     let known = slot.filter(|known| known.fd == fd && known.inode == inode_of(stat))?;

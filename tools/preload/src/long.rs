@@ -1,12 +1,14 @@
-//! Files of a plain folder whose descriptor is the file's own, so that whatever is not interposed is right: without
-//! tiers all of them, of which reads are only counted, and with tiers the long ones. `read` and `pread` of those go
-//! through the tiers, in pieces, and the tiers fetch the rest behind. A mapping is of the file itself, since nobody
-//! sees which of its pages are read; it only makes the tiers fetch all behind. Once a tier in a folder has all of it
-//! as a file of its own, the descriptor is that file's, and the kernel reads it.
+//! Files of a plain folder that are opened in place, so that calls that are not interposed are correct too.
+//! Without tiers, these are all files, and reads are only counted. With tiers, these are the long files:
+//! `read` and `pread` go through the tiers in pieces, and the tiers fetch the rest in the background. A
+//! mapping is of the file itself, since the library cannot see which pages are read; it only makes the tiers
+//! fetch the rest. Once a tier in a folder keeps the whole file as one file, the descriptor is of that copy,
+//! and the kernel reads it.
 //!
-//! No state says what a descriptor is, only what it may be: a bit for each number that was given out. Where it is
-//! set, the kernel says whether the file behind the number is still that one. So `close`, `dup` and `fork` need not
-//! be seen: what this misses, the kernel reads from the file itself. The position is the kernel's, too.
+//! A bit for each descriptor number says only that the number *may* be such a file. If it is set, `fstat`
+//! shows whether the file behind the number is still the same. So `close`, `dup` and `fork` need not be
+//! intercepted: if a descriptor is missed here, the kernel reads the file itself. The position is the
+//! kernel's, too.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_long, c_void};
@@ -31,21 +33,21 @@ use crate::own::{self, called, most_descriptors};
 pub(crate) struct Long {
     mount: &'static Mount,
     file: posix::File,
-    /// The device and the inode number.
+    /// Device and inode number.
     identity: (u64, u64),
-    /// The time of its last change, and its length.
+    /// Time of the last change, and length.
     stamp: (i64, i64, i64),
     bytes: Bytes,
-    /// Held from where the position is asked to where it is set.
+    /// Held from reading the position until setting it.
     position: Forked<Mutex<()>>,
 }
 
-/// How its bytes are read.
+/// The way to read the file's bytes.
 enum Bytes {
-    /// Through the tiers. The descriptor is that of the folder's file with this number.
+    /// Through the tiers. The descriptor is of the file with this index in the plain folder.
     Tiers { index: usize, reads: SampleFile },
-    /// By the kernel: the descriptor is that of the copy in this tier; without one, of the folder's own file, or of the
-    /// file that FUSE shows.
+    /// By the kernel: the descriptor is of the copy in this tier; without a tier, of the folder's own file or
+    /// of the file in the FUSE mount.
     Kernel { tier: Option<u8> },
 }
 
@@ -53,11 +55,11 @@ enum Bytes {
 type Table = Mutex<HashMap<c_int, Arc<Long>>>;
 
 static TABLE: Forked<Table> = Forked::empty();
-/// The descriptors that may be in the table, as a set of bits.
+/// The descriptors that may be in the table, as a bit set.
 static MAY_BE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 
 impl Mount {
-    /// Remembers that `fd` is the file in another place: the folder's own, mostly. The caller is
+    /// Remembers that `fd` is the file in another place, mostly in the plain folder. The caller is
     /// [inside](own::inside).
     pub(crate) fn remember(
         &'static self,
@@ -72,7 +74,7 @@ impl Mount {
         self.note(fd, file, &stat, bytes.unwrap_or(Bytes::Kernel { tier: None }));
     }
 
-    /// A descriptor of the file that a tier keeps as its copy, if it has all of it. The caller is
+    /// A descriptor of a tier's copy of the file, if the copy is complete. The caller is
     /// [inside](own::inside).
     pub(crate) fn open_copy(
         &'static self,
@@ -110,7 +112,7 @@ fn insert(fd: c_int, long: Arc<Long>) {
     MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
 }
 
-/// How the folder's own file `fd` is read through the tiers, which get a duplicate of it.
+/// The reads of the folder's own file `fd` through the tiers, which get a duplicate of it.
 fn through_tiers(
     opened: &Opened,
     fd: c_int,
@@ -125,7 +127,7 @@ fn through_tiers(
     Some(Bytes::Tiers { index, reads })
 }
 
-/// Says that `new` is what `old` is.
+/// Records that `new` is a duplicate of `old`.
 pub(crate) fn duplicated(old: c_int, new: c_int) {
     if may_be(old) && may_hold(new) && !own::is_inside() {
         let before = own::errno();
@@ -136,8 +138,8 @@ pub(crate) fn duplicated(old: c_int, new: c_int) {
     }
 }
 
-/// Closes the library's duplicate before the program locks `fd`: the lock belongs to all duplicates, and would stay as
-/// long as the last of them.
+/// Closes the library's duplicate before the program locks `fd`: all duplicates share the lock, and it would
+/// stay until the last of them is closed.
 pub(crate) fn before_lock(fd: c_int) {
     if !may_be(fd) || own::is_inside() {
         return;
@@ -153,7 +155,7 @@ pub(crate) fn before_lock(fd: c_int) {
     own::set_errno(before);
 }
 
-/// The mount and the node that the descriptor stands for, if it is a long file.
+/// The mount and the node behind the descriptor, if it is a long file.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     if !may_be(fd) {
         return None;
@@ -183,7 +185,7 @@ pub(crate) unsafe fn read(
 /// As `readv` or `preadv`, through the tiers. `None`: not ours, or better read by the kernel.
 ///
 /// # Safety
-/// `parts` are `count`, each with its length.
+/// `parts` points to `count` parts, each with as many bytes as it says.
 #[inline]
 pub(crate) unsafe fn read_parts(
     fd: c_int,
@@ -199,7 +201,7 @@ pub(crate) unsafe fn read_parts(
 }
 
 /// # Safety
-/// Each part has its length.
+/// Each part has as many bytes as it says.
 #[cold]
 unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<isize> {
     if own::is_inside() {
@@ -213,7 +215,7 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
             Bytes::Kernel { tier } => return unsafe { long.read_by_kernel(*tier, fd, parts, at) },
         };
         if let Some(at) = at {
-            // The kernel refuses a negative one.
+            // A negative position is EINVAL, as in the kernel.
             let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
             // SAFETY: the caller's promise.
             return unsafe { long.fill(reads, parts, at) };
@@ -231,13 +233,13 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
         }
         Ok(read)
     });
-    // Whatever has failed, the kernel knows the file's bytes as they are.
+    // After any failure, the kernel reads the bytes from the file itself.
     result.ok()
 }
 
 impl Long {
     /// # Safety
-    /// Each part has its length.
+    /// Each part has as many bytes as it says.
     unsafe fn fill(
         &self,
         reads: &SampleFile,
@@ -250,7 +252,8 @@ impl Long {
             if len == 0 {
                 continue;
             }
-            // SAFETY: the caller's promise. The bytes may never have been written; they are only written here.
+            // SAFETY: the caller promises the length. The bytes may be uninitialised; they are only written
+            // here.
             let out = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), len) };
             let read = reads.read_at(at + done as u64, out, &mut ());
             let read = read.map_err(|error| crate::mounts::errno_of(&error))?;
@@ -263,10 +266,10 @@ impl Long {
         Ok(done as isize)
     }
 
-    /// As the kernel does, and counts it.
+    /// Reads as the kernel does, and counts the read.
     ///
     /// # Safety
-    /// Each part has its length.
+    /// Each part has as many bytes as it says.
     unsafe fn read_by_kernel(
         &self,
         tier: Option<u8>,
@@ -295,7 +298,8 @@ impl Long {
     }
 }
 
-/// Makes the tiers copy the file behind, if `fd` is one that they know: it is being mapped, from its byte `at` on.
+/// Makes the tiers copy the file in the background, if `fd` is one of theirs: it is being mapped from byte
+/// `at` on.
 #[inline]
 pub(crate) fn mapped(fd: c_int, at: i64) {
     if may_be(fd) {
@@ -303,7 +307,7 @@ pub(crate) fn mapped(fd: c_int, at: i64) {
     }
 }
 
-/// The first byte that is read brings the whole file.
+/// Reads one byte, which makes the tiers fetch the whole file.
 #[cold]
 fn read_one(fd: c_int, at: i64) {
     if own::is_inside() {
@@ -317,10 +321,10 @@ fn read_one(fd: c_int, at: i64) {
         reads.release();
         read.map(|_| ()).map_err(|error| crate::mounts::errno_of(&error))
     });
-    let _ = read; // the mapping is as right without a copy
+    let _ = read; // without a copy the mapping is still correct
 }
 
-/// The file that was opened as `fd`, if that is still the same file and nobody has changed it.
+/// The file that was opened as `fd`, if `fd` is still that file and the file is unchanged.
 fn find(fd: c_int) -> Option<Arc<Long>> {
     let stat = files::stat_of(fd)?;
     let mut table = lock(table());
@@ -335,7 +339,7 @@ fn find(fd: c_int) -> Option<Arc<Long>> {
 
 fn table() -> &'static Table {
     TABLE.get_or_init(|| {
-        // A forked child has its parent's descriptors.
+        // A forked child inherits its parent's descriptors.
         let known = TABLE.inherited().and_then(|table| table.try_lock().ok());
         Mutex::new(known.map_or_else(HashMap::new, |known| known.clone()))
     })
@@ -364,8 +368,8 @@ fn seek(fd: c_int, by: c_long, from: c_int) -> Result<c_long, c_int> {
     called(unsafe { libc::syscall(libc::SYS_lseek, fd, by, from) })
 }
 
-/// A duplicate of a descriptor that the program has, for the library's own reads. The program may close it, too,
-/// since it cannot have the library's mark: that belongs to both.
+/// A duplicate of the program's descriptor, for the library's own reads. The program may close it, since it
+/// cannot carry the library's mark: both descriptors would share the mark.
 struct Lent {
     fd: c_int,
     identity: (u64, u64),
@@ -400,7 +404,7 @@ impl Drop for Lent {
     }
 }
 
-/// Descriptors from here on are not remembered.
+/// Descriptors with this number or above are not remembered.
 const MOST: usize = 1 << 16;
-/// The most that one read returns, as the kernel has it.
+/// The most that one read returns, as in the kernel.
 const MOST_BYTES: usize = 0x7fff_f000;

@@ -1,4 +1,4 @@
-//! The data sets that are shown, each opened at its first use.
+//! The mounted data sets, each opened at its first use.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use crate::settings::Setting;
 pub(crate) struct Mount {
     pub(crate) setting: Setting,
     opened: AtomicPtr<Opened>,
-    /// Set once it is being opened: from then on the library may have descriptors.
+    /// Set when opening begins: from then on the library may have descriptors.
     in_use: AtomicBool,
-    /// Held while it is opened. A forked child has one of its own, since its parent's may stay locked.
+    /// Held during opening. A forked child has its own, since its parent's may stay locked.
     opening: Forked<Mutex<bool>>,
     pub(crate) counters: Counters,
 }
@@ -30,26 +30,26 @@ pub(crate) struct Mount {
 /// An open data set.
 pub(crate) struct Opened {
     pub(crate) files: Files,
-    /// The folder of its files, if it is a plain one.
+    /// The plain folder with the files, if the data set is one.
     pub(crate) folder: Option<PathBuf>,
-    /// Counts of what the kernel opened and read there for the program.
+    /// Counters of the files that the kernel opened and read there for the program.
     pub(crate) origin: Counters,
-    /// Files that are read ahead, from the first open file on; `None` if that failed.
+    /// Readahead, which begins at the first opened file; `None` if it failed.
     pub(crate) ahead: Forked<Option<Ahead<Held>>>,
-    /// Bytes and files, for `statfs`.
+    /// Total bytes and files, for `statfs`.
     pub(crate) len_bytes: u64,
 }
 
-/// Counts of what the program asked for.
+/// Counters of the program's calls.
 #[derive(Default)]
 pub(crate) struct Counters {
     /// Files opened.
     pub(crate) opens: AtomicU64,
-    /// Files read into memory, and reads of others.
+    /// Files read into memory, and reads of other files.
     pub(crate) reads: AtomicU64,
-    /// Bytes of those.
+    /// Bytes of these reads.
     pub(crate) bytes: AtomicU64,
-    /// Attributes asked for, by path or descriptor.
+    /// Requests for attributes, by path or descriptor.
     pub(crate) stats: AtomicU64,
     /// Folders opened.
     pub(crate) folders: AtomicU64,
@@ -58,32 +58,32 @@ pub(crate) struct Counters {
 static MOUNTS: AtomicPtr<Vec<Mount>> = AtomicPtr::new(null_mut());
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
-/// All mounts; none before the settings are read.
+/// All mounts; empty before the settings are read.
 #[inline]
 pub(crate) fn all() -> &'static [Mount] {
-    // SAFETY: NULL or what `set` has leaked.
+    // SAFETY: the pointer is NULL or was leaked by `set`.
     unsafe { MOUNTS.load(Ordering::Acquire).as_ref() }.map_or(&[], |mounts| &mounts[..])
 }
 
-/// A hash of the settings: a descriptor of a program with other ones is nobody's of ours.
+/// A hash of the settings: a memfd from a program with other settings is not recognised.
 pub(crate) fn settings_hash() -> u32 {
     SETTINGS.load(Ordering::Relaxed)
 }
 
-/// Sets the mounts, once and for good.
+/// Sets the mounts, once.
 pub(crate) fn set(mounts: Vec<Mount>, hash: u32) {
     SETTINGS.store(hash, Ordering::Relaxed);
     MOUNTS.store(Box::into_raw(Box::new(mounts)), Ordering::Release);
 }
 
-/// Writes what the tiers have not written yet: the data sets are never dropped.
+/// Writes the tiers' pending data, since the data sets are never dropped.
 pub(crate) fn flush() {
     let tiers = |opened: &'static Opened| opened.files.dataset().image().tiers();
     let flushed = own::inside(|| {
         all().iter().filter_map(|mount| tiers(mount.if_opened()?)).for_each(Cache::flush);
         Ok(())
     });
-    let _ = flushed; // fails only after a panic, which was printed
+    let _ = flushed; // fails only after a panic, which is already printed
 }
 
 impl Mount {
@@ -108,19 +108,19 @@ impl Mount {
         (rest.is_empty() || rest[0] == b'/').then_some(rest)
     }
 
-    /// Its position among all mounts.
+    /// The index of the mount among all mounts.
     pub(crate) fn index(&self) -> usize {
         all().iter().position(|mount| std::ptr::eq(mount, self)).unwrap_or(0)
     }
 
-    /// Returns whether the library may have descriptors for it.
+    /// Returns whether the library may have descriptors for the mount.
     pub(crate) fn is_in_use(&self) -> bool {
         self.in_use.load(Ordering::Acquire)
     }
 
-    /// The data set, if somebody has opened it already.
+    /// The data set, if it is already open.
     pub(crate) fn if_opened(&self) -> Option<&'static Opened> {
-        // SAFETY: NULL or what `opened` has leaked.
+        // SAFETY: the pointer is NULL or was leaked by `opened`.
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
     }
 
@@ -166,7 +166,7 @@ impl Mount {
             [Address::Path(path)] if path.is_dir() => Some(path.clone()),
             _ => None,
         };
-        // Makes the first reader with its descriptors.
+        // Reads no sample: makes the first reader, with its descriptors.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
         let origin = Counters::default();
         Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })
@@ -174,13 +174,13 @@ impl Mount {
 }
 
 impl Counters {
-    /// Counts a read of so many bytes.
+    /// Counts a read of `bytes`.
     pub(crate) fn count_read(&self, bytes: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// The counts of opens, reads and bytes of files.
+    /// The counters of opens, reads and bytes of files.
     pub(crate) fn of_files(&self) -> FileCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
@@ -188,18 +188,19 @@ impl Counters {
 }
 
 impl Opened {
-    /// Returns whether it is a plain folder whose files come through tiers.
+    /// Returns whether the data set is a plain folder that is read through tiers.
     pub(crate) fn has_tiers(&self) -> bool {
         self.folder.is_some() && self.files.dataset().image().tiers().is_some()
     }
 
-    /// Returns whether it is a plain folder without tiers: the kernel knows all of its files that this library does.
+    /// Returns whether the data set is a plain folder without tiers: the kernel then sees all of its files
+    /// too.
     pub(crate) fn is_bare(&self) -> bool {
         self.folder.is_some() && !self.has_tiers()
     }
 }
 
-/// The error number that a program understands.
+/// The error number for a program.
 pub(crate) fn errno_of(error: &Error) -> c_int {
     match error.kind() {
         ErrorKind::NotFound => libc::ENOENT,

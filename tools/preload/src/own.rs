@@ -1,25 +1,24 @@
-//! The library's own work: the mark of threads that are inside of it, the error number, system calls that nobody can
-//! interpose, and lines on stderr.
+//! Support for the library's own work: the mark of threads inside the library, `errno`, system calls that
+//! cannot be interposed, and lines on stderr.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_long};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
-    /// How deep the calling thread is inside of this library's own work. Without a destructor, so that it
-    /// allocates nothing.
+    /// Nesting depth of the library's own work on this thread. It has no destructor, so it allocates nothing.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    /// True if this thread is one of the library's; `None` until that was asked.
+    /// True if this thread is one of the library's; `None` until that is checked.
     static OURS: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Returns whether the calling thread works for this library, so that its calls are for the C library alone.
+/// Returns whether the calling thread works for this library; its calls then go to the C library.
 pub(crate) fn is_inside() -> bool {
     INSIDE.with(Cell::get) > 0 || is_thread_of_ours()
 }
 
-/// Does the library's own work, whose calls are not answered by itself. A panic becomes EIO, and success
-/// leaves `errno` as it was.
+/// Does the library's own work; calls made by `work` go to the C library. A panic becomes EIO, and success
+/// leaves `errno` unchanged.
 pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
     let before = errno();
     INSIDE.with(|depth| depth.set(depth.get() + 1));
@@ -29,8 +28,9 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_
     result
 }
 
-/// Does `work` while the lowest numbers of descriptors are taken, so that its descriptors get higher ones: shells
-/// put what they like onto low numbers. Only while the program has one thread, since others could do so meanwhile.
+/// Does `work` while the lowest descriptor numbers are occupied, so that its descriptors get higher ones:
+/// shells use low numbers freely. Only done while the program has one thread, since other threads might open
+/// descriptors meanwhile.
 pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let mut taken = [-1; LOW as usize];
@@ -51,7 +51,7 @@ pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns whether the program has one thread, as the C library knows it.
+/// Returns whether the program has one thread, according to the C library.
 fn is_single() -> bool {
     // SAFETY: the name ends with NUL; the C library's variable of this name is a `char`.
     unsafe {
@@ -60,10 +60,11 @@ fn is_single() -> bool {
     }
 }
 
-/// Numbers below are left to the program.
+/// Descriptor numbers below this are left to the program.
 const LOW: c_int = 64;
 
-/// Threads that the library starts have names with this prefix, from before their first call on.
+/// Returns whether the name of this thread has the prefix that the library's threads get before their first
+/// call.
 fn is_thread_of_ours() -> bool {
     let look = || {
         let mut name = [0u8; 16];
@@ -79,7 +80,7 @@ fn is_thread_of_ours() -> bool {
 }
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the C library's pointer is that of this thread.
+    // SAFETY: the C library's pointer is valid for this thread.
     unsafe { *libc::__errno_location() }
 }
 
@@ -88,11 +89,11 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// How many descriptors the process may have.
+/// The limit of descriptors of this process.
 pub(crate) fn most_descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let none = std::ptr::null::<libc::rlimit>();
-    // SAFETY: `limit` is one.
+    // SAFETY: `limit` is a valid `rlimit64`.
     unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, none, &raw mut limit) };
     limit.rlim_cur.min(1 << 20) as usize
 }
@@ -102,7 +103,7 @@ pub(crate) fn called(result: c_long) -> Result<c_long, c_int> {
     if result < 0 { Err(errno()) } else { Ok(result) }
 }
 
-/// Opens a path by the kernel, which nobody interposes.
+/// Opens a path by a system call, which cannot be interposed.
 pub(crate) fn open(path: &CStr, flags: c_int) -> Result<c_int, c_int> {
     // SAFETY: a `CStr` ends with NUL.
     let fd =
@@ -110,7 +111,8 @@ pub(crate) fn open(path: &CStr, flags: c_int) -> Result<c_int, c_int> {
     called(fd).map(|fd| fd as c_int)
 }
 
-/// Writes one line to stderr, and nothing else: no lock, no buffer. Shows what a terminal would obey.
+/// Writes one line to stderr without lock or buffer. Shows control characters instead of sending them to a
+/// terminal.
 pub(crate) fn say(text: &str) {
     let shown = |letter: char| {
         if letter.is_control() { letter.escape_debug().to_string() } else { letter.to_string() }
@@ -119,8 +121,8 @@ pub(crate) fn say(text: &str) {
     write(2, &format!("libdlfs_preload.so: {text}\n"));
 }
 
-/// Writes a text; what cannot be written is not told.
+/// Writes a string; failures are ignored.
 pub(crate) fn write(fd: c_int, text: &str) {
-    // SAFETY: the text has its length.
+    // SAFETY: `text` is valid for its length.
     unsafe { libc::syscall(libc::SYS_write, fd, text.as_ptr(), text.len()) };
 }

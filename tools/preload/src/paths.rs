@@ -1,5 +1,5 @@
-//! Decides which mount a path belongs to, without an allocation, a lock or a system call, except for paths relative
-//! to a folder's descriptor.
+//! Decides which mount a path belongs to, without allocation, lock or system call; only paths relative to a
+//! folder's descriptor need system calls.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,11 +11,11 @@ use crate::own;
 /// A path below a mount.
 pub(crate) struct Place {
     pub(crate) mount: &'static Mount,
-    /// From the mount's top folder.
+    /// Path relative to the mount's top folder.
     pub(crate) path: Vec<u8>,
 }
 
-/// The place of `path`, if it is below a mount; a relative one begins at the descriptor `folder`.
+/// The place of `path`, if it is below a mount. A relative path starts at the descriptor `folder`.
 #[inline]
 pub(crate) fn place(folder: c_int, path: &CStr) -> Option<Place> {
     let mounts = mounts::all();
@@ -38,7 +38,7 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<Place> {
     {
         return Some(Place { mount, path: rest.to_vec() });
     }
-    // Names such as `//data` and `/x/../data` are rare, and only they are looked at component by component.
+    // Paths such as `//data` and `/x/../data` are rare; only these are examined component by component.
     let mut last = 0;
     let is_odd = path.iter().any(|&byte| {
         let odd = last == b'/' && (byte == b'/' || byte == b'.');
@@ -48,15 +48,15 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<Place> {
     if is_odd && path.len() <= MOST_BYTES { odd(path) } else { None }
 }
 
-/// As the kernel goes along the path: where it reaches a mount, the rest is below that.
+/// Follows the path as the kernel does: when it reaches a mount, the rest is below that mount.
 #[cold]
 fn odd(path: &[u8]) -> Option<Place> {
-    // On the stack: the path may be nobody's.
+    // On the stack, since most such paths are below no mount.
     let mut plain = [0; MOST_BYTES + 1];
     let mut len = 0;
     let mut end = 0;
     for component in path.split(|byte| *byte == b'/') {
-        end += component.len() + 1; // behind the component and its slash
+        end += component.len() + 1; // past the component and its slash
         len = step(&mut plain, len, component);
         let here = mounts::all().iter().find(|mount| mount.prefix() == &plain[..len]);
         let rest = path.get(end - 1..).unwrap_or_default();
@@ -82,7 +82,7 @@ fn leaves(rest: &[u8]) -> bool {
     })
 }
 
-/// The last working folder that could be asked for; paths from there are joined on the stack.
+/// The last known working directory; paths relative to it are joined on the stack.
 static WORKING: Working = Working {
     len: AtomicUsize::new(0),
     bytes: [const { std::sync::atomic::AtomicU8::new(0) }; MOST_BYTES],
@@ -93,7 +93,7 @@ struct Working {
     /// 0: not known.
     len: AtomicUsize,
     bytes: [std::sync::atomic::AtomicU8; MOST_BYTES],
-    /// Set if a path without `..` can lead from there to a mount.
+    /// Set if a path without `..` can lead from the working directory to a mount.
     is_near: AtomicBool,
 }
 
@@ -109,7 +109,8 @@ fn relative(path: &[u8]) -> Option<Place> {
     joined(&mut whole, len, path)
 }
 
-/// The place of a path from a folder, whose path are the first `len` bytes; 0: it is not known.
+/// The place of a path relative to a folder. The first `len` bytes of `whole` are the folder's path; 0: it is
+/// unknown.
 fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Place> {
     let end = len + 1 + path.len();
     if len == 0 || end > MOST_BYTES {
@@ -120,7 +121,7 @@ fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Place
     odd(&whole[..end])
 }
 
-/// Asks the kernel for the working folder, and keeps it.
+/// Asks the kernel for the working directory, and stores it.
 pub(crate) fn learn_working_folder() {
     let mut path = [0u8; MOST_BYTES];
     // SAFETY: the buffer has this length.
@@ -137,15 +138,15 @@ pub(crate) fn learn_working_folder() {
     WORKING.len.store(len, Ordering::Release);
 }
 
-/// A path from a folder's descriptor: one of ours, or that of a folder above a mount.
+/// A path relative to a folder's descriptor: the folder is ours, or above a mount.
 fn below(folder: c_int, path: &[u8]) -> Option<Place> {
     if let Some((mount, node)) = files::identity(folder) {
-        // If the descriptor is a file's, resolving the path says so.
+        // If the descriptor is a file's, resolving the path reports ENOTDIR.
         let above =
             own::inside(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
         return Some(Place { mount, path: [&above[..], b"/", path].concat() });
     }
-    // Only where the first component is one of a mount's does it pay to ask where the folder is.
+    // Ask for the folder's path only if the first component occurs in a mount's path: it costs a system call.
     let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
     let leads =
         |mount: &Mount| mount.prefix().split(|byte| *byte == b'/').any(|part| part == first);
@@ -157,7 +158,7 @@ fn below(folder: c_int, path: &[u8]) -> Option<Place> {
     if whole[0] == b'/' { joined(&mut whole, len, path) } else { None }
 }
 
-/// The path without `//`, `/./` and `/../`, and without a slash at its end.
+/// The path without `//`, `/./` and `/../`, and without a trailing slash.
 pub(crate) fn normalise(path: &[u8]) -> Vec<u8> {
     let mut plain = vec![0; path.len() + 1];
     let len = path.split(|byte| *byte == b'/').fold(0, |len, part| step(&mut plain, len, part));
@@ -165,7 +166,7 @@ pub(crate) fn normalise(path: &[u8]) -> Vec<u8> {
     if plain.is_empty() { b"/".to_vec() } else { plain }
 }
 
-/// Appends a component to a path of `len` bytes, for which there is room; returns its new length.
+/// Appends a component to a path of `len` bytes that has room for it; returns the new length.
 fn step(plain: &mut [u8], len: usize, component: &[u8]) -> usize {
     match component {
         b"" | b"." => len,
@@ -178,5 +179,5 @@ fn step(plain: &mut [u8], len: usize, component: &[u8]) -> usize {
     }
 }
 
-/// A path that is longer than this is nobody's of ours.
+/// A longer path is below no mount.
 const MOST_BYTES: usize = 4096;

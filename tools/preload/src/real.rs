@@ -1,4 +1,4 @@
-//! The C library's own functions. All are found before `main`; a call that comes earlier finds its own.
+//! The C library's own functions. All are looked up before `main`; an earlier call looks up its own.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::dirent;
 
-/// One function of the C library, or of a library that is loaded behind this one.
+/// A function of the C library, or of a library that is loaded after this one.
 pub(crate) struct Real {
     /// Ends with NUL.
     name: &'static str,
@@ -14,13 +14,13 @@ pub(crate) struct Real {
 }
 
 impl Real {
-    /// The function `name`, which ends with NUL.
+    /// The function `name`, which must end with NUL.
     pub(crate) const fn new(name: &'static str) -> Real {
         assert!(matches!(name.as_bytes(), [.., 0]), "C's strings end with NUL");
         Real { name, address: AtomicPtr::new(null_mut()) }
     }
 
-    /// Its address; NULL if there is none.
+    /// The function's address; NULL if there is none.
     pub(crate) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
@@ -33,10 +33,10 @@ impl Real {
     }
 }
 
-/// Set once all were found: looking one up may allocate.
+/// Set once all functions are looked up: a lookup may allocate.
 pub(crate) static RESOLVED: AtomicBool = AtomicBool::new(false);
 
-/// The value by which a function says that it has failed; `errno` says why.
+/// The value that a function returns on failure, with `errno` set.
 pub(crate) trait Failed {
     const FAILED: Self;
 }
@@ -61,13 +61,13 @@ impl<T> Failed for *mut T {
     const FAILED: *mut T = null_mut();
 }
 
-/// The caller's choice of entries of a folder; NULL takes all.
+/// The caller's filter of a folder's entries; NULL accepts all.
 pub(crate) type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
-/// The caller's order of entries of a folder; NULL keeps that of the folder.
+/// The caller's comparison of a folder's entries; NULL leaves them in the folder's order.
 pub(crate) type Order =
     Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
 
-// The C library has functions and structs of the same names.
+// Aliases, since the C library has functions and structs of the same names.
 pub(crate) type Stat = libc::stat;
 pub(crate) type Statx = libc::statx;
 pub(crate) type StatFs = libc::statfs;

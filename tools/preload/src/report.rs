@@ -1,5 +1,5 @@
-//! A report on what the program did below the mounts, written at its end to the place that
-//! `DLFS_REPORT` names.
+//! A report on the program's reads below the mounts, written at the program's end to the file in
+//! `DLFS_REPORT`.
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -15,14 +15,14 @@ use crate::own;
 /// The destination of the report: `-` is stderr, other names are files that it is appended to.
 static PLACE: OnceLock<CString> = OnceLock::new();
 
-/// Keeps what `DLFS_REPORT` says.
+/// Stores the value of `DLFS_REPORT`.
 pub(crate) fn start(place: Option<&[u8]>) {
     if let Some(place) = place.and_then(|place| CString::new(place).ok()) {
         let _ = PLACE.set(place); // the settings are read once
     }
 }
 
-/// Writes a line for each mount that was used, and for each place that its bytes came from.
+/// Writes a line for each used mount, and for each place that its bytes came from.
 pub(crate) fn write() {
     let Some(place) = PLACE.get() else { return };
     let text = own::inside(|| Ok(mounts::all().iter().map(lines).collect::<String>()));
@@ -74,7 +74,7 @@ fn epoch(counts: EpochCounts) -> String {
     format!("epoch {epoch}: opens {opens}, reads {reads}, bytes {bytes}{from}")
 }
 
-/// A line for each place, and one for a plain folder.
+/// A line for each place, and one more for a plain folder.
 fn places(opened: &Opened) -> Vec<String> {
     let dataset = opened.files.dataset();
     let tiers = dataset.image().tiers().map(|tiers| tiers.stats().tiers);

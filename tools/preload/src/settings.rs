@@ -11,10 +11,10 @@ use dlfs::units::parse_size;
 use crate::mounts::{self, Mount};
 use crate::{own, paths, report};
 
-/// The place of one data set, and its options.
+/// The mount point of one data set, and its options.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Setting {
-    /// An absolute path without a slash at its end, as plain as `normalise` makes it.
+    /// An absolute path without a trailing slash, as `normalise` returns it.
     pub(crate) prefix: Vec<u8>,
     pub(crate) addresses: Vec<Address>,
     pub(crate) tiers: Vec<TierSpec>,
@@ -22,11 +22,12 @@ pub(crate) struct Setting {
     pub(crate) copy_bytes: u64,
     /// The FUSE mount of the same data set, for longer files.
     pub(crate) fuse: Option<PathBuf>,
-    /// The file that says in which order the program reads.
+    /// The file with the order that the program reads in.
     pub(crate) order: Option<PathBuf>,
 }
 
-/// Reads the environment. What is wrong with it is said in one line, and the program runs without us.
+/// Reads the environment. An error in it is reported in one line, and the program then runs without this
+/// library.
 pub(crate) fn start() {
     if has_more_rights_than_its_caller() {
         return;
@@ -48,7 +49,7 @@ pub(crate) fn start() {
     }
 }
 
-/// As set-uid programs have: the environment is the caller's, and says nothing to them.
+/// Returns whether this is a set-uid program, whose environment is not trusted because its caller sets it.
 fn has_more_rights_than_its_caller() -> bool {
     // SAFETY: it only reads what the kernel gave this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
@@ -57,14 +58,14 @@ fn has_more_rights_than_its_caller() -> bool {
 fn variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: the name ends with NUL; no other thread runs yet that could change the environment.
     let value = unsafe { libc::getenv(name.as_ptr()) };
-    // SAFETY: NULL, or a string that stays while the environment does.
+    // SAFETY: the value is NULL, or a string that is valid until the environment changes.
     let value = (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())?;
-    // A copy that lives as long as the program, which may change its environment.
+    // A copy, since the program may change its environment.
     (!value.is_empty()).then(|| &*value.to_vec().leak())
 }
 
-/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER][;order=FILE]`, several of them with spaces between. A
-/// space, `=`, `;` or `%` of a name is written as `%20`, `%3D`, `%3B` or `%25`.
+/// `PREFIX=ADDRESS[;tier=TIER][;copy=SIZE][;fuse=FOLDER][;order=FILE]`, several settings separated by spaces.
+/// In a value, a space, `=`, `;` or `%` is written as `%20`, `%3D`, `%3B` or `%25`.
 fn parse(text: &[u8]) -> Result<Vec<Setting>, String> {
     let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?;
     let mut settings: Vec<Setting> = Vec::new();
@@ -113,7 +114,7 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse, order })
 }
 
-/// A text without the escapes of what separates settings.
+/// Decodes the escapes of the separators only.
 fn unescaped(text: &str) -> String {
     let escapes = [("%20", " "), ("%09", "\t"), ("%0A", "\n"), ("%0a", "\n")];
     let more = [("%3D", "="), ("%3d", "="), ("%3B", ";"), ("%3b", ";")];
@@ -121,10 +122,10 @@ fn unescaped(text: &str) -> String {
     all.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
-/// A text without any escape.
+/// Decodes all escapes.
 fn whole(text: &str) -> String {
     unescaped(text).replace("%25", "%")
 }
 
-/// The longest file that is copied into memory if nothing else is said.
+/// Default length of the longest file that is copied into memory.
 const COPY_BYTES: u64 = 1 << 30;

@@ -1,4 +1,4 @@
-//! Attributes in the shapes that the C library has for them.
+//! Attributes in the C library's structs.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use dlfs::posix::{Attributes, Node};
 
 use crate::mounts::{Mount, Opened, errno_of};
 
-/// The attributes of a node, with what only this library knows.
+/// The attributes of a node, and the fields that only this library knows.
 pub(crate) struct Full {
     attributes: Attributes,
     device: libc::dev_t,
@@ -15,7 +15,7 @@ pub(crate) struct Full {
     group: libc::gid_t,
 }
 
-/// A number that no device has: majors end at 4,095.
+/// A device number that no real device has: major numbers end at 4,095.
 fn device(mount: &Mount) -> libc::dev_t {
     libc::makedev(MAJOR, mount.index() as u32 + 1)
 }
@@ -32,12 +32,12 @@ impl Full {
     }
 
     pub(crate) fn stat(&self) -> libc::stat {
-        // SAFETY: all zeroes are a `stat`.
+        // SAFETY: a `stat` of zeroes is valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         stat.st_dev = self.device;
         stat.st_ino = self.attributes.inode;
         stat.st_mode = self.attributes.mode;
-        stat.st_nlink = 1; // also of folders: how many subfolders they have is not counted
+        stat.st_nlink = 1; // also of folders: subfolders are not counted
         stat.st_uid = self.owner;
         stat.st_gid = self.group;
         stat.st_size = self.attributes.len_bytes as i64;
@@ -51,7 +51,7 @@ impl Full {
     }
 
     pub(crate) fn statx(&self) -> libc::statx {
-        // SAFETY: all zeroes are a `statx`.
+        // SAFETY: a `statx` of zeroes is valid.
         let mut stat: libc::statx = unsafe { std::mem::zeroed() };
         stat.stx_mask = libc::STATX_BASIC_STATS;
         stat.stx_blksize = BLOCK_BYTES;
@@ -78,9 +78,9 @@ impl Full {
     }
 }
 
-/// As `statfs(2)` of the mount.
+/// As `statfs(2)` for the mount.
 pub(crate) fn statfs(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statfs, c_int> {
-    // SAFETY: all zeroes are a `statfs`.
+    // SAFETY: a `statfs` of zeroes is valid.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
     let vfs = vfs(mount, opened);
     stat.f_type = TYPE;
@@ -92,13 +92,13 @@ pub(crate) fn statfs(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::st
     Ok(stat)
 }
 
-/// As `statvfs(3)` of the mount.
+/// As `statvfs(3)` for the mount.
 pub(crate) fn statvfs(mount: &Mount, opened: &Opened, _: Node) -> Result<libc::statvfs, c_int> {
     Ok(vfs(mount, opened))
 }
 
 fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
-    // SAFETY: all zeroes are a `statvfs`.
+    // SAFETY: a `statvfs` of zeroes is valid.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
     stat.f_bsize = BLOCK_BYTES.into();
     stat.f_frsize = 4096;
@@ -110,7 +110,7 @@ fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     stat
 }
 
-/// The block size in attributes, which is the size of programs' reads.
+/// The block size in attributes: the size of programs' reads.
 const BLOCK_BYTES: u32 = 128 << 10;
 /// The major number of the mounts' devices.
 const MAJOR: u32 = 0xd1f5;

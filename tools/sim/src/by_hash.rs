@@ -1,8 +1,9 @@
-//! Copies that each node holds for all: `dlfs read --peers`, with the program's own table of holders.
+//! Simulated peers by hash, as in `dlfs read --peers`: each chunk has one holder, by the program's own table.
 //!
-//! A chunk has one holder or none. A sample that its holder lacks is read from the origin by way of the
-//! holder, which keeps it. The first read of a chunk makes its holder copy the rest behind, chunk after
-//! chunk in the order of these first reads; who wants a sample that is being copied waits for it.
+//! A chunk has at most one holder. A node that lacks a sample reads it from the holder; if the holder lacks
+//! it too, the holder reads it from the origin and keeps it. The first read of a chunk makes its holder copy
+//! the rest in the background, chunk after chunk in the order of these first reads; a node that wants a
+//! sample that is being copied waits for the copy.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,7 +21,7 @@ pub(crate) struct ByHash {
     /// The place of each sample, present or future; `None` if no node has room for it.
     places: Vec<Option<Place>>,
     states: Vec<State>,
-    /// By chunk: whether it was read.
+    /// By chunk: set after its first read.
     is_begun: Vec<bool>,
     /// By node, then by tier.
     fills: Vec<Vec<Fills>>,
@@ -45,14 +46,14 @@ enum State {
 struct Fills {
     /// Chunks to complete.
     chunks: VecDeque<u32>,
-    /// The next sample of the first of them.
+    /// The next sample of the first chunk.
     next: u32,
     /// The sample that each thread is copying.
     at: Vec<Option<u32>>,
 }
 
-/// The node of `job` that holds each chunk, computed by the program's own code. With `keep_shares`, as for local
-/// shares, no node holds more than 1.02 times its share while others have room.
+/// The node of `job` that holds each chunk, computed by the program's own code. With `keep_shares`, as for
+/// local shares, no node holds more than 1.02 times its share while others have room.
 ///
 /// # Errors
 /// More nodes than a round can have.
@@ -71,7 +72,8 @@ pub(crate) fn holders(job: &Job, keep_shares: bool) -> dlfs::Result<ChunkHolders
 }
 
 impl ByHash {
-    /// No copies yet, held as `holders` says. A holder fills its tiers from the fastest down.
+    /// Begins without copies; `holders` gives each chunk's holder. A holder fills its tiers from the fastest
+    /// down.
     pub(crate) fn new(job: &Job, holders: &ChunkHolders) -> ByHash {
         let nodes = job.schedule.nodes() as usize;
         let mut room = vec![job.tier_bytes.clone(); nodes];
@@ -101,7 +103,7 @@ impl ByHash {
         }
     }
 
-    /// The source from which `node` reads `sample` now: always its holder, if it has one.
+    /// The source from which `node` reads `sample` now: the holder once it has the copy, else the origin.
     pub(crate) fn source(&self, node: u32, sample: u32) -> Source {
         match (self.places[sample as usize], self.states[sample as usize]) {
             (Some(place), State::Held) if u32::from(place.node) == node => {
@@ -112,7 +114,7 @@ impl ByHash {
         }
     }
 
-    /// Returns whether `node` reads `sample` by way of another node, which holds it for all.
+    /// Returns whether `node` reads `sample` by way of another node, the holder.
     pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         self.places[sample as usize].is_some_and(|place| u32::from(place.node) != node)
     }
@@ -122,7 +124,8 @@ impl ByHash {
         self.states[sample as usize] == State::Coming
     }
 
-    /// Somebody reads `sample`: its holder keeps it. Returns the holder if it has now more to copy.
+    /// Notes that some node reads `sample`, which its holder keeps. Returns the holder if it now has more to
+    /// copy.
     pub(crate) fn claimed(&mut self, sample: u32) -> Option<u32> {
         let place = self.places[sample as usize]?;
         self.states[sample as usize] = State::Held;
@@ -159,7 +162,7 @@ impl ByHash {
         None
     }
 
-    /// Thread `thread` of `tier` of `node` has finished its copy, which is returned.
+    /// Ends the copy of thread `thread` of `tier` of `node`; returns its sample.
     pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let sample = self.fills[node as usize][tier].at[thread].take()?;
         self.states[sample as usize] = State::Held;

@@ -11,12 +11,12 @@ use crate::engine::Job;
 /// The copies that nodes hold.
 #[derive(Debug)]
 pub(crate) enum Copies {
-    /// None: everything comes from the origin.
+    /// No copies: all samples come from the origin.
     None {
         /// True if whole chunks are read.
         chunks: bool,
     },
-    /// One copy of each sample, known to all nodes.
+    /// At most one copy of each sample, known to all nodes.
     Shared(Shared),
     /// First come, first kept, in each node independently.
     FirstTouch(FirstTouch),
@@ -29,13 +29,13 @@ pub(crate) enum Copies {
 /// At most one copy of each sample, and its holder.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// `node << 8 | tier`, or nobody.
+    /// `node << 8 | tier`, or a value for no holder.
     places: Vec<u32>,
-    /// True if a node keeps what it reads first, in tier 0.
+    /// True if a node keeps samples that it is the first to read, in tier 0.
     fill: bool,
 }
 
-/// Tiers that each node fills from the top with what it reads first.
+/// Tiers that each node fills from the top with the samples that it reads first.
 #[derive(Debug)]
 pub(crate) struct FirstTouch {
     nodes: Vec<HashMap<u32, u8>>,
@@ -43,23 +43,21 @@ pub(crate) struct FirstTouch {
     room: Vec<Vec<u64>>,
 }
 
-/// The planned tiers of all nodes, and how far they are filled.
+/// The planned tiers of all nodes, and their filling.
 #[derive(Debug)]
 pub(crate) struct Planned {
     /// The other nodes that hold each sample; `None` if each node reads only its own tiers.
     holders: Option<HolderMap>,
     nodes: Vec<NodePlan>,
-    /// Staging threads keep planned samples that are missing. Fill threads leave them the samples
-    /// of this many coming accesses, and staging threads wait for a sample that a fill thread is
-    /// copying.
+    /// Set if staging threads keep planned samples that are missing. Fill threads then leave them the samples
+    /// of this many coming accesses, and staging threads wait for a sample that a fill thread is copying.
     keep_staged: Option<u64>,
 }
 
-/// How nodes use a plan.
+/// The nodes' use of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Use {
-    /// Staging threads keep planned samples that are missing, as in NoPFS and dlfs but not in
-    /// HDMLP.
+    /// Staging threads keep planned samples that are missing, as in NoPFS and dlfs but not in HDMLP.
     pub(crate) keep_staged: bool,
     /// Nodes read from each other.
     pub(crate) peers: bool,
@@ -111,13 +109,13 @@ impl Copies {
         model.choose(local, remote)
     }
 
-    /// Returns whether what `node` reads of the origin comes by way of another node.
+    /// Returns whether `sample` reaches `node` from the origin by way of another node.
     pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         matches!(self, Copies::ByHash(held) if held.is_elsewhere(node, sample))
     }
 
-    /// Returns whether a fill thread is copying `sample` to where `node` would read it, so that its staging threads
-    /// wait for it.
+    /// Returns whether a fill thread is copying `sample` to the place where `node` would read it: its staging
+    /// threads then wait.
     pub(crate) fn is_coming(&self, node: u32, sample: u32) -> bool {
         let planned = match self {
             Copies::Planned(planned) => planned,
@@ -129,8 +127,8 @@ impl Copies {
         planned.keep_staged.is_some() && at.any(|fill| fill.sample == sample)
     }
 
-    /// `node` stages `sample`; some policies keep it. Returns the node whose fill threads have more to
-    /// do now.
+    /// Notes that `node` stages `sample`; some policies keep it. Returns the node whose fill threads now have
+    /// more to do.
     pub(crate) fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
         match self {
             Copies::Shared(shared) if shared.fill => {
@@ -166,7 +164,7 @@ impl Copies {
         Some(fill.sample)
     }
 
-    /// Thread `thread` of `tier` has finished its copy, which is returned.
+    /// Ends the copy of thread `thread` of `tier`; returns its sample.
     pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         match self {
             Copies::Planned(planned) => {
@@ -182,13 +180,13 @@ impl Copies {
 }
 
 impl Shared {
-    /// Without copies; each node keeps what it reads first.
+    /// Begins without copies; each node keeps the samples that it is the first to read.
     pub(crate) fn first_reader(samples: usize) -> Shared {
         Shared { places: vec![NOBODY; samples], fill: true }
     }
 
-    /// Each node holds its slice of the samples, as far as it fits the tiers in the order `tiers`.
-    /// Also returns the bytes in each tier of each node.
+    /// Each node holds its slice of the samples while it fits the tiers, filled in the order `tiers`. Also
+    /// returns the bytes in each tier of each node.
     pub(crate) fn slices(job: &Job, tiers: &[usize]) -> (Shared, Vec<Vec<u64>>) {
         let nodes = job.schedule.nodes();
         let samples = job.sizes.len();
@@ -250,7 +248,7 @@ impl Planned {
     /// # Errors
     /// More tiers, or larger ones, than an address can encode.
     pub(crate) fn new(job: &Job, usage: Use) -> dlfs::Result<Planned> {
-        // In the time of a few transfers, staging threads claim about this many samples.
+        // Staging threads claim about this many samples in the time of a few transfers.
         let margin = 4 * u64::from(job.model.staging.threads);
         let keep_staged = usage.keep_staged.then_some(margin);
         let block_len_bytes = block_len_bytes(job);

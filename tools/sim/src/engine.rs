@@ -1,20 +1,20 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
-//! A node has `threads` staging threads. Each claims the next access of the node's string while the
-//! staging buffer has room, fetches the sample from the source that `Copies` gives, decodes it
-//! and writes it. The node consumes the buffer strictly in order; when it has consumed its share of
-//! a step it waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. There
-//! is no network congestion. The origin is shared in one of two ways ([`Sharing`]):
+//! A node has `threads` staging threads. Each claims the next access of the node's string while the staging
+//! buffer has room, fetches the sample from the source that `Copies` gives, decodes it and writes it. The
+//! node consumes the buffer strictly in order; when it has consumed its share of a step it waits for all
+//! other nodes. Meanwhile fill threads copy from the origin to tiers. The network has no congestion. The
+//! origin is shared in one of two ways ([`Sharing`]):
 //!
 //! - by the *nodes* that read from it, as in the thesis: each thread of a node gets the node's
 //!   whole share, and a transfer keeps its initial rate (transfers that begin at the same instant
 //!   are counted together);
-//! - by *transfers*, like a link or a throttled device: all proceed at one rate, which changes
-//!   whenever a transfer begins or ends. So one number, the bytes that a transfer since the start
-//!   would have received, determines when each of them ends.
+//! - by *transfers*, like a link or a throttled device: all proceed at one rate, which changes whenever a
+//!   transfer begins or ends. One number thus determines the end of each transfer: the bytes that a transfer
+//!   since the start would have received.
 //!
-//! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current
-//! epochs, and what `Copies` keeps.
+//! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current epochs, and
+//! the state of `Copies`.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -33,7 +33,7 @@ pub(crate) struct Job {
     pub(crate) model: Model,
     /// The origin's rates if whole chunks are read.
     pub(crate) origin_chunks: Curve,
-    /// How the origin is shared.
+    /// The way the origin is shared.
     pub(crate) sharing: Sharing,
     /// Length of the staging buffer.
     pub(crate) staging_bytes: u64,
@@ -45,10 +45,10 @@ pub(crate) struct Job {
     pub(crate) schedule: Schedule,
 }
 
-/// How a policy behaves during the training.
+/// Behaviour of a policy during the training.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// A sample that only the origin has is not fetched ahead.
+    /// Samples that only the origin has are not fetched ahead.
     pub(crate) origin_on_demand: bool,
     /// The threads that fetch the next sample while the last one is decoded and written.
     pub(crate) hides_writes: Hides,
@@ -56,33 +56,34 @@ pub(crate) struct Rules {
     pub(crate) readers: Readers,
 }
 
-/// The threads that fetch the next sample while the last one is decoded and written; the others do these in sequence.
+/// The threads that fetch the next sample while the last one is decoded and written; other threads do these
+/// in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Hides {
     /// None.
     None,
-    /// Those that fill the staging buffer.
+    /// The threads that fill the staging buffer.
     Staging,
-    /// Those that fill tiers, too.
+    /// Also the threads that fill tiers.
     All,
 }
 
 /// The nodes that share the origin's rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Readers {
-    /// Those that read from it at the moment.
+    /// The nodes that read from the origin at the moment.
     Now,
-    /// Always all: the worst case, assumed for loading before training.
+    /// All nodes, always: the worst case, assumed for loading before training.
     All,
 }
 
-/// The sequence of each epoch, position after position.
+/// The sequence of each epoch, position by position.
 pub(crate) type Sequence<'a> = dyn Fn(u32) -> Vec<u32> + 'a;
 
 /// The result of a simulation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Outcome {
-    /// From the start of loading to the end of the last step.
+    /// Time from the start of loading to the end of the last step.
     pub seconds: f64,
     /// Seconds before training.
     pub load_seconds: f64,
@@ -110,7 +111,7 @@ pub(crate) struct Engine<'a> {
     now: u64,
     events: BinaryHeap<Reverse<(u64, u32)>>,
     reading_nodes: u32,
-    /// Transfers from the origin that begin now: thread, and bytes.
+    /// Transfers from the origin that begin at this instant: thread, and bytes.
     beginning: Vec<(u32, u64)>,
     transfers: Transfers,
     /// Nodes that wait for a sample that another node's fill thread is copying.
@@ -151,20 +152,20 @@ struct Task {
     index: u64,
     /// True if it reads from the origin now.
     reads_origin: bool,
-    /// The time to decode and write it afterwards.
+    /// The time to decode and write the sample after the fetch.
     then_ns: u64,
-    /// When the thread has finished writing its previous sample.
+    /// The time when the thread finishes writing its previous sample.
     not_before: u64,
 }
 
-/// The transfers that share the origin in the second way.
+/// The transfers that share the origin by transfers.
 #[derive(Debug, Default)]
 struct Transfers {
-    /// Bytes per second of each.
+    /// Bytes per second of each transfer.
     rate: u64,
     /// The amount that a transfer since the start would have received, in 10^-9 bytes.
     had: u128,
-    /// When they end, in the same unit.
+    /// The values of `had` at which transfers end, each with its thread.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
 }
 
@@ -284,7 +285,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// All nodes are at the barrier: begins the next step that reads anything.
+    /// Begins the next step that reads anything, when all nodes are at the barrier.
     fn begin_step(&mut self) {
         self.at_barrier = 0;
         let step = self.steps_done % self.job.schedule.steps();
@@ -347,8 +348,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets a thread stage a sample. Samples in tiers are decoded already. What another node reads from
-    /// the origin for this one crosses the network, too.
+    /// Lets a thread stage a sample. Samples in tiers are already decoded. A sample that another node reads
+    /// from the origin for this node also crosses the network.
     fn read(
         &mut self,
         node: usize,
@@ -379,8 +380,7 @@ impl<'a> Engine<'a> {
         self.begin(node, worker, end, Task { index, ..Task::default() });
     }
 
-    /// Lets a thread fetch from the origin. The next fetch hides the first of the times, and comes after
-    /// the second.
+    /// Lets a thread fetch from the origin. The next fetch overlaps `hidden_ns`, and waits for `then_ns`.
     fn read_origin(
         &mut self,
         node: usize,
@@ -403,7 +403,7 @@ impl<'a> Engine<'a> {
         self.events.push(Reverse((end, event as u32)));
     }
 
-    /// A thread has finished a fetch: it writes, or its task ends and is returned.
+    /// Ends a thread's fetch: the thread starts writing, or its task ends and is returned.
     fn end(&mut self, node: usize, worker: usize) -> Option<Task> {
         let task = self.workers[node * self.workers_of_node + worker];
         if !task.reads_origin {
@@ -429,7 +429,7 @@ impl<'a> Engine<'a> {
         self.compute(node);
     }
 
-    /// Begins to consume the next sample, if it is staged and belongs to the step.
+    /// Starts to consume the next sample, if it is staged and belongs to the step.
     fn compute(&mut self, node: usize) {
         let state = &mut self.nodes[node];
         if state.computing || state.consumed == state.step_end {
@@ -488,7 +488,7 @@ impl<'a> Engine<'a> {
         let (tier, thread) = self.tier_of(worker);
         let filled = self.copies.filled(node as u32, tier, thread);
         self.fill(node, worker);
-        // A thread that waited for a sample of the origin may find it in the tier now.
+        // A thread that waited to read the sample from the origin may now find it in the tier.
         self.stage(node);
         let waiting = filled.and_then(|sample| self.waiting.remove(&sample));
         for other in waiting.into_iter().flatten().filter(|&other| other as usize != node) {

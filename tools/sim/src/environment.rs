@@ -3,7 +3,7 @@
 use dlfs::plan::{Curve, Model, Rate, Stage};
 use serde::{Deserialize, Serialize};
 
-/// Machines, data set and training: everything that a simulation depends on. A TOML file has one.
+/// Machines, data set and training: all inputs of a simulation. A TOML file holds one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -31,10 +31,10 @@ pub struct Environment {
     pub origin_link_mb_s: f64,
     /// Aggregate random-read rates of the origin by the number of reading nodes.
     pub origin_mb_s: Vec<(u32, f64)>,
-    /// How those rates are shared.
+    /// The way these rates are shared.
     #[serde(default)]
     pub origin_shared_by: Sharing,
-    /// The same for reads of whole chunks; `origin_mb_s` if missing.
+    /// The same rates for reads of whole chunks; `origin_mb_s` if missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_chunks_mb_s: Option<Vec<(u32, f64)>>,
     /// The buffer from which samples are consumed.
@@ -75,15 +75,15 @@ pub struct Dataset {
     pub deviation_mb: f64,
 }
 
-/// How the data set is read.
+/// The reading of the data set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Training {
-    /// The number of passes over it.
+    /// The number of passes over the data set.
     pub epochs: u32,
     /// Samples of a global batch, before the scheme changes the number.
     pub batch: u64,
-    /// How a batch is divided.
+    /// Division of a batch among nodes.
     #[serde(default)]
     pub scheme: Scheme,
     /// Drops the last batch of an epoch if it is smaller than the others.
@@ -94,12 +94,12 @@ pub struct Training {
     pub seed: u64,
 }
 
-/// How a global batch of B samples is divided among N nodes.
+/// Division of a global batch of B samples among N nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// Equal shares of ceil(B / N); the last node gets the rest. A smaller batch at the end of an epoch is shared
-    /// as `dlfs` does: no node has more than one sample more than another.
+    /// Equal shares of ceil(B / N); the last node gets the rest. A smaller batch at the end of an epoch is
+    /// shared as in `dlfs`: the shares differ by at most one sample.
     #[default]
     Uniform,
     /// Each node has its own B samples in each step.
@@ -108,18 +108,18 @@ pub enum Scheme {
     Imbalanced,
 }
 
-/// How the origin's rate is shared.
+/// The way the origin's rate is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharing {
-    /// By nodes, and each thread of a node gets the node's whole share: the thesis's model.
+    /// By nodes: each thread of a node gets the node's whole share, as in the thesis's model.
     Nodes,
-    /// By transfers, of any node: a link, or a throttled device.
+    /// By transfers of all nodes, as on a link or a throttled device.
     #[default]
     Transfers,
 }
 
-/// Why a configuration cannot be simulated.
+/// Errors of a configuration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// A quantity that is negative, not finite, or too large to count in bytes.
@@ -127,12 +127,12 @@ pub enum ConfigError {
     Number {
         /// The quantity.
         what: String,
-        /// Its value.
+        /// The quantity's value.
         value: f64,
         /// The allowed range.
         range: &'static str,
     },
-    /// Rates that are not a valid model.
+    /// Rates that do not make a valid model.
     #[error("{0}")]
     Model(String),
     /// No samples, or empty batches.
@@ -189,7 +189,7 @@ impl Environment {
     /// The origin's rates if whole chunks are read.
     ///
     /// # Errors
-    /// It is not a valid table.
+    /// The rates are not a valid table.
     pub(crate) fn origin_chunks(&self) -> Result<Curve, ConfigError> {
         let table = self.origin_chunks_mb_s.as_ref().unwrap_or(&self.origin_mb_s);
         curve("origin_chunks_mb_s", table)
@@ -231,7 +231,7 @@ impl Class {
 }
 
 impl Dataset {
-    /// As many samples as `sizes`, with the same mean and deviation.
+    /// A data set with the number, mean and deviation of `sizes`.
     pub fn like(sizes: &[u32]) -> Dataset {
         let count = sizes.len().max(1) as f64;
         let mean = sizes.iter().map(|&size| f64::from(size)).sum::<f64>() / count;
@@ -249,7 +249,7 @@ impl Dataset {
     /// if the deviation is large.
     ///
     /// # Errors
-    /// No sample, more than 2^32 - 1, or sizes of more than 4 GiB.
+    /// There are no samples, there are more than 2^32 - 1, or a size exceeds 4 GiB.
     pub fn sizes(&self, seed: u64) -> Result<Vec<u32>, ConfigError> {
         let mean = bytes("dataset.mean_mb", self.mean_mb)? as f64;
         let deviation = bytes("dataset.deviation_mb", self.deviation_mb)? as f64;
@@ -274,8 +274,7 @@ impl Dataset {
     }
 }
 
-/// The standard normal deviate of `index`, by the Box-Muller method from two words drawn with a
-/// key.
+/// The standard normal deviate of `index`: a Box-Muller transform of two words drawn with a key.
 fn normal(seed: u64, index: u64) -> f64 {
     let word = |nth: u64| {
         let mut word = seed.wrapping_add((2 * index + nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));

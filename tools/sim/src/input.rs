@@ -38,7 +38,7 @@ impl InputArgs {
         self.tiers.is_some() || self.dataset.is_some()
     }
 
-    /// The sizes of all samples in bytes: real ones, or those that `config` draws.
+    /// The sizes of all samples in bytes: real sizes, or sizes drawn by `config`.
     pub(crate) fn sizes(&self, config: &Config) -> Result<Vec<u32>, Failure> {
         let Some(dataset) = &self.dataset else {
             return Ok(config.dataset.sizes(config.training.seed)?);

@@ -1,7 +1,7 @@
-//! The compared policies: what each loads before training, keeps, reads from which source, and
-//! reorders.
+//! The compared policies: which samples each loads before training, which it keeps, which source it reads
+//! from, and how it reorders.
 //!
-//! The first ten are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this
+//! The first ten policies are those of the HDMLP thesis (sections 2.3 and 4.1.4), the others are this
 //! project's.
 
 use clap::ValueEnum;
@@ -23,16 +23,16 @@ use crate::schedule::{Samples, Schedule};
 pub enum Policy {
     /// Every sample is available when it is needed.
     LowerBound,
-    /// No prefetching, no caching, nothing overlaps.
+    /// No prefetching, no caching, no overlap.
     Naive,
-    /// Clairvoyant placement by frequency, fill threads in the order of first access; own tiers
-    /// only.
+    /// Clairvoyant placement by frequency, and fill threads in the order of first access; a node reads only
+    /// its own tiers.
     Hdmlp,
     /// Prefetching into the staging buffer only (double buffering, tf.data).
     StagingPool,
     /// The memories of all nodes are loaded before training; the order is unchanged.
     DeepioOrdered,
-    /// The same, but nodes train only on what is in memory.
+    /// The same, but nodes train only on samples in memory.
     DeepioOpportunistic,
     /// Each node trains on its own slice, which it loads before training.
     ParallelStaging,
@@ -42,28 +42,28 @@ pub enum Policy {
     LbannPreloading,
     /// Tiers are loaded before training; each node takes the samples of a batch that it holds.
     LocalityAware,
-    /// dlfs's tiers, filled by each node independently with what it reads first (Monarch).
+    /// dlfs's tiers: each node independently keeps the samples that it reads first (Monarch).
     FirstTouch,
-    /// dlfs's clairvoyant tiers, of each node alone: like HDMLP, but staging threads keep what they
-    /// fetch.
+    /// dlfs's clairvoyant tiers of each node by itself: like HDMLP, but staging threads keep the samples that
+    /// they fetch.
     Clairvoyant,
     /// dlfs's grouped order: whole chunks, no tiers.
     Grouped,
     /// dlfs's peers: a hash selects the node that holds a chunk, and the others read from it.
     PeersByHash,
-    /// The same, where each node takes the samples of a batch that it holds.
+    /// The same, and each node takes the samples of a batch that it holds.
     ShardLocal,
     /// The placement of NoPFS: clairvoyant tiers, and nodes read from each other.
     PeersByPlan,
 }
 
-/// Why a policy has no result.
+/// Reasons why a policy has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PolicyError {
     /// The policy cannot run on this data set: "N/A" in the tables.
     #[error("not applicable: {0}")]
     NotApplicable(&'static str),
-    /// The configuration has an impossible number.
+    /// A number in the configuration is impossible.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }
@@ -91,7 +91,7 @@ impl Policy {
         }
     }
 
-    /// The policies of `dlfs read`: without tiers, with those of its node, and with peers.
+    /// The policies of `dlfs read`: without tiers, with tiers of the node, and with peers.
     pub fn of_program() -> &'static [Policy] {
         &[
             Policy::StagingPool,
@@ -117,7 +117,7 @@ impl Policy {
     }
 }
 
-/// A configuration with its sizes drawn, ready to simulate policies.
+/// A configuration with drawn sizes, ready to simulate policies.
 #[derive(Debug, Clone)]
 pub struct Simulation {
     config: Config,
@@ -129,7 +129,7 @@ impl Simulation {
     /// Draws the sizes of `config`.
     ///
     /// # Errors
-    /// The first number that is out of its range.
+    /// The first number that is out of range.
     pub fn new(config: &Config) -> Result<Simulation, ConfigError> {
         let sizes = config.dataset.sizes(config.training.seed)?;
         Simulation::with_sizes(config, sizes)
@@ -138,7 +138,7 @@ impl Simulation {
     /// The same with given sizes, those of a real data set.
     ///
     /// # Errors
-    /// The first number that is out of its range.
+    /// The first number that is out of range.
     pub fn with_sizes(config: &Config, sizes: Vec<u32>) -> Result<Simulation, ConfigError> {
         let environment = &config.environment;
         let total_bytes = sizes.iter().map(|&size| u64::from(size)).sum();
@@ -159,8 +159,8 @@ impl Simulation {
         self.total_bytes
     }
 
-    /// The lower bound of all policies with tiers of this size, in seconds: in each epoch the nodes
-    /// compute, and samples that fit in no tier come from the origin; in the first epoch, all do.
+    /// The lower bound of all policies with tiers of this size, in seconds. In the first epoch, all samples
+    /// come from the origin; in later epochs, those that fit in no tier do; in each epoch the nodes compute.
     pub fn cache_bound(&self) -> f64 {
         let job = &self.job;
         let nodes = u64::from(self.job.schedule.nodes());
@@ -226,7 +226,7 @@ impl Simulation {
         Outcome { seconds: total_ns as f64 * 1e-9, ..Outcome::default() }
     }
 
-    /// Trains in the order's own sequence, with `threads` staging threads, or as configured if 0.
+    /// Trains in the order's own sequence, with `threads` staging threads; 0: as configured.
     fn plain(&self, copies: Copies, rules: Rules, threads: u32) -> Outcome {
         let mut job = self.job.clone();
         if threads > 0 {
@@ -271,7 +271,7 @@ impl Simulation {
         Ok(self.loaded(Copies::Shared(shared), &used, rules, &|e| self.job.schedule.sequence(e)))
     }
 
-    /// Every node draws from the contents of all memories, repeatedly until the epoch is complete.
+    /// Every node draws from the contents of all memories, until the epoch is complete.
     fn deepio_opportunistic(&self) -> Result<Outcome, PolicyError> {
         let (shared, used) = Shared::slices(&self.job, self.memory()?);
         let ids = 0..self.job.sizes.len() as u32;
@@ -329,8 +329,8 @@ impl Simulation {
             .loaded(Copies::Shared(shared), &used, PIPELINED, &|e| self.job.schedule.sequence(e)))
     }
 
-    /// A slice that fits in memory is there; a larger one fills the disk first. The published load
-    /// times imply both.
+    /// A slice that fits in memory is there; a larger slice fills the disk first. The published load times
+    /// imply both.
     fn locality_aware(&self) -> Result<Outcome, PolicyError> {
         let each = self.total_bytes / u64::from(self.job.schedule.nodes());
         let mut tiers: Vec<usize> = (0..self.job.tier_bytes.len()).collect();
@@ -350,7 +350,7 @@ impl Simulation {
         Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
     }
 
-    /// Trains after each node has loaded `used` bytes into its tiers, all tiers at the same time.
+    /// Trains after each node has loaded `used` bytes into its tiers, all tiers in parallel.
     fn loaded(
         &self,
         copies: Copies,
@@ -406,7 +406,7 @@ fn schedule(config: &Config, sizes: &[u32], policy: Policy) -> Result<Schedule, 
     Schedule::new(samples, order, config.environment.nodes, &config.training)
 }
 
-/// Draws from a list in a random order, and then in another one when the list is exhausted.
+/// Draws from a list in a random order, and in another one when the list is exhausted.
 struct Draws<'a> {
     from: &'a [u32],
     key: Key,
@@ -432,8 +432,8 @@ impl<'a> Draws<'a> {
     }
 }
 
-/// Redistributes the samples of a step: each node first takes those that it holds, up to its share;
-/// the others go to nodes that need more.
+/// Redistributes the samples of a step. Each node first takes samples that it holds, up to its share; the
+/// remaining samples go to nodes that need more.
 fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequence: &mut [u32]) {
     let parts: Vec<(u64, u64)> =
         (0..schedule.nodes()).map(|node| schedule.part(step, node)).collect();
@@ -453,7 +453,7 @@ fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequ
     }
     let mut node = 0;
     for id in surplus {
-        // Round robin, so that no single node gets all samples that nobody holds.
+        // Round robin, so that no single node gets all samples without a holder.
         while taken[node] == parts[node].1 {
             node = (node + 1) % parts.len();
         }
@@ -489,8 +489,8 @@ const PIPELINED: Rules =
     Rules { origin_on_demand: false, hides_writes: Hides::None, readers: Readers::Now };
 /// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
 const OVERLAPPED: Rules = Rules { hides_writes: Hides::All, ..PIPELINED };
-/// HDMLP: staging threads work as in double buffering, fill threads like those that load tiers
-/// before training. This reproduces its published times.
+/// HDMLP: staging threads work as in double buffering, fill threads like threads that load tiers before
+/// training. This reproduces the published times.
 const STAGED: Rules = Rules { hides_writes: Hides::Staging, ..PIPELINED };
 const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 

@@ -1,4 +1,4 @@
-//! Machines that `dlfs probe` measured, as the simulator takes them.
+//! Converts the measurements of `dlfs probe` into the simulator's machines.
 
 use dlfs::cache::Environment as Probed;
 use dlfs::plan::{Curve, Stage};
@@ -6,15 +6,15 @@ use dlfs::plan::{Curve, Stage};
 use crate::environment::{Class, ConfigError, Environment, Sharing};
 
 impl Environment {
-    /// These machines with the tiers of `probed`, and with its origin where that was measured.
+    /// These machines with the tiers of `probed`, and with its origin if that was measured.
     ///
-    /// What was measured on one machine with so many clients is what so many clients of all nodes get
-    /// together; a node is as many clients as it has staging threads, and gets at most what that one
-    /// machine got. In a table by processes, as HDMLP's is, a node is one process. A limit of copying
-    /// (`copy_bandwidth`) and a policy are no part of the machines.
+    /// The rate that one machine got with a number of clients is the rate that the same number of clients get
+    /// over all nodes together. A node is as many clients as it has staging threads, and gets at most the one
+    /// machine's highest rate. In a table by processes, like HDMLP's, a node is one process. The limit of
+    /// copying (`copy_bandwidth`) and the policy are not properties of the machines.
     ///
     /// # Errors
-    /// A table, a size or a policy that is none.
+    /// A table, a size or a policy is invalid.
     pub fn with_probed(self, probed: &Probed) -> Result<Environment, ConfigError> {
         let refuse = |error: dlfs::Error| ConfigError::Probed(error.to_string());
         let quotas = probed.options().map_err(refuse)?.tiers;
@@ -55,7 +55,7 @@ fn class(quota_bytes: u64, stage: &Stage, read: &[u32], write: &[u32]) -> Class 
     }
 }
 
-/// The rate that 1, 2, 4 ... nodes of `clients` each get together.
+/// The rate that 1, 2, 4 ... nodes get together, with `clients` each.
 fn of_nodes(origin: &Curve, nodes: u32, clients: u32) -> Vec<(u32, f64)> {
     let next = |&count: &u32| (count < nodes).then(|| count.saturating_mul(2).min(nodes));
     let counts = std::iter::successors(Some(1), next);
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(memory.write_mb_s, Some(vec![(1, 5_000.0)]));
         assert_eq!((disk.capacity_mb, disk.threads), (1_073.741_824, 3));
         assert_eq!((&disk.read_mb_s[..], &disk.write_mb_s), (&[(1, 500.0)][..], &None));
-        // A node of two threads is two clients: a third of the way from 1 to 4, then all of it.
+        // A node with two threads is two clients: a third of the way from 1 to 4, then all of it.
         let third = 60.0 + 90.5 / 3.0;
         let [(1, one), (2, two), (3, three)] = environment.origin_mb_s[..] else {
             panic!("{environment:?}")
@@ -141,7 +141,7 @@ mod tests {
             ("\"1G\"", "\"much\"", "much"),
         ] {
             assert!(PROBED.contains(from), "{from}");
-            // As a program may make it: a file is refused when it is parsed.
+            // A program may make such a value; a file is refused when it is parsed.
             let probed: Probed = toml::from_str(&PROBED.replacen(from, to, 1)).unwrap();
             let error = thesis::environment().with_probed(&probed).unwrap_err().to_string();
             assert!(error.contains(says) && error.contains("probed"), "{to}: {error}");

@@ -1,4 +1,4 @@
-//! The division of the one global order's batches: which node reads which sample in which step.
+//! Division of the global order's batches: which node reads which sample in which step.
 
 use dlfs::order::{EpochOrder, OrderSpec, Population, Positions};
 use dlfs::plan::Accesses;
@@ -12,9 +12,9 @@ pub(crate) struct Schedule {
     samples: Samples,
     order: OrderSpec,
     epochs: u32,
-    /// The start of each node's share in a step's range, and the end of the last one.
+    /// The start of each node's share in a step's range, and the end of the last share.
     starts: Vec<u64>,
-    /// True if the nodes share the rest of an epoch equally; otherwise the first ones take it.
+    /// True if the nodes share the rest of an epoch equally; otherwise the first nodes take it.
     is_rest_shared: bool,
     positions: u64,
 }
@@ -32,7 +32,7 @@ impl Schedule {
     /// The steps of `training` on `nodes` nodes.
     ///
     /// # Errors
-    /// No epoch, no batch, or no full batch if smaller ones are dropped.
+    /// There is no epoch, no batch, or, if smaller batches are dropped, no full batch.
     pub(crate) fn new(
         samples: Samples,
         order: OrderSpec,
@@ -116,7 +116,7 @@ impl Schedule {
         let start = self.starts[node as usize];
         let each = self.starts[node as usize + 1] - start;
         let full = self.positions / self.step_len();
-        // A node without a share of full steps may have one of the rest.
+        // A node without a share of full steps may have a share of the rest.
         if nth < full * each {
             nth / each * self.step_len() + start + nth % each
         } else {

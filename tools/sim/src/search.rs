@@ -1,4 +1,4 @@
-//! Searches many environments: a sweep over tier sizes, and the cheapest one that is fast enough.
+//! Searches many environments: a sweep over tier sizes, and the cheapest environment that is fast enough.
 
 use serde::Serialize;
 
@@ -8,9 +8,9 @@ use crate::policy::{Policy, PolicyError, Simulation};
 /// One environment of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Point {
-    /// Memory tier of a node; 0 is none.
+    /// Memory tier of a node; 0: no such tier.
     pub memory_mb: f64,
-    /// Disk tier of a node; 0 is none.
+    /// Disk tier of a node; 0: no such tier.
     pub disk_mb: f64,
     /// Simulated time.
     pub seconds: f64,
@@ -26,10 +26,10 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// The prices of the first two tiers of `config`; 4 and 0.1 if it has none.
+    /// The prices of the first two tiers of `config`; 4 and 0.1 if the file has no prices.
     ///
     /// # Errors
-    /// An invalid price.
+    /// A price is invalid.
     pub fn of(config: &Config) -> Result<Prices, ConfigError> {
         let costs = config.environment.costs_per_gb()?;
         let cost = |tier: usize, default| costs.get(tier).copied().flatten().unwrap_or(default);
@@ -44,7 +44,7 @@ pub struct Advice {
     pub bound_seconds: f64,
     /// The number of simulated environments.
     pub simulated: usize,
-    /// The cheapest that reaches the required fraction, if any, and its price for all nodes.
+    /// The cheapest environment that reaches the required fraction, if any, and its price for all nodes.
     pub cheapest: Option<(Point, f64)>,
     /// The fastest simulated environment.
     pub fastest: Option<Point>,
@@ -55,7 +55,7 @@ pub struct Advice {
 /// The rates are those of the configuration's first and second tier.
 ///
 /// # Errors
-/// The policy cannot run, or a number is out of its range.
+/// The policy cannot run, or a number is out of range.
 pub fn sweep(
     config: &Config,
     sizes: &[u32],
@@ -70,12 +70,12 @@ pub fn sweep(
 /// The cheapest sizes of memory and disk with which `policy` reaches `fraction` of the lower
 /// bound's speed on samples of `sizes`.
 ///
-/// Simulates environments in ascending order of price. Skips those whose memory and disk are both
-/// no larger than those of one that was too slow: no policy here gets slower with more. The result holds for
-/// the program if `policy` is one of [`Policy::of_program`].
+/// Simulates environments in ascending order of price. Skips an environment if one with at least as much
+/// memory and disk was too slow: no policy here gets slower with more. The result holds for the program if
+/// `policy` is one of [`Policy::of_program`].
 ///
 /// # Errors
-/// The policy cannot run, or a number is out of its range.
+/// The policy cannot run, or a number is out of range.
 pub fn advise(
     config: &Config,
     sizes: &[u32],
@@ -135,7 +135,7 @@ pub mod thesis {
     /// Sizes of the memory, in MB.
     pub const MEMORY_MB: [f64; 4] = [0.0, 10_240.0, 20_480.0, 40_960.0];
 
-    /// Sizes of the other class, in MB.
+    /// Sizes of the second tier, in MB.
     pub const DISK_MB: [f64; 4] = [0.0, 20_480.0, 40_960.0, 81_920.0];
 
     /// The published times, row by row.

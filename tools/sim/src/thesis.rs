@@ -7,7 +7,7 @@ use crate::environment::{
 };
 use crate::policy::{Policy, PolicyError, Simulation};
 
-/// A scenario's results and the published ones.
+/// A scenario's results and the published times.
 #[derive(Debug, Clone, Serialize)]
 pub struct Table {
     /// 1 to 4.
@@ -16,14 +16,14 @@ pub struct Table {
     pub rows: Vec<Row>,
 }
 
-/// A policy's simulated time and the published one.
+/// A policy's simulated time and the published time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// The policy.
     pub policy: &'static str,
     /// The simulated time; `None` if the policy is not applicable.
     pub seconds: Option<f64>,
-    /// The time in the thesis; `None` for "N/A" and for policies that it does not have.
+    /// The time in the thesis; `None` for "N/A" and for policies that the thesis lacks.
     pub thesis: Option<f64>,
     /// Simulated / published.
     pub ratio: Option<f64>,
@@ -50,7 +50,7 @@ pub fn table(scenario: u32, policies: &[Policy]) -> Result<Table, ConfigError> {
 
 /// The configuration of `scenario`.
 ///
-/// The thesis does not state the epochs; these reproduce its lower bound.
+/// The thesis does not state the number of epochs; these reproduce its lower bound.
 ///
 /// # Errors
 /// There is no such scenario.
@@ -90,8 +90,8 @@ pub(crate) fn environment() -> Environment {
         staging: Class::new(1_024.0, 2, &memory),
         tiers: vec![
             Class::new(51_200.0, 2, &memory),
-            // According to the published times, loading it takes the same 0.0162 s per MB as
-            // memory: the disk does not limit writes there.
+            // The published times imply that loading this tier takes the same 0.0162 s per MB as memory: the
+            // disk does not limit writes there.
             Class { write_mb_s: Some(memory.to_vec()), ..Class::new(102_400.0, 2, &[(2, 86.0)]) },
         ],
     }

@@ -1,4 +1,4 @@
-//! Consent of the user: a job may overwrite no data set, and no block device in use, unless the user names it.
+//! The user's consent: without it, a job overwrites neither a data set nor a block device in use.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -16,10 +16,10 @@ use crate::options::Job;
 /// Checks that a block device is not mounted.
 ///
 /// # Errors
-/// A sentence that names the option that consents.
+/// A sentence that names the option for consent.
 pub(super) fn check_unmounted(job: &Job, name: &str, path: &Path) -> Result<(), String> {
-    // The kernel refuses O_EXCL while a device is mounted or part of a volume: open(2). On a file it has no
-    // meaning.
+    // The kernel refuses O_EXCL while a device is mounted or part of a volume: open(2). For a regular file,
+    // O_EXCL without O_CREAT has no effect.
     let claim = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     let is_busy = claim.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
     if !is_busy || job.allow_mounted_write {
@@ -33,7 +33,8 @@ pub(super) fn check_unmounted(job: &Job, name: &str, path: &Path) -> Result<(), 
 /// Checks that a namespace, open for reading, holds no data set.
 ///
 /// # Errors
-/// A sentence that names the option that consents; those of reading, since what cannot be read may hold one.
+/// A sentence that names the option for consent; errors of reading, since unreadable blocks may hold a data
+/// set.
 pub(super) fn check_blank(job: &Job, name: &str, device: &Arc<dyn Device>) -> Result<(), String> {
     if job.overwrite_data_set.as_deref().map(unescaped).is_some_and(|consent| consent == name) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Completes I/O at once without transferring data: what remains is the cost of this tool.
+//! Completes I/O at once without transferring data, which leaves only the cost of this tool.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -17,7 +17,7 @@ use crate::options::Job;
 use crate::options::job::{Engine, word};
 use crate::workload::random::Random;
 
-/// An opened target, from which each job's thread makes a queue pair of its own.
+/// An opened target, from which each job's thread makes its own queue pair.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) name: String,
@@ -37,7 +37,7 @@ impl Target {
     }
 }
 
-/// All targets of a run, by name and how they are opened.
+/// All targets of a run, by name and by the way they are opened.
 #[derive(Default)]
 pub(crate) struct Targets {
     opened: HashMap<(String, Engine, Option<bool>), Target>,
@@ -46,7 +46,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// For a run with these jobs.
+    /// Makes an empty table for these jobs.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
         let writers = jobs.iter().filter(|job| job.rw.writes());
         Targets { opened: HashMap::new(), written: writers.filter_map(|j| name_of(j, 0)).collect() }
@@ -86,7 +86,7 @@ pub(crate) fn name_of(job: &Job, number: u64) -> Option<String> {
     }
 }
 
-/// Fio separates files by colons; in a name they have a backslash.
+/// Fio separates files by colons; a colon in a name is escaped by a backslash.
 pub(super) fn unescaped(text: &str) -> String {
     text.replace("\\:", ":")
 }
@@ -107,8 +107,8 @@ pub(crate) fn check_name(job: &Job) -> Result<(), String> {
     }
 }
 
-/// Parses an address in dlfs's form or in that of SPDK's fio plug-in: `trtype=TCP traddr=... ns=1`.
-/// With `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
+/// Parses an address in dlfs's form, or in that of SPDK's fio plug-in: `trtype=TCP traddr=... ns=1`. With
+/// `ioengine=spdk`, an NVMe/TCP address goes through SPDK.
 pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     let text = if name.trim_start().starts_with("trtype=") {
         name.split_whitespace().map(|word| word.replacen('=', ":", 1)).collect::<Vec<_>>().join(" ")
@@ -122,7 +122,7 @@ pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     })
 }
 
-/// How the library connects for `job`.
+/// The library's connection options for `job`.
 pub(crate) fn connect_options(job: &Job, writable: bool) -> Result<ConnectOptions, String> {
     let connection = &job.connection;
     let defaults = ConnectOptions::default();
@@ -142,7 +142,7 @@ pub(crate) fn connect_options(job: &Job, writable: bool) -> Result<ConnectOption
     })
 }
 
-/// The bytes that a target must have; 0: `size=` names none.
+/// The bytes that a target must have; 0 if `size=` gives none.
 fn wanted_len(job: &Job) -> u64 {
     let size = job.size.map_or(0, |size| size.of(0));
     let parts = job.offset_increment.of(0).saturating_mul(job.numjobs - 1);
@@ -190,7 +190,7 @@ fn device(job: &Job, name: &str, writable: bool) -> Result<Arc<dyn Device>, Stri
     if writable && is_there {
         check_blank(job, name, &open(false)?)?;
     }
-    // A file that is there and only read may be an image: it stays as long as it is.
+    // An existing file that is only read may be an image, so its length stays.
     if let Address::Path(path) = &address
         && (writable || !is_there)
     {
@@ -203,7 +203,7 @@ fn device(job: &Job, name: &str, writable: bool) -> Result<Arc<dyn Device>, Stri
     Ok(device)
 }
 
-/// Makes a file that does not exist, or is shorter than `wanted`, as fio does.
+/// Creates the file, or extends it to `wanted` bytes, as fio does.
 fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     let metadata = std::fs::metadata(path).ok();
     if metadata.as_ref().is_some_and(|found| !found.is_file() || found.len() >= wanted) {
@@ -218,7 +218,7 @@ fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
 
 /// Refuses other kinds of files before they are opened: opening a pipe would block until it has a writer.
 fn check_kind(name: &str, path: &Path) -> Result<(), String> {
-    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // opening it says what is wrong
+    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // opening it fails
     if metadata.is_file() || metadata.file_type().is_block_device() {
         Ok(())
     } else {
@@ -234,7 +234,7 @@ fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
     let room = rustix::fs::fstatvfs(&file)?;
     if wanted - has > room.f_bavail.saturating_mul(room.f_frsize) {
-        return Err(std::io::ErrorKind::StorageFull.into()); // known before the disk is full
+        return Err(std::io::ErrorKind::StorageFull.into()); // refuse before the disk is full
     }
     let mut chunk = vec![0; LAYOUT_CHUNK_BYTES];
     let mut random = Random::new(has);
@@ -248,7 +248,7 @@ fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// As fio's `invalidate=1`, as far as possible: it is advice.
+/// Drops the file's cached pages, as fio's `invalidate=1`. The kernel may ignore the request.
 fn drop_cached_pages(path: &Path) {
     if let Ok(file) = File::open(path) {
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed); // see above

@@ -10,9 +10,9 @@ use std::path::Path;
 pub(super) struct Section {
     pub(super) name: String,
     pub(super) entries: Vec<Entry>,
-    /// Its position, for messages.
+    /// Its position in the input, for messages.
     pub(super) origin: String,
-    /// True if it is the first of a file: a file waits for the previous one.
+    /// True for the first section of a file: a file waits for the previous one.
     pub(super) begins_file: bool,
 }
 
@@ -119,8 +119,8 @@ fn expanded(text: &str, env: &Environment<'_>, len: &mut u64) -> Result<String, 
     Ok(out + rest)
 }
 
-/// A comment begins with `;` or `#`, at the start of a line or after a space, so that an address
-/// may contain them.
+/// A comment begins with `;` or `#` at the start of a line or after a space; an address may thus contain
+/// these characters.
 fn without_comment(line: &str) -> &str {
     let mut blank_before = true;
     let end = line.find(|c: char| {
@@ -131,7 +131,7 @@ fn without_comment(line: &str) -> &str {
     &line[..end.unwrap_or(line.len())]
 }
 
-/// More than anybody writes by hand. Parsed sections take much more memory than their text.
+/// Larger than files written by hand. Parsed sections take much more memory than their text.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

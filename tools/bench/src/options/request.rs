@@ -1,4 +1,4 @@
-//! The command line and the job files that it names, put together.
+//! Combines the command line with the job files that it names.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The work that the arguments ask for.
+/// The requested action.
 #[derive(Debug)]
 pub(crate) enum Asked {
     Run(Box<Request>),
@@ -71,7 +71,7 @@ pub(crate) struct Request {
     pub(crate) global: Given,
 }
 
-/// Options as they were written.
+/// Options as the user wrote them.
 pub(crate) type Given = Vec<(String, String)>;
 
 /// Reads the arguments, without the program's name, and the job files that they name.
@@ -111,7 +111,7 @@ pub(crate) fn request_of_text(text: &str, env: &Environment<'_>) -> Result<Reque
     Ok(Request { run: RunOptions::default(), jobs, global })
 }
 
-/// A section for each `--name`, after a global one with the options before the first.
+/// A section for each `--name`, after a global section with the options before the first `--name`.
 fn command_line_sections(
     arguments: &[OsString],
     command: &mut Command,
@@ -175,7 +175,7 @@ fn jobs_of(sections: Vec<Section>, wanted: &[String]) -> Result<(Vec<Job>, Given
     Ok((jobs, global))
 }
 
-/// The job with these options, and its options as they were written.
+/// The job with these options, and the options as the user wrote them.
 fn job_of<'a>(
     entries: impl IntoIterator<Item = &'a Entry> + Clone,
     command: &mut Command,
@@ -185,7 +185,7 @@ fn job_of<'a>(
         Ok((Job::from_arg_matches(&matches)?, given(&matches, command)))
     };
     read(&mut entries.clone().into_iter()).map_err(|error: clap::Error| {
-        // The first option that fails alone is the one to name.
+        // Find the first option that fails by itself, to name it in the error.
         let mut alone = entries.into_iter();
         let found = alone.find_map(|entry| {
             let error = read(&mut std::iter::once(entry)).err()?;
@@ -195,7 +195,8 @@ fn job_of<'a>(
     })
 }
 
-/// The options of a job that were written, in their order. Options of the run have no heading in the help.
+/// The options of a job in the order in which they were written. Options of the run have no heading in the
+/// help.
 fn given(matches: &ArgMatches, command: &Command) -> Given {
     let ids = command.get_arguments().filter(|arg| arg.get_help_heading().is_some());
     let mut given: Vec<(usize, (String, String))> = ids
@@ -210,7 +211,8 @@ fn given(matches: &ArgMatches, command: &Command) -> Given {
     given.into_iter().map(|(_, option)| option).collect()
 }
 
-/// Lets the last of equal options win and gives boolean ones fio's values; adds those that hold anyway.
+/// Lets the last of repeated options win, gives boolean options fio's values, and adds the options in
+/// `HOLDS`.
 fn prepared(command: Command) -> Command {
     let holds = HOLDS.map(|(name, value)| {
         let arg = Arg::new(name).long(name).value_parser([value]).default_missing_value(value);
@@ -231,7 +233,7 @@ fn prepared(command: Command) -> Command {
     })
 }
 
-/// A sentence for an error of clap: the option, its value, the fault, and the nearest name.
+/// A sentence for an error of clap: the option, its value, the fault, and the most similar option.
 fn explained(error: &clap::Error) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
@@ -260,7 +262,7 @@ fn explained(error: &clap::Error) -> String {
     }
 }
 
-/// Options of fio's that are taken only with these values, which describe what dlfs-bench does anyway.
+/// Options of fio that are accepted only with these values, which describe what dlfs-bench does anyway.
 const HOLDS: [(&str, &str); 8] = [
     ("thread", "1"),
     ("invalidate", "1"),
@@ -272,7 +274,7 @@ const HOLDS: [(&str, &str); 8] = [
     ("fallocate", "none"),
 ];
 
-/// The hint that leads to all of fio's options.
+/// A hint for users who need all of fio's options.
 pub(crate) const POINTER: &str = "fio itself drives dlfs by ioengine=external:dlfs-fio.so; \
                        see 'fio on dlfs' in tools/bench/README.md";
 const AFTER_HELP: &str = "\
@@ -285,10 +287,10 @@ Examples:
   dlfs-bench --output-format=json --output=out.json jobs.fio";
 const GLOBAL: &str = "global";
 const COMMAND_LINE: &str = "command line";
-/// The most sections, and threads of all jobs.
+/// The most sections, and the most threads of all jobs.
 pub(crate) const MAX_JOBS: usize = 4096;
 
-/// The job with these options, which are valid.
+/// The job with these valid options.
 #[cfg(test)]
 pub(crate) fn job_of_options(options: &[(&str, &str)]) -> Job {
     let lines = options.iter().map(|(key, value)| format!("{key}={value}\n"));

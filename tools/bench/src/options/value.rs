@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-// Names that hide a type from clap, which would take a `bool` for a switch and a `Vec` for an option that may
-// be repeated.
+// Aliases that hide a type from clap, which would take a `bool` for a switch and a `Vec` for a repeatable
+// option.
 pub(crate) type Flag = bool;
 pub(crate) type List<T> = Vec<T>;
 
@@ -21,7 +21,7 @@ pub(crate) enum Size {
 }
 
 impl Size {
-    /// The number of bytes if the whole is `of`.
+    /// The number of bytes, of a whole of `of` bytes.
     pub(crate) fn of(self, of: u64) -> u64 {
         match self {
             Size::Bytes(bytes) => bytes,
@@ -44,7 +44,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 /// Bytes, or `50%`.
 pub(crate) fn size(text: &str) -> Result<Size, String> {
     let Some(percent) = text.strip_suffix('%') else { return bytes(text).map(Size::Bytes) };
-    let percent = percent.trim_end_matches('%'); // Python's configparser doubles the sign
+    let percent = percent.trim_end_matches('%'); // Python's configparser needs `%%`
     match percent.parse() {
         Ok(percent @ 0..=100) => Ok(Size::Percent(percent)),
         _ => Err(format!("'{text}' is not within 0% to 100%")),
@@ -185,11 +185,11 @@ fn size_factor(unit: &str) -> Option<u64> {
     }
 }
 
-/// 2^60: sums and products with a job's other numbers stay less than 2^64.
+/// 2^60: sums and products with a job's other numbers stay below 2^64.
 const MAX_BYTES: f64 = (1_u64 << 60) as f64;
 /// The largest buffer.
 const MAX_BLOCK_BYTES: u64 = 1 << 30;
-/// A hundred years: the sum of a few of them in nanoseconds is less than 2^64.
+/// A hundred years: the sum of a few such times in nanoseconds is below 2^64.
 const MAX_TIME_US: u64 = 100 * 31_557_600 * 1_000_000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The result as JSON with fio's keys; figures that fio does not have are under `dlfs`.
+//! The result as JSON with fio's keys; figures that fio lacks are under `dlfs`.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use crate::stats::Direction;
 use crate::stats::depths::{CALLS, LEVELS};
 use crate::stats::latency::{Latency, summary};
 
-/// The whole document of a run that began at `began_ms` since 1970.
+/// The JSON document of a run that began at `began_ms` milliseconds since 1970.
 pub(super) fn document(began_ms: u64, global: &Given, entries: &[Entry]) -> String {
     let now_ms =
         began_ms + entries.iter().map(|entry| entry.stats.elapsed_s * 1000).max().unwrap_or(0);
@@ -127,7 +127,7 @@ fn named(names: &[&str; 7], shares: [f64; 7]) -> Value {
     names.iter().zip(shares).map(|(name, share)| (*name, share)).collect()
 }
 
-/// Figures that fio does not have.
+/// Figures that fio lacks.
 fn ours(entry: &Entry) -> Value {
     let mut out = Map::new();
     out.insert("verified".to_owned(), entry.stats.verified.into());

@@ -20,10 +20,10 @@ use crate::stats::Stats;
 /// The program's version; tools look for `fio-3`.
 pub(crate) const VERSION: &str = concat!("fio-3.42-dlfs-bench-", env!("CARGO_PKG_VERSION"));
 
-/// Prints `text` alone on standard output.
+/// Prints only `text` on standard output.
 ///
 /// # Errors
-/// It cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn print(text: &str) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -34,7 +34,7 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
     }
 }
 
-/// The figures of one job, or of several jobs that are reported together.
+/// The figures of one job, or of a group of jobs.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) job: Arc<Job>,
@@ -71,15 +71,15 @@ pub(crate) struct Output {
     formats: Vec<Format>,
     global: Given,
     file: Option<(PathBuf, File)>,
-    /// When the run began, in milliseconds since 1970.
+    /// Start of the run, in milliseconds since 1970.
     began_ms: u64,
 }
 
 impl Output {
-    /// Creates the output file, so that one that cannot be written fails before the run.
+    /// Creates the output file, so that a file that cannot be written fails before the run.
     ///
     /// # Errors
-    /// Names the file.
+    /// The message names the file.
     pub(crate) fn create(request: &Request) -> Result<Output, String> {
         let create = |path: &PathBuf| match File::create(path) {
             Ok(file) => Ok((path.clone(), file)),

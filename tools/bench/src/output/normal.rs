@@ -151,7 +151,8 @@ fn percentiles(clat: &Latency, list: &[f64]) -> String {
     text
 }
 
-/// Unit, then limit and percent of each step; latencies above all limits come last, as `>=2000`.
+/// For each unit, the upper limits of the steps with their percent; latencies above all limits come last, as
+/// `>=2000`.
 pub(super) fn latency_shares(stats: &Stats) -> Vec<(&'static str, Vec<(String, f64)>)> {
     let steps = [2_u64, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
     let units = [("nsec", 1_u64), ("usec", 1_000), ("msec", 1_000_000)];
@@ -193,7 +194,7 @@ fn depth_lines(stats: &Stats) -> String {
         )
 }
 
-/// Errors, and figures that fio does not have.
+/// Errors, and figures that fio lacks.
 fn extra_lines(entry: &Entry) -> String {
     let Stats { errors, first_error, verified, message, .. } = &entry.stats;
     let mut text = String::new();
@@ -241,7 +242,7 @@ fn sample_lines(samples: &SampleFigures) -> String {
     .join("\n")
 }
 
-/// The line of one direction of a group, if it has moved anything.
+/// The line of one direction of a group, if the group transferred data in it.
 fn group_line(direction: usize, members: &[&Entry]) -> Option<String> {
     let all = members.iter().map(|entry| &entry.stats.directions[direction]);
     let all: Vec<&Direction> = all.filter(|direction| direction.ios > 0).collect();

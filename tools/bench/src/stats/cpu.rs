@@ -4,10 +4,10 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::ratio;
 
-/// The CPU usage of threads, as a difference of counters, or those counters at one moment.
+/// The CPU usage of threads: the counters at one moment, or their difference between two.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct CpuUse {
-    /// Exact CPU time, which is divided by the ticks in user mode and in the kernel.
+    /// Exact CPU time; the ticks say how it divides into user mode and kernel mode.
     total_s: f64,
     wall_s: f64,
     /// Minor faults, major faults, ticks in user mode and in the kernel.
@@ -58,7 +58,7 @@ impl CpuUse {
         self.total_s
     }
 
-    /// Time in user mode and in the kernel, in percent of the time that passed.
+    /// Time in user mode and in the kernel, in percent of elapsed time.
     pub(crate) fn percent(&self) -> [f64; 2] {
         let [_, _, user, sys] = self.stat;
         let in_kernel = ratio(sys as f64, (user + sys) as f64);
@@ -73,7 +73,7 @@ impl CpuUse {
 
 /// Minor faults, major faults, ticks in user mode and in the kernel of `/proc/.../stat`.
 fn fields_of(stat: &str) -> Option<[u64; 4]> {
-    let (_, rest) = stat.rsplit_once(')')?; // the name before it may contain anything
+    let (_, rest) = stat.rsplit_once(')')?; // the name may contain anything
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some([number(7)?, number(9)?, number(11)?, number(12)?])

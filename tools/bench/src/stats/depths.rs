@@ -11,7 +11,7 @@ pub(crate) struct Depths {
 }
 
 impl Depths {
-    /// `count` I/Os were submitted together, and `depth` are outstanding now.
+    /// Counts `count` I/Os that were submitted together; `depth` are outstanding now.
     #[inline]
     pub(crate) fn submitted(&mut self, count: usize, depth: usize) {
         for deep in depth.saturating_sub(count) + 1..=depth {
@@ -20,7 +20,7 @@ impl Depths {
         self.counts[1][group(count)] += 1;
     }
 
-    /// `count` completions were taken together.
+    /// Counts `count` completions of one poll.
     #[inline]
     pub(crate) fn completed(&mut self, count: usize) {
         self.counts[2][group(count)] += 1;

@@ -4,12 +4,12 @@ use std::ops::Deref;
 
 use hdrhistogram::Histogram;
 
-/// Nanoseconds of many I/Os, to three digits.
+/// A histogram of I/O latencies in nanoseconds, to three digits.
 #[derive(Debug, Clone)]
 pub(crate) struct Latency(Histogram<u64>);
 
 impl Default for Latency {
-    /// It grows with the longest latency, so that a job's first I/Os allocate.
+    /// The histogram grows with the longest latency, so a job's first I/Os allocate.
     fn default() -> Latency {
         Latency(Histogram::new(SIGNIFICANT_DIGITS).expect("a valid number of digits"))
     }
@@ -30,7 +30,7 @@ impl Latency {
         self.0.record(ns).expect("a histogram that grows");
     }
 
-    /// Adds those of a job that ran beside this one.
+    /// Adds the latencies of a concurrent job.
     pub(crate) fn add(&mut self, other: &Latency) {
         self.0.add(&other.0).expect("a histogram that grows");
     }
@@ -40,8 +40,8 @@ impl Latency {
         self.0.value_at_percentile(percent).clamp(self.min(), self.max())
     }
 
-    /// The number of latencies less than each of `limits` nanoseconds and at least the previous limit, and
-    /// of those longer than all.
+    /// Counts of latencies between successive `limits` in nanoseconds (each upper limit excluded), then of
+    /// all latencies from the last limit on.
     pub(crate) fn below(&self, limits: &[u64]) -> Vec<u64> {
         let mut counts = vec![0; limits.len() + 1];
         for step in self.0.iter_recorded() {

@@ -14,10 +14,10 @@ use latency::{Latency, add_beside, summary};
 
 use crate::samples::SampleFigures;
 
-/// Read, write: index into what is kept for each.
+/// Read, write: the index into figures by direction.
 pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];
 
-/// How long rates are averaged for their minimum, mean and maximum; as in fio.
+/// The interval of the averages whose minimum, mean and maximum are reported; as in fio.
 pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Figures of one direction of one job.
@@ -45,11 +45,11 @@ pub(crate) struct Stats {
     pub(crate) cpu: CpuUse,
     pub(crate) runtime_ms: u64,
     pub(crate) errors: u64,
-    /// The first error: an errno of the operating system, and a sentence.
+    /// The first error: an errno, and a sentence.
     pub(crate) first_error: i32,
     pub(crate) message: String,
     pub(crate) verified: u64,
-    /// Since the run began: the begin of counting, and the end.
+    /// Since the run began: the time when counting began, and the end.
     pub(crate) began_ms: u64,
     pub(crate) elapsed_s: u64,
     /// Figures of a sample job.
@@ -57,7 +57,7 @@ pub(crate) struct Stats {
 }
 
 impl Direction {
-    /// Adds the figures of a job that ran beside this one.
+    /// Adds the figures of a concurrent job.
     pub(crate) fn add(&mut self, other: &Direction) {
         self.ios += other.ios;
         self.bytes = self.bytes.saturating_add(other.bytes);
@@ -84,7 +84,7 @@ impl Direction {
         ratio(self.bytes as f64 * 1000.0, self.runtime_ms as f64)
     }
 
-    /// The mean of the sampled bandwidths, in percent of that of the whole run.
+    /// The mean of the sampled bandwidths, in percent of the whole run's bandwidth.
     pub(crate) fn bandwidth_share(&self) -> f64 {
         100.0 * ratio(summary(&self.bandwidth).mean * 1024.0, self.bytes_per_s())
     }
@@ -96,7 +96,7 @@ impl Direction {
 }
 
 impl Stats {
-    /// Adds the figures of a job that ran beside this one.
+    /// Adds the figures of a concurrent job.
     pub(crate) fn add(&mut self, other: &Stats) {
         for (direction, other) in self.directions.iter_mut().zip(&other.directions) {
             direction.add(other);
@@ -125,12 +125,12 @@ impl Stats {
         }
     }
 
-    /// The job has ended, so long after the run began.
+    /// Notes that the job ended at this time after the run's beginning.
     pub(crate) fn ended(&mut self, after: Duration) {
         self.elapsed_s = (after.as_secs_f64().ceil() as u64).max(1);
     }
 
-    /// Counting has taken so long.
+    /// Sets the duration of counting.
     pub(crate) fn set_runtime(&mut self, ms: u64) {
         self.runtime_ms = ms;
         for direction in &mut self.directions {
@@ -150,7 +150,7 @@ impl Stats {
     }
 }
 
-/// `part / whole`; 0 of nothing.
+/// `part / whole`; 0 if the whole is 0.
 pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }

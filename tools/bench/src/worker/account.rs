@@ -7,7 +7,7 @@ use crate::stats::cpu::CpuUse;
 use crate::stats::{SAMPLE_INTERVAL, Stats};
 
 impl Worker {
-    /// Counting starts now, also for the second time, after the ramp.
+    /// Starts counting now; after the ramp it starts a second time.
     pub(super) fn start_counting(&mut self) -> CpuUse {
         self.begin = self.now;
         self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
@@ -85,7 +85,7 @@ impl Worker {
         self.stopped = true;
     }
 
-    /// At the end of a turn: samples the rates.
+    /// Samples the rates, at the end of a pass through the loop.
     #[inline]
     pub(super) fn at_rest(&mut self) {
         if self.now >= self.sample_at {
@@ -100,7 +100,7 @@ impl Worker {
         }
     }
 
-    /// Ends counting, which began with `cpu`.
+    /// Ends counting, which began with the CPU use `cpu`.
     pub(super) fn finish_counting(&mut self, cpu: CpuUse) {
         self.read_clock();
         let since = self.now - self.begin;

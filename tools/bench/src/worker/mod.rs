@@ -1,9 +1,9 @@
 //! The loop of one job's thread: fill the queue, submit, poll, account.
 //!
-//! It reads the clock twice per turn, not twice per I/O: once after submitting a burst, once after
-//! completions have arrived. An I/O's submission latency is that of its burst; its completion
-//! latency ends with the poll that returned it, which is when a caller could use it. Nothing is
-//! allocated, except for histograms and the list of blocks to verify, which grow.
+//! It reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after
+//! completions have arrived. An I/O's submission latency is that of its burst; its completion latency ends
+//! with the poll that returned it, which is when a caller could use it. The loop allocates only for
+//! histograms and for the list of blocks to verify, which grow.
 //!
 //! `setup` checks the job against its target, `account` processes completions.
 
@@ -38,7 +38,7 @@ pub(crate) struct Slot {
     /// True if its bytes are to be verified.
     check: bool,
     buf: IoBuf,
-    /// The rest of the buffer, which this I/O does not use.
+    /// The rest of the buffer, beyond this I/O.
     rest: IoBuf,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Worker {
     positions: Positions,
     content: Content,
     rates: Rates,
-    /// A chosen direction that must wait for its rate.
+    /// A chosen direction that is delayed by its rate.
     chosen: Option<usize>,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -62,7 +62,7 @@ pub(crate) struct Worker {
     done: Vec<Completion>,
     in_flight: usize,
     epoch: Instant,
-    /// The last reading of the clock, and the same in nanoseconds of the run.
+    /// The last reading of the clock, and the same as nanoseconds since the run began.
     at: Instant,
     now: u64,
     begin: u64,
@@ -72,10 +72,10 @@ pub(crate) struct Worker {
     stopped: bool,
     writes_since_flush: u64,
     flush_is_due: bool,
-    /// Offset and length of each block that was written, if they are read back at the end.
+    /// Offset and length of each written block, if blocks are read back at the end.
     written: Option<Vec<(u64, u64)>>,
     stats: Stats,
-    /// When rates are sampled next, and the totals at the last sample.
+    /// The time of the next sampling of rates, and the totals at the last one.
     sample_at: u64,
     sampled: [(u64, u64); 2],
     last_completion: u64,
@@ -85,7 +85,7 @@ impl Worker {
     /// The worker of the `number`th clone of `job`.
     ///
     /// # Errors
-    /// Those of [`setup`].
+    /// Errors of [`setup`].
     pub(crate) fn new(
         job: Arc<Job>,
         number: u64,
@@ -167,7 +167,7 @@ impl Worker {
         self.stats
     }
 
-    /// One turn of the loop; `false` at the end.
+    /// One pass of the loop; `false` at the end.
     fn turn(&mut self) -> bool {
         self.stopped |= self.stop.load(Ordering::Relaxed) || self.now >= self.end;
         let wait_until = if self.stopped { u64::MAX } else { self.fill() };
@@ -185,8 +185,8 @@ impl Worker {
         true
     }
 
-    /// Prepares I/Os while there is room; returns when the next one may be issued, if a rate delays
-    /// it.
+    /// Prepares I/Os while there is room. If a rate delays the next I/O, returns the time when it may be
+    /// issued.
     fn fill(&mut self) -> u64 {
         while !self.free.is_empty() {
             if std::mem::take(&mut self.flush_is_due) {
@@ -252,12 +252,12 @@ impl Worker {
         self.burst.push(number);
     }
 
-    /// Submits, polls and accounts; `false` if nothing has completed.
+    /// Submits, polls and accounts; `false` if nothing completed.
     fn exchange(&mut self) -> bool {
         if !self.pending.is_empty() {
             self.submit();
         }
-        self.readiness.look(|_| {}); // the pair is polled in any case: this is for its descriptors
+        self.readiness.look(|_| {}); // notes ready descriptors; the pair is polled anyway
         let came = self.pair.poll(self.at, usize::MAX, &mut self.done) > 0;
         if came {
             self.account();
@@ -277,7 +277,7 @@ impl Worker {
         }
     }
 
-    /// Spins for a moment, then sleeps until a completion arrives or something is due.
+    /// Spins for a moment, then sleeps until a completion arrives or `until` has come.
     fn wait(&mut self, until: u64) {
         let is_busy = self.in_flight > 0;
         let idle = self.now.saturating_sub(self.last_completion.max(self.begin));
@@ -300,8 +300,8 @@ impl Worker {
         self.now = nanoseconds(self.at.duration_since(self.epoch));
     }
 
-    /// Reads back what was written, and verifies it. These reads count as the job's reads only if
-    /// it had no others.
+    /// Reads back the written blocks, and verifies them. These reads count as the job's reads only if it had
+    /// no other reads.
     fn read_back(&mut self) {
         let Some(mut blocks) = self.written.take() else { return };
         blocks.sort_unstable();
@@ -343,16 +343,16 @@ impl Worker {
     }
 }
 
-/// Nanoseconds of a time; of those that options take, a few together are less than 2^64.
+/// A time in nanoseconds; the sum of a few times from options is below 2^64.
 fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
 /// The direction of a flush.
 const FLUSH: usize = 2;
-/// How long a thread spins before it sleeps.
+/// Time that a thread spins before it sleeps.
 const SPIN_NS: u64 = 20_000;
-/// So that signals and the end are noticed.
+/// Limit of a sleep, so that signals and the end are noticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// The least delay of a sleep.
+/// The shortest time that a sleep takes; for less, the thread spins.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);

@@ -22,7 +22,7 @@ pub(crate) fn seed_of(job: &Job, index: u64, number: u64) -> u64 {
 /// The part of `target` that the `number`th clone works on: begin and length in bytes.
 ///
 /// # Errors
-/// A sentence with what the job asks for and what the target has.
+/// A sentence with the job's demand and the target's capacity.
 pub(super) fn region(job: &Job, number: u64, target: &Target) -> Result<(u64, u64), String> {
     let name = &target.name;
     let has = target.namespace.len_bytes();

@@ -1,7 +1,7 @@
-//! The data to write, and the verification of data that were read.
+//! The data to write, and the verification of data that was read.
 //!
-//! With `verify=crc32c` each interval of a block begins with a header, so that it can be verified
-//! independently, whatever blocks overwrote each other:
+//! With `verify=crc32c` each interval of a block begins with a header. Each interval can thus be verified by
+//! itself, even if blocks have partly overwritten each other:
 //!
 //! | bytes  | field    | meaning                                                        |
 //! |--------|----------|----------------------------------------------------------------|
@@ -22,18 +22,18 @@ use crate::options::job::Verify;
 pub(crate) struct Content {
     verify: Verify,
     pattern: Vec<u8>,
-    /// The length that one header covers: that of the smallest block.
+    /// The length that one header covers: the smallest block.
     interval: u64,
     seed: u64,
     refill: bool,
     random: Random,
 }
 
-/// The error found in a block: the offset of the first wrong byte or of the interval, and a sentence.
+/// An error in a block: the offset of the first wrong byte or of the interval, and a sentence.
 pub(crate) type Wrong = (u64, String);
 
 impl Content {
-    /// `seed` must be the same for the job that writes and the one that verifies.
+    /// `seed` must be the same in the job that writes and in the job that verifies.
     pub(crate) fn new(job: &Job, seed: u64) -> Content {
         Content {
             verify: job.verify,
@@ -59,7 +59,7 @@ impl Content {
         if self.refill {
             self.prepare(bytes);
         }
-        // No two blocks are alike, which defeats deduplication.
+        // Makes each block different, which defeats deduplication.
         for page in bytes.chunks_mut(SCRAMBLE_BYTES) {
             let len = page.len().min(8);
             self.random.fill(&mut page[..len]);
@@ -100,7 +100,7 @@ impl Content {
     }
 }
 
-/// The intervals of a block; one too short for a header belongs to the previous one.
+/// The intervals of a block; a rest too short for a header belongs to the interval before it.
 fn pieces(offset: u64, interval: u64, bytes: &mut [u8]) -> impl Iterator<Item = (u64, &mut [u8])> {
     let len = bytes.len();
     let interval = (interval as usize).min(len).max(1);

@@ -35,8 +35,8 @@ enum Walk {
     Sequential([u64; 2]),
     /// Every block once per pass, in the order of a keyed permutation.
     Covering { permutation: Permutation, block: u64, at: u64, pass: u64, seed: u64 },
-    /// Each block drawn at random: the number of positions for each direction, and the bytes
-    /// between them.
+    /// Each block drawn at random: the number of positions for each direction, and the bytes between
+    /// positions.
     Drawn([(u64, u64); 2]),
 }
 
@@ -58,7 +58,7 @@ impl Positions {
         Positions { begin, len, reads, sizes, walk, random: Random::new(derive(seed, 1)) }
     }
 
-    /// The next block of one direction, also after the end of a pass.
+    /// The next block of one direction; after the end of a pass, the next pass begins.
     #[inline]
     pub(crate) fn next_of(&mut self, direction: usize) -> Block {
         let len = self.next_len(direction);

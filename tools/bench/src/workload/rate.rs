@@ -1,4 +1,4 @@
-//! When the next I/O may be issued: rates.
+//! Rate limits: the time when the next I/O may be issued.
 
 use crate::options::Job;
 
@@ -22,8 +22,8 @@ impl Rates {
         self.paces.iter_mut().flatten().for_each(|pace| pace.start(now_ns));
     }
 
-    /// The direction to issue instead of the drawn one, and when. As in fio, a direction delayed by
-    /// its rate gives way to the other, so that each keeps its own rate whatever the mix.
+    /// The direction to issue instead of the drawn one, and its time. As in fio, a direction delayed by its
+    /// rate gives way to the other, so that each keeps its own rate whatever the mix.
     #[inline]
     pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
         let due_ns = |direction: usize| self.paces[direction].as_ref().map_or(0, Pace::due_ns);
@@ -36,7 +36,7 @@ impl Rates {
         }
     }
 
-    /// An I/O of `len` bytes was issued at `now_ns`.
+    /// Counts an I/O of `len` bytes that was issued at `now_ns`.
     #[inline]
     pub(crate) fn went(&mut self, direction: usize, now_ns: u64, len: u64) {
         if let Some(pace) = &mut self.paces[direction] {
@@ -51,12 +51,12 @@ struct Pace {
     /// Nanoseconds per I/O and per byte.
     ns_per_io: f64,
     ns_per_byte: f64,
-    /// When the next I/O may be issued.
+    /// The time when the next I/O may be issued.
     due_ns: f64,
 }
 
 impl Pace {
-    /// The limit of `direction`, if it has one.
+    /// The limit of `direction`, if the job has one.
     fn new(job: &Job, direction: usize) -> Option<Pace> {
         let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
         let ns_per_io = per(job.rate_iops[direction]);
@@ -64,21 +64,21 @@ impl Pace {
         (ns_per_io + ns_per_byte > 0.0).then_some(Pace { ns_per_io, ns_per_byte, due_ns: 0.0 })
     }
 
-    /// When the next I/O may be issued.
+    /// The time when the next I/O may be issued.
     #[inline]
     fn due_ns(&self) -> u64 {
         self.due_ns as u64
     }
 
-    /// The job starts now: earlier time is not made up for.
+    /// Starts the job now: earlier time is not made up for.
     fn start(&mut self, now_ns: u64) {
         self.due_ns = now_ns as f64;
     }
 
-    /// An I/O of `len` bytes was issued at `now_ns`.
+    /// Counts an I/O of `len` bytes that was issued at `now_ns`.
     fn went(&mut self, now_ns: u64, len: u64) {
         let cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
-        // Lost time is made up for, except if it is more than a second ago.
+        // Lost time is made up for, unless it is more than a second ago.
         self.due_ns = self.due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
     }
 }

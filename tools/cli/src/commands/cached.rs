@@ -83,7 +83,7 @@ pub(crate) fn run(args: CachedArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// Waits until this process owns the tiers, if it may; `false`: it was told to end before.
+/// Waits, if `waits` allows it, until this process owns the tiers; `false`: it was told to stop first.
 fn own(cache: &Cache, waits: bool, stop: &Stop) -> Result<bool, Failure> {
     let mut told = None;
     while let Some(owner) = cache.owner() {
@@ -109,7 +109,7 @@ fn describe(pid: u32) -> String {
     let words: Vec<_> = command.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
     let command = words.join(" ");
     match command.trim_end() {
-        "" => format!("process {pid}"), // in another namespace of processes, or gone
+        "" => format!("process {pid}"), // in another PID namespace, or already gone
         command => {
             let short: String = command.chars().take(MAX_COMMAND).collect();
             let more = if short.len() < command.len() { "…" } else { "" };
@@ -140,8 +140,8 @@ fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), 
     out.flush()
 }
 
-/// One line of what the tiers hold and have done. Hits are those of this process, which serves no reads:
-/// jobs count their own.
+/// One line with the content and counters of the tiers. Hits are those of this process, which serves no
+/// reads: jobs count their own.
 fn statistics(stats: &CacheStats) -> String {
     let mut line = format!("statistics attached={}", stats.attached.unwrap_or_default());
     for (number, tier) in stats.tiers.iter().enumerate() {
@@ -157,7 +157,7 @@ fn statistics(stats: &CacheStats) -> String {
     line
 }
 
-/// How often to look for the owner's end, for signals and for the copier.
+/// Interval of checks for the owner's end, for signals and for the copier.
 const WATCH: Duration = Duration::from_millis(200);
 /// The most characters of a command line in a message.
 const MAX_COMMAND: usize = 120;

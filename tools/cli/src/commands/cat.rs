@@ -92,7 +92,7 @@ fn write_ranges(
     out.end(Outcome::Done)
 }
 
-/// START..END, in bytes or with a unit.
+/// Parses START..END, in bytes or with a unit.
 fn parse_range(text: &str) -> Result<(u64, u64), String> {
     let Some((start, end)) = text.split_once("..") else {
         return Err("a range is START..END, START.. or ..END".to_owned());
@@ -104,10 +104,10 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
     Ok((side(start, 0)?, side(end, u64::MAX)?))
 }
 
-/// How many bytes of a sample are read and written at a time.
+/// Bytes of a sample that are read and written at a time.
 const AT_ONCE: usize = 4 << 20;
 
-/// The number of the selected field.
+/// The index of the selected field.
 fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Failure> {
     let fields: Vec<String> = directory.fields().iter().map(|name| safe_name(name)).collect();
     match field {
@@ -127,10 +127,10 @@ fn choose_field(directory: &Directory, field: Option<&str>) -> Result<usize, Fai
     }
 }
 
-/// The live sample with a name, or with an id written as a number.
+/// The live sample with this name, or with this id as a decimal string.
 ///
 /// # Errors
-/// `NotFound`: there is none.
+/// `NotFound`: there is no such sample.
 pub(crate) fn find(directory: &Directory, name: &[u8], is_id: bool) -> Result<SampleId, Failure> {
     if !is_id {
         return directory.lookup(name)?.ok_or_else(|| {

@@ -322,7 +322,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// How many differences are printed.
+/// The most differences to print.
 const MOST_DIFFERENCES: usize = 20;
 
 const EXAMPLES: &str = "\

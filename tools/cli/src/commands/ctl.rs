@@ -110,7 +110,7 @@ fn subsystem(subsystem: &Value) -> Vec<String> {
     lines
 }
 
-/// `key=value` of each field.
+/// `key=value` for each field.
 fn fields(value: &Value) -> String {
     let fields = value.as_object().into_iter().flatten();
     fields.map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(" ")

@@ -78,7 +78,7 @@ pub(crate) fn run(args: DeleteArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// The names in `bytes`, each with `end` behind it; the last one may lack it.
+/// The names in `bytes`, each terminated by `end`; the last name may lack the terminator.
 fn listed(bytes: &[u8], end: u8) -> impl Iterator<Item = Vec<u8>> {
     let names = bytes.strip_suffix(&[end]).unwrap_or(bytes);
     let is_empty = names.is_empty();

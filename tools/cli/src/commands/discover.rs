@@ -35,7 +35,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
     let records = discover(host, *port, &args.connection.options(false)?)?;
     let mut out = Out::new();
     for record in &records {
-        // The texts come from the target, so they are escaped before they reach a terminal.
+        // The strings come from the target, so they are escaped before they reach a terminal.
         let address = address(record, host).map(|it| safe_name(it.to_string().as_bytes()));
         let subnqn = record.subnqn().map_or_else(|_| String::new(), |nqn| nqn.as_str().to_owned());
         let subnqn = safe_name(subnqn.as_bytes());
@@ -46,7 +46,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<Outcome, Failure> {
                 "trsvcid": record.port(), "subtype": record.subtype,
             })))?;
         } else {
-            // Records that our host cannot connect to are printed as the target wrote them.
+            // A record that our host cannot connect to is printed as the target wrote it.
             out.line(address.unwrap_or_else(|| format!("{subnqn} at {traddr}")))?;
         }
     }
@@ -62,7 +62,7 @@ fn address(record: &DiscoveryRecord, asked: &str) -> Option<Address> {
     is_nvm.then_some(Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid: None }))
 }
 
-/// An address of a record. One of a link alone (fe80::/10) is of the link over which it came.
+/// The address in a record. A link-local address (fe80::/10) belongs to the link that the record came over.
 fn on_link(traddr: &str, asked: &str) -> String {
     let is_of_link = traddr.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local());
     match asked.split_once('%').filter(|_| is_of_link) {

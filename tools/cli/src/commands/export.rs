@@ -103,7 +103,7 @@ fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
     }
 }
 
-/// Fills `batches` with the next ones, up to the limits; returns how many samples they hold.
+/// Fills `batches` with the next batches, up to the limits; returns the number of samples in them.
 fn read_some(loader: &mut Prefetcher, batches: &mut Vec<Batch>) -> Result<usize, Failure> {
     let mut samples = 0;
     let mut bytes = 0;
@@ -128,7 +128,7 @@ struct Export<'a> {
     directory: &'a Directory,
     sink: &'a mut dyn Sink,
     escape: bool,
-    /// Folders that are no samples, and neither are those that they are in.
+    /// Folders that are not samples, nor are any of the folders above them.
     checked_folders: HashSet<Vec<u8>>,
     done: Done,
 }
@@ -183,7 +183,7 @@ impl Export<'_> {
         Ok(false)
     }
 
-    /// Adds the files of one sample to `files`, or says why it has none.
+    /// Adds the files of one sample to `files`, or gives the reason why it has none.
     fn sample<'b>(
         &mut self,
         batch: &'b Batch,
@@ -250,7 +250,8 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// The folder in `name` that is also a sample: whichever is written first, the sample is kept.
+    /// The folder of `name` that is also a sample's name; the sample is kept, whichever of the two comes
+    /// first.
     fn sample_in_the_way<'n>(&mut self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
         let Some(end) = name.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
         if self.checked_folders.contains(&name[..end]) {
@@ -312,11 +313,11 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     out.flush()
 }
 
-/// The most samples that are held at a time.
+/// The most samples in memory at a time.
 const MOST_SAMPLES: usize = 256;
-/// The most bytes that are held at a time, but for the last sample.
+/// The most bytes in memory at a time, not counting the last sample.
 const MOST_BYTES: u64 = 32 << 20;
-/// The most folders that are remembered as checked: a name may have 4 KiB.
+/// The most checked folders to remember: a name may have 4 KiB.
 const CHECKED_FOLDERS: usize = 4096;
 const AFTER: &str = "\
 With --escape a refused name is written part by part: % and NUL become %25 and %00, . and .. become

@@ -1,4 +1,4 @@
-//! `dlfs id-ctrl`, `id-ns`, `list-subsys`: what nvme-cli prints of the same, for targets that no kernel is
+//! `dlfs id-ctrl`, `id-ns`, `list-subsys`: the output of nvme-cli's commands, for targets that no kernel is
 //! connected to.
 
 use clap::{Args, ValueEnum};
@@ -95,7 +95,7 @@ fn page(pages: &[(Nsid, Vec<u8>)], nsid: Nsid) -> Result<Vec<u8>, Error> {
 pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
     let address = args.tcp()?;
     let options = args.options()?;
-    // It must be there and let this host in; otherwise there is nothing to list.
+    // Fails unless the subsystem exists and admits this host: otherwise there is nothing to list.
     identify(address, &options)?;
     let paths = paths(address, &options);
     let (host, hostid) = host_identity(&options);
@@ -123,7 +123,8 @@ pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
 /// `traddr=A,trsvcid=P` of each path that the discovery service lists for the subsystem.
 fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<String> {
     let path = |traddr: &str, trsvcid: u16| format!("traddr={traddr},trsvcid={trsvcid}");
-    // A target without a discovery service on this port, or with one that lists others, has this path.
+    // Without a discovery service on this port, or if it lists only other subsystems, the path is this
+    // address.
     let records = discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
     let its = |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
     let listed = records.iter().filter(its);

@@ -225,7 +225,7 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Adds how to continue: what was written is kept.
+/// Adds a hint how to continue: the written data is kept.
 fn say_how_to_go_on(error: Error) -> Error {
     match error.kind() {
         ErrorKind::NoSpace => error.hint(
@@ -244,11 +244,11 @@ impl WhatArgs {
         self.catalog.is_some()
     }
 
-    /// The sources, and the image, which is the last of the places: clap does not tell them apart where an option
-    /// stands between.
+    /// The sources, and the image, which is the last of the places: clap cannot separate them if options
+    /// stand between them.
     ///
     /// # Errors
-    /// `Usage`: there is one place only, or the last is no address.
+    /// `Usage`: there is only one place, or the last place is not an address.
     pub(crate) fn places(&self) -> Result<(&[PathBuf], ImageAddress), Failure> {
         let Some((image, sources @ [_, ..])) = self.places.split_last() else {
             return Err(Failure::Usage("name a SOURCE, and behind it the IMAGE".to_owned()));
@@ -258,7 +258,8 @@ impl WhatArgs {
         Ok((sources, ImageAddress(addresses)))
     }
 
-    /// Adds the new generation to the catalogue that is given, and to the one that the image's name is of.
+    /// Adds the new generation to the catalogue given by `--catalog`, and to the catalogue of the image's
+    /// name.
     fn tell_catalog(
         &self,
         sources: &[PathBuf],
@@ -279,7 +280,7 @@ impl WhatArgs {
         })
     }
 
-    /// Returns whether `--columns` is `union`, which names no file.
+    /// Returns whether `--columns` is `union`, which is not a file name.
     fn is_union(&self) -> bool {
         self.columns.as_deref() == Some(Path::new("union"))
     }
@@ -287,7 +288,7 @@ impl WhatArgs {
     /// The library's options for these arguments.
     ///
     /// # Errors
-    /// Those of reading names of classes.
+    /// Errors of reading class names.
     pub(crate) fn options(&self, connect: &ConnectOptions) -> Result<ImportOptions, Error> {
         let classes = self.classes.as_ref().map(|from| class_names(from, connect)).transpose()?;
         Ok(ImportOptions {
@@ -351,13 +352,13 @@ pub(crate) struct ImportProgress {
 }
 
 impl ImportProgress {
-    /// Progress of a command that writes an image and that can be continued after a signal.
+    /// Progress of a command that writes an image and can be continued after a signal.
     pub(crate) fn start(quiet: bool) -> Result<ImportProgress, Error> {
         let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
         Ok(ImportProgress::new(quiet, stop))
     }
 
-    /// Ends waiting for an object store when it ends the command.
+    /// Ends a wait for an object store when the command is stopped.
     pub(crate) fn cancel(&self) -> Cancel {
         let stop = self.stop.clone();
         Cancel::when(move || stop.is_set())
@@ -377,7 +378,7 @@ impl Progress for ImportProgress {
             _ => "writing",
         };
         (self.samples, self.bytes) = (0, 0);
-        self.meter = None; // clears its bar before another is drawn
+        self.meter = None; // clears its bar before the next is drawn
         self.meter = Some(Meter::new(label, samples, self.quiet));
     }
 
@@ -452,7 +453,7 @@ fn as_json(report: &ImportReport, time: Duration) -> Value {
             "headers": report.media.header_bytes,
             "padding": report.media.padding_of(report.pack),
             "directory": report.media.directory_bytes,
-            "tight_saves": report.media.alignment_bytes, // whether it was given or not
+            "tight_saves": report.media.alignment_bytes, // whether --pack tight was given or not
         },
         "columns": columns,
         "field_types": (!field_types.is_empty()).then_some(field_types),
@@ -461,7 +462,7 @@ fn as_json(report: &ImportReport, time: Duration) -> Value {
     }))
 }
 
-/// Names and types of the fields that have a type.
+/// Names and types of the fields with a type.
 fn field_types(report: &ImportReport) -> impl Iterator<Item = (String, String)> {
     report.field_types.iter().map(|(name, kind)| (text::safe_name(name), kind.to_string()))
 }
@@ -529,14 +530,14 @@ fn print_report(
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 
-/// Prints what part of the media is not samples, and whether the packing was worth it.
+/// Prints the share of the media that is not samples, and the cost or benefit of the packing.
 fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
     let media = &report.media;
     let pack = report.pack;
     let overhead = media.overhead_bytes(pack);
     let written = media.sample_bytes + overhead;
     if written == 0 {
-        return Ok(()); // a resumed import was complete already
+        return Ok(()); // the resumed import was already complete
     }
     let percent = |bytes: u64| format!("{:.1} %", bytes as f64 * 100.0 / written as f64);
     out.line(format!(
@@ -604,7 +605,7 @@ fn within(entry: &BadEntry) -> Option<String> {
     Some(text::safe_name(path.as_os_str().as_bytes()))
 }
 
-/// The most lines for extensions of samples.
+/// The most lines for file extensions of samples.
 const MOST_SORTS: usize = 6;
 const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
 const EXAMPLES: &str = "\

@@ -1,4 +1,4 @@
-//! `dlfs info`: the version of this build, its engines, and what each can reach.
+//! `dlfs info`: the version of this build, its engines, and the addresses that each can reach.
 
 use std::sync::LazyLock;
 
@@ -10,8 +10,7 @@ use dlfs::qpair::{self, Engine};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// The text of `--version` after the name: version, commit and date, and SPDK's version if it is
-/// built in.
+/// The output of `--version` after the name: version, commit and date, and SPDK's version if it is built in.
 pub(super) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let commit = dlfs::COMMIT;
     let date = dlfs::COMMIT_DATE;

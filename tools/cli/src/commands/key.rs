@@ -85,16 +85,16 @@ pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Checks a file that holds no key of DH-HMAC-CHAP, for the reason `of_key`.
+/// Checks a file without a DH-HMAC-CHAP key; `of_key` is the error of reading it as one.
 fn check_others(out: &mut Out, file: &Path, of_key: dlfs::Error) -> Result<(), Failure> {
-    // A file that is not regular may have no end.
+    // A file that is not regular may never end.
     if !std::fs::metadata(file).is_ok_and(|found| found.is_file()) {
         return Err(of_key.into());
     }
     let begins_with = |start: &[u8]| {
         std::fs::read(file).is_ok_and(|text| text.trim_ascii_start().starts_with(start))
     };
-    // The first word tells what it was meant to be.
+    // The prefix shows the intended format.
     if begins_with(b"NVMeTLSkey-1:") {
         let key = read_tls_key(file)?;
         let suite =

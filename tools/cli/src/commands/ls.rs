@@ -70,7 +70,7 @@ struct Listing<'a> {
     failed: Option<Failure>,
 }
 
-/// The values of a sample in the typed columns; null where it has none.
+/// The values of a sample in the typed columns; null for a missing value.
 pub(super) fn json_values(
     directory: &Directory,
     id: SampleId,
@@ -78,7 +78,7 @@ pub(super) fn json_values(
     let json = |value: Value<'_>| match value {
         Value::None => serde_json::Value::Null,
         Value::Int(number) => number.into(),
-        // Infinity is none in JSON, and is shown as text.
+        // JSON has no infinity, so it becomes a string.
         Value::Float(number) if number.is_infinite() => number.to_string().into(),
         Value::Float(number) => number.into(),
         Value::Bool(is_true) => is_true.into(),
@@ -89,7 +89,7 @@ pub(super) fn json_values(
 }
 
 impl Listing<'_> {
-    /// Prints an entry, a sample or a folder; `false` when the reader has gone.
+    /// Prints an entry, a sample or a folder; `false` if the reader of the output has gone.
     fn entry(&mut self, name: &[u8], sample: Option<SampleId>) -> bool {
         self.lines += 1;
         self.failed = self.print(name, sample).err();
@@ -123,8 +123,8 @@ impl Listing<'_> {
         self.out.line(format!("{id:>10} {bytes:>12} {label:>6}  {name}"))
     }
 
-    /// An empty listing is right only for an empty image; otherwise the folder may be a sample, or
-    /// not exist.
+    /// An empty listing is correct only for an empty image; otherwise the folder may be a sample, or not
+    /// exist.
     fn finish(mut self, folder: &[u8]) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);
@@ -144,7 +144,7 @@ impl Listing<'_> {
     }
 }
 
-/// A name for JSON: as it is if it is UTF-8; otherwise escaped, with its bytes in hexadecimal.
+/// A name for JSON: unchanged if it is UTF-8; otherwise escaped, with its bytes in hexadecimal.
 pub(crate) fn json_name(name: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(name) {
         Ok(text) => (text.to_owned(), None),

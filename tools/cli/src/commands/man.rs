@@ -22,7 +22,7 @@ pub(crate) fn run(args: ManArgs) -> Result<Outcome, Failure> {
     match args.folder {
         None => {
             let mut page = Vec::new();
-            // Writing to memory does not fail.
+            // Writing to memory cannot fail.
             clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(dlfs::Error::from)?;
             out.bytes(&page)?;
         }

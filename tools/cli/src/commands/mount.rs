@@ -71,7 +71,7 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         return start_in_background();
     }
     if is_detached {
-        // So that the end of the terminal is not its end.
+        // A new session, so that the end of the terminal does not end this process.
         rustix::process::setsid().map_err(|errno| Error::from(std::io::Error::from(errno)))?;
     }
     let _metrics = args.metrics.serve()?;
@@ -96,23 +96,23 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
     out.line(format!("mounted {source} on {}", args.place.display()))?;
     out.flush()?;
     if is_detached {
-        // So that the folder where it was started can be unmounted.
+        // So that the file system of the working directory can be unmounted.
         std::env::set_current_dir("/").map_err(Error::from)?;
     }
     let ended = wait(mounted, &stop, order);
-    // Files that are still open keep the session, and the tiers with it.
+    // Open files keep the session alive, and its tiers with it.
     files.dataset().image().tiers().into_iter().for_each(Cache::flush);
     ended
 }
 
-/// Until somebody unmounts it, or a signal says to.
+/// Waits until somebody unmounts it, or a signal asks for it.
 fn wait(mounted: Mounted, stop: &Stop, mut order: Option<Order>) -> Result<Outcome, Failure> {
     while !mounted.has_ended() {
         if let Some(order) = &mut order
             && order.has_changed()
             && let Err(error) = order.follow(&mounted)
         {
-            // The order before it goes on.
+            // The previous order stays.
             crate::log::say(&format!("the order is not followed: {}", error.report()));
         }
         if stop.is_set_within(LOOK) {
@@ -124,21 +124,21 @@ fn wait(mounted: Mounted, stop: &Stop, mut order: Option<Order>) -> Result<Outco
     Ok(Outcome::Done)
 }
 
-/// The file that says in which order samples are read.
+/// The file with the order in which samples are read.
 struct Order {
     path: PathBuf,
-    /// When it was written, and by which file it was replaced.
+    /// The file's modification time and inode number, to notice changes.
     seen: Option<(SystemTime, u64)>,
 }
 
 impl Order {
     fn new(path: PathBuf) -> Result<Order, Failure> {
-        // The program changes its working folder.
+        // The program will change its working directory.
         Ok(Order { path: std::path::absolute(path).map_err(Error::from)?, seen: None })
     }
 
     fn follow(&mut self, mounted: &Mounted) -> dlfs::Result<()> {
-        self.seen = self.look(); // before it is read: a later change is seen again
+        self.seen = self.look(); // before reading it, so that a later change is noticed
         mounted.follow(&OrderFile::load(&self.path)?)
     }
 
@@ -153,12 +153,13 @@ impl Order {
     }
 }
 
-/// Starts this command again, in the background, and returns when that says that it has mounted.
+/// Starts this command again in the background, and returns after that process reports that it has mounted.
 fn start_in_background() -> Result<Outcome, Failure> {
     let mut arguments = std::env::args_os();
     let _ = arguments.next(); // the program's own name
     let program = std::env::current_exe().map_err(Error::from)?;
-    // Not this process's own stderr: whoever waits for its end must not wait for the background.
+    // A file instead of this process's stderr: a caller that reads stderr to its end must not wait for the
+    // background process.
     let mut said = tempfile::tempfile().map_err(Error::from)?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -186,9 +187,9 @@ fn start_in_background() -> Result<Outcome, Failure> {
     })
 }
 
-/// Set for the process in the background, which the command itself starts.
+/// Set for the background process, which this command starts.
 const DETACHED: &str = "DLFS_MOUNT_DETACHED";
-/// How often it looks whether it was unmounted.
+/// Interval of checks for an unmount.
 const LOOK: Duration = Duration::from_millis(200);
 
 const EXAMPLES: &str = "\

@@ -1,5 +1,4 @@
-//! `dlfs probe`: measures tiers and, if one is named, an image, and writes the table that plans
-//! use.
+//! `dlfs probe`: measures tiers and, if one is given, an image, and writes the table that plans use.
 
 use std::path::PathBuf;
 

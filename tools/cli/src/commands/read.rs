@@ -107,7 +107,7 @@ struct RunArgs {
     json: bool,
 }
 
-/// The batch size if none is given.
+/// The default batch size.
 fn default_batch(directory: &Directory) -> usize {
     let step = directory.num_samples() as usize / LENGTHS_LOOKED_AT;
     samples_within(directory, step, MOST_SAMPLES, MOST_BYTES)
@@ -153,7 +153,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mixture = args.mix.mixture(&dataset, &args.connection)?;
     let share = share(&dataset, mixture.as_ref(), &options)?;
     let total = samples_to_read(&share, &options);
-    // A completed run has nothing left to read, but a new one must have something.
+    // A resumed run may be complete and read nothing, but a new run must have samples.
     if total == 0 && options.resume.is_none() {
         check_some(dataset.directory())?;
         let rank = options.rank;
@@ -171,7 +171,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         None => dataset.loader(options)?,
     };
     keeper.keep(loader.state());
-    keeper.save()?; // an unwritable file is reported before the work starts
+    keeper.save()?; // reports an unwritable file before the work starts
     loader.stage(&mut (), staging(quiet))?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
@@ -191,7 +191,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     if end.as_ref().is_ok_and(|end| *end == End::Complete) {
         check_complete(report.samples, total)?;
     } else if let Err(error) = &written {
-        complain(&error.report()); // the command ends with what ended the run
+        complain(&error.report()); // the run's own error ends the command
     }
     let end = end?;
     let datasets = mixture.as_ref().map_or(std::slice::from_ref(&dataset), Mixture::datasets);
@@ -266,7 +266,7 @@ impl ReadArgs {
         Ok(LoaderOptions { cpus: self.placement.cpus()?, ..options })
     }
 
-    /// Rank and world size as the command line says, else as the launcher does.
+    /// Rank and world size from the command line, or else from the launcher.
     fn place(&self) -> Result<Option<(u32, u32)>, Error> {
         if let Some(place) = self.load.place() {
             return Ok(Some(place));
@@ -285,7 +285,7 @@ impl RunArgs {
 /// The number of samples that the run will deliver to this rank.
 fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     let start = options.resume.clone().unwrap_or_else(|| {
-        // Counts depend on the order alone.
+        // The counts depend only on the order.
         State::start([0; 16], Generation(0), options.order.started(options.world_size))
     });
     let first = start.epoch.0;
@@ -293,7 +293,7 @@ fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     let whole =
         |epoch| share.samples_after(&State { epoch: Epoch(epoch), consumed: 0, ..start.clone() });
     let later = if options.budget.is_some() && options.world_size > 1 {
-        (first + 1..options.epochs.end).map(whole).sum() // each has other batches
+        (first + 1..options.epochs.end).map(whole).sum() // other epochs have other batches
     } else {
         epochs_after.saturating_mul(whole(first))
     };
@@ -337,7 +337,7 @@ fn print_report(
     let mixed = args.mix.is_given().then_some(sources);
     let tiers = image.tiers().map(Cache::stats);
     let store = image.store().map(|store| store.stats());
-    // A store's exchange is no reading through peers.
+    // The exchange of a store is not counted as reads through peers.
     let peers = image.peers().filter(|_| store.is_none()).map(dlfs::peers::Peers::stats);
     let mut out = Out::new();
     if args.run.json {
@@ -348,7 +348,7 @@ fn print_report(
             "engine": engine,
             "resident": stats.resident, // samples in the window at the end
             "pages": stats.pages,
-            "loader": stats, // all counters, the same as in Python
+            "loader": stats, // all counters, as in Python
         });
         let some = known(json!({
             "tiers": tiers,
@@ -395,7 +395,7 @@ fn print_report(
     out.flush()
 }
 
-/// The causes that took a hundredth of the stalls or more, the longest first; `None` without a stall.
+/// The causes with a hundredth of the stalls or more, the longest first; `None` without a stall.
 fn stall_line(stalls: &Stalls) -> Option<String> {
     let least = stalls.total() / 100;
     let mut causes: Vec<_> = stalls.each().filter(|(_, waited)| *waited > least).collect();
@@ -407,7 +407,8 @@ fn stall_line(stalls: &Stalls) -> Option<String> {
     (!causes.is_empty()).then(|| format!("  stalls     {}", causes.join(", ")))
 }
 
-/// Says what was verified. A folder stores no checksums: the first read of a sample only learns its checksum.
+/// Describes the verification. A plain folder stores no checksums: the first read of a sample only learns its
+/// checksum.
 fn verified(datasets: &[Dataset], sources: &Sources) -> String {
     let mut is_learned = false;
     let mut learned = 0;
@@ -468,12 +469,12 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     lines
 }
 
-/// Samples of a batch whose size is not given, and about the most bytes that they have.
+/// The most samples of a batch by default, and about the most bytes of one.
 const MOST_SAMPLES: usize = 256;
 const MOST_BYTES: u64 = 256 << 20;
-/// The number of samples whose lengths decide the batch size.
+/// The most samples whose lengths decide the default batch size.
 const LENGTHS_LOOKED_AT: usize = 4096;
-/// Options that say something of one image.
+/// Options that apply to one image only.
 const OF_ONE_IMAGE: [&str; 12] = [
     "weights",
     "snapshot",

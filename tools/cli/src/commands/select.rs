@@ -135,7 +135,7 @@ fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), 
         out.json(&json!({
             "uuid": whole.directory().uuid().to_string(),
             "generation": whole.directory().generation().0,
-            "samples": whole.len(), // that there were to select from
+            "samples": whole.len(), // the samples to select from
             "views": views.iter().map(facts).collect::<Vec<_>>(),
         }))?;
         return out.flush();
@@ -155,7 +155,7 @@ fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), 
 /// The ids in a file.
 fn listed(from: &Path) -> Result<Vec<SampleId>, Failure> {
     let bytes = read_or_stdin("cannot read the ids in", from)?;
-    let text = String::from_utf8_lossy(&bytes); // a line that is not UTF-8 is no id
+    let text = String::from_utf8_lossy(&bytes); // a line that is not UTF-8 is not an id
     let id = |(at, line): (usize, &str)| {
         let wrong = || {
             let line = text::safe_name(line.as_bytes());

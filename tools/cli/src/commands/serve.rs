@@ -104,7 +104,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
     let manager = Manager::of_environment();
-    // Before any thread could create a file: it sets the file mode of the process for a moment.
+    // Before any other thread starts: it changes the umask of the process for a moment, which would affect
+    // their files.
     let mut control = args.control.as_deref().map(Control::open).transpose()?;
     allow_many_files();
     let _metrics = args.metrics.serve()?;
@@ -127,7 +128,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         if changes.is_over() {
             break;
         }
-        // While hosts are sent away, nothing says that the last one has gone.
+        // While hosts are sent away, the last one's departure must be polled for.
         let limit = if changes.is_ending() { LOOK } else { WATCH };
         changes.service.check()?;
         if asked.hung_up() {
@@ -166,13 +167,13 @@ impl ServeArgs {
     }
 }
 
-/// Checks a configuration file and that its local namespaces can be opened; serves nothing.
+/// Checks a configuration file, and that its local namespaces can be opened; serves nothing.
 fn check(path: &Path) -> Result<Outcome, Failure> {
     let config = config::read(path)?;
     let namespaces = || config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     for namespace in namespaces().filter(|namespace| matches!(namespace.address, Address::Path(_)))
     {
-        // Read-only: a service that runs may have it open for writing.
+        // Read-only: a running service may have it open for writing.
         let namespace = NamespaceConfig { read_only: true, ..namespace.clone() };
         running::open(&namespace, &ConnectOptions::default())?;
     }
@@ -186,7 +187,7 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Serves what the configuration file says.
+/// Serves according to the configuration file.
 fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
     let config = config::read(path)?;
     let place = args.source().access_log(Some(&config));
@@ -247,8 +248,8 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
     Ok(service)
 }
 
-/// The namespaces at `addresses`. An address without `?ns=` names all namespaces of the subsystem;
-/// if writable, its only one.
+/// The namespaces at `addresses`. An address without `?ns=` stands for all namespaces of the subsystem; if
+/// writable, it must have only one.
 fn open(addresses: &[Address], connect: &ConnectOptions) -> dlfs::Result<Vec<Arc<dyn Device>>> {
     let opened = qpair::open_all(addresses, connect)?;
     for (address, found) in addresses.iter().zip(&opened) {
@@ -260,21 +261,22 @@ fn open(addresses: &[Address], connect: &ConnectOptions) -> dlfs::Result<Vec<Arc
     Ok(opened.into_iter().flatten().collect())
 }
 
-/// Raises the limit of open files to its maximum, since each connection is a file. The default is
-/// low for programs that use select().
+/// Raises the limit of open files to its maximum, since each connection is a file. The default is low for the
+/// sake of programs that use select().
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     // If this fails, fewer hosts are served; the target detects the limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Says where a subsystem is served, and of an image how to read it; as JSON, for programs that start it.
+/// Prints the address of each subsystem and, for an image, the command to read it; as JSON for programs that
+/// start this one.
 fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Failure> {
     let nqn = &running.config.nqn;
     let served = running.target.namespaces();
     let listen = running.listen[0];
     let reach = reachable(listen);
-    // The only namespace of an image needs no number.
+    // The only namespace of an image needs no NSID in its address.
     let is_numbered = args.image.is_none() || served.len() > 1;
     let address =
         |served: &ServedNamespace| address(reach, nqn, is_numbered.then_some(served.nsid));
@@ -304,7 +306,7 @@ fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Fa
         text::bytes(total(lens)),
         if args.writable { "writable" } else { "read-only" },
     ))?;
-    // One address means all namespaces behind it; a program reads all of them with --json.
+    // For many namespaces, one address stands for all; a program gets each address with --json.
     let whole = self::address(reach, nqn, None);
     let list = if addresses.len() > MOST_SHOWN { whole.to_string() } else { list };
     out.line(format!("  address    {}", out.bold(&list)))?;
@@ -324,7 +326,7 @@ fn address(reach: SocketAddr, nqn: &Nqn, nsid: Option<Nsid>) -> Address {
     Address::Tcp(TcpAddress { traddr, trsvcid, subnqn: nqn.clone(), nsid })
 }
 
-/// An address on which a target that listens on all interfaces can be reached: loopback.
+/// An address of this target: for a target that listens on all interfaces, loopback.
 fn reachable(mut listen: SocketAddr) -> SocketAddr {
     match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => listen.set_ip([127, 0, 0, 1].into()),
@@ -346,7 +348,7 @@ fn default_nqn(addresses: &[Address]) -> Result<Nqn, Failure> {
         _ => None,
     };
     let stem = stem.map(Path::new).map_or_else(|| "image".into(), |stem| stem.to_string_lossy());
-    // Spaces and the like would need quotes in every shell and escapes in every URL.
+    // Other characters, such as spaces, would need quotes in every shell and escapes in every URL.
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let text = format!("nqn.2026-11.io.dlfs:{}", stem.chars().map(plain).collect::<String>());
     Nqn::new(text).map_err(|error| {
@@ -370,9 +372,9 @@ fn statistics(stats: &TargetStats) -> String {
     format!("statistics{}", told.concat())
 }
 
-/// How often to check the target and signals.
+/// Interval of checks of the target and of signals.
 const WATCH: Duration = Duration::from_millis(200);
-/// How often to check whether all hosts are gone.
+/// Interval of checks whether all hosts are gone.
 const LOOK: Duration = Duration::from_millis(10);
 /// Hosts are sent away within 5 s, and a target stops within another 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(15);

@@ -73,7 +73,7 @@ pub(crate) struct ShuffleReportArgs {
     connection: ConnectionArgs,
 }
 
-/// Prints a report: as JSON with `more`, or as `text`.
+/// Prints a report: as JSON together with `more`, or as `text`.
 fn print(
     args: &ShuffleReportArgs,
     order: &OrderSpec,
@@ -146,7 +146,7 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
     print(&args, &spec, &report, known(more), &format!("{report}{by_chunk}"))
 }
 
-/// Reports an epoch of `mixture`, whose sources have the order `spec`.
+/// Reports an epoch of `mixture`, whose sources are read in the order `spec`.
 fn report_mixture(
     args: &ShuffleReportArgs,
     spec: &OrderSpec,
@@ -191,7 +191,7 @@ fn report_budget(
     let wanted = args.tokens.budget()?.expect("the caller saw one");
     let options = LoaderOptions { too_long, ..plain.clone().by_budget(wanted) };
     let budget = options.budget.clone().expect("it was set");
-    let batches = start(options)?; // it names the source of an error
+    let batches = start(options)?; // its error names the source
     let lengths =
         datasets.iter().map(|dataset| TokenLengths::new(dataset.directory(), &budget, too_long));
     let lengths = lengths.collect::<dlfs::Result<Vec<TokenLengths>>>()?;
@@ -204,7 +204,7 @@ fn report_budget(
     print(args, spec, &report, Value::Null, &budget_text(&report))
 }
 
-/// Visits the tokens of each batch. `lengths`: those of each source.
+/// Visits the tokens of each batch. `lengths` holds the lengths of each source.
 fn each_batch(
     mut batches: Sampler,
     lengths: &[TokenLengths],
@@ -247,7 +247,7 @@ fn budget_text(report: &BudgetReport) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Observes the shares of the ranks, one after the other.
+/// Observes the ranks' shares, one rank after the other.
 fn ranks(
     args: &ShuffleReportArgs,
     a_rank: u64,
@@ -261,7 +261,7 @@ fn ranks(
     let mut ids = Vec::new();
     let mut picks = Vec::new();
     let mut aligner = Aligner::default();
-    // A rank's share of a global batch.
+    // The part of a global batch that a rank takes.
     let is_aligned = args.shard.0 == Sharding::Aligned;
     let step = if is_aligned { a_rank } else { STEP };
     for rank in 0..args.world_size {
@@ -287,9 +287,9 @@ fn ranks(
     Ok(observer.finish())
 }
 
-/// Ids computed at a time.
+/// Ids computed per step.
 const STEP: u64 = 4096;
-/// Options that say something of one image.
+/// Options that apply to one image only.
 const OF_ONE_IMAGE: [&str; 3] = ["snapshot", "view", "shard"];
 const EXAMPLES: &str = "\
 Examples:

@@ -1,5 +1,4 @@
-//! `dlfs snapshot`: saves the directory to a file, so that jobs open an image without reading it
-//! there.
+//! `dlfs snapshot`: saves the directory to a file, so that jobs need not read it from the image.
 
 use std::path::PathBuf;
 

@@ -94,7 +94,7 @@ struct Sums {
     deleted: u64,
     /// Samples without a label.
     unlabelled: u64,
-    /// The objects of stores that it was imported from, in all generations, and their bytes.
+    /// The store objects that the image was imported from, in all generations, and their bytes.
     objects: u64,
     object_bytes: u64,
 }
@@ -122,7 +122,7 @@ impl Sums {
     }
 }
 
-/// The hash of the view that was opened, of which the numbers of samples and bytes are.
+/// The hash of the open view, whose samples and bytes are counted.
 fn view(directory: &Directory) -> Option<String> {
     directory.view().map(|mark| format!("{:032x}", u128::from_be_bytes(mark.hash)))
 }
@@ -165,7 +165,7 @@ fn image_json(image: &Image, sums: &Sums) -> Value {
             "namespace": copy.namespace,
             "offset_bytes": copy.offset_bytes,
             "what": safe_name(copy.error.to_string().as_bytes()),
-            "may_be_newer": copy.may_be_newer, // it may have committed a newer generation
+            "may_be_newer": copy.may_be_newer, // it may hold a newer generation
         })
     });
     let namespaces = image.devices().iter().zip(image.superblocks()).map(|(device, superblock)| {

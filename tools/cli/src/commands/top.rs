@@ -1,4 +1,4 @@
-//! `dlfs top`: what targets and jobs do now.
+//! `dlfs top`: shows the current activity of targets and jobs.
 
 use std::io::IsTerminal;
 use std::time::Duration;

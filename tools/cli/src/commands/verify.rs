@@ -1,4 +1,4 @@
-//! `dlfs verify`: reads and verifies everything, and lists damage.
+//! `dlfs verify`: reads and verifies a whole image, and lists all damage.
 
 use std::time::Instant;
 

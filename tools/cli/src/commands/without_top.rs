@@ -1,4 +1,4 @@
-//! `dlfs top` in a build without it.
+//! `dlfs top` in a build without the feature `top`.
 
 use clap::Args;
 use dlfs::{Error, ErrorKind};

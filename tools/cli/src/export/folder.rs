@@ -1,5 +1,5 @@
-//! Writes files below one folder, opened one component at a time so that no link and no race leads
-//! out of it. Several threads write at once, each the files of its own folders.
+//! Writes files below one folder. Folders are opened one component at a time, so that no link and no race
+//! leads out of it. Several threads write at once, each the files of its own folders.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -23,13 +23,12 @@ use crate::text;
 
 /// Writes files below a folder that was empty or absent.
 ///
-/// Each component of a name is opened relative to the folder above it, never through a link; files
-/// are created, never opened. So another process cannot redirect writes by replacing a folder with
-/// a link.
+/// Each component of a name is opened relative to the folder above it, never through a link; files are
+/// created, never opened. So another process cannot redirect writes by replacing a folder with a link.
 pub(crate) struct FolderSink {
     path: PathBuf,
-    /// Each writes on a thread of its own. A file's folder decides which, so that files of one
-    /// folder, which the file system creates one by one anyway, are written in their order.
+    /// Each runs on its own thread. A file's folder selects the writer, so that files of one folder are
+    /// written in order: the file system would serialise their creation anyway.
     writers: Vec<Writer>,
 }
 
@@ -39,10 +38,10 @@ type Written = Vec<(usize, Result<(), SinkError>)>;
 /// Writes the files of some folders.
 struct Writer {
     root: OwnedFd,
-    /// Folders that stay open, by their paths: samples lie on media in a shuffled order, so that each file is in
-    /// another folder than the one before.
+    /// Folders that stay open, by their paths: samples lie on the media in a shuffled order, so successive
+    /// files are in different folders.
     open: HashMap<Vec<u8>, OwnedFd>,
-    /// The most of them.
+    /// The most folders that stay open.
     most: usize,
 }
 
@@ -50,7 +49,7 @@ impl FolderSink {
     /// Opens the folder at `path`, creating it if it does not exist.
     ///
     /// # Errors
-    /// `Refused`: it is not empty. Otherwise errors of the operating system.
+    /// `Refused`: the folder is not empty. Otherwise errors of the operating system.
     pub(crate) fn create(path: &Path) -> Result<FolderSink, Error> {
         std::fs::create_dir_all(path).map_err(|e| about_file("cannot make the folder", path, e))?;
         let mut entries =
@@ -71,7 +70,7 @@ impl FolderSink {
         Ok(FolderSink { path: path.to_path_buf(), writers: writers.collect::<Result<_, Error>>()? })
     }
 
-    /// The number of the writer for the folder of the file `name`.
+    /// The index of the writer for the folder of the file `name`.
     fn writer_of(&self, name: &[u8]) -> usize {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(split(name).0);
         (hash % self.writers.len() as u64) as usize
@@ -85,7 +84,7 @@ impl Writer {
         write_file(self.folder(folder)?, file_name, bytes)
     }
 
-    /// Writes the files with these indices up to the first that ends the export.
+    /// Writes the files at these indices, up to the first error that ends the export.
     fn share(&mut self, path: &Path, files: &[NewFile<'_>], share: &[usize]) -> Written {
         let mut written = Vec::new();
         for &index in share {
@@ -117,8 +116,8 @@ impl Writer {
         self.open.get(path).map(AsFd::as_fd).ok_or(Errno::NOENT)
     }
 
-    /// Opens `path` component by component, one folder at a time: a name may have 2,048 of them, more than a process
-    /// may have files open.
+    /// Opens `path` component by component, one folder at a time: a name may have 2,048 components, more than
+    /// the limit of open files.
     fn enter_all(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut parts = path.split(|&byte| byte == b'/');
         let first = enter(self.root.as_fd(), parts.next().unwrap_or_default())?;
@@ -142,7 +141,7 @@ impl Sink for FolderSink {
         thread::scope(|scope| {
             let work = self.writers.iter_mut().zip(&shares).filter(|(_, share)| !share.is_empty());
             let mut work: Vec<_> = work.collect();
-            // One share is written here: with a single folder no thread is started.
+            // This thread writes one share: with a single folder no other thread is started.
             let here = work.pop();
             let mut running = Vec::new();
             for (writer, share) in work {
@@ -151,7 +150,7 @@ impl Sink for FolderSink {
             let written = here.map(|(writer, share)| writer.share(path, files, share));
             written.into_iter().flatten().for_each(|(index, result)| results[index] = result);
             for written in running {
-                // A panic of a writer goes on here.
+                // Passes on a writer's panic.
                 let written = written.join().unwrap_or_else(|panic| resume_unwind(panic));
                 written.into_iter().for_each(|(index, result)| results[index] = result);
             }
@@ -190,7 +189,7 @@ fn split(name: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// How many folders may stay open: half of the files that this process may have open.
+/// The number of folders that may stay open: half of this process's limit of open files.
 fn kept_open() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST_KEPT_OPEN)
@@ -213,7 +212,7 @@ fn write_file(folder: BorrowedFd<'_>, name: &[u8], bytes: &[u8]) -> Result<(), E
     let name = c_string(name)?;
     let fd = openat(folder, &*name, NEW_FILE, Mode::from_raw_mode(0o666))?;
     File::from(fd).write_all(bytes).map_err(|error| {
-        // A truncated file would look like a sample. An error of the removal adds nothing.
+        // Remove it: a truncated file would look like a sample. An error of the removal adds nothing.
         let _ = unlinkat(folder, &*name, AtFlags::empty());
         Errno::from_io_error(&error).unwrap_or(Errno::IO)
     })
@@ -365,7 +364,7 @@ mod tests {
     #[test]
     fn a_process_that_swaps_folders_for_links_gains_nothing() {
         let (outer, root, mut sink) = sink();
-        // With one, each file opens its folder anew, which is what is attacked.
+        // With a limit of one, each file opens its folder again, which is the step under attack.
         for writer in &mut sink.writers {
             writer.most = 1;
         }
@@ -377,8 +376,7 @@ mod tests {
                 while !over.load(Ordering::Relaxed) {
                     let folder = root.join("swap");
                     let aside = root.join("aside");
-                    // Each of these fails whenever the sink is in the same folder: that is the
-                    // race.
+                    // Each of these fails whenever the sink is in the same folder: that is the race.
                     let _ = std::fs::rename(&folder, &aside);
                     let _ = symlink(&secret, &folder);
                     let _ = std::fs::remove_file(&folder);

@@ -1,11 +1,11 @@
 //! Exports samples as files of a folder or entries of a tar archive.
 //!
-//! Names come from the image, and an image may be hostile. Nothing is written outside the folder
-//! that the user named, nothing that exists is overwritten, and no link is followed. A name that
-//! cannot be a plain relative path is refused, or written under an escaped name if the user asks
-//! for that; the caller learns which. Read `names.rs` first: it has the rule.
+//! Names come from the image, and an image may be hostile. Nothing is written outside the folder that the
+//! user named, nothing that exists is overwritten, and no link is followed. A name that is not a plain
+//! relative path is refused, or escaped if the user asks for it; the caller learns which names these are.
+//! Read `names.rs` first: it has the rule.
 //!
-//! It does not copy file attributes: an image has names and bytes, but no times or owners.
+//! File attributes are not exported: an image has names and bytes, but no times or owners.
 
 mod folder;
 mod names;
@@ -26,12 +26,12 @@ pub(crate) trait Sink {
     /// Writes one file of `bytes` under `name`, which has passed [`check`].
     ///
     /// # Errors
-    /// After [`SinkError::Conflict`], which concerns only this name, nothing was left behind; after
+    /// After [`SinkError::Conflict`], which concerns only this name, nothing is left behind; after
     /// [`SinkError::Failed`] the export is over.
     fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError>;
 
-    /// Writes several files as [`Sink::write`] does one; returns their results in their order, up to
-    /// and with the first [`SinkError::Failed`].
+    /// Writes several files, each as [`Sink::write`]; returns their results in order, up to and including the
+    /// first [`SinkError::Failed`].
     fn write_all(&mut self, files: &[NewFile<'_>]) -> Vec<Result<(), SinkError>> {
         let mut results = Vec::with_capacity(files.len());
         for file in files {
@@ -43,32 +43,32 @@ pub(crate) trait Sink {
         results
     }
 
-    /// Ends the export: all data has been passed to the operating system.
+    /// Ends the export; all data has then been passed to the operating system.
     fn finish(&mut self) -> Result<(), Failure>;
 }
 
 /// A file to write.
 #[derive(Debug)]
 pub(crate) struct NewFile<'a> {
-    /// Its name in the image.
+    /// The file's name in the image.
     pub(crate) name: Vec<u8>,
-    /// The escaped name that it gets instead, if that one is refused by [`check`].
+    /// The escaped name to use instead, if [`check`] refuses the name.
     pub(crate) escaped: Option<Vec<u8>>,
     pub(crate) bytes: Cow<'a, [u8]>,
 }
 
 impl NewFile<'_> {
-    /// The path that it is written to, below the destination.
+    /// The file's path below the destination.
     pub(crate) fn path(&self) -> &[u8] {
         self.escaped.as_ref().unwrap_or(&self.name)
     }
 }
 
-/// Why a file was not written.
+/// The reason why a file was not written.
 #[derive(Debug)]
 pub(crate) enum SinkError {
-    /// Something else exists where the file or one of its folders should be.
+    /// Another file or folder is in the way of the file or of one of its folders.
     Conflict(&'static str),
-    /// Nothing more can be written.
+    /// No further file can be written.
     Failed(Failure),
 }

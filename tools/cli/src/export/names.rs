@@ -1,8 +1,8 @@
-//! The rule for names that may become files, and the escaping of all others.
+//! The rule for names that may become file names, and the escaping of other names.
 //!
-//! A name is used as it is if every component between slashes is an ordinary file name: not empty,
-//! not `.` or `..`, at most 255 bytes, without NUL. Other bytes are left to the file system:
-//! newlines and non-UTF-8 are exported as they are.
+//! A name is used unchanged if every component between slashes is an ordinary file name: not empty, not `.`
+//! or `..`, at most 255 bytes, without NUL. Other bytes are left to the file system: newlines and invalid
+//! UTF-8 are exported unchanged.
 //!
 //! An escaped name is built one component at a time, so that it always passes the rule:
 //! - `%` and NUL become `%25` and `%00`;
@@ -11,7 +11,7 @@
 //! - a component that is then longer than 255 bytes keeps its first 200, followed by `%~` and the
 //!   CRC32C of the whole component in hexadecimal.
 
-/// Checks that `name` may be written as it is.
+/// Checks that `name` may be written unchanged.
 pub(crate) fn check(name: &[u8]) -> Result<(), String> {
     if name.starts_with(b"/") {
         return Err("an absolute path".to_owned());

@@ -10,7 +10,8 @@ use dlfs::{Error, ErrorKind};
 /// Writes a line for each sample into a new file: its name and its values.
 ///
 /// # Errors
-/// The file exists or cannot be written. `InvalidArgument`: the image has no typed columns, or a name is no UTF-8.
+/// The file exists or cannot be written. `InvalidArgument`: the image has no typed columns, or a name is not
+/// UTF-8.
 pub(crate) fn write_table(directory: &Directory, path: &Path) -> Result<u64, Error> {
     if directory.columns().is_empty() {
         let text = "the image has no typed columns: export without --columns";

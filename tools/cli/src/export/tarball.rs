@@ -9,7 +9,7 @@ use dlfs::Error;
 use super::{Sink, SinkError};
 use crate::exit::{Failure, about_file};
 
-/// Writes a tar archive; an unfinished file is removed.
+/// Writes a tar archive; an unfinished file is removed on drop.
 pub(crate) struct TarSink {
     path: PathBuf,
     archive: tar::Builder<BufWriter<Box<dyn Write>>>,
@@ -21,7 +21,7 @@ impl TarSink {
     /// Creates an archive in a new file at `path`.
     ///
     /// # Errors
-    /// Errors of the operating system; also if the file exists.
+    /// Errors of the operating system, also if the file exists.
     pub(crate) fn create(path: &Path) -> Result<TarSink, Error> {
         let file = File::create_new(path)
             .map_err(|error| about_file("cannot make the archive", path, error))?;
@@ -71,7 +71,7 @@ impl Sink for TarSink {
 impl Drop for TarSink {
     fn drop(&mut self) {
         if !self.finished && !self.to_stdout {
-            // The export has failed with its own error; a leftover file is visible to the user.
+            // The export has already failed with its own error; the user will see a leftover file.
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// A field: its name, where it is, and how it is shown.
+/// A field: its name, its position, and its form.
 pub(super) struct Field {
     pub(super) name: &'static str,
     offset: usize,
@@ -10,18 +10,18 @@ pub(super) struct Field {
     form: Form,
 }
 
-/// How a field is shown.
+/// The form in which a field is shown.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
-    /// A number: in text and JSON in decimal.
+    /// A number, decimal in text and JSON.
     Number,
-    /// A number: in text in hexadecimal, in JSON in decimal.
+    /// A number, hexadecimal in text and decimal in JSON.
     Hex,
-    /// ASCII, padded with spaces or ended by NUL.
+    /// ASCII, padded with spaces or terminated by NUL.
     Text,
-    /// Bytes in hexadecimal; three bytes of an OUI and identifiers.
+    /// Bytes in hexadecimal; an OUI of three bytes, and identifiers.
     Bytes,
-    /// As bytes, but the lowest byte first.
+    /// As `Bytes`, but the lowest byte first.
     Oui,
     /// A UUID.
     Uuid,
@@ -47,8 +47,8 @@ impl Field {
         String::from_utf8_lossy(&bytes[..end]).into_owned()
     }
 
-    /// Returns whether nvme-cli shows the field: it shows some fields of namespaces only if NSFEAT.OPTPERF says that
-    /// they are given.
+    /// Returns whether nvme-cli shows the field: it shows some fields of namespaces only if NSFEAT.OPTPERF
+    /// marks them as valid.
     fn is_there(&self, page: &[u8]) -> bool {
         match self.name {
             "npwg" | "npwa" | "npda" | "nows" => page[NSFEAT] & 0x30 != 0,
@@ -57,7 +57,7 @@ impl Field {
         }
     }
 
-    /// As nvme-cli shows it in text.
+    /// The value as nvme-cli shows it in text.
     pub(super) fn shown(&self, page: &[u8]) -> String {
         let hex = |bytes: &mut dyn Iterator<Item = &u8>| -> String {
             bytes.map(|byte| format!("{byte:02x}")).collect()
@@ -75,10 +75,11 @@ impl Field {
         }
     }
 
-    /// As nvme-cli writes it in JSON.
+    /// The value as nvme-cli writes it in JSON.
     pub(super) fn json(&self, page: &[u8]) -> Value {
         match self.form {
-            // nvme-cli writes a number of up to 39 digits. Readers lose digits of it, and of text they do not.
+            // nvme-cli writes a JSON number of up to 39 digits. Many readers lose digits of such a number, so
+            // it is a string here.
             Form::Number | Form::Hex => match u64::try_from(self.number(page)) {
                 Ok(number) => number.into(),
                 Err(_) => self.number(page).to_string().into(),
@@ -89,13 +90,13 @@ impl Field {
     }
 }
 
-/// The 16 bytes of a UUID as text.
+/// The 16 bytes of a UUID as a string.
 pub(crate) fn uuid(bytes: &[u8]) -> String {
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
-/// `name : value` of each field, names padded as nvme-cli does.
+/// `name : value` for each field, with names padded as in nvme-cli.
 pub(super) fn lines(fields: &[Field], page: &[u8], width: usize) -> Vec<String> {
     let line = |field: &Field| match field.name {
         "nsattr" => format!("nsattr\t: {}", field.shown(page)), // nvme-cli has a tab there

@@ -1,4 +1,5 @@
-//! Identify data structures as text and as JSON, in the forms of nvme-cli 2.13 to 2.16. It asks no target.
+//! Identify data structures as text and as JSON, in the forms of nvme-cli 2.13 to 2.16. Only formats bytes;
+//! asks no target.
 
 mod fields;
 mod power;
@@ -25,7 +26,7 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     let mut lines = vec![format!("NVME Identify Namespace {}:", nsid.0)];
     lines.extend(fields::lines(fields::NAMESPACE, page, 8));
     let mut object = fields::object(fields::NAMESPACE, page);
-    // NLBAF is 0-based; FLBAS says which of the formats is in use.
+    // NLBAF is 0-based; FLBAS gives the format in use.
     let in_use = usize::from(page[26] & 0xF | (page[26] & 0x60) >> 1);
     let with_attributes = usize::from(page[25]);
     let all = usize::from(page[25]) + usize::from(page[82]);
@@ -39,7 +40,7 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
         let rp = if rp == 0 { "0".to_owned() } else { format!("{rp:#x}") }; // as C's %#x
         lines.push(format!("lbaf {number:2} : ms:{ms:<3} lbads:{ds:<2} rp:{rp} {mark}"));
         if number > with_attributes {
-            continue; // its JSON has only the first kind
+            continue; // nvme-cli's JSON has only the first kind
         }
         list.push(Value::Object(Map::from_iter([
             ("lbaf".to_owned(), number.into()),
@@ -54,7 +55,7 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     (lines, Value::Object(object))
 }
 
-/// The vendor specific bytes up to the first zero, as texts of 16 characters, as in a dump.
+/// The vendor specific bytes up to the first zero, as rows of 16 characters, as in a hex dump.
 fn vendor_specific(bytes: &[u8]) -> Vec<String> {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let shown = |byte: &u8| if byte.is_ascii_graphic() { char::from(*byte) } else { '.' };

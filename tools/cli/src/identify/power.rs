@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// The descriptors of the power states, of which there are NPSS + 1.
+/// The descriptors of the NPSS + 1 power states.
 pub(super) fn states(page: &[u8]) -> impl Iterator<Item = &[u8]> {
     page[2048..3072].chunks_exact(32).take(usize::from(page[263]) + 1)
 }
@@ -92,11 +92,11 @@ fn u32_at(state: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([state[at], state[at + 1], state[at + 2], state[at + 3]])
 }
 
-/// The bit for a maximum power in units of 0.1 mW instead of 10 mW.
+/// MXPS: the maximum power is in units of 0.1 mW instead of 10 mW.
 const MXPS: u8 = 1;
-/// The bit of a non-operational state.
+/// NOPS: the state is non-operational.
 const NOPS: u8 = 2;
-/// Units of times.
+/// Names of the units of time.
 const SCALES: [&str; 13] = [
     "1 microsecond",
     "10 microseconds",

@@ -1,8 +1,9 @@
-//! The access log: a line of JSON for each host that comes, is refused or goes, and for each change of the service.
+//! The access log: a line of JSON for each host that connects, is refused or leaves, and for each change of
+//! the service.
 //!
-//! Targets tell their events on the threads that move data. So a line is made there, and the thread of a queue
-//! (`line_queue.rs`) writes it. If a disk is full or slow, lines are lost: they are counted, and both the file and the
-//! service's log say how many. No line holds a key.
+//! Targets report their events on the threads that move data. These threads only make the line, and the
+//! thread of a queue (`line_queue.rs`) writes it. If a disk is full or slow, lines are dropped and counted,
+//! and both the file and the service's log say how many. No line contains a key.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -30,7 +31,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// `-` is stdout; a relative path begins at `folder`.
+    /// Parses the place: `-` is stdout; a relative path starts at `folder`.
     pub(crate) fn parse(text: &str, folder: &Path) -> Place {
         match text {
             "-" => Place::Stdout,
@@ -38,14 +39,14 @@ impl Place {
         }
     }
 
-    /// Opens it; a file is created with mode 0640, or continued.
+    /// Opens the output: a new file is created with mode 0640, an existing file is appended to.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(crate) fn open(&self) -> Result<Output> {
         let Place::File(path) = self else { return Ok(Output::new(Box::new(io::stdout()))) };
         let mut options = OpenOptions::new();
-        // Opening a pipe that nobody reads fails at once instead of waiting for a reader.
+        // Opening a pipe without a reader then fails at once instead of waiting for a reader.
         options.create(true).append(true).mode(0o640).custom_flags(OFlags::NONBLOCK.bits() as i32);
         let cannot = |error| about_file("cannot open the access log", path, error);
         let file = options.open(path).map_err(cannot)?;
@@ -53,33 +54,33 @@ impl Place {
     }
 }
 
-/// An access log that is open. Clones write to the same one.
+/// An open access log. Clones write to the same log.
 #[derive(Debug, Clone)]
 pub(crate) struct AccessLog {
     lines: LineQueue,
     next: Next,
 }
 
-/// The output that the thread is to switch to.
+/// The output that the thread will switch to.
 type Next = Arc<Mutex<Option<Output>>>;
 
 impl AccessLog {
     /// Opens the log.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(crate) fn open(place: &Place) -> Result<AccessLog> {
         let next = Next::default();
         let writer = Writer { next: next.clone(), output: place.open()?, is_failing: false };
         Ok(AccessLog { lines: LineQueue::start("dlfs-access-log", writer)?, next })
     }
 
-    /// It goes to `output` from the next line on.
+    /// Switches to `output` from the next line on.
     pub(crate) fn switch(&self, output: Output) {
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
     }
 
-    /// Writes a line about the service itself; `more` are the fields of this event.
+    /// Writes a line about the service itself; `more` holds the fields of this event.
     pub(crate) fn note(&self, event: &str, subsystem: Option<&Nqn>, more: Value) {
         self.lines.push(Line { subsystem, ..Line::new(event, more) }.bytes());
     }
@@ -103,10 +104,10 @@ impl dlfs::target::AccessLog for AccessLog {
     }
 }
 
-/// A line, in the order of its fields.
+/// A line, with its fields in the order of output.
 #[derive(Serialize)]
 struct Line<'a> {
-    /// UTC, as RFC 3339 writes it.
+    /// UTC, in the format of RFC 3339.
     time: String,
     event: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,7 +141,7 @@ impl<'a> Line<'a> {
 /// An open output of the log.
 pub(crate) struct Output {
     to: Box<dyn Write + Send>,
-    /// Set if only part of a line was written last.
+    /// Set if only part of the last line was written.
     is_torn: bool,
 }
 
@@ -155,7 +156,7 @@ impl Output {
         Output { to, is_torn: false }
     }
 
-    /// Writes a line with its end. If only a part of it can be written, the next line begins on one of its own.
+    /// Writes a line and its newline. After a partial write, the next call first starts a new line.
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let whole = if self.is_torn { [b"\n", line].concat() } else { line.to_vec() };
         let mut rest = &whole[..];
@@ -174,11 +175,11 @@ impl Output {
     }
 }
 
-/// The output of the thread.
+/// The output, on the queue's thread.
 struct Writer {
     next: Next,
     output: Output,
-    /// The log of the service knows that writing fails.
+    /// Set once the service's log has reported that writing fails.
     is_failing: bool,
 }
 

@@ -1,7 +1,8 @@
 //! Changes of a service while it runs: requests of `dlfs ctl`, and reloads.
 //!
-//! The command's thread calls [`Changes::step`] again and again. What may take long, the opening of namespaces, goes
-//! on beside it; the request that wants it is answered when it is there. One reload is under way at a time.
+//! The command's thread calls [`Changes::step`] again and again. Opening namespaces may take long, so it runs
+//! on other threads; the request that needs a namespace is answered when it is open. One reload is in
+//! progress at a time.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ use super::running::{self, DRAIN_LIMIT, Service};
 use super::systemd::Manager;
 use crate::log;
 
-/// A service, and what is being changed in it.
+/// A service, and the changes in progress.
 pub(crate) struct Changes {
     pub(crate) service: Service,
     source: Source,
@@ -32,16 +33,16 @@ pub(crate) struct Changes {
     openings: Openings<Purpose>,
     /// Requests for a reload that has not begun.
     wanted: Askers,
-    /// Until when hosts may take to go; the service ends then.
+    /// The deadline for hosts to leave; the service then ends.
     ends: Option<Instant>,
 }
 
-/// The files and options that say what a reload makes of the service.
+/// The files and options that a reload reads.
 pub(crate) struct Source {
     pub(crate) config: Option<PathBuf>,
-    /// The hosts file of the command line.
+    /// The hosts file from the command line.
     pub(crate) hosts: Option<PathBuf>,
-    /// The place of the command line, which has precedence over the file's.
+    /// The place from the command line, which has precedence over the configuration file's.
     pub(crate) access_log: Option<Place>,
 }
 
@@ -51,7 +52,7 @@ enum Purpose {
     Reload(Reload),
 }
 
-/// A reload that is under way.
+/// A reload in progress.
 struct Reload {
     askers: Askers,
     new: ServiceConfig,
@@ -60,14 +61,14 @@ struct Reload {
     opened: Vec<Opened>,
 }
 
-/// Requests for a reload: by SIGHUP, and by `dlfs ctl`.
+/// The requesters of a reload: SIGHUP, and clients of `dlfs ctl`.
 #[derive(Default)]
 struct Askers {
     hung_up: bool,
     tickets: Vec<Ticket>,
 }
 
-/// How a reload ends.
+/// The end of a reload.
 enum End {
     Done(String),
     NothingChanged(Error),
@@ -78,7 +79,7 @@ enum End {
 type Answers = Vec<(Ticket, Result<Value>)>;
 
 impl Source {
-    /// The place of the access log when the file says `config`.
+    /// The place of the access log for this configuration file.
     pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
         self.access_log.clone().or_else(|| config?.access_log.clone())
     }
@@ -86,14 +87,14 @@ impl Source {
 
 impl Changes {
     /// # Errors
-    /// The operating system has no descriptor left.
+    /// The operating system has no file descriptor left.
     pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
         let openings = Openings::new()?;
         let wanted = Askers::default();
         Ok(Changes { service, source, manager, openings, wanted, ends: None })
     }
 
-    /// Begins to end the service: all hosts are sent away. Returns how many controllers there are.
+    /// Begins to end the service: sends all hosts away. Returns the number of controllers.
     pub(crate) fn begin_to_end(&mut self, why: &str) -> usize {
         if self.ends.is_none() {
             self.manager.stopping();
@@ -107,7 +108,7 @@ impl Changes {
         self.ends.is_some()
     }
 
-    /// Returns whether it is ending, and all hosts are gone or have had their time.
+    /// Returns whether the service is ending, and all hosts are gone or their deadline has passed.
     pub(crate) fn is_over(&self) -> bool {
         self.ends.is_some_and(|until| self.service.is_drained() || Instant::now() >= until)
     }
@@ -122,7 +123,7 @@ impl Changes {
         self.wanted.hung_up = true;
     }
 
-    /// Carries a request out. `None`: [`Changes::step`] has the answer later.
+    /// Carries out a request. `None`: [`Changes::step`] returns the answer later.
     pub(crate) fn answer(&mut self, request: &Request, ticket: Ticket) -> Option<Result<Value>> {
         match request.method.as_str() {
             "add-ns" | "reload" if self.is_ending() => Some(Err(it_ends())),
@@ -156,7 +157,7 @@ impl Changes {
         });
     }
 
-    /// Goes on with what can go on; returns the answers that are ready.
+    /// Advances all changes in progress; returns the answers that are ready.
     pub(crate) fn step(&mut self) -> Answers {
         let mut answers = Vec::new();
         self.service.step_leaving();
@@ -194,8 +195,8 @@ impl Changes {
         if let Ok(Some(new)) = &new
             && new.subsystems.iter().any(|config| self.service.is_leaving(&config.nqn))
         {
-            // The file has a subsystem again that is being ended. The reload waits for that, a few seconds at most, and
-            // no other request does.
+            // The file contains a subsystem that is still ending. The reload waits for its end, for a few
+            // seconds at most; other requests do not wait.
             return;
         }
         let askers = std::mem::take(&mut self.wanted);
@@ -229,8 +230,8 @@ impl Changes {
         self.go_on(reload, answers);
     }
 
-    /// Opens what is missing, or ends the reload. Something may be missing twice: `dlfs ctl` may remove a namespace
-    /// while others are opened.
+    /// Opens missing namespaces, or ends the reload. Namespaces may be missing again: `dlfs ctl` may remove
+    /// one while others are opened.
     fn go_on(&mut self, mut reload: Reload, answers: &mut Answers) {
         match self.service.missing(&reload.new, &reload.opened) {
             Ok(missing) if !missing.is_empty() => {
@@ -258,7 +259,7 @@ impl Changes {
         }
     }
 
-    /// Reloads the hosts file of the command line. Hosts that are connected stay.
+    /// Reloads the hosts file from the command line. Connected hosts stay.
     fn read_hosts_again(&mut self) -> Result<String> {
         let keys = self.source.hosts.as_deref().map(read_hosts).transpose()?;
         let output = self.service.next_access_log(self.source.access_log(None).as_ref())?;
@@ -277,7 +278,7 @@ impl Changes {
         })
     }
 
-    /// Tells everybody how a reload has ended.
+    /// Reports the result of a reload to all its requesters.
     fn end(&mut self, askers: Askers, end: &End, answers: &mut Answers) {
         let why = |error: &Error| error.report().replace("\n  ", "; "); // one line of the log
         let (event, text, failed) = match end {
@@ -312,5 +313,5 @@ fn it_ends() -> Error {
     Error::new(ErrorKind::Busy, "the service is draining, and ends")
 }
 
-/// How long namespaces may take to open. A remote target has less: see `ConnectOptions::connect_timeout`.
+/// Time limit for opening namespaces. A remote target has less: see `ConnectOptions::connect_timeout`.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);

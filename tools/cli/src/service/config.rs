@@ -1,4 +1,4 @@
-//! A service's configuration: what it serves to whom, and the file that says so.
+//! A service's configuration: its subsystems and their hosts, and the file that defines them.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -19,7 +19,7 @@ use dlfs::{Error, ErrorKind, Result};
 use super::access_log::Place;
 use super::limits::LimitArgs;
 
-/// All that a service serves.
+/// The whole configuration of a service.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServiceConfig {
     /// The place of the access log, if there is one.
@@ -27,7 +27,7 @@ pub(crate) struct ServiceConfig {
     pub(crate) subsystems: Vec<SubsystemConfig>,
 }
 
-/// One subsystem: its namespaces, and who may connect to it where.
+/// One subsystem: its namespaces, its addresses, and the hosts that may connect.
 #[derive(Debug, Clone)]
 pub(crate) struct SubsystemConfig {
     pub(crate) nqn: Nqn,
@@ -36,7 +36,7 @@ pub(crate) struct SubsystemConfig {
     /// Hosts that may connect without keys.
     pub(crate) allow_hosts: Vec<Nqn>,
     pub(crate) allow_any_host: bool,
-    /// Hosts that must prove who they are.
+    /// Hosts that must authenticate.
     pub(crate) host_keys: BTreeMap<Nqn, HostKeys>,
     /// Threads that move data; by default one per processor of `cpus`, else 1.
     pub(crate) pollers: Option<u16>,
@@ -54,13 +54,13 @@ pub(crate) struct NamespaceConfig {
 }
 
 impl SubsystemConfig {
-    /// The part that only a restart can change, as a text; the rest may change while it serves.
+    /// The part that only a restart can change, as a string to compare; the rest may change at run time.
     fn fixed(&self) -> String {
         let SubsystemConfig { listen, allow_any_host, pollers, cpus, busy_poll, limits, .. } = self;
         format!("{:?}", (listen, allow_any_host, pollers, cpus, busy_poll, limits))
     }
 
-    /// Refuses a change that only a restart can make.
+    /// Refuses a change that needs a restart.
     pub(crate) fn check_change(&self, new: &SubsystemConfig) -> Result<()> {
         if self.fixed() == new.fixed() {
             return Ok(());
@@ -73,7 +73,7 @@ impl SubsystemConfig {
     }
 }
 
-/// The file as it is written. Unknown keys are refused.
+/// The contents of the file. Unknown keys are refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -121,15 +121,17 @@ fn yes() -> bool {
     true
 }
 
-/// Reads a configuration file and the hosts files that it names. Relative paths begin at its folder.
+/// Reads a configuration file and the hosts files that it names. Relative paths start at its folder.
 ///
 /// # Errors
-/// `NotFound`: there is no such file. `InvalidArgument`: it is not valid; the message names the line and column.
+/// `NotFound`: the file does not exist. `InvalidArgument`: the file is not valid; the message names the line
+/// and column.
 pub(crate) fn read(path: &Path) -> Result<ServiceConfig> {
     let read =
         std::fs::read_to_string(path).and_then(|text| Ok((text, std::path::absolute(path)?)));
     let (text, absolute) = read.map_err(|error| Error::from(error).path(path))?;
-    // Absolute, as the paths of `dlfs ctl` are: one that is written into the file later is no change.
+    // Absolute, as the paths from `dlfs ctl` are: a namespace added by `dlfs ctl` and later to the file is
+    // then the same.
     parse(&text, path, absolute.parent().unwrap_or(Path::new("")))
 }
 
@@ -166,7 +168,7 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     Ok(config)
 }
 
-/// Turns the file into the value, with errors that name the line and column.
+/// Turns the file into the configuration, with errors that name the line and column.
 struct Reader<'a> {
     text: &'a str,
     path: &'a Path,
@@ -280,7 +282,7 @@ impl Reader<'_> {
     }
 }
 
-/// The address of a namespace; a relative path begins at `folder`.
+/// Parses the address of a namespace; a relative path starts at `folder`.
 pub(crate) fn parse_address(text: &str, folder: &Path) -> std::result::Result<Address, String> {
     match text.parse::<Address>() {
         Ok(Address::Path(path)) => Ok(Address::Path(folder.join(path))),
@@ -289,13 +291,13 @@ pub(crate) fn parse_address(text: &str, folder: &Path) -> std::result::Result<Ad
     }
 }
 
-/// `HOST:PORT` as an address to listen on.
+/// Resolves `HOST:PORT` to an address to listen on.
 pub(crate) fn resolve(listen: &str) -> std::result::Result<SocketAddr, String> {
     let Some((host, port)) = listen.rsplit_once(':') else {
         return Err(format!("{listen:?} is not HOST:PORT"));
     };
     let number: u16 = port.parse().map_err(|_| format!("{listen:?}: {port:?} is not a port"))?;
-    // A link, as in `[fe80::1%eth0]:4420`, is known to the system's resolver alone, and without the brackets.
+    // Only the system's resolver knows the scope in `[fe80::1%eth0]:4420`, and it expects no brackets.
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let mut found = (bare.unwrap_or(host), number)
         .to_socket_addrs()
@@ -303,7 +305,8 @@ pub(crate) fn resolve(listen: &str) -> std::result::Result<SocketAddr, String> {
     found.next().ok_or_else(|| format!("{listen:?} has no address"))
 }
 
-/// The highest NSID of a service. Hosts are told of it before there is such a namespace, and size tables by it.
+/// The highest NSID of a service. Hosts are told this number before such a namespace exists, and size tables
+/// by it.
 pub(crate) const MAX_NSID: u32 = 1024;
 
 #[cfg(test)]
@@ -371,7 +374,7 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
             assert!(error.contains(&place) && error.contains(named), "{to}: {error}");
             assert!(error.contains("/etc/dlfs/targets.toml"), "{error}");
         }
-        // In characters, not in bytes.
+        // Columns count characters, not bytes.
         let error = parsed("\"größe\" = 1").unwrap_err().report();
         assert!(error.contains("line 1, column 1:") && error.contains("größe"), "{error}");
         let error = parsed("access_log = \"größe\" subsystem").unwrap_err().report();

@@ -1,11 +1,12 @@
 //! The control socket: JSON lines over a Unix socket that only its owner can open.
 //!
-//! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the same
-//! `id`, and `result` or `error`. `docs/operations.md` lists the methods. Requests are carried out one after the
-//! other, a few of each client between two looks at the signals. No client delays another: one that does not take its
-//! answer is not read from, and closed after a while; if there are too many, the one that has been silent for longest
-//! makes way. The answer of a request that takes longer comes later: its client's next request waits for it, and no
-//! other's. Requests and answers have a limit in bytes, whichever side reads them.
+//! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the
+//! same `id`, and `result` or `error`. `docs/operations.md` lists the methods. Requests are carried out one
+//! after the other, a few of each client between two checks of the signals. No client delays another. If a
+//! client does not take its answer, the service stops reading from it, and closes it after a while. If there
+//! are too many clients, the one that has been silent for longest is closed. If a request takes long, its
+//! answer comes later, and only its own client's next request waits for it. Requests and answers have a limit
+//! in bytes on both sides.
 
 use std::fs;
 use std::io::{self, BufRead as _, Read as _, Write as _};
@@ -29,7 +30,7 @@ use dlfs::{Error, ErrorKind, Result};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Request {
-    /// Comes back in the answer.
+    /// Copied to the answer.
     #[serde(default)]
     pub(crate) id: Value,
     pub(crate) method: String,
@@ -47,46 +48,46 @@ pub(crate) struct Answer {
     pub(crate) error: Option<Refused>,
 }
 
-/// Why a request was refused.
+/// The error in an answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Refused {
     pub(crate) kind: String,
     pub(crate) message: String,
 }
 
-/// The socket of a service. Dropping it removes its file, unless another one has taken its place.
+/// The socket of a service. Dropping it removes its file, unless the file has been replaced.
 pub(crate) struct Control {
     path: PathBuf,
-    /// Device and inode of its file.
+    /// Device and inode number of the socket's file.
     file: Option<(u64, u64)>,
     listener: UnixListener,
     clients: Vec<Client>,
     last_ticket: Ticket,
 }
 
-/// Names a request whose answer comes later.
+/// Identifies a request that is answered later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
 struct Client {
     stream: UnixStream,
-    /// Bytes that have arrived and are not answered, beginning with the next line.
+    /// Bytes that have arrived and are not answered, from the start of the next line.
     received: Vec<u8>,
-    /// The rest of the last answer. Until it is sent, nothing is received.
+    /// The rest of the last answer. Nothing is received until it is sent.
     unsent: Vec<u8>,
-    /// The request whose answer comes later, and its `id`.
+    /// The request that is answered later, and its `id`.
     waits: Option<(Ticket, Value)>,
-    /// Set if it is closed after its last answer.
+    /// Set if the client is closed after its last answer.
     ends: bool,
-    /// When bytes of it came or went last.
+    /// The time when bytes were last received or sent.
     active: Instant,
 }
 
 impl Control {
-    /// Opens the socket with mode 0600. A file that a dead service left behind is replaced.
+    /// Opens the socket with mode 0600. A socket file left behind by a dead service is replaced.
     ///
     /// # Errors
-    /// `Busy`: another service answers there. Otherwise those of the operating system.
+    /// `Busy`: another service answers there. Otherwise errors of the operating system.
     pub(crate) fn open(path: &Path) -> Result<Control> {
         let about = |error| about_socket("cannot open the control socket", path, error);
         match connect(path) {
@@ -95,13 +96,14 @@ impl Control {
                     Error::new(ErrorKind::Busy, "another service answers on the control socket");
                 return Err(error.path(path).hint("name another one with --control"));
             }
-            // A file that is no socket refuses, too. It is somebody's, and stays.
+            // Connecting to a file that is not a socket is refused too. Such a file belongs to somebody, and
+            // stays.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
                 fs::remove_file(path).map_err(about)?;
             }
-            Err(_) => {} // there is no such file, or binding says what is wrong
+            Err(_) => {} // no such file, or binding reports the error
         }
-        // The mode is right from the first moment on. No other thread creates files now.
+        // The umask gives the right mode from the start. No other thread creates files at this time.
         let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
         let bound = UnixListener::bind(path);
         rustix::process::umask(before);
@@ -116,8 +118,8 @@ impl Control {
         })
     }
 
-    /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. Where it
-    /// returns `None`, [`Control::answer`] gives the answer later.
+    /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. If
+    /// that returns `None`, [`Control::answer`] gives the answer later.
     pub(crate) fn serve(
         &mut self,
         limit: Duration,
@@ -126,14 +128,14 @@ impl Control {
     ) {
         let has_line = self.clients.iter().any(Client::has_line);
         let limit = Timespec::try_from(if has_line { Duration::ZERO } else { limit }).ok();
-        // A client that waits is not looked at, so that it cannot send without end.
+        // A client that waits for an answer is not polled, so that it cannot send without limit.
         let clients = self.clients.iter().filter(|client| client.waits.is_none());
         let clients = clients.map(|client| (client.stream.as_fd(), client.wanted()));
         let own = [(self.listener.as_fd(), PollFlags::IN), (waker, PollFlags::IN)];
         let all = own.into_iter().chain(clients);
         let mut fds: Vec<PollFd<'_>> =
             all.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
-        // An error is a signal: the caller looks at those and comes back.
+        // The error is a signal, which the caller checks before the next call.
         let _ = poll(&mut fds, limit.as_ref());
         drop(fds);
         self.accept();
@@ -157,7 +159,7 @@ impl Control {
         }
     }
 
-    /// Answers a request late. If its client is gone, nobody hears it.
+    /// Answers a request later. If its client is gone, the answer is dropped.
     pub(crate) fn answer(&mut self, ticket: Ticket, result: Result<Value>) {
         let waits = |client: &Client| client.waits.as_ref().is_some_and(|(its, _)| *its == ticket);
         let Some(number) = self.clients.iter().position(waits) else { return };
@@ -190,12 +192,12 @@ impl Client {
         if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::OUT }
     }
 
-    /// Returns whether a request has arrived that can be answered now.
+    /// Returns whether a whole request has arrived and can be answered now.
     fn has_line(&self) -> bool {
         self.waits.is_none() && self.unsent.is_empty() && self.received.contains(&b'\n')
     }
 
-    /// Sends and receives what is possible, and answers some whole lines; an error ends the client.
+    /// Sends and receives without blocking, and answers some whole lines; an error ends the client.
     fn serve(
         &mut self,
         last_ticket: &mut Ticket,
@@ -228,7 +230,7 @@ impl Client {
         Ok(())
     }
 
-    /// Receives a part; returns whether there was one.
+    /// Receives some bytes; returns whether there were any.
     fn receive(&mut self) -> io::Result<bool> {
         let mut part = [0; 4096];
         match self.stream.read(&mut part) {
@@ -264,7 +266,7 @@ impl Client {
         }
     }
 
-    /// Answers a line that is no request.
+    /// Answers a line that is not a valid request.
     fn refuse(&mut self, why: String) -> io::Result<()> {
         let error = Error::new(ErrorKind::InvalidArgument, why);
         self.answer(&Answer::new(Value::Null, Err(error)))
@@ -280,7 +282,7 @@ impl Client {
         self.send()
     }
 
-    /// Sends what it takes now; an error if it has taken nothing for a while.
+    /// Sends as many bytes as the client takes now; an error if it has taken none for a while.
     fn send(&mut self) -> io::Result<()> {
         while !self.unsent.is_empty() {
             match self.stream.write(&self.unsent) {
@@ -323,7 +325,7 @@ fn is_socket(path: &Path) -> bool {
     file_of(path).is_some()
 }
 
-/// Device and inode of a socket's file; `None`: there is none.
+/// Device and inode number of a socket's file; `None` if there is no socket.
 fn file_of(path: &Path) -> Option<(u64, u64)> {
     let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
     Some((found.dev(), found.ino()))
@@ -332,8 +334,8 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 /// Sends a request to the service at `path` and waits for the answer.
 ///
 /// # Errors
-/// `NotFound`, `Refused`, ...: there is no service. `TimedOut`, `Disconnected`: it does not answer. Otherwise the
-/// service's own error, by its message.
+/// `NotFound`, `Refused`, ...: there is no service. `TimedOut`, `Disconnected`: the service does not answer.
+/// Otherwise the service's own error, with its message.
 pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     let about = |error: io::Error| {
         let hint = "start it with dlfs serve --control PATH, and name the same path with --socket";
@@ -377,13 +379,13 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     }
 }
 
-/// The line that a service answers with; without its end if the service hangs up.
+/// The line of the answer; without its newline if the service hangs up.
 fn read_answer(stream: &mut UnixStream, until: Instant) -> io::Result<Vec<u8>> {
     let mut reader = io::BufReader::new(stream);
     let mut line = Vec::new();
     while !line.ends_with(b"\n") {
         let left = until.saturating_duration_since(Instant::now());
-        // A service that sends byte by byte must not take longer than one that sends nothing.
+        // The limit is for the whole answer: a service that sends byte by byte must not extend it.
         reader.get_ref().set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         let part = match reader.fill_buf() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -402,7 +404,7 @@ fn read_answer(stream: &mut UnixStream, until: Instant) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Connects, within a limit: a service that is stopped accepts nobody, and connections queue up.
+/// Connects, within a limit: a stopped process accepts no connection, and connections queue up.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -427,13 +429,13 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
 const MAX_CLIENTS: usize = 16;
 /// The longest request.
 const MAX_LINE_BYTES: usize = 64 << 10;
-/// The longest answer: some 50,000 controllers.
+/// The longest answer, enough for some 50,000 controllers.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-/// Parts that are received of a client, and lines that are answered, before it is the next one's turn.
+/// The most reads from a client, and lines answered to it, before the next client has its turn.
 const STEPS: usize = 16;
-/// How long a client may take nothing of an answer.
+/// Time limit for a client that takes none of its answer.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
-/// How long a service may take to accept a connection.
+/// Time limit for a service to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// How long a service may take to answer: it may have to reach the target of a namespace.
+/// Time limit for a service to answer: it may have to connect to a namespace's target.
 const CALL_LIMIT: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
-//! A subsystem that a reload has removed: its hosts are sent away and its target is ended, and nobody waits for that.
+//! Subsystems that a reload has removed: their hosts are sent away and their targets end, in the background.
 //!
-//! The command's thread calls [`Leaving::step`] again and again. What may wait for a device that hangs, the end of
-//! the target, has a thread of its own.
+//! The command's thread calls [`Leaving::step`] again and again. The end of a target may wait for a hanging
+//! device, so it runs on its own thread.
 
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::log;
 
 /// A subsystem that is no longer served.
 pub(crate) enum Leaving {
-    /// Its hosts have until then to go.
+    /// Hosts have until this deadline to leave.
     Draining(Box<Running>, Instant),
     /// Its target ends.
     Ending(Nqn, JoinHandle<()>),
@@ -36,7 +36,7 @@ impl Leaving {
         }
     }
 
-    /// Goes on if it can; `None`: it is gone.
+    /// Advances if possible; `None`: the subsystem is gone.
     fn step(self, now: Instant) -> Option<Leaving> {
         match self {
             Leaving::Draining(running, until) => {
@@ -52,7 +52,7 @@ impl Leaving {
         }
     }
 
-    /// Ends its target, and cuts off the hosts that are still connected; `None`: it is gone.
+    /// Ends the target, and disconnects the remaining hosts; `None`: the subsystem is gone.
     pub(super) fn end(self) -> Option<Leaving> {
         let Leaving::Draining(running, _) = self else { return Some(self) };
         let nqn = running.config.nqn.clone();
@@ -78,7 +78,7 @@ impl Leaving {
         }
     }
 
-    /// Waits until its target has ended, which takes a few seconds at most.
+    /// Waits until the target has ended, which takes a few seconds at most.
     pub(super) fn join(self) {
         if let Leaving::Ending(_, thread) = self {
             let _ = thread.join(); // a panic ends the target as well
@@ -87,17 +87,17 @@ impl Leaving {
 }
 
 impl Service {
-    /// Begins to end a subsystem, which is no longer one of the service.
+    /// Begins to end a subsystem that the service no longer contains.
     ///
     /// # Errors
-    /// Those of [`Running::leave`]; it ends nevertheless.
+    /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
     pub(super) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
         let left = running.leave();
         self.leaving.push(Leaving::Draining(Box::new(running), Instant::now() + DRAIN_LIMIT));
         left
     }
 
-    /// Goes on with the subsystems that end.
+    /// Advances all subsystems that are ending.
     pub(super) fn step_leaving(&mut self) {
         let now = Instant::now();
         let leaving = std::mem::take(&mut self.leaving).into_iter();

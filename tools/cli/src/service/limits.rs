@@ -1,4 +1,4 @@
-//! Limits on what hosts may use: options of `dlfs serve`, and the table `limits` of a configuration file.
+//! Limits of hosts' use: options of `dlfs serve`, and the table `limits` of a configuration file.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// Sets the options whose limits are given.
+    /// Applies the given limits to `options`.
     pub(crate) fn apply(&self, options: &mut TargetOptions) {
         fn set<T>(option: &mut T, value: Option<impl Into<T>>) {
             if let Some(value) = value {
@@ -86,7 +86,7 @@ struct Table {
 }
 
 impl LimitArgs {
-    /// The limits of a table: the options' names with underscores, and their values.
+    /// The limits in a table, whose keys are the options' names with underscores.
     pub(crate) fn of_table(table: &toml::Table) -> Result<LimitArgs, String> {
         let mut arguments = Vec::new();
         for (name, value) in table {
@@ -106,7 +106,7 @@ impl LimitArgs {
     }
 }
 
-/// Parses a size of memory.
+/// Parses a memory size.
 fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text)?;
     let is_memory = (1 << 20..=1 << 40).contains(&bytes);

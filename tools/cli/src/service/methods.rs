@@ -1,4 +1,4 @@
-//! The methods of the control socket, by their names.
+//! The methods of the control socket, by name.
 
 use std::path::Path;
 
@@ -46,7 +46,7 @@ pub(crate) struct AddNamespace {
     subsystem: Option<Nqn>,
 }
 
-/// The address with a whole path: the service has a folder of its own.
+/// The address with an absolute path: the service has another working directory.
 fn absolute(address: &str) -> std::result::Result<String, String> {
     let folder = std::env::current_dir().map_err(|error| error.to_string())?;
     Ok(parse_address(address, &folder)?.to_string())
@@ -85,7 +85,7 @@ fn yes() -> bool {
 }
 
 impl Service {
-    /// Carries a request out, except those of [`super::changes`]: `add-ns`, `reload` and `drain`.
+    /// Carries out a request, except those of [`super::changes`]: `add-ns`, `reload` and `drain`.
     pub(crate) fn answer(&mut self, request: &Request) -> Result<Value> {
         match request.method.as_str() {
             "list-subsys" => self.list_subsystems(&params(request)?),
@@ -146,8 +146,8 @@ impl Service {
         Ok(self.those(subsystem.as_ref())?.into_iter().flat_map(connected).collect())
     }
 
-    /// The namespace that the request `add-ns` adds, and its subsystem. Without a number in the request the namespace
-    /// gets the lowest that is free and not among those `promised` to others.
+    /// The namespace of the request `add-ns`, and its subsystem. Without an NSID in the request, the
+    /// namespace gets the lowest NSID that is free and not `promised` to another.
     pub(crate) fn to_add<'a>(
         &self,
         request: &Request,
@@ -172,7 +172,7 @@ impl Service {
         Ok((config.nqn.clone(), added))
     }
 
-    /// Adds a namespace that is open.
+    /// Adds an open namespace.
     pub(crate) fn add_opened(
         &mut self,
         nqn: &Nqn,
@@ -241,7 +241,7 @@ impl Service {
         Ok(self.those(subsystem.as_ref())?.into_iter().map(count).collect())
     }
 
-    /// The subsystem of this name, or all; also those whose hosts are being sent away.
+    /// The subsystem of this name, or all; also subsystems that are ending.
     fn those(&self, nqn: Option<&Nqn>) -> Result<Vec<&Running>> {
         let leaving = self.leaving.iter().filter_map(Leaving::running);
         let mut those = self.subsystems.iter().chain(leaving);
@@ -254,7 +254,7 @@ impl Service {
         }
     }
 
-    /// The number of the subsystem of this name, or of the only one.
+    /// The index of the subsystem of this name; without a name, of the only one.
     fn the_one(&self, nqn: Option<&Nqn>) -> Result<usize> {
         match nqn {
             Some(nqn) => {
@@ -279,7 +279,7 @@ impl Service {
     }
 }
 
-/// A target's counters by their names.
+/// A target's counters by name.
 pub(crate) fn counters(stats: &TargetStats) -> [(&'static str, u64); 11] {
     [
         ("controllers", stats.controllers),

@@ -1,12 +1,13 @@
 //! Targets as a service: what `dlfs serve` runs, from a file or from its command line.
 //!
-//! [`config::ServiceConfig`] is the one value that both become. [`running::Service`] has the running targets, which
-//! [`reload`] makes equal to it; [`leaving`] are those that end. [`control`] answers `dlfs ctl`; [`changes`] carries
-//! out what changes the service, and waits for it; [`systemd`] tells the service manager what is going on;
-//! [`access_log`] keeps a record of hosts and changes. All of it runs on the command's own thread, but for the opening
-//! of namespaces, the end of targets and the writing of the access log: `commands/serve.rs` has its loop.
+//! Both the file and the command line become one value, [`config::ServiceConfig`]. [`running::Service`] has
+//! the running targets, and [`reload`] makes them match that value; [`leaving`] has the subsystems that are
+//! ending. [`control`] answers `dlfs ctl`; [`changes`] carries out changes of the service, and waits for
+//! them; [`systemd`] reports the state to the service manager; [`access_log`] keeps a record of hosts and
+//! changes. All of it runs on the command's own thread, in the loop of `commands/serve.rs`, except for
+//! opening namespaces, ending targets and writing the access log.
 //!
-//! It is not a supervisor: a target whose thread dies ends the service.
+//! It is not a supervisor: if a target's thread dies, the service ends.
 
 pub(crate) mod access_log;
 pub(crate) mod changes;

@@ -1,5 +1,5 @@
-//! Namespaces that are being opened. Each opening has a thread of its own: a remote target may take long to answer,
-//! and the service answers others meanwhile.
+//! Opens namespaces in the background, each on its own thread: a remote target may take long to answer, and
+//! the service goes on meanwhile.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,12 +13,12 @@ use rustix::event::{EventfdFlags, eventfd};
 use dlfs::target::ServedNamespace;
 use dlfs::{Error, ErrorKind, Result};
 
-/// Openings that are under way, each with its purpose.
+/// Openings in progress, each with its purpose.
 pub(crate) struct Openings<P> {
     under_way: Vec<UnderWay<P>>,
-    /// Becomes readable when a result is there.
+    /// Becomes readable when a result is ready.
     waker: Arc<OwnedFd>,
-    /// A clone is with each thread, which counts them.
+    /// Each thread has a clone: the reference count tells how many threads there are.
     threads: Arc<()>,
 }
 
@@ -32,14 +32,15 @@ type Opened = Result<Vec<ServedNamespace>>;
 
 impl<P> Openings<P> {
     /// # Errors
-    /// The operating system has no event descriptor left.
+    /// The operating system has no file descriptor left.
     pub(crate) fn new() -> Result<Openings<P>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let waker = Arc::new(eventfd(0, flags).map_err(io::Error::from)?);
         Ok(Openings { under_way: Vec::new(), waker, threads: Arc::new(()) })
     }
 
-    /// Starts `work`, which opens namespaces. [`Openings::finished`] has the result, at the latest after `limit`.
+    /// Starts `work`, which opens namespaces. [`Openings::finished`] returns the result, at the latest after
+    /// `limit`.
     pub(crate) fn begin(
         &mut self,
         purpose: P,
@@ -49,7 +50,7 @@ impl<P> Openings<P> {
         let (done, result) = channel();
         self.under_way.push(UnderWay { purpose, until: Instant::now() + limit, result });
         if let Err(error) = self.start(done.clone(), work) {
-            let _ = done.send(Err(error)); // the receiver is ours
+            let _ = done.send(Err(error)); // we still have the receiver
         }
     }
 
@@ -58,7 +59,7 @@ impl<P> Openings<P> {
         done: Sender<Opened>,
         work: impl FnOnce() -> Opened + Send + 'static,
     ) -> Result<()> {
-        // Those that have hung for longer than their limit count, too.
+        // Threads that have hung for longer than their limit count too.
         if Arc::strong_count(&self.threads) > MAX_THREADS {
             let message = format!("{MAX_THREADS} threads open namespaces already");
             return Err(Error::new(ErrorKind::Busy, message));
@@ -67,27 +68,28 @@ impl<P> Openings<P> {
         let counted = self.threads.clone();
         thread::Builder::new().name("dlfs-serve-open".to_owned()).spawn(move || {
             let _counted = counted;
-            // Nobody may want the result any more: then it closes what was opened.
+            // If the result is no longer wanted, the send fails and closes the opened namespaces.
             let _ = done.send(work());
-            // Any value makes it readable. This fails only when the counter is full, and then it is readable, too.
+            // Any value makes it readable. The write fails only when the counter is full, and then it is
+            // readable anyway.
             let _ = rustix::io::write(&waker, &[1; 8]);
         })?;
         Ok(())
     }
 
-    /// Becomes readable when [`Openings::finished`] has something.
+    /// Becomes readable when [`Openings::finished`] has a result.
     pub(crate) fn waker(&self) -> Arc<OwnedFd> {
         self.waker.clone()
     }
 
-    /// The purposes of all openings that are under way.
+    /// The purposes of all openings in progress.
     pub(crate) fn purposes(&self) -> impl Iterator<Item = &P> {
         self.under_way.iter().map(|under_way| &under_way.purpose)
     }
 
-    /// Those that have ended, or whose time is over, with their results.
+    /// Openings that have ended, or whose time is over, with their results.
     pub(crate) fn finished(&mut self) -> Vec<(P, Opened)> {
-        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]); // resets it; there may be nothing
+        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]); // resets it; it may be zero
         let now = Instant::now();
         let mut finished = Vec::new();
         for one in std::mem::take(&mut self.under_way) {
@@ -113,7 +115,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// Waits for the only one that ends.
+    /// Waits for the only opening.
     fn wait<P>(openings: &mut Openings<P>) -> (P, Result<Vec<ServedNamespace>>) {
         loop {
             if let Some(finished) = openings.finished().pop() {
@@ -139,7 +141,7 @@ mod tests {
         openings.under_way[0].until = Instant::now();
         let (name, result) = wait(&mut openings);
         assert_eq!((name, result.unwrap_err().kind()), ("hangs", ErrorKind::TimedOut));
-        // A namespace that is opened too late is closed, and nobody hears of it.
+        // A namespace that is opened too late is closed, without a report.
         drop(release);
         while Arc::strong_count(&openings.threads) > 1 {
             thread::yield_now();

@@ -1,9 +1,10 @@
-//! Makes a running service what its configuration file says now.
+//! Makes a running service match its configuration file again.
 //!
-//! In two steps, so that a bad file, machine or remote target changes nothing: [`super::openings`] opens namespaces,
-//! and [`Service::prepare`] does all else that can fail: it listens, starts the targets of new subsystems without
-//! letting anybody in, and has the running ones make all that they need. [`Service::commit`] then changes the
-//! service; it fails, and then in part, only if the thread of a target hangs or is dead.
+//! A reload has two steps, so that a bad file, machine or remote target changes nothing. First,
+//! [`super::openings`] opens namespaces, and [`Service::prepare`] does everything else that can fail: it
+//! listens, starts the targets of new subsystems without admitting hosts, and allocates all that running
+//! targets need. Then [`Service::commit`] changes the service; it fails, and then in part, only if a target's
+//! thread hangs or is dead.
 
 use std::collections::BTreeSet;
 
@@ -17,33 +18,33 @@ use super::access_log::{Output, Place};
 use super::config::{NamespaceConfig, ServiceConfig, SubsystemConfig};
 use super::running::{Running, Service};
 
-/// A namespace that was opened for a subsystem.
+/// An open namespace for a subsystem.
 pub(crate) struct Opened {
     pub(crate) nqn: Nqn,
     pub(crate) config: NamespaceConfig,
     pub(crate) served: ServedNamespace,
 }
 
-/// All that a reload needs, made beforehand.
+/// Everything that a reload needs, prepared in advance.
 pub(crate) struct Prepared {
     subsystems: Vec<Ready>,
     access_log: Option<Output>,
 }
 
-/// A subsystem's part of a reload, made beforehand.
+/// A subsystem's part of a reload, prepared in advance.
 #[allow(clippy::large_enum_variant)] // a few of them live as long as a reload
 enum Ready {
-    /// It is new, and lets nobody in yet.
+    /// A new subsystem, which admits no host yet.
     New(Running),
-    /// It is there, and gains these namespaces.
+    /// An existing subsystem, which gains these namespaces.
     Gains(SubsystemConfig, Vec<(NamespaceConfig, PreparedNamespace)>),
 }
 
 impl Service {
-    /// The namespaces of `new` that are neither served nor `opened`.
+    /// The namespaces of `new` that are neither served nor in `opened`.
     ///
     /// # Errors
-    /// `InvalidArgument`: `new` changes what only a restart can.
+    /// `InvalidArgument`: `new` contains a change that needs a restart.
     pub(crate) fn missing(
         &self,
         new: &ServiceConfig,
@@ -71,11 +72,12 @@ impl Service {
         config.namespaces.iter().filter(|namespace| !present.contains(namespace))
     }
 
-    /// Makes all that is needed to become `new`; nobody notices. `opened` has the namespaces that were missing;
-    /// the access log goes to `place`.
+    /// Prepares everything to become `new`, without visible effect. `opened` has the namespaces that were
+    /// missing; `place` is the access log's new place.
     ///
     /// # Errors
-    /// Those of listening, of starting a target, and of opening the access log; nothing has changed then.
+    /// Errors of listening, of starting a target, and of opening the access log. After an error nothing has
+    /// changed.
     pub(crate) fn prepare(
         &mut self,
         new: &ServiceConfig,
@@ -100,10 +102,11 @@ impl Service {
         Ok(Prepared { subsystems, access_log })
     }
 
-    /// Becomes what was prepared, and says what has changed.
+    /// Applies what was prepared, and returns a description of the changes.
     ///
     /// # Errors
-    /// `TimedOut`, `Internal`: a target's thread does not answer, or is dead. A part has changed then.
+    /// `TimedOut`, `Internal`: a target's thread does not answer, or is dead. Some changes have then been
+    /// applied.
     pub(crate) fn commit(&mut self, new: &ServiceConfig, prepared: Prepared) -> Result<String> {
         let Prepared { subsystems, access_log } = prepared;
         if let Some(output) = access_log {
@@ -121,12 +124,12 @@ impl Service {
             match ready {
                 Ready::New(running) => {
                     news.add(format!("subsystem {} begins", running.config.nqn));
-                    // Ends the hold: from now on hosts get in.
+                    // Ends the hold: from now on hosts are admitted.
                     running.target.set_allowed_hosts(running.config.allow_hosts.clone());
                     self.add(running);
                 }
                 Ready::Gains(config, namespaces) => {
-                    // Nobody but this thread removes subsystems.
+                    // Only this thread removes subsystems, so it is found.
                     let Some(running) = self.find_mut(&config.nqn) else { continue };
                     running.commit(config, namespaces, &mut news)?;
                 }
@@ -179,7 +182,7 @@ impl Running {
             self.note("host-added", json!({ "host": host }));
             news.add(format!("{nqn} lists {host}"));
         }
-        // Last: a host that may no longer be here never sees them.
+        // Last, so that a host that is no longer allowed never sees them.
         for (config, prepared) in namespaces {
             news.add(format!("{nqn} gains namespace {}", config.nsid.0));
             self.add_prepared(prepared, config)?;
@@ -188,8 +191,8 @@ impl Running {
         Ok(())
     }
 
-    /// Hosts that are connected and, by this list, may no longer be. An empty list lets all in, or nobody: then
-    /// nobody can have connected.
+    /// Connected hosts that the list no longer allows. An empty list allows either all hosts, or none: then
+    /// no host can have connected.
     fn unlisted(&self, listed: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
         if self.config.allow_any_host || listed.is_empty() {
             return BTreeSet::new();
@@ -204,7 +207,7 @@ fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
     Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)
 }
 
-/// Lines on what a reload has changed.
+/// Lines about the changes of a reload.
 #[derive(Default)]
 struct News(Vec<String>);
 

@@ -23,7 +23,7 @@ use super::leaving::Leaving;
 /// One running target for each subsystem.
 pub(crate) struct Service {
     pub(crate) subsystems: Vec<Running>,
-    /// Subsystems that a reload has removed and that are not gone yet.
+    /// Subsystems that a reload has removed and that are still ending.
     pub(super) leaving: Vec<Leaving>,
     pub(crate) connect: ConnectOptions,
     /// Sockets that the service manager has opened.
@@ -34,21 +34,22 @@ pub(crate) struct Service {
 
 /// A subsystem that is served.
 pub(crate) struct Running {
-    /// Its current configuration, including what `dlfs ctl` has changed.
+    /// The current configuration, including changes by `dlfs ctl`.
     pub(crate) config: SubsystemConfig,
     pub(crate) target: Target,
-    /// The addresses that it listens on.
+    /// The addresses that the subsystem listens on.
     pub(crate) listen: Vec<SocketAddr>,
-    /// The sockets there, for a subsystem that takes its place.
+    /// The sockets of these addresses, for a subsystem that replaces this one.
     listeners: Vec<TcpListener>,
     access: Option<AccessLog>,
 }
 
 impl Service {
-    /// A service without a subsystem. `connect` says how namespaces are opened; `place`, where the access log goes.
+    /// A service without subsystems. `connect` holds the options for opening namespaces; `place` is the place
+    /// of the access log.
     ///
     /// # Errors
-    /// Those of opening the access log.
+    /// Errors of opening the access log.
     pub(crate) fn new(
         connect: ConnectOptions,
         inherited: Vec<TcpListener>,
@@ -70,10 +71,10 @@ impl Service {
         self.access.iter().for_each(|access| access.note(event, None, more.clone()));
     }
 
-    /// Opens what the access log is to go to from now on, if there is a log: what it went to may have been moved away.
+    /// Opens the access log's next output, if there is a log: the current file may have been moved away.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is a log and no place for it, or the other way round. Otherwise those of the
+    /// `InvalidArgument`: there is a log but no place for it, or a place but no log. Otherwise errors of the
     /// operating system.
     pub(crate) fn next_access_log(&self, place: Option<&Place>) -> Result<Option<Output>> {
         match (&self.access, place) {
@@ -87,7 +88,7 @@ impl Service {
         }
     }
 
-    /// From now on the access log goes there.
+    /// Switches the access log to `output`.
     pub(crate) fn switch_access_log(&self, output: Output) {
         if let Some(access) = &self.access {
             access.switch(output);
@@ -97,7 +98,7 @@ impl Service {
     /// Serves a subsystem.
     ///
     /// # Errors
-    /// Those of opening its namespaces and of listening.
+    /// Errors of opening its namespaces and of listening.
     pub(crate) fn start(&mut self, config: SubsystemConfig) -> Result<()> {
         let opened = config.namespaces.iter().map(|namespace| open(namespace, &self.connect));
         let served = opened.collect::<Result<Vec<_>>>()?;
@@ -106,7 +107,7 @@ impl Service {
         Ok(())
     }
 
-    /// Makes the target of a subsystem whose namespaces are open; `change` has the last word on its options.
+    /// Starts the target of a subsystem whose namespaces are open; `change` adjusts its options last.
     pub(crate) fn build(
         &self,
         config: SubsystemConfig,
@@ -127,15 +128,15 @@ impl Service {
         Ok(Running { config, target, listen, listeners: kept, access })
     }
 
-    /// Makes a subsystem that was built a part of the service.
+    /// Adds a built subsystem to the service.
     pub(crate) fn add(&mut self, running: Running) {
         running.note("subsystem-added", Value::Null);
         running.target.namespaces().iter().for_each(|served| running.note_namespace(served));
         self.subsystems.push(running);
     }
 
-    /// A socket that listens on this address: that of a subsystem which ends, or one of the service manager, or else a
-    /// new one.
+    /// A socket that listens on this address: from a subsystem that is ending, from the service manager, or
+    /// else a new one.
     fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
         let running = self.subsystems.iter().flat_map(|running| &running.listeners);
         let mut known = running.chain(&self.inherited);
@@ -165,7 +166,7 @@ impl Service {
         self.subsystems.iter().find(|running| running.config.nqn == *nqn)
     }
 
-    /// Returns whether a subsystem of this name was removed and is not gone yet.
+    /// Returns whether a subsystem of this name was removed and is still ending.
     pub(crate) fn is_leaving(&self, nqn: &Nqn) -> bool {
         self.leaving.iter().any(|leaving| leaving.nqn() == nqn)
     }
@@ -179,15 +180,15 @@ impl Service {
         self.subsystems.iter().try_for_each(|running| running.target.check())
     }
 
-    /// Ends all targets, which are drained.
+    /// Ends all targets, whose hosts were sent away.
     pub(crate) fn end(mut self) {
         let leaving = std::mem::take(&mut self.leaving).into_iter();
         let ending: Vec<Leaving> = leaving.filter_map(Leaving::end).collect();
-        // Together: each may wait for a device that hangs.
+        // In parallel: each may wait for a hanging device.
         thread::scope(|scope| {
             for running in self.subsystems.drain(..) {
                 let end = move || drop(running);
-                // Without a thread, it ends here and now.
+                // If no thread can be started, the target ends on this thread.
                 let _ = thread::Builder::new().spawn_scoped(scope, end);
             }
         });
@@ -202,7 +203,7 @@ impl Service {
         self.subsystems.iter().chain(leaving).all(|running| running.target.is_drained())
     }
 
-    /// Begins to send all hosts away; returns how many controllers there are.
+    /// Begins to send all hosts away; returns the number of controllers.
     pub(crate) fn begin_to_drain(&mut self, why: &str) -> usize {
         let controllers =
             self.subsystems.iter().map(|running| running.target.connected().len()).sum();
@@ -232,7 +233,7 @@ impl Running {
         self.note("namespace-added", more);
     }
 
-    /// The hosts that are named, with keys or without.
+    /// The hosts in the configuration, with keys or without.
     pub(crate) fn hosts(&self) -> BTreeSet<Nqn> {
         let keyed = self.config.host_keys.keys();
         keyed.chain(&self.config.allow_hosts).cloned().collect()
@@ -271,11 +272,12 @@ impl Running {
         Ok(())
     }
 
-    /// Begins to send all hosts away. No more can connect, and its addresses are free for another subsystem.
+    /// Begins to send all hosts away. No further host can connect, and the addresses are free for another
+    /// subsystem.
     ///
     /// # Errors
-    /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead. It may accept connections, and
-    /// refuse them.
+    /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead. It may still accept
+    /// connections, and refuse them.
     pub(super) fn leave(&mut self) -> Result<()> {
         let controllers = self.target.connected().len();
         let why = "the configuration file has it no more";
@@ -285,7 +287,7 @@ impl Running {
         self.target.stop_listening()
     }
 
-    /// Ends the target, which is drained. This may wait for a device that hangs.
+    /// Ends the target, whose hosts were sent away. This may wait for a hanging device.
     pub(super) fn end(self) {
         self.target.stop();
     }
@@ -312,7 +314,8 @@ pub(crate) fn open(
     Ok(ServedNamespace { nsid: namespace.nsid, device, read_only: namespace.read_only })
 }
 
-/// The options of a subsystem's target. Namespaces may come later, and each says itself whether it is writable.
+/// The options of a subsystem's target. Namespaces may be added later, and each sets itself whether it is
+/// writable.
 fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions {
     let threads = config.cpus.as_ref().map_or(1, Cpus::len);
     let mut options = TargetOptions {
@@ -332,5 +335,5 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
     options
 }
 
-/// How long hosts may take to go.
+/// Time limit for hosts to leave.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! Tells systemd what the service does (`sd_notify`), and takes the sockets that it has opened.
+//! Reports the service's state to systemd (`sd_notify`), and takes over the sockets that systemd has opened.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
@@ -7,28 +7,28 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use dlfs::{Error, ErrorKind, Result};
 
-/// The service manager's socket, if there is a manager that wants to know.
+/// The service manager's socket, if a manager wants reports.
 pub(crate) struct Manager(Option<(UnixDatagram, SocketAddr)>);
 
 impl Manager {
-    /// The manager that `NOTIFY_SOCKET` names.
+    /// The manager in `NOTIFY_SOCKET`.
     pub(crate) fn of_environment() -> Manager {
         Manager(std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
             let address = match name.as_bytes() {
                 [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
                 _ => SocketAddr::from_pathname(&name),
             };
-            // Without the socket the service runs as well; the manager notices that it hears nothing.
+            // Without a socket the service runs without reports; the manager notices that none come.
             Some((UnixDatagram::unbound().ok()?, address.ok()?))
         }))
     }
 
-    /// All is set up, or set up again.
+    /// Reports that start-up or a reload is complete.
     pub(crate) fn ready(&self, status: &str) {
         self.tell(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The configuration is read again; [`Manager::ready`] ends that.
+    /// Reports that a reload has begun; [`Manager::ready`] reports its end.
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
@@ -42,7 +42,7 @@ impl Manager {
 
     fn tell(&self, state: &str) {
         if let Some((socket, address)) = &self.0 {
-            // A manager that does not listen has its own time limit.
+            // If this fails, the manager's own time limit applies.
             let _ = socket.send_to_addr(state.as_bytes(), address);
         }
     }
@@ -51,7 +51,7 @@ impl Manager {
 /// The listening sockets that the service manager has opened (`LISTEN_FDS`).
 ///
 /// # Errors
-/// `InvalidArgument`: one of them is not a listening TCP socket.
+/// `InvalidArgument`: one of the descriptors is not a listening TCP socket.
 pub(crate) fn inherited() -> Result<Vec<TcpListener>> {
     let mut sockets = listenfd::ListenFd::from_env();
     (0..sockets.len())

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// An address that serves metrics over HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MetricsAddress {
-    /// `HOST:PORT`, as a socket's address and a header have it.
+    /// `HOST:PORT`, for the socket and for the Host header.
     pub(crate) authority: String,
     /// Begins with `/`.
     pub(crate) path: String,
@@ -29,7 +29,7 @@ impl FromStr for MetricsAddress {
         let (host, port) = authority.rsplit_once(':').ok_or_else(wrong)?;
         let bracketed = host.starts_with('[') && host.ends_with(']');
         let is_host = !host.is_empty() && (bracketed || !host.contains(['[', ']', ':', '@']));
-        // A line break would end the line of the request.
+        // A line break would end the request line.
         let is_printable = rest.chars().all(|c| c.is_ascii_graphic());
         match port.parse::<u16>() {
             Ok(1..) if is_host && is_printable => {
@@ -40,7 +40,7 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// As short as it can be given.
+/// The shortest form that can be given again.
 impl fmt::Display for MetricsAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = if self.path == DEFAULT_PATH { "" } else { &self.path };

@@ -10,14 +10,14 @@ use super::report::Value;
 /// Two pages of one process, `seconds` apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Between<'a> {
-    /// `None` if the process began in between: its counters have grown from 0.
+    /// `None` if the process started in between: its counters have grown from 0.
     before: Option<&'a Page>,
     after: &'a Page,
     seconds: f64,
 }
 
 impl<'a> Between<'a> {
-    /// The pages of a process; `before` does not count if another process answers now.
+    /// Compares two pages; `before` is ignored if another process answers now.
     pub(super) fn new(before: &'a Page, after: &'a Page, seconds: f64) -> Between<'a> {
         let before = (!is_restarted(before, after)).then_some(before);
         Between { before, after, seconds }
@@ -28,7 +28,7 @@ impl<'a> Between<'a> {
         self.seconds
     }
 
-    /// How much a metric's counters with these labels have grown, all together; `None` if there are none.
+    /// The total growth of a metric's counters with these labels; `None` if there are no such counters.
     pub(super) fn growth(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
         let grown = self.grown(&metric.name()).filter(|(found, _)| found.have(labels));
         grown.map(|(_, grown)| grown).reduce(|sum, more| sum + more)
@@ -50,8 +50,8 @@ impl<'a> Between<'a> {
         by
     }
 
-    /// The quantile `q` of the durations that a metric's histograms have counted in between, those whose labels
-    /// `select` accepts.
+    /// The quantile `q` of the durations that a metric's histograms have counted in between. Only series
+    /// whose labels `select` accepts count.
     pub(super) fn quantile(
         &self,
         metric: &Metric,
@@ -62,7 +62,7 @@ impl<'a> Between<'a> {
         let selected = self.grown(&name).filter(|(labels, _)| select(labels));
         let limit = |labels: &Labels| labels.value("le")?.parse::<f64>().ok();
         let counts = selected.map(|(labels, grown)| Some((limit(labels)?, grown)));
-        // An answer without a limit makes no sense.
+        // A histogram without an upper limit in a label is malformed.
         let Some(mut counts) = counts.collect::<Option<Vec<_>>>() else { return Value::Unknown };
         counts.sort_by(|a, b| a.0.total_cmp(&b.0));
         let buckets = counts.chunk_by(|a, b| a.0.total_cmp(&b.0).is_eq());
@@ -70,7 +70,7 @@ impl<'a> Between<'a> {
         quantile(&buckets.collect::<Vec<_>>(), q)
     }
 
-    /// The growth of each series of that name.
+    /// The growth of each series of this name.
     fn grown(&self, name: &str) -> impl Iterator<Item = (&'a Labels, f64)> + use<'a> {
         let before = self.before.map(|page| page.series(name));
         self.after.series(name).iter().map(move |(labels, value)| {
@@ -80,9 +80,9 @@ impl<'a> Between<'a> {
     }
 }
 
-/// Returns whether a counter of `before` is smaller or gone in `after`: then another process answers.
+/// Returns whether a counter of `before` is smaller or missing in `after`: another process then answers.
 ///
-/// Seconds are sums of fractions and may differ by their rounding, so only whole numbers are compared.
+/// Seconds are sums of fractions and may differ by rounding, so only whole numbers are compared.
 pub(super) fn is_restarted(before: &Page, after: &Page) -> bool {
     let whole = |name: &str| name.ends_with("_total") && !name.ends_with("_seconds_total");
     let mut counters = before.families().filter(|(name, _)| whole(name));
@@ -92,7 +92,7 @@ pub(super) fn is_restarted(before: &Page, after: &Page) -> bool {
     })
 }
 
-/// The quantile `q` of cumulative counts, which are by upper limit, ascending.
+/// The quantile `q` of cumulative counts, sorted by their upper limits, ascending.
 fn quantile(buckets: &[(f64, f64)], q: f64) -> Value {
     let total = buckets.last().map_or(0.0, |(_, total)| *total);
     if total <= 0.0 {

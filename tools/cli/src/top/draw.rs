@@ -1,4 +1,4 @@
-//! Draws a report as the user has chosen to see it, on a screen of any size.
+//! Draws a report with the user's choices, on a screen of any size.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -11,13 +11,13 @@ use super::table::{self, BAD, DIM, clipped, width_of};
 use super::view::View;
 use crate::text::counted;
 
-/// Draws all of it. `has_colour`: else only bold, dim and reversed text.
+/// Draws the whole page. Without `has_colour`, only bold, dim and reversed text is used.
 pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colour: bool) {
     let area = frame.area();
     let width = usize::from(area.width);
     let height = usize::from(area.height);
     let mut lines = vec![heading(report, view, width), sections(view, width)];
-    // On a low screen what is watched is worth more than the frame around it.
+    // On a low screen, rows are worth more than the lines around them.
     lines.truncate(height.saturating_sub(3).min(2));
     let has_footer = height > 3;
     let room = height - lines.len() - usize::from(has_footer);
@@ -36,7 +36,7 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. Peers are jobs as well.
+/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. Peers count as jobs.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let rows = &report.rows[0];
     let count = |role| rows.iter().filter(|row| row.role == Some(role)).count() as u64;
@@ -65,7 +65,7 @@ fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     ])
 }
 
-/// The names of the sections; the open one is reversed. Without room, only that.
+/// The names of the sections; the open one is reversed. If there is no room, only the open one.
 fn sections(view: &View, width: usize) -> Line<'static> {
     let names = SECTIONS.iter().enumerate();
     let names: Vec<_> = names
@@ -80,7 +80,7 @@ fn sections(view: &View, width: usize) -> Line<'static> {
     Line::from(spans.collect::<Vec<_>>())
 }
 
-/// The keys, or the names of the marked row in full.
+/// The keys, or the full names of the marked row.
 fn footer(report: &Report, view: &View, width: usize) -> Line<'static> {
     let marked = view.cursor.and_then(|cursor| {
         let row = *table::sorted(&report.rows[view.open], view.sort()).get(cursor)?;
@@ -105,7 +105,7 @@ const KEYS: [&str; 3] = [
     " q  Tab  s  ?",
 ];
 
-/// The rows of the open section; below the overview, the other tables for which there is room.
+/// The rows of the open section; below the overview, the other tables that fit.
 fn open(report: &Report, view: &mut View, width: usize, room: usize) -> Vec<Line<'static>> {
     let section = view.section();
     let sorted = table::sorted(&report.rows[view.open], view.sort());

@@ -1,4 +1,4 @@
-//! Numbers as short text: at most seven characters, and `-` for what is not known.
+//! Numbers as short strings: at most seven characters, and `-` for unknown values.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) fn seconds(seconds: f64) -> String {
     text::duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// How long something has lasted, in whole seconds, at least one: `12 s`, `2 min 30 s`.
+/// A duration in whole seconds, at least one: `12 s`, `2 min 30 s`.
 pub(super) fn age(seconds: f64) -> String {
     match seconds {
         _ if seconds < 120.0 => format!("{:.0} s", seconds.floor().max(1.0)),

@@ -1,4 +1,4 @@
-//! The state of all addresses: their last two answers, or why there is none. Pure: time is an argument.
+//! The state of all addresses: their last two answers, or the error. Pure: time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ pub(super) struct Fleet {
 #[derive(Debug)]
 struct Watched {
     address: String,
-    /// The last two answers of the same process, or of two.
+    /// The answer before the last one, of the same process or of an earlier one.
     before: Option<(Instant, Page)>,
     last: Option<(Instant, Page)>,
     failure: Option<Failure>,
-    /// When it last did not answer, which may be over.
+    /// Time of the last failure, which may be over.
     failed_at: Option<Instant>,
     restarted_at: Option<Instant>,
 }
@@ -35,7 +35,7 @@ struct Failure {
 }
 
 impl Fleet {
-    /// Nothing is known yet. `interval` is how often they are asked.
+    /// Begins without answers. `interval` is the time between two requests.
     pub(super) fn new(addresses: &[MetricsAddress], interval: Duration, now: Instant) -> Fleet {
         let watched = addresses.iter().map(|address| Watched {
             address: address.to_string(),
@@ -48,7 +48,7 @@ impl Fleet {
         Fleet { watched: watched.collect(), interval, began: now }
     }
 
-    /// Takes what the thread of an address got.
+    /// Takes an answer from the thread of an address.
     pub(super) fn take(&mut self, answer: Answer) {
         let Answer { index, asked, at, page } = answer;
         match page {
@@ -95,7 +95,7 @@ impl Watched {
 
     fn known(&self, now: Instant, began: Instant, late: Duration) -> Known<'_> {
         let error = self.failure.as_ref().map(|failure| (&*failure.why, failure.since));
-        // Looking up a name has no time limit of its own.
+        // Looking up a host name has no time limit of its own.
         let last = self.last.as_ref().map_or(began, |(at, _)| *at);
         let error =
             error.or_else(|| (now.saturating_duration_since(last) > late).then_some((LATE, last)));
@@ -114,7 +114,7 @@ impl Watched {
         let ((began, before), (at, after)) = self.before.as_ref().zip(self.last.as_ref())?;
         let mut began = *began;
         if self.restarted_at == Some(*at) {
-            // It has counted since it did not answer, at the longest.
+            // Not before the last failure: the process may have started since then.
             began = self.failed_at.map_or(began, |failed| failed.max(began));
         }
         let seconds = at.saturating_duration_since(began).as_secs_f64();

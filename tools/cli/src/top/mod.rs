@@ -1,12 +1,13 @@
-//! `dlfs top`: what targets and jobs do now, by the metrics that they serve.
+//! `dlfs top`: the current activity of targets and jobs, from the metrics that they serve.
 //!
-//! Pages of metrics go in, tables come out. Threads ask the addresses (`scrape.rs`), `page.rs` reads the text of an
-//! answer, `between.rs` compares two pages of one address, `sections.rs` says which column of which table is which
-//! metric, and `report.rs` makes rows of that. `table.rs` turns the rows into lines, which `draw.rs` and `screen.rs`
-//! show on a terminal and [`once`] prints; `view.rs` is what the user's keys have chosen.
+//! Pages of metrics go in, tables come out. Threads ask the addresses (`scrape.rs`), `page.rs` parses an
+//! answer, `between.rs` compares two pages of one address, `sections.rs` defines the tables and the metric of
+//! each column, and `report.rs` makes the rows. `table.rs` turns the rows into lines, which `draw.rs` and
+//! `screen.rs` show on a terminal and [`once`] prints; `view.rs` holds the choices that the user made by
+//! keys.
 //!
-//! Everything but `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Whatever an address answers is
-//! limited in size and made harmless for the terminal; a slow address delays no other.
+//! Everything but `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Every answer is limited
+//! in size and made harmless for the terminal; a slow address does not delay the others.
 //!
 //! Read `sections.rs` first.
 
@@ -33,7 +34,7 @@ use self::sections::SECTIONS;
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 
-/// Asks all addresses twice, `interval` apart, and prints the difference: as text, or as one value of JSON.
+/// Asks all addresses twice, `interval` apart, and prints the difference: as text, or as one JSON value.
 ///
 /// `Incomplete`: an address did not answer; the report says why.
 pub(crate) fn once(
@@ -68,7 +69,7 @@ fn print(out: &mut Out, report: &Report) -> Result<(), Failure> {
 fn measure(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Report, Failure> {
     let mut fleet = Fleet::new(&addresses, interval, Instant::now());
     let answers = scrape::start(addresses, interval)?;
-    // Two answers take an interval, and each at most as long as an answer may take.
+    // Two answers take an interval, plus at most the time limit of each answer.
     let until = Instant::now() + interval + scrape::TIME_LIMIT * 2;
     while !fleet.is_measured() {
         let left = until.saturating_duration_since(Instant::now());

@@ -1,8 +1,8 @@
-//! The text of OpenMetrics as values. It comes from anybody who listens at an address, so it is bounded, and no
-//! text is a panic.
+//! Parser of OpenMetrics. The text comes from any process that listens at an address, so it is bounded, and
+//! no text causes a panic.
 //!
-//! No crate: those that read the format bring a regular expression or a parser generator for a line that
-//! is a name, labels and a number.
+//! No crate is used: those that read the format bring a regular expression or a parser generator, for lines
+//! of a name, labels and a number.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ impl Labels {
 }
 
 impl Page {
-    /// Reads an answer; the error says why it is no page.
+    /// Parses an answer; the error says why it is not OpenMetrics.
     pub(super) fn parse(bytes: &[u8]) -> Result<Page, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "the answer is not UTF-8")?;
         let mut page = Page::default();
@@ -50,7 +50,7 @@ impl Page {
             }
             let (name, labels, value) = series(line)
                 .ok_or_else(|| format!("line {number} of the answer is not OpenMetrics"))?;
-            // The values of others are read and left out. A value that is no number says nothing.
+            // Values of other programs are parsed and ignored. NaN and infinity say nothing.
             if !name.starts_with("dlfs_") || !value.is_finite() {
                 continue;
             }
@@ -62,7 +62,7 @@ impl Page {
         }
     }
 
-    /// The series of that name.
+    /// The series of this name.
     pub(super) fn series(&self, name: &str) -> &Series {
         self.families.get(name).unwrap_or(&NONE)
     }
@@ -87,7 +87,7 @@ impl Page {
 
 static NONE: Series = BTreeMap::new();
 
-/// `name{label="value",...} number [timestamp] [# exemplar]`.
+/// Parses `name{label="value",...} number [timestamp] [# exemplar]`.
 fn series(line: &str) -> Option<(&str, Labels, f64)> {
     let end = line.find(|c: char| !is_name(c))?;
     let (name, rest) = line.split_at(end);
@@ -99,7 +99,7 @@ fn series(line: &str) -> Option<(&str, Labels, f64)> {
     (!name.is_empty()).then_some((name, labels, value))
 }
 
-/// The labels up to the closing brace, and what follows it.
+/// The labels up to the closing brace, and the rest after it.
 fn labels(mut rest: &str) -> Option<(Labels, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -120,7 +120,7 @@ fn labels(mut rest: &str) -> Option<(Labels, &str)> {
     }
 }
 
-/// A text up to its closing quotation mark, without its escapes, and what follows.
+/// A string up to its closing quotation mark, without its escapes, and the rest after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();
@@ -227,7 +227,7 @@ mod tests {
             for byte in 0..=255 {
                 let mut changed = text.to_vec();
                 changed[at] = byte;
-                let _ = Page::parse(&changed); // whatever it says
+                let _ = Page::parse(&changed); // any result will do, but no panic
                 let _ = Page::parse(&changed[at..]);
                 let _ = Page::parse(&changed[..at]);
             }

@@ -1,7 +1,6 @@
-//! Rows of values from the metrics of all addresses. The terminal, plain text and `--json` are made of them.
+//! Rows of values from the metrics of all addresses, for the terminal, plain text and `--json`.
 //!
-//! A value is unknown if the metrics do not say it: there was one answer so far, or the process does not serve that
-//! metric.
+//! A value is unknown if there was only one answer so far, or if the process does not serve the metric.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +16,7 @@ use super::sections::{BY_LOADER, SECTIONS};
 use super::table::{BAD, DIM, WARN};
 use crate::text::{percent, safe_name};
 
-/// Everything that is known at one moment: how often the addresses are asked, and the rows of each section.
+/// All values known at one moment: the interval of requests, and the rows of each section.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) interval_seconds: f64,
@@ -29,24 +28,24 @@ pub(super) struct Row {
     pub(super) role: Option<Role>,
     /// A value for each column of the section.
     pub(super) values: Vec<Value>,
-    /// Stands in place of all values behind the first two.
+    /// A note that replaces all values after the first two.
     pub(super) note: Option<(String, Style)>,
     /// The style of the first value.
     pub(super) style: Style,
 }
 
-/// A process's role, by the metrics that it serves.
+/// A process's role, derived from the metrics that it serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// It serves namespaces.
+    /// Serves namespaces.
     Target,
-    /// It reads batches along an order.
+    /// Reads batches along an order.
     Job,
-    /// It serves its tiers to the other nodes of its job.
+    /// Serves its tiers to the other nodes of its job.
     Peer,
-    /// It keeps tiers for others.
+    /// Keeps tiers for other processes.
     Tiers,
-    /// It reads by id or name.
+    /// Reads by id or name.
     Reader,
 }
 
@@ -68,7 +67,7 @@ pub(super) enum Value {
     #[default]
     Unknown,
     Number(f64),
-    /// A quantile in the last bucket, which has no upper limit.
+    /// The quantile is in the last bucket, which has no upper limit.
     AtLeast(f64),
     Text(String),
     Is(bool),
@@ -96,7 +95,7 @@ impl Value {
         }
     }
 
-    /// A value that is no number as text that is harmless on a terminal.
+    /// A value without a number, as a string that is harmless on a terminal.
     pub(super) fn text(&self) -> String {
         let text = match self {
             Value::Text(text) => text.clone(),
@@ -125,13 +124,13 @@ impl From<Option<&str>> for Value {
     }
 }
 
-/// The data set itself, among tiers.
+/// The name of the data set itself in the table of tiers.
 pub(super) const ORIGIN: &str = "(data set)";
-/// Samples that ranks send each other, among nodes.
+/// The name of the samples that ranks send each other, in the table of nodes.
 pub(super) const RANKS: &str = "(ranks)";
-/// Reads that nodes could not answer, among nodes.
+/// The name of the reads that nodes could not answer, in the table of nodes.
 pub(super) const FAILED: &str = "(failed)";
-/// The loaders of a process.
+/// The name of all loaders of a process.
 const LOADERS: &str = "(loaders)";
 
 impl Report {
@@ -222,17 +221,17 @@ fn roles_of(page: &Page) -> Vec<Role> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) address: &'a str,
-    /// Its last answer.
+    /// The last answer.
     pub(super) page: Option<&'a Page>,
-    /// The last two answers, unless it does not answer now.
+    /// The last two answers, unless the address does not answer now.
     pub(super) between: Option<Between<'a>>,
-    /// Why it does not answer now, and for how long.
+    /// The reason why the address does not answer now, and for how long.
     pub(super) error: Option<(&'a str, f64)>,
     pub(super) restarted_seconds: Option<f64>,
 }
 
 impl Known<'_> {
-    /// Bytes per second of all places from which this process reads.
+    /// Bytes per second from all places that this process reads.
     pub(super) fn all_bytes(&self) -> Option<f64> {
         let places = [&m::TIER_HIT_BYTES, &m::ORIGIN_READ_BYTES, &m::PEER_READ_BYTES];
         places.into_iter().fold(None, |sum, place| plus(sum, self.rate(place, &[])))
@@ -254,7 +253,7 @@ impl Known<'_> {
     pub(super) fn values_of(&self, metric: &Metric, label: &str) -> Vec<String> {
         let series = self.page.into_iter().flat_map(|page| page.series(&metric.name()).keys());
         let values = series.filter_map(|labels| labels.value(label));
-        // Numbers by their length, so that 2 comes before 10.
+        // Compare numbers by length first, so that 2 comes before 10.
         let len = |value: &str| value.parse::<u64>().map_or(usize::MAX, |_| value.len());
         let values: BTreeSet<(usize, &str)> = values.map(|value| (len(value), value)).collect();
         values.into_iter().map(|(_, value)| value.to_owned()).take(MAX_ROWS).collect()
@@ -271,7 +270,7 @@ pub(super) struct Subject<'a> {
     pub(super) known: &'a Known<'a>,
     pub(super) role: Option<Role>,
     pub(super) name: &'a str,
-    /// The label that its metrics have.
+    /// The label of the subject's metrics.
     label: Option<(&'a str, &'a str)>,
 }
 
@@ -297,12 +296,12 @@ impl<'a> Subject<'a> {
         between.growth(metric, self.label.as_slice())
     }
 
-    /// The rate of a metric that only the row of that name has.
+    /// The rate of a metric, in the row with this name only.
     pub(super) fn of_row(&self, name: &str, metric: &Metric) -> Option<f64> {
         self.known.rate(metric, &[]).filter(|_| self.name == name)
     }
 
-    /// The sum of the rates of some metrics: of a target, of who reads, or of who keeps tiers.
+    /// The sum of the rates of the metrics for the subject's role: target, reader, or keeper of tiers.
     pub(super) fn by_role(&self, [target, reader, tiers]: [&[&Metric]; 3]) -> Option<f64> {
         let metrics = match self.role? {
             Role::Target | Role::Peer => target,
@@ -317,13 +316,14 @@ impl<'a> Subject<'a> {
         self.by_role([&of_target, &[&m::READ_BYTES], &[&m::TIER_HIT_BYTES]])
     }
 
-    /// A gauge of targets that answer.
+    /// A gauge of a target that answers.
     pub(super) fn of_target(&self, metric: &Metric) -> Option<f64> {
         let is_target = matches!(self.role, Some(Role::Target | Role::Peer));
         self.gauge(metric).filter(|_| is_target && self.known.error.is_none())
     }
 
-    /// A quantile: of targets from the arrival of a command to its response, else from submission to completion.
+    /// A quantile of latency: for targets from the arrival of a command to its response, otherwise from
+    /// submission to completion.
     pub(super) fn latency(&self, quantile: f64) -> Value {
         let Some(between) = self.known.between else { return Value::Unknown };
         let is_ours = |labels: &Labels| labels.have(self.label.as_slice()) && is_io(labels);
@@ -344,7 +344,7 @@ impl<'a> Subject<'a> {
         labels.value("version")
     }
 
-    /// Why it does not answer, or what is wrong with its answer.
+    /// The reason why the address does not answer, or the error in its answer.
     pub(super) fn error(&self) -> Option<&str> {
         let unknown = self.known.page.filter(|_| self.role.is_none()).map(|_| NOT_DLFS);
         self.known.error.map(|(why, _)| why).or(unknown)
@@ -362,12 +362,13 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Commands that move data. Others, such as a request for events, may take for ever.
+/// Returns whether the commands move data. Others, such as Asynchronous Event Requests, may stay outstanding
+/// for ever.
 fn is_io(labels: &Labels) -> bool {
     ["read", "write"].into_iter().any(|command| labels.have(&[("command", command)]))
 }
 
-/// The sum of what is known.
+/// The sum of the known values.
 pub(super) fn plus(a: Option<f64>, b: Option<f64>) -> Option<f64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a + b),
@@ -380,7 +381,7 @@ pub(super) fn ratio(a: Option<f64>, b: Option<f64>) -> Option<f64> {
 }
 
 const NOT_DLFS: &str = "it answers, but has no metrics of a target, a job or tiers";
-/// The most rows of one kind for an address, whose labels may be anything.
+/// The most rows of one kind for an address, since an address may serve any labels.
 const MAX_ROWS: usize = 200;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Asks each address for its metrics, again and again, on a thread of its own.
+//! Asks each address for its metrics at an interval, on a thread for each.
 //!
-//! HTTP/1.0, so that an answer is never in chunks. An answer that is too long, too slow or cut off is an error, and
-//! delays nobody but its own address. Nobody joins the threads: they end with the process, or once nobody takes their
-//! answers.
+//! Requests use HTTP/1.0, so that an answer is never chunked. An answer that is too long, too slow or
+//! incomplete is an error, and delays only its own address. The threads are not joined: they end with the
+//! process, or when nobody receives their answers.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::address::MetricsAddress;
 use super::page::Page;
 
-/// An answer of an address, as its thread got it.
+/// An answer of an address, from its thread.
 #[derive(Debug)]
 pub(super) struct Answer {
     /// The index of the address.
@@ -23,10 +23,10 @@ pub(super) struct Answer {
     pub(super) page: Result<Page, String>,
 }
 
-/// Starts a thread for each address, and returns where their answers arrive.
+/// Starts a thread for each address, and returns the receiver of their answers.
 ///
 /// # Errors
-/// Those of starting a thread.
+/// Errors of starting a thread.
 pub(super) fn start(
     addresses: Vec<MetricsAddress>,
     interval: Duration,
@@ -58,7 +58,7 @@ fn ask_again_and_again(
     }
 }
 
-/// Asks once; the error says why there is no page.
+/// Asks once; returns the page, or the reason why there is none.
 fn ask(address: &MetricsAddress, until: Instant) -> Result<Page, String> {
     let answer = exchange(address, until).map_err(|error| reason(&error))?;
     let body = body_of(&answer)?;
@@ -103,7 +103,7 @@ fn connect(authority: &str, until: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// The time that is left; never zero, which would be no limit.
+/// The remaining time; never zero, since a zero timeout would mean no limit.
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -134,7 +134,7 @@ fn body_of(answer: &[u8]) -> Result<&[u8], String> {
     }
 }
 
-/// How long an answer may take, from connecting to its last byte.
+/// Time limit of an answer, from connecting to its last byte.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 const MAX_HEADERS: usize = 64;
@@ -204,7 +204,7 @@ mod tests {
             head(&stream);
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
             let line = b"# x\n".repeat(10_000);
-            // Fails once the other side has had enough.
+            // Fails once the other side has closed the connection.
             while stream.write_all(&line).is_ok() {}
         });
         assert_eq!(endless.unwrap_err(), TOO_LONG);
@@ -216,7 +216,7 @@ mod tests {
         let address: MetricsAddress = listener.local_addr().unwrap().to_string().parse().unwrap();
         let soon = Instant::now() + Duration::from_millis(50);
         assert_eq!(ask(&address, soon).unwrap_err(), "timed out after 5 s");
-        // Bound, so that nobody else gets the port, and not listening.
+        // Bound but not listening, so that no other program gets the port.
         let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&bound, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = SocketAddr::try_from(getsockname(&bound).unwrap()).unwrap();

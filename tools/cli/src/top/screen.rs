@@ -1,5 +1,5 @@
-//! The terminal: raw mode and the other screen while the page is shown, keys, and everything as it was at the end,
-//! also after a panic or a signal.
+//! The terminal: raw mode and the alternate screen while the page is shown, and keys. The terminal is
+//! restored at the end, also after a panic or a signal.
 
 use std::io;
 use std::sync::mpsc::Receiver;
@@ -24,7 +24,7 @@ use crate::signals::{GRACE, Stop};
 /// Shows the page until the user quits.
 ///
 /// # Errors
-/// There is no terminal for keys, or it has gone.
+/// There is no terminal for keys, or the terminal has gone.
 pub(crate) fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Outcome, Failure> {
     let mut page = Page {
         fleet: Fleet::new(&addresses, interval, Instant::now()),
@@ -42,7 +42,8 @@ pub(crate) fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result
     Ok(Outcome::Done)
 }
 
-/// Runs `work` with the terminal in raw mode and on its other screen. A panic leaves both before its message.
+/// Runs `work` with the terminal in raw mode and on its alternate screen. A panic restores the terminal
+/// before it prints its message.
 fn on_terminal<T>(work: impl FnOnce(&mut DefaultTerminal) -> T) -> Result<T, Failure> {
     let terminal = ratatui::try_init();
     let worked = terminal.map(|mut terminal| work(&mut terminal));
@@ -59,7 +60,7 @@ struct Page {
     fleet: Fleet,
     answers: Receiver<Answer>,
     view: View,
-    /// The report on the screen; while paused, that of the moment of the pause.
+    /// The report on the screen; while paused, the report at the moment of the pause.
     shown: Report,
     has_colour: bool,
 }
@@ -73,7 +74,8 @@ impl Page {
                 self.fleet.take(answer);
                 is_old = true;
             }
-            // Also without news: for how long an address has been silent, and the size of the screen.
+            // Also without an answer, to show how long an address has been silent, and a changed size of the
+            // screen.
             if is_old || drawn.elapsed() >= REDRAW {
                 if !self.view.is_paused {
                     self.shown = self.fleet.report(Instant::now());
@@ -94,10 +96,10 @@ impl Page {
     }
 }
 
-/// Waits for keys or a signal, such as that of another size; says whether there is one.
+/// Waits for keys or a signal, such as a resize; returns whether there is one.
 ///
 /// # Errors
-/// The terminal has gone. Crossterm would read its end for ever.
+/// The terminal has gone: Crossterm would read its end of file for ever.
 fn wait_for_input(limit: Duration) -> io::Result<bool> {
     let stdin = io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
@@ -114,7 +116,7 @@ fn wait_for_input(limit: Duration) -> io::Result<bool> {
     Ok(found.contains(PollFlags::IN))
 }
 
-/// How soon an answer is shown; a key is at once.
+/// Interval of checks for answers; a key is handled at once.
 const LOOK: Duration = Duration::from_millis(100);
 const REDRAW: Duration = Duration::from_secs(1);
 

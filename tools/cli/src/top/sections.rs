@@ -1,4 +1,4 @@
-//! The sections of the page, each a table: which column shows what, by which metrics.
+//! The sections of the page, each a table: its columns, and the metrics of each column.
 
 use dlfs::metrics as m;
 use ratatui::style::Style;
@@ -8,7 +8,8 @@ use super::report::{FAILED, ORIGIN, RANKS, Role, Subject, Value, plus, ratio};
 use super::table::{BAD, DIM, WARN};
 use Form::{Age, Bad, BadPerS, Bytes, BytesPerS, Count, Name, Rate, Seconds, Share, Text, Waits};
 
-/// A section: its name on the page, its key in JSON, its columns, and the text in place of rows where there are none.
+/// A section: its name on the page, its key in JSON, its columns, and the text that is shown if it has no
+/// rows.
 pub(super) struct Section {
     pub(super) name: &'static str,
     pub(super) key: &'static str,
@@ -16,22 +17,23 @@ pub(super) struct Section {
     pub(super) none: &'static str,
 }
 
-/// A column. Those without a title are for JSON alone, those without a key for people.
+/// A column. A column without a title is only in JSON; a column without a key is only shown to people.
 pub(super) struct Column {
     pub(super) title: &'static str,
     pub(super) key: &'static str,
     pub(super) form: Form,
-    /// Its rank when not all columns fit: the smallest is left out first. The first column stays.
+    /// The column's rank when not all columns fit: the lowest is left out first. The first column always
+    /// stays.
     pub(super) keep: u8,
     pub(super) of: fn(&Subject) -> Value,
 }
 
-/// How a value is shown.
+/// The form in which a value is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// On the left; a name, which may be shortened to so many characters.
+    /// A name on the left, which may be shortened to this many characters.
     Name(usize),
-    /// On the left; a text, whose end may be left out from so many characters on.
+    /// A string on the left, which may be cut after this many characters.
     Text(usize),
     Count,
     Rate,
@@ -41,11 +43,11 @@ pub(super) enum Form {
     /// Whole seconds, at least one.
     Age,
     Share,
-    /// A share that should be small.
+    /// A share of the time that should be small.
     Waits,
     /// A rate that should be 0.
     Bad,
-    /// Bytes a second that should be 0.
+    /// Bytes per second that should be 0.
     BadPerS,
 }
 
@@ -67,7 +69,7 @@ impl Section {
 }
 
 impl Column {
-    /// A value as text, with its style: what is 0 or unknown is of little interest.
+    /// A value as text, with its style: zero and unknown values are dim.
     pub(super) fn cell(&self, value: &Value) -> (String, Style) {
         let Some(number) = value.number() else {
             let style = match value {
@@ -99,7 +101,7 @@ impl Column {
     }
 }
 
-/// The overview first, which has a row for each role of each address.
+/// The sections. The first is the overview, with a row for each role of each address.
 pub(super) static SECTIONS: [Section; 5] = [
     Section { name: "Overview", key: "addresses", columns: ADDRESSES, none: "" },
     Section {
@@ -244,10 +246,10 @@ fn name(of: &Subject) -> Value {
     Value::Text(of.name.to_owned())
 }
 
-/// Bytes of the origin include what was read ahead, and what reads of the same pages shared.
+/// Bytes from the origin include readahead, and reads that shared pages with others.
 fn bytes_of_tier(of: &Subject) -> Option<f64> {
     of.rate(&m::TIER_HIT_BYTES).or(of.of_row(ORIGIN, &m::ORIGIN_READ_BYTES))
 }
 
-/// The label of what loaders read.
+/// The label of reads by loaders.
 pub(super) const BY_LOADER: &[(&str, &str)] = &[("by", "loader")];

@@ -1,5 +1,5 @@
-//! The layout of a section's rows as lines of text: columns that fit the width, and the order of the rows. The terminal
-//! and plain text are made of its lines.
+//! Lays out a section's rows as lines: columns that fit the width, and the order of the rows. The terminal
+//! and plain text both use its lines.
 
 use std::cmp::Ordering;
 
@@ -14,7 +14,7 @@ const TITLE: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
 pub(super) const WARN: Style = Style::new().fg(Color::Yellow);
 pub(super) const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 
-/// The rows in the order of a column; without one, in that of the addresses.
+/// The rows sorted by a column; without one, in the order of the addresses.
 pub(super) fn sorted(rows: &[Row], column: Option<usize>) -> Vec<&Row> {
     let mut rows: Vec<&Row> = rows.iter().collect();
     if let Some(column) = column {
@@ -23,7 +23,7 @@ pub(super) fn sorted(rows: &[Row], column: Option<usize>) -> Vec<&Row> {
     rows
 }
 
-/// Large numbers and early letters first, the unknown last.
+/// Large numbers and early letters first, unknown values last.
 fn order(a: &Value, b: &Value) -> Ordering {
     match (a.number(), b.number()) {
         (Some(a), Some(b)) => b.total_cmp(&a),
@@ -32,7 +32,8 @@ fn order(a: &Value, b: &Value) -> Ordering {
     }
 }
 
-/// The titles, then the rows, in at most `width` columns of a terminal. The title that orders the rows is marked.
+/// The titles, then the rows, at most `width` terminal columns wide. The title of the sorting column is
+/// marked.
 pub(super) fn lines(
     section: &Section,
     rows: &[&Row],
@@ -46,14 +47,14 @@ pub(super) fn lines(
     let cells: Vec<Vec<(String, Style)>> = rows.iter().map(|row| cells(section, row)).collect();
     let is_told = |nth: usize| rows.iter().any(|row| !row.values[nth].is_unknown());
     let columns = section.columns.iter().enumerate();
-    // Ages, and columns without a name in JSON, are shown only if a row has one.
+    // Ages, and columns without a key in JSON, are shown only if a row has a value.
     let is_always = |of: &Column| !of.key.is_empty() && of.form != Form::Age;
     let shown = columns
         .filter(|(nth, of)| !of.title.is_empty() && (is_always(of) || is_told(*nth)))
         .map(|(nth, column)| {
             let of_rows = rows.iter().zip(&cells).filter(|(row, _)| row.note.is_none() || nth < 2);
             let widths = of_rows.map(|(_, cells)| width_of(&cells[nth].0));
-            // With room for the mark.
+            // One more column, for the mark.
             let natural = widths.fold(width_of(column.title) + 1, usize::max);
             Shown { nth, column, natural }
         });
@@ -74,12 +75,12 @@ fn cells(section: &Section, row: &Row) -> Vec<(String, Style)> {
 struct Shown {
     nth: usize,
     column: &'static Column,
-    /// The width that it needs.
+    /// The width that the column needs.
     natural: usize,
 }
 
 impl Shown {
-    /// The width that it can be shortened to.
+    /// The width that the column can be shortened to.
     fn least(&self) -> usize {
         match self.column.form {
             Form::Name(least) | Form::Text(least) => self.natural.min(least),
@@ -115,7 +116,7 @@ impl Fit {
         Fit { columns: columns.collect(), gap }
     }
 
-    /// The first `most` of the cells.
+    /// A line of the first `most` cells.
     fn line(&self, cells: &[(String, Style)], most: usize) -> Vec<Span<'static>> {
         let columns = self.columns.iter().take(most).enumerate();
         let span = |(at, (shown, width)): (usize, &(Shown, usize))| {
@@ -136,7 +137,7 @@ impl Fit {
         columns.map(span).collect()
     }
 
-    /// A row; its note stands in place of all cells behind the first two.
+    /// A row; its note replaces all cells after the first two.
     fn row(&self, row: &Row, cells: &[(String, Style)], width: usize) -> Line<'static> {
         let Some((note, style)) = &row.note else {
             return Line::from(self.line(cells, usize::MAX));
@@ -151,12 +152,12 @@ impl Fit {
     }
 }
 
-/// The number of columns of a terminal that a text takes.
+/// The number of terminal columns that a string takes.
 pub(super) fn width_of(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// The begin of a text that fits.
+/// The beginning of a string that fits.
 pub(super) fn clipped(text: &str, width: usize) -> String {
     if width_of(text) <= width {
         return text.to_owned();
@@ -165,7 +166,7 @@ pub(super) fn clipped(text: &str, width: usize) -> String {
     if width == 0 { begin } else { format!("{begin}…") }
 }
 
-/// The begin and the end of a text, since names differ at their ends.
+/// The beginning and the end of a string, since names differ at their ends.
 fn shortened(text: &str, width: usize) -> String {
     if width_of(text) <= width {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! The user's choices: section, order, pause. Pure: keys go in.
+//! The user's choices: section, order, pause. Pure: keys are arguments.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -9,13 +9,13 @@ use super::sections::{SECTIONS, Section};
 pub(super) struct View {
     /// The number of the open section.
     pub(super) open: usize,
-    /// The column that orders each section's rows.
+    /// The sorting column of each section.
     sorts: [Option<usize>; SECTIONS.len()],
-    /// The row that is marked, by its place.
+    /// The index of the marked row.
     pub(super) cursor: Option<usize>,
     pub(super) is_paused: bool,
     pub(super) shows_help: bool,
-    /// How many rows the last drawing had, and how many there were room for.
+    /// The number of rows in the last drawing, and the number that there was room for.
     pub(super) rows: usize,
     pub(super) room: usize,
 }
@@ -26,7 +26,7 @@ impl View {
         &SECTIONS[self.open]
     }
 
-    /// The column that orders the section's rows.
+    /// The sorting column of the open section.
     pub(super) fn sort(&self) -> Option<usize> {
         self.sorts[self.open]
     }
@@ -59,7 +59,7 @@ impl View {
         false
     }
 
-    /// The first row to show, so that the marked one is seen in `room` rows of `rows`.
+    /// The first row to show, so that the marked row is among the `room` visible ones of `rows`.
     pub(super) fn first_row(&mut self, rows: usize, room: usize) -> usize {
         (self.rows, self.room) = (rows, room.max(1));
         self.cursor =
@@ -86,7 +86,7 @@ impl View {
         });
     }
 
-    /// Orders by the next column, or after the last by none.
+    /// Sorts by the next column; after the last column, not at all.
     fn sort_by_next(&mut self) {
         let next = self.sort().map_or(0, |column| column + 1);
         self.sorts[self.open] = Some(next).filter(|next| *next < self.section().titled());

@@ -12,14 +12,14 @@ use crate::real::{Stat, StatFs, StatVfs, Statx};
 use crate::stat::Full;
 use crate::{files, own, paths, stat as shapes};
 
-/// The file or folder that is asked about: a place, or what a descriptor stands for.
+/// The subject of the call: a place below a mount, or the node behind a descriptor.
 enum Subject {
     Place(Place),
     Known(&'static Mount, Node),
 }
 
 impl Subject {
-    /// The path, or with an empty one and the flag the descriptor.
+    /// The subject of `path`; with an empty path and AT_EMPTY_PATH in `flags`, of the descriptor.
     fn of(folder: c_int, path: Option<&CStr>, flags: c_int) -> Option<Subject> {
         if flags & AT_EMPTY_PATH != 0 && path.is_none_or(CStr::is_empty) {
             Subject::of_descriptor(folder)
@@ -39,7 +39,7 @@ impl Subject {
         }
     }
 
-    /// Asks `work` about it, and puts the answer where the caller wants it.
+    /// Calls `work` with the node, and writes its result for the caller.
     fn tell<T>(
         &self,
         work: impl FnOnce(&Mount, &Opened, Node) -> Result<T, c_int>,
@@ -52,7 +52,7 @@ impl Subject {
         }))
     }
 
-    /// Returns whether it may be accessed in this way.
+    /// Returns whether the node may be accessed in this mode.
     fn access(&self, mode: c_int) -> c_int {
         returned(own::inside(|| match self.node()?.2 {
             _ if mode & libc::W_OK != 0 => Err(libc::EROFS),
@@ -77,7 +77,8 @@ impl Subject {
     }
 }
 
-/// `stat` and its kin: `$subject` has the arguments in front of the result, `$behind` the flags behind it.
+/// `stat` and related functions: `$subject` are the arguments before the result, `$behind` the flags after
+/// it.
 macro_rules! stats {
     ($($($name:ident)|+ ($($argument:ident: $kind:ty),*; $($flags:ident)?) $subject:expr;)*) => {$(
         instead! {
@@ -101,12 +102,12 @@ stats! {
         Subject::of(folder, text(path), flags);
 }
 
-/// The subject of a path alone.
+/// The subject of a path without a descriptor.
 ///
 /// # Safety
 /// As [`text`].
 unsafe fn at(path: Text) -> Option<Subject> {
-    // SAFETY: the text is dropped before this returns.
+    // SAFETY: the string is dropped before this returns.
     Subject::of(AT_FDCWD, unsafe { text(path) }, 0)
 }
 
@@ -170,7 +171,7 @@ instead! {
     }
 }
 
-/// Copies bytes for the caller, or with a length of 0 only says how many there are.
+/// Copies bytes to the caller; with a length of 0, only returns their number.
 ///
 /// # Safety
 /// `out` has `len` bytes.
@@ -178,7 +179,7 @@ unsafe fn put(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> s
     returned(bytes.and_then(|bytes| {
         if len != 0 {
             let enough = bytes.len() <= len;
-            // SAFETY: no more than `out` has, which the caller had before this memory was allocated.
+            // SAFETY: the copy fits into `out`, whose memory the caller had before `bytes` was allocated.
             let copy = || unsafe {
                 out.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
             };

@@ -1,8 +1,9 @@
-//! Calls that would take this library's descriptors from it: a program that closes all that it has not opened, or
-//! puts a descriptor onto a number. Descriptors of the library stay; see `dlfs::process::mark_ours`.
+//! Calls that would close or replace this library's descriptors: a program closes all descriptors that it did
+//! not open, or duplicates a descriptor onto a number. The library's descriptors stay; see
+//! `dlfs::process::mark_ours`.
 //!
-//! `close` is not here: it would cost each program's every call. Children between `vfork` and `exec` run this on
-//! their parent's memory, so nothing allocates or locks.
+//! `close` is not here, since that would slow down each `close` of every program. Children between `vfork`
+//! and `exec` run this code on their parent's memory, so nothing here allocates or locks.
 
 use std::ffi::{c_int, c_long, c_uint};
 
@@ -14,7 +15,7 @@ use crate::{files, long, mounts};
 
 instead! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        // To mark them all for `exec` is right for ours, too.
+        // With CLOSE_RANGE_CLOEXEC, our descriptors may be marked too.
         if !has_any() || first > last || flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
             return real(first, last, flags);
         }
@@ -43,14 +44,14 @@ instead! {
         put(old, new, || real(old, new, flags))
     }
 
-    // The lock ends with the program's own descriptors.
+    // With the program's descriptors, the lock must end too: drop the library's duplicate first.
     fn flock(fd: c_int, operation: c_int) -> c_int {
         long::before_lock(fd);
         real(fd, operation)
     }
 }
 
-/// Puts a descriptor onto a number; onto one of this library it fails with EBUSY.
+/// Duplicates a descriptor onto a number; fails with EBUSY if the number is this library's.
 fn put(old: c_int, new: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if old != new && has_any() && is_ours(new) {
         own::say(&format!("descriptor {new} is in use by an open data set, and stays"));
@@ -68,7 +69,7 @@ fn has_any() -> bool {
     mounts::all().iter().any(mounts::Mount::is_in_use) && !own::is_inside()
 }
 
-/// Closes what is not ours from `first` to `last`, in ranges between what is.
+/// Closes the program's descriptors from `first` to `last`: the ranges between this library's.
 fn close_others(first: c_uint, last: c_uint, flags: c_int) -> Result<(), c_int> {
     let before = own::errno();
     let mut from = first;
@@ -90,11 +91,11 @@ fn close_others(first: c_uint, last: c_uint, flags: c_int) -> Result<(), c_int> 
 }
 
 fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int> {
-    // SAFETY: what is closed is the program's own.
+    // SAFETY: all descriptors in the range are the program's own.
     called(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
 }
 
-/// Calls `visit` with what is open from `first` to `last`, in ascending order, at least with what is ours.
+/// Calls `visit` with open descriptors from `first` to `last` in ascending order, this library's included.
 fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let Ok(folder) = own::open(c"/proc/self/fd", flags) else {

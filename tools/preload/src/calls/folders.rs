@@ -114,10 +114,10 @@ instead! {
     }
 }
 
-/// Copies the entries that `filter` takes, in `order`, into memory from `malloc`.
+/// Copies the entries that `filter` accepts, sorted by `order`, into memory from `malloc`.
 ///
 /// # Safety
-/// As of `scandir`; `folder` is one of ours.
+/// As for `scandir`; `folder` is one of ours.
 unsafe fn scan(
     folder: *mut DIR,
     out: *mut *mut *mut dirent,
@@ -128,10 +128,10 @@ unsafe fn scan(
     let ours = unsafe { OpenFolder::of(folder) }.ok_or(libc::EBADF)?;
     let mut found = Vec::new();
     while let Some(entry) = own::inside(|| ours.next())? {
-        // The caller's function may use what it likes of this library.
-        // SAFETY: the entry stays until the next one is asked for.
+        // The caller's filter may call any function of this library.
+        // SAFETY: the entry is valid until the next call of `next`.
         if filter.is_none_or(|takes| unsafe { takes(entry) } != 0) {
-            // SAFETY: the entry stays, and has as many bytes as it says.
+            // SAFETY: the entry is still valid, and `d_reclen` is its length in bytes.
             found.push(unsafe { Malloced::copy_of(entry.cast(), (*entry).d_reclen.into()) }?);
         }
     }
@@ -140,23 +140,23 @@ unsafe fn scan(
     let list = unsafe { Malloced::copy_of(entries.as_ptr().cast(), size_of_val(&*entries)) }?;
     if let Some(order) = order {
         type Compare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-        // SAFETY: both take pointers to pointers of entries.
+        // SAFETY: both functions take pointers to pointers to entries.
         let order = unsafe {
             std::mem::transmute::<
                 unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int,
                 Compare,
             >(order)
         };
-        // SAFETY: the list has as many pointers, each to an entry.
+        // SAFETY: the list has `entries.len()` pointers, each to an entry.
         unsafe { libc::qsort(list.0, entries.len(), size_of::<*mut dirent>(), Some(order)) };
     }
-    // SAFETY: `scandir`'s caller gives a place for the list, and frees it and what it points to.
+    // SAFETY: the caller of `scandir` provides `out`, and frees the list and its entries.
     unsafe { out.write(list.into_raw().cast()) };
     found.into_iter().for_each(|copy| _ = copy.into_raw());
     Ok(entries.len() as c_int)
 }
 
-/// Memory from `malloc`, freed unless it is handed on.
+/// Memory from `malloc`, which is freed on drop unless it is handed on.
 struct Malloced(*mut c_void);
 
 impl Malloced {
@@ -165,12 +165,13 @@ impl Malloced {
     /// # Safety
     /// `bytes` has `len` bytes.
     unsafe fn copy_of(bytes: *const u8, len: usize) -> Result<Malloced, c_int> {
-        // SAFETY: any length may be asked for.
+        // SAFETY: any length is allowed.
         let copy = unsafe { libc::malloc(len.max(1)) };
         if copy.is_null() {
             return Err(libc::ENOMEM);
         }
-        // SAFETY: `len` bytes here, by the caller, and there, as just allocated.
+        // SAFETY: the caller promises `len` readable bytes, and `copy` has just been allocated with at least
+        // `len`.
         unsafe { bytes.copy_to_nonoverlapping(copy.cast(), len) };
         Ok(Malloced(copy))
     }
@@ -182,7 +183,7 @@ impl Malloced {
 
 impl Drop for Malloced {
     fn drop(&mut self) {
-        // SAFETY: from `malloc`, and nobody else has it.
+        // SAFETY: the memory is from `malloc`, and only this value owns it.
         unsafe { libc::free(self.0) };
     }
 }

@@ -1,7 +1,7 @@
-//! The functions that programs call instead of the C library's, by what they do.
+//! The functions that replace the C library's, grouped by purpose.
 
-/// Defines functions that programs call instead of the C library's of the same names; their bodies may be unsafe.
-/// In them, `real` is the C library's own.
+/// Defines functions that programs call instead of the C library's functions of the same names. Their bodies
+/// may be unsafe; in them, `real` calls the C library's function.
 macro_rules! instead {
     () => {};
     (fn $name:ident $(| $more:ident)+ ($($arguments:tt)*) -> $result:ty $body:block $($rest:tt)*) => {
@@ -16,7 +16,7 @@ macro_rules! instead {
             #[inline]
             unsafe fn real($($argument: $kind),*) -> $result {
                 static REAL: crate::real::Real = crate::real::Real::new(concat!(stringify!($name), "\0"));
-                // In front of `START`: sections with a number come first.
+                // Runs before `START`: numbered sections come first.
                 #[used]
                 #[unsafe(link_section = ".init_array.00101")]
                 static FIND: extern "C" fn() = {
@@ -33,12 +33,12 @@ macro_rules! instead {
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the C library's function of this name has this type.
                 let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(address) };
-                // SAFETY: the arguments are those of our own caller.
+                // SAFETY: the arguments are our own caller's.
                 unsafe { function($($argument),*) }
             }
-            // SAFETY: a program calls this as the C library's function of this name, and owes that one what its manual
-            // says: strings end with NUL, results have room, and a stream or folder is open. Our own functions ask for
-            // no more, and the C library's gets the arguments as they are.
+            // SAFETY: a program calls this as the C library's function of this name, and so meets its manual:
+            // strings end with NUL, results have room, and a stream or folder is open. Our own functions need
+            // nothing else, and the C library's function gets the same arguments.
             unsafe { $body }
         }
         instead! { $($rest)* }
@@ -59,10 +59,11 @@ use crate::paths::{self, Place};
 use crate::real::Failed;
 use crate::{mounts, own};
 
-/// A string of C.
+/// A C string.
 type Text = *const c_char;
 
-/// The text of a path or a mode; `None` for NULL, and while there are no mounts: then nobody needs its length.
+/// The string of a path or a mode; `None` for NULL, and while there are no mounts: its length is then not
+/// needed.
 ///
 /// # Safety
 /// `text` is NULL or ends with NUL, and stays as long as the result is used.
@@ -78,11 +79,11 @@ unsafe fn text<'a>(text: Text) -> Option<&'a CStr> {
 /// As [`text`].
 #[inline]
 unsafe fn place(folder: c_int, path: Text) -> Option<Place> {
-    // SAFETY: the text is dropped before this returns.
+    // SAFETY: the string is dropped before this returns.
     paths::place(folder, unsafe { text(path) }?)
 }
 
-/// A value as C returns it: -1, or NULL, and `errno` for an error.
+/// A result in the form that C expects: on error -1 or NULL, with `errno` set.
 fn returned<T: Failed>(result: Result<T, c_int>) -> T {
     result.unwrap_or_else(|errno| {
         own::set_errno(errno);

@@ -1,5 +1,5 @@
-//! Opening files. `mode` is read where the C library's function takes it as a variadic argument: the two
-//! are passed alike on 64-bit Linux, and it only goes on to that function.
+//! Opening files. `mode` is declared where the C library's function takes a variadic argument: 64-bit Linux
+//! passes both in the same way, and `mode` is only passed on to that function.
 
 use std::ffi::{CStr, c_int};
 
@@ -41,7 +41,7 @@ instead! {
             return real(path, mode, stream);
         };
         match own::inside(|| place.open(flags_of(text(mode))?, true)) {
-            // The kernel opens the memory a second time, for the stream that the C library has.
+            // Through `/proc`, the kernel opens the memory again, for the C library's stream.
             Ok(fd) => {
                 let name = files::path_of(fd);
                 let stream = real(name.as_ptr().cast(), mode, stream);
@@ -49,7 +49,7 @@ instead! {
                 stream
             }
             Err(errno) => {
-                libc::fclose(stream); // as the C library does when it cannot open the path
+                libc::fclose(stream); // as the C library does if it cannot open the path
                 returned(Err(errno))
             }
         }
@@ -58,7 +58,7 @@ instead! {
 
 fn stream(place: &Place, mode: Option<&CStr>) -> Result<*mut FILE, c_int> {
     let fd = place.open(flags_of(mode)?, true)?;
-    // SAFETY: the descriptor is open, and a `CStr` ends with NUL; without a mode there are no flags.
+    // SAFETY: the descriptor is open, and a `CStr` ends with NUL; `flags_of` has refused a NULL mode.
     let stream = unsafe { libc::fdopen(fd, mode.unwrap_or_default().as_ptr()) };
     if stream.is_null() {
         let errno = own::errno();
@@ -68,7 +68,7 @@ fn stream(place: &Place, mode: Option<&CStr>) -> Result<*mut FILE, c_int> {
     Ok(stream)
 }
 
-/// The flags of `open` that a stream's mode stands for.
+/// The flags of `open` for a stream's mode.
 fn flags_of(mode: Option<&CStr>) -> Result<c_int, c_int> {
     let mode = mode.unwrap_or_default().to_bytes();
     let options = mode.split(|byte| *byte == b',').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Other calls that take a path and write nothing: working folders, links, and real paths.
+//! Other calls that take a path and write nothing: working directories, links, and real paths.
 
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -11,8 +11,8 @@ use crate::paths::Place;
 use crate::{files, own, paths};
 
 instead! {
-    // A folder of a mount is refused, because the kernel cannot be there. Only the mount's top folder can be entered,
-    // where a real folder lies under it.
+    // Changes the working directory. A folder below a mount is refused, because the kernel cannot enter it.
+    // Only the mount's top folder can be entered, if a real folder lies under it.
     fn chdir(path: Text) -> c_int {
         if let Some(place) = place(AT_FDCWD, path) {
             match own::inside(|| Ok(place.node()?.1)) {
@@ -33,7 +33,7 @@ instead! {
         }
     }
 
-    // There are no links below a mount.
+    // Fails below a mount, which has no links.
     fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
         place(AT_FDCWD, path).map_or_else(|| real(path, out, len), |place| no_link(&place))
     }
@@ -55,7 +55,7 @@ instead! {
     }
 }
 
-/// The result of entering a folder, which is then the working folder.
+/// The result of changing the working directory, which is then looked up again.
 fn entered(result: c_int) -> c_int {
     if result == 0 {
         paths::learn_working_folder();
@@ -90,7 +90,8 @@ unsafe fn real_path(place: &Place, out: *mut c_char) -> *mut c_char {
         if path.len() > libc::PATH_MAX as usize {
             return Err(libc::ENAMETOOLONG);
         }
-        // SAFETY: either memory of that length, just allocated, or PATH_MAX bytes, which are enough.
+        // SAFETY: the destination is either PATH_MAX bytes, which are enough, or memory just allocated with
+        // this length.
         unsafe {
             let out = if out.is_null() { libc::malloc(path.len()).cast() } else { out };
             if out.is_null() {

@@ -1,7 +1,8 @@
-//! Reads and mappings of descriptors, which only those of [long files](crate::long) need. All others cost one load.
+//! Reads and mappings of descriptors; only [long files](crate::long) need them. For other descriptors they
+//! cost one load.
 //!
-//! Allocators map memory and read files while they start, before this library's constructor: nothing here looks up
-//! a function or allocates, unless the descriptor is one of ours.
+//! Allocators map memory and read files while they start, before this library's constructor. So nothing here
+//! looks up a function or allocates, unless the descriptor is this library's.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -16,7 +17,7 @@ macro_rules! reads {
         instead! {
             fn $($name)|+ (fd: c_int, out: *mut c_void, len: size_t $(, $argument: $kind)*) -> ssize_t {
                 let at: Option<off_t> = $at;
-                // A buffer that is too short ends the program, by the C library.
+                // Too short a buffer is left to the C library's function, which aborts the program.
                 let read = if len <= $most { long::read(fd, out, len, at) } else { None };
                 match read {
                     Some(read) => read,
@@ -47,7 +48,7 @@ macro_rules! parts {
                 match read {
                     Some(read) => read,
                     None if !RESOLVED.load(Ordering::Acquire) => {
-                        let at = at.unwrap_or(-1); // of `preadv2`: where the descriptor stands
+                        let at = at.unwrap_or(-1); // `preadv2`: -1 is the descriptor's own position
                         libc::syscall(libc::$number, fd, parts, count, at, 0, flags) as ssize_t
                     }
                     None => real(fd, parts, count, $($argument),*),
@@ -63,7 +64,7 @@ parts! {
     preadv2 | preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
 }
 
-/// Without a look at the C library's own: the kernel's call does the same.
+/// Makes the system call, without looking up the C library's function, which does the same.
 macro_rules! maps {
     ($($name:ident)*) => {$(
         /// As the C library's.
@@ -77,7 +78,7 @@ macro_rules! maps {
             offset: off_t,
         ) -> *mut c_void {
             long::mapped(fd, offset);
-            // SAFETY: the arguments are those of our own caller, who owes the kernel the same.
+            // SAFETY: the arguments are our caller's, who has the same obligations to the kernel.
             unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd, offset) as *mut c_void }
         }
     )*};

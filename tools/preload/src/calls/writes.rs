@@ -1,5 +1,4 @@
-//! Calls that would change something: nothing below a mount can be changed, as of a file system that is mounted
-//! read-only.
+//! Calls that would change something: below a mount they fail, as on a file system mounted read-only.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -9,13 +8,13 @@ use super::{Text, place, returned};
 use crate::own;
 use crate::paths::Place;
 
-/// Changing what is there: it must be there.
+/// Changing a file or folder, which must exist.
 fn change(place: &Place) -> c_int {
     returned(own::inside(|| place.node().and(Err(libc::EROFS))))
 }
 
-/// Removing a name: only its folder must be there, as the kernel looks at the name after it has asked whether
-/// it may write.
+/// Removing a name, of which only the folder must exist: the kernel, too, checks for a read-only file system
+/// before it looks up the name.
 fn remove_name(place: &Place) -> c_int {
     let path = &place.path;
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
@@ -24,7 +23,7 @@ fn remove_name(place: &Place) -> c_int {
     change(&folder)
 }
 
-/// Making something: it must not be there.
+/// Creating a file or folder, which must not exist.
 fn make(place: &Place) -> c_int {
     returned(own::inside(|| match place.node() {
         Ok(_) => Err(libc::EEXIST),
@@ -62,7 +61,7 @@ writes! {
     change removexattr | lremovexattr(path: Text, name: Text), AT_FDCWD, path;
 }
 
-/// Answers a call with two paths: below one mount nothing changes, and from one file system to another nothing moves.
+/// Answers a call with two paths: EROFS below one mount, EXDEV between two file systems.
 fn two(from: Option<Place>, to: Option<Place>) -> Option<c_int> {
     match (from, to) {
         (None, None) => None,

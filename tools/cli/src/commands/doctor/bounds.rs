@@ -4,7 +4,8 @@ use super::Finding;
 use super::load::{Load, Loads};
 use crate::text::{self, percent};
 
-/// The conclusion from all measurements. Of a data set the mean length of its samples says which of them counts.
+/// The conclusion from all measurements. If there is a data set, the mean length of its samples decides which
+/// measurement counts.
 pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Finding {
     let bound = bound(loads);
     let mut found = bound.words(loads);
@@ -19,22 +20,22 @@ pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Findi
     Finding { mend: Some(bound.remedy().to_owned()), ..Finding::good("bound", found) }
 }
 
-/// The limit of bandwidth.
+/// The bottleneck that limits bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
-    /// All processors of this machine run.
+    /// All processors of this machine are busy.
     Machine,
-    /// A thread of ours runs all the time, and more threads read more.
+    /// A thread of ours is busy all the time, and more threads read more.
     Thread,
-    /// Reads wait for the round trip, and more of them outstanding read more.
+    /// Reads wait for the round trip, and a higher queue depth reads more.
     RoundTrip,
-    /// Neither our threads nor the depth: the network, the target or its media.
+    /// Neither our threads nor the queue depth: the network, the target or its media.
     Beyond,
 }
 
-/// Four queue pairs that read this much more than one were not held up by what lies behind them.
+/// If four queue pairs read this much more than one, the path behind them was not the bottleneck.
 const GAIN: f64 = 1.3;
-/// A thread, or a machine, that runs this much of the time has nothing left to give.
+/// A thread, or a machine, that is busy for this share of the time has no capacity left.
 const FULL: f64 = 0.9;
 
 fn bound(loads: &Loads) -> Bound {
@@ -42,7 +43,7 @@ fn bound(loads: &Loads) -> Bound {
     let is_full = |load: &Load| load.machine_busy.is_some_and(|busy| busy >= FULL);
     match four.bytes_per_s() >= GAIN * one.bytes_per_s() {
         true if one.busy >= FULL => Bound::Thread,
-        true if is_full(one) => Bound::Machine, // others took the time that its thread lacked
+        true if is_full(one) => Bound::Machine, // other work took the time that its thread lacked
         true => Bound::RoundTrip,
         false if is_full(four) => Bound::Machine,
         false => Bound::Beyond,
@@ -95,11 +96,11 @@ impl Bound {
     }
 }
 
-/// Samples of this length a second: bounded by bandwidth and by the rate of small reads, of which four queue pairs do
-/// at least as many as one.
+/// Samples of this length per second: bounded by bandwidth, and by the rate of small reads scaled from one
+/// queue pair to four.
 fn samples_per_s(loads: &Loads, bytes: u64) -> f64 {
     let by_bandwidth = loads.best_bytes_per_s() / bytes as f64;
-    // Samples below a block share reads with their neighbours only by chance in a shuffled order.
+    // In a shuffled order, samples shorter than a block rarely share a read with a neighbour.
     by_bandwidth.min(
         loads.small.reads_per_s() * (loads.four.bytes_per_s() / loads.one.bytes_per_s()).max(1.0),
     )

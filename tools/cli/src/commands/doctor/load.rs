@@ -1,6 +1,6 @@
 //! Measures a namespace by reading it: round trip, bandwidth of one and of four queue pairs, and small reads.
 //!
-//! A thread sleeps while none of its reads can advance, so its CPU time says whether it was the bound.
+//! A thread sleeps while none of its reads can advance, so its CPU time shows whether it was the bottleneck.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use dlfs::{Error, ErrorKind, Result};
 use super::Finding;
 use crate::text::{self, percent};
 
-/// The reads of a measurement.
+/// The parameters of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
-    /// Queue pairs, each polled by a thread of its own.
+    /// Queue pairs, each polled by its own thread.
     pub(super) pairs: usize,
     /// Bytes of a read.
     pub(super) io_bytes: u64,
@@ -33,13 +33,14 @@ pub(super) struct Plan {
 /// The result of one measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Load {
-    /// As it was possible: a namespace may have smaller transfers or queues than were planned.
+    /// The plan as carried out: a namespace may have smaller transfers or queues than planned.
     pub(super) plan: Plan,
     pub(super) reads: u64,
     pub(super) time: Duration,
-    /// The share of the time that the busiest thread of ours ran.
+    /// The share of the time that our busiest thread ran.
     pub(super) busy: f64,
-    /// The share of the time that all processors of this machine ran, on average; `None` without `/proc/stat`.
+    /// The share of the time that all processors of this machine ran, on average; `None` without
+    /// `/proc/stat`.
     pub(super) machine_busy: Option<f64>,
     /// From submission to completion.
     pub(super) median: Duration,
@@ -109,7 +110,7 @@ impl Loads {
 /// Measures the namespace four times, each for `slice`.
 ///
 /// # Errors
-/// Those of queue pairs and reads.
+/// Errors of queue pairs and reads.
 pub(super) fn measure(device: &Arc<dyn Device>, slice: Duration) -> Result<Loads> {
     let block = u64::from(device.namespace().block_len_bytes);
     let run = |pairs, io_bytes, depth| run(device, Plan { pairs, io_bytes, depth }, slice);
@@ -151,7 +152,7 @@ fn run(device: &Arc<dyn Device>, plan: Plan, slice: Duration) -> Result<Load> {
     let time = began.elapsed();
     let mut latency_ns = histogram();
     for one in &ran {
-        // Both have the same bounds.
+        // Both histograms have the same bounds, so this cannot fail.
         let _ = latency_ns.add(&one.latency_ns);
     }
     Ok(Load {
@@ -170,7 +171,7 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
     let pair = group.add(device.queue_pair()?);
     let namespace = device.namespace();
     let blocks = plan.io_bytes / u64::from(namespace.block_len_bytes);
-    // All places in an order without a pattern, of which each pair begins with another part.
+    // All places in an order without a pattern; each queue pair begins in another part.
     let count = (namespace.num_blocks / blocks).max(1);
     let places = Permutation::new(count, Key::derive(0, &[]));
     let mut next = count * index as u64 / plan.pairs as u64;
@@ -220,9 +221,9 @@ fn run_pair(device: &Arc<dyn Device>, plan: Plan, index: usize, slice: Duration)
     Ok(Ran { reads, busy: ((thread_cpu() - cpu) / time).clamp(0.0, 1.0), latency_ns })
 }
 
-/// A buffer whose pages exist: faults are not what is measured.
+/// A buffer that is already faulted in, so that page faults are not measured.
 fn faulted_in(bytes: u64) -> IoBuf {
-    let mut buf = IoBuf::zeroed(bytes as usize); // at most a transfer
+    let mut buf = IoBuf::zeroed(bytes as usize); // at most the length of a transfer
     buf.fill(0xA5);
     buf
 }

@@ -1,6 +1,6 @@
 //! Features of this machine for user-level NVMe, and how to enable the missing ones.
 //!
-//! They are read from `/proc`, `/sys` and `/dev` below a root that tests can set.
+//! They are read from `/proc`, `/sys` and `/dev`, below a root that tests can set.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ fn permissions(root: &Path) -> Finding {
     finding("permissions", usable > 0, format!("{usable} VFIO groups can be opened"), mend)
 }
 
-/// The NVMe drives on PCI, each with the driver that is bound to it.
+/// The NVMe drives on PCI, each with its bound driver.
 fn drives(root: &Path) -> Finding {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let mut drives = Vec::new();

@@ -1,8 +1,9 @@
-//! `dlfs doctor`: says what is fine, what is not, and what bounds a training job here.
+//! `dlfs doctor`: checks this machine and, given an address, finds the bottleneck of a training job.
 //!
-//! With an address it connects to the data set or target, reads from it for a few seconds, and looks at the path
-//! to it; without one it looks at this machine alone. Read `load.rs` for what is measured, `path.rs` for what the
-//! operating system says of the connection, `bounds.rs` for the conclusions, and `machine.rs` for what only SPDK needs.
+//! With an address it connects to the data set or target, reads from it for a few seconds, and examines the
+//! path to it; without one it examines only this machine. Read `load.rs` for the measurements, `path.rs` for
+//! the operating system's view of the connection, `bounds.rs` for the conclusions, and `machine.rs` for the
+//! features that only SPDK needs.
 
 mod bounds;
 mod load;
@@ -58,11 +59,11 @@ pub(crate) struct DoctorArgs {
 struct Finding {
     check: &'static str,
     good: bool,
-    /// True if it counts for the data that is read.
+    /// True if the check matters for the data that is read.
     #[serde(skip_serializing_if = "Clone::clone")]
     needed: bool,
     found: String,
-    /// The remedy where something is missing: what is better, and how to get it.
+    /// If something is missing: the benefit of having it, and how to get it.
     #[serde(skip_serializing_if = "Option::is_none")]
     mend: Option<String>,
 }
@@ -72,7 +73,7 @@ impl Finding {
         Finding { check, good: true, needed: true, found, mend: None }
     }
 
-    /// Something that does not count, and why.
+    /// A check that does not matter here, and the reason.
     fn unneeded(check: &'static str, why: &str) -> Finding {
         let found = format!("not needed for what you do: {why}");
         Finding { needed: false, ..Finding::good(check, found) }
@@ -82,7 +83,7 @@ impl Finding {
         Finding { mend: Some(mend.into()), good: false, ..Finding::good(check, found) }
     }
 
-    /// Why something cannot be examined, in one line, and what the error says to do.
+    /// The reason why something cannot be examined, in one line, and the hint of the error.
     fn of_error(check: &'static str, error: &dlfs::Error) -> Finding {
         let report = error.report();
         let (found, mend) =
@@ -121,7 +122,7 @@ fn print(
     Ok(())
 }
 
-/// The findings about an image, and why it cannot be examined further if that is so.
+/// The findings about an image, and the error if it cannot be examined further.
 fn examine(
     image: &[Address],
     connect: ConnectOptions,
@@ -142,7 +143,7 @@ fn examine(
     });
     let Reached { findings: reached, route } = path::reach(addresses);
     let mut findings: Vec<Finding> = named.into_iter().chain(reached).collect();
-    // Another path or another site may be up.
+    // Another path or another site may work.
     if let Some(finding) = findings.iter().find(|finding| !finding.good)
         && connect.paths.is_empty()
         && resolved.sites.len() == 1
@@ -159,7 +160,7 @@ fn examine(
     }
 }
 
-/// `addresses` are what `image` stands for.
+/// `addresses` are the resolved addresses of `image`.
 fn examine_data(
     image: &[Address],
     addresses: &[Address],
@@ -192,11 +193,11 @@ fn examine_data(
     Ok(())
 }
 
-/// The devices at an address, and a description of what they hold.
+/// The devices at an address, and a description of their content.
 struct Opened {
     devices: Vec<Arc<dyn Device>>,
     what: String,
-    /// The mean length of the samples of a data set that has some.
+    /// The mean length of the samples; `None` unless the devices hold a data set with samples.
     mean_sample_bytes: Option<u64>,
 }
 
@@ -208,7 +209,8 @@ impl Opened {
             Ok(image) => return Ok(Opened::image(&image)),
             Err(error) => error,
         };
-        // Only what can be read, but is no data set, is opened again: the reason of others is the first one.
+        // Only readable namespaces without a data set are opened again: for other errors, the first error is
+        // the reason.
         let holds_no_image = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
         let devices = match holds_no_image.then(|| open_all(image, &connect)) {
             Some(Ok(devices)) => devices.into_iter().flatten().collect::<Vec<_>>(),
@@ -225,7 +227,7 @@ impl Opened {
     fn image(image: &Image) -> Opened {
         let directory = image.directory();
         let samples = directory.num_samples();
-        // A thousand lengths, evenly spaced, are enough for a mean in words.
+        // A thousand evenly spaced lengths suffice for a rough mean.
         let step = (samples / 1000).max(1);
         let lengths = (0..samples).step_by(usize::try_from(step).unwrap_or(usize::MAX));
         let (count, bytes) = lengths
@@ -259,7 +261,7 @@ impl Opened {
     }
 }
 
-/// The report about this machine as text: first whether anything is wrong, then what is optional.
+/// The report about this machine as lines: first whether anything is wrong, then the optional features.
 fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<String> {
     let absent = findings.iter().filter(|finding| !finding.good).count();
     let mut lines = vec![format!(
@@ -279,7 +281,7 @@ fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<S
     lines
 }
 
-/// The report about an address as text.
+/// The report about an address as lines.
 fn report_address(
     address: &str,
     findings: &[Finding],

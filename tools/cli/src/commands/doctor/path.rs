@@ -14,12 +14,12 @@ use super::Finding;
 use crate::args::host_and_port;
 use crate::text::{self, percent};
 
-/// A connection to the first address that is on a network, to look at.
+/// A connection to the first address that is on a network, to examine the route.
 pub(super) struct Route(TcpStream);
 
 /// The outcome of connecting to all addresses that are on a network.
 pub(super) struct Reached {
-    /// One for each host and port.
+    /// A finding for each host and port.
     pub(super) findings: Vec<Finding>,
     pub(super) route: Option<Route>,
 }
@@ -51,7 +51,7 @@ pub(super) fn reach(addresses: &[Address]) -> Reached {
     reached
 }
 
-/// Why there is no route to look at.
+/// The reason why there is no route to examine.
 pub(super) fn without_route(addresses: &[Address]) -> Finding {
     match addresses.first() {
         Some(Address::Objects(_)) => {
@@ -76,12 +76,12 @@ pub(super) fn without_route(addresses: &[Address]) -> Finding {
 struct Place {
     host: String,
     port: u16,
-    /// The remedy if nobody answers there.
+    /// The remedy if the host does not answer.
     mend: &'static str,
 }
 
 impl Place {
-    /// The host and port that the address leads to, if they can be seen from it.
+    /// The host and port that the address leads to, if the address shows them.
     fn of(address: &Address) -> Option<Place> {
         match address {
             Address::Tcp(TcpAddress { traddr, trsvcid, .. }) => {
@@ -93,7 +93,7 @@ impl Place {
         }
     }
 
-    /// The host and port of a web server; the clients of other stores find out theirs.
+    /// The host and port of a web server; for other stores, the client resolves them.
     fn of_url(url: &str) -> Option<Place> {
         let (scheme, rest) = url.split_once("://")?;
         let usual = match scheme {
@@ -115,7 +115,7 @@ impl Place {
         }
     }
 
-    /// A connection, and what it took.
+    /// Connects; returns the connection, and a description with its duration.
     fn reach(&self) -> Result<(TcpStream, String), Finding> {
         let began = Instant::now();
         let resolved = (&*self.host, self.port).to_socket_addrs().map_err(|error| {
@@ -136,7 +136,7 @@ impl Place {
 }
 
 impl Route {
-    /// Judges the connection's properties at this round trip and rate.
+    /// Judges the connection's properties for this round trip and rate.
     pub(super) fn findings(&self, round_trip: Duration, bytes_per_s: f64) -> Vec<Finding> {
         let buffers = buffers(Path::new("/"), round_trip, bytes_per_s);
         let mtu = mtu(&self.0, bytes_per_s);
@@ -195,7 +195,8 @@ fn congestion(stream: &TcpStream) -> Option<Finding> {
     })
 }
 
-/// Checks that the kernel lets a connection have in flight what this rate and round trip need.
+/// Checks that the kernel's buffers allow a connection the bytes in flight that this rate and round trip
+/// need.
 fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Finding> {
     let rmem = std::fs::read_to_string(root.join("proc/sys/net/ipv4/tcp_rmem")).ok()?;
     let most: u64 = rmem.split_ascii_whitespace().nth(2)?.parse().ok()?;
@@ -205,7 +206,7 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
         text::bytes(most),
         text::bytes(under_way)
     );
-    // The window that is advertised is at most half of the buffer by default (tcp_adv_win_scale).
+    // By default the advertised window is at most half of the buffer (tcp_adv_win_scale).
     Some(if under_way * 2 <= most {
         Finding::good("buffers", found)
     } else {
@@ -237,7 +238,7 @@ pub(super) fn digests(device: &Arc<dyn Device>) -> Finding {
     Finding::good("digests", found.to_owned())
 }
 
-/// The clock of the processors and who sets it.
+/// The clock frequency of the processors and its governor.
 pub(super) fn clock(root: &Path) -> Finding {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let cpuinfo = read("proc/cpuinfo");
@@ -251,7 +252,7 @@ pub(super) fn clock(root: &Path) -> Finding {
         read(&format!("sys/devices/system/cpu/cpu0/cpufreq/{name}")).trim().parse::<f64>().ok()
     };
     let mhz: Vec<f64> = field("cpu MHz").iter().filter_map(|value| value.parse().ok()).collect();
-    // Processors other than x86 state no clock there.
+    // Only x86 processors show their clock in this file.
     let mean = if mhz.is_empty() {
         khz("scaling_cur_freq").map(|khz| khz / 1e3)
     } else {
@@ -277,9 +278,9 @@ pub(super) fn clock(root: &Path) -> Finding {
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const MOST_ADDRESSES: usize = 4;
-/// The most hosts that are tried.
+/// The most hosts to try.
 const MOST_PLACES: usize = 16;
-/// Below 5 Gb/s, packets of 1500 bytes are few enough.
+/// Below 5 Gb/s, packets of 1500 bytes are no bottleneck.
 const FAST_BYTES_PER_S: f64 = 625e6;
 const ETHERNET_MTU: u32 = 1500;
 
