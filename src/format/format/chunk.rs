@@ -1,7 +1,7 @@
 //! The header of a chunk, which describes its samples. Chunks are self-describing, so the directory can be
 //! rebuilt from them alone.
 //!
-//! A header is a [head](crate::format::chunk_head) of 128 bytes and a [*table*](crate::format::table):
+//! A header is a [head](RawHead) of 128 bytes and a [*table*](crate::format::table):
 //!
 //! ```text
 //! head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
