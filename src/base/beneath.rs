@@ -1,25 +1,26 @@
-//! Opens what lies beneath a folder, and never what a link leads to.
+//! Opens files beneath a folder without following symbolic links.
 //!
-//! `openat2` does so in one call. Old kernels lack it, some sandboxes forbid it, and a path may be longer than the
-//! kernel takes: then it is opened name by name.
+//! `openat2` does this in one call. Old kernels lack it, some sandboxes forbid it, and a path may be longer
+//! than it accepts: then the path is opened component by component.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Opens `path` beneath the open folder `root`; an empty path is the folder itself. `mode` is that of a new file,
-/// under the process's umask; empty where `flags` create none.
+/// Opens `path` beneath the open folder `root`; an empty path means the folder itself. `mode` is the mode
+/// of a new file, limited by the umask; empty if `flags` create none.
 ///
 /// # Errors
-/// Those of the operating system. `LOOP`: a component is a link. `XDEV`: the path leads out of the folder.
+/// Errors of the operating system. `LOOP`: a component is a symbolic link. `XDEV`: the path leads out of
+/// the folder.
 pub fn open_beneath(
     root: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
     mode: Mode,
 ) -> Result<OwnedFd, Errno> {
-    // Opening it name by name would follow these.
+    // Rejected here because opening by components would follow them.
     if path.starts_with(b"/") || components(path).any(|name| name == b"..") {
         return Err(Errno::XDEV);
     }
@@ -35,7 +36,7 @@ pub fn open_beneath(
     open_stepwise(root, path, flags | OFlags::NOFOLLOW, mode)
 }
 
-/// The names in a path, without those that lead nowhere.
+/// The components of a path, without empty ones and `.`.
 pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
@@ -71,7 +72,7 @@ fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Rejects links: `O_PATH | O_NOFOLLOW` opens a link itself, where other flags fail.
+/// Rejects symbolic links: `O_PATH | O_NOFOLLOW` opens the link itself, while other flags fail.
 fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
         return Ok(fd);
@@ -87,7 +88,7 @@ fn is_link(at: BorrowedFd<'_>, name: &[u8]) -> bool {
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
 }
 
-/// `PATH_MAX` without its NUL.
+/// `PATH_MAX` without the terminating NUL.
 pub const MAX_KERNEL_PATH_BYTES: usize = 4095;
 
 #[cfg(test)]

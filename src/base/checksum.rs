@@ -1,7 +1,7 @@
 //! CRC32C (Castagnoli): the checksum of the media format, of NVMe/TCP digests and of TFRecord.
 //!
-//! Uses carry-less multiplication at the widest vector length that the processor supports. The result is
-//! the same everywhere.
+//! Uses carry-less multiplication at the widest vector length that the processor supports. The result does
+//! not depend on the processor.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -13,30 +13,32 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 
 /// CRC32C of `bytes` appended to data whose CRC32C is `crc`.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
-    // The register between two pieces is the complement of the checksum.
+    // The internal register is the complement of the checksum so far.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(bytes);
     digest.finalize() as u32 // the algorithm has 32 bits
 }
 
-/// CRC32C of data whose first part has the CRC32C `first` and whose second part, of `len` bytes, has `second`.
+/// CRC32C of the concatenation of two parts: the first has the CRC32C `first`, the second `second` and
+/// `len` bytes.
 pub fn crc32c_combine(first: u32, second: u32, len: u64) -> u32 {
     let first = u64::from(first);
     let second = u64::from(second);
     crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first, second, len) as u32 // 32 bits
 }
 
-/// [`crc32c_combine`] for second parts of one length, some hundred times as fast.
+/// [`crc32c_combine`] for second parts of one fixed length, some hundred times as fast.
 pub struct Combination([u32; 32]);
 
 impl Combination {
-    /// For second parts of `len` bytes. Costs a millisecond.
+    /// Prepares for second parts of `len` bytes. Costs a millisecond.
     pub fn of(len: u64) -> Combination {
-        // The contribution of a first part is linear: the sum of the contributions of its bits.
+        // The contribution of the first part is linear in its CRC32C: the XOR of the contributions of its
+        // bits.
         Combination(std::array::from_fn(|bit| crc32c_combine(1 << bit, 0, len)))
     }
 
-    /// CRC32C of data whose first part has the CRC32C `first` and whose second part has `second`.
+    /// CRC32C of the concatenation of two parts: the first has the CRC32C `first`, the second `second`.
     pub fn combine(&self, first: u32, second: u32) -> u32 {
         let bits = self.0.iter().enumerate().filter(|(bit, _)| first >> bit & 1 == 1);
         bits.fold(second, |crc, (_, of_bit)| crc ^ of_bit)
@@ -56,7 +58,7 @@ mod tests {
     }
 
     proptest! {
-        // Lengths beyond the widest step of any way of computing it, at any alignment.
+        // Lengths exceed the widest step of any implementation; alignments vary.
         #[test]
         fn another_implementation_agrees_also_in_pieces(
             bytes in prop::collection::vec(any::<u8>(), 0..5000),

@@ -1,7 +1,7 @@
-//! The library's error type: a kind to act on, a context to read, and a source.
+//! The library's error type: a kind for programs, a context for readers, and a source.
 //!
-//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, statuses of NVMe). They
-//! become an [`Error`] where the context (target, sample, file) is known.
+//! Decoders have small enums of their own (`ProtocolError`, `FormatError`, NVMe statuses). They become an
+//! [`Error`] at the level that knows the context (target, sample, file).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,17 +11,17 @@ use std::sync::Arc;
 
 use crate::units::{Lba, Nsid, SampleId};
 
-/// The kind of a failure, by which a caller decides what to do.
+/// The kind of a failure, on which callers act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The sample, file, namespace or target does not exist.
     NotFound,
-    /// The call is invalid: correct its arguments.
+    /// The call's arguments are invalid: correct them.
     InvalidArgument,
-    /// Bytes on media or wire are damaged, even after a second read.
+    /// Bytes on media or on the wire are damaged, even after a second read.
     Corrupt,
-    /// A newer format, a feature or a device property that this build does not know.
+    /// This build does not know a newer format, a feature or a device property.
     Unsupported,
     /// The connection was lost and did not recover in time.
     Disconnected,
@@ -29,9 +29,9 @@ pub enum ErrorKind {
     TimedOut,
     /// The target or the operating system refused.
     Refused,
-    /// Someone else is using it, for example another importer.
+    /// Another user has it in use, for example another importer.
     Busy,
-    /// The image has moved on to another generation: open it again.
+    /// The image has a newer generation: open it again.
     Stale,
     /// The medium is full.
     NoSpace,
@@ -41,13 +41,13 @@ pub enum ErrorKind {
     BadSource,
     /// The work was stopped on request; it can be resumed.
     Interrupted,
-    /// An operating system error of no other kind.
+    /// Any other error of the operating system.
     Io,
     /// A bug in dlfs: one of its threads panicked, or ended without finishing its work.
     Internal,
 }
 
-/// A failure, with what failed and where.
+/// A failure with its context.
 ///
 /// `Display` prints message and context on one line; [`Error::report`] adds causes and the hint.
 pub struct Error(Box<Inner>);
@@ -69,7 +69,7 @@ struct Inner {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of `kind`; `message` says what was being done and what went wrong.
+    /// An error of `kind`; `message` tells the operation and its failure.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Error {
         Error(Box::new(Inner {
             kind,
@@ -89,66 +89,66 @@ impl Error {
         self.0.kind
     }
 
-    /// The sample it is about, if it is about one.
+    /// The sample that the error is about, if any.
     pub fn sample_id(&self) -> Option<SampleId> {
         self.0.sample
     }
 
-    /// The file it is about, if it is about one.
+    /// The file that the error is about, if any.
     pub fn file(&self) -> Option<&Path> {
         self.0.path.as_deref()
     }
 
-    /// Names the namespace.
+    /// Adds the namespace to the context.
     pub fn nsid(mut self, nsid: Nsid) -> Error {
         self.0.nsid = Some(nsid);
         self
     }
 
-    /// Names the logical block.
+    /// Adds the logical block to the context.
     pub fn lba(mut self, lba: Lba) -> Error {
         self.0.lba = Some(lba);
         self
     }
 
-    /// Names the sample.
+    /// Adds the sample to the context.
     pub fn sample(mut self, sample: SampleId) -> Error {
         self.0.sample = Some(sample);
         self
     }
 
-    /// Names the file.
+    /// Adds the file to the context.
     pub fn path(mut self, path: impl Into<PathBuf>) -> Error {
         self.0.path = Some(path.into());
         self
     }
 
-    /// Names the target or image, as the user wrote its address.
+    /// Adds the target or image to the context, written as the user wrote its address.
     pub fn target(mut self, target: impl Into<String>) -> Error {
         self.0.target = Some(target.into());
         self
     }
 
-    /// Says what to do about it.
+    /// Adds a hint: a remedy for the user.
     pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Error {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// A copy for others who waited for the same work.
+    /// A copy, for other threads that waited for the same work.
     #[doc(hidden)]
     pub fn to_others(&self) -> Error {
         Error(self.0.clone())
     }
 
-    /// Attaches the cause.
+    /// Adds the source error.
     pub fn source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
         let source: Box<dyn std::error::Error + Send + Sync> = source.into();
         self.0.source = Some(source.into());
         self
     }
 
-    /// The error, its causes (one a line) and the hint: what a program prints when it fails.
+    /// The error, its sources (one per line) and the hint, for a program to print when it fails.
     pub fn report(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
@@ -163,7 +163,7 @@ impl Error {
     }
 }
 
-/// The error for what a caller asks and cannot have: of kind `InvalidArgument`.
+/// An `InvalidArgument` error for an impossible request.
 pub fn invalid(text: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
@@ -197,10 +197,10 @@ impl std::error::Error for Error {
     }
 }
 
-/// `len` zero bytes, a number that media, a peer or a source states.
+/// `len` zero bytes, where media, a peer or a source states `len`.
 ///
 /// # Errors
-/// `OutOfMemory`: the system has no such memory.
+/// `OutOfMemory`: the operating system has no memory.
 pub fn zeroed_vec(len: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -209,14 +209,14 @@ pub fn zeroed_vec(len: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The error for `what`, which needs more memory than the system has.
+/// The `OutOfMemory` error for `len` bytes for `what`.
 #[doc(hidden)]
 pub fn no_memory(len: usize, what: &str) -> Error {
     let text = format!("the system has no {len} bytes of memory for {what}");
     Error::new(ErrorKind::OutOfMemory, text)
 }
 
-/// The error where nobody can listen on `address`; `what` says for what.
+/// The error for failing to listen on `address`; `what` names the purpose.
 #[doc(hidden)]
 pub fn cannot_listen(what: &str, address: SocketAddr, error: std::io::Error) -> Error {
     use std::io::ErrorKind as Io;
@@ -234,7 +234,7 @@ pub fn cannot_listen(what: &str, address: SocketAddr, error: std::io::Error) -> 
 }
 
 impl Error {
-    /// `InvalidArgument`, and what to do instead.
+    /// An `InvalidArgument` error with a hint.
     pub fn invalid(
         text: impl Into<Cow<'static, str>>,
         hint: impl Into<Cow<'static, str>>,
@@ -242,7 +242,7 @@ impl Error {
         Error::new(ErrorKind::InvalidArgument, text).hint(hint)
     }
 
-    /// An error of the operating system about the file at `path`; `what` could not be done.
+    /// The operating system's error for the file at `path`; `what` names the failed operation.
     pub fn of_file(what: &'static str, path: impl Into<PathBuf>, error: std::io::Error) -> Error {
         let kind = Error::from(std::io::Error::from(error.kind())).kind();
         Error::new(kind, what).path(path).source(error)

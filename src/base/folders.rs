@@ -1,27 +1,28 @@
-//! The choice of samples in a folder: names to leave out, and links to follow. Pure.
+//! The choice of samples in a folder: hidden files, and symbolic links. Pure.
 
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
-/// Options for choosing the samples of a folder, for an import and for reading a folder without one.
+/// Options for choosing the samples of a folder, for importing it or for reading it directly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FolderOptions {
-    /// Takes hidden files, and what file systems and tools leave behind, as samples. Archives and stores, too.
+    /// Includes hidden files, and files that file systems and tools leave behind. Applies to archives and
+    /// stores, too.
     pub hidden: bool,
-    /// The links to follow.
+    /// The symbolic links to follow.
     pub links: Links,
 }
 
-/// The links of a folder that are followed.
+/// The symbolic links of a folder that are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Links {
-    /// All of them, as torchvision's ImageFolder does; but none that leads back to a folder around it.
+    /// All links, as torchvision's ImageFolder does, except those to a parent folder of the link.
     #[default]
     Follow,
-    /// Those that stay in the folder; the others are errors.
+    /// Links that stay within the folder; others are errors.
     Inside,
-    /// None: each is an error.
+    /// No links: each is an error.
     Refuse,
 }
 
@@ -41,8 +42,7 @@ impl FromStr for Links {
     }
 }
 
-/// Returns whether a name is hidden, or one that file systems and tools leave behind, or lies in a folder of such a
-/// name.
+/// Returns whether a component of a path is hidden, or is a name that file systems and tools leave behind.
 pub fn is_dropping(name: &[u8]) -> bool {
     name.split(|&byte| byte == b'/').any(|part| {
         part.starts_with(b".") && part != b"." && part != b".."
@@ -50,7 +50,7 @@ pub fn is_dropping(name: &[u8]) -> bool {
     })
 }
 
-/// Links to folders that are followed in one path: each may multiply the number of files.
+/// Maximum linked folders followed in one path: each may multiply the number of files.
 #[doc(hidden)]
 pub const MAX_LINKED_FOLDERS: usize = 8;
 

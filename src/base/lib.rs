@@ -1,12 +1,13 @@
-//! Units, errors, buffers, threads and metrics: what every other crate of dlfs stands on.
+//! Units, errors, buffers, threads and metrics: the base of all other crates of dlfs.
 //!
-//! [`units`] has the integers, [`error`] the one error type, [`buf`] memory for device I/O, [`process`] values that a
-//! forked child must not use, and [`metrics`] every counter by name. [`checksum`] and [`permutation`] are arithmetic.
+//! [`units`] has the integer types, [`error`] the error type, [`buf`] memory for device I/O, [`process`]
+//! values that a forked child must not use, and [`metrics`] all counters by name. [`checksum`] and
+//! [`permutation`] are arithmetic.
 //!
-//! It is no collection for others: nothing here knows NVMe, samples or files of dlfs, and what is hidden from these
-//! pages may change with any commit. The modules that only compute are listed in `tests/tidy.rs`, as for all crates.
+//! It is not a general-purpose library. Nothing here knows NVMe, samples or files of dlfs, and hidden items
+//! may change with any commit. `tests/tidy.rs` lists the pure modules of all crates.
 //!
-//! Begin with [`units`] and [`error`]. The library that users depend on is `dlfs`.
+//! Start with [`units`] and [`error`]. Users depend on the crate `dlfs`.
 
 #[doc(hidden)]
 pub mod beneath;

@@ -1,22 +1,22 @@
-//! The library's messages, passed to a function: for bindings whose users have loggers of their own.
+//! Passes the library's log messages to a function, for language bindings whose users have their own loggers.
 
 use std::fmt::Debug;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-/// A message: information, or a warning of what failed.
+/// A log message at level `INFO` or above.
 pub struct Message {
-    /// Its urgency.
+    /// The message's level.
     pub level: Level,
-    /// The module that it is from.
+    /// The module that sent the message.
     pub target: &'static str,
     text: String,
     fields: Vec<(&'static str, String)>,
 }
 
 impl Message {
-    /// The text, and the fields behind it in brackets, under the names that `name` gives them.
+    /// The message followed by its fields in brackets; `name` translates the fields' names.
     pub fn whole(&self, name: impl Fn(&'static str) -> &'static str) -> String {
         let fields = self.fields.iter().map(|(field, value)| format!("{}: {value}", name(field)));
         match &*fields.collect::<Vec<_>>().join(", ") {
@@ -26,13 +26,13 @@ impl Message {
     }
 }
 
-/// Passes the messages of this process to `tell` from now on, on the threads that send them. `false`: the process has
-/// another subscriber.
+/// Passes all later messages of this process to `tell`, on the threads that send them. Returns `false` if
+/// the process already has a subscriber.
 pub fn subscribe(tell: impl Fn(Message) + Send + Sync + 'static) -> bool {
     tracing::subscriber::set_global_default(Messages(tell)).is_ok()
 }
 
-/// Subscribes to events, of which there are a few per second; there are no spans.
+/// Subscribes to events, of which there are a few per second. The library has no spans.
 struct Messages<F>(F);
 
 impl<F: Fn(Message) + Send + Sync + 'static> Subscriber for Messages<F> {

@@ -1,4 +1,4 @@
-//! Temporary files without a name: nothing is left of them, however a process ends.
+//! Temporary files without a name: they disappear, however the process ends.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 /// A file in `folder` that disappears when it is closed.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn nameless_file(folder: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
@@ -17,7 +17,7 @@ pub fn nameless_file(folder: &Path) -> io::Result<File> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         Err(error) => return Err(error),
     }
-    // Some file systems do not support O_TMPFILE.
+    // Some file systems do not support O_TMPFILE: creates a named file and unlinks it.
     for attempt in 0..100 {
         let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
         match options.clone().create_new(true).open(&path) {

@@ -1,8 +1,9 @@
-//! Bytes in texts as `%XX`. Pure.
+//! Percent-encodes bytes in strings as `%XX`. Pure.
 
 use std::fmt::{Result, Write};
 
-/// Writes `bytes` with `%XX` in place of each byte of a character that `is_special`, or that is not UTF-8.
+/// Writes `bytes`, with `%XX` for each byte of a character that `is_special`, and for bytes that are not
+/// UTF-8.
 pub fn escape(out: &mut impl Write, bytes: &[u8], is_special: impl Fn(char) -> bool) -> Result {
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -19,7 +20,7 @@ pub fn escape(out: &mut impl Write, bytes: &[u8], is_special: impl Fn(char) -> b
     Ok(())
 }
 
-/// Replaces each `%XX` in `text` whose byte satisfies `counts`; other percent signs stay.
+/// Decodes each `%XX` in `text` whose byte satisfies `counts`; leaves other percent signs unchanged.
 pub fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut rest = text.as_bytes();
     let mut out = Vec::with_capacity(rest.len());
@@ -38,7 +39,7 @@ pub fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     out
 }
 
-/// The byte of the two hexadecimal digits at the start of `bytes`.
+/// The byte that two hexadecimal digits at the start of `bytes` encode.
 pub fn hex_pair(bytes: &[u8]) -> Option<u8> {
     let digit = |byte: &u8| char::from(*byte).to_digit(16);
     Some((digit(bytes.first()?)? << 4 | digit(bytes.get(1)?)?) as u8)

@@ -1,45 +1,45 @@
-//! Keyed permutations of 0..N: they determine a sample's slot, and when it is read.
+//! Keyed permutations of 0..N: they determine each sample's slot, and the order of reading.
 //!
-//! Every rank, every resumed run and every later release must compute the same shuffle. A library's next
-//! version may shuffle differently, and a table of N entries grows with the data set. So the shuffle is
-//! arithmetic: a [`Permutation`] maps any one position, in either direction, from a few words of state.
+//! Every rank, every resumed run and every later release must compute the same shuffle. The next version of
+//! a library may shuffle differently, and a table of N entries grows with the data set. So the shuffle is
+//! arithmetic: a [`Permutation`] maps any single position, in either direction, from a few words of state.
 //!
-//! **Frozen.** Image placement and every order are derived from the functions below; what they return
-//! for a key is part of the format. `tests/golden/permutation.txt` pins it, and a Python program
-//! beside it computes the same from this description alone.
+//! **Frozen.** Image placement and every order are derived from the functions below, so their results for a
+//! key are part of the format. `tests/golden/permutation.txt` pins them, and a Python program beside it
+//! computes the same results from this description alone.
 //!
 //! # The permutation, in full
 //!
 //! All words are 64 bits, arithmetic is modulo 2^64. `mix` is SplitMix64's output function.
 //!
-//! 1. *Domain.* For N > 1 let b be the bits of N - 1, k = b / 2 and a = ceil(N / 2^k). A number x is
-//!    written as (high, low) = (x / 2^k, x mod 2^k), so that high < a and low < 2^k: the smallest
-//!    rectangle of that height that holds 0..N. It is at most 2^k - 1 larger than N.
-//! 2. *Rounds.* Eight, and 24 where N is below 64 (a small rectangle needs more of them before all
-//!    orders are equally likely), alternating, beginning with round 0:
+//! 1. *Domain.* For N > 1 let b be the number of bits of N - 1, k = b / 2 and a = ceil(N / 2^k). A number x
+//!    is written as (high, low) = (x / 2^k, x mod 2^k), so that high < a and low < 2^k. This is the smallest
+//!    rectangle with 2^k low values that holds 0..N. It is at most 2^k - 1 larger than N.
+//! 2. *Rounds.* Eight rounds, or 24 if N is below 64 (a small rectangle needs more rounds until all orders
+//!    are equally likely). Even and odd rounds alternate, beginning with round 0:
 //!    even: high = (high + ((F(low, key\[round\]) * a) >> 64)) mod a (the product has 128 bits);
 //!    odd: low = low XOR ((F(high, key\[round\]) >> 32) mod 2^k).
-//! 3. *Cycle walking.* Where the result is not below N, the rounds run again on it.
+//! 3. *Cycle walking.* If the result is not below N, the rounds are applied to it again.
 //!
 //! `F(x, key)`: h = (x XOR key) * 0xff51afd7ed558ccd; h = h XOR (h >> 32); h * 0xc4ceb9fe1a85ec53.
 //!
 //! `key[i]` = mix(key + (i + 1) * 0x9e3779b97f4a7c15), and a [`Key`] of a seed and words is
 //! key = mix(seed + 0x9e3779b97f4a7c15), then for each word key = mix((key XOR mix(word)) + 0x9e3779b97f4a7c15).
 //!
-//! It is not a cipher: do not use it to hide anything. It is balanced (the statistical tests below check
-//! that), and one evaluation takes tens of nanoseconds.
+//! It is not a cipher: do not use it to hide anything. It is balanced, which the statistical tests below
+//! check. One evaluation takes tens of nanoseconds.
 
-/// The key of a permutation: a seed, and words that name its purpose.
+/// The key of a permutation, derived from a seed and words that name its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
 impl Key {
-    /// The key of `seed` alone.
+    /// The key of `seed` without words.
     pub const fn new(seed: u64) -> Key {
         Key(mix(seed.wrapping_add(GOLDEN_RATIO)))
     }
 
-    /// The key of `seed` for the purpose named by `words`, in their order.
+    /// The key of `seed` for the purpose named by `words`; their order matters.
     pub const fn derive(seed: u64, words: &[u64]) -> Key {
         let mut key = Key::new(seed);
         let mut i = 0;
@@ -50,7 +50,7 @@ impl Key {
         key
     }
 
-    /// The key of this one's words and one more word.
+    /// The key for this key's words and one more word.
     pub const fn with(self, word: u64) -> Key {
         Key(mix((self.0 ^ mix(word)).wrapping_add(GOLDEN_RATIO)))
     }
@@ -69,17 +69,17 @@ impl Key {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permutation {
     len: u64,
-    /// Values of the high part.
+    /// Number of values of the high part.
     high_values: u64,
-    /// Bits of the low part, at most 32.
+    /// Number of bits of the low part, at most 32.
     low_bits: u32,
     rounds: u32,
-    /// The first `rounds` entries are used; the rest are zero.
+    /// Keys of the rounds; entries after the first `rounds` are zero.
     round_keys: [u64; ROUNDS_OF_FEW],
 }
 
 impl Permutation {
-    /// The permutation of 0..`len` for `key`. Any length; for 0 and 1 it is the identity.
+    /// The permutation of 0..`len` for `key`, for any length; the identity for 0 and 1.
     pub const fn new(len: u64, key: Key) -> Permutation {
         let low_bits = (u64::BITS - len.saturating_sub(1).leading_zeros()) / 2;
         let rounds = if len < FEW { ROUNDS_OF_FEW } else { ROUNDS };
@@ -93,12 +93,12 @@ impl Permutation {
         Permutation { len, high_values, low_bits, rounds: rounds as u32, round_keys }
     }
 
-    /// How many values it permutes.
+    /// Number of permuted values.
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Returns whether there is nothing to permute.
+    /// Returns whether the length is zero.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -106,7 +106,7 @@ impl Permutation {
     /// The value at `index`.
     ///
     /// # Panics
-    /// If `index` is not below `len`: positions come from the caller, never from media or wire.
+    /// If `index` is not below `len`. Positions come from the caller, never from media or wire.
     #[inline]
     pub fn forward(&self, index: u64) -> u64 {
         assert!(index < self.len, "index {index} of a permutation of {}", self.len);
@@ -117,7 +117,7 @@ impl Permutation {
         value
     }
 
-    /// The index that has `value`: `inverse(forward(i)) == i`.
+    /// The index of `value`: `inverse(forward(i)) == i`.
     ///
     /// # Panics
     /// If `value` is not below `len`.
@@ -192,8 +192,8 @@ const fn mix(word: u64) -> u64 {
 
 const ROUNDS: usize = 8;
 
-/// Lengths below this use [`ROUNDS_OF_FEW`]. With 8 rounds the pairs of values of a length below 64 are not
-/// equally likely; with 24 all orders of 7 values are.
+/// Lengths below this use [`ROUNDS_OF_FEW`]. With 8 rounds, the pairs of values are not equally likely for
+/// lengths below 64; with 24 rounds, all orders of 7 values are.
 const FEW: u64 = 64;
 
 const ROUNDS_OF_FEW: usize = 24;
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn neighbours_land_apart_as_chance_has_it() {
-        // The step from one value to the next, in 64 equal bins modulo N: flat for a fair shuffle.
+        // The step from one value to the next, in 64 equal bins modulo N: uniform for a fair shuffle.
         for len in [10_000, 65_536, 1_281_167, 1 << 40] {
             let permutation = Permutation::new(len, Key::new(3));
             let mut counts = vec![0; 64];
@@ -324,7 +324,8 @@ mod tests {
         }
     }
 
-    /// Chi-square of `counts` against equal shares, within six standard deviations of its mean.
+    /// Checks that the chi-square of `counts` against equal shares is within six standard deviations of its
+    /// mean.
     fn assert_within_chance(counts: &[u64], what: &str) {
         let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
         let chi2: f64 = counts.iter().map(|&c| (c as f64 - expected).powi(2) / expected).sum();

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 /// An unpredictable random number.
 ///
 /// # Errors
-/// As [`draw`].
+/// The errors of [`draw`].
 pub fn number() -> Result<u64> {
     let mut bytes = [0; 8];
     draw(&mut bytes)?;
@@ -15,7 +15,7 @@ pub fn number() -> Result<u64> {
 /// Fills `bytes` with unpredictable random numbers.
 ///
 /// # Errors
-/// The operating system provides none.
+/// The operating system's error if it provides no random numbers.
 pub fn draw(bytes: &mut [u8]) -> Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {

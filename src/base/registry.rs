@@ -1,6 +1,7 @@
-//! Everything in this process that has metrics: a target, a data set, a loader, tiers, peers, a store.
+//! Registry of this process's sources of metrics: targets, data sets, loaders, tiers, peers, stores.
 //!
-//! The registry belongs to a process: a forked child begins with an empty one, and sees what it opens itself.
+//! Each process has its own registry: a forked child starts with an empty one, which lists what the child
+//! opens.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -10,22 +11,22 @@ use parking_lot::Mutex;
 use crate::metrics::{Measured, Snapshot};
 use crate::process::{Forked, process_id};
 
-/// Keeps a source in the list of those whose metrics [`collect`] collects, until it is dropped. What the
-/// source has counted by then stays part of the process's counters.
+/// Registers a source, whose metrics [`collect`] reads, until this handle is dropped. The source's final
+/// counts remain part of the process's counters.
 pub struct Registration {
     id: u64,
     source: Arc<dyn Measured + Send + Sync>,
-    /// The process that registered it. A child may not use the source: a thread that does not exist there may
-    /// hold its locks.
+    /// The process that registered the source. A forked child must not use it: a thread that is missing
+    /// there may hold its locks.
     pid: u32,
 }
 
 #[derive(Default)]
 struct Registry {
-    /// Weak, so that a copy of the list in a forked child keeps nothing. All can be upgraded: a registration
-    /// leaves the list before it drops its source.
+    /// Weak, so that a forked child's copy of the list keeps no source alive. Every entry can be upgraded,
+    /// because a registration leaves the list before it drops its source.
     sources: Vec<(u64, Weak<dyn Measured + Send + Sync>)>,
-    /// The final counts of sources that have ended.
+    /// The final counts of sources whose registration has ended.
     ended: Snapshot,
 }
 
@@ -33,7 +34,7 @@ static REGISTRY: Forked<Mutex<Registry>> = Forked::empty();
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Registration {
-    /// Adds `source` to the list.
+    /// Registers `source`.
     pub fn new<T: Measured + Send + Sync + 'static>(source: &Arc<T>) -> Registration {
         let source: Arc<dyn Measured + Send + Sync> = Arc::<T>::clone(source);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -42,7 +43,7 @@ impl Registration {
     }
 }
 
-/// In a forked child it counts nothing.
+/// Measures nothing in a forked child.
 impl<T: Measured> Measured for Forked<T> {
     fn measure(&self, snapshot: &mut Snapshot) {
         if let Some(source) = self.get() {
@@ -63,7 +64,7 @@ impl Drop for Registration {
             return;
         }
         let last = Snapshot::of(&*self.source).ended();
-        // Together, so that a snapshot has its counts once.
+        // Both under one lock, so that a snapshot contains the counts exactly once.
         let mut registry = registry().lock();
         registry.sources.retain(|(id, _)| *id != self.id);
         registry.ended.add(&last);
@@ -80,9 +81,9 @@ fn registry() -> &'static Mutex<Registry> {
     REGISTRY.get_or_init(Mutex::default)
 }
 
-/// The metrics of what is open now, and the counters of what has been closed.
+/// The metrics of all registered sources, and the final counts of earlier ones.
 ///
-/// Waits for a loader whose consumer waits for a batch, for up to 100 ms each.
+/// May block for up to 100 ms for each loader whose consumer is waiting for a batch.
 pub fn collect() -> Snapshot {
     let (mut snapshot, sources) = {
         let registry = registry().lock();

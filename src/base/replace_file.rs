@@ -7,31 +7,33 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The permissions of a file that was not there.
+/// The permissions of a file that did not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewMode {
-    /// Only for its owner: it tells what somebody reads, or names samples of a data set with keys.
+    /// Only for its owner, because it shows which samples somebody reads, or names samples of a data set
+    /// that needs keys.
     Private = 0o600,
-    /// As the process's umask says: it is made for others, too.
+    /// As the process's umask permits, because others may use the file.
     ByUmask = 0o666,
 }
 
-/// Makes `bytes` the content of the file at `path`, durably: writes them to a new file beside it, syncs it
-/// and renames it.
+/// Replaces the content of the file at `path` by `bytes`, atomically and durably: writes a new file beside
+/// it, calls fsync and renames it.
 ///
-/// A symbolic link is followed: the file that it names is replaced. Its permissions are kept; a new file has `mode`.
+/// Follows a symbolic link and replaces the file that it names. Keeps the permissions of an existing file;
+/// a new file has `mode`.
 ///
 /// # Errors
-/// `InvalidArgument`: `path` is not a regular file but, for example, a device node. Those of the file
-/// system. The old file is unchanged then.
+/// On an error the old file is unchanged. `InvalidArgument`: `path` is not a regular file but, for example,
+/// a device node. Otherwise those of the file system.
 pub fn replace_file(path: &Path, mode: NewMode, bytes: &[u8]) -> Result<()> {
     replace_file_with(path, mode, |file| file.write_all(bytes))
 }
 
-/// As [`replace_file`], with what `write` writes, which may be more than memory holds.
+/// [`replace_file`] with content that `write` produces, which may exceed the memory.
 ///
 /// # Errors
-/// As [`replace_file`]; those of `write`.
+/// The errors of [`replace_file`] and of `write`.
 pub fn replace_file_with(
     path: &Path,
     mode: NewMode,
@@ -52,10 +54,10 @@ pub fn replace_file_with(
     })
 }
 
-/// Checks that [`replace_file`] may write there, by making a file beside `path` and removing it.
+/// Checks that [`replace_file`] can replace `path`: creates a file beside it and removes that file.
 ///
 /// # Errors
-/// As [`replace_file`].
+/// The errors of [`replace_file`].
 pub fn check_replaceable(path: &Path) -> Result<()> {
     let place = resolve(path)?;
     permissions_of(path, &place)?;
@@ -63,7 +65,7 @@ pub fn check_replaceable(path: &Path) -> Result<()> {
     made.map_err(|error| cannot_write(path, error))
 }
 
-/// Those of the file at `place`, which `path` names; `None` if there is none yet.
+/// The permissions of the file at `place`, to which `path` resolves; `None` if the file does not exist.
 fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> {
     match fs::metadata(place) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata.permissions())),
@@ -78,7 +80,7 @@ fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> 
     }
 }
 
-/// Follows symbolic links, also to a file that does not exist yet.
+/// Follows symbolic links, even to a file that does not exist yet.
 fn resolve(path: &Path) -> Result<PathBuf> {
     let mut place = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -91,7 +93,7 @@ fn resolve(path: &Path) -> Result<PathBuf> {
     Err(cannot_write(path, std::io::Error::from_raw_os_error(libc::ELOOP)))
 }
 
-/// A new file beside `path`.
+/// Creates a new file beside `path`.
 fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> {
     let mut number = std::process::id();
     loop {
@@ -99,7 +101,7 @@ fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> 
         name.push(format!(".{number:08x}"));
         match OpenOptions::new().write(true).create_new(true).mode(mode as u32).open(&name) {
             Ok(file) => return Ok((file, name.into())),
-            // Another thread is writing it, or a process with this number died.
+            // Another thread is writing it, or a process with this identifier died and left it.
             Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
                 number = number.wrapping_add(1 << 24);
             }
@@ -108,7 +110,7 @@ fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> 
     }
 }
 
-/// Makes the directory entry of the file survive a crash.
+/// Makes the directory entry of the file durable.
 fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
@@ -118,7 +120,7 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::of_file("cannot write the file", path, error)
 }
 
-/// The limit on nested symbolic links of Linux.
+/// Linux's limit on nested symbolic links.
 const MAX_LINKS: usize = 40;
 
 #[cfg(test)]

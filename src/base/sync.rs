@@ -1,5 +1,5 @@
-//! The words and locks of the code that `tests/loom` models: there these names are loom's, and the same source
-//! is compiled with them.
+//! Atomics and locks of the code that `tests/loom` models. There, the same source is compiled with loom's
+//! types under these names.
 
 pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 

@@ -1,12 +1,11 @@
 //! Starts the threads of the library, and reports their panics.
 //!
-//! A thread that panics unwinds and drops what it owns, including its channel ends; to the other
-//! side this looks like an orderly end. Therefore [`start`] starts every thread between an engine
-//! and a caller: it stores the panic message in the thread's [`Fate`] *before* anything the thread
-//! owns is dropped. Whoever finds a channel closed checks the fate; an orderly end is a message of
-//! its own.
+//! A thread that panics unwinds and drops everything it owns, including its channel ends. The other side
+//! would take this for an orderly end. So [`start`] starts every thread between an engine and a caller, and
+//! stores a panic message in the thread's [`Fate`] *before* it drops anything that the thread owns. Code
+//! that finds a channel closed checks the fate; an orderly end has a message of its own.
 //!
-//! `docs/threads.md` lists all threads: who starts them, what ends them, who notices their death.
+//! `docs/threads.md` lists all threads: their creator, their end, and who notices their death.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -20,41 +19,41 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Why a group of threads died; only the first death is recorded. Clones share it.
+/// The death of a group of threads; only the first is recorded. Clones share the record.
 #[derive(Debug, Clone, Default)]
 pub struct Fate(Arc<OnceLock<String>>);
 
 impl Fate {
-    /// The error of the thread that died; `None` if none has.
+    /// The error of the thread that died; `None` if all live.
     pub fn died(&self) -> Option<Error> {
         self.0.get().map(|text| internal(text.clone()))
     }
 
-    /// The error for a channel that was closed without an end message.
+    /// The error for a channel that was closed without its end message.
     pub fn of_closed_channel(&self, who: &str) -> Error {
         self.died().unwrap_or_else(|| internal(format!("{who} ended without a message")))
     }
 
     /// Records the error of a thread that died.
     pub fn tell(&self, error: &Error) {
-        // The first death is the cause; later ones are consequences.
+        // The first death is the cause; later deaths are its consequences.
         let _ = self.0.set(error.to_string());
     }
 }
 
-/// A running thread. Waiting for its end is always limited.
+/// A running thread. Waiting for its end always has a time limit.
 pub struct Thread {
     name: String,
     handle: JoinHandle<()>,
-    /// Disconnected when the thread has dropped all that it owned.
+    /// Disconnected once the thread has dropped everything it owned.
     alive: Receiver<Infallible>,
 }
 
-/// Starts the thread `name`, which runs `work`. After a panic, its message is stored in `fate`,
-/// then `owned` is dropped.
+/// Starts the thread `name`, which runs `work`. After a panic, stores the message in `fate` and then drops
+/// `owned`.
 ///
 /// # Errors
-/// The operating system cannot start a thread.
+/// The operating system cannot start the thread.
 pub fn start<T: Send + 'static>(
     name: impl Into<String>,
     fate: &Fate,
@@ -80,8 +79,8 @@ pub fn start<T: Send + 'static>(
 }
 
 impl Thread {
-    /// Waits up to `limit` for the thread to end, as the caller has told it to. A thread that takes
-    /// longer is logged and left behind; it ends when its current call returns.
+    /// Waits up to `limit` for the thread, which the caller has told to end. A thread that takes longer is
+    /// logged and abandoned; it ends when its current call returns.
     pub fn join_within(self, limit: Duration) {
         let Thread { name, handle, alive } = self;
         match alive.recv_timeout(limit) {
@@ -97,12 +96,11 @@ impl Thread {
     }
 }
 
-/// Runs `work` for each of `items` concurrently, in threads called `name` and in this one; the
-/// results are in the order of `items`. Meant for work that waits: there is one thread per item, up
-/// to 64.
+/// Runs `work` for all `items` concurrently, in threads called `name` and in the calling one. The results
+/// have the order of `items`. Meant for work that blocks: one thread per item, up to 64.
 ///
 /// # Errors
-/// The error of the first item whose work failed; no more is started then. A panic is such an
+/// The error of the first item in order whose work failed; no further work is started. A panic counts as an
 /// error.
 pub fn map_at_once<T: Sync, R: Send>(
     name: &str,
@@ -128,7 +126,7 @@ pub fn map_at_once<T: Sync, R: Send>(
     };
     let mut done = std::thread::scope(|scope| {
         let start = |_| std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, run);
-        // If the process cannot start more threads, the existing ones do all the work.
+        // If the process cannot start more threads, the threads that exist do all the work.
         let others: Vec<_> =
             (1..items.len().min(MAX_AT_ONCE)).map_while(|n| start(n).ok()).collect();
         let mut done = run();
@@ -139,12 +137,12 @@ pub fn map_at_once<T: Sync, R: Send>(
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The most threads of one [`map_at_once`].
+/// Maximum threads of one [`map_at_once`].
 const MAX_AT_ONCE: usize = 64;
 
-/// Runs `work`; a panic becomes an error with `who` and the panic message.
+/// Runs `work`; turns a panic into an error with `who` and the panic message.
 ///
-/// Whatever `work` was modifying may be inconsistent: drop it.
+/// Values that `work` was modifying may be inconsistent: drop them.
 ///
 /// # Errors
 /// `Internal`: `work` panicked.

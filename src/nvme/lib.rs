@@ -1,13 +1,14 @@
 //! NVMe, NVMe/TCP and in-band authentication as pure code: bytes and times in, bytes and events out.
 //!
-//! - [`nvme`]: commands, completions, Identify structures, Fabrics commands, names, each with its bytes.
-//! - [`tcp`]: a connection of a host or of a controller as a state machine: PDUs, digests, flow of data.
-//! - [`auth`]: DH-HMAC-CHAP, for both sides, and the keys of TLS that follow from it.
+//! - [`nvme`]: commands, completions, Identify structures, Fabrics commands and NQNs, each with its byte
+//!   table.
+//! - [`tcp`]: a host's or controller's connection as a state machine: PDUs, digests, data transfer.
+//! - [`auth`]: DH-HMAC-CHAP for both sides, and the derivation of TLS PSKs.
 //!
-//! It is not a driver: there is no socket, no thread and no clock in it, so it runs in any loop, in a simulator and
-//! in a fuzzer. `dlfs-io` has a driver with sockets, and `dlfs-target` the other side.
+//! It is not a driver: it has no socket, no thread and no clock, so it runs in any loop, in a simulation
+//! and in a fuzzer. `dlfs-io` drives the host's side with sockets, and `dlfs-target` the controller's.
 //!
-//! Begin with [`tcp::host::Connection`]. This connects to a target's admin queue:
+//! Start with [`tcp::host::Connection`]. This example connects to a target's admin queue:
 //!
 //! ```no_run
 //! use std::io::{IoSlice, Read as _, Write as _};

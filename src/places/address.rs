@@ -1,7 +1,7 @@
 //! Addresses of objects: `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY`, `http(s)://HOST/PATH`,
 //! `hf://datasets/OWNER/NAME[@REVISION][/PATH]`.
 //!
-//! Keys of buckets are taken as they are, as the providers' tools take them. The path of a URL is percent-encoded.
+//! Keys in buckets are used unchanged, as the providers' tools do. The path of a URL is percent-encoded.
 
 use std::fmt;
 use std::path::Path;
@@ -9,15 +9,16 @@ use std::path::Path;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::percent;
 
-/// An object, or all objects whose keys begin with a prefix, of a store.
+/// The address of an object, or of all objects whose keys begin with a prefix.
 ///
-/// `Display` and `Debug` show no secret: neither the user of a URL nor its query, which may hold a signature.
+/// `Display` and `Debug` show no secrets: they leave out a URL's user and its query, which may hold a
+/// signature.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     scheme: Scheme,
     /// The bucket or container; host and port of a URL; `datasets/OWNER/NAME[@REVISION]`.
     authority: String,
-    /// Decoded, without the first slash.
+    /// The key or prefix, decoded, without the leading slash.
     key: String,
     /// `user:password` of a URL.
     user: Option<String>,
@@ -28,7 +29,7 @@ pub struct Place {
 /// The protocol of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Amazon S3, and what speaks its protocol.
+    /// Amazon S3 and compatible stores.
     S3,
     /// Google Cloud Storage.
     Gs,
@@ -36,14 +37,14 @@ pub enum Scheme {
     Az,
     /// Files on a web server.
     Http,
-    /// The same, encrypted.
+    /// Files on a web server, over TLS.
     Https,
-    /// Data sets of the Hugging Face hub.
+    /// Data sets of the Hugging Face Hub.
     Hf,
 }
 
 impl Scheme {
-    /// The name before `://`.
+    /// The scheme's name, before `://`.
     pub fn name(self) -> &'static str {
         match self {
             Scheme::S3 => "s3",
@@ -63,23 +64,23 @@ impl Scheme {
         Some((scheme, rest))
     }
 
-    /// Returns whether its addresses are URLs.
+    /// Returns whether addresses with this scheme are URLs.
     pub(super) fn is_url(self) -> bool {
         matches!(self, Scheme::Http | Scheme::Https)
     }
 }
 
 impl Place {
-    /// Returns whether `path` is an address of an object store, rather than a path.
+    /// Returns whether `path` is an address of an object store, rather than a file's path.
     pub fn is_place(path: &Path) -> bool {
-        // A path of other bytes may still begin like an address.
+        // Bytes that are not UTF-8 may follow a valid scheme.
         Scheme::of(&path.to_string_lossy()).is_some()
     }
 
-    /// Reads an address.
+    /// Parses an address.
     ///
     /// # Errors
-    /// `InvalidArgument`: it is none, or no valid one.
+    /// `InvalidArgument`: the string is no address, or an invalid one.
     pub fn parse(text: &str) -> Result<Place> {
         let invalid = |why: &'static str| {
             let shown = text.split(['?', '#']).next().unwrap_or_default();
@@ -125,10 +126,10 @@ impl Place {
         Ok(Place { user, query, ..place(authority, &key) })
     }
 
-    /// Reads an address given as a path.
+    /// Parses an address given as a path.
     ///
     /// # Errors
-    /// As [`Place::parse`].
+    /// The errors of [`Place::parse`].
     pub fn of_path(path: &Path) -> Result<Place> {
         let text = path.to_str().ok_or_else(|| {
             Error::new(ErrorKind::InvalidArgument, "an address of an object store is UTF-8")
@@ -146,22 +147,22 @@ impl Place {
         &self.authority
     }
 
-    /// The key, or the beginning of keys.
+    /// The key or prefix.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Returns whether the address can only mean all objects beneath it.
+    /// Returns whether the address is a prefix of keys: it is empty or ends with a slash.
     pub fn is_folder(&self) -> bool {
         self.key.is_empty() || self.key.ends_with('/')
     }
 
-    /// Another object of the same store.
+    /// The address of another object in the same store.
     pub fn with_key(&self, key: impl Into<String>) -> Place {
         Place { key: key.into(), ..self.clone() }
     }
 
-    /// Returns whether both are URLs of one web server.
+    /// Returns whether both addresses are URLs of one web server.
     pub fn is_same_server(&self, other: &Place) -> bool {
         self.scheme.is_url() && self.has(other)
     }
@@ -171,13 +172,13 @@ impl Place {
         self.scheme == other.scheme && self.authority == other.authority
     }
 
-    /// The URL of the web server, with user and query: not to be shown.
+    /// The URL of the web server. It contains user and query, so it must not be shown.
     #[cfg(feature = "cloud")]
     pub(super) fn base_url(&self) -> String {
         self.with_key("").url()
     }
 
-    /// The URL of the file, with user and query: not to be shown.
+    /// The URL of the file. It contains user and query, so it must not be shown.
     #[cfg(feature = "cloud")]
     pub(super) fn url(&self) -> String {
         let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
@@ -204,7 +205,7 @@ impl fmt::Debug for Place {
     }
 }
 
-/// Splits `datasets/OWNER/NAME[@REVISION][/PATH]` before its path.
+/// Splits `datasets/OWNER/NAME[@REVISION][/PATH]` into data set and path.
 fn data_set(text: &str) -> Option<(&str, &str)> {
     let mut slashes = text.match_indices('/').map(|(at, _)| at);
     let _ = slashes.next()?;
@@ -223,12 +224,12 @@ fn data_set(text: &str) -> Option<(&str, &str)> {
         .then_some((authority, key))
 }
 
-/// Decodes `%XX`; `None` if the result is not UTF-8.
+/// Decodes `%XX`; returns `None` if the result is not UTF-8.
 pub(super) fn unescape(text: &str) -> Option<String> {
     String::from_utf8(percent::unescape(text, |_| true)).ok()
 }
 
-/// Encodes what a path of a URL does not take as it is.
+/// Percent-encodes the characters that a URL's path must not contain.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-/// Asked by each thread that waits for a store, several times a second: whether to give up.
+/// Cancels waiting for a store: each waiting thread asks it several times a second whether to give up.
 ///
-/// Without one, requests that fail are tried again for as long as the options say, whatever the user does.
+/// The default never cancels: failed requests are then retried for as long as the options say.
 #[derive(Clone, Default)]
 pub struct Cancel(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl Cancel {
-    /// Gives up as soon as `asked` returns true. The threads that wait call it.
+    /// Cancels as soon as `asked` returns true. Waiting threads call `asked`.
     pub fn when(asked: impl Fn() -> bool + Send + Sync + 'static) -> Cancel {
         Cancel(Some(Arc::new(asked)))
     }
 
-    /// Asks whether to give up.
+    /// Returns whether to give up.
     #[cfg(feature = "cloud")]
     pub(super) fn is_asked(&self) -> bool {
         self.0.as_ref().is_some_and(|asked| asked())
@@ -28,7 +28,7 @@ impl std::fmt::Debug for Cancel {
 }
 
 impl PartialEq for Cancel {
-    /// Equal if both ask the same function, or neither asks any.
+    /// Equal if both call the same function, or neither calls one.
     fn eq(&self, other: &Cancel) -> bool {
         match (&self.0, &other.0) {
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),

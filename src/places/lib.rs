@@ -1,27 +1,26 @@
-//! Object stores: Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, web servers, data
-//! sets of the Hugging Face hub.
+//! Reads object stores: Amazon S3 and compatible stores, Google Cloud Storage, Azure Blob Storage, web
+//! servers, and data sets of the Hugging Face Hub.
 //!
 //! # What it is
-//! [`Place`] is the address of an object or of all objects beneath a prefix. A [`Client`] lists the objects of a
-//! store and reads them: ranges at given offsets, or many objects one after the other, in order, as [`Reader`]
-//! hands them over.
+//! [`Place`] is the address of an object or of all objects beneath a prefix. A [`Client`] lists the objects
+//! of a store. It reads byte ranges of objects, or, through a [`Reader`], many objects in order.
 //!
 //! # What it is not
-//! It writes nothing, and knows neither samples nor blocks: `import` and `qpair` do.
+//! It writes nothing, and knows neither samples nor blocks; `dlfs-import` and `dlfs-io` handle these.
 //!
 //! # Invariants
-//! - All of a store's input and output is done by one thread, `dlfs-cloud`, which has the only executor of
-//!   asynchronous work in the library. Callers block, and never for ever: each request has a deadline, and each
-//!   failure is tried again only for so long.
-//! - Bytes of an object that has changed since it was listed are never handed over, as far as its entity tag shows it:
-//!   each range is asked for with `If-Match`, and the answer's tag, range and length are compared. Where a web server
-//!   gives no tags, only the length is compared.
-//! - What is held in memory is bounded, whatever the store does.
-//! - No message holds a secret: neither a signature nor a URL's user or query.
+//! - One thread, `dlfs-cloud`, does all of a store's I/O. It runs the library's only asynchronous executor.
+//!   Callers block, but never for ever: each request has a deadline, and retries stop after a time limit.
+//! - An object that has changed since it was listed is never read, if its entity tag shows the change. Each
+//!   request for a range has `If-Match`, and tag, range and length of the response are compared. For web
+//!   servers
+//! without entity tags, only the length is compared.
+//! - Memory use is bounded, whatever the store does.
+//! - No message contains a secret: neither a signature nor a URL's user or query.
 //!
-//! Without the feature `cloud` only addresses are known, and opening a store says so.
+//! Without the feature `cloud`, addresses can be parsed, but opening a store fails with `Unsupported`.
 //!
-//! Read `address.rs` first, then `cloud/`, which is the feature `cloud`; `without.rs` stands in for it.
+//! Read `address.rs` first, then `cloud/`, the code of the feature `cloud`; `without.rs` is its stand-in.
 
 mod address;
 mod cancel;
@@ -44,10 +43,11 @@ pub use cloud::{Client, Pending, Reader};
 #[cfg(not(feature = "cloud"))]
 pub use without::{Client, Pending, Reader};
 
-/// Bytes that a [`Reader`] has lent: a range of what they share their memory with.
+/// Bytes lent by a [`Reader`]: shared memory, and the range of the bytes in it.
 pub type Lent = (Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>);
 
-/// A source as it may be shown and kept: the address of an object without its secrets, or the path.
+/// A source in a form that may be shown and stored: an object's address without its secrets, or a file's
+/// path.
 pub fn shown(source: &Path) -> String {
     match Place::is_place(source).then(|| Place::of_path(source)) {
         None => source.display().to_string(),
@@ -56,19 +56,19 @@ pub fn shown(source: &Path) -> String {
     }
 }
 
-/// An object of a store, as it was listed.
+/// An object of a store, as listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// Its key.
+    /// The object's key.
     pub key: String,
-    /// Its length.
+    /// The object's length in bytes.
     pub len_bytes: u64,
-    /// Its entity tag: another content has another one. Some web servers give none.
+    /// The object's entity tag, which changes with its content. Some web servers send none.
     pub etag: Option<String>,
 }
 
 impl Object {
-    /// A hash of length and entity tag. Without a tag, a change that keeps the length goes unnoticed.
+    /// A hash of length and entity tag. Without a tag, it misses a change that keeps the length.
     pub fn stamp(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&self.len_bytes.to_le_bytes());
@@ -77,23 +77,23 @@ impl Object {
     }
 }
 
-/// How a store is read.
+/// Settings and limits for reading a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaceOptions {
-    /// Settings by the names of the crate `object_store`, such as `aws_endpoint_url`, and `hf_endpoint` and `hf_token`;
-    /// they precede those of the environment.
+    /// Settings named as in the crate `object_store`, such as `aws_endpoint_url`, and `hf_endpoint` and
+    /// `hf_token`. They take precedence over the environment.
     pub settings: Vec<(String, String)>,
-    /// The length of the ranges that objects are cut into.
+    /// Length of the ranges into which objects are split.
     pub range_bytes: u64,
-    /// The most bytes that one reader holds: ranges in flight, and those that arrived before their turn.
+    /// Maximum bytes that one reader holds: ranges in flight, and ranges that arrived before their turn.
     pub window_bytes: u64,
-    /// How long one request may stay without an answer, or without another byte.
+    /// Time limit for the store's silence: before a response begins, and between two parts of it.
     pub silence: Duration,
-    /// How long a request that fails is tried again.
+    /// Time limit for retrying a failed request.
     pub patience: Duration,
-    /// Addresses of stores and servers, beside its own, that a list which a store serves may name.
+    /// Further stores and servers to which a list of URLs that a store serves may refer.
     pub list_hosts: Vec<Place>,
-    /// Ends all waiting for the store with an error of the kind `Interrupted`.
+    /// Cancels waiting for the store; the error has the kind `Interrupted`.
     pub cancel: Cancel,
 }
 
@@ -111,17 +111,17 @@ impl Default for PlaceOptions {
     }
 }
 
-/// Counts of a client's requests so far.
+/// Counters of a client's requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlaceStats {
     /// Requests sent.
     pub requests: u64,
-    /// Requests that failed and were tried again.
+    /// Requests that failed and were retried.
     pub retries: u64,
-    /// Answers that said that there are too many requests.
+    /// Responses that refused a request because there were too many.
     pub throttled: u64,
-    /// Second requests for bytes that were slow to come.
+    /// Hedged requests: second requests for bytes that were slow to arrive.
     pub hedges: u64,
-    /// Bytes handed over.
+    /// Bytes delivered to callers.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! The stand-in for a client in a build that reads no object stores: there is none.
+//! Stand-in for `cloud/` in a build without the feature `cloud`: a [`Client`] cannot be opened.
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, Read};
@@ -7,23 +7,23 @@ use std::ops::Range;
 use super::{Lent, Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// A client of a store; this build has none.
+/// A client of a store. This build cannot create one.
 #[derive(Debug, Clone)]
 pub struct Client(Infallible);
 
-/// Bytes that were asked for.
+/// Requested bytes.
 #[derive(Debug)]
 pub struct Pending(Infallible);
 
-/// Reads objects one after the other.
+/// Reads objects one after another.
 #[derive(Debug)]
 pub struct Reader(Infallible);
 
 impl Client {
-    /// Fails.
+    /// Always fails.
     ///
     /// # Errors
-    /// `Unsupported`: the library is built without the feature `cloud`.
+    /// `Unsupported`: this build lacks the feature `cloud`.
     pub fn open(place: &Place, _: &PlaceOptions) -> Result<Client> {
         let message = "this build cannot read object stores";
         Err(Error::new(ErrorKind::Unsupported, message)
@@ -31,7 +31,7 @@ impl Client {
             .hint("build with --features cloud; released packages and the Python package have it"))
     }
 
-    /// Another client.
+    /// A client of another store on the same server.
     ///
     /// # Errors
     /// None: there is no client.
@@ -44,22 +44,22 @@ impl Client {
         match self.0 {}
     }
 
-    /// The length of the ranges that its objects are cut into.
+    /// Length of the ranges into which objects are split.
     pub fn range_bytes(&self) -> u64 {
         match self.0 {}
     }
 
-    /// The most bytes that one reader holds.
+    /// Maximum bytes that one reader holds.
     pub fn window_bytes(&self) -> u64 {
         match self.0 {}
     }
 
-    /// The counters so far.
+    /// Counters so far.
     pub fn stats(&self) -> PlaceStats {
         match self.0 {}
     }
 
-    /// One object.
+    /// The object with this key.
     ///
     /// # Errors
     /// None: there is no client.
@@ -67,7 +67,7 @@ impl Client {
         match self.0 {}
     }
 
-    /// One file.
+    /// The file with this key.
     ///
     /// # Errors
     /// None: there is no client.
@@ -75,7 +75,7 @@ impl Client {
         match self.0 {}
     }
 
-    /// The objects beneath a prefix.
+    /// Lists the objects beneath a prefix.
     ///
     /// # Errors
     /// None: there is no client.
@@ -83,24 +83,24 @@ impl Client {
         match self.0 {}
     }
 
-    /// Asks for a range.
+    /// Requests a range of an object.
     pub fn fetch(&self, _: &Object, _: Range<u64>) -> Pending {
         match self.0 {}
     }
 
-    /// Asks for a range, by the stamp of its object.
+    /// Requests a range of an object with this stamp.
     pub fn fetch_stamped(&self, _: &str, _: u64, _: u64, _: Range<u64>) -> Pending {
         match self.0 {}
     }
 }
 
 impl Pending {
-    /// How many bytes were asked for.
+    /// Number of requested bytes.
     pub fn len_bytes(&self) -> u64 {
         match self.0 {}
     }
 
-    /// The bytes.
+    /// Copies the bytes.
     ///
     /// # Errors
     /// None: there is no client.
@@ -110,17 +110,17 @@ impl Pending {
 }
 
 impl Reader {
-    /// Reads objects.
+    /// Reads objects in order.
     pub fn new(client: Client, _: Vec<Object>) -> Reader {
         match client.0 {}
     }
 
-    /// Reads objects.
+    /// Reads objects in order, from an offset.
     pub fn from(client: Client, _: Vec<Object>, _: u64, _: u64) -> Reader {
         match client.0 {}
     }
 
-    /// The next object.
+    /// Goes to the next object.
     pub fn next_object(&mut self) -> Option<&Object> {
         match self.0 {}
     }

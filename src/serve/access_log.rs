@@ -1,8 +1,8 @@
-//! Events for a log of a target's hosts: one for each that connects, is refused, fails to prove who it is, is evicted
-//! or leaves.
+//! Events for a log of a target's hosts: each host that connects, is refused, fails to authenticate, is
+//! evicted, violates the protocol, times out or leaves.
 //!
-//! The lines of `warnings.rs` are for people, and limited in number; these events are for programs, and none is left
-//! out. The [`AccessLog`] decides what becomes of them.
+//! The lines of `warnings.rs` are for people and rate-limited. These events are for programs and complete.
+//! An [`AccessLog`] decides where they go.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,45 +12,46 @@ use serde::Serialize;
 
 use dlfs_nvme::nvme::Nqn;
 
-/// Takes the events of a target.
+/// Receives the events of a target.
 ///
-/// The threads that move data call it, so it must neither block nor wait: it passes the event on, or drops it.
+/// The target calls it on the threads that move data. It must not block: it passes the event on, or drops it.
 pub trait AccessLog: fmt::Debug + Send + Sync {
-    /// Something has happened to a host.
+    /// Receives one event.
     fn tell(&self, event: &AccessEvent<'_>);
 }
 
-/// Something that happened to a host.
+/// An event about a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessEvent<'a> {
-    /// The subsystem that the target serves. A host may have asked for another one.
+    /// The target's subsystem. The host may have asked for another one.
     pub subsystem: &'a Nqn,
-    /// The name that the host states, or has proved; `None`: it has not said it yet.
+    /// The host's NQN, as stated in Connect or proved by authentication; `None` before Connect.
     pub host: Option<&'a Nqn>,
-    /// The address that the host connects from, where it is known.
+    /// The address from which the host connects, if known.
     pub peer: Option<SocketAddr>,
-    /// Its controller, if it has one.
+    /// The host's controller, if it has one.
     pub cntlid: Option<u16>,
     /// The kind of event.
     pub kind: AccessKind<'a>,
 }
 
-/// The kind of an event, with its details. [`AccessKind::name`] names it; it is serialized as its fields alone.
+/// The kind of an event, with its details. Serialization writes only the fields; [`AccessKind::name`] gives
+/// the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum AccessKind<'a> {
-    /// A controller was created for it.
+    /// A controller was created for the host.
     Connected {
         /// True for a controller of the discovery service.
         discovery: bool,
         /// True if the connection is inside TLS.
         tls: bool,
-        /// True if the host has yet to prove who it is.
+        /// True if the host has yet to authenticate.
         must_authenticate: bool,
     },
-    /// It has proved who it is on its admin queue.
+    /// The host has authenticated on its admin queue.
     Authenticated,
-    /// It has not proved who it is: a wrong key, none, or no TLS. Its connection ends.
+    /// The host failed to authenticate: a wrong key, no key, or no TLS. Its connection ends.
     NotAuthenticated {
         /// The reason.
         why: &'a str,
@@ -60,17 +61,17 @@ pub enum AccessKind<'a> {
         /// The reason.
         why: &'a str,
     },
-    /// A controller or a connection of it was closed to make room for others.
+    /// A controller or a connection of the host was closed to make room for others.
     Evicted {
         /// The reason.
         why: &'a str,
     },
-    /// It has violated the protocol. Its connection ends.
+    /// The host violated the protocol. Its connection ends.
     BrokeProtocol {
         /// The reason.
         why: &'a str,
     },
-    /// It has exceeded a time limit. Its connection ends.
+    /// The host exceeded a time limit. Its connection ends.
     TimedOut {
         /// The reason.
         why: &'a str,
@@ -79,15 +80,15 @@ pub enum AccessKind<'a> {
     Disconnected {
         /// True for a controller of the discovery service.
         discovery: bool,
-        /// Why its admin queue ended, or the controller before it.
+        /// The reason why the admin queue ended, or why the controller ended before it.
         why: &'a str,
-        /// How long the controller existed, in seconds.
+        /// Lifetime of the controller, in seconds.
         seconds: u64,
-        /// Commands that arrived on its I/O queues.
+        /// Commands that arrived on the controller's I/O queues.
         commands: u64,
-        /// Bytes that the target sent over its connections, with headers.
+        /// Bytes that the target sent over the controller's connections, with headers.
         sent_bytes: u64,
-        /// Bytes that the target received over its connections, with headers.
+        /// Bytes that the target received over the controller's connections, with headers.
         received_bytes: u64,
     },
 }
@@ -108,14 +109,14 @@ impl AccessKind<'_> {
     }
 }
 
-/// The host that an event or a warning is about, as far as it is known.
+/// The host that an event or a warning is about; unknown parts are `None`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Who<'a> {
     pub(super) peer: Option<SocketAddr>,
     pub(super) host: Option<&'a Nqn>,
 }
 
-/// Tells the events of one subsystem to its log, if there is one.
+/// Passes the events of one subsystem to its access log, if there is one.
 #[derive(Debug)]
 pub(super) struct Teller {
     subsystem: Nqn,
@@ -134,7 +135,7 @@ impl Teller {
         }
     }
 
-    /// Tells an event that has a reason, whose text is made only if somebody wants it.
+    /// Passes on an event with a reason; formats the reason only if there is an access log.
     pub(super) fn tell_why(
         &self,
         who: Who<'_>,

@@ -134,7 +134,7 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
     }
 }
 
-/// I/O command set independent Identify Namespace: NMIC at 1, ANAGRPID at 4, NSATTR at 8, NSTAT at 14.
+/// Identify Namespace, independent of the I/O command set. Offsets: NMIC 1, ANAGRPID 4, NSATTR 8, NSTAT 14.
 fn independent_namespace(read_only: bool, ana: bool) -> Page {
     let mut page = [0; IDENTIFY_LEN_BYTES];
     page[1] = IdentifyNamespace::NMIC_SHARED;
@@ -227,7 +227,7 @@ fn set_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
             controller.kato_ms.store(kato_ms, Ordering::Relaxed);
             Answer::Done(0)
         }
-        feature::HOST_BEHAVIOR => Answer::Done(0), // none of its settings applies to this target
+        feature::HOST_BEHAVIOR => Answer::Done(0), // none of the settings applies to this target
         feature::VOLATILE_WRITE_CACHE => Answer::Fail(Status::FEATURE_NOT_CHANGEABLE),
         _ => Answer::Fail(Status::INVALID_FIELD),
     }
@@ -251,7 +251,7 @@ fn get_features(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> An
     }
 }
 
-/// The same number of submission and completion queues, 0-based.
+/// Dword 0 of Number of Queues: as many submission as completion queues, 0-based.
 fn queues_to_wire(num_queues: u16) -> u64 {
     let wire = u64::from(num_queues - 1);
     wire << 16 | wire
@@ -288,8 +288,8 @@ fn get_log_page(
     Answer::Data(rest[..rest.len().min(len as usize)].to_vec())
 }
 
-/// The discovery log page: this service and, for a host that may connect, the subsystem. It does
-/// not change while the target runs.
+/// The discovery log page: this service and, for a host that may connect, the subsystem. Its generation
+/// counter stays 1, although replacing the permitted hosts changes the entries.
 fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8> {
     let record = |subtype, nqn| DiscoveryRecord::tcp(subtype, nqn, local, ADMIN_QUEUE_ENTRIES);
     let itself = Nqn::discovery();
@@ -307,7 +307,7 @@ fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8
     log
 }
 
-/// The ANA log: one group with all namespaces that exist for the host.
+/// The ANA log page: one group with all namespaces that the host may see.
 fn ana_log(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Vec<u8> {
     let is_inaccessible = subsystem.draining_since().is_some();
     controller.events.ana_was_read(sqe.retains_event(), is_inaccessible);
@@ -317,7 +317,7 @@ fn ana_log(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Vec<u8>
     let changes = u64::from(is_inaccessible);
     let mut log = vec![0; 48];
     log[..8].copy_from_slice(&changes.to_le_bytes());
-    log[8] = 1; // groups
+    log[8] = 1; // number of ANA group descriptors
     log[16..20].copy_from_slice(&ANA_GROUP.to_le_bytes());
     log[20..24].copy_from_slice(&(nsids.len() as u32).to_le_bytes());
     log[24..32].copy_from_slice(&changes.to_le_bytes());
@@ -329,8 +329,8 @@ fn ana_log(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Vec<u8>
 /// SMART / Health Information: reports a healthy device; nothing is measured.
 fn health_log() -> Vec<u8> {
     let mut log = vec![0; 512];
-    log[1..3].copy_from_slice(&300u16.to_le_bytes()); // composite temperature, K
-    (log[3], log[4]) = (100, 10); // available spare and its threshold, percent
+    log[1..3].copy_from_slice(&300u16.to_le_bytes()); // composite temperature in kelvin
+    (log[3], log[4]) = (100, 10); // available spare and its threshold in percent
     log
 }
 
@@ -367,20 +367,20 @@ fn effects_log(writable: bool) -> Vec<u8> {
     log
 }
 
-/// The ANA group of all namespaces.
+/// The ANA group that holds all namespaces.
 const ANA_GROUP: u32 = 1;
-/// States of an ANA group in the ANA log, and their bits in ANACAP.
+/// ANA states in the ANA log page, and their bits in ANACAP.
 const ANA_OPTIMIZED: u8 = 1;
 const ANA_INACCESSIBLE: u8 = 3;
 const ANACAP_OPTIMIZED: u8 = 1;
 const ANACAP_INACCESSIBLE: u8 = 1 << 2;
-/// ANATT: the longest change of state; none takes time.
+/// ANATT: maximum seconds of an ANA state transition; transitions here take no time.
 const ANA_TRANSITION_S: u8 = 10;
 
-/// The most outstanding asynchronous event requests.
+/// Maximum outstanding Asynchronous Event Requests of a controller.
 pub(super) const MAX_ASYNC_EVENTS: u8 = 4;
 
-/// The most in-capsule data of an I/O command.
+/// Maximum in-capsule data of an I/O command.
 pub(super) const IO_CAPSULE_DATA_BYTES: u32 = 16 << 10;
 
 /// Recommended number of entries of an admin queue.

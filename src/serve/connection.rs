@@ -45,54 +45,55 @@ pub(super) struct HostConnection {
     pub(super) stream: TcpStream,
     pub(super) peer: SocketAddr,
     local: SocketAddr,
-    /// Index and generation identify the connection in the tags of its I/O.
+    /// Index and generation, as in the tags of the connection's I/O.
     index: usize,
     pub(super) generation: u32,
-    /// The poller that serves it.
+    /// Index of the poller that serves the connection.
     poller: usize,
-    /// Plain, or inside TLS.
+    /// The transport of the bytes: plain, or inside TLS.
     carriage: Carriage,
     protocol: Connection,
     /// The queue, once Connect has succeeded.
     queue: Option<Queue>,
-    /// Set while the queue may be used: its host has proved itself, or need not.
+    /// True once the queue may be used: its host has authenticated, or need not.
     is_authenticated: bool,
-    /// The authentication under way.
+    /// The authentication in progress.
     authentication: Option<Box<Authentication>>,
     /// Checked commands that wait for memory, oldest first.
     waiting: VecDeque<(CommandId, MemoryNeed)>,
-    /// Since when the first of those has waited, or receiving has been paused.
+    /// Start of the wait for memory, by commands or by paused receiving. Each start of a waiting command
+    /// resets it.
     waiting_since: Option<Instant>,
-    /// Set while the poller lists this connection as waiting for memory.
+    /// True while the poller lists this connection as waiting for memory.
     pub(super) is_listed: bool,
-    /// Set while receiving is paused until there is memory.
+    /// True while receiving is paused until memory is free.
     pub(super) is_paused: bool,
     /// Bytes of buffers that the device or the host currently uses.
     held_bytes: usize,
-    /// The queue's host, and the bytes already accounted to it.
+    /// The queue's host, and the bytes accounted to the host so far.
     host: Option<(HostId, usize)>,
-    /// Set while it counts as load of its poller.
+    /// True while the connection counts as load of its poller.
     pub(super) is_load: bool,
     async_events: Vec<CommandId>,
-    /// Counters of what has crossed it.
+    /// Counters of the connection's bytes and commands.
     traffic: Traffic,
     arrivals: Arrivals,
     opened: Instant,
-    /// When a whole PDU, or as much as is progress, was last received.
+    /// Time of the last received whole PDU, or of enough bytes to count as progress.
     pub(super) last_received: Instant,
     /// The host's progress in reading responses.
     sending: Progress,
-    /// The host's progress in sending requested data.
+    /// The host's progress in sending the data of writes.
     awaited: Progress,
     /// The host's progress in sending the PDU that it has begun.
     arriving: Progress,
-    /// Set while the socket's send buffer is full, so that the poller waits until it is writable.
+    /// True while the socket's send buffer is full; the poller then waits until it is writable.
     pub(super) is_blocked: bool,
-    /// Set while the poller lists this connection as having bytes to send.
+    /// True while the poller lists this connection as having bytes to send.
     pub(super) is_dirty: bool,
-    /// Set after a protocol error: nothing is served any more, and the connection closes soon.
+    /// Time of a protocol error: nothing is served any more, and the connection closes soon.
     terminated: Option<Instant>,
-    /// Since when it is drained: the target has closed its side, and waits for the host's.
+    /// End of draining: the target has closed its side of the socket, and waits for the host to close.
     drained: Option<Instant>,
 }
 
@@ -103,7 +104,7 @@ enum MemoryNeed {
     Io(Request),
     /// The response data of an admin command: this many bytes.
     Answer(u32),
-    /// The data of an admin command that the host has yet to send: this many bytes.
+    /// Data of an admin command, which the host has yet to send: this many bytes.
     AdminData(u32),
 }
 
@@ -116,19 +117,19 @@ impl MemoryNeed {
     }
 }
 
-/// Why a connection closes.
+/// The reason why a connection closes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closed {
     /// The host closed it.
     ByHost,
-    /// The operating system reported an error: a time-out, or a reset by the peer.
+    /// The operating system reported an error: a timeout, or a reset by the peer.
     Lost(io::ErrorKind),
-    /// The target closed it because of a protocol error, a time limit, or to free resources; the
-    /// text says which.
+    /// The target closed it because of a protocol error, a time limit or a shortage of resources; the
+    /// string gives the reason.
     Dropped(&'static str),
-    /// Its controller is gone.
+    /// The connection's controller is gone.
     Orphaned,
-    /// The target drains, and this connection's commands have ended.
+    /// The target drains, and the connection's commands have completed.
     Drained,
     /// The target stops.
     Stopped,
@@ -202,12 +203,12 @@ impl HostConnection {
         self.queue.is_some()
     }
 
-    /// Returns whether it is known to be an admin queue.
+    /// Returns whether this is an admin queue; false before Connect.
     pub(super) fn is_admin(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.qid == 0)
     }
 
-    /// Updates what its host holds in the poller's accounts.
+    /// Updates the host's entry in the poller's memory accounts.
     pub(super) fn account(&mut self, backend: &mut Backend) {
         let holds = self.holds_bytes();
         if let Some((host, known)) = &mut self.host
@@ -218,7 +219,7 @@ impl HostConnection {
         }
     }
 
-    /// Returns all that it holds to the poller's accounts, before it is closed.
+    /// Returns the connection's memory to the poller's accounts, before it closes.
     pub(super) fn leave(&mut self, backend: &mut Backend) {
         self.forget_waiting(backend);
         if let Some((host, known)) = self.host.take() {
@@ -247,8 +248,8 @@ impl HostConnection {
         !self.waiting.is_empty()
     }
 
-    /// Returns whether there is memory for what one receive may bring. If not, the data stay in the kernel, and TCP
-    /// flow control stops the host.
+    /// Returns whether there is memory for the data of one receive call. If not, the data stay in the
+    /// kernel, and TCP flow control stops the host.
     pub(super) fn may_receive(&self, backend: &Backend) -> bool {
         let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
         let waiting = self.waiting.len();
@@ -265,7 +266,7 @@ impl HostConnection {
         self.is_paused = pause;
         if pause {
             self.waiting_since.get_or_insert(now);
-            self.arriving.end(); // what the host sends stays in the kernel
+            self.arriving.end(); // the bytes that the host sends stay in the kernel
             return;
         }
         if self.waiting.is_empty() {
@@ -276,8 +277,8 @@ impl HostConnection {
         }
     }
 
-    /// The memory it has waited for since at least `limit`, provided that its host makes progress
-    /// and only memory held by others is missing.
+    /// The memory that the connection has waited for during `limit` or longer. `None` if its host makes no
+    /// progress, or if its own limit, rather than other hosts, keeps it waiting.
     pub(super) fn memory_wait(
         &self,
         now: Instant,
@@ -292,24 +293,24 @@ impl HostConnection {
         is_long.then(|| MemoryWait { host: self.host.map(|(host, _)| host), len })
     }
 
-    /// Returns whether it may hold `len` bytes more. One command is always allowed.
+    /// Returns whether the connection may hold `len` more bytes. One command is always allowed.
     fn may_hold(&self, len: usize, connection_bytes: usize) -> bool {
         let holds = self.holds_bytes();
         holds == 0 || holds + len <= connection_bytes
     }
 
-    /// Returns whether its host has neither read responses nor sent requested data for `limit`.
+    /// Returns whether the host owed responses or data for `limit` and neither read nor sent enough.
     pub(super) fn is_stalled(&self, now: Instant, limit: Duration) -> bool {
         self.sending.is_stuck(now, limit) || self.awaited.is_stuck(now, limit)
     }
 
-    /// Returns whether it has bytes to send.
+    /// Returns whether there are bytes to send.
     pub(super) fn wants_to_send(&self) -> bool {
         !self.protocol.transmit().is_empty() || self.sealed_bytes() > 0
     }
 
-    /// Receives once, as much as there is: payload straight into its buffer, the rest through
-    /// `scratch`; then starts the commands that arrived.
+    /// Makes one receive call: payload goes straight into its buffer, the rest through `scratch`. Then
+    /// starts the commands that arrived.
     pub(super) fn receive(
         &mut self,
         backend: &mut Backend,
@@ -373,8 +374,8 @@ impl HostConnection {
         }
     }
 
-    /// Records progress since `before`, when `len` bytes were received. A host is alive that sends whole PDUs; bytes of
-    /// a PDU that does not end are no sign of life until they are many.
+    /// Records the progress since `before`, when `len` bytes were received. A whole PDU shows that the host
+    /// is alive; bytes of an unfinished PDU do so only in larger amounts.
     fn note_arrival(&mut self, before: Arrived, len: usize, now: Instant) {
         let Arrived { awaited_bytes, pdus } = self.arrived();
         self.awaited.advance(now, (awaited_bytes - before.awaited_bytes) as usize);
@@ -394,8 +395,8 @@ impl HostConnection {
         }
     }
 
-    /// Ends service after a protocol error: sends a termination request if it can, and closes a
-    /// little later, so that the host can read it.
+    /// Ends service after a protocol error: sends a termination request if possible, and closes [`LINGER`]
+    /// later, so that the host can read it.
     fn terminate(
         &mut self,
         error: &ProtocolError,
@@ -433,8 +434,9 @@ impl HostConnection {
                     self.async_events.retain(|&event| self.protocol.is_parked(event));
                     self.begin_admin(id, &sqe, data, backend, now);
                 }
-                // Its controller is gone, and this connection closes in this turn or the next: the host sends the
-                // command again once it has connected. An answer would be the end of it.
+                // Sends no response: the controller is gone, so this connection closes in this or the next
+                // iteration, and the host repeats the command on a new connection. An error response would
+                // end the command.
                 Some(queue) if queue.is_orphan() => {}
                 Some(queue) if !queue.controller.is_enabled() => {
                     self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
@@ -463,7 +465,7 @@ impl HostConnection {
     }
 
     fn fail(&mut self, id: CommandId, status: Status) {
-        // A host that has switched that status off gets another failure: zeros would be wrong samples.
+        // A host that has disabled this status gets another failure: zeros would be wrong samples.
         let status = match &self.queue {
             Some(queue)
                 if status.is(Status::UNWRITTEN_BLOCK) && queue.controller.hides_unwritten() =>
@@ -475,7 +477,7 @@ impl HostConnection {
         self.protocol.finish(id, status, 0);
     }
 
-    /// Before Connect, no other command is served, and only its 1,024 bytes of data are accepted.
+    /// Starts a Connect, the only command before the queue exists. Its data must have 1,024 bytes.
     fn begin_connect(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer) {
         const LEN: u32 = size_of::<ConnectData>() as u32;
         match data {
@@ -536,7 +538,7 @@ impl HostConnection {
             DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
                 self.start_or_wait(id, MemoryNeed::Answer(room), backend, now);
             }
-            // More than any response needs: refused, unless the command is refused anyway.
+            // A buffer larger than any response needs is refused, unless the command is refused anyway.
             DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
             DataTransfer::FromHost { len, .. } if len > FABRICS_CAPSULE_DATA_BYTES => {
                 self.fail(id, Status::INVALID_FIELD.do_not_retry());
@@ -550,7 +552,8 @@ impl HostConnection {
         }
     }
 
-    /// Answers an admin command; its data, if any, go into `buf`, which has `room` bytes or none.
+    /// Answers an admin command. Response data go into `buf`, which has `room` bytes, or none if there are
+    /// no data.
     fn answer(&mut self, id: CommandId, sqe: &Sqe, room: u32, mut buf: IoBuf, backend: &Backend) {
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
@@ -610,7 +613,7 @@ impl HostConnection {
         }
     }
 
-    /// Receives a command's data into `buf`, which counts as held until the command has ended.
+    /// Receives a command's data into `buf`, which counts as held until the command completes.
     fn receive_into(&mut self, id: CommandId, buf: IoBuf) {
         self.held_bytes += buf.len();
         self.protocol.receive(id, buf);
@@ -630,8 +633,8 @@ impl HostConnection {
         }
     }
 
-    /// Starts the data transfer of a read, of a write (R2T) or of an admin command. `false`: no
-    /// memory.
+    /// Starts the data transfer of a read, of a write (R2T) or of an admin command. Returns `false` if
+    /// there is no memory.
     fn start(
         &mut self,
         id: CommandId,
@@ -703,11 +706,11 @@ impl HostConnection {
         started > 0
     }
 
-    /// All data of a write have arrived.
+    /// Submits a write all of whose data have arrived.
     fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let len = buf.len() as u32;
         let in_capsule = true;
-        // It was checked before the data were requested, but the namespace may have changed since.
+        // Repeats the check made before the data were requested: the namespace may have changed since.
         let Some(queue) = &self.queue else { return };
         let data = DataTransfer::FromHost { len, in_capsule };
         match backend.check(sqe, data, &queue.controller.access) {
@@ -764,14 +767,14 @@ impl HostConnection {
         }
     }
 
-    /// The device has carried out a command, and its response goes out.
+    /// Notes for the latency recorders that the device has executed a command and its response goes out.
     fn note_end(&mut self, id: CommandId, backend: &mut Backend) {
         if let Some(command) = self.arrivals.take(id) {
             backend.ended.push(command);
         }
     }
 
-    /// Sends as much as the socket takes, gathered from headers and I/O buffers.
+    /// Sends as much as the socket accepts, gathered from headers and I/O buffers.
     pub(super) fn send(&mut self, scratch: &mut Scratch, now: Instant) -> Result<(), Closed> {
         self.is_blocked = false;
         if self.wants_to_send() {
@@ -783,7 +786,7 @@ impl HostConnection {
         while self.wants_to_send() {
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
             let num_slices = self.protocol.gather(&mut slices);
-            // A disconnected host must cause an error here, never a SIGPIPE.
+            // A send to a disconnected host must return an error, never raise SIGPIPE.
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let mut control = SendAncillaryBuffer::default();
             let asked: usize = slices[..num_slices].iter().map(|slice| slice.len()).sum();
@@ -806,7 +809,7 @@ impl HostConnection {
         Ok(())
     }
 
-    /// Checks all time limits: lost controller, keep alive, Connect, unread responses, unsent data.
+    /// Checks all time limits: lost controller, Keep Alive Timeout, Connect, unread responses, unsent data.
     pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
         self.protocol.shrink();
         self.deliver(&backend.subsystem, now);
@@ -832,14 +835,14 @@ impl HostConnection {
         late.or(stalled).or(cut).map_or(Ok(()), Err)
     }
 
-    /// The host, for log lines.
+    /// The host's address and NQN, for log lines.
     pub(super) fn who(&self) -> Who<'_> {
         let host = self.queue.as_ref().map(|queue| &queue.controller.hostnqn);
         Who { peer: Some(self.peer), host }
     }
 
-    /// Logs the end of an admin queue, and thus of its controller, at `INFO`; other connections at `DEBUG`.
-    /// The controller learns why, and what has crossed the connection.
+    /// Logs the end of an admin queue, and thus of its controller, at `INFO`, and that of other connections
+    /// at `DEBUG`. Hands the controller the reason and the connection's counters.
     pub(super) fn log_closed(&self, closed: Closed, now: Instant) {
         if let Some(queue) = &self.queue {
             queue.ends(&closed, &self.traffic);
@@ -854,19 +857,19 @@ impl HostConnection {
     }
 }
 
-/// Returns whether a failed call can simply be repeated.
+/// Returns whether a failed call can simply be retried.
 pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Returns whether `limit` has passed since an instant.
+/// Returns whether `limit` has passed since `since`.
 fn has_passed(now: Instant, since: Instant, limit: Duration) -> bool {
     now.saturating_duration_since(since) >= limit
 }
 
-/// How long a host that knows ANA has to read that its namespaces are inaccessible, before it is drained.
+/// Time for a host that supports ANA to read the change to inaccessible, before it is drained.
 const ANA_LIMIT: Duration = Duration::from_secs(2);
-/// How long a connection stays open after a protocol error, so that the host can read the reason.
+/// Time for which a connection stays open after a protocol error, so that the host can read the reason.
 const LINGER: Duration = Duration::from_secs(1);
 const BROKE_PROTOCOL: Closed = Closed::Dropped("protocol error");
 const MISCOUNTED: Closed =

@@ -1,7 +1,7 @@
-//! How a controller ends: why, and what has crossed its connections.
+//! The end of a controller: its reason, and the counters of its connections.
 //!
-//! Its connections may belong to several pollers. Each adds what it has counted when it ends, and the last one
-//! drops the controller, which tells the access log.
+//! A controller's connections may belong to several pollers. Each connection adds its counters when it
+//! ends. The last one drops the controller, which writes the totals to the access log.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::access_log::{AccessKind, Teller, Who};
 use dlfs_nvme::nvme::Nqn;
 
-/// Counters of what has crossed a connection.
+/// Commands and bytes that crossed a connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Traffic {
     /// Commands on an I/O queue.
@@ -21,7 +21,7 @@ pub(super) struct Traffic {
     pub(super) received_bytes: u64,
 }
 
-/// The reason and the counters of a controller's end, collected before it ends.
+/// The reason and the counters that a controller collects until it ends.
 #[derive(Debug)]
 pub(super) struct ControllerEnd {
     access: Arc<Teller>,
@@ -42,12 +42,13 @@ impl ControllerEnd {
         }
     }
 
-    /// Why the controller ends. The first reason counts: what follows follows from it.
+    /// Sets the reason why the controller ends. Only the first call counts: later reasons are its
+    /// consequences.
     pub(super) fn because(&self, why: impl Into<Cow<'static, str>>) {
-        let _ = self.why.set(why.into()); // there was a reason before
+        let _ = self.why.set(why.into()); // a reason is set already
     }
 
-    /// Adds what has crossed one of its connections, which ends.
+    /// Adds the counters of one of its connections, which ends.
     pub(super) fn add(&self, traffic: &Traffic) {
         let Traffic { commands, sent_bytes, received_bytes } = *traffic;
         self.commands.fetch_add(commands, Ordering::Relaxed);
@@ -55,7 +56,7 @@ impl ControllerEnd {
         self.received_bytes.fetch_add(received_bytes, Ordering::Relaxed);
     }
 
-    /// Tells that all connections have ended.
+    /// Writes to the access log that all connections have ended.
     pub(super) fn tell(
         &self,
         (host, peer): (&Nqn, SocketAddr),

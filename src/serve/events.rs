@@ -1,7 +1,7 @@
-//! Asynchronous events of a controller, and the lists behind them.
+//! Asynchronous events of a controller, and the state of the log pages that they name.
 //!
-//! An event of one kind is sent once; the next of this kind follows after the host has read the log page
-//! that the event names.
+//! An event of one kind is sent once. The next event of this kind is sent only after the host has read the
+//! log page that the event names.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,18 +15,18 @@ use dlfs_nvme::nvme::sqe::log_page;
 /// The events of one controller.
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// Asynchronous Event Configuration, as the host has set it.
+    /// Asynchronous Event Configuration, as set by the host.
     config: AtomicU32,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Namespaces that changed since the host last read the list of them.
+    /// Namespaces that changed since the host last read the Changed Namespace List.
     changed: BTreeSet<Nsid>,
-    /// Kinds of events to report.
+    /// Kinds of events to report, as bits.
     pending: u32,
-    /// Kinds that were reported, and whose log page the host has not read since.
+    /// Kinds that were reported and whose log page the host has not read since, as bits.
     reported: u32,
     /// True once the host has read that its namespaces are inaccessible here.
     knows_inaccessible: bool,
@@ -43,30 +43,30 @@ impl Events {
         self.config.store(config, Ordering::Relaxed);
     }
 
-    /// Returns whether the host asked to be told of changed ANA states.
+    /// Returns whether the host asked for notices of changed ANA states.
     pub(super) fn knows_ana(&self) -> bool {
         self.config() & ANA != 0
     }
 
-    /// A reset of the controller forgets everything.
+    /// Forgets everything, for a controller reset.
     pub(super) fn reset(&self) {
         self.configure(0);
         *self.state.lock() = State::default();
     }
 
-    /// A namespace has come or gone.
+    /// Notes that a namespace was added or removed.
     pub(super) fn namespace_changed(&self, nsid: Nsid) {
         let mut state = self.state.lock();
         state.changed.insert(nsid);
         state.pending |= NAMESPACES;
     }
 
-    /// The ANA state of the namespaces has changed.
+    /// Notes that the ANA state of the namespaces has changed.
     pub(super) fn ana_changed(&self) {
         self.state.lock().pending |= ANA;
     }
 
-    /// Dword 0 of the next event to report, if there is one that the host wants.
+    /// Dword 0 of the next event to report, if one is pending and enabled by the host.
     pub(super) fn next(&self) -> Option<u32> {
         let mut state = self.state.lock();
         let ready = state.pending & self.config() & !state.reported;
@@ -80,8 +80,8 @@ impl Events {
         Some(u32::from(page) << 16 | info << 8 | NOTICE)
     }
 
-    /// The Changed Namespace List. Reading it forgets them and allows the next event, unless the host
-    /// retains the event.
+    /// The Changed Namespace List. Unless the host retains the event, reading clears the list and permits
+    /// the next event.
     pub(super) fn changed_namespaces(&self, retain: bool) -> [u8; IDENTIFY_LEN_BYTES] {
         let mut state = self.state.lock();
         let list = match state.changed.len() {
@@ -90,14 +90,15 @@ impl Events {
         };
         if !retain {
             state.changed.clear();
-            // The list also has the changes since the event.
+            // The list also covers changes that came after the event.
             state.pending &= !NAMESPACES;
             state.reported &= !NAMESPACES;
         }
         list
     }
 
-    /// The host has read the ANA log, and in it perhaps that its namespaces are inaccessible.
+    /// Notes that the host has read the ANA log page, which said that its namespaces are or are not
+    /// inaccessible.
     pub(super) fn ana_was_read(&self, retain: bool, is_inaccessible: bool) {
         let mut state = self.state.lock();
         state.knows_inaccessible |= is_inaccessible;
@@ -112,13 +113,13 @@ impl Events {
     }
 }
 
-/// The entries of a Changed Namespace List.
+/// Maximum entries of a Changed Namespace List.
 const LISTED: usize = IDENTIFY_LEN_BYTES / 4;
-/// The only entry of the list if more have changed than it has room for.
+/// The list's only entry if more namespaces have changed than fit.
 const ANY: Nsid = Nsid(u32::MAX);
-/// The type of every event here: a notice.
+/// Event type of all events here: notice.
 const NOTICE: u32 = 2;
-/// Bit of Namespace Attribute Changed, in OAES and in the configuration.
+/// Bit of Namespace Attribute Changed, in OAES and in Asynchronous Event Configuration.
 pub(super) const NAMESPACES: u32 = 1 << 8;
 /// Bit of Asymmetric Namespace Access Change.
 pub(super) const ANA: u32 = 1 << 11;

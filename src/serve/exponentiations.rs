@@ -1,10 +1,11 @@
-//! The thread that computes the exponentiations of authentications, so that pollers never wait for one.
+//! The thread that computes the Diffie-Hellman exponentiations of authentications, so that pollers never
+//! block on one.
 //!
-//! An exponentiation costs a host that knows no key one message and the target milliseconds. So hosts
-//! that have not authenticated before share a small budget while the target serves data: 2 % of one core,
-//! and a queue of [`MAX_UNPROVEN`], of which one address has a quarter; beyond that a host is told to try
-//! again. Hosts that have go first, up
-//! to [`PROVEN_PER_S`] a second, so that an attack does not keep them from reconnecting.
+//! A host without a key can make the target compute for milliseconds with one message. So unproven hosts,
+//! which have not authenticated before, share a small budget while the target serves data: 2 % of one core,
+//! and a queue of [`MAX_UNPROVEN`] jobs, of which one address may use a quarter. When the queue is full, a
+//! host is told to try again. Proven hosts go first, up to [`PROVEN_PER_S`] jobs per second, so that an
+//! attack does not keep them from reconnecting.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -26,14 +27,14 @@ pub(super) struct Exponentiations {
 struct State {
     proven: VecDeque<Job>,
     unproven: VecDeque<(Peer, Job)>,
-    /// Hosts that have authenticated from an address, oldest first in `order`.
+    /// Proven hosts, with the address from which they authenticated; `order` lists them oldest first.
     hosts: HashSet<(Peer, Nqn)>,
     order: VecDeque<(Peer, Nqn)>,
     budget: Budget,
     is_stopped: bool,
 }
 
-/// One exponentiation, and who waits for it.
+/// One exponentiation, and the connection that waits for it.
 pub(super) struct Job {
     pub(super) poller: usize,
     /// Index and generation of the connection.
@@ -47,12 +48,12 @@ pub(super) struct Computed {
     pub(super) power: Power,
 }
 
-/// How many may be computed, and when.
+/// Limits on the number and the time of exponentiations.
 struct Budget {
-    /// Exponentiations of proven hosts that may still go first in this second.
+    /// Remaining jobs of proven hosts that may go first in this second.
     first_left: u32,
     second: Instant,
-    /// When the next one of an unproven host may begin while data is served.
+    /// The earliest start of an unproven host's next job while the target serves data.
     next_unproven: Instant,
 }
 
@@ -61,7 +62,7 @@ impl Budget {
         Budget { first_left: PROVEN_PER_S, second: now, next_unproven: now }
     }
 
-    /// Returns whether one more of a proven host may go first; if so, counts it.
+    /// Returns whether one more job of a proven host may go first, and counts it if so.
     fn may_go_first(&mut self, now: Instant) -> bool {
         if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
             (self.first_left, self.second) = (PROVEN_PER_S, now);
@@ -71,7 +72,7 @@ impl Budget {
         may
     }
 
-    /// An unproven one took `lasted` and has ended: when the next may begin.
+    /// Sets the start of the next unproven job, after one that took `lasted`.
     fn spent(&mut self, lasted: Duration, now: Instant) {
         self.next_unproven = now + lasted * (100 / UNPROVEN_PERCENT - 1);
     }
@@ -90,7 +91,8 @@ impl Exponentiations {
         Exponentiations { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Queues a job for `host` at `peer`; `false`: the queue is full, or has the peer's share.
+    /// Queues a job for `host` at `peer`. Returns `false` if the queue is full or `peer` has used up its
+    /// share.
     pub(super) fn push(&self, job: Job, peer: Peer, host: &Nqn, now: Instant) -> bool {
         let mut state = self.state.lock();
         let is_proven = state.hosts.contains(&(peer, host.clone()));
@@ -108,7 +110,7 @@ impl Exponentiations {
         true
     }
 
-    /// `host` has authenticated from `peer`.
+    /// Remembers that `host` has authenticated from `peer`.
     pub(super) fn prove(&self, peer: Peer, host: &Nqn) {
         let mut state = self.state.lock();
         let entry = (peer, host.clone());
@@ -127,7 +129,7 @@ impl Exponentiations {
         self.changed.notify_all();
     }
 
-    /// Computes until stopped, and hands each result, with the number of its poller, to `deliver`.
+    /// Computes until stopped. Passes each result to `deliver`, with its poller's index.
     pub(super) fn run(&self, counters: &Counters, deliver: impl Fn(usize, Computed)) {
         let mut served = counters.reads.load(Ordering::Relaxed);
         let mut served_at = None;
@@ -149,7 +151,7 @@ impl Exponentiations {
         }
     }
 
-    /// The next job and whether its host is proven, once it may begin; `None`: stopped.
+    /// Waits until a job may start; returns it and whether its host is proven. Returns `None` once stopped.
     fn next(&self, mut is_serving: impl FnMut(Instant) -> bool) -> Option<(Job, bool)> {
         let mut state = self.state.lock();
         loop {
@@ -166,7 +168,7 @@ impl Exponentiations {
             } else if now >= until || !is_serving(now) {
                 return state.unproven.pop_front().map(|(_, job)| (job, false));
             } else {
-                // Looks again whether data is still served.
+                // Wakes early enough to notice that data are no longer served.
                 self.changed.wait_until(&mut state, until.min(now + SERVING_FOR));
             }
         }
@@ -175,15 +177,15 @@ impl Exponentiations {
 
 /// The percentage of one core that unproven hosts may use while data is served.
 const UNPROVEN_PERCENT: u32 = 2;
-/// The most jobs of unproven hosts that wait.
+/// Maximum queued jobs of unproven hosts.
 const MAX_UNPROVEN: usize = 64;
-/// The most of them from one address, so that one alone does not keep all others out.
+/// Maximum queued unproven jobs from one address, so that one address cannot block all others.
 const MAX_UNPROVEN_PER_PEER: usize = 16;
-/// How many jobs of proven hosts go first in a second.
+/// Jobs of proven hosts that may go first, per second.
 const PROVEN_PER_S: u32 = 20;
-/// How many hosts are remembered as proven.
+/// Maximum number of remembered proven hosts.
 const MAX_PROVEN_HOSTS: usize = 16_384;
-/// How long after a read data counts as being served.
+/// Time after a read for which the target counts as serving data.
 const SERVING_FOR: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Keys of TLS that authentications have generated (secure channel concatenation).
+//! TLS PSKs that authentications have generated (secure channel concatenation).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use dlfs_nvme::auth::TlsPsk;
 
-/// The generated keys, by their identities.
+/// Generated PSKs, by identity.
 ///
-/// A key is valid while a controller uses it, and for a while after it was generated, so that its host can
-/// connect.
+/// A PSK is valid while a controller uses it, and for [`UNUSED_FOR`] after its generation, so that its host
+/// can connect.
 #[derive(Default)]
 pub(super) struct GeneratedKeys(Mutex<BTreeMap<String, Generated>>);
 
@@ -27,7 +27,7 @@ impl Generated {
 }
 
 impl GeneratedKeys {
-    /// Adds a key, and drops those that are no longer valid.
+    /// Adds a PSK, and drops those that are no longer valid.
     pub(super) fn add(&self, psk: TlsPsk, now: Instant) {
         let mut keys = self.0.lock();
         keys.retain(|_, generated| generated.is_valid(now));
@@ -35,7 +35,7 @@ impl GeneratedKeys {
         keys.insert(identity, Generated { psk: Arc::new(psk), since: now });
     }
 
-    /// The valid key of this identity. It stays valid as long as it is held.
+    /// The valid PSK with this identity. It stays valid while the returned handle exists.
     pub(super) fn hold(&self, identity: &str, now: Instant) -> Option<Arc<TlsPsk>> {
         let keys = self.0.lock();
         let generated = keys.get(identity).filter(|generated| generated.is_valid(now))?;
@@ -47,7 +47,7 @@ impl GeneratedKeys {
     }
 }
 
-/// How long a generated key waits for its host.
+/// Validity of a generated PSK that no connection uses.
 const UNUSED_FOR: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Accounts a poller's memory to hosts: no host may hold more than is left free.
+//! Accounts a poller's memory to hosts: a host may hold as much memory as remains free.
 //!
-//! A host that stops reading its responses keeps their buffers until it times out. The limit per
-//! host therefore falls with the free memory: the first such host gets half of it, the next one
-//! half of the rest, and something is always left for hosts that do read. Hosts are identified by
-//! NQN, as everywhere in the target. Against invented NQNs, the poller closes connections that hold
-//! memory without reading while others wait for it.
+//! A host that stops reading its responses keeps their buffers until it times out. The limit per host
+//! therefore falls with the free memory: the first such host gets half of it, the next one half of the
+//! rest, and some memory always remains for hosts that read. Hosts are identified by NQN, as everywhere in
+//! the target. As NQNs can be invented, the poller also closes connections that hold memory without reading
+//! while others wait for it.
 
 use std::collections::HashMap;
 
@@ -39,7 +39,7 @@ pub(super) struct MemoryWait {
 pub(super) struct HostId(usize);
 
 impl Hosts {
-    /// Adds a queue of the host.
+    /// Adds a queue of `nqn`, and the host itself with its first queue.
     pub(super) fn enter(&mut self, nqn: &Nqn) -> HostId {
         let index = match self.by_nqn.get(nqn) {
             Some(&index) => index,
@@ -54,7 +54,7 @@ impl Hosts {
         HostId(index)
     }
 
-    /// Removes a queue of the host, which must have returned its memory.
+    /// Removes a queue of the host; the queue must have returned its memory.
     pub(super) fn leave(&mut self, host: HostId) {
         let entry = &mut self.hosts[host.0];
         entry.num_queues -= 1;
@@ -64,13 +64,13 @@ impl Hosts {
         }
     }
 
-    /// Changes the bytes that one queue of the host holds from `before` to `now`.
+    /// Changes the bytes held by one queue of the host from `before` to `now`.
     pub(super) fn change(&mut self, host: HostId, before: usize, now: usize) {
         let held = &mut self.hosts[host.0].held_bytes;
         *held = *held + now - before;
     }
 
-    /// Returns whether the waiting host may take this memory while `free_bytes` are free.
+    /// Returns whether the waiting host may take the memory it asks for, while `free_bytes` are free.
     pub(super) fn may_take(&self, memory_wait: &MemoryWait, free_bytes: usize) -> bool {
         let held_bytes = memory_wait.host.map_or(0, |host| self.hosts[host.0].held_bytes);
         held_bytes + memory_wait.len <= free_bytes

@@ -1,4 +1,4 @@
-//! NVM commands: checks them against the namespace, hands them to its queue pair, maps errors to
+//! NVM commands: checks them against the namespace, submits them to its queue pair, and maps errors to NVMe
 //! statuses.
 
 use std::collections::VecDeque;
@@ -25,34 +25,34 @@ use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
 pub(super) struct Backend {
     pub(super) subsystem: Arc<Subsystem>,
     pub(super) counters: Arc<Counters>,
-    /// Counted in this poll iteration; added to the shared counters at its end.
+    /// Counts of this poll iteration; added to the shared counters at its end.
     pub(super) tally: Tally,
     /// Commands that have ended in this iteration.
     pub(super) ended: EndedCommands,
     pub(super) pool: Pool,
-    /// Memory for in-capsule data when the pool is exhausted: they have arrived, so they cannot
-    /// wait.
+    /// Memory for in-capsule data when the pool is exhausted: these data have already arrived, so they
+    /// cannot wait.
     pub(super) reserve: Pool,
     /// Commands of all connections that wait for memory.
     pub(super) num_waiting: usize,
-    /// How much memory each host holds.
+    /// The memory that each host holds.
     pub(super) hosts: Hosts,
-    /// One queue pair per namespace. A removed namespace keeps its place until its last I/O has ended.
+    /// One queue pair per namespace. A removed namespace keeps its entry until its last I/O completes.
     pub(super) queues: Slab<NamespaceQueue>,
     /// Index in `queues` of the namespace, by NSID; [`NO_QUEUE`] for none.
     pub(super) by_nsid: Vec<u32>,
-    /// The most bytes of the pool that one connection may hold.
+    /// Maximum bytes of the pool that one connection may hold.
     pub(super) connection_bytes: usize,
 }
 
 /// A namespace's queue pair, and the I/O that waits for room in it.
 pub(super) struct NamespaceQueue {
     pub(super) nsid: Nsid,
-    /// True if no host may write to it.
+    /// True if no host may write to the namespace.
     pub(super) read_only: bool,
     pub(super) queue_pair: Box<dyn QueuePair>,
     pub(super) pending: VecDeque<Io>,
-    /// True if it serves no new command.
+    /// True if the namespace accepts no new command.
     pub(super) is_removed: bool,
 }
 
@@ -63,13 +63,13 @@ impl NamespaceQueue {
         NamespaceQueue { nsid, read_only, queue_pair, pending: VecDeque::new(), is_removed: false }
     }
 
-    /// Returns whether it has I/O queued or outstanding.
+    /// Returns whether the namespace has queued or outstanding I/O.
     pub(super) fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.queue_pair.outstanding() > 0
     }
 }
 
-/// A change that a poller applies, and says so.
+/// A change that a poller applies and then confirms.
 pub(super) struct Change {
     pub(super) what: What,
     pub(super) applied: Sender<()>,
@@ -77,11 +77,11 @@ pub(super) struct Change {
 
 /// A change of a poller's namespaces or listeners.
 pub(super) enum What {
-    /// A namespace is there from now on.
+    /// Adds a namespace.
     Add(NamespaceQueue),
-    /// New commands for this namespace fail from now on; those that have begun end as usual.
+    /// Removes a namespace: its new commands fail, its outstanding ones complete normally.
     Remove(Nsid),
-    /// No connection is accepted from now on.
+    /// Stops accepting connections.
     StopListening,
 }
 
@@ -89,11 +89,11 @@ pub(super) enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) kind: Kind,
-    /// Index of the namespace.
+    /// Index of the namespace's queue in [`Backend::queues`].
     pub(super) queue: usize,
     pub(super) slba: Lba,
     pub(super) len_bytes: u32,
-    /// A read that no cache may serve (FUA).
+    /// Set for a read that must not be served from a cache (FUA).
     pub(super) forces_unit_access: bool,
 }
 
@@ -115,7 +115,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The index of its recorder of latencies: those of reads, of writes and of flushes.
+    /// Index of the latency recorder: reads, writes or flushes.
     pub(super) fn recorder(self) -> usize {
         match self {
             Kind::Read => 0,
@@ -130,14 +130,14 @@ impl Kind {
 pub(super) struct Tag {
     /// Index of the connection, at most [`MAX_CONNECTIONS`].
     pub(super) connection: usize,
-    /// Distinguishes connections that used the same index, modulo 2^28.
+    /// Distinguishes successive connections with the same index; counted modulo 2^28.
     pub(super) generation: u32,
     pub(super) id: CommandId,
     pub(super) kind: Kind,
 }
 
 impl Backend {
-    /// Checks an I/O command against its namespace and what its host may use.
+    /// Checks an I/O command against its namespace and the host's access.
     pub(super) fn check(
         &self,
         sqe: &Sqe,
@@ -175,7 +175,7 @@ impl Backend {
         Ok(Request { kind, queue, slba: sqe.slba(), len_bytes, forces_unit_access })
     }
 
-    /// Length in bytes of the command's blocks, if they exist and fit MDTS.
+    /// Length in bytes of the command's block range. The range must exist and fit MDTS.
     fn check_range(&self, sqe: &Sqe, namespace: &Namespace) -> Result<u32, Status> {
         let end = sqe.slba().0.checked_add(u64::from(sqe.num_blocks()));
         if end.is_none_or(|end| end > namespace.num_blocks) {
@@ -192,11 +192,11 @@ impl Backend {
     /// Memory for `len` bytes of in-capsule data.
     pub(super) fn take_for_capsule(&self, len: usize) -> IoBuf {
         let buf = self.pool.take(len).or_else(|| self.reserve.take(len));
-        // The reserve had room when the capsule was received, but it may be fragmented.
+        // The reserve had room when the capsule was received, but may be fragmented.
         buf.unwrap_or_else(|| IoBuf::zeroed(len))
     }
 
-    /// Returns whether there is memory for all in-capsule data that one receive can bring.
+    /// Returns whether there is memory for all in-capsule data that one receive call can bring.
     pub(super) fn has_room_for_capsules(&self) -> bool {
         self.pool.free_bytes() >= TARGET_RECEIVE_BYTES
             || self.reserve.free_bytes() >= RESERVE_BYTES / 2
@@ -211,7 +211,7 @@ impl Backend {
         };
         let queue = &mut self.queues[request.queue];
         if request.forces_unit_access {
-            // The host has found these data corrupt.
+            // Hosts force unit access to repeat a read whose data they found corrupt.
             queue.queue_pair.report_corrupt(request.slba, buf.len());
         }
         let io = Io { op, slba: request.slba, buf, tag: tag.to_u64() };
@@ -237,13 +237,13 @@ impl Backend {
         self.queues.iter().any(|(_, queue)| queue.is_busy())
     }
 
-    /// Returns the index of the namespace in `queues`, unless there is none.
+    /// Index in `queues` of the namespace, if it exists.
     fn queue_of(&self, nsid: Nsid) -> Option<usize> {
         let queue = *self.by_nsid.get(nsid.0 as usize)?;
         (queue != NO_QUEUE).then_some(queue as usize)
     }
 
-    /// Adds the queue of a namespace; returns where it is in `queues`.
+    /// Adds the queue of a namespace; returns its index in `queues`.
     pub(super) fn add_queue(&mut self, queue: NamespaceQueue) -> usize {
         let nsid = queue.nsid.0 as usize;
         let index = self.queues.insert(queue);
@@ -252,7 +252,7 @@ impl Backend {
         index
     }
 
-    /// New commands no longer find the namespace. Returns where in `queues` it was.
+    /// Removes the namespace from the NSID table; returns its index in `queues`.
     pub(super) fn remove_queue(&mut self, nsid: Nsid) -> Option<usize> {
         let index = self.queue_of(nsid)?;
         self.by_nsid[nsid.0 as usize] = NO_QUEUE;
@@ -301,23 +301,22 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
         IoError::Changed(_) => fault,
         IoError::Invalid(_) => Status::INVALID_FIELD.do_not_retry(),
         IoError::Os(_) | IoError::Excess { .. } => fault,
-        // A panic, and kinds that this crate does not know.
+        // A panic in the device, or an error kind that this crate does not know.
         _ => Status::INTERNAL_ERROR,
     }
 }
 
-/// The place in `queues` of a namespace that does not exist.
+/// Index in `queues` for an NSID without a namespace.
 const NO_QUEUE: u32 = u32::MAX;
-/// Size of the reserve.
+/// Size of the reserve for in-capsule data.
 pub(super) const RESERVE_BYTES: usize = 4 << 20;
 const _: () = assert!(RESERVE_BYTES / 2 >= TARGET_RECEIVE_BYTES);
-/// The most commands of one poller that may wait for memory; each connection may always have
-/// `MIN_WAITING`.
+/// Maximum commands of one poller that may wait for memory. Each connection may always have `MIN_WAITING`.
 pub(super) const MAX_WAITING: usize = 64 << 10;
 pub(super) const MIN_WAITING: usize = 32;
 /// Connection indices are below this.
 pub(super) const MAX_CONNECTIONS: usize = 1 << 16;
-/// A connection index's generation is counted modulo 2^28.
+/// Mask of a connection index's generation, counted modulo 2^28.
 pub(super) const GENERATION_MASK: u32 = (1 << 28) - 1;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Reads keys as users keep them: texts, files, and the hosts file of a target.
+//! Reads keys as users keep them: strings, key files, and the hosts file of a target.
 //!
 //! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`, `nvme gen-tls-key`) or
-//! `dlfs key gen`. It must belong to the user or root, and nobody else may read it. Errors name the file and never
-//! repeat a part of its text.
+//! `dlfs key gen`. It must belong to the user or root, and nobody else may read it. Errors name the file
+//! and never repeat any of its contents.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -25,36 +25,36 @@ use dlfs_nvme::nvme::Nqn;
 /// A new DH-HMAC-CHAP secret from the operating system's random numbers.
 ///
 /// # Errors
-/// The operating system provides none.
+/// The operating system's error if it provides no random numbers.
 pub fn generate_secret(transform: Option<Hash>) -> Result<Secret> {
     let mut bytes = Zeroizing::new([0; 64]);
     random::draw(&mut *bytes)?;
     Ok(Secret::generate(&bytes, transform))
 }
 
-/// The secret that an option gives: the key itself, which begins with `DHHC-1:`, or the path of a
+/// Reads the secret given in an option: the secret itself, which begins with `DHHC-1:`, or the path of a
 /// key file.
 ///
 /// # Errors
-/// `InvalidArgument`: the text is not a key; otherwise those of [`read_secret`].
+/// `InvalidArgument`: the string is not a valid key. For a path, the errors of [`read_secret`].
 pub fn secret_of(text_or_path: &str) -> Result<Secret> {
     key_of(text_or_path, PREFIX, MAKE_ONE)
 }
 
-/// The key of TLS that an option gives: the key itself, which begins with `NVMeTLSkey-1:`, or the
-/// path of a key file.
+/// Reads the TLS PSK given in an option: the PSK itself, which begins with `NVMeTLSkey-1:`, or the path of
+/// a key file.
 ///
 /// # Errors
-/// As [`secret_of`].
+/// The errors of [`secret_of`].
 pub fn tls_key_of(text_or_path: &str) -> Result<ConfiguredPsk> {
     key_of(text_or_path, TLS_PREFIX, MAKE_ONE_FOR_TLS)
 }
 
-/// Sets where the key of TLS comes from: as [`tls_key_of`], or, with the text `keyring`, from the kernel's keyring
-/// `.nvme`.
+/// Sets the source of the TLS PSK: [`KEYRING`] selects the kernel's keyring `.nvme`, any other string is
+/// read as by [`tls_key_of`].
 ///
 /// # Errors
-/// As [`tls_key_of`].
+/// The errors of [`tls_key_of`].
 pub fn set_tls_key(options: &mut ConnectOptions, text: &str) -> Result<()> {
     if text == KEYRING {
         options.tls_keyring = Some(keyring::NVME.to_owned());
@@ -64,19 +64,20 @@ pub fn set_tls_key(options: &mut ConnectOptions, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says that the key is in the kernel's keyring.
+/// The option value that selects the kernel's keyring.
 pub const KEYRING: &str = "keyring";
 
-/// The bytes of the key that an option gives for a job: in the form of a secret, so that the same programs make it.
+/// Reads the key given in an option for a job. It has the form of a secret, so that the same programs
+/// generate it.
 ///
 /// # Errors
-/// As [`secret_of`].
+/// The errors of [`secret_of`].
 #[doc(hidden)]
 pub fn read_job_key(text_or_path: &str) -> Result<Zeroizing<Vec<u8>>> {
     Ok(secret_of(text_or_path)?.bytes().clone())
 }
 
-/// Returns whether an option gives a key itself, which `ps` shows to everybody, and not the path of a file.
+/// Returns whether an option holds a key itself, which `ps` shows to everybody, rather than a file's path.
 pub fn is_key_text(text_or_path: &str) -> bool {
     text_or_path.starts_with(PREFIX) || text_or_path.starts_with(TLS_PREFIX)
 }
@@ -95,13 +96,13 @@ fn key_of<K: FromStr<Err = KeyError>>(
     }
 }
 
-/// A new key of TLS from the operating system's random numbers, for the suite with this hash.
+/// A new TLS PSK from the operating system's random numbers, for the cipher suite with this hash.
 ///
 /// # Errors
-/// The operating system provides none.
+/// The operating system's error if it provides no random numbers.
 ///
 /// # Panics
-/// SHA-512, which no suite has.
+/// If the hash is SHA-512, which no suite has.
 pub fn generate_tls_key(hash: Hash) -> Result<ConfiguredPsk> {
     let mut bytes = Zeroizing::new([0; 64]);
     random::draw(&mut *bytes)?;
@@ -111,16 +112,15 @@ pub fn generate_tls_key(hash: Hash) -> Result<ConfiguredPsk> {
 /// Reads the secret in a key file.
 ///
 /// # Errors
-/// `NotFound`: there is no such file. `Refused`: others may read it. `InvalidArgument`: it holds no
-/// key.
+/// `NotFound`: the file does not exist. `Refused`: others may read it. `InvalidArgument`: it holds no key.
 pub fn read_secret(path: &Path) -> Result<Secret> {
     read_key(path, MAKE_ONE)
 }
 
-/// Reads the key of TLS in a key file.
+/// Reads the TLS PSK in a key file.
 ///
 /// # Errors
-/// As [`read_secret`].
+/// The errors of [`read_secret`].
 pub fn read_tls_key(path: &Path) -> Result<ConfiguredPsk> {
     read_key(path, MAKE_ONE_FOR_TLS)
 }
@@ -133,8 +133,8 @@ fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Resu
     })
 }
 
-/// The hosts file of a target: for each host its NQN, and its secret, its key of TLS, or both. Each
-/// may be several. The subsystem's secret is optional.
+/// Reads the hosts file of a target. It lists each host's NQN with its secrets, its TLS PSKs, or both. The
+/// subsystem's secret is optional.
 ///
 /// ```toml
 /// [[host]]
@@ -148,12 +148,12 @@ fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Resu
 /// ```
 ///
 /// # Errors
-/// As [`read_secret`]; the message names the host whose entry is wrong.
+/// The errors of [`read_secret`]; the message names the host whose entry is wrong.
 pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
     let text = read_private(path)?;
     let invalid =
         |message: String| Error::new(ErrorKind::InvalidArgument, message).path(path).hint(HOSTS);
-    // The parser's own message would show the line, including its secret.
+    // The parser's own message would repeat the line, including its secret.
     let file: HostsFile = toml::from_str(&text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
         let before = text.get(..at).unwrap_or(&text);
@@ -240,7 +240,7 @@ impl Texts {
     }
 }
 
-/// The parser's message, unless it may repeat a value.
+/// The parser's message, unless it may contain a key.
 fn reason(message: &str) -> &str {
     if message.contains(PREFIX) || message.contains(TLS_PREFIX) {
         "a value is of the wrong kind"
@@ -249,11 +249,11 @@ fn reason(message: &str) -> &str {
     }
 }
 
-/// The text of a file that only its owner may read.
+/// Reads a file that only its owner may read.
 fn read_private(path: &Path) -> Result<Zeroizing<String>> {
     let about = |error: std::io::Error| Error::from(error).path(path);
     refuse_other_kinds(path, &std::fs::metadata(path).map_err(about)?)?;
-    // A FIFO that has taken its place waits for nobody.
+    // Does not block if a FIFO has replaced the file since the check.
     let mut file = File::options();
     let mut file = file
         .read(true)

@@ -1,7 +1,7 @@
-//! How long commands take, from their arrival to their response.
+//! Latencies of commands, from arrival to response.
 //!
-//! A poller reads the clock once a turn. A command that ends within a turn is recorded at the next reading, when
-//! its response has been sent, as far as the socket took it.
+//! A poller reads the clock once per poll iteration. A command that completes in one iteration is recorded
+//! with the next reading. By then, its response has been sent as far as the socket accepted it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 use dlfs_base::metrics::{self, Histogram, Recorder, Snapshot};
 use dlfs_nvme::tcp::controller::CommandId;
 
-/// How long reads, writes and flushes took, from their arrival to their response. Commands that were refused
-/// are not counted.
+/// Latencies of reads, writes and flushes, from arrival to response. Refused commands are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct CommandLatency {
     /// Reads.
@@ -24,7 +23,7 @@ pub struct CommandLatency {
 }
 
 impl CommandLatency {
-    /// Adds these durations, of the target whose subsystem is called `subsystem`, to `snapshot`.
+    /// Adds these durations to `snapshot`, labelled with the NQN `subsystem`.
     pub(crate) fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
         for (command, durations) in
             [("read", &self.read), ("write", &self.write), ("flush", &self.flush)]
@@ -35,15 +34,16 @@ impl CommandLatency {
     }
 }
 
-/// The latencies that the pollers of a target have recorded, each in recorders of its own.
+/// The latencies recorded by a target's pollers; each poller has recorders of its own.
 #[derive(Debug, Default)]
 pub(super) struct Latencies(Mutex<Vec<Arc<Recorders>>>);
 
-/// The recorders of a poller: of reads, of writes and of flushes. A command has the index of its recorder.
+/// The recorders of a poller: reads, writes and flushes. [`Kind::recorder`](super::io::Kind::recorder)
+/// gives a command's index.
 type Recorders = [Recorder; 3];
 
 impl Latencies {
-    /// For one more poller.
+    /// Creates the recorders of one more poller.
     pub(super) fn of_poller(&self) -> EndedCommands {
         let recorders = Arc::<Recorders>::default();
         self.0.lock().push(Arc::clone(&recorders));
@@ -62,7 +62,7 @@ impl Latencies {
     }
 }
 
-/// The commands that have ended in this turn of a poller.
+/// Commands that have completed in this iteration of a poller.
 #[derive(Debug)]
 pub(super) struct EndedCommands {
     ended: Vec<(usize, Instant)>,
@@ -70,12 +70,12 @@ pub(super) struct EndedCommands {
 }
 
 impl EndedCommands {
-    /// A command has ended that arrived then.
+    /// Adds a completed command: the index of its recorder, and its arrival time.
     pub(super) fn push(&mut self, command: (usize, Instant)) {
         self.ended.push(command);
     }
 
-    /// Records the commands of the turn before.
+    /// Records the commands of the previous iteration.
     pub(super) fn record(&mut self, now: Instant) {
         for (recorder, arrived) in self.ended.drain(..) {
             self.recorders[recorder].record(now.saturating_duration_since(arrived));
@@ -83,7 +83,7 @@ impl EndedCommands {
     }
 }
 
-/// The recorder and the arrival time of each outstanding command of a connection, by its identifier.
+/// Recorder index and arrival time of each outstanding command of a connection, by command identifier.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals(Vec<Option<(usize, Instant)>>);
 
@@ -96,7 +96,7 @@ impl Arrivals {
         self.0[index] = Some((recorder, now));
     }
 
-    /// Forgets the command, which has ended.
+    /// Removes a command, which has completed.
     pub(super) fn take(&mut self, id: CommandId) -> Option<(usize, Instant)> {
         self.0.get_mut(usize::from(id.0))?.take()
     }

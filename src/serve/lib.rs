@@ -83,17 +83,17 @@ pub struct Target {
     counters: Arc<Counters>,
     mailboxes: Arc<[Mailbox]>,
     threads: Vec<Thread>,
-    /// True while the thread that computes for authentications runs.
+    /// True while the thread that computes exponentiations for DH-HMAC-CHAP runs.
     authenticates: bool,
-    /// Why a poller died, if one did.
+    /// The error that killed a poller, if one died.
     fate: Fate,
     local_addr: SocketAddr,
-    /// The process that runs the threads. A forked child inherits the handle, but not the threads.
+    /// The process that owns the threads. A forked child inherits the handle, but not the threads.
     home: Forked<()>,
     _metered: Registration,
 }
 
-/// A source of metrics: a target's counters, under its name.
+/// Adds a target's counters to the process's metrics, under the target's NQN.
 struct Meter {
     subsystem: Arc<Subsystem>,
     counters: Arc<Counters>,
@@ -125,11 +125,11 @@ impl Target {
         Target::serve(options, vec![listener], served)
     }
 
-    /// Serves `served` to hosts that connect to `listeners`, on threads of its own. The address in the
-    /// options is not used. There may be no namespace yet.
+    /// Serves `served`, which may be empty, to hosts that connect to `listeners`, on threads of its own.
+    /// Ignores the address in the options.
     ///
     /// # Errors
-    /// As [`Target::bind`]; `InvalidArgument` also: no listener, or two namespaces with one NSID.
+    /// The errors of [`Target::bind`]. `InvalidArgument` also: no listener, or two namespaces with one NSID.
     pub fn serve(
         options: TargetOptions,
         listeners: Vec<TcpListener>,
@@ -170,7 +170,7 @@ impl Target {
             let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
             let listeners = listeners.take().unwrap_or_default(); // the first poller accepts
             let make = || Poller::new(subsystem, counters, mailboxes, number, listeners);
-            // Created on its own processor, so that its memory is local to it.
+            // Created on the poller's own processor, so that its memory is local to that processor.
             let poller = match &cpu {
                 None => make()?,
                 Some(cpu) => cpu.run(make)??,
@@ -199,42 +199,42 @@ impl Target {
         Ok(target)
     }
 
-    /// Replaces the hosts that must authenticate and their keys. Hosts that are connected stay; from now
-    /// on a Connect, and an authentication that a host repeats, needs the new keys.
+    /// Replaces the hosts that must authenticate and their keys. Connected hosts stay connected; each later
+    /// Connect and reauthentication needs the new keys.
     ///
     /// # Errors
-    /// `Unsupported`: a host needs TLS, which this build lacks; `InvalidArgument`: a host's namespace does not
-    /// exist. Otherwise: the operating system cannot start the thread that computes for authentications. Nothing
-    /// has changed then.
+    /// On an error nothing has changed. `Unsupported`: a host needs TLS, which this build lacks.
+    /// `InvalidArgument`: a host's namespace does not exist. Otherwise the operating system cannot start
+    /// the thread that computes exponentiations.
     pub fn set_host_keys(&mut self, keys: BTreeMap<Nqn, HostKeys>) -> Result<()> {
         self.prepare_host_keys(&keys)?;
         self.subsystem.set_keys(keys);
         Ok(())
     }
 
-    /// Does all of [`Target::set_host_keys`] that can fail, and changes no key.
+    /// Does every step of [`Target::set_host_keys`] that can fail, without changing a key.
     ///
     /// # Errors
-    /// As [`Target::set_host_keys`].
+    /// The errors of [`Target::set_host_keys`].
     pub fn prepare_host_keys(&mut self, keys: &BTreeMap<Nqn, HostKeys>) -> Result<()> {
         check_hosts(keys, &self.subsystem.nsids(), self.subsystem.options.max_nsid)?;
         self.start_authenticating()
     }
 
-    /// Replaces the hosts that may connect without keys. Hosts that are connected stay.
+    /// Replaces the hosts that may connect without keys. Connected hosts stay connected.
     pub fn set_allowed_hosts(&self, hosts: Vec<Nqn>) {
         self.subsystem.set_allowed(hosts);
     }
 
-    /// Ends the connections of a host; returns how many controllers it had. Whether it may connect again is
-    /// not changed.
+    /// Closes a host's connections; returns how many controllers it had. The host may connect again if it
+    /// could before.
     pub fn disconnect(&self, host: &Nqn) -> usize {
         let ended = self.subsystem.disconnect(host);
         self.look_at_controllers();
         ended
     }
 
-    /// The hosts that are connected, one entry for each of their controllers.
+    /// The connected controllers: a host has one entry for each of its controllers.
     pub fn connected(&self) -> Vec<ConnectedController> {
         self.subsystem.connected(Instant::now())
     }
@@ -244,22 +244,23 @@ impl Target {
         self.subsystem.namespaces.read().values().cloned().collect()
     }
 
-    /// Adds a namespace. Hosts that are connected, and to which it exists, get an event.
+    /// Adds a namespace. Connected hosts that have access to it get an asynchronous event.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is one with this NSID, it cannot be served, or takes smaller
-    /// transfers than hosts were told of. Otherwise the device's error when it cannot create a queue pair.
+    /// `InvalidArgument`: the NSID is in use, the namespace cannot be served, or its largest transfer is
+    /// below the MDTS that hosts were told. Otherwise the device's error when it cannot create a queue
+    /// pair.
     pub fn add_namespace(&mut self, served: ServedNamespace) -> Result<()> {
         self.refuse_taken(served.nsid)?;
         let prepared = self.prepare_namespace(served)?;
         self.add_prepared(prepared)
     }
 
-    /// Does all of adding a namespace that can fail because of the namespace, and changes nothing. There may still
-    /// be one with its NSID.
+    /// Does every step of [`Target::add_namespace`] that can fail because of the namespace, without
+    /// changing the target. The NSID may still be in use.
     ///
     /// # Errors
-    /// As [`Target::add_namespace`].
+    /// The errors of [`Target::add_namespace`].
     pub fn prepare_namespace(&self, served: ServedNamespace) -> Result<PreparedNamespace> {
         namespaces::check_one(&served)?;
         let nsid = served.nsid;
@@ -278,10 +279,10 @@ impl Target {
         Ok(PreparedNamespace { served, queue_pairs })
     }
 
-    /// Adds a namespace that this target has prepared. Hosts that are connected, and to which it exists, get an event.
+    /// Adds a prepared namespace. Connected hosts that have access to it get an asynchronous event.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is one with this NSID. `TimedOut`: a thread of the target does not answer.
+    /// `InvalidArgument`: the NSID is in use. `TimedOut`: a thread of the target does not answer.
     pub fn add_prepared(&mut self, prepared: PreparedNamespace) -> Result<()> {
         let PreparedNamespace { served, queue_pairs } = prepared;
         let nsid = served.nsid;
@@ -302,8 +303,8 @@ impl Target {
         Err(Error::new(ErrorKind::InvalidArgument, message).nsid(nsid))
     }
 
-    /// Removes a namespace. Hosts that are connected get an event, and *Invalid Namespace or Format* for new
-    /// commands to it; commands that have begun end as usual.
+    /// Removes a namespace. Connected hosts get an asynchronous event. New commands to the namespace fail
+    /// with *Invalid Namespace or Format*; outstanding commands complete normally.
     ///
     /// # Errors
     /// `NotFound`: there is no such namespace.
@@ -318,7 +319,7 @@ impl Target {
         Ok(())
     }
 
-    /// Has each poller apply its change, and waits until all have.
+    /// Sends each poller its change, and waits until all pollers have applied theirs.
     fn apply(&self, changes: Vec<What>) -> Result<()> {
         let (applied, all) = channel();
         for (mailbox, what) in self.mailboxes.iter().zip(changes) {
@@ -349,19 +350,19 @@ impl Target {
         self.look_at_controllers();
     }
 
-    /// Begins to send all hosts away, and returns at once. New connections are refused; hosts that know ANA
-    /// ([`TargetOptions::ana`]) are told that the namespaces are inaccessible here; commands that have begun
-    /// end as usual, and then the connections are closed. [`Target::is_drained`] tells when it is over.
+    /// Starts to disconnect all hosts, and returns at once. New connections are refused. Hosts that support
+    /// ANA ([`TargetOptions::ana`]) learn that the namespaces are inaccessible here. A connection closes
+    /// once its outstanding commands have completed. [`Target::is_drained`] tells when all are closed.
     pub fn drain(&self) {
         self.subsystem.begin_to_drain(Instant::now());
         self.look_at_controllers();
     }
 
-    /// Accepts no more connections: they are left to whoever else listens on its sockets. Those that it has
-    /// accepted stay.
+    /// Stops accepting connections, and keeps those already accepted. Other processes that listen on the
+    /// same sockets get the new ones.
     ///
     /// # Errors
-    /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead.
+    /// `TimedOut`: a thread of the target does not answer. `Internal`: a thread is dead.
     pub fn stop_listening(&self) -> Result<()> {
         self.apply(self.mailboxes.iter().map(|_| What::StopListening).collect())
     }
@@ -371,7 +372,7 @@ impl Target {
         self.subsystem.num_controllers() == 0
     }
 
-    /// Starts the thread of authentications, unless it runs.
+    /// Starts the thread that computes exponentiations, unless it runs already.
     fn start_authenticating(&mut self) -> Result<()> {
         if self.authenticates {
             return Ok(());
@@ -386,7 +387,8 @@ impl Target {
                 |poller: usize, computed| mailboxes[poller].send(Mail::Computed(computed));
             let work = || subsystem.exponentiations.run(&counters, deliver);
             if let Err(error) = caught("the thread dlfs-target-auth", work) {
-                // Without it, hosts that authenticate would wait, so the whole target stops.
+                // Without this thread, hosts that authenticate would wait for ever, so the whole target
+                // stops.
                 fate.tell(&error);
                 mailboxes.iter().for_each(Mailbox::stop);
             }
@@ -396,7 +398,7 @@ impl Target {
         Ok(())
     }
 
-    /// The address on which it listens.
+    /// The address on which the target listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
@@ -406,7 +408,7 @@ impl Target {
         &self.subsystem.options.nqn
     }
 
-    /// The address by which a host on this machine reaches namespace `nsid`, from 1.
+    /// The address by which a host on this machine reaches namespace `nsid`; NSIDs start at 1.
     pub fn address(&self, nsid: Nsid) -> Address {
         Address::Tcp(TcpAddress {
             traddr: TcpAddress::traddr_of(self.local_addr),
@@ -416,12 +418,12 @@ impl Target {
         })
     }
 
-    /// Counters since the start, and what is connected now.
+    /// Counters since the start, and the current numbers of connections and controllers.
     pub fn stats(&self) -> TargetStats {
         self.counters.read(self.subsystem.num_controllers() as u64)
     }
 
-    /// How long its commands took so far.
+    /// Latencies of the commands completed so far.
     pub fn latency(&self) -> CommandLatency {
         self.counters.latencies.read()
     }
@@ -439,8 +441,8 @@ impl Target {
         self.fate.died().map_or(Ok(()), Err)
     }
 
-    /// Closes all connections, waits up to 5 s for outstanding device I/O, and ends the threads. A
-    /// thread that hangs in a device call is left behind. Dropping the target does the same.
+    /// Closes all connections, waits up to 5 s for outstanding device I/O, and ends the threads. Abandons a
+    /// thread that hangs in a device call. Dropping the target does the same.
     pub fn stop(mut self) {
         self.end();
     }
@@ -472,19 +474,20 @@ impl std::fmt::Debug for Target {
     }
 }
 
-/// Length of the queue of connections that wait for `accept`.
+/// Listen backlog: connections that wait for `accept`.
 const LISTEN_BACKLOG: i32 = 4096;
 
-/// Listens on `address`; port 0 takes a free port.
+/// Listens on `address`; port 0 chooses a free port.
 ///
 /// # Errors
-/// `Busy`: the port is in use. `InvalidArgument`: the machine does not have that address. `Refused`: the port
-/// needs a privilege.
+/// `Busy`: the port is in use. `InvalidArgument`: the machine does not have this address. `Refused`: the
+/// port needs a privilege.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|error| cannot_listen("listen", address, error))
 }
 
-/// Refuses hosts that need TLS in a build without it, and namespaces that do not exist and cannot be added.
+/// Refuses hosts that need TLS in a build without it, and access to NSIDs that neither exist nor can be
+/// added.
 fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) -> Result<()> {
     for (host, keys) in keys {
         let may_exist = |nsid: &Nsid| nsids.contains(nsid) || (1..=max_nsid).contains(&nsid.0);

@@ -1,7 +1,7 @@
-//! The namespaces of a subsystem, which may come and go while it serves.
+//! The namespaces of a subsystem, which can be added and removed while it serves.
 //!
-//! The table is what Identify shows. I/O commands take no lock: each poller has queues of its own, which
-//! `poller/changes.rs` changes.
+//! Identify reads this table. I/O commands do not, so they take no lock: each poller has queues of its own,
+//! which `poller/changes.rs` changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use dlfs_io::qpair::{Device, QueuePair};
 /// A namespace as a [`super::Target`] serves it.
 #[derive(Clone)]
 pub struct ServedNamespace {
-    /// Its identifier, from 1 to [`MAX_NSID`](super::MAX_NSID).
+    /// The namespace's identifier, from 1 to [`MAX_NSID`](super::MAX_NSID).
     pub nsid: Nsid,
-    /// The device that holds its blocks.
+    /// The device with the namespace's blocks.
     pub device: Arc<dyn Device>,
-    /// True if no host may write to it, although the target's options let hosts write.
+    /// True if no host may write to the namespace, even if the target's options permit writing.
     pub read_only: bool,
 }
 
 impl ServedNamespace {
-    /// `devices` as namespaces 1, 2, ...
+    /// Numbers `devices` as namespaces 1, 2, ...
     pub fn numbered(devices: Vec<Arc<dyn Device>>) -> Vec<ServedNamespace> {
         let served = |(nsid, device)| ServedNamespace { nsid, device, read_only: false };
         (1..).map(Nsid).zip(devices).map(served).collect()
@@ -38,10 +38,10 @@ impl std::fmt::Debug for ServedNamespace {
     }
 }
 
-/// A namespace that a [`Target`](super::Target) can add without a further look at it.
+/// A namespace that is checked and has its queue pairs, ready for [`Target`](super::Target) to add.
 pub struct PreparedNamespace {
     pub(super) served: ServedNamespace,
-    /// One for each poller.
+    /// One queue pair for each poller.
     pub(super) queue_pairs: Vec<Box<dyn QueuePair>>,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for PreparedNamespace {
 /// The namespaces, by NSID.
 pub(super) type Namespaces = RwLock<BTreeMap<Nsid, ServedNamespace>>;
 
-/// Refuses namespaces that cannot be served beside each other.
+/// Refuses namespaces that cannot be served together.
 pub(super) fn check(served: &[ServedNamespace]) -> Result<()> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
     let mut nsids: Vec<u32> = served.iter().map(|served| served.nsid.0).collect();
@@ -80,5 +80,6 @@ pub(super) fn check_one(served: &ServedNamespace) -> Result<()> {
     Ok(())
 }
 
-/// The highest NSID, and the most namespaces, of a subsystem: pollers have a table of so many entries.
+/// The highest NSID of a subsystem, and its maximum number of namespaces: each poller's table has this many
+/// entries.
 pub const MAX_NSID: u32 = 1 << 16;

@@ -15,126 +15,124 @@ use dlfs_nvme::nvme::Nqn;
 /// Options of a [`super::Target`]: what it serves, to whom, and its limits.
 #[derive(Debug, Clone)]
 pub struct TargetOptions {
-    /// Address to listen on; port 0 takes a free port.
+    /// Address to listen on; port 0 chooses a free port.
     pub listen: SocketAddr,
     /// NQN of the subsystem.
     pub nqn: Nqn,
-    /// Hosts that may connect, beside those of `host_keys`. Empty: without `host_keys` any host on a
-    /// loopback address, else none.
+    /// NQNs of hosts that may connect without keys; hosts in `host_keys` may connect with them. If both are
+    /// empty, any host may connect to a loopback address, and no host to another address.
     ///
-    /// A host NQN is sent in clear and proves nothing: it protects against mistakes, not against
-    /// attackers.
+    /// A host NQN is sent in the clear and proves nothing. The list protects against mistakes, not attackers.
     pub allow_hosts: Vec<Nqn>,
-    /// Hosts that may connect if they prove who they are: by DH-HMAC-CHAP on each queue, by TLS, or both.
+    /// Hosts that must prove their identity: by DH-HMAC-CHAP on each queue, by TLS, or both.
     pub host_keys: BTreeMap<Nqn, HostKeys>,
-    /// How keys of TLS with an identity of version 0 are derived. An identity of version 1 says it itself.
+    /// Derivation of TLS PSKs with a version 0 identity. A version 1 identity implies its derivation.
     pub tls_derivation: Derivation,
-    /// Hashes of DH-HMAC-CHAP that may be used, most wanted first.
+    /// Permitted DH-HMAC-CHAP hashes, most preferred first.
     pub dhchap_hashes: Vec<Hash>,
-    /// Diffie-Hellman groups of DH-HMAC-CHAP that may be used, most wanted first.
+    /// Permitted Diffie-Hellman groups of DH-HMAC-CHAP, most preferred first.
     pub dhchap_groups: Vec<Group>,
-    /// Lets any host connect, whatever the address.
+    /// Lets any host connect, on any address.
     pub allow_any_host: bool,
     /// Lets hosts write, if the device is writable.
     pub writable: bool,
     /// Number of poller threads, each with queue pairs of its own. A new connection goes to the
     /// poller with the fewest queues and stays there.
     pub num_pollers: usize,
-    /// Pollers never sleep; each occupies a core.
+    /// Pollers never sleep: each occupies one core.
     pub busy_poll: bool,
-    /// Processors to bind the pollers to, one each in turn; their memory is allocated near them.
-    /// `None`: not bound.
+    /// Processors to bind the pollers to, round-robin; each poller's memory is local to its processor.
+    /// `None`: pollers are not bound.
     pub cpus: Option<Cpus>,
-    /// Memory for data in transit, per poller. One connection holds at most a quarter of it, and
-    /// one host no more than is left free, so that no host can block the others.
+    /// Memory for data in transit, per poller. A connection may hold a quarter of it. A host may hold as
+    /// much as remains free, so that no host can block the others.
     pub buffer_bytes: usize,
-    /// The most data of one command (MDTS), rounded down to a power of two within the devices'
-    /// limit and a quarter of `buffer_bytes`.
+    /// Maximum data of one command (MDTS), rounded down to a power of two. The devices' limit and a quarter
+    /// of `buffer_bytes` cap it.
     pub max_transfer_bytes: u32,
-    /// The most entries of a queue.
+    /// Maximum entries of a queue.
     pub max_queue_entries: u16,
-    /// The most I/O queues of a controller.
+    /// Maximum I/O queues of a controller.
     pub max_io_queues: u16,
-    /// The most controllers at a time, without those of the discovery service. At the limit, the
-    /// address that has most loses one to an address that has few.
+    /// Maximum controllers, without those of the discovery service. At the limit, the address with the most
+    /// controllers loses one to an address with few.
     pub max_controllers: u16,
-    /// The most of those per address: an IPv4 address, or the /64 of an IPv6 address. Hosts behind
-    /// one NAT router share an address.
+    /// Maximum controllers per address: an IPv4 address, or the /64 of an IPv6 address. Hosts behind one
+    /// NAT router share an address.
     pub max_controllers_per_address: u16,
-    /// The most controllers of the discovery service at a time. At the limit, the one that has been
-    /// silent longest is evicted.
+    /// Maximum discovery controllers. At the limit, the one that has been silent longest is evicted.
     pub max_discovery_controllers: u16,
-    /// The most of those per address.
+    /// Maximum discovery controllers per address.
     pub max_discovery_controllers_per_address: u16,
-    /// The most TCP connections at a time, per poller; fewer if the process's file descriptor limit
-    /// is low, of which the target uses at most three quarters.
+    /// Maximum TCP connections per poller. The limit is lower if the process's file descriptor limit is
+    /// low: the target uses at most three quarters of that.
     pub max_connections: usize,
-    /// The most of those per address.
+    /// Maximum TCP connections per address, on one poller.
     pub max_connections_per_address: usize,
-    /// The longest keep alive time-out that protects from eviction. A controller with a longer one
-    /// or with none stays while there is room; at the limit, it is evicted once it has been silent
-    /// for twice this time. It caps the keep alive time-out of discovery controllers.
+    /// The longest Keep Alive Timeout (KATO) that protects a controller from eviction. A controller with a
+    /// longer KATO or none stays while there is room; at the limit of controllers, it is evicted once it
+    /// has been silent for twice this time. It caps the KATO of discovery controllers.
     pub max_keep_alive: Duration,
-    /// How long a connection may take until its Connect succeeds.
+    /// Time limit from accepting a connection to its successful Connect.
     pub connect_timeout: Duration,
-    /// How long a host may take to read 64 KiB of responses, or to send 64 KiB of requested data or of a PDU that
-    /// it has begun. While others wait for memory, the limit is one second.
+    /// Time limit for a host to read 64 KiB of responses, or to send 64 KiB of a write's data or of a PDU
+    /// that it has begun. While other hosts wait for memory, the limit is one second.
     pub send_timeout: Duration,
-    /// How long reads may wait for memory before they end with *Deallocated or Unwritten Logical Block*, for
-    /// hosts that can read elsewhere; `None`: until there is memory.
+    /// Time limit for reads that wait for memory. They then fail with *Deallocated or Unwritten Logical
+    /// Block*, so that hosts read from another copy. `None`: reads wait until memory is free.
     pub max_memory_wait: Option<Duration>,
-    /// Holds connections until [`Target::set_allowed_hosts`] or [`Target::set_host_keys`] has said which hosts may
-    /// connect: for a target that must listen before it knows its hosts, some of which may connect sooner.
+    /// Holds new connections until [`Target::set_allowed_hosts`] or [`Target::set_host_keys`] names the
+    /// permitted hosts. For a target that must listen before it knows its hosts.
     ///
     /// [`Target::set_allowed_hosts`]: super::Target::set_allowed_hosts
     /// [`Target::set_host_keys`]: super::Target::set_host_keys
     pub hold: bool,
-    /// The highest NSID that hosts are told of (NN), if namespaces may be added while the target serves; else
-    /// that of the namespaces it starts with.
+    /// The highest NSID that hosts are told of (NN), for a target that adds namespaces while it serves. At
+    /// least the highest NSID at the start.
     pub max_nsid: u32,
-    /// Reports Asymmetric Namespace Access: [`Target::drain`](super::Target::drain) then tells hosts that the
-    /// namespaces are inaccessible here, so that they go on by other paths.
+    /// Reports Asymmetric Namespace Access (ANA): [`Target::drain`](super::Target::drain) then tells hosts
+    /// that the namespaces are inaccessible here, so that they use other paths.
     pub ana: bool,
     /// Receives an event for each host that connects, is refused or leaves.
     pub access_log: Option<Arc<dyn AccessLog>>,
 }
 
-/// The keys of a host: those that prove its identity, and the secret that proves the target's identity to it.
+/// The keys of a host: some prove the host's identity, and `ctrl_secret` proves the target's.
 #[derive(Debug, Clone, Default)]
 pub struct HostKeys {
-    /// The host's secrets. Any of them will do: two are valid while one replaces the other. None: it proves
-    /// itself by TLS alone.
+    /// The host's secrets; any one is accepted, so that a new secret can replace an old one. Empty: the
+    /// host authenticates by TLS alone.
     pub secrets: Vec<Secret>,
-    /// The subsystem's secret. Without one, a host that asks the target to prove itself is refused.
+    /// The subsystem's secret. Without it, a host that asks the target to authenticate is refused.
     pub ctrl_secret: Option<Secret>,
-    /// Requires that the host's authentication generates a key of TLS, and that the host connects inside TLS with it
-    /// (secure channel concatenation). Otherwise the host may do so, in a build with TLS.
+    /// Requires secure channel concatenation: the host's authentication generates a TLS PSK, and the host
+    /// then connects inside TLS with that PSK. If false, concatenation is optional, in a build with TLS.
     pub must_concat: bool,
-    /// The host's keys of TLS. With any, the host must connect inside TLS. Any of them will do, but an identity
-    /// of version 0 always means the first with its hash.
+    /// The host's TLS PSKs. If there are any, the host must connect inside TLS. Any one is accepted, but a
+    /// version 0 identity always means the first PSK with its hash.
     pub tls_keys: Vec<ConfiguredPsk>,
     /// The host's access once it has proved its identity.
     pub access: Access,
 }
 
-/// The access of a host: its namespaces, and whether it may write. Decided when its controller connects.
+/// The access of a host: its namespaces, and whether it may write. Fixed when its controller is created.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Access {
-    /// The namespaces that exist for the host; `None`: all.
+    /// The namespaces that the host may see; `None`: all.
     pub namespaces: Option<Vec<Nsid>>,
-    /// True if the host may not write, although others may.
+    /// True if this host may not write, even if other hosts may.
     pub read_only: bool,
 }
 
 impl Access {
-    /// Returns whether the namespace exists for the host.
+    /// Returns whether the host may see the namespace.
     pub(super) fn has(&self, nsid: Nsid) -> bool {
         self.namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(&nsid))
     }
 }
 
 impl HostKeys {
-    /// The rule for authentications on plain connections to generate a key of TLS: no, optional or required.
+    /// Generation of a TLS PSK by authentication on a plain connection: no, optional or required.
     pub(super) fn concatenation(&self) -> Concatenation {
         if self.must_concat {
             Concatenation::Required
@@ -166,7 +164,7 @@ impl TargetOptions {
             max_transfer_bytes: 1 << 20,
             max_queue_entries: 1024,
             max_io_queues: 64,
-            // A thousand nodes of 8 ranks are 8,000 controllers, with two connections each.
+            // 1,000 nodes of 8 ranks are 8,000 controllers, with two connections each.
             max_controllers: 16_384,
             max_controllers_per_address: 4_096,
             max_discovery_controllers: 256,

@@ -1,15 +1,14 @@
-//! Limits per peer address: counts what each address uses, with a limit for one address and for
-//! all.
+//! Limits per peer address: counts each address's connections or controllers against a limit per address
+//! and a total limit.
 //!
-//! A host NQN is easily invented, an address is not, so limits count addresses. One address cannot
-//! use a limit up alone; when the total is reached, the address that uses most loses one to an
-//! address that uses few.
+//! A host NQN is easily invented, an address is not, so limits count addresses. One address cannot exhaust
+//! the total limit. When the total is reached, the address with the most loses one to an address with few.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// The address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address, since
-/// one machine has all of a /64.
+/// The address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address, since one
+/// machine owns a whole /64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Peer(u128);
 
@@ -17,14 +16,14 @@ impl From<IpAddr> for Peer {
     fn from(ip: IpAddr) -> Peer {
         match ip.to_canonical() {
             IpAddr::V4(ip) => Peer(ip.to_ipv6_mapped().to_bits()),
-            // All machines of a link share this prefix.
+            // All machines on a link share the prefix of link-local addresses.
             IpAddr::V6(ip) if ip.is_unicast_link_local() => Peer(ip.to_bits()),
             IpAddr::V6(ip) => Peer(ip.to_bits() >> 64 << 64),
         }
     }
 }
 
-/// How many connections or controllers each peer has, and the limits.
+/// The number of connections or controllers of each peer, and the limits.
 #[derive(Debug)]
 pub(super) struct PeerLimits {
     max: usize,
@@ -33,7 +32,7 @@ pub(super) struct PeerLimits {
     by_peer: HashMap<Peer, usize>,
 }
 
-/// The limit that refuses one more.
+/// The limit that prevents one more connection or controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit {
     /// The limit per peer address.
@@ -47,7 +46,7 @@ impl PeerLimits {
         PeerLimits { max, max_per_peer, total: 0, by_peer: HashMap::new() }
     }
 
-    /// The limit that refuses one more of `peer`, if one does.
+    /// The limit that prevents one more for `peer`, if one is reached.
     pub(super) fn reached(&self, peer: Peer) -> Option<Limit> {
         if self.of(peer) >= self.max_per_peer {
             return Some(Limit::Peer);
@@ -81,7 +80,7 @@ impl PeerLimits {
         }
     }
 
-    /// The peer that loses one to `peer`: the one with most, if it has at least twice as many as
+    /// The peer that must lose one to `peer`: the one with the most, if it has at least twice as many as
     /// `peer` would have. With a smaller difference, the two would keep evicting each other.
     pub(super) fn peer_with_most(&self, peer: Peer) -> Option<Peer> {
         let (peer_with_most, count) = self.by_peer.iter().max_by_key(|(_, count)| **count)?;

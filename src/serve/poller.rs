@@ -36,25 +36,25 @@ use dlfs_nvme::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
 
 /// A message to a poller.
 pub(super) enum Mail {
-    /// A connection that another poller accepted for this one.
+    /// A connection that another poller accepted and assigned to this one.
     Accepted(TcpStream, SocketAddr),
-    /// A result for a connection that authenticates.
+    /// The result of an exponentiation, for a connection that authenticates.
     Computed(Computed),
     /// A change of namespaces or listeners.
     Change(Change),
-    /// Controllers may have events to report, or may be gone.
+    /// Controllers may have asynchronous events to report, or may have been removed.
     Events,
 }
 
 /// State that a poller shares with the target's other threads.
 pub(super) struct Mailbox {
     mail: Mutex<Vec<Mail>>,
-    /// The scope in which the poller's queue pairs share connections.
+    /// The scope within which the poller's queue pairs share connections to a device.
     pub(super) scope: PairScope,
     waker: OwnedFd,
     stop: AtomicBool,
-    /// I/O queues, plus connections that have not sent Connect yet. Admin queues are nearly idle
-    /// and do not count.
+    /// Number of I/O queues and of connections without a Connect. Admin queues are nearly idle and do not
+    /// count.
     load: AtomicUsize,
 }
 
@@ -82,13 +82,13 @@ impl Mailbox {
         self.wake();
     }
 
-    /// The load of the poller: see the field.
+    /// The poller's load, as the field defines it.
     pub(super) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
 
     fn wake(&self) {
-        // Any value wakes the poller. The write fails only when the counter is full; then it is
+        // Any value wakes the poller. The write fails only when the counter is full; the poller is then
         // awake already.
         let _ = rustix::io::write(&self.waker, &[1; 8]);
     }
@@ -107,10 +107,10 @@ pub(super) struct Poller {
     listeners: Vec<TcpListener>,
     /// True while accepting is suspended, until the next tick.
     accept_paused: bool,
-    /// A spare file descriptor. When the process has no other, it is closed so that one connection
-    /// can be accepted and closed, which tells its host.
+    /// A spare file descriptor. When the process runs out of descriptors, the poller closes it to accept
+    /// one connection and close that at once, so that its host learns of the refusal.
     spare: Option<OwnedFd>,
-    /// How many connections each peer address has.
+    /// The number of connections of each peer address.
     peer_limits: PeerLimits,
     /// The first candidate for the next connection among equally loaded pollers.
     next_poller: usize,
@@ -123,13 +123,13 @@ pub(super) struct Poller {
     dirty: Vec<usize>,
     /// Connections with commands that wait for memory.
     waiting_for_memory: Vec<usize>,
-    /// Connections that receive nothing until there is memory.
+    /// Connections that do not receive until memory is free.
     paused: Vec<usize>,
     scratch: Scratch,
     done: Vec<Completion>,
-    /// Length of the last completed I/O, which predicts that of the next.
+    /// Length of the last completed I/O; predicts the length of the next.
     last_len: usize,
-    /// When time limits are checked next.
+    /// Time of the next check of time limits.
     next_tick: Instant,
     spinning: Spinning,
 }
@@ -179,7 +179,7 @@ impl Poller {
         })
     }
 
-    /// Serves until told to stop; then waits for outstanding device I/O, within limits.
+    /// Serves until told to stop; then waits up to [`STOP_LIMIT`] for outstanding device I/O.
     pub(super) fn run(&mut self) {
         while !self.mailboxes[self.number].stop.load(Ordering::Acquire) {
             let now = Instant::now();
@@ -208,7 +208,7 @@ impl Poller {
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let num_events = self.wait_for_events(&mut events);
         for event in &events[..num_events] {
-            // Copied: the fields of the kernel's structure are not aligned.
+            // Copied because the fields of the kernel's structure are not aligned.
             let token = event.data.u64();
             let flags = event.flags;
             match token {
@@ -220,7 +220,7 @@ impl Poller {
             }
         }
         let num_completed = self.run_devices(now);
-        self.backend.publish_counts(); // before the responses, so that who has one sees it counted
+        self.backend.publish_counts(); // before the responses: a host that has one sees it counted
         self.send_dirty(now);
         let num_started = self.start_waiting(now) + self.resume_paused(now);
         if now >= self.next_tick {
@@ -235,7 +235,7 @@ impl Poller {
         epoll::wait(&self.epoll, events, Some(&no_wait)).unwrap_or(0)
     }
 
-    /// Sleeps until a socket or a device is ready, or until the next tick. Does not allocate.
+    /// Sleeps until a socket or device is ready, or until the next tick. Does not allocate.
     fn sleep(&mut self, now: Instant) {
         let mut until = self.next_tick;
         for (_, queue) in &self.backend.queues {
@@ -250,14 +250,14 @@ impl Poller {
         let wait = until.saturating_duration_since(now);
         let timeout =
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
-        // The next iteration finds out what woke it.
+        // The next iteration finds the cause of the wakeup.
         let _ = poll(&mut fds, Some(&timeout));
     }
 
     fn take_mail(&mut self, now: Instant) {
         let mailbox = &self.mailboxes[self.number];
         let mut count = [0; 8];
-        let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails when nobody woke us
+        let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails if it is zero
         let mail = std::mem::take(&mut *mailbox.mail.lock());
         for mail in mail {
             match mail {
@@ -320,7 +320,7 @@ impl Poller {
         mailbox
     }
 
-    /// Removes one connection from the load: it closed, or it is an admin queue.
+    /// Removes one connection from the load: it has closed, or has become an admin queue.
     fn reduce_load(&self) {
         self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
     }
@@ -336,9 +336,9 @@ impl Poller {
         self.accept_paused = pause;
     }
 
-    /// No file descriptor is left to accept a connection: closes the oldest connection without a
-    /// queue, or else accepts the new connection with the spare descriptor and closes it. Returns
-    /// whether to go on.
+    /// Handles a lack of file descriptors for `accept`: closes the oldest connection without a queue, or
+    /// else accepts the new connection with the spare descriptor and closes it. Returns whether to continue
+    /// accepting.
     fn find_descriptor(&mut self, number: usize, now: Instant) -> bool {
         if self.close_unconnected(None, now) {
             return true;
@@ -407,8 +407,8 @@ impl Poller {
         }
     }
 
-    /// Closes one connection so that `peer` can have another: the oldest without a queue, or else
-    /// the longest silent one of the peer that has by far the most.
+    /// Closes one connection so that `peer` can have another: the oldest without a queue, or else the
+    /// longest silent one of the peer that has by far the most connections.
     fn make_room(&mut self, limit: Limit, peer: Peer, now: Instant) -> bool {
         let peer_with_most = self.peer_limits.peer_with_most(peer);
         let whose = if limit == Limit::Peer { Some(peer) } else { peer_with_most };
@@ -428,7 +428,7 @@ impl Poller {
         }
     }
 
-    /// Closes the oldest connection without a queue, of `peer` if it is given.
+    /// Closes the oldest connection without a queue; if `peer` is given, the oldest of that peer.
     fn close_unconnected(&mut self, peer: Option<Peer>, now: Instant) -> bool {
         self.prune_unconnected();
         let oldest = self.unconnected.iter().copied().find(|&(index, generation)| {
@@ -469,7 +469,7 @@ impl Poller {
             if connection.may_receive(&self.backend) {
                 result = connection.receive(&mut self.backend, &mut self.scratch, now);
             } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                result = Err(Closed::ByHost); // otherwise it would stay ready for ever
+                result = Err(Closed::ByHost); // otherwise the socket would stay ready for ever
             } else if !connection.is_paused {
                 connection.pause(true, now);
                 watch(&self.epoll, index, connection);
@@ -505,7 +505,7 @@ impl Poller {
     /// Submits pending I/O and hands completions to their connections; returns how many completed.
     fn run_devices(&mut self, now: Instant) -> usize {
         let mut num_completed = 0;
-        self.devices.look(|_| {}); // resets their descriptors; all queue pairs are polled anyway
+        self.devices.look(|_| {}); // resets the descriptors; all queue pairs are polled anyway
         let mut number = 0;
         while number < self.backend.queues.capacity() {
             let Some(queue) = self.backend.queues.get_mut(number) else {
@@ -532,7 +532,7 @@ impl Poller {
     fn complete(&mut self, queue: usize, completion: Completion) {
         let tag = Tag::from_u64(completion.tag);
         let connection = self.connections.get_mut(tag.connection);
-        // The connection is gone: its I/O ends here, and the buffer returns to the pool.
+        // The connection has closed: the completion is dropped, and the buffer returns to the pool.
         let Some(connection) = connection.filter(|c| c.generation == tag.generation) else {
             return;
         };
@@ -556,8 +556,8 @@ impl Poller {
         self.dirty = dirty;
     }
 
-    /// Starts commands for which there is memory now; the next iteration handles what follows.
-    /// Returns how many connections made progress.
+    /// Starts commands for which memory is free now; the next iteration handles their progress. Returns how
+    /// many connections started commands.
     fn start_waiting(&mut self, now: Instant) -> usize {
         let mut num_started = 0;
         let mut waiting_for_memory = std::mem::take(&mut self.waiting_for_memory);
@@ -579,7 +579,7 @@ impl Poller {
         num_started
     }
 
-    /// Resumes receiving where there is memory again; returns on how many connections.
+    /// Resumes receiving on connections for which memory is free again; returns how many.
     fn resume_paused(&mut self, now: Instant) -> usize {
         let before = self.paused.len();
         let mut paused = std::mem::take(&mut self.paused);
@@ -595,7 +595,7 @@ impl Poller {
         before - self.paused.len()
     }
 
-    /// If hosts wait for memory, closes stalled connections that hold some, largest first, until a
+    /// While hosts wait for memory, closes stalled connections that hold some, largest first. Stops when a
     /// quarter of the memory is free and no waiting host exceeds its limit.
     fn evict_stalled(&mut self, now: Instant) {
         let limit = MEMORY_WAIT_LIMIT.min(self.backend.subsystem.options.send_timeout);
@@ -619,8 +619,8 @@ impl Poller {
             let hosts = &self.backend.hosts;
             let is_enough = free_bytes >= connection_bytes
                 && waits.iter().all(|memory_wait| hosts.may_take(memory_wait, free_bytes));
-            // The free memory may be fragmented while hosts still wait: one more is closed per
-            // tick.
+            // If hosts still wait, the free memory may be fragmented, so each tick closes at least one
+            // connection.
             if is_enough && number > 0 {
                 break;
             }
@@ -647,7 +647,7 @@ impl Poller {
                 connection.drain(&self.backend, now, since);
             }
         }
-        // Those whose time has brought them something to send.
+        // Connections that have something to send because time has passed.
         let wants = |c: &HostConnection| c.wants_to_send() && !c.is_dirty && !c.is_blocked;
         let indices = self.connections.iter().filter(|(_, c)| wants(c)).map(|(index, _)| index);
         for index in indices.collect::<Vec<_>>() {
@@ -681,7 +681,7 @@ impl Poller {
             Counters::add(&counters.dropped, 1);
         }
         if connection.is_connected() {
-            // Other queues of its controller may have lost it: all pollers check.
+            // Other pollers may serve I/O queues of the controller that has just ended: all pollers check.
             self.next_tick = Instant::now();
             for (number, mailbox) in self.mailboxes.iter().enumerate() {
                 if number != self.number {
@@ -734,8 +734,8 @@ fn make_backend(
     Ok(backend)
 }
 
-/// Connection limits of a poller: the configured ones, capped at this poller's share of three
-/// quarters of the process's file descriptor limit. The rest is for the process itself.
+/// Connection limits of a poller: the configured ones, capped at this poller's share of three quarters of
+/// the process's file descriptor limit. The rest is for other parts of the process.
 fn peer_limits(subsystem: &Subsystem, num_pollers: usize) -> PeerLimits {
     let options = &subsystem.options;
     let max = options.max_connections;
@@ -746,12 +746,12 @@ fn peer_limits(subsystem: &Subsystem, num_pollers: usize) -> PeerLimits {
     if max <= room {
         return PeerLimits::new(max, max_per_peer);
     }
-    // The limit per address shrinks in proportion.
+    // The limit per address shrinks in the same proportion.
     let share = max_per_peer as f64 / max as f64;
     PeerLimits::new(room, (room as f64 * share).ceil() as usize)
 }
 
-/// Opens a descriptor that can be closed when no other is left.
+/// Opens a descriptor to close when the process runs out of them.
 fn spare_descriptor() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
@@ -770,13 +770,12 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
         .with_retries(3);
     let socket = socket2::SockRef::from(stream);
     if stream.peer_addr()?.ip().is_loopback() {
-        // Loopback has no latency to hide, and a deep send buffer lets the data leave the CPU cache
-        // before the host reads them: half the throughput at 4 MiB outstanding. Real networks keep
+        // Loopback has no latency to hide. With a deep send buffer the data leave the CPU cache before the
+        // host reads them, which halves the throughput with 4 MiB outstanding. Real networks keep
         // autotuning.
         socket.set_send_buffer_size(LOOPBACK_SEND_BUFFER_BYTES)?;
-        // Loopback needs no fair congestion control either; BBR, where it is the default, paces by
-        // timers. Every kernel has Reno; where setting it is forbidden, the connection works, but
-        // slower.
+        // Loopback needs no fair congestion control either: BBR, where it is the default, paces by timers.
+        // Every kernel has Reno; if setting it is forbidden, the connection is slower but works.
         let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
     }
     socket.set_tcp_keepalive(&keepalive)?;
@@ -792,22 +791,22 @@ fn watch(epoll: &OwnedFd, index: usize, connection: &HostConnection) {
 }
 
 const WAKER: u64 = u64::MAX;
-/// The first listener; the others count down from it.
+/// Event token of the first listener; further listeners count down from it.
 const LISTENER: u64 = u64::MAX - 1;
 /// Send buffer of a loopback connection.
 const LOOPBACK_SEND_BUFFER_BYTES: usize = 512 << 10;
 const ACCEPTS_PER_ITERATION: usize = 64;
-/// A poller's least connection limit, however few file descriptors there are.
+/// Minimum of a poller's connection limit, whatever the file descriptor limit.
 const MIN_CONNECTIONS: usize = 16;
-/// How long a host waits for memory before stalled connections that hold some are closed.
+/// Time for which a host waits for memory before the poller closes stalled connections that hold some.
 const MEMORY_WAIT_LIMIT: Duration = Duration::from_secs(1);
-/// How often time limits are checked.
+/// Interval between checks of time limits.
 pub(super) const TICK: Duration = Duration::from_millis(100);
-/// The same while nothing is connected.
+/// Interval between checks while nothing is connected.
 const IDLE_TICK: Duration = Duration::from_secs(60);
-/// How often it is checked whether connections that wait for their hosts to be known may go on.
+/// Interval at which held connections check whether the permitted hosts are known.
 const HELD_TICK: Duration = Duration::from_millis(5);
-/// How long the target waits for its pollers to apply a change.
+/// Time limit for the pollers to apply a change.
 pub(super) const CHANGE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a stopped poller waits for its devices.
+/// Time limit for outstanding device I/O of a stopped poller.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(5);

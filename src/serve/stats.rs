@@ -7,21 +7,21 @@ use dlfs_base::metrics::{self, Snapshot};
 use dlfs_nvme::nvme::Sqe;
 use dlfs_nvme::nvme::sqe::{admin, fctype, nvm};
 
-/// Counters of a [`super::Target`] since it started, and what is connected now.
+/// Counters of a [`super::Target`] since its start, and the current numbers of controllers and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetStats {
-    /// Controllers now.
+    /// Current controllers.
     pub controllers: u64,
-    /// TCP connections now.
+    /// Current TCP connections.
     pub connections: u64,
-    /// TCP connections ever accepted.
+    /// TCP connections accepted since the start.
     pub accepted: u64,
     /// Connections that the target closed because of the host's behaviour or because of a limit.
     pub dropped: u64,
-    /// Connections and Connect commands that were refused: a limit, or a host that is not allowed.
+    /// Refused connections and Connect commands: a limit was reached, or the host is not allowed.
     pub refused: u64,
-    /// Controllers and connections closed because a limit was reached or file descriptors or memory
-    /// ran out. The connections count as `dropped`, too.
+    /// Controllers and connections closed because a limit was reached, or because file descriptors or
+    /// memory ran out. Evicted connections also count as `dropped`.
     pub evicted: u64,
     /// Successful reads.
     pub reads: u64,
@@ -33,12 +33,12 @@ pub struct TargetStats {
     pub written_bytes: u64,
     /// I/O commands with an error response.
     pub errors: u64,
-    /// Commands that have arrived, also those that failed.
+    /// Commands that have arrived, including failed ones.
     pub commands: Commands,
 }
 
 impl TargetStats {
-    /// Adds these counters, of the target whose subsystem is called `subsystem`, to `snapshot`.
+    /// Adds these counters to `snapshot`, labelled with the NQN `subsystem`.
     pub(crate) fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
         let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } =
             *self;
@@ -64,13 +64,13 @@ impl TargetStats {
     }
 }
 
-/// Commands that have arrived, by kind.
+/// Counts of arrived commands, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Commands([u64; KINDS.len()]);
 
-/// The kinds of commands: several opcodes each, where one name says enough.
+/// The kinds of commands; related opcodes share one kind.
 const KINDS: [&str; 12] = [
-    "connect", // one for each queue, and one for each attempt that was refused
+    "connect", // one for each queue, including refused attempts
     "authentication",
     "property",
     "identify",
@@ -85,7 +85,7 @@ const KINDS: [&str; 12] = [
 ];
 
 impl Commands {
-    /// Each kind, by the name that the metrics have for it, with its count.
+    /// Each kind's name in the metrics, with its count.
     pub fn by_kind(&self) -> impl Iterator<Item = (&'static str, u64)> {
         KINDS.into_iter().zip(self.0)
     }
@@ -93,12 +93,12 @@ impl Commands {
     /// The commands of one kind.
     ///
     /// # Panics
-    /// There is no such kind.
+    /// If there is no such kind.
     pub fn of(&self, kind: &str) -> u64 {
         self.by_kind().find(|(name, _)| *name == kind).expect("a kind of commands").1
     }
 
-    /// The number of the counter of `sqe`, which came to an I/O queue if `is_io`.
+    /// Index of the counter for `sqe`; `is_io` tells that it arrived on an I/O queue.
     pub(super) fn kind(sqe: &Sqe, is_io: bool) -> usize {
         match (sqe.fctype(), is_io, sqe.opcode) {
             (Some(fctype::CONNECT), ..) => 0,
@@ -117,7 +117,7 @@ impl Commands {
     }
 }
 
-/// The shared counters behind [`TargetStats`].
+/// The atomic counters that [`TargetStats`] is read from.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) connections: AtomicU64,
@@ -136,20 +136,20 @@ pub(super) struct Counters {
 
 /// One poller's counts since it last published them.
 ///
-/// All pollers write the same counters, so each collects its own first: two operations on a shared
-/// cache line per poll iteration, not per command.
+/// All pollers share the counters, so each first counts by itself: it touches a shared cache line twice per
+/// poll iteration, not per command.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) reads: u64,
     pub(super) read_bytes: u64,
     pub(super) writes: u64,
     pub(super) written_bytes: u64,
-    /// By [`Commands::kind`].
+    /// Indexed by [`Commands::kind`].
     pub(super) commands: [u64; KINDS.len()],
 }
 
 impl Tally {
-    /// Adds the counts to `counters` and starts again from zero.
+    /// Adds the counts to `counters` and resets them to zero.
     pub(super) fn publish_counts(&mut self, counters: &Counters) {
         let Tally { reads, read_bytes, writes, written_bytes, commands } = std::mem::take(self);
         if reads > 0 {

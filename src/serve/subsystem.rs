@@ -1,6 +1,6 @@
-//! The subsystem: its namespaces, its controllers, and which hosts may connect.
+//! The NVM subsystem: its namespaces, its controllers, and the hosts that may connect.
 //!
-//! All pollers share it. I/O commands take no lock here: they read their controller's atomics.
+//! All pollers share it. I/O commands take no lock here: they read the atomics of their controller.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -32,25 +32,25 @@ use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 pub(super) struct Subsystem {
     pub(super) options: TargetOptions,
     pub(super) namespaces: Namespaces,
-    /// True if it listens on loopback addresses only.
+    /// True if the target listens on loopback addresses only.
     is_local: bool,
-    /// The most data of a command: a power of two of at least 4,096.
+    /// Maximum data of a command in bytes (MDTS): a power of two of at least 4,096.
     pub(super) max_transfer_bytes: u32,
     pub(super) warnings: Warnings,
     pub(super) access: Arc<Teller>,
     pub(super) counters: Arc<Counters>,
-    /// Hosts that may connect without keys; those of the options, or what has replaced them.
+    /// Hosts that may connect without keys: from the options, or from a later replacement.
     allowed: RwLock<Vec<Nqn>>,
-    /// The keys of hosts; those of the options, or what has replaced them.
+    /// The keys of hosts: from the options, or from a later replacement.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
-    /// Set while connections wait until the allowed hosts or the keys are replaced.
+    /// True while connections wait until the allowed hosts or the keys are replaced.
     held: AtomicBool,
     pub(super) exponentiations: Exponentiations,
-    /// Keys of TLS that authentications have generated.
+    /// TLS PSKs that authentications have generated.
     pub(super) generated: GeneratedKeys,
     /// Times are stored as milliseconds since this instant, so that they fit into atomics.
     start: Instant,
-    /// Since when no host gets in and all are sent away.
+    /// Start of draining: since then no host may connect, and connected hosts are sent away.
     draining_since: OnceLock<Instant>,
     controllers: Mutex<Controllers>,
 }
@@ -65,36 +65,36 @@ struct Controllers {
 /// A controller: created by the Connect of its admin queue, removed when that connection closes.
 pub(super) struct Controller {
     pub(super) cntlid: u16,
-    /// The address that its admin queue connected from.
+    /// The address from which the admin queue connected.
     from: SocketAddr,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
     pub(super) is_discovery: bool,
-    /// True if its admin queue is inside TLS; its I/O queues then must be, too.
+    /// True if the admin queue is inside TLS; the I/O queues must then be, too.
     is_secured: bool,
-    /// The generated key of its TLS, which stays valid as long as the controller.
+    /// The generated TLS PSK of the admin queue; holding it keeps the PSK valid while the controller exists.
     _generated: Option<Arc<TlsPsk>>,
-    /// The access of its host.
+    /// The host's access.
     pub(super) access: Access,
-    /// Set when its admin queue is gone; its other connections then close themselves.
+    /// True once the admin queue is gone; the controller's other connections then close themselves.
     is_dead: AtomicBool,
     /// Controller Configuration as the host wrote it.
     cc: AtomicU32,
     /// Controller Status without RDY.
     csts: AtomicU32,
-    /// How often it was disabled: older I/O queues no longer belong to it.
+    /// Number of times the controller was disabled: I/O queues from before no longer belong to it.
     resets: AtomicU32,
-    /// Keep alive time-out; 0 for none.
+    /// Keep Alive Timeout (KATO) in milliseconds; 0: none.
     pub(super) kato_ms: AtomicU32,
-    /// When one of its connections last received something.
+    /// Time of the last bytes received on any connection of the controller.
     last_seen_ms: AtomicU64,
-    /// Its asynchronous events.
+    /// The controller's asynchronous events.
     pub(super) events: Events,
-    /// When it was created.
+    /// Creation time of the controller.
     since: Instant,
-    /// Set if the host has cleared DULBE of the feature Error Recovery, on a thin namespace.
+    /// True if the host has cleared DULBE (feature Error Recovery) on a thin namespace.
     pub(super) hides_unwritten: AtomicBool,
-    /// Facts for the access log about its end.
+    /// The reason and counters that the access log gets when the controller ends.
     end: ControllerEnd,
     queues: Mutex<Queues>,
 }
@@ -114,46 +114,46 @@ pub(super) struct Queue {
     pub(super) qid: u16,
     pub(super) sqsize: u16,
     pub(super) sq_flow_control: bool,
-    /// True if its host has keys, and must prove that on this queue.
+    /// True if the host has keys, and must authenticate on this queue.
     pub(super) must_authenticate: bool,
-    /// The rule by which its authentication may generate a key of TLS.
+    /// The rule by which authentication on this queue may generate a TLS PSK.
     pub(super) concatenation: Concatenation,
     resets: u32,
     subsystem: Arc<Subsystem>,
 }
 
-/// A controller of a host that is connected now.
+/// A controller of a connected host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectedController {
-    /// Its identifier.
+    /// The controller's identifier.
     pub cntlid: u16,
-    /// The name that its host states, or has proved.
+    /// The host's NQN, as stated in Connect or proved by authentication.
     pub host: Nqn,
-    /// The address that its admin queue connected from.
+    /// The address from which the admin queue connected.
     pub peer: SocketAddr,
-    /// I/O queues that are connected.
+    /// Number of connected I/O queues.
     pub num_io_queues: usize,
-    /// True if its connections are inside TLS.
+    /// True if the controller's connections are inside TLS.
     pub is_secured: bool,
-    /// Seconds since it connected.
+    /// Seconds since the controller was created.
     pub connected_s: u64,
 }
 
-/// The identity of the key that the TLS session of a connection uses.
+/// The identity of the PSK that a connection's TLS session uses.
 #[derive(Debug)]
 pub(super) struct Names {
-    /// The identity of the key.
+    /// The identity as a string.
     pub(super) identity: String,
-    /// Its parts.
+    /// The parts of the identity.
     pub(super) parts: IdentityParts,
 }
 
-/// Why a Connect is refused, with dword 0 of the response.
+/// Reason for refusing a Connect, with dword 0 of the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
     pub(super) dw0: u32,
-    /// The kind of the warning; without one, the refusal appears in the access log only.
+    /// The kind of the warning. `None`: the refusal appears in the access log only.
     kind: Option<WarningKind>,
     /// The reason, for the operator's log.
     why: Cow<'static, str>,
@@ -202,7 +202,7 @@ impl Subsystem {
         }
     }
 
-    /// The namespaces, ascending.
+    /// The NSIDs of the namespaces, ascending.
     pub(super) fn nsids(&self) -> Vec<Nsid> {
         self.namespaces.read().keys().copied().collect()
     }
@@ -224,7 +224,7 @@ impl Subsystem {
         served.device.capabilities().allocated_bytes
     }
 
-    /// Returns whether a namespace is thinly provisioned, so that some of its blocks may be deallocated.
+    /// Returns whether any namespace is thinly provisioned, so that it may have deallocated blocks.
     pub(super) fn is_thin(&self) -> bool {
         let served: Vec<ServedNamespace> = self.namespaces.read().values().cloned().collect();
         served.iter().any(|one| one.device.capabilities().allocated_bytes.is_some())
@@ -236,12 +236,12 @@ impl Subsystem {
         highest.max(self.options.max_nsid)
     }
 
-    /// Asynchronous events that it may send (OAES).
+    /// Asynchronous events that the target may send (OAES).
     pub(super) fn optional_events(&self) -> u32 {
         NAMESPACES | if self.options.ana { ANA } else { 0 }
     }
 
-    /// Tells all controllers to which the namespace exists that it has come or gone.
+    /// Tells each controller with access to the namespace that it was added or removed.
     pub(super) fn namespace_changed(&self, nsid: Nsid) {
         for controller in self.controllers.lock().by_cntlid.values() {
             if !controller.is_discovery && controller.access.has(nsid) {
@@ -250,7 +250,7 @@ impl Subsystem {
         }
     }
 
-    /// From now on no host gets in, and those that are in are sent away.
+    /// Starts draining: from now on no host may connect, and connected hosts are sent away.
     pub(super) fn begin_to_drain(&self, now: Instant) {
         if self.draining_since.set(now).is_ok() && self.options.ana {
             let controllers = self.controllers.lock();
@@ -258,17 +258,18 @@ impl Subsystem {
         }
     }
 
-    /// Since when it drains.
+    /// Start of draining, if the target drains.
     pub(super) fn draining_since(&self) -> Option<Instant> {
         self.draining_since.get().copied()
     }
 
-    /// Returns whether the controller's commands fail as *inaccessible*: the target drains, and the host knows ANA.
+    /// Returns whether the controller's commands fail as *inaccessible*: the target drains, and the host
+    /// supports ANA.
     pub(super) fn is_inaccessible_to(&self, controller: &Controller) -> bool {
         self.draining_since.get().is_some() && self.options.ana && controller.events.knows_ana()
     }
 
-    /// Ends the controllers of a host; returns how many there were.
+    /// Removes a host's controllers; returns how many there were.
     pub(super) fn disconnect(&self, hostnqn: &Nqn) -> usize {
         let mut controllers = self.controllers.lock();
         let its = |controller: &&Arc<Controller>| {
@@ -282,7 +283,7 @@ impl Subsystem {
         its.len()
     }
 
-    /// The controllers of hosts.
+    /// The controllers of all hosts, without those of the discovery service.
     pub(super) fn connected(&self, now: Instant) -> Vec<ConnectedController> {
         let controllers = self.controllers.lock();
         let hosts = controllers.by_cntlid.values().filter(|controller| !controller.is_discovery);
@@ -297,7 +298,7 @@ impl Subsystem {
         hosts.map(describe).collect()
     }
 
-    /// An NGUID for a namespace that has none: always the same for the same subsystem and NSID.
+    /// An NGUID for a namespace whose device has none: a hash of subsystem NQN and NSID.
     fn nguid_of(&self, nsid: u32) -> [u8; 16] {
         let name = format!("{}/{nsid}", self.options.nqn);
         xxhash_rust::xxh3::xxh3_128(name.as_bytes()).to_le_bytes()
@@ -312,35 +313,35 @@ impl Subsystem {
         options.allow_any_host || any || allowed.contains(host) || keys.contains_key(host)
     }
 
-    /// The keys of a host that must authenticate.
+    /// The keys of a host, if it has any.
     pub(super) fn keys_of(&self, host: &Nqn) -> Option<Arc<HostKeys>> {
         self.keys.read().get(host).cloned()
     }
 
-    /// Replaces the hosts that may connect without keys. What is connected stays.
+    /// Replaces the hosts that may connect without keys. Connected hosts stay connected.
     pub(super) fn set_allowed(&self, hosts: Vec<Nqn>) {
         *self.allowed.write() = hosts;
         self.held.store(false, Ordering::Release);
     }
 
-    /// Replaces the keys of all hosts. What is connected stays; the next Connect needs the new ones.
+    /// Replaces the keys of all hosts. Connected hosts stay connected; a later Connect needs the new keys.
     pub(super) fn set_keys(&self, keys: BTreeMap<Nqn, HostKeys>) {
         *self.keys.write() = shared_keys(keys);
         self.held.store(false, Ordering::Release);
     }
 
-    /// Returns whether connections wait: see [`TargetOptions::hold`].
+    /// Returns whether new connections wait: see [`TargetOptions::hold`].
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Returns whether some host has a key of TLS.
+    /// Returns whether any host has a TLS PSK.
     pub(super) fn offers_tls(&self) -> bool {
         let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
         has_keys || !self.generated.is_empty()
     }
 
-    /// The terms by which a host with these keys must authenticate.
+    /// The parameters for authenticating a host with these keys.
     pub(super) fn authentication_terms(
         &self,
         host: &Nqn,
@@ -370,7 +371,7 @@ impl Subsystem {
         now.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    /// Executes a Connect and writes its outcome to the access log.
+    /// Executes a Connect and writes its result to the access log.
     pub(super) fn connect(
         self: &Arc<Self>,
         sqe: &Sqe,
@@ -438,7 +439,7 @@ impl Subsystem {
         }
         let keys = self.keys_of(&hostnqn).filter(|_| !is_discovery);
         let qid = sqe.connect_qid();
-        // The admin queue on which a key is generated is plain.
+        // With `must_concat`, the admin queue starts outside TLS: its authentication generates the PSK.
         let must_secure =
             |keys: &HostKeys| !keys.tls_keys.is_empty() || keys.must_concat && qid != 0;
         let must_secure = keys.as_deref().is_some_and(must_secure);
@@ -525,19 +526,19 @@ impl Subsystem {
         Ok(controller)
     }
 
-    /// The keep alive time-out granted to a controller that asked for `asked_ms`.
+    /// The Keep Alive Timeout granted to a controller that asks for `asked_ms`.
     pub(super) fn keep_alive_ms(&self, asked_ms: u32, is_discovery: bool) -> u32 {
         let max_ms = u32::try_from(self.options.max_keep_alive.as_millis()).unwrap_or(u32::MAX);
         match asked_ms {
             0 if is_discovery => DISCOVERY_KATO_MS.min(max_ms),
             _ if is_discovery => asked_ms.min(max_ms),
-            // A host may do without keep alive: TCP detects its death, or it is evicted when a
-            // limit is reached.
+            // A host may go without Keep Alive: TCP detects its death, and the limit of controllers evicts
+            // it.
             _ => asked_ms,
         }
     }
 
-    /// Evicts one controller in favour of one from `peer`, if any may be evicted.
+    /// Evicts one controller to make room for one of `peer`; returns whether one could be evicted.
     fn make_room(
         &self,
         controllers: &mut Controllers,
@@ -547,7 +548,7 @@ impl Subsystem {
         now: Instant,
     ) -> bool {
         let peer_with_most = controllers.peer_limits(is_discovery).peer_with_most(peer);
-        // How long a controller must have been silent before it may be evicted.
+        // Minimum silence that makes a controller evictable.
         let min_silent_ms = if is_discovery {
             DISCOVERY_EVICTABLE_MS
         } else {
@@ -653,7 +654,7 @@ impl Controllers {
         }
     }
 
-    /// A free CNTLID, least recently used first.
+    /// A free CNTLID; reuses the least recently used one.
     fn next_cntlid(&mut self) -> Option<u16> {
         if self.by_cntlid.len() >= usize::from(MAX_CNTLID) {
             return None;
@@ -672,14 +673,14 @@ impl Controller {
         Peer::from(self.from.ip())
     }
 
-    /// The host whose memory limit its queues count for. Anyone may connect to the discovery
-    /// service under any NQN, so all discovery controllers count as one host, apart from the
-    /// subsystem's hosts.
+    /// The host NQN under which the memory of the controller's queues is accounted. Anyone may connect to
+    /// the discovery service under any NQN, so all discovery controllers count as one separate host.
     pub(super) fn accounted_to(&self) -> Nqn {
         if self.is_discovery { Nqn::discovery() } else { self.hostnqn.clone() }
     }
 
-    /// Returns whether reads of deallocated blocks must not fail with Deallocated or Unwritten Logical Block.
+    /// Returns whether reads of deallocated blocks must not fail with *Deallocated or Unwritten Logical
+    /// Block*.
     pub(super) fn hides_unwritten(&self) -> bool {
         self.hides_unwritten.load(Ordering::Relaxed)
     }
@@ -698,8 +699,8 @@ impl Controller {
         csts | if ready { Csts::READY } else { 0 }
     }
 
-    /// Property Set of CC: enables, disables or shuts down. An unsupported configuration sets
-    /// CSTS.CFS.
+    /// Executes a Property Set of CC: enables, disables or shuts down the controller. An unsupported
+    /// configuration sets CSTS.CFS.
     pub(super) fn set_cc(&self, value: u32) {
         let before = Cc(self.cc.swap(value, Ordering::Relaxed));
         let after = Cc(value);
@@ -719,19 +720,19 @@ impl Controller {
         self.csts.store(csts, Ordering::Relaxed);
     }
 
-    /// Supported: page size, arbitration and command set 0, queue entries of 64 and 16 bytes. A
-    /// discovery controller has no I/O queues and may leave the entry sizes 0.
+    /// Returns whether CC is supported: page size, arbitration and command set 0, queue entries of 64 and
+    /// 16 bytes. A discovery controller has no I/O queues and may leave the entry sizes 0.
     fn can_enable(&self, cc: u32) -> bool {
         let entries = cc >> 16 & 0xFF;
         cc & CC_MPS_AMS_CSS == 0 && (entries == 0x46 || self.is_discovery)
     }
 
-    /// Returns whether it has connected I/O queues.
+    /// Returns whether any I/O queue is connected.
     pub(super) fn has_io_queues(&self) -> bool {
         !self.queues.lock().connected.is_empty()
     }
 
-    /// Grants up to `max` I/O queues; refused once some are connected.
+    /// Grants up to `max` I/O queues; refuses once any is connected.
     pub(super) fn grant_queues(&self, asked: u16, max: u16) -> Result<u16, Status> {
         let mut queues = self.queues.lock();
         if !queues.connected.is_empty() {
@@ -787,7 +788,7 @@ impl Queue {
         self.subsystem.access.tell(who, Some(controller.cntlid), kind);
     }
 
-    /// Its connection ends, which ends the controller if it is the admin queue.
+    /// Notes that the queue's connection ends; for the admin queue, `why` becomes the controller's reason.
     pub(super) fn ends(&self, why: &dyn Display, traffic: &Traffic) {
         self.controller.end.add(traffic);
         if self.qid == 0 {
@@ -795,20 +796,20 @@ impl Queue {
         }
     }
 
-    /// Returns whether the queue has lost its controller: the admin queue is gone, or the controller was disabled.
+    /// Returns whether the queue's controller is gone: its admin queue has closed, or it was disabled.
     pub(super) fn is_orphan(&self) -> bool {
         let controller = &self.controller;
         let is_reset = self.qid != 0 && controller.resets.load(Ordering::Relaxed) != self.resets;
         is_reset || controller.is_dead.load(Ordering::Relaxed)
     }
 
-    /// A whole PDU was received, or much of one, so the host is alive.
+    /// Notes a sign of life: a whole PDU, or much of one, was received.
     pub(super) fn seen(&self, now: Instant) {
         self.controller.last_seen_ms.store(self.subsystem.millis(now), Ordering::Relaxed);
     }
 
-    /// When the controller is given up unless something is received: twice its KATO, since a host
-    /// that sends every half KATO may be late on a busy machine.
+    /// The deadline of Keep Alive: the controller ends unless something arrives within twice its KATO. A
+    /// host that sends every half KATO may be late on a busy machine.
     pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
         let kato_ms = u64::from(self.controller.kato_ms.load(Ordering::Relaxed));
         let last_seen_ms = self.controller.last_seen_ms.load(Ordering::Relaxed);
@@ -849,13 +850,13 @@ impl Refusal {
         Refusal { dw0: parameter.to_wire(), ..refusal }
     }
 
-    /// A permanent refusal: a retry would fail in the same way.
+    /// A permanent refusal: a retry would fail again.
     fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
         Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
     }
 }
 
-/// Refuses a host whose key of TLS belongs to other names, or that has one and does not use it.
+/// Refuses a host whose TLS PSK is for another host or subsystem, or that has a PSK and connects without TLS.
 fn check_secured(
     secured_as: Option<&Names>,
     must_secure: bool,
@@ -876,24 +877,24 @@ fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
     keys.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect()
 }
 
-/// A refusal because of a limit: a retry may succeed later.
+/// A refusal because of a limit or of draining: a retry may succeed later.
 fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
     let status = Status::CONNECT_CONTROLLER_BUSY;
     Refusal { status, dw0: 0, kind: Some(WarningKind::NoController), why: why.into() }
 }
 
-/// MPS, AMS and CSS of CC.
+/// Fields MPS, AMS and CSS of CC.
 const CC_MPS_AMS_CSS: u32 = 0x3FF0;
-/// Offset of QID in Connect.
+/// Offset of QID in the Connect command.
 const QID_OFFSET: u16 = 42;
-/// Offset of SQSIZE in Connect.
+/// Offset of SQSIZE in the Connect command.
 const SQSIZE_OFFSET: u16 = 44;
 /// The highest controller identifier that the specification allows.
 const MAX_CNTLID: u16 = 0xFFEF;
-/// CAP.TO: the time a controller may take to become ready; ours is ready at once.
+/// CAP.TO in milliseconds: the maximum time to become ready; this target is ready at once.
 const READY_TIMEOUT_MS: u32 = 5_000;
-/// Keep alive time-out of a discovery controller that asks for none.
+/// Keep Alive Timeout of a discovery controller that asks for none.
 const DISCOVERY_KATO_MS: u32 = 60_000;
-/// Silence after which a discovery controller may be evicted: discovery takes milliseconds, and
-/// hosts that stay connected for its events reconnect.
+/// Silence after which a discovery controller may be evicted: discovery takes milliseconds, and hosts that
+/// stay connected for its events reconnect.
 const DISCOVERY_EVICTABLE_MS: u64 = 1_000;

@@ -1,4 +1,4 @@
-//! The keys of hosts that connect inside TLS, found by the identity that a host offers.
+//! TLS PSKs of hosts that connect inside TLS, looked up by the identity that the host offers.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use dlfs_nvme::auth::{Derivation, IdentityParts, IdentityVersion, Origin, TlsPsk
 use dlfs_nvme::nvme::Nqn;
 
 impl Keys for Subsystem {
-    /// An identity of version 1 says which of the host's keys it means, and how it was derived. One of version 0
-    /// does not: it means the first key with its hash, derived as the options say.
+    /// A version 1 identity determines the PSK and its derivation. A version 0 identity does not: it means
+    /// the host's first PSK with its hash, derived as the options say.
     fn find(&self, identity: &str) -> Option<TlsPsk> {
         let parts = IdentityParts::parse(identity)?;
         let is_ours = parts.subnqn == self.options.nqn || parts.subnqn.as_str() == Nqn::DISCOVERY;

@@ -1,5 +1,5 @@
-//! Rate-limited warnings about hosts: one line per kind and interval, with the number of suppressed
-//! ones. Suppressed warnings still appear among the events of level `INFO`, and in the access log.
+//! Rate-limited warnings about hosts: one line per kind and interval, with the number of warnings
+//! suppressed before it. Suppressed warnings still go to the log at level `INFO`, and to the access log.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,14 +16,13 @@ use dlfs_nvme::nvme::Nqn;
 pub(super) enum WarningKind {
     /// A host is not on the allow-list.
     HostNotAllowed,
-    /// A host has not proved who it is.
+    /// A host failed to authenticate.
     NotAuthenticated,
     /// A controller was refused because a limit was reached.
     NoController,
     /// A connection was refused: a limit was reached, or no file descriptor was left.
     NoConnection,
-    /// A controller or connection was closed to free a controller, connection, descriptor or
-    /// memory.
+    /// A controller or connection was closed to free a controller, a connection, a file descriptor or memory.
     Evicted,
     /// A host violated the protocol.
     Protocol,
@@ -43,7 +42,7 @@ impl WarningKind {
         }
     }
 
-    /// The event of the access log.
+    /// The constructor of the access log's event.
     fn event(self) -> fn(&str) -> AccessKind<'_> {
         match self {
             WarningKind::HostNotAllowed | WarningKind::NoController | WarningKind::NoConnection => {
@@ -57,7 +56,7 @@ impl WarningKind {
     }
 }
 
-/// Writes one line per kind and [`INTERVAL`], and counts the rest.
+/// Logs one line per kind and [`INTERVAL`] at `WARN`, and counts the others.
 #[derive(Debug)]
 pub(super) struct Warnings {
     start: Instant,
@@ -67,7 +66,7 @@ pub(super) struct Warnings {
 
 #[derive(Debug, Default)]
 struct Kind {
-    /// When the next line may be written, in milliseconds since `start`.
+    /// Earliest time of the next line, in milliseconds since `start`.
     next_ms: AtomicU64,
     suppressed: AtomicU64,
 }
@@ -77,8 +76,9 @@ impl Warnings {
         Warnings { start, access, kinds: Default::default() }
     }
 
-    /// Logs at `WARN` why the host was refused, evicted or dropped, with the number of this kind suppressed since
-    /// the last one; within the interval it counts instead and logs at `INFO`. The access log gets each.
+    /// Logs at `WARN` why the host was refused, evicted or dropped, with the number of suppressed warnings
+    /// of this kind. Within the interval, counts the warning and logs at `INFO`. The access log gets every
+    /// one.
     pub(super) fn warn(
         &self,
         now: Instant,
@@ -96,14 +96,14 @@ impl Warnings {
         }
     }
 
-    /// When a line is due: how many of this kind were suppressed since the last one.
+    /// If a line is due at `WARN`, returns how many warnings of this kind were suppressed since the last one.
     fn due(&self, now: Instant, kind: WarningKind) -> Option<u64> {
         let kind = &self.kinds[kind as usize];
         let now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
         let next_ms = kind.next_ms.load(Ordering::Relaxed);
         let then_ms = now_ms + INTERVAL.as_millis() as u64;
         let relaxed = Ordering::Relaxed;
-        // When several pollers warn at the same time, one of them wins.
+        // If several pollers warn at the same time, the exchange succeeds for one of them.
         let is_time = now_ms >= next_ms
             && kind.next_ms.compare_exchange(next_ms, then_ms, relaxed, relaxed).is_ok();
         if !is_time {

@@ -1,7 +1,7 @@
 //! Reference-counted allocations.
 //!
-//! The count is in a header beside the memory, not in a separate `Arc`, so that taking slots from a
-//! pool does not allocate: a pool creates one header per slot in advance.
+//! The count is in a header beside the memory instead of an `Arc`. A pool creates one header per slot in
+//! advance, so taking slots does not allocate.
 #![allow(unsafe_code)] // counts the owners of raw memory
 
 use std::alloc::Layout;
@@ -18,21 +18,21 @@ use crate::units::ALIGN_BYTES;
 /// A counted handle on an allocation. Dropping the last handle returns the memory.
 pub(super) struct Allocation(NonNull<Header>);
 
-/// The reference count of an allocation, and where its memory is returned to.
+/// The reference count of an allocation, and the owner to which its memory returns.
 pub(super) struct Header {
     handles: Handles,
     backing: Backing,
 }
 
 enum Backing {
-    /// A heap allocation; the header is a `Box` of its own.
+    /// Heap memory; the header is a separate `Box`.
     Heap { start: NonNull<u8>, layout: Layout },
-    /// A mapping, which is unmapped with the header or goes to `home`; the header is a `Box` of its own.
+    /// A mapping. It returns to `home` or is unmapped with the header, which is a separate `Box`.
     Mapped { mapping: Mapping, home: Option<Arc<Spares>> },
-    /// Memory that somebody else has and lends; the header, a `Box` of its own, keeps it alive.
+    /// Memory owned by somebody else, who lends it. The header, a separate `Box`, keeps it alive.
     Lent { _memory: Arc<dyn Send + Sync> },
-    /// Slots of a pool, which also owns the header. The thread that claimed the slots sets both
-    /// fields, so nobody else accesses them meanwhile.
+    /// Slots of a pool, which also owns the header. The thread that allocated the slots sets both fields,
+    /// before anybody else can access them.
     Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
 }
 
@@ -47,8 +47,8 @@ unsafe impl Send for Header {}
 unsafe impl Sync for Header {}
 
 impl Allocation {
-    /// Allocates `len` zero bytes; returns the allocation and its start. It is on the heap, unless
-    /// `len` is at least `mapped_from_len`. `None`: the system has no such memory.
+    /// Allocates `len` zero bytes: on the heap, or mapped if `len` is at least `mapped_from_len`. Returns
+    /// the allocation and its start; `None`: the operating system has no memory.
     pub(super) fn allocate_zeroed(
         len: usize,
         mapped_from_len: usize,
@@ -60,16 +60,16 @@ impl Allocation {
         Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
-    /// Maps memory for a large buffer, in huge pages where the kernel provides them, since large
-    /// long-lived data (the directory) are accessed at random.
+    /// Maps memory for a large buffer, in huge pages if available: large long-lived data (the directory)
+    /// are accessed at random.
     fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
         let mapping = Mapping::transparent_or_base(len).ok()?;
         let start = mapping.start();
         Some((Backing::Mapped { mapping, home: None }, start))
     }
 
-    /// The first handle on memory for `len` bytes with arbitrary contents, which goes back to `home`. `None`: there is
-    /// none.
+    /// The first handle on memory for `len` bytes with arbitrary contents, which returns to `home` when
+    /// dropped. `None`: the operating system has no memory.
     pub(super) fn of_spares(home: &Arc<Spares>, len: usize) -> Option<(Allocation, NonNull<u8>)> {
         let mapping = home.take(len)?;
         let start = mapping.start();
@@ -86,7 +86,7 @@ impl Allocation {
         Some((Backing::Heap { start, layout }, start))
     }
 
-    /// The first handle on bytes that others may have, too: `memory` has them.
+    /// The first handle on bytes that `memory` owns and others may share.
     pub(super) fn lending(memory: Arc<dyn Send + Sync>) -> Allocation {
         let header = Box::new(Header {
             handles: Handles::new(1),
@@ -95,7 +95,7 @@ impl Allocation {
         Allocation(NonNull::from(Box::leak(header)))
     }
 
-    /// The first handle on `num_slots` slots of `pool`, beginning at the slot of `header`.
+    /// The first handle on `num_slots` slots of `pool`, starting at the slot of `header`.
     ///
     /// # Safety
     /// `header` belongs to `pool`, its slots have just been claimed by the caller, and no handle on
@@ -108,19 +108,20 @@ impl Allocation {
         let Backing::Pool { pool: backing, num_slots: count } = &header.backing else {
             unreachable!("pools are made of pool headers");
         };
-        // Relaxed: whatever passes the handle to another thread orders these stores, too.
+        // Relaxed: passing the handle to another thread orders these stores, too.
         backing.store(Arc::into_raw(Arc::clone(pool)).cast_mut(), Ordering::Relaxed);
         count.store(num_slots, Ordering::Relaxed);
         header.handles.begin();
         Allocation(NonNull::from(header))
     }
 
-    /// Returns whether this is the only handle. If so, no other can appear, since handles are cloned from handles.
+    /// Returns whether this is the only handle. If so, no other can appear, since handles are only cloned
+    /// from handles.
     pub(super) fn is_only_handle(&self) -> bool {
         self.header().handles.is_one()
     }
 
-    /// Returns whether the only handle may write the memory: not if somebody lends it.
+    /// Returns whether a sole handle may write the memory: false for lent memory.
     pub(super) fn is_owned(&self) -> bool {
         !matches!(self.header().backing, Backing::Lent { .. })
     }
@@ -193,7 +194,7 @@ impl Drop for Allocation {
 }
 
 impl Header {
-    /// The header of a free slot.
+    /// The header for a free slot.
     pub(super) fn of_free_slot() -> Header {
         let backing = Backing::Pool {
             pool: AtomicPtr::new(std::ptr::null_mut()),
@@ -203,9 +204,9 @@ impl Header {
     }
 }
 
-/// Buffers of at least this length are mapped: four huge pages.
+/// Buffers of this length or more are mapped: four huge pages.
 pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
 
-/// Temporary buffers of at least this length are mapped, like in the allocators of C. Mapping
-/// smaller ones would exhaust the 65,530 mappings of a process.
+/// Temporary buffers of this length or more are mapped, as in C allocators. Mapping shorter ones would
+/// exhaust the 65,530 mappings of a process.
 pub(super) const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;

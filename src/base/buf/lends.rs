@@ -1,12 +1,13 @@
-//! The pages of shared memory that are lent, or may be.
+//! Zero-copy lending of the pages of shared memory.
 //!
-//! A page is *frozen* once it has its bytes: then it may be lent, and is not written. Thawing a page ends that.
-//! It may be written again when all lends from before have ended, which nobody waits for: the writer asks again.
+//! A page is *frozen* once it holds valid bytes: it may be lent, and nobody writes it. Thawing it ends the
+//! lending. The page is writable again when all earlier loans have ended. Nobody blocks on this: the writer
+//! asks again.
 //!
-//! Lends are counted by lender, not by page: a lender has one allocation, and each buffer that it lends is a
-//! handle on it. To thaw a page, each lender with buffers outstanding gets a new allocation; the page is writable
-//! when nothing is left of the old ones. So a lend costs a lock that only its lender takes, and a buffer lent
-//! later delays nobody.
+//! Loans are counted per lender, not per page. A lender has one allocation, and each buffer that it lends
+//! is a handle on it. Thawing gives each lender with outstanding buffers a new allocation; the page is
+//! writable once all handles on the old ones are dropped. So lending costs one lock, which only its lender
+//! takes, and later loans do not delay the writer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,45 +19,45 @@ use super::slots::words_of;
 use crate::error::Result;
 use crate::sync::{Mutex, Ordering};
 
-/// The lends of one piece of shared memory. Pages are numbered from its start.
+/// The loans of one piece of shared memory. Pages are numbered from its start.
 pub(super) struct Lends {
-    /// A bit for each page.
+    /// One bit per page, set while the page is frozen.
     frozen: SharedWords,
-    /// Whoever writes to pages, or changes whether they are frozen, holds it.
+    /// Held while writing pages, and while freezing or thawing them.
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     lenders: Vec<Arc<Lender>>,
-    /// Allocations that lenders no longer use, and that have buffers, each with the number of the thaw that
-    /// ended it.
+    /// Replaced allocations that still have buffers, each with the number of the thaw that replaced it.
     ended: Vec<(u64, Allocation)>,
-    /// Thawed pages with the number of their thaw, until all allocations that it ended are without buffers.
+    /// Thawed pages, each with the number of its thaw, until all allocations replaced by that thaw have no
+    /// buffers.
     thawing: BTreeMap<usize, u64>,
     thaws: u64,
 }
 
-/// Lends buffers on behalf of one queue pair.
+/// Lends buffers to the users of one queue pair.
 pub struct Lender {
     allocation: Mutex<Allocation>,
 }
 
 impl Lends {
-    /// For `num_pages` pages, none of which is frozen.
+    /// Manages `num_pages` pages, all unfrozen.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn new(num_pages: usize) -> Result<Lends> {
         let frozen = SharedWords::new(num_pages.div_ceil(64).max(1))?;
         Ok(Lends { frozen, state: Mutex::default() })
     }
 
-    /// Adds a lender with this allocation.
+    /// Adds a lender that starts with this allocation.
     pub(super) fn add(&self, allocation: Allocation) -> Arc<Lender> {
         let lender = Arc::new(Lender { allocation: Mutex::new(allocation) });
         let mut state = self.state.lock();
-        // Those that nobody uses stay until their buffers have come back.
+        // An unused lender is kept until its buffers are dropped.
         let is_used = |lender: &Arc<Lender>| {
             Arc::strong_count(lender) > 1 || !lender.allocation.lock().is_only_handle()
         };
@@ -65,10 +66,11 @@ impl Lends {
         lender
     }
 
-    /// A handle that keeps `pages` as they are, if all of them are frozen.
+    /// Lends `pages` if all are frozen: while the returned handle exists, nobody writes them.
     pub(super) fn lend(&self, lender: &Lender, pages: Range<usize>) -> Option<Allocation> {
         let allocation = lender.allocation.lock();
-        // Under the lock: a thaw clears the bits first, and then takes it.
+        // Checked under the lock: a thaw clears the bits before it takes this lock, so it sees the new
+        // handle.
         let is_frozen = words_of(pages.start, pages.len()).all(|(word, bits)| {
             let found = self.frozen.as_ref()[word].load(Ordering::Acquire);
             found & bits == bits
@@ -76,7 +78,7 @@ impl Lends {
         is_frozen.then(|| allocation.clone())
     }
 
-    /// Freezes `pages`, which have their bytes.
+    /// Freezes `pages`, which hold valid bytes.
     pub(super) fn freeze(&self, pages: Range<usize>) {
         let _state = self.state.lock();
         for (word, bits) in words_of(pages.start, pages.len()) {
@@ -84,8 +86,8 @@ impl Lends {
         }
     }
 
-    /// Lends no more of `pages`. Whether they may be written; if not, a later call will say so. `begin` makes an
-    /// allocation for a lender.
+    /// Ends the lending of `pages`. Returns whether they may be written now; if not, ask again. `begin`
+    /// makes a new allocation for a lender.
     pub(super) fn thaw(&self, pages: Range<usize>, begin: impl Fn() -> Allocation) -> bool {
         let mut state = self.state.lock();
         let mut was_frozen = false;
@@ -103,7 +105,7 @@ impl Lends {
         state.may_write(pages)
     }
 
-    /// Calls `write` if `pages` may be written, and no page is frozen meanwhile.
+    /// Calls `write` if `pages` may be written. Freezing waits until `write` returns.
     pub(super) fn write<T>(&self, pages: Range<usize>, write: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.state.lock();
         let is_frozen = words_of(pages.start, pages.len())
@@ -113,7 +115,7 @@ impl Lends {
 }
 
 impl State {
-    /// Gives each lender that has lent something a new allocation.
+    /// Gives each lender with outstanding buffers a new allocation.
     fn end_allocations(&mut self, begin: impl Fn() -> Allocation) {
         self.thaws += 1;
         for lender in &self.lenders {
@@ -125,12 +127,12 @@ impl State {
         self.ended.retain(|(_, allocation)| !allocation.is_only_handle());
     }
 
-    /// Returns whether none of these pages, which are not frozen, is still lent.
+    /// Returns whether all loans of these unfrozen pages have ended.
     fn may_write(&mut self, pages: Range<usize>) -> bool {
         if self.thawing.range(pages.clone()).next().is_none() {
             return true;
         }
-        // An allocation that a thaw ended may have lent pages of all later thaws.
+        // An allocation may have lent any page thawed since; so its pages and all thawed later wait for it.
         self.ended.retain(|(_, allocation)| !allocation.is_only_handle());
         match self.ended.iter().map(|(thaw, _)| *thaw).min() {
             None => self.thawing.clear(),

@@ -1,16 +1,15 @@
 //! Memory for device I/O: owned buffers, shared slices, and the pool they come from.
 //!
-//! An *allocation* is a piece of memory with a reference count: memory of its own
-//! ([`IoBuf::zeroed`]) or adjacent slots of a [`Pool`]. An [`IoBuf`] is a range of an allocation
-//! and the only owner of its bytes, so that a device may write them. [`IoBuf::freeze`] turns it
-//! into a [`SharedBuf`], which can be cloned and sliced, but not written; when one handle is left,
-//! [`SharedBuf::thaw`] makes it writable again. The memory is returned when the last buffer of its
-//! allocation is dropped.
+//! An *allocation* is memory with a reference count: memory of its own ([`IoBuf::zeroed`]) or adjacent
+//! slots of a [`Pool`]. An [`IoBuf`] is a range of an allocation and the only owner of its bytes, so that a
+//! device may write them. [`IoBuf::freeze`] turns it into a [`SharedBuf`], which can be cloned and sliced,
+//! but not written. When only one handle is left, [`SharedBuf::thaw`] makes it writable again. Dropping the
+//! last buffer of an allocation returns the memory.
 //!
-//! Invariants: buffers of one allocation never overlap; every byte of an allocation is initialised,
-//! if only with its last owner's data; allocations are aligned to 4,096.
+//! Invariants: buffers of one allocation never overlap; every byte of an allocation is initialised, if only
+//! with data of its previous owner; allocations are aligned to 4,096.
 //!
-//! Not here: which bytes of a buffer are valid (the I/O's completion says so), locking memory, and
+//! Not handled here: which bytes of a buffer are valid (the I/O's completion tells), locking memory, and
 //! waiting for free memory (an exhausted pool returns `None`).
 //!
 //! Read `allocation.rs` first, which counts references; then this file; then `pool.rs`.
@@ -44,7 +43,7 @@ pub use crate::error::zeroed_vec;
 use crate::error::{Result, no_memory};
 use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
-/// Owned bytes that move with their I/O: an allocation, or a range of one.
+/// Owned bytes for I/O: an allocation, or a range of one.
 ///
 /// Buffers of one allocation are disjoint, and each has one owner. An empty buffer holds no memory.
 pub struct IoBuf {
@@ -53,8 +52,8 @@ pub struct IoBuf {
     len: usize,
 }
 
-// SAFETY: an `IoBuf` is the only owner of its bytes, so it may go to another thread as a `Vec` may;
-// `Allocation` may as well.
+// SAFETY: an `IoBuf` is the only owner of its bytes, so it may move to another thread like a `Vec`;
+// `Allocation` may, too.
 unsafe impl Send for IoBuf {}
 // SAFETY: `&IoBuf` gives `&[u8]` only.
 unsafe impl Sync for IoBuf {}
@@ -67,24 +66,24 @@ impl IoBuf {
 
     /// A stand-alone buffer of `len` zero bytes, aligned to 4,096.
     ///
-    /// Allocates; the read path takes its buffers from a [`Pool`] instead.
-    /// For a length that media, a peer or a source states, use [`IoBuf::try_zeroed`].
+    /// Allocates; the read path takes its buffers from a [`Pool`] instead. For a length stated by media, a
+    /// peer or a source, use [`IoBuf::try_zeroed`].
     pub fn zeroed(len: usize) -> IoBuf {
         let of_len = Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>());
         IoBuf::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(of_len))
     }
 
-    /// As [`IoBuf::zeroed`].
+    /// [`IoBuf::zeroed`] that may fail.
     ///
     /// # Errors
-    /// `OutOfMemory`: the system has no such memory.
+    /// `OutOfMemory`: the operating system has no memory.
     pub fn try_zeroed(len: usize) -> Result<IoBuf> {
         IoBuf::allocated(len, MAPPED_FROM_LEN)
     }
 
-    /// [`IoBuf::try_zeroed`] for short-lived buffers of megabytes and varying lengths: dropping it
-    /// returns the memory to the system, where an allocator would keep it and map more for the next
-    /// size.
+    /// [`IoBuf::try_zeroed`] for short-lived buffers of megabytes and varying lengths. Dropping such a
+    /// buffer returns its memory to the operating system; an allocator would keep it and map more for the
+    /// next length.
     fn temporary(len: usize) -> Result<IoBuf> {
         IoBuf::allocated(len, TEMPORARY_MAPPED_FROM_LEN)
     }
@@ -98,7 +97,7 @@ impl IoBuf {
         Ok(IoBuf { allocation: Some(allocation), start, len })
     }
 
-    /// The first `len` bytes of `allocation`, which begins at `start`.
+    /// The first `len` bytes of `allocation`, whose memory begins at `start`.
     ///
     /// # Safety
     /// `allocation` is the only handle on its memory, and `start..start + len` is initialised
@@ -107,8 +106,7 @@ impl IoBuf {
         IoBuf { allocation: Some(allocation), start, len }
     }
 
-    /// Splits at `at`: `self` keeps the bytes before it, the rest is returned as a buffer of its
-    /// own.
+    /// Splits at `at`: `self` keeps the bytes before it; returns the rest as a buffer of its own.
     ///
     /// # Panics
     /// If `at` is past the end.
@@ -128,14 +126,14 @@ impl IoBuf {
         rest
     }
 
-    /// Drops the bytes from `len` on, if there are any.
+    /// Drops the bytes from offset `len` on, if there are any.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len {
             drop(self.split_off(len));
         }
     }
 
-    /// Appends the buffer that begins where this one ends: the inverse of [`IoBuf::split_off`].
+    /// Appends the buffer that begins at the end of this one: the inverse of [`IoBuf::split_off`].
     ///
     /// An empty buffer can be joined with any other.
     ///
@@ -158,8 +156,8 @@ impl IoBuf {
         Ok(())
     }
 
-    /// [`IoBuf::unsplit`] for the case that one part was replaced by other memory, because a lost
-    /// device may still write to the original: then both parts are copied into new memory.
+    /// [`IoBuf::unsplit`] if one part may have been replaced by other memory, because a lost device may
+    /// still write to the original. In that case, copies both parts into new memory.
     pub fn rejoin(&mut self, other: IoBuf) {
         if let Err(other) = self.unsplit(other) {
             let mut whole = IoBuf::zeroed(self.len + other.len);
@@ -169,12 +167,12 @@ impl IoBuf {
         }
     }
 
-    /// Returns whether this is memory of a device driver, for DMA: see [`PageSource`].
+    /// Returns whether this is a device driver's memory for DMA: see [`PageSource`].
     pub fn is_of_driver(&self) -> bool {
         self.allocation.as_ref().is_some_and(Allocation::is_of_driver)
     }
 
-    /// Ends writing: returns the same bytes for sharing.
+    /// Ends writing: returns the same bytes as a [`SharedBuf`].
     pub fn freeze(self) -> SharedBuf {
         SharedBuf(self)
     }
@@ -209,15 +207,15 @@ impl std::fmt::Debug for IoBuf {
     }
 }
 
-/// Prefetches the start of `bytes` into the CPU cache; the processor's own prefetcher then
-/// recognises the sequence and fetches the rest.
+/// Prefetches the start of `bytes` into the CPU cache. The processor's own prefetcher then recognises the
+/// sequence and fetches the rest.
 #[inline]
 #[doc(hidden)]
 pub fn prefetch(bytes: &[u8]) {
     prefetch_lines(bytes.as_ptr(), bytes.len());
 }
 
-/// [`prefetch`] of memory that others may be writing.
+/// [`prefetch`] of memory that other threads or processes may write meanwhile.
 #[inline]
 fn prefetch_lines(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]

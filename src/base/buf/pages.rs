@@ -27,24 +27,24 @@ pub enum Pages {
 /// A driver's source of pages for DMA.
 ///
 /// # Safety
-/// [`PageSource::allocate`] returns zeroed memory of at least `len` bytes, aligned to 4,096, which
-/// nobody else has until [`PageSource::free`].
+/// [`PageSource::allocate`] returns zeroed memory of at least `len` bytes, aligned to 4,096, that nobody
+/// else uses until [`PageSource::free`].
 pub unsafe trait PageSource: Sync {
-    /// Allocates `len` bytes; `None` if none are left.
+    /// Allocates `len` bytes; `None` if no memory is left.
     fn allocate(&self, len: usize) -> Option<NonNull<u8>>;
 
-    /// Frees memory.
+    /// Frees memory of [`PageSource::allocate`].
     ///
     /// # Safety
     /// `start` came from [`PageSource::allocate`], is freed once, and nobody uses it any more.
     unsafe fn free(&self, start: NonNull<u8>);
 
-    /// Returns whether the memory belongs to the parent process, so that this process must not write to it.
+    /// Returns whether the memory belongs to the parent process, so that this forked child must not write
+    /// to it.
     fn is_foreign(&self) -> bool;
 }
 
-/// Makes pools allocate from `source` from now on, while it has memory. Only the first call has an
-/// effect.
+/// Makes later pools allocate from `source` while it has memory. Only the first call has an effect.
 pub fn use_pages_of(source: &'static dyn PageSource) {
     let _ = SOURCE.set(source); // a later call names the same driver: there is only one
 }
@@ -62,14 +62,14 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Zeroed, private mapped memory, unmapped on drop.
+/// Zeroed, private mapped memory; dropping it unmaps it.
 pub(super) struct Mapping {
-    /// The whole mapping, which exceeds the used part where that is aligned to 2 MiB.
+    /// The whole mapping. It exceeds the used part if that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
     start: NonNull<u8>,
     pages: Pages,
-    /// The source to return it to; `None`: the operating system.
+    /// The source to which the memory returns; `None`: the operating system.
     source: Option<&'static dyn PageSource>,
 }
 
@@ -79,7 +79,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes in the best pages that `try_huge` allows and the machine has.
+    /// Maps `len` bytes in the best pages that the machine has and `try_huge` permits.
     pub(super) fn new(len: usize, try_huge: bool) -> Result<Mapping> {
         if try_huge && len >= HUGE_LEN / 2 {
             if let Some(mapping) = SOURCE.get().and_then(|source| Mapping::of(*source, len)) {
@@ -102,7 +102,7 @@ impl Mapping {
         Ok(Mapping { mapped, mapped_len: len, start, pages: Pages::Base, source: None })
     }
 
-    /// Maps `len` bytes for one buffer, without the reserved huge pages, which are left to pools.
+    /// Maps `len` bytes for one buffer, without reserved huge pages, which are left to pools.
     pub(super) fn transparent_or_base(len: usize) -> Result<Mapping> {
         let huge = len >= HUGE_LEN && transparent_is_allowed();
         let transparent = if huge { Mapping::transparent(len) } else { None };
@@ -113,16 +113,17 @@ impl Mapping {
         self.start
     }
 
-    /// Bytes from its start.
+    /// Length in bytes of the used part.
     pub(super) fn len(&self) -> usize {
         self.mapped_len - (self.start.addr().get() - self.mapped.addr().get())
     }
 
-    /// Lets the operating system take the pages, whose contents are not needed, until they are written again.
+    /// Lets the operating system reclaim the pages until they are written again; their contents are not
+    /// needed.
     pub(super) fn lend_pages(&self) {
         // SAFETY: the range is mapped, and the caller has the only handle on it, without any use for its contents.
         let lent = unsafe { madvise(self.start.as_ptr().cast(), self.len(), Advice::LinuxFree) };
-        let _ = lent; // it keeps them
+        let _ = lent; // on an error the pages just stay
     }
 
     pub(super) fn pages(&self) -> Pages {
@@ -148,7 +149,8 @@ impl Mapping {
         let start = mapped.cast();
         let pages = Pages::Huge;
         let mapping = Mapping { mapped, mapped_len: len, start, pages, source: None };
-        // Touched now: exceeding a control group's limit later would be a SIGBUS, not an error.
+        // Touches the pages now: exceeding a control group's limit later would raise SIGBUS instead of an
+        // error.
         // SAFETY: the range was just mapped and holds nothing yet.
         let populated = unsafe { madvise(mapped.as_ptr(), len, Advice::LinuxPopulateWrite) };
         populated.ok().map(|()| mapping)
@@ -188,7 +190,7 @@ fn map(len: usize, flags: MapFlags) -> rustix::io::Result<NonNull<c_void>> {
     NonNull::new(start).ok_or(rustix::io::Errno::NOMEM)
 }
 
-/// Returns whether `madvise` can enable huge pages: an administrator may have disabled them.
+/// Returns whether `madvise` can enable huge pages, which an administrator may have disabled.
 fn transparent_is_allowed() -> bool {
     static ALLOWED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *ALLOWED.get_or_init(|| {

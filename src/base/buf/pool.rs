@@ -15,7 +15,7 @@ use crate::units::ALIGN_BYTES;
 /// A pool's use of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Reserved huge pages, else transparent ones, else 4 KiB pages.
+    /// Reserved huge pages, otherwise transparent ones, otherwise 4 KiB pages.
     #[default]
     Auto,
     /// 4 KiB pages.
@@ -29,7 +29,7 @@ pub struct PoolOptions {
     pub bytes: usize,
     /// Length of a slot: a multiple of 4,096. Allocations are rounded up to whole slots.
     pub slot_len_bytes: usize,
-    /// Its use of huge pages.
+    /// The pool's use of huge pages.
     pub huge_pages: HugePages,
 }
 
@@ -41,30 +41,30 @@ pub struct PoolOptions {
 pub struct Pool(Arc<Inner>);
 
 pub(super) struct Inner {
-    /// One header per slot; an allocation uses that of its first slot.
+    /// One header per slot; an allocation uses the header of its first slot.
     headers: Box<[Header]>,
     slots: Slots,
     slot_len_bytes: usize,
     mapping: Mapping,
-    /// Memory that buffers outside the pool have used, for the next ones.
+    /// Memory of dropped buffers outside the pool, for reuse.
     spares: Arc<Spares>,
 }
 
 impl Pool {
-    /// Maps the memory; base pages are allocated by the kernel when they are first touched.
+    /// Maps the memory; the kernel allocates base pages when they are first touched.
     ///
     /// # Errors
-    /// `InvalidArgument`: less than one slot, a slot length that is not whole pages, or more than
-    /// 2^32 slots. `OutOfMemory`: the operating system does not have that much.
+    /// `InvalidArgument`: less than one slot, a slot length that is not a multiple of 4,096, or more than
+    /// 2^32 slots. `OutOfMemory`: the operating system does not have that much memory.
     pub fn new(options: PoolOptions) -> Result<Pool> {
         let huge = options.huge_pages == HugePages::Auto;
         Pool::with_pages(options, |len| Mapping::new(len, huge))
     }
 
-    /// A pool that uses only memory of `source`.
+    /// A pool whose memory comes only from `source`.
     ///
     /// # Errors
-    /// As [`Pool::new`].
+    /// The errors of [`Pool::new`].
     pub fn of_source(options: PoolOptions, source: &'static dyn PageSource) -> Result<Pool> {
         Pool::with_pages(options, |len| {
             let none = || Error::new(ErrorKind::OutOfMemory, "the driver has no memory left");
@@ -98,8 +98,8 @@ impl Pool {
     /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
     /// `None` if no range of slots is free.
     ///
-    /// Never blocks, makes no system call and does not allocate from the heap. In a child process,
-    /// a pool in a driver's memory has nothing free, since the parent still uses it.
+    /// Never blocks, makes no system call and does not allocate from the heap. In a forked child, a pool in
+    /// a driver's memory has no free slot, since the parent still uses it.
     pub fn take(&self, len: usize) -> Option<IoBuf> {
         if len == 0 {
             return Some(IoBuf::empty());
@@ -113,11 +113,12 @@ impl Pool {
         Some(self.buffer_on(first, num_slots, len))
     }
 
-    /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for what has no room in it.
-    /// Large ones have the memory of earlier ones, if those are dropped; the last of them and the pool unmap it.
+    /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for I/O that
+    /// does not fit the pool. Large buffers reuse the memory of dropped ones. Dropping the pool and its
+    /// last buffer unmaps it.
     ///
     /// # Errors
-    /// `OutOfMemory`: the system has no such memory.
+    /// `OutOfMemory`: the operating system has no memory.
     #[doc(hidden)]
     pub fn outside(&self, len: usize) -> Result<IoBuf> {
         let spare = if len < HUGE_LEN { None } else { Allocation::of_spares(&self.0.spares, len) };
@@ -140,7 +141,7 @@ impl Pool {
         Some(self.buffer_on(first, num_slots, len))
     }
 
-    /// A buffer of `len` bytes on slots that the caller has just claimed.
+    /// A buffer of `len` bytes in slots that the caller has just allocated.
     fn buffer_on(&self, first: usize, num_slots: usize, len: usize) -> IoBuf {
         let inner = &*self.0;
         let num_slots = u32::try_from(num_slots).expect("as many slots as were just taken");
@@ -154,13 +155,13 @@ impl Pool {
         unsafe { IoBuf::of_allocation(allocation, start, len) }
     }
 
-    /// Offset of `bytes` in the pool; `None` if they are not part of it.
+    /// Offset of `bytes` in the pool; `None` if they lie outside it.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.0.mapping.start().addr().get())?;
         (offset + bytes.len() <= self.capacity_bytes()).then_some(offset)
     }
 
-    /// The address of the byte at `offset`, for a device that registers its buffers once.
+    /// The address of the byte at `offset`, for a device that registers the whole pool once.
     ///
     /// # Panics
     /// If `offset` is not below [`Pool::capacity_bytes`].
@@ -191,7 +192,7 @@ impl Pool {
         self.0.mapping.pages()
     }
 
-    /// Returns whether pages are allocated when they are first touched, not with the pool.
+    /// Returns whether pages are allocated when first touched, instead of when the pool is created.
     #[doc(hidden)]
     pub fn pages_come_later(&self) -> bool {
         matches!(self.pages(), Pages::Transparent | Pages::Base)

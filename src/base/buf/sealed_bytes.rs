@@ -1,4 +1,4 @@
-//! Bytes that never change and that other processes may map: a `memfd` sealed against writes.
+//! Immutable bytes that other processes may map: a `memfd` sealed against writes.
 #![allow(unsafe_code)] // maps memory
 
 use std::ffi::c_void;
@@ -10,10 +10,10 @@ use std::ptr::{NonNull, null_mut};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, Stat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Immutable bytes in memory that other processes of the same user may map, instead of a copy of their own.
+/// Immutable bytes in memory that other processes of the same user can map instead of making their own copy.
 ///
-/// The kernel enforces it: the file is sealed against writes and a change of its length, for all processes and
-/// for good. Its memory is freed when the last process that has it drops it.
+/// The kernel enforces this: seals forbid all processes, for good, to write the file or change its length.
+/// The memory is freed when the last process drops it.
 #[derive(Debug)]
 pub struct SealedBytes {
     start: NonNull<c_void>,
@@ -21,16 +21,16 @@ pub struct SealedBytes {
     file: OwnedFd,
 }
 
-/// The location at which another process finds [`SealedBytes`].
+/// The location by which another process opens [`SealedBytes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedLocation {
-    /// A process that has them open.
+    /// A process that has the bytes open.
     pub pid: u32,
-    /// Its file descriptor.
+    /// The file descriptor in that process.
     pub fd: u32,
     /// The device number of the file.
     pub dev: u64,
-    /// The inode of the file, in case that the process has ended and another one has its number.
+    /// The inode of the file. It detects that the process has ended and another one has its identifier.
     pub ino: u64,
 }
 
@@ -43,7 +43,7 @@ impl SealedBytes {
     /// A copy of `bytes`.
     ///
     /// # Errors
-    /// Those of the operating system: no memory, no descriptor, `EINVAL` if `bytes` is empty.
+    /// Errors of the operating system: no memory, no descriptor, `EINVAL` if `bytes` is empty.
     pub fn of(bytes: &[u8]) -> std::io::Result<SealedBytes> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let mut file = std::fs::File::from(rustix::fs::memfd_create("dlfs_snapshot", flags)?);
@@ -52,14 +52,14 @@ impl SealedBytes {
         SealedBytes::map(file.into(), bytes.len())
     }
 
-    /// Maps the bytes at `location`, if they are still there.
+    /// Maps the bytes at `location`, if they still exist.
     ///
     /// # Errors
-    /// Those of the operating system. `InvalidData`: something else is there, or it is not sealed, or of another
-    /// user.
+    /// Errors of the operating system. `InvalidData`: the file is another one, is not sealed, or belongs to
+    /// another user.
     pub fn open(location: &SealedLocation) -> std::io::Result<SealedBytes> {
         let path = format!("/proc/{}/fd/{}", location.pid, location.fd);
-        // Before the file is opened, which would have effects on some devices.
+        // Checked before opening, because opening some devices has side effects.
         location.check(&rustix::fs::stat(&path)?)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(&path, flags, Mode::empty())?;
@@ -73,17 +73,18 @@ impl SealedBytes {
     }
 
     fn map(file: OwnedFd, len: usize) -> std::io::Result<SealedBytes> {
-        // Private, since older kernels refuse a shared mapping of a sealed file; clean pages are shared anyway.
+        // Private, since older kernels refuse a shared mapping of a sealed file; clean pages are shared
+        // anyway.
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) }?;
         let start = NonNull::new(start).expect("a mapping is not at address 0");
         Ok(SealedBytes { start, len, file })
     }
 
-    /// The location at which another process finds them, as long as the calling process has them.
+    /// The location by which another process can open the bytes while the calling process holds them.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn location(&self) -> std::io::Result<SealedLocation> {
         let Stat { st_dev, st_ino, .. } = rustix::fs::fstat(&self.file)?;
         let fd = self.file.as_raw_fd() as u32; // an open descriptor is not negative

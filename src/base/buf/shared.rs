@@ -9,10 +9,10 @@ use super::allocation::Allocation;
 
 /// Read-only bytes: a frozen [`super::IoBuf`], or a part of one.
 ///
-/// A clone or slice costs one atomic increment. The memory returns to its pool when the last of
-/// them, and the last buffer of the same allocation, is dropped.
+/// A clone or slice costs one atomic increment. The memory returns to its pool when the last clone or
+/// slice, and the last other buffer of its allocation, is dropped.
 ///
-/// Inside is a buffer that is not the only owner of its bytes: others may have them, too, so nobody writes them.
+/// The inner buffer is not the only owner of its bytes: clones may share them, so nobody writes them.
 #[derive(Default)]
 pub struct SharedBuf(pub(super) IoBuf);
 
@@ -25,8 +25,7 @@ impl SharedBuf {
     /// The bytes `start..start + len` of `allocation`.
     ///
     /// # Safety
-    /// The range is initialised memory that `allocation` keeps alive, and nobody can write it any
-    /// more.
+    /// The range is initialised memory that `allocation` keeps alive, and nobody can write it any more.
     pub(super) unsafe fn of_range(
         allocation: Option<Allocation>,
         start: NonNull<u8>,
@@ -35,10 +34,10 @@ impl SharedBuf {
         SharedBuf(IoBuf { allocation, start, len })
     }
 
-    /// The part `range`, which shares the memory. An empty part holds none.
+    /// The part `range`, which shares the memory. An empty part holds no memory.
     ///
     /// # Panics
-    /// If the range is reversed or ends past the end, as with slices.
+    /// If the range is reversed or exceeds the buffer, as with slices.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> SharedBuf {
         let from = match range.start_bound() {
             Bound::Included(&from) => from,

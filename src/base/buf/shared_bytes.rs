@@ -1,4 +1,4 @@
-//! Bytes that several processes share: a sealed `memfd` that one of them writes and the others read.
+//! Bytes shared by several processes: a `memfd` of sealed length that one process writes and others read.
 #![allow(unsafe_code)] // maps memory
 
 use std::ffi::c_void;
@@ -17,28 +17,29 @@ use super::pages::HUGE_LEN;
 use super::{HugePages, SharedBuf, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Memory that other processes map, too: writable in the process that created it, readable in all others.
+/// Memory mapped by several processes: writable in the process that created it, readable in all others.
 /// Forked children share it.
 ///
-/// It is gone with the last process that has it. Its length is sealed, so no process can cut it off under
-/// another one. Memory is allocated where it is first written, and freed by [`SharedBytes::deallocate`].
+/// The memory is freed when the last process drops it. Its length is sealed, so that no process can
+/// truncate it while others use it. Pages are allocated when first written, and freed by
+/// [`SharedBytes::deallocate`].
 ///
-/// A read that overlaps a write returns any mixture of old and new bytes. Who decides what is read where has
-/// to notice that, and to discard them: see `tier`.
+/// A read that overlaps a write returns any mixture of old and new bytes. The code that decides what is
+/// stored where must detect this and discard the bytes: see `dlfs-cache`.
 ///
-/// The process that writes may lend pages without a copy, once they are frozen ([`SharedBytes::freeze`]). They are
-/// written again only after they were thawed and all buffers have come back ([`SharedBytes::thaw`]).
+/// The writing process may lend frozen pages without a copy ([`SharedBytes::freeze`]). They are written
+/// again only after they were thawed and all lent buffers were dropped ([`SharedBytes::thaw`]).
 pub struct SharedBytes {
     map: Arc<Map>,
     len: usize,
     file: OwnedFd,
-    /// The lends of its pages; `None` where another process writes.
+    /// The loans of pages; `None` if another process writes.
     lends: Option<Lends>,
 }
 
 /// The mapping.
 struct Map {
-    /// The whole mapping, which exceeds the used part: that is aligned to 2 MiB.
+    /// The whole mapping. It exceeds the used part, which is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
     start: NonNull<u8>,
@@ -51,13 +52,13 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl SharedBytes {
-    /// Creates `len` zero bytes, in huge pages if there are any.
+    /// Creates `len` zero bytes, in huge pages if available.
     ///
     /// # Errors
-    /// `OutOfMemory`: more than this machine's memory. Errors of the operating system.
+    /// `OutOfMemory`: `len` exceeds this machine's memory. Otherwise errors of the operating system.
     pub fn new(len: usize) -> Result<SharedBytes> {
         must_fit(len)?;
-        // Reserved pages are taken at the mapping; where there are too few, others do.
+        // Mapping takes reserved huge pages; if there are too few, other pages are used.
         let reserved = len >= HUGE_LEN;
         let kind = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         let huge = || SharedBytes::create(len, kind, HugePages::Auto);
@@ -65,11 +66,11 @@ impl SharedBytes {
         huge.map_or_else(|| SharedBytes::create(len, MemfdFlags::empty(), HugePages::Auto), Ok)
     }
 
-    /// Creates `len` zero bytes, of which no more than `used` will be written at a time. They are in pages of
-    /// 4 KiB, so that memory is allocated only for those that are written.
+    /// Creates `len` zero bytes, of which at most `used` will be in use at a time. Uses 4 KiB pages, so
+    /// that memory is allocated only for pages that are written.
     ///
     /// # Errors
-    /// `OutOfMemory`: `used` is more than this machine's memory, or `len` more than can be mapped. Errors of
+    /// `OutOfMemory`: `used` exceeds this machine's memory, or `len` cannot be mapped. Otherwise errors of
     /// the operating system.
     pub fn sparse(len: usize, used: usize) -> Result<SharedBytes> {
         must_fit(used)?;
@@ -85,8 +86,8 @@ impl SharedBytes {
         SharedBytes::map(file, len, true, pages)
     }
 
-    /// Maps the `len` bytes of a file that another process created with [`SharedBytes::new`], or with
-    /// [`SharedBytes::sparse`] if `pages` is [`HugePages::Off`], for reading.
+    /// Maps for reading `len` bytes of a file that another process created, with [`SharedBytes::new`] or,
+    /// if `pages` is [`HugePages::Off`], with [`SharedBytes::sparse`].
     ///
     /// # Errors
     /// `InvalidArgument`: the file has another length, or its length is not sealed.
@@ -103,7 +104,7 @@ impl SharedBytes {
         SharedBytes::map(file, len, false, pages)
     }
 
-    /// Maps the file at an address that is aligned as huge pages are.
+    /// Maps the file at an address aligned for huge pages.
     fn map(file: OwnedFd, len: usize, is_writable: bool, pages: HugePages) -> Result<SharedBytes> {
         let file_len = len_of_file(len)?;
         let mapped_len = file_len.checked_add(HUGE_LEN).ok_or_else(|| too_long(len))?;
@@ -115,7 +116,7 @@ impl SharedBytes {
         let skip = mapped.cast::<u8>().align_offset(HUGE_LEN);
         // SAFETY: `skip` is below 2 MiB, and 2 MiB more than the file's length are mapped.
         let start = unsafe { mapped.cast::<u8>().add(skip) };
-        // Unmaps what is mapped, from here on.
+        // From here on, dropping `map` unmaps the memory.
         let map = Arc::new(Map { mapped, mapped_len, start });
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let protection = ProtFlags::READ | write;
@@ -140,10 +141,10 @@ impl SharedBytes {
         self.file.as_fd()
     }
 
-    /// Copies the bytes from `offset` on into `bytes`.
+    /// Copies bytes from `offset` into `bytes`.
     ///
     /// # Panics
-    /// If they end behind the last byte.
+    /// If the range exceeds the memory.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.at(offset, bytes.len());
         // SAFETY: `at` checked that the range is mapped, which it stays until drop; `bytes` is other memory.
@@ -153,11 +154,11 @@ impl SharedBytes {
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// There is no memory for them; nothing was written. They were mapped for reading. `EBUSY`: some are frozen, or
-    /// still lent.
+    /// On an error nothing was written. `EBUSY`: some pages are frozen or still lent. Otherwise there is no
+    /// memory for the bytes, or they were mapped for reading.
     ///
     /// # Panics
-    /// If they end behind the last byte.
+    /// If the range exceeds the memory.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> std::io::Result<()> {
         let to = self.at(offset, bytes.len());
         let lends = self.lends.as_ref().ok_or(Errno::ACCESS)?;
@@ -170,16 +171,16 @@ impl SharedBytes {
         Ok(written.ok_or(Errno::BUSY)?)
     }
 
-    /// Counts what one queue pair lends; `None` where another process writes.
+    /// Creates a lender for one queue pair; `None` if another process writes.
     pub fn lender(&self) -> Option<Arc<Lender>> {
         Some(self.lends.as_ref()?.add(self.lending()))
     }
 
-    /// The `len` bytes from `offset` on, if all of their pages are frozen. They stay as they are until the last
-    /// handle on them is dropped, and keep the memory mapped.
+    /// Lends `len` bytes at `offset`, if all of their pages are frozen. The bytes do not change, and stay
+    /// mapped, until the last handle on them is dropped.
     ///
     /// # Panics
-    /// If they end behind the last byte.
+    /// If the range exceeds the memory.
     pub fn lend(&self, lender: &Lender, offset: usize, len: usize) -> Option<SharedBuf> {
         let start = NonNull::new(self.at(offset, len))?;
         let handle = self.lends.as_ref()?.lend(lender, pages(offset, len))?;
@@ -188,21 +189,21 @@ impl SharedBytes {
         Some(unsafe { SharedBuf::of_range(Some(handle), start, len) })
     }
 
-    /// Freezes the pages of a range, so that they may be lent and are not written. No-op where another process
+    /// Freezes the pages of a range: they may be lent, and are not written. Does nothing if another process
     /// writes.
     ///
     /// # Panics
-    /// If it ends behind the last byte.
+    /// If the range exceeds the memory.
     pub fn freeze(&self, offset: usize, len: usize) {
         self.at(offset, len);
         self.lends.iter().for_each(|lends| lends.freeze(pages(offset, len)));
     }
 
-    /// Ends the lending of the pages of a range. `true`: nobody has a buffer of them, so they may be written.
-    /// Otherwise ask again later.
+    /// Ends the lending of a range's pages. Returns whether all loans have ended, so that the pages may be
+    /// written; if not, ask again later.
     ///
     /// # Panics
-    /// If it ends behind the last byte.
+    /// If the range exceeds the memory.
     pub fn thaw(&self, offset: usize, len: usize) -> bool {
         self.at(offset, len);
         self.lends.as_ref().is_none_or(|lends| lends.thaw(pages(offset, len), || self.lending()))
@@ -212,13 +213,13 @@ impl SharedBytes {
         Allocation::lending(self.map.clone())
     }
 
-    /// Frees the memory of a range, which then reads as zeroes.
+    /// Frees the memory of a range, which then reads as zeros.
     ///
     /// # Errors
-    /// Those of the operating system. `EBUSY`: some of it is frozen, or still lent.
+    /// Errors of the operating system. `EBUSY`: some pages are frozen or still lent.
     ///
     /// # Panics
-    /// If it ends behind the last byte.
+    /// If the range exceeds the memory.
     pub fn deallocate(&self, offset: usize, len: usize) -> std::io::Result<()> {
         self.at(offset, len);
         let lends = self.lends.as_ref().ok_or(Errno::ACCESS)?;
@@ -229,16 +230,16 @@ impl SharedBytes {
         Ok(freed.ok_or(Errno::BUSY)??)
     }
 
-    /// Prefetches the first of `len` bytes from `offset` on into the processor's cache.
+    /// Prefetches the start of the `len` bytes at `offset` into the CPU cache.
     ///
     /// # Panics
-    /// If they end behind the last byte.
+    /// If the range exceeds the memory.
     pub fn prefetch(&self, offset: usize, len: usize) {
         prefetch_lines(self.at(offset, len), len);
     }
 
-    /// Allocates the pages of a range: writing to a page for which there is no memory would be a SIGBUS, not
-    /// an error.
+    /// Allocates the pages of a range: writing to a page without memory would raise SIGBUS instead of
+    /// returning an error.
     fn allocate(&self, offset: usize, len: usize) -> std::io::Result<()> {
         let first = offset / PAGE_LEN * PAGE_LEN;
         let pages = (offset + len).next_multiple_of(PAGE_LEN) - first;
@@ -246,13 +247,13 @@ impl SharedBytes {
         // SAFETY: the file is whole pages, so the range is mapped; the advice changes no bytes.
         let populated = unsafe { madvise(at, pages, Advice::LinuxPopulateWrite) };
         match populated {
-            Ok(()) | Err(Errno::INVAL) => Ok(()), // before Linux 5.14 there is no such advice
+            Ok(()) | Err(Errno::INVAL) => Ok(()), // before Linux 5.14 this advice does not exist
             Err(Errno::FAULT) => Err(Errno::NOMEM.into()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// The address of `offset`, which `len` mapped bytes follow.
+    /// The address of `offset`, followed by at least `len` mapped bytes.
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "{offset} and {len} of {}", self.len);
@@ -263,8 +264,8 @@ impl SharedBytes {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped in `SharedBytes::map` with this length. The last of those who had the address is gone:
-        // the `SharedBytes`, and all that it has lent.
+        // SAFETY: mapped in `SharedBytes::map` with this length. All users of the address are gone: the
+        // `SharedBytes` and everything that it lent.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
     }
@@ -281,12 +282,12 @@ fn must_fit(len: usize) -> Result<()> {
     Err(Error::new(ErrorKind::OutOfMemory, text))
 }
 
-/// The pages with bytes of a range.
+/// The pages that contain a range.
 fn pages(offset: usize, len: usize) -> Range<usize> {
     offset / PAGE_LEN..(offset + len).div_ceil(PAGE_LEN)
 }
 
-/// The length of the file: whole huge pages where it may be made of them.
+/// The length of the file: whole huge pages if it may use them.
 fn len_of_file(len: usize) -> Result<usize> {
     let unit = if len >= HUGE_LEN { HUGE_LEN } else { PAGE_LEN };
     len.max(1).checked_next_multiple_of(unit).ok_or_else(|| too_long(len))
@@ -365,7 +366,7 @@ mod tests {
         let busy = |error: std::io::Error| error.kind() == std::io::ErrorKind::ResourceBusy;
         assert!(busy(bytes.write(12_288, &[2; 4096]).unwrap_err()));
         assert!(busy(bytes.deallocate(8192, 4096).unwrap_err()));
-        // The second page is thawed, the first is not.
+        // The second page is thawed, the first is still frozen.
         assert!(!bytes.thaw(12_288, 4096));
         assert!(bytes.lend(&first, 12_288, 4096).is_none());
         let later = bytes.lend(&first, 8192, 4096).unwrap();

@@ -1,4 +1,4 @@
-//! Words that several processes share: a sealed `memfd`, mapped by each of them.
+//! Atomic words shared by several processes: a `memfd` of sealed length that each of them maps.
 #![allow(unsafe_code)] // maps memory
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,10 +10,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::AtomicU64;
 
-/// Atomic words in memory that other processes map, too. Forked children share them.
+/// Atomic words in memory mapped by several processes. Forked children share them.
 ///
-/// The memory is gone with the last process that has it. Its length is sealed, so no process can cut
-/// it off under another one.
+/// The memory is freed when the last process drops it. Its length is sealed, so that no process can
+/// truncate it while others use it.
 #[derive(Debug)]
 pub struct SharedWords {
     start: NonNull<AtomicU64>,
@@ -30,7 +30,7 @@ impl SharedWords {
     /// Creates `len` words of zeroes.
     ///
     /// # Errors
-    /// Those of the operating system, `OutOfMemory` among them.
+    /// Errors of the operating system, including `OutOfMemory`.
     pub fn new(len: usize) -> Result<SharedWords> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
@@ -86,7 +86,7 @@ impl Drop for SharedWords {
     }
 }
 
-/// Length in bytes of `len` words; a mapping is not empty.
+/// Length in bytes of `len` words; refuses zero, since a mapping cannot be empty.
 fn bytes_of(len: usize) -> Result<usize> {
     let bytes = len.checked_mul(size_of::<AtomicU64>()).filter(|bytes| *bytes > 0);
     bytes.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, format!("{len} shared words")))

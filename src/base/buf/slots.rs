@@ -1,17 +1,17 @@
-//! The bitmap of a pool's used slots, which threads change without a lock.
+//! The bitmap of a pool's used slots, changed without a lock.
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// One bit per slot, set while the slot is used.
 ///
-/// Allocates the lowest range that fits, which keeps long ranges at the end free.
+/// Allocates the lowest range that fits, which keeps long ranges free at the end.
 pub(super) struct Slots {
     words: Box<[AtomicU64]>,
     num_slots: usize,
-    /// An upper bound of the number of free slots: raised before slots are freed, lowered after
-    /// they are allocated.
+    /// An upper bound on the number of free slots: raised before slots are freed, lowered after they are
+    /// allocated.
     num_free: AtomicUsize,
-    /// A hint where to search: no word before it had a free slot at the last search.
+    /// A hint for the search: at the last search, no earlier word had a free slot.
     first_word: AtomicUsize,
 }
 
@@ -60,7 +60,7 @@ impl Slots {
         }
     }
 
-    /// Allocates the `count` slots from `first` on, if they exist and are all free.
+    /// Allocates the `count` slots starting at `first`, if they exist and are all free.
     pub(super) fn take_at(&self, first: usize, count: usize) -> bool {
         let there = first.checked_add(count).is_some_and(|end| end <= self.num_slots);
         let taken = there && self.claim(first, count);
@@ -70,7 +70,7 @@ impl Slots {
         taken
     }
 
-    /// Frees `count` slots from `first`, which the caller has allocated.
+    /// Frees `count` slots starting at `first`, which the caller has allocated.
     pub(super) fn give_back(&self, first: usize, count: usize) {
         self.num_free.fetch_add(count, Ordering::Relaxed);
         for (word, mask) in words_of(first, count) {
@@ -81,7 +81,7 @@ impl Slots {
         self.first_word.fetch_min(first / 64, Ordering::Relaxed);
     }
 
-    /// The first range of `count` free slots at or after slot `from`; other threads may change it
+    /// The first range of `count` free slots at or after slot `from`. Other threads may allocate it
     /// meanwhile.
     fn find(&self, from: usize, count: usize) -> Option<usize> {
         let mut first = from; // start of the current range of free slots
@@ -102,7 +102,7 @@ impl Slots {
         None
     }
 
-    /// Allocates exactly these slots, or none if one of them is used.
+    /// Allocates exactly these slots, or nothing if one of them is used.
     fn claim(&self, first: usize, count: usize) -> bool {
         for (done, (word, mask)) in words_of(first, count).enumerate() {
             let claimed =
@@ -119,7 +119,7 @@ impl Slots {
         true
     }
 
-    /// Moves the hint past full words, unless another thread moved it meanwhile.
+    /// Moves the hint past full words, unless another thread has moved it.
     fn lift_hint(&self, hint: usize, taken: usize) {
         let word = taken / 64;
         if word < hint {
@@ -128,7 +128,7 @@ impl Slots {
         }
         let full = |word: &AtomicU64| word.load(Ordering::Relaxed) == !0;
         if self.words[hint..=word].iter().all(full) {
-            // A failure means that another thread knows better.
+            // A failure means that another thread has set a newer hint.
             let _ = self.first_word.compare_exchange(
                 hint,
                 word + 1,
@@ -139,7 +139,7 @@ impl Slots {
     }
 }
 
-/// The words that contain the bits `first..first + count`, each with a mask of these.
+/// The words that contain the bits `first..first + count`, each with a mask of these bits.
 pub(super) fn words_of(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = first + count;
     (first / 64..end.div_ceil(64)).map(move |word| {

@@ -1,14 +1,14 @@
-//! Memory of large buffers outside a pool, which later ones use again: pages need not be zeroed for each.
+//! Reuse of the memory of large buffers outside a pool, which saves zeroing their pages.
 
 use parking_lot::Mutex;
 
 use super::pages::{HUGE_LEN, Mapping};
 use crate::sync::{AtomicUsize, Ordering};
 
-/// Mapped memory that buffers have used. Together with that in use it is never more than was in use at some time.
+/// Mapped memory of dropped buffers. Free and used memory together never exceed the peak of used memory.
 #[derive(Default)]
 pub(super) struct Spares {
-    /// Tried and never waited for: a forked child may find it locked for ever, and maps memory of its own.
+    /// Only tried, never waited for: a forked child may find it locked for ever, and then maps new memory.
     free: Mutex<Free>,
     used_bytes: AtomicUsize,
 }
@@ -20,7 +20,7 @@ struct Free {
 }
 
 impl Spares {
-    /// Memory for `len` bytes, with arbitrary contents. `None`: the system has none.
+    /// Memory for `len` bytes, with arbitrary contents. `None`: the operating system has no memory.
     pub(super) fn take(&self, len: usize) -> Option<Mapping> {
         let mut free = self.free.try_lock();
         let found = free.as_mut().and_then(|free| free.take(len));
@@ -28,7 +28,7 @@ impl Spares {
             Some(mapping) => mapping,
             None => Mapping::transparent_or_base(rounded(len)).ok()?,
         };
-        // Relaxed: a count, which orders nothing.
+        // Relaxed: the counter orders no other memory.
         let used = self.used_bytes.fetch_add(mapping.len(), Ordering::Relaxed) + mapping.len();
         if let Some(free) = &mut free {
             free.most_used_bytes = free.most_used_bytes.max(used);
@@ -38,7 +38,7 @@ impl Spares {
         Some(mapping)
     }
 
-    /// Keeps memory that was taken for later; the system may have its pages meanwhile.
+    /// Keeps dropped memory for reuse; the operating system may reclaim its pages meanwhile.
     pub(super) fn give_back(&self, mapping: Mapping) {
         self.used_bytes.fetch_sub(mapping.len(), Ordering::Relaxed);
         if let Some(mut free) = self.free.try_lock() {
@@ -49,14 +49,14 @@ impl Spares {
 }
 
 impl Free {
-    /// The shortest that is long enough.
+    /// Takes the shortest mapping that is long enough.
     fn take(&mut self, len: usize) -> Option<Mapping> {
         let long_enough = self.mappings.iter().enumerate().filter(|(_, free)| free.len() >= len);
         let (at, _) = long_enough.min_by_key(|(_, free)| free.len())?;
         Some(self.mappings.swap_remove(at))
     }
 
-    /// Unmaps the shortest ones until no more than so many bytes are left.
+    /// Unmaps the shortest mappings until at most `most_bytes` are left.
     fn keep(&mut self, most_bytes: usize) {
         let mut bytes: usize = self.mappings.iter().map(Mapping::len).sum();
         self.mappings.sort_unstable_by_key(|free| std::cmp::Reverse(free.len()));
@@ -68,7 +68,7 @@ impl Free {
     }
 }
 
-/// Lengths that differ little use each other's memory. What is not touched costs none.
+/// Rounds a length up, so that similar lengths can reuse each other's memory. Untouched pages cost no memory.
 fn rounded(len: usize) -> usize {
     let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(HUGE_LEN);
     len.checked_next_multiple_of(step).unwrap_or(len)
@@ -94,7 +94,7 @@ mod tests {
         let other = take(40);
         assert_eq!((again.start(), other.start()), (short, long));
         [again, other].into_iter().for_each(|mapping| spares.give_back(mapping));
-        // A longer one takes the place of those.
+        // A longer mapping replaces the two others.
         let longest = take(50);
         let kept = || spares.free.lock().mappings.iter().map(Mapping::len).sum::<usize>();
         assert!(longest.len() + kept() <= most, "{} and {}", longest.len(), kept());

@@ -175,7 +175,7 @@ fn threads_never_share_a_byte_and_give_everything_back() {
     assert_eq!(pool.free_bytes(), pool.capacity_bytes());
 }
 
-/// Fills buffers with the thread's own byte and checks them later: another owner would show.
+/// Fills buffers with the thread's own byte and checks them later, which reveals a second owner.
 fn take_split_and_drop(pool: &Pool, thread: u8) {
     let mut held: Vec<IoBuf> = Vec::new();
     let mut state = u32::from(thread) + 1;
@@ -218,7 +218,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Buffers, each with the byte that it was filled with.
+/// Buffers, each with the byte that fills it.
 ///
 #[derive(Default)]
 struct Held {
@@ -275,7 +275,7 @@ impl Held {
                     self.frozen.swap_remove(which - owned);
                 }
             }
-            _ => {} // nothing there to do it with
+            _ => {} // nothing to act on
         }
     }
 
@@ -306,7 +306,7 @@ proptest! {
             held.check();
         }
         drop(held);
-        // Freeing an allocation twice would have failed in `give_back`; one not freed shows here.
+        // Freeing an allocation twice would have failed in `give_back`; a leaked one shows here.
         prop_assert_eq!(pool.free_bytes(), pool.capacity_bytes());
         prop_assert!(pool.take(pool.capacity_bytes()).is_some());
     }

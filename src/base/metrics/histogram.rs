@@ -1,10 +1,11 @@
-//! Durations by buckets, whose width grows with the duration.
+//! A histogram of durations, whose buckets widen with the duration.
 
 use std::time::Duration;
 
-/// Durations, counted by buckets: eight of 125 ns each to 1 µs, and then eight for each doubling, up to 33.6 s.
+/// Counts durations in buckets: eight of 125 ns up to 1 µs, then eight for each doubling, up to 33.6 s.
 ///
-/// A quantile is off by at most an eighth of its value. Serialized, it is its count, its mean and its quantiles.
+/// The error of a quantile is at most an eighth of its value. Serialized as a [`Summary`]: count, mean and
+/// quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(into = "Summary")]
 pub struct Histogram {
@@ -12,20 +13,20 @@ pub struct Histogram {
     sum_ns: u64,
 }
 
-/// A histogram in a few numbers. Times are in microseconds; 0 if nothing was counted.
+/// Key numbers of a histogram. Times are in microseconds; all are 0 for an empty histogram.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Summary {
-    /// How many durations were counted.
+    /// Number of durations.
     pub count: u64,
-    /// Their mean.
+    /// Mean of the durations.
     pub mean_us: f64,
-    /// Half of them took at most this long.
+    /// Median: half of the durations are at most this long.
     pub p50_us: f64,
-    /// 90 of 100 took at most this long.
+    /// 90th percentile.
     pub p90_us: f64,
-    /// 99 of 100 took at most this long.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// 999 of 1,000 took at most this long.
+    /// 99.9th percentile.
     pub p99_9_us: f64,
 }
 
@@ -33,23 +34,24 @@ impl Histogram {
     /// The number of buckets.
     pub(crate) const BUCKETS: usize = Histogram::OCTAVES * Histogram::PER_OCTAVE;
 
-    /// The number of octaves: the first is up to 1 µs, each later one is twice as long as the one before.
+    /// The number of octaves: the first ends at 1 µs, and each later one ends at twice the previous limit.
     pub(crate) const OCTAVES: usize = 26;
 
-    /// Buckets of an octave.
+    /// Buckets per octave.
     const PER_OCTAVE: usize = 8;
 
-    /// Nothing counted yet.
+    /// An empty histogram.
     pub const fn new() -> Histogram {
         Histogram { counts: [0; Histogram::BUCKETS], sum_ns: 0 }
     }
 
-    /// As counted elsewhere: `counts` by [`Histogram::bucket_of`], and the sum of the durations in nanoseconds.
+    /// Builds a histogram from `counts`, indexed by [`Histogram::bucket_of`], and the sum of the durations
+    /// in nanoseconds.
     pub(crate) const fn from_parts(counts: [u64; Histogram::BUCKETS], sum_ns: u64) -> Histogram {
         Histogram { counts, sum_ns }
     }
 
-    /// The bucket of a duration of so many nanoseconds.
+    /// The bucket of a duration in nanoseconds.
     #[inline]
     pub(crate) const fn bucket_of(duration_ns: u64) -> usize {
         let steps = duration_ns.saturating_sub(1) / STEP_NS;
@@ -63,7 +65,7 @@ impl Histogram {
         if bucket < Histogram::BUCKETS { bucket } else { Histogram::BUCKETS - 1 }
     }
 
-    /// The longest duration of `bucket`. Everything longer is in the last bucket, too.
+    /// The longest duration of `bucket`. The last bucket also counts all longer durations.
     pub(crate) const fn limit(bucket: usize) -> Duration {
         let octave = bucket / Histogram::PER_OCTAVE;
         let place = bucket % Histogram::PER_OCTAVE;
@@ -74,7 +76,7 @@ impl Histogram {
         Duration::from_nanos(steps * STEP_NS)
     }
 
-    /// The longest duration of an octave; `None` for the last one, which has no limit.
+    /// The longest duration of an octave; `None` for the last octave, which has no limit.
     pub const fn octave_limit(octave: usize) -> Option<Duration> {
         if octave + 1 < Histogram::OCTAVES {
             Some(Duration::from_micros(1 << octave))
@@ -90,7 +92,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(duration_ns);
     }
 
-    /// Adds what `other` has counted.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Histogram) {
         for (sum, more) in self.counts.iter_mut().zip(&other.counts) {
             *sum += more;
@@ -98,7 +100,7 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
-    /// How many durations were counted.
+    /// Number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -108,7 +110,7 @@ impl Histogram {
         Duration::from_nanos(self.sum_ns)
     }
 
-    /// How many were counted in each octave.
+    /// Number of durations in each octave.
     pub fn octaves(&self) -> [u64; Histogram::OCTAVES] {
         let mut octaves = [0; Histogram::OCTAVES];
         for (sum, counts) in octaves.iter_mut().zip(self.counts.chunks(Histogram::PER_OCTAVE)) {
@@ -117,8 +119,8 @@ impl Histogram {
         octaves
     }
 
-    /// The duration that `share` of all durations (0.5 for the median) do not exceed, interpolated within its
-    /// bucket; `None` if nothing was counted.
+    /// The quantile `share` (0.5 for the median), interpolated within its bucket; `None` for an empty
+    /// histogram.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = (self.count() as f64 * share.clamp(0.0, 1.0)).max(f64::MIN_POSITIVE);
         let mut below = 0;
@@ -161,7 +163,7 @@ impl From<Histogram> for Summary {
     }
 }
 
-/// The width of the shortest buckets.
+/// Width of the narrowest buckets.
 const STEP_NS: u64 = 125;
 
 #[cfg(test)]
@@ -215,7 +217,7 @@ mod tests {
     fn quantiles_are_within_an_eighth_of_the_exact_ones() {
         let mut histogram = Histogram::new();
         assert_eq!((histogram.quantile(0.5), histogram.summary()), (None, Summary::default()));
-        // Durations from 1 µs to 10 ms, each 0.1 % longer than the one before.
+        // Durations from 1 µs to 10 ms; each is 0.1 % longer than the previous one.
         let durations: Vec<f64> = (0..9215).map(|i| 1e3 * 1.001_f64.powi(i)).collect();
         durations.iter().for_each(|ns| histogram.record(Duration::from_nanos(*ns as u64)));
         for share in [0.001, 0.1, 0.5, 0.9, 0.99, 0.999, 1.0] {

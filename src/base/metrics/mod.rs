@@ -1,12 +1,11 @@
-//! One model of metrics: every counter of the library under a fixed name, and its text in OpenMetrics.
+//! The library's metrics: every counter under a fixed name, and their OpenMetrics format.
 //!
-//! `table` names all metrics: counters, gauges and histograms, each with its unit in the name, its labels and
-//! a sentence. Counting is not done here: structs such as `TargetStats` count
-//! where they always did, and [`Measured`] converts them into a [`Snapshot`] when somebody asks. So a metric
-//! costs nothing until then. `exporter` collects the snapshot of a process and answers over HTTP.
+//! `table` names all metrics: counters, gauges and histograms, with unit, labels and help. Structs such as
+//! `TargetStats` do the counting. [`Measured`] converts their counters into a [`Snapshot`] on request, so a
+//! metric costs nothing until then. `exporter` collects the snapshot of a process and serves it over HTTP.
 //!
-//! Invariants: a snapshot has only metrics of the table, each with the labels that the table gives it; the
-//! number of series of a metric is bounded, whatever the values of labels are.
+//! Invariants: a snapshot contains only metrics of the table, each with the labels given there; the number
+//! of series of a metric is bounded, whatever the label values are.
 //!
 //! Read `table.rs` first.
 
@@ -24,34 +23,34 @@ pub use place::{Place, PlaceBytes, PlaceCounters};
 pub use recorder::Recorder;
 pub use table::*;
 
-/// A metric: a name that never changes its meaning.
+/// A metric. The meaning of its name never changes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// The name of the family, without `_total` or `_info`.
+    /// The name of the metric family, without `_total` or `_info`.
     pub family: &'static str,
-    /// How its values behave.
+    /// The metric's type.
     pub kind: Kind,
-    /// Names of its labels.
+    /// Names of the labels.
     pub labels: &'static [&'static str],
     /// The meaning, as a sentence.
     pub help: &'static str,
 }
 
-/// How the values of a metric behave.
+/// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows, from 0 at the start of the process.
+    /// A value that only grows, from 0 at the start of the process.
     Counter,
-    /// The current value, which may rise and fall.
+    /// A current value, which may rise and fall.
     Gauge,
-    /// Durations, counted by buckets.
+    /// Durations, counted in buckets.
     Histogram,
-    /// The value is always 1; the labels are the information.
+    /// Always 1; the labels carry the information.
     Info,
 }
 
 impl Metric {
-    /// The name as it appears in queries: a counter ends in `_total`, information in `_info`.
+    /// The name used in queries: counters end in `_total`, information in `_info`.
     pub fn name(&self) -> String {
         match self.kind {
             Kind::Counter => format!("{}_total", self.family),
@@ -60,7 +59,7 @@ impl Metric {
         }
     }
 
-    /// The unit, which is also the end of the family's name: `bytes`, `seconds`, or none for counts.
+    /// The unit, which is the suffix of the family name: `bytes`, `seconds`, or none for counts.
     pub(crate) fn unit(&self) -> Option<&'static str> {
         ["bytes", "seconds"]
             .into_iter()
@@ -71,7 +70,7 @@ impl Metric {
 /// A value of a metric.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// A count, or bytes.
+    /// A number of events or bytes.
     Count(u64),
     /// Seconds.
     Seconds(f64),
@@ -90,16 +89,16 @@ impl Value {
     }
 }
 
-/// Something that has metrics.
+/// A source of metrics.
 pub trait Measured {
-    /// Adds its values to `snapshot`. Locks at most for as long as copying a few counters takes.
+    /// Adds its values to `snapshot`. Holds a lock at most for the copying of a few counters.
     fn measure(&self, snapshot: &mut Snapshot);
 }
 
 /// Values of metrics at one moment.
 ///
-/// Values of the same metric with the same labels add up: two loaders of a process are one series. A snapshot
-/// has at most 1,000 series of a metric; what comes later is added to a series whose labels are all
+/// Values of the same metric with the same labels are added: two loaders of a process are one series. A
+/// snapshot has at most 1,000 series of a metric; further values go to a series whose labels are all
 /// [`OTHER`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
@@ -118,17 +117,17 @@ impl Snapshot {
         Snapshot::default()
     }
 
-    /// The snapshot of `source` alone.
+    /// A snapshot of `source` only.
     pub fn of(source: &(impl Measured + ?Sized)) -> Snapshot {
         let mut snapshot = Snapshot::new();
         source.measure(&mut snapshot);
         snapshot
     }
 
-    /// Adds a count or bytes. `labels` are the values of the metric's labels, in their order.
+    /// Adds a count or a number of bytes. `labels` are the label values, in the metric's order.
     ///
     /// # Panics
-    /// If the metric has another number of labels, or another kind of values.
+    /// If the number of labels is wrong, or the metric has another kind of value.
     pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
         self.put(metric, labels, Value::Count(value));
     }
@@ -136,7 +135,7 @@ impl Snapshot {
     /// Adds seconds.
     ///
     /// # Panics
-    /// As [`Snapshot::count`].
+    /// The errors of [`Snapshot::count`].
     pub fn seconds(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
         self.put(metric, labels, Value::Seconds(value));
     }
@@ -144,7 +143,7 @@ impl Snapshot {
     /// Adds durations.
     ///
     /// # Panics
-    /// As [`Snapshot::count`].
+    /// The errors of [`Snapshot::count`].
     pub fn durations(&mut self, metric: &'static Metric, labels: &[&str], value: &Histogram) {
         self.put(metric, labels, Value::Histogram(Box::new(*value)));
     }
@@ -159,7 +158,7 @@ impl Snapshot {
         }
     }
 
-    /// The counters and histograms that remain of something that has ended. Its gauges are gone.
+    /// The counters and histograms that outlive an ended source. Gauges are dropped.
     #[must_use]
     pub fn ended(mut self) -> Snapshot {
         self.families
@@ -167,7 +166,7 @@ impl Snapshot {
         self
     }
 
-    /// All series, metrics in the order of [`ALL`], with the values of their labels.
+    /// All series with their label values; metrics are in the order of [`ALL`].
     pub fn series(&self) -> impl Iterator<Item = (&'static Metric, &[String], &Value)> {
         let families = ALL.iter().filter_map(|metric| self.families.get(metric.family));
         families.flat_map(|family| {
@@ -175,7 +174,7 @@ impl Snapshot {
         })
     }
 
-    /// The sum of all series of `metric`; 0 if there is none. Of a histogram, the number of durations.
+    /// The sum of all series of `metric`; 0 if there is none. For a histogram, the number of durations.
     pub fn sum(&self, metric: &Metric) -> f64 {
         let Some(family) = self.families.get(metric.family) else { return 0.0 };
         let number = |value: &Value| match value {
@@ -199,14 +198,14 @@ impl Snapshot {
         }
         match series.get_mut(&key) {
             None => _ = series.insert(key, value),
-            // Information said twice is the same information.
+            // Repeated information is not added up.
             Some(_) if metric.kind == Kind::Info => {}
             Some(sum) => sum.add(&value),
         }
     }
 }
 
-/// At most 256 bytes of a label, which may be a path of any length.
+/// The first 256 bytes of a label, which may be a path of any length.
 fn shortened(label: &str) -> String {
     let mut end = label.len().min(MAX_LABEL_BYTES);
     while !label.is_char_boundary(end) {
@@ -215,7 +214,7 @@ fn shortened(label: &str) -> String {
     label[..end].to_owned()
 }
 
-/// The value of labels whose series was one too many.
+/// The label value of the series that collects the excess.
 pub const OTHER: &str = "other";
 
 const MAX_SERIES: usize = 1000;

@@ -1,4 +1,4 @@
-//! The text of a snapshot in OpenMetrics 1.0, which Prometheus and what reads its format understand.
+//! Formats a snapshot as OpenMetrics 1.0, which Prometheus and compatible programs read.
 
 use super::{Histogram, Kind, Metric, Snapshot, Value};
 
@@ -31,8 +31,8 @@ impl Snapshot {
         text
     }
 
-    /// All values by the name of their series, as the text has it: `name{label="value"}`. Of a histogram the
-    /// number and the sum of durations.
+    /// All values by the name of their series in the OpenMetrics text: `name{label="value"}`. A histogram
+    /// gives two values: number and sum of the durations.
     pub fn by_series(&self) -> Vec<(String, Value)> {
         let mut found = Vec::new();
         for (metric, labels, value) in self.series() {
@@ -95,12 +95,12 @@ fn series_name(name: &str, labels: &[(&str, &str)]) -> String {
     format!("{name}{{{}}}", pairs.join(","))
 }
 
-/// Seconds without an exponent. Whole numbers keep a decimal point, as the canonical form has it.
+/// Formats seconds without an exponent. Whole numbers keep a decimal point, as in the canonical form.
 fn number(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.1}") } else { value.to_string() }
 }
 
-/// Backslash, line feed and quotation mark are escaped; all else is UTF-8 as it is.
+/// Escapes backslash, line feed and quotation mark; leaves all other UTF-8 unchanged.
 fn escaped(text: &str) -> String {
     text.replace('\\', r"\\").replace('\n', r"\n").replace('"', "\\\"")
 }

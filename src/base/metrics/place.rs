@@ -1,20 +1,20 @@
-//! Bytes by the place that they came from.
+//! Byte counts by the place that served the bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-/// The place that bytes came from.
+/// The place that served bytes of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The data set itself: a target, a drive, files or an object store.
     Origin,
-    /// Another read of the origin, which brought them for a tier: it read ahead, or fetched the same pages just then.
+    /// Another read of the origin on behalf of a tier: by readahead, or a concurrent fetch of the same pages.
     Ahead,
     /// Memory of this node: a tier or the rank's store.
     Memory,
-    /// Drives of this node, and remote namespaces that are its tiers; or the rank's store.
+    /// Drives of this node, remote namespaces used as its tiers, or the rank's store.
     Drive,
     /// Tiers of other nodes.
     Peer,
@@ -24,11 +24,11 @@ impl Place {
     /// The number of places.
     pub(crate) const COUNT: usize = 5;
 
-    /// All of them.
+    /// All places.
     pub const ALL: [Place; Place::COUNT] =
         [Place::Origin, Place::Ahead, Place::Memory, Place::Drive, Place::Peer];
 
-    /// The name in reports and metrics.
+    /// The place's name in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Place::Origin => "origin",
@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// Bytes by place.
+/// Byte counts by place.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PlaceBytes([u64; Place::COUNT]);
 
@@ -60,7 +60,7 @@ impl PlaceBytes {
         Place::ALL.into_iter().zip(self.0)
     }
 
-    /// The bytes that were added since `earlier`, an earlier value of the same sums.
+    /// The bytes added since `earlier`, an older copy of these counts.
     #[must_use]
     pub fn since(mut self, earlier: &PlaceBytes) -> PlaceBytes {
         for (sum, before) in self.0.iter_mut().zip(&earlier.0) {
@@ -69,7 +69,7 @@ impl PlaceBytes {
         self
     }
 
-    /// The sums of both.
+    /// The sum of both.
     #[must_use]
     pub fn plus(mut self, other: &PlaceBytes) -> PlaceBytes {
         for (sum, more) in self.0.iter_mut().zip(&other.0) {
@@ -78,13 +78,13 @@ impl PlaceBytes {
         self
     }
 
-    /// The bytes of all places.
+    /// The bytes from all places.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 }
 
-/// A map from the name of each place to bytes.
+/// Serializes as a map from place names to bytes.
 impl Serialize for PlaceBytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(Place::COUNT))?;
@@ -95,20 +95,20 @@ impl Serialize for PlaceBytes {
     }
 }
 
-/// Bytes of reads that other places than the origin have served. One thread adds.
+/// Counts bytes of reads by place, except the origin's. One thread adds.
 #[derive(Debug, Default)]
 pub struct PlaceCounters([AtomicU64; Place::COUNT]);
 
 impl PlaceCounters {
-    /// A read, or a piece of one, of `len_bytes` has ended, and `place` served it. The origin is not counted: it has
-    /// served the rest of what was read.
+    /// Counts a completed read, or part of one, of `len_bytes` that `place` served. The origin is not
+    /// counted: its bytes are the rest of all bytes read.
     pub fn add(&self, place: Place, len_bytes: usize) {
         if place != Place::Origin {
             self.0[place as usize].fetch_add(len_bytes as u64, Ordering::Relaxed);
         }
     }
 
-    /// The bytes so far.
+    /// The byte counts so far.
     pub fn read(&self) -> PlaceBytes {
         PlaceBytes(std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)))
     }

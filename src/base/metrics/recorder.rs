@@ -1,14 +1,14 @@
-//! Durations that one thread records while others ask.
+//! A histogram that one thread writes while others read it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Histogram;
 
-/// A [`Histogram`] that one thread writes while others read it.
+/// A [`Histogram`] with one writing thread and any number of readers.
 ///
-/// Recording is two plain additions, without a locked instruction. If two threads recorded at once, durations
-/// could be lost; a queue pair has one thread, and so has each of its recorders.
+/// Recording costs two plain additions, without an atomic read-modify-write. Two writers at once could lose
+/// durations; each recorder belongs to a queue pair, which has one thread.
 #[derive(Debug)]
 pub struct Recorder {
     counts: [AtomicU64; Histogram::BUCKETS],
@@ -25,7 +25,7 @@ impl Recorder {
     /// Counts one duration.
     #[inline]
     pub fn record(&self, duration: Duration) {
-        // 584 years fit.
+        // 64 bits hold 584 years in nanoseconds.
         let duration_ns = duration.as_nanos() as u64;
         add(&self.counts[Histogram::bucket_of(duration_ns)], 1);
         add(&self.sum_ns, duration_ns);

@@ -1,4 +1,4 @@
-//! The names of all metrics. `docs/metrics.md` has the same table; names and meanings do not change.
+//! The table of all metrics, which `docs/metrics.md` repeats. Names and meanings never change.
 
 use super::{Kind, Metric};
 
@@ -10,7 +10,7 @@ macro_rules! metrics {
                 Metric { family: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
         )*
 
-        /// All metrics, in the order of the text.
+        /// All metrics, in the order of the OpenMetrics text.
         pub static ALL: &[&Metric] = &[$(&$ident),*];
     };
 }

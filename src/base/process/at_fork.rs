@@ -1,9 +1,9 @@
-//! Descriptors that a forked child must not keep.
+//! Keeps file descriptors from forked children.
 //!
-//! A fork copies all descriptors, and what they stand for ends with the last copy: a lock (`flock`), a
-//! listening socket, a connection. A child that outlives its parent would keep them, though nobody in it
-//! uses them. Linux closes no descriptor at a fork, so a handler of `pthread_atfork` replaces them: their
-//! numbers stay taken, because whatever owns them in the child may still close them.
+//! A fork duplicates all descriptors. A lock (`flock`), a listening socket or a connection ends only when
+//! its last duplicate is closed, so a child that outlives its parent would keep it. Linux closes no
+//! descriptor at a fork. A handler of `pthread_atfork` therefore replaces them in the child. Their numbers
+//! stay in use, because their owners in the child may still close them.
 #![allow(unsafe_code)] // registers handlers of forks
 
 use std::cell::RefCell;
@@ -14,27 +14,27 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Keeps a descriptor from forked children until it is dropped. Drop it before the descriptor.
+/// Keeps a descriptor from forked children until dropped. Drop it before the descriptor.
 #[derive(Debug)]
 pub struct NotInherited {
     id: u64,
 }
 
 impl NotInherited {
-    /// In a child, the number refers to `/dev/null`.
+    /// In a child, the descriptor refers to `/dev/null`.
     pub fn close(fd: BorrowedFd<'_>) -> NotInherited {
         NotInherited::register(fd, InChild::Null)
     }
 
-    /// In a child, the number refers to the same file, opened anew for reading: without the lock.
+    /// In a child, the descriptor refers to the same file, reopened for reading and without the lock.
     pub fn reopen(fd: BorrowedFd<'_>) -> NotInherited {
         NotInherited::register(fd, InChild::Reopened)
     }
 
     fn register(fd: BorrowedFd<'_>, in_child: InChild) -> NotInherited {
         static HANDLERS: Once = Once::new();
-        // SAFETY: the handlers are `extern "C"`, do not unwind, and live as long as the program. Without memory
-        // for them, children keep the descriptors.
+        // SAFETY: the handlers are `extern "C"`, do not unwind, and live as long as the program. If
+        // registering them fails for lack of memory, children keep the descriptors.
         HANDLERS.call_once(|| unsafe {
             libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child));
         });
@@ -47,7 +47,7 @@ impl NotInherited {
 
 impl Drop for NotInherited {
     fn drop(&mut self) {
-        // In a child, the list has been cleared.
+        // In a child, the list is empty already.
         entries().retain(|entry| entry.id != self.id);
     }
 }
@@ -71,13 +71,13 @@ fn entries() -> MutexGuard<'static, Vec<Entry>> {
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The lock on the list while the thread forks, so that a child finds it whole.
+    /// The locked list while this thread forks, so that the child finds it consistent.
     static HELD: RefCell<Option<MutexGuard<'static, Vec<Entry>>>> = const { RefCell::new(None) };
 }
 
 unsafe extern "C" fn before() {
     let entries = entries();
-    // Fails while the thread ends: then there is no lock for the handlers behind the fork, either.
+    // Fails if the thread is ending. The other handlers then find no lock, and do nothing.
     let _ = HELD.try_with(|held| *held.borrow_mut() = Some(entries));
 }
 
@@ -85,7 +85,7 @@ unsafe extern "C" fn after_in_parent() {
     let _ = HELD.try_with(|held| held.borrow_mut().take()); // fails as above
 }
 
-/// Allocates nothing and waits for nothing: other threads may have held any lock.
+/// Neither allocates nor waits for a lock, since a thread missing in the child may hold any lock.
 unsafe extern "C" fn after_in_child() {
     let held = HELD.try_with(|held| held.borrow_mut().take());
     let Ok(Some(mut entries)) = held else { return };
@@ -97,19 +97,21 @@ unsafe extern "C" fn after_in_child() {
             InChild::Reopened => reopen(entry.fd, &mut path),
         };
         if let Some(new) = reopened.as_ref().or(null.as_ref()) {
-            // SAFETY: the number belongs to what was registered, of which this process has a copy that none of
-            // its threads uses: it has only this one. `new` is open. As a system call, since
-            // `libdlfs_preload.so` stands in for the C library's function, to protect just these numbers.
+            // SAFETY: `entry.fd` is this process's duplicate of a registered descriptor. No other thread
+            // uses it, since a forked child has only one thread. `new` is open. This is a direct system
+            // call, because `libdlfs_preload.so` replaces the C library's function to protect these very
+            // numbers.
             unsafe {
                 libc::syscall(libc::SYS_dup3, new.as_raw_fd(), entry.fd, libc::O_CLOEXEC);
             }
         }
     }
-    // Their owners may close them here and others get the numbers: a child of this child keeps them.
+    // The owners may close their descriptors in this child, and others may reuse the numbers: its own
+    // children keep them.
     entries.clear();
 }
 
-/// Opens the file of `fd` anew for reading.
+/// Reopens the file of `fd` for reading.
 fn reopen(fd: RawFd, path: &mut [u8; 32]) -> Option<OwnedFd> {
     use std::io::Write;
     write!(&mut path[..], "/proc/self/fd/{fd}").ok()?;
@@ -134,13 +136,13 @@ mod tests {
 
     use super::*;
 
-    /// A child that says through `says` whether `work` is true, and lives until it is killed.
+    /// Forks a child that sends the result of `work` to `says` and lives until it is killed.
     fn child(says: &UnixStream, work: impl FnOnce() -> bool) -> Pid {
         // SAFETY: the child calls only `work`, `write`, `pause` and `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let answer = [u8::from(work())];
-            let _ = (&mut &*says).write_all(&answer); // the parent then waits in vain, and fails
+            let _ = (&mut &*says).write_all(&answer); // if this fails, the parent times out and fails
             loop {
                 // SAFETY: waits for a signal.
                 unsafe { libc::pause() };

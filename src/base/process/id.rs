@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// The identifier of the calling process, to tell a forked child from its parent.
+/// The identifier of the calling process, for telling a forked child from its parent.
 ///
-/// Costs one load, where [`std::process::id`] is a system call: it is stored in a page that the
-/// kernel wipes in every child (`MADV_WIPEONFORK`, Linux 4.14). Takes no lock, so a fork at any
+/// Costs one load instead of the system call in [`std::process::id`]: the identifier is cached in a page
+/// that the kernel zeroes in each child (`MADV_WIPEONFORK`, Linux 4.14). Takes no lock, so a fork at any
 /// moment is safe.
 pub fn process_id() -> u32 {
     let mut page = PAGE.load(Ordering::Acquire);
@@ -25,15 +25,15 @@ pub fn process_id() -> u32 {
     match known.load(Ordering::Relaxed) {
         0 => {
             let id = std::process::id();
-            known.store(id, Ordering::Relaxed); // another thread would store the same
+            known.store(id, Ordering::Relaxed); // other threads store the same value
             id
         }
         id => id,
     }
 }
 
-/// Maps the page, or records that the kernel has no such pages. The first of several threads
-/// decides.
+/// Maps the page, or records that the kernel does not support such pages. If several threads map at once,
+/// the first one's result is used.
 fn make_page() -> *mut AtomicU32 {
     let no_page = (&raw const NO_PAGE).cast_mut();
     let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -45,7 +45,7 @@ fn make_page() -> *mut AtomicU32 {
         Ok(start) if unsafe { madvise(start, PAGE_LEN, Advice::LinuxWipeOnFork) }.is_ok() => {
             start.cast::<AtomicU32>()
         }
-        _ => no_page, // an older kernel: each call asks it
+        _ => no_page, // an older kernel: each call makes the system call
     };
     match PAGE.compare_exchange(null_mut(), page, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => page,
@@ -60,10 +60,10 @@ fn make_page() -> *mut AtomicU32 {
     }
 }
 
-/// The page with the identifier; null until the first call.
+/// The page with the cached identifier; null until the first call.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
-/// Marks that the kernel has no such pages; its value is unused.
+/// [`PAGE`] points to this marker if the kernel does not support such pages; its value is unused.
 static NO_PAGE: AtomicU32 = AtomicU32::new(0);
 
 const PAGE_LEN: usize = 4096;

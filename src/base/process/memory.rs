@@ -1,9 +1,8 @@
-//! The memory that this process may use.
+//! The amount of memory that this process may use.
 
 use std::path::Path;
 
-/// Bytes of memory that this process may use: those of the machine, or of the control group that it is in, if that may
-/// use fewer.
+/// Bytes of memory that this process may use: the machine's, or its control group's limit if that is lower.
 pub fn memory_bytes() -> u64 {
     let machine = rustix::system::sysinfo();
     let machine = machine.totalram.saturating_mul(u64::from(machine.mem_unit));
@@ -11,7 +10,7 @@ pub fn memory_bytes() -> u64 {
     limit_of(&groups, Path::new("/sys/fs/cgroup")).map_or(machine, |limit| machine.min(limit))
 }
 
-/// The least limit of the groups, as `/proc/PID/cgroup` names them (`cgroups(7)`), and of those that they are in.
+/// The lowest limit of the groups listed in `/proc/PID/cgroup` (`cgroups(7)`) and of their parents.
 fn limit_of(groups: &str, root: &Path) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
         let mut words = line.splitn(3, ':').skip(1);
@@ -53,7 +52,7 @@ mod tests {
         assert_eq!(limit("0::/a/b\n"), Some(300_000_000));
         write("a/b/memory.max", "200000000\n");
         assert_eq!(limit("0::/a/b\n"), Some(200_000_000));
-        // As in a container, which sees its own group as the top.
+        // In a container, the process sees its own group as the root.
         write("memory/memory.limit_in_bytes", "100000000\n");
         assert_eq!(limit("5:cpu,memory:/far/away\n0::/a\n"), Some(100_000_000));
         assert_eq!(limit("nonsense\n1:memory\n0::/a\n"), Some(100_000_000));

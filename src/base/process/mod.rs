@@ -1,12 +1,11 @@
 //! Process identity, and values that a forked child must not use.
 //!
-//! A fork copies memory and nothing else. A lock that another thread held stays locked in the child
-//! for ever, threads do not exist there, and connections belong to the parent: dropping any of
-//! these in the child would hang, or end what the parent still uses. [`Forked`] holds such a value,
-//! gives access only to the process that created it, and lets a child leak it and create its own.
-//! The creating code may look at the inherited value with [`Forked::inherited`], but must not wait
-//! for it. [`NotInherited`] keeps locks and connections out of the child. Threads that sleep for long and may
-//! be there when their process forks wait by its `Condvar`.
+//! A fork copies memory, but no other threads. In the child, a lock that another thread held stays locked
+//! for ever. Connections belong to the parent: dropping them in the child would end what the parent still
+//! uses. [`Forked`] holds such a value and gives access only to the process that created it; a child leaks
+//! the inherited value and creates its own. The creating code may look at the inherited value with
+//! [`Forked::inherited`], but must not wait for its locks. [`NotInherited`] keeps locks and connections out
+//! of the child. Threads that may wait for long while the process forks use `Condvar`.
 
 mod at_fork;
 mod id;
@@ -25,14 +24,14 @@ pub use ours::{is_ours, mark_ours};
 #[doc(hidden)]
 pub use waiting::{Condvar, Mutex, MutexGuard};
 
-/// A value that belongs to the process that created it; each child process may create its own.
+/// A value that belongs to the process that created it; a child process may create its own.
 ///
-/// Inherited values are not dropped in the child, but leaked.
+/// A child leaks an inherited value instead of dropping it.
 #[derive(Debug)]
 pub struct Forked<T> {
-    /// 0: no process, see [`Forked::empty`].
+    /// The process that created the value; 0: none, see [`Forked::empty`].
     pid: u32,
-    /// `Some` until the value is moved out or leaked; `None` for an empty one.
+    /// `Some` until the value is moved out or leaked; `None` for [`Forked::empty`].
     value: Option<T>,
     child: OnceLock<Box<Forked<T>>>,
 }
@@ -43,15 +42,15 @@ impl<T> Forked<T> {
         Forked { pid: process_id(), value: Some(value), child: OnceLock::new() }
     }
 
-    /// No value yet: every process, the first one too, creates its own. For statics.
+    /// A value that is not created yet: each process, including the first, creates its own. For statics.
     pub const fn empty() -> Forked<T> {
         Forked { pid: 0, value: None, child: OnceLock::new() }
     }
 
-    /// The value of the nearest ancestor, for a child that has none of its own yet.
+    /// The value of the nearest ancestor, for a child that has not created its own.
     ///
-    /// A thread that does not exist in the child may hold its locks for ever: use `try_lock` at
-    /// most. What it says about connections and threads is true only in the ancestor.
+    /// A thread that does not exist in the child may hold the value's locks for ever: never wait for them,
+    /// at most use `try_lock`. Its statements about connections and threads are true only in the ancestor.
     pub fn inherited(&self) -> Option<&T> {
         let pid = process_id();
         let mut last = self;
@@ -89,7 +88,7 @@ impl<T> Forked<T> {
         self.get().is_some()
     }
 
-    /// The value of the calling process; a child that has none creates it with `make`.
+    /// The value of the calling process; created with `make` if there is none.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         match self.get_or_try_init(|| Ok::<T, Infallible>(make())) {
             Ok(value) => value,
@@ -100,7 +99,7 @@ impl<T> Forked<T> {
     /// [`Forked::get_or_init`] for a `make` that may fail.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let mut last = self;
         while last.pid != process_id() {
@@ -108,8 +107,8 @@ impl<T> Forked<T> {
             last = child;
         }
         if last.pid != process_id() {
-            // Created before it is stored, so that the cell is never locked for long. If another
-            // thread stores its value first, that one is used.
+            // Created before it is stored, so that the cell is locked only briefly. If another thread
+            // stores its value first, that value is used.
             let _ = last.child.set(Box::new(Forked::new(make()?)));
             last = last.child.get().expect("set above or by another thread");
         }
@@ -147,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is dropped.
+    /// Counts its drops.
     struct Counted(Rc<Cell<u32>>);
 
     impl Drop for Counted {
@@ -156,7 +155,7 @@ mod tests {
         }
     }
 
-    /// A value as a child of its creator sees it: the creator has another identifier.
+    /// A value as a forked child sees it: its creator has another process identifier.
     fn inherited<T>(value: T) -> Forked<T> {
         Forked { pid: process_id().wrapping_add(1), value: Some(value), child: OnceLock::new() }
     }

@@ -1,14 +1,14 @@
-//! A mark on descriptors of this library, for code that must tell them from the program's own.
+//! Marks this library's file descriptors, for code that must tell them from the program's own.
 //!
-//! A program that closes "all other" descriptors (`close_range`, `closefrom`) would close those of a library, too,
-//! and the next file that it opens would get their numbers. `libdlfs_preload.so` leaves out what has the mark. It
-//! is the signal of asynchronous I/O, which nothing here switches on: the kernel keeps it with the open file,
-//! through `dup`, and forgets it with the last descriptor. So there is no list to keep.
+//! A program that closes "all other" descriptors (`close_range`, `closefrom`) would also close the
+//! library's. The next file that it opens would then reuse their numbers. `libdlfs_preload.so` keeps marked
+//! descriptors open. The mark is the signal for asynchronous I/O, which this library never enables. The
+//! kernel stores it with the open file, so it survives `dup` and needs no list.
 #![allow(unsafe_code)] // calls `fcntl` with a command that rustix does not know
 
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Marks an open file as one of this library. Costs one system call.
+/// Marks an open file as belonging to this library. Costs one system call.
 pub fn mark_ours(fd: &impl AsRawFd) {
     // SAFETY: the command touches no memory. Where the kernel refuses it, the descriptor stays unmarked.
     unsafe { libc::fcntl(fd.as_raw_fd(), SET_SIGNAL, MARK) };
@@ -20,10 +20,10 @@ pub fn is_ours(fd: RawFd) -> bool {
     unsafe { libc::syscall(libc::SYS_fcntl, fd, GET_SIGNAL) == libc::c_long::from(MARK) }
 }
 
-/// `F_SETSIG` and `F_GETSIG`, which the crate libc does not have for every C library.
+/// `F_SETSIG` and `F_GETSIG`. The crate libc lacks them for some C libraries.
 const SET_SIGNAL: i32 = 10;
 const GET_SIGNAL: i32 = 11;
-/// A real-time signal that neither C library nor programs use for I/O.
+/// A real-time signal that C libraries and programs do not use for I/O.
 const MARK: i32 = 61;
 
 #[cfg(test)]

@@ -1,19 +1,20 @@
-//! A mutex and a condition variable for threads that sleep for long.
+//! A mutex and a condition variable that are safe across a fork while threads wait on them.
 //!
-//! parking_lot keeps sleepers in a table of the process, with pointers into their stacks. A forked child has the table
-//! and not the threads: when its own threads reuse those stacks, walking the table may never end. Here a sleeper is
-//! known to the kernel alone, so a child inherits none. There is no poisoning.
+//! parking_lot keeps waiting threads in a table of the process, which points into their stacks. A forked
+//! child inherits the table without the threads. Once its own threads reuse these stacks, a walk of the
+//! table may never end. The standard library's types wait in the kernel, so a child inherits no waiters.
+//! These wrappers ignore poisoning.
 
 use std::sync::{self, PoisonError};
 use std::time::Instant;
 
 pub use std::sync::MutexGuard;
 
-/// A mutex whose waiters are unknown to a forked child.
+/// A mutex that a forked child inherits without waiters.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
 
-/// A condition variable whose waiters are unknown to a forked child.
+/// A condition variable that a forked child inherits without waiters.
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
 
@@ -36,12 +37,12 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Waits for a notification; it may also return without one.
+    /// Waits for a notification; spurious wakeups are possible.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, until then at most; whether that time has come.
+    /// Waits for a notification until a deadline; returns whether the deadline has passed.
     pub fn wait_until<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The moment `limit` after `now`. A limit above a century counts as one, since adding it could overflow the clock,
-/// which panics.
+/// The time `limit` after `now`. Caps `limit` at a century, since adding a larger value could overflow the
+/// clock, which panics.
 pub fn deadline(now: Instant, limit: Duration) -> Instant {
     now + limit.min(FOREVER)
 }

@@ -1,6 +1,6 @@
-//! Integers of this library, each with a type of its own, so that they cannot be confused.
+//! Integer types of this library: each unit has its own type, so that units cannot be confused.
 //!
-//! Values are 1-based and in the unit of their name; the wire's 0-based forms stay in `nvme` and `tcp`.
+//! Values are 1-based and in the unit of their name. 0-based wire values stay in `dlfs-nvme`.
 
 mod deadline;
 mod size;
@@ -29,37 +29,37 @@ number! {
     Lba(u64)
 }
 number! {
-    /// Namespace identifier (NSID), from 1.
+    /// Namespace identifier (NSID); the lowest is 1.
     Nsid(u32)
 }
 number! {
-    /// A sample's rank in its source, the id that users see; ImageFolder's index.
+    /// The index of a sample in its source, which users see as its id; equals the index in ImageFolder.
     SampleId(u64)
 }
 number! {
-    /// A sample's rank on media: `slot = P(id)` with the keyed permutation P of its part.
+    /// The index of a sample on media: `slot = P(id)` with the keyed permutation P of its part.
     Slot(u64)
 }
 number! {
-    /// Version of an image: each import, append, delete or purge that commits makes the next one.
+    /// Version of an image: each committed import, append, delete or purge increments it.
     Generation(u64)
 }
 
 impl Generation {
-    /// The next generation. `format` checks that a generation read from media leaves room for it.
+    /// The next generation. `dlfs-format` checks that a generation read from media leaves room for it.
     pub fn next(self) -> Generation {
         Generation(self.0 + 1)
     }
 }
 number! {
-    /// A pass over the data set, counted from 0.
+    /// A pass over the data set; the first is 0.
     Epoch(u64)
 }
 
-/// Every structure on media begins at a multiple of this many bytes, whatever the block size.
+/// Alignment in bytes of every structure on media, whatever the block size.
 pub const ALIGN_BYTES: usize = 4096;
 
-/// `value` rounded up to a multiple of `align`, a power of two; `None` if that overflows `u64`.
+/// Rounds `value` up to a multiple of `align`, a power of two; `None` if the result overflows `u64`.
 pub const fn round_up(value: u64, align: u64) -> Option<u64> {
     match value.checked_add(align - 1) {
         Some(sum) => Some(sum & !(align - 1)),
@@ -67,7 +67,7 @@ pub const fn round_up(value: u64, align: u64) -> Option<u64> {
     }
 }
 
-/// The sum of lengths that media, peers or sources state; `u64::MAX` if it is more.
+/// The sum of lengths stated by media, peers or sources; `u64::MAX` if it overflows.
 pub fn total(lens: impl IntoIterator<Item = u64>) -> u64 {
     lens.into_iter().fold(0, u64::saturating_add)
 }

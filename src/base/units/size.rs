@@ -1,10 +1,10 @@
 //! Parses sizes as users write them: `4096`, `4M`, `256MiB`, `1G`, `100MB`.
 
-/// Bytes of a size as dd writes it: `K`, `M`, `G`, `T` and `KiB`.. are powers of 1,024; `KB`, `MB`..
+/// Parses a size as dd does: `K`, `M`, `G`, `T` and `KiB`, `MiB`, ... are powers of 1,024; `KB`, `MB`, ...
 /// are powers of 1,000. Case does not matter.
 ///
 /// # Errors
-/// A sentence for users: not a number, an unknown unit, or more than 2^64 - 1 bytes.
+/// A sentence for users: not a number, an unknown unit, or 2^64 bytes or more.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

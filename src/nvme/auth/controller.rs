@@ -12,19 +12,19 @@ use crate::nvme::Nqn;
 /// Terms that a controller requires of a host.
 #[derive(Debug, Clone)]
 pub struct ControllerTerms {
-    /// The host's name, as Connect said it.
+    /// The host's NQN, as in Connect.
     pub hostnqn: Nqn,
-    /// The subsystem's name, as Connect said it.
+    /// The subsystem's NQN, as in Connect.
     pub subnqn: Nqn,
-    /// The host's secrets: any of them is accepted, so that one can replace another.
+    /// The host's secrets; any one is accepted, so that a new secret can replace an old one.
     pub secrets: Vec<Secret>,
-    /// The subsystem's secret, for hosts that authenticate the controller, too.
+    /// The subsystem's secret, for hosts that also authenticate the controller.
     pub ctrl_secret: Option<Secret>,
-    /// Allowed hashes, preferred first.
+    /// Permitted hashes, most preferred first.
     pub hashes: Vec<Hash>,
-    /// Allowed groups, preferred first.
+    /// Permitted groups, most preferred first.
     pub groups: Vec<Group>,
-    /// Generation of a TLS key. A host that wants it otherwise is refused.
+    /// Generation of a TLS PSK. A host that requests otherwise is refused.
     pub concatenation: Concatenation,
 }
 
@@ -41,7 +41,7 @@ pub struct Controller {
 #[derive(Debug, Clone, Copy)]
 struct Chosen {
     tid: u16,
-    /// SC_C: whether a TLS key is generated.
+    /// SC_C: the requested kind of TLS PSK generation; 0 for none.
     sc_c: u8,
     hash: Hash,
     group: Group,
@@ -75,13 +75,13 @@ enum State {
 }
 
 impl Controller {
-    /// A controller that waits for the host.
+    /// A controller that waits for the host's first message.
     pub fn new(terms: ControllerTerms, randomness: &Randomness) -> Controller {
         let own = Own::new(randomness);
         Controller { terms, own, state: State::AwaitingNegotiate, psk: None }
     }
 
-    /// The message of [`Next::Send`] has been sent.
+    /// Notes that the message of [`Next::Send`] has been sent.
     pub fn sent(&mut self) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::SendingChallenge(chosen) => {
@@ -98,7 +98,7 @@ impl Controller {
         }
     }
 
-    /// A message has arrived from the host.
+    /// Handles a message from the host.
     pub fn handle(&mut self, bytes: &[u8]) -> Next {
         let state = std::mem::replace(&mut self.state, State::Ended);
         let tid = match &state {
@@ -129,7 +129,7 @@ impl Controller {
                 State::AwaitingReply(chosen),
                 Message::Reply { response, cvalid, sequence, challenge, dh },
             ) => {
-                // A challenge without a number is one for the key of TLS.
+                // A challenge with sequence number 0 only serves to derive the TLS PSK.
                 let is_as_agreed = match (cvalid, sequence) {
                     (true, 0) => chosen.sc_c != 0,
                     (true, _) => true,
@@ -147,7 +147,7 @@ impl Controller {
         }
     }
 
-    /// Takes the result of [`Next::Compute`].
+    /// Handles the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::ComputingPublic(chosen) => self.challenge(chosen, power.0.to_vec()),
@@ -159,13 +159,13 @@ impl Controller {
         }
     }
 
-    /// The TLS key, once authenticated with secure channel concatenation.
+    /// The TLS PSK, once authenticated with secure channel concatenation.
     pub fn generated_psk(&self) -> Option<TlsPsk> {
         let (psk, hash) = self.psk.as_ref()?;
         TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
     }
 
-    /// Why the authentication failed, from when this side detects it until the host is told.
+    /// The reason for the failure, from its detection until the host has been told.
     pub fn failure(&self) -> Option<&Failed> {
         match &self.state {
             State::SendingFailure1(failed) => Some(failed),
@@ -173,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// Chooses from what the host offers.
+    /// Chooses a hash and a group from the host's offer.
     fn choose(&mut self, tid: u16, wanted: u8, hashes: &[u8], groups: &[u8]) -> Next {
         let terms = &self.terms;
         if hashes.is_empty() {
@@ -188,7 +188,7 @@ impl Controller {
             let reason = "host and controller disagree on secure channel concatenation";
             return self.fail(tid, Explanation::ConcatenationMismatch, reason);
         }
-        // No cipher suite of TLS has SHA-512.
+        // No TLS cipher suite uses SHA-512.
         let may_be =
             |hash: &Hash| hashes.contains(&hash.id()) && (wanted == 0 || *hash != Hash::Sha512);
         let Some(hash) = terms.hashes.iter().copied().find(may_be) else {
@@ -228,7 +228,7 @@ impl Controller {
             let reason = "the response is not as long as the hash";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
-        // Otherwise a host could have its own challenge answered on a second connection.
+        // Otherwise a host could get its own challenge answered on a second connection.
         if answer.challenge == self.own.challenge[..hash.len_bytes()] {
             let reason = "the host's challenge is the controller's own";
             return self.fail(tid, Explanation::AuthenticationFailed, reason);
@@ -259,7 +259,7 @@ impl Controller {
         let is_right = |secret: &Secret| {
             transcript.of_host(&secret.key(hostnqn), c1, self.own.sequence).is(&answer.response)
         };
-        // All are tried, so that the time does not reveal which one matched.
+        // Tries all secrets, so that the time does not reveal which one matched.
         if secrets.iter().filter(|secret| is_right(secret)).count() == 0 {
             let reason = "the host's response is wrong";
             return self.fail(tid, Explanation::AuthenticationFailed, reason);

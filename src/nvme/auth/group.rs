@@ -12,7 +12,7 @@ use zeroize::{Zeroize, Zeroizing};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Group {
-    /// None: the response depends on key and challenge alone, so an eavesdropper can try keys
+    /// No exchange: the response depends only on key and challenge, so that an eavesdropper can try keys
     /// offline.
     Null = 0,
     /// ffdhe2048.
@@ -25,7 +25,7 @@ impl Group {
     /// All groups, ascending by identifier.
     pub const ALL: [Group; 3] = [Group::Null, Group::Ffdhe2048, Group::Ffdhe3072];
 
-    /// Its identifier on the wire.
+    /// The group's identifier on the wire.
     pub const fn id(self) -> u8 {
         self as u8
     }
@@ -35,7 +35,7 @@ impl Group {
         Group::ALL.into_iter().find(|group| group.id() == id)
     }
 
-    /// Length of its values in bytes: that of the prime.
+    /// Length of the group's values in bytes: the length of the prime.
     pub const fn len_bytes(self) -> usize {
         match self {
             Group::Null => 0,
@@ -44,9 +44,8 @@ impl Group {
         }
     }
 
-    /// Returns whether `value` may be a public value of the other side: of the group's length,
-    /// greater than 1 and less than p - 1. Any other value would make the shared secret
-    /// predictable.
+    /// Returns whether `value` may be a public value of the other side: it has the prime's length, is
+    /// greater than 1 and less than p - 1. Any other value would make the shared secret predictable.
     pub(crate) fn is_public_value(self, value: &[u8]) -> bool {
         // The prime is odd, so p - 1 is the prime with its last bit cleared.
         let Some(prime) = self.prime() else { return false };
@@ -87,7 +86,7 @@ impl Exponent {
         Exponent(Zeroizing::new(bytes))
     }
 
-    /// A column of its bits: see [`Comb`].
+    /// One column of the exponent's bits: see [`Comb`].
     fn column(&self, column: usize) -> u8 {
         let bit = |row: usize| {
             let at = row * COLUMNS + column;
@@ -122,13 +121,13 @@ impl Exponentiation {
         Exponentiation { group, base: Base::Peer(peer.to_vec()), exponent: exponent.clone() }
     }
 
-    /// An exponentiation for tests of its callers.
+    /// An exponentiation for the callers' tests.
     #[doc(hidden)]
     pub fn example(group: Group) -> Exponentiation {
         Exponentiation::public(group, &Exponent::new([7; EXPONENT_LEN_BYTES]))
     }
 
-    /// Computes it, in a time that does not depend on the exponent.
+    /// Computes the power, in a time that does not depend on the exponent.
     pub fn compute(self) -> Power {
         static COMB2048: OnceLock<Comb<{ U2048::LIMBS }>> = OnceLock::new();
         static COMB3072: OnceLock<Comb<{ U3072::LIMBS }>> = OnceLock::new();
@@ -147,7 +146,7 @@ impl fmt::Debug for Exponentiation {
     }
 }
 
-/// The result of an exponentiation, with leading zeros to the length of the prime.
+/// The result of an exponentiation, padded with leading zeros to the length of the prime.
 pub struct Power(pub(super) Zeroizing<Vec<u8>>);
 
 impl fmt::Debug for Power {
@@ -179,9 +178,9 @@ fn power<const LIMBS: usize>(
     bytes
 }
 
-/// Powers of the generator, with which its own exponentiations take less than half of the multiplications: the
-/// exponent's bits are a matrix with a row for each tooth, and one column is taken at a time (Lim and Lee, CRYPTO
-/// 1994). Entry i is the product of g^(2^(COLUMNS j)) for the bits j of i, in Montgomery form.
+/// Precomputed powers of the generator, which save more than half of the multiplications (Lim and Lee,
+/// CRYPTO 1994). The exponent's bits form a matrix with one row per tooth; each step takes one column.
+/// Entry i is the product of g^(2^(COLUMNS j)) for the bits j of i, in Montgomery form.
 struct Comb<const LIMBS: usize>([Uint<LIMBS>; 1 << TEETH]);
 
 const TEETH: usize = 4;
@@ -201,7 +200,7 @@ impl<const LIMBS: usize> Comb<LIMBS> {
         Comb(powers.map(|power| power.to_montgomery()))
     }
 
-    /// The generator's power, in a time that does not depend on the exponent.
+    /// A power of the generator, in a time that does not depend on the exponent.
     fn power(
         &self,
         params: &FixedMontyParams<LIMBS>,
@@ -214,7 +213,7 @@ impl<const LIMBS: usize> Comb<LIMBS> {
         power
     }
 
-    /// An entry, found by looking at all.
+    /// The entry at `index`, found by reading all entries, so that the time does not depend on `index`.
     fn entry(&self, params: &FixedMontyParams<LIMBS>, index: u8) -> FixedMontyForm<LIMBS> {
         let mut found = self.0[0];
         for (other, entry) in (1_u8..).zip(&self.0[1..]) {
@@ -286,7 +285,7 @@ mod tests {
         assert_eq!(*power.0, expected);
     }
 
-    /// `pow` of the crate, which takes every base, is another implementation.
+    /// Compares with the crate's `pow` for any base, which is another implementation.
     #[test]
     fn a_power_of_the_generator_is_that_of_the_general_way() {
         for group in [Group::Ffdhe2048, Group::Ffdhe3072] {

@@ -1,4 +1,4 @@
-//! The hash functions of DH-HMAC-CHAP and of TLS keys, selected at run time.
+//! The hash functions of DH-HMAC-CHAP and of TLS PSKs, selected at run time.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ impl Hash {
     /// All hash functions, ascending by identifier.
     pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
 
-    /// Length of its values in bytes.
+    /// Length of the hash's values in bytes.
     pub const fn len_bytes(self) -> usize {
         match self {
             Hash::Sha256 => 32,
@@ -32,12 +32,12 @@ impl Hash {
         }
     }
 
-    /// Its identifier on the wire, and in the text of keys.
+    /// The identifier on the wire, and in keys as strings.
     pub const fn id(self) -> u8 {
         self as u8
     }
 
-    /// The function with this identifier.
+    /// The hash function with this identifier.
     pub(crate) fn from_id(id: u8) -> Option<Hash> {
         Hash::ALL.into_iter().find(|hash| hash.id() == id)
     }
@@ -51,7 +51,7 @@ impl Hash {
         }
     }
 
-    /// HMAC of the concatenated `parts` under `key`.
+    /// HMAC of the concatenation of `parts` with `key`.
     pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Digest {
         match self {
             Hash::Sha256 => hmac::<Hmac<Sha256>>(key, parts),
@@ -73,7 +73,7 @@ fn hmac<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Digest {
     Digest::new(&mac.finalize().into_bytes())
 }
 
-/// A hash value. It is treated as a secret: compared in constant time, wiped, not printed.
+/// A hash value, treated as a secret: compared in constant time, wiped, never printed.
 #[derive(Clone)]
 pub struct Digest {
     bytes: [u8; 64],
@@ -87,7 +87,7 @@ impl Digest {
         Digest { bytes, len: value.len() }
     }
 
-    /// Returns whether it equals `other`, in a time that does not depend on where they differ.
+    /// Compares with `other`, in a time that does not depend on the first difference.
     pub(crate) fn is(&self, other: &[u8]) -> bool {
         self.as_ref().ct_eq(other).into()
     }

@@ -8,26 +8,26 @@ use super::{
 };
 use crate::nvme::Nqn;
 
-/// A host's secrets, and what it accepts.
+/// A host's keys and requirements.
 #[derive(Debug, Clone)]
 pub struct HostTerms {
-    /// The host's name, as Connect said it.
+    /// The host's NQN, as in Connect.
     pub hostnqn: Nqn,
-    /// The subsystem's name, as Connect said it.
+    /// The subsystem's NQN, as in Connect.
     pub subnqn: Nqn,
     /// The host's secret.
     pub secret: Secret,
-    /// The subsystem's secret, if the controller must authenticate itself, too.
+    /// The subsystem's secret, if the controller must authenticate, too.
     pub ctrl_secret: Option<Secret>,
-    /// Allowed hashes, preferred first.
+    /// Permitted hashes, most preferred first.
     pub hashes: Vec<Hash>,
-    /// Allowed groups, preferred first.
+    /// Permitted groups, most preferred first.
     pub groups: Vec<Group>,
-    /// Generation of a TLS key; `Optional` counts as `No`.
+    /// Generation of a TLS PSK; `Optional` counts as `No`.
     pub concatenation: Concatenation,
 }
 
-/// The host's side. Begin with [`Host::new`] and do what each [`Next`] says.
+/// The host's side. Start with [`Host::new`], and do each [`Next`] that it returns.
 #[derive(Debug)]
 pub struct Host {
     terms: HostTerms,
@@ -54,7 +54,7 @@ enum State {
     AwaitingChallenge,
     ComputingPublic(Chosen),
     ComputingShared(Chosen, Power),
-    /// The response expected from the controller, if it must authenticate itself.
+    /// The response expected from the controller; `None` if it need not authenticate.
     SendingReply(Option<Digest>),
     AwaitingSuccess1(Option<Digest>),
     SendingSuccess2,
@@ -63,17 +63,17 @@ enum State {
 }
 
 impl Host {
-    /// Begins an authentication; `tid` is its number on the queue.
+    /// Starts an authentication; `tid` is its number on the queue.
     ///
     /// # Panics
-    /// The terms name no hash or no group.
+    /// If the terms name no hash or no group.
     pub fn new(terms: HostTerms, randomness: &Randomness, tid: u16) -> (Host, Next) {
         let HostTerms { hashes, groups, concatenation, .. } = &terms;
         let groups: Vec<u8> = match concatenation {
             Concatenation::No | Concatenation::Optional => {
                 groups.iter().map(|group| group.id()).collect()
             }
-            // A key can only be made from a shared secret.
+            // The PSK is derived from a shared secret, which needs a group.
             Concatenation::Required => groups
                 .iter()
                 .filter(|group| **group != Group::Null)
@@ -88,7 +88,7 @@ impl Host {
         (host, Next::Send(negotiate.encode(tid)))
     }
 
-    /// The message of [`Next::Send`] has been sent.
+    /// Notes that the message of [`Next::Send`] has been sent.
     pub fn sent(&mut self) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::SendingNegotiate => {
@@ -105,7 +105,7 @@ impl Host {
         }
     }
 
-    /// A message has arrived from the controller.
+    /// Handles a message from the controller.
     pub fn handle(&mut self, bytes: &[u8]) -> Next {
         let state = std::mem::replace(&mut self.state, State::Ended);
         if !matches!(state, State::AwaitingChallenge | State::AwaitingSuccess1(_)) {
@@ -137,7 +137,7 @@ impl Host {
         }
     }
 
-    /// Takes the result of [`Next::Compute`].
+    /// Handles the result of [`Next::Compute`].
     pub fn computed(&mut self, power: Power) -> Next {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::ComputingPublic(chosen) => {
@@ -153,13 +153,13 @@ impl Host {
         }
     }
 
-    /// The TLS key, once authenticated with [`Concatenation::Required`].
+    /// The TLS PSK, once authenticated with [`Concatenation::Required`].
     pub fn generated_psk(&self) -> Option<TlsPsk> {
         let (psk, hash) = self.psk.as_ref()?;
         TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
     }
 
-    /// The current step, as text.
+    /// The current step, for log lines.
     pub fn stage(&self) -> &'static str {
         match self.state {
             State::SendingNegotiate => "sending Negotiate",
@@ -173,7 +173,7 @@ impl Host {
         }
     }
 
-    /// Takes the controller's choice.
+    /// Checks the controller's choice and goes on with it.
     fn choose(
         &mut self,
         hash: u8,
@@ -226,13 +226,13 @@ impl Host {
         Next::Compute(public)
     }
 
-    /// Answers the challenge, and challenges the controller if it must authenticate itself.
+    /// Answers the challenge, and challenges the controller if it must authenticate.
     fn reply(&mut self, chosen: &Chosen, session_key: Option<&Digest>, dh: Vec<u8>) -> Next {
         let HostTerms { hostnqn, subnqn, secret, ctrl_secret, concatenation, .. } = &self.terms;
         let hash = chosen.hash;
         let mut c2 = self.own.challenge[..hash.len_bytes()].to_vec();
         if c2 == chosen.challenge {
-            c2[0] ^= 1; // never equal to the controller's challenge: the controller would return our own response
+            c2[0] ^= 1; // must differ from C1: the controller would return the host's own response
         }
         let transcript = Transcript {
             hash,
@@ -287,7 +287,7 @@ impl Host {
     }
 }
 
-/// Secure channel concatenation with a new key of TLS (NEWTLSPSK).
+/// Secure channel concatenation with a new TLS PSK (NEWTLSPSK).
 pub(super) const NEW_TLS_PSK: u8 = 2;
 
 pub(super) fn sc_c(concatenation: Concatenation) -> u8 {

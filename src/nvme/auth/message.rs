@@ -1,4 +1,4 @@
-//! The messages of an authentication, as bytes.
+//! The messages of DH-HMAC-CHAP in wire format.
 //!
 //! | message   | direction          | type, id | from byte 6                                            |
 //! |-----------|--------------------|----------|--------------------------------------------------------|
@@ -12,9 +12,9 @@
 //!
 //! A descriptor is AUTHID, 0, HALEN, DHLEN, 30 bytes of hashes, 30 bytes of groups.
 //!
-//! Each message begins with its type, its identifier, two reserved bytes, and the transaction
-//! identifier; numbers are little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5).
-//! A message may be padded with zeros, since Authentication Receive requests more than its length.
+//! Each message begins with its type, its identifier, two reserved bytes, and the transaction identifier;
+//! numbers are little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5). Zeros may follow a
+//! message, since Authentication Receive requests more bytes than it has.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ use std::fmt;
 pub enum Message {
     /// The host offers hashes and groups, preferred first.
     Negotiate {
-        /// Secure channel concatenation: 0 none, 2 with a new TLS key.
+        /// Secure channel concatenation: 0 none, 2 with a new TLS PSK.
         sc_c: u8,
         /// Identifiers of hashes; empty if DH-HMAC-CHAP is not among the protocols.
         hashes: Vec<u8>,
@@ -49,7 +49,8 @@ pub enum Message {
         response: Vec<u8>,
         /// CVALID: `challenge` holds a challenge.
         cvalid: bool,
-        /// Sequence number of `challenge`; 0: the controller does not answer it, and it serves the key of TLS alone.
+        /// Sequence number of `challenge`. 0: the controller does not answer the challenge, which only
+        /// serves to derive the TLS PSK.
         sequence: u32,
         /// C2, as long as `response`.
         challenge: Vec<u8>,
@@ -58,7 +59,7 @@ pub enum Message {
     },
     /// The controller accepts the host.
     Success1 {
-        /// Length of the hash's values in bytes. Linux's host wants it also without R2.
+        /// Length of the hash's values in bytes. Linux's host requires it even without R2.
         hl: u8,
         /// R2, if the host asked for it.
         response: Option<Vec<u8>>,
@@ -67,17 +68,17 @@ pub enum Message {
     Success2,
     /// The controller ends the authentication.
     Failure1 {
-        /// Why.
+        /// The reason.
         explanation: Explanation,
     },
     /// The host ends the authentication.
     Failure2 {
-        /// Why.
+        /// The reason.
         explanation: Explanation,
     },
 }
 
-/// Why a side ends an authentication (AUTH_Failure reason code explanation).
+/// The reason why a side ends an authentication (AUTH_Failure reason code explanation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Explanation {
     /// 1: the response is wrong.
@@ -94,7 +95,7 @@ pub enum Explanation {
     IncorrectPayload,
     /// 7: another message was expected.
     IncorrectMessage,
-    /// One that this release does not know.
+    /// A code that this release does not know.
     Other(u8),
 }
 
@@ -144,10 +145,10 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Why bytes are not a valid message.
+/// Reasons why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// They end before the message does.
+    /// The bytes end before the message does.
     #[error("the message is cut off")]
     Short,
     /// No message has this type and identifier.
@@ -159,7 +160,7 @@ pub enum MessageError {
 }
 
 impl Message {
-    /// Its name.
+    /// The message's name.
     pub fn name(&self) -> &'static str {
         match self {
             Message::Negotiate { .. } => "Negotiate",
@@ -172,7 +173,7 @@ impl Message {
         }
     }
 
-    /// Its bytes, in the transaction `tid`.
+    /// Encodes the message in the transaction `tid`.
     pub fn encode(&self, tid: u16) -> Vec<u8> {
         let head = |kind: u8, id: u8| {
             let [low, high] = tid.to_le_bytes();
@@ -245,8 +246,8 @@ impl Message {
     /// Decodes the message at the start of `bytes`; also returns its transaction identifier.
     ///
     /// # Errors
-    /// The bytes are no message, or its fields contradict each other. What the sides agreed on is
-    /// not checked here.
+    /// The bytes are no message, or its fields contradict each other. Whether the fields match what the
+    /// sides agreed on is not checked here.
     pub fn decode(bytes: &[u8]) -> Result<(u16, Message), MessageError> {
         let mut rest = Fields(bytes);
         let [kind, id, _, _] = rest.array()?;
@@ -362,7 +363,7 @@ const DH_HMAC_CHAP: u8 = 0x01;
 const AUTHID_DH_HMAC_CHAP: u8 = 0x01;
 /// Reason code of both failures: the authentication has failed.
 const REASON_FAILED: u8 = 1;
-/// Bytes before the parts of variable length.
+/// Bytes of a message before its parts of variable length.
 const HEAD: usize = 16;
 const NEGOTIATE_HEAD: usize = 8;
 const DESCRIPTOR_LEN: usize = 64;

@@ -1,16 +1,14 @@
 //! DH-HMAC-CHAP: host and controller prove to each other that they know a key, without revealing
 //! it.
 //!
-//! The controller sends a *challenge*, and the host answers with a *response* that only the key
-//! gives. The host may challenge the controller in the same message (NVM Express Base Specification
-//! 2.1, 8.3.5.5). With an optional Diffie-Hellman exchange, an eavesdropper cannot even try keys
-//! that are easy to guess.
+//! The controller sends a *challenge*. The host answers with a *response* that only an owner of the key can
+//! compute. In the same message, the host may challenge the controller (NVM Express Base Specification 2.1,
+//! 8.3.5.5). With an optional Diffie-Hellman exchange, an eavesdropper cannot test guesses of a weak key.
 //!
-//! [`Host`] and [`Controller`] are the two sides as pure state machines: messages in, messages out,
-//! with random numbers as arguments. They know neither sockets nor time: the driver sends the
-//! messages in Authentication Send and Authentication Receive commands, and limits the duration. An
-//! exponentiation takes milliseconds, so both return it as an [`Exponentiation`] that any thread
-//! may compute.
+//! [`Host`] and [`Controller`] are the two sides as pure state machines: messages in, messages out, with
+//! random numbers as arguments. They know neither sockets nor time: the driver sends the messages in
+//! Authentication Send and Authentication Receive commands, and limits the duration. An exponentiation
+//! takes milliseconds, so both sides return it as an [`Exponentiation`] that any thread may compute.
 //!
 //! ```text
 //! host                                    controller
@@ -22,11 +20,11 @@
 //! ```
 //!
 //! Invariants:
-//! - No key, response or shared secret is in an error, a log or a `Debug` output, and each is wiped when it
-//!   is dropped.
+//! - Errors, logs and `Debug` output contain no key, response or shared secret; each of these is wiped when
+//!   it is dropped.
 //! - Responses are compared in constant time, and keys are used in constant time.
-//! - A message that is not exactly what the state expects ends the authentication; no state goes on after a
-//!   failure.
+//! - A message other than the one that the state expects ends the authentication, and no state continues
+//!   after a failure.
 //!
 //! Read [`Host`] first; `response` has the formulas, `message` the bytes.
 
@@ -53,11 +51,11 @@ use std::fmt;
 
 use zeroize::Zeroize;
 
-/// The random numbers that one side needs for one authentication.
+/// The random numbers of one side for one authentication.
 pub struct Randomness {
-    /// The challenge to the other side; as many of its bytes as the hash has are used.
+    /// The challenge to the other side; only its first bytes are used, as many as a value of the hash has.
     pub challenge: [u8; 64],
-    /// The private exponent of Diffie-Hellman.
+    /// The private Diffie-Hellman exponent.
     pub exponent: [u8; group::EXPONENT_LEN_BYTES],
     /// The sequence number of the challenge. It must never repeat with the same key, so it is a
     /// random number or a counter; 0 is replaced by 1.
@@ -65,10 +63,10 @@ pub struct Randomness {
 }
 
 impl Randomness {
-    /// The number of random bytes that one authentication needs.
+    /// The number of random bytes for one authentication.
     pub const LEN_BYTES: usize = 64 + group::EXPONENT_LEN_BYTES + 4;
 
-    /// Divides random bytes of the operating system's generator.
+    /// Splits random bytes, which must come from the operating system's generator.
     pub fn from_bytes(mut bytes: [u8; Randomness::LEN_BYTES]) -> Randomness {
         let (challenge, rest) = bytes.split_at(64);
         let (exponent, sequence) = rest.split_at(group::EXPONENT_LEN_BYTES);
@@ -91,7 +89,7 @@ impl Drop for Randomness {
 /// One side's own challenge and exponent.
 struct Own {
     challenge: [u8; 64],
-    /// Never 0.
+    /// The sequence number; never 0.
     sequence: u32,
     exponent: group::Exponent,
 }
@@ -112,19 +110,19 @@ impl fmt::Debug for Own {
     }
 }
 
-/// Generation of TLS keys by the authentication (secure channel concatenation).
+/// Generation of a TLS PSK by an authentication (secure channel concatenation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Concatenation {
     /// Not requested, or refused.
     #[default]
     No,
-    /// As the host wants; for controllers only.
+    /// As the host requests; for controllers only.
     Optional,
     /// Requested, or required.
     Required,
 }
 
-/// The next step, after something was passed to a side.
+/// The next step for the driver.
 #[derive(Debug)]
 #[must_use]
 pub enum Next {
@@ -137,19 +135,18 @@ pub enum Next {
     Compute(Exponentiation),
     /// The authentication has succeeded.
     Authenticated,
-    /// The authentication has failed, and the other side knows.
+    /// The authentication has failed, and the other side has been told.
     Failed(Failed),
 }
 
-/// Why an authentication failed. The text leaves "authentication failed" to the caller.
+/// The reason for a failed authentication. Its text does not repeat "authentication failed".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failed {
     /// This side detected the failure, and told the other.
     Here(Explanation, &'static str),
-    /// The other side reported it.
+    /// The other side reported the failure.
     There(Explanation),
-    /// The driver made a call that the state does not allow, such as passing an unrequested
-    /// message.
+    /// The driver made a call that the state does not permit, such as passing an unrequested message.
     OutOfTurn,
 }
 

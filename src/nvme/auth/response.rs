@@ -1,4 +1,4 @@
-//! The formulas: what answers a challenge (NVM Express Base Specification 2.1, 8.3.5.5).
+//! Formulas of the responses to challenges (NVM Express Base Specification 2.1, 8.3.5.5).
 //!
 //! With H the negotiated hash, HMAC with H, and dh the shared secret:
 //!
@@ -13,7 +13,7 @@ use super::secret::Key;
 use super::{Digest, Hash, Power};
 use crate::nvme::Nqn;
 
-/// Values on which both sides of one authentication agree.
+/// Values that both sides of one authentication share.
 pub(super) struct Transcript<'a> {
     pub(super) hash: Hash,
     pub(super) tid: u16,
@@ -25,12 +25,12 @@ pub(super) struct Transcript<'a> {
 }
 
 impl Transcript<'_> {
-    /// R1, the host's answer to `challenge`.
+    /// R1: the host's response to `challenge`.
     pub(super) fn of_host(&self, key: &Key, challenge: &[u8], sequence: u32) -> Digest {
         self.response(key, challenge, sequence, "HostHost", [self.hostnqn, self.subnqn])
     }
 
-    /// R2, the controller's answer to `challenge`.
+    /// R2: the controller's response to `challenge`.
     pub(super) fn of_controller(&self, key: &Key, challenge: &[u8], sequence: u32) -> Digest {
         self.response(key, challenge, sequence, "Controller", [self.subnqn, self.hostnqn])
     }
@@ -63,7 +63,7 @@ pub(super) fn session_key(hash: Hash, shared: &Power) -> Digest {
     hash.digest(&shared.0)
 }
 
-/// The key that TLS gets of an authentication with both challenges.
+/// The key material for the TLS PSK, from the session key and both challenges.
 pub(super) fn generated_psk(hash: Hash, session_key: &Digest, c1: &[u8], c2: &[u8]) -> Digest {
     hash.hmac(session_key.as_ref(), &[c1, c2])
 }
@@ -79,7 +79,7 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Values computed with Python's hashlib and hmac from the formulas.
+    /// Expected values were computed from the formulas with Python's hashlib and hmac.
     #[test]
     fn responses_are_those_of_the_reference() {
         let hostnqn = Nqn::new(HOSTNQN).unwrap();

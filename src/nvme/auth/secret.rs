@@ -1,4 +1,4 @@
-//! The secret that a host or a subsystem is known by.
+//! DH-HMAC-CHAP secrets of hosts and subsystems.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,8 +11,8 @@ use crate::nvme::Nqn;
 
 /// A secret in the form `DHHC-1:hh:<base64>:` (NVM Express Base Specification 2.1, 8.3.5.5.7).
 ///
-/// `hh` says which hash makes the key of it, 00 that it is the key itself. The text holds the secret: treat it
-/// like a password.
+/// `hh` identifies the hash that derives the key from the secret; 00: the secret is the key itself. The
+/// string contains the secret, so treat it like a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
@@ -20,29 +20,29 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A new secret of these random bytes, as long as the values of `hash`, or 32 bytes.
+    /// Makes a secret from random bytes. It is as long as a value of the hash `transform`, or 32 bytes long.
     pub fn generate(random: &[u8; 64], transform: Option<Hash>) -> Secret {
         let len = transform.map_or(32, Hash::len_bytes);
         Secret { bytes: Zeroizing::new(random[..len].to_vec()), transform }
     }
 
-    /// The text form, which ends in a colon.
+    /// The secret as a string, which ends with a colon.
     pub fn to_text(&self) -> Zeroizing<String> {
         encode(PREFIX, self.transform.map_or(0, Hash::id), &self.bytes)
     }
 
-    /// Its bytes, to derive others from.
+    /// The secret's bytes, for deriving other keys.
     #[doc(hidden)]
     pub fn bytes(&self) -> &Zeroizing<Vec<u8>> {
         &self.bytes
     }
 
-    /// The hash that makes the key of it; `None`: it is the key itself.
+    /// The hash that derives the key from the secret; `None`: the secret is the key itself.
     pub fn transform(&self) -> Option<Hash> {
         self.transform
     }
 
-    /// The key of `owner`: the host's NQN for a host's secret, the subsystem's for a controller's.
+    /// The key for `owner`: the host's NQN for a host's secret, the subsystem's NQN for a controller's.
     pub(super) fn key(&self, owner: &Nqn) -> Key {
         let parts = [owner.as_str().as_bytes(), b"NVMe-over-Fabrics"];
         Key(match self.transform {
@@ -52,7 +52,7 @@ impl Secret {
     }
 }
 
-/// The key with which responses are made.
+/// The key of the HMACs in responses.
 pub(super) struct Key(pub(super) Zeroizing<Vec<u8>>);
 
 impl FromStr for Secret {

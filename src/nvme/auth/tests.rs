@@ -1,4 +1,4 @@
-//! Both sides against each other, and against everything that is not the other side.
+//! Both sides against each other, and each side against faulty and hostile messages.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::nvme::Nqn;
 
 const RUNS: u64 = 10_000;
 
-/// A small generator, so that a run is its seed.
+/// A small random generator: its seed reproduces a run.
 struct Rng(u64);
 
 impl Rng {
@@ -37,7 +37,7 @@ fn nqn(name: &str) -> Nqn {
     Nqn::new(format!("nqn.2026-11.io.example:{name}")).unwrap()
 }
 
-/// Terms of two that know each other.
+/// Terms of two sides that know each other's keys.
 fn terms(rng: &mut Rng, is_mutual: bool) -> (HostTerms, ControllerTerms) {
     let transform = [None, Some(Hash::Sha256), Some(Hash::Sha384), Some(Hash::Sha512)];
     let transform = transform[rng.below(4)];
@@ -64,7 +64,7 @@ fn terms(rng: &mut Rng, is_mutual: bool) -> (HostTerms, ControllerTerms) {
     (host, controller)
 }
 
-/// How an authentication ended on both sides; `None`: that side still waits.
+/// The result of an authentication on both sides; `None`: the side still waits.
 #[derive(Debug, PartialEq, Eq)]
 struct Ends {
     host: Option<Result<(), Failed>>,
@@ -76,13 +76,13 @@ impl Ends {
         Ends { host: Some(result.clone()), controller: Some(result) }
     }
 
-    /// Returns whether the controller would let the host in.
+    /// Returns whether the controller would admit the host.
     fn is_let_in(&self) -> bool {
         self.controller == Some(Ok(()))
     }
 }
 
-/// Runs both; `damage` may change each message on its way, by its number.
+/// Runs both sides; `damage` may change each message in transit, by its number.
 fn run(
     (mut host, mut of_host): (Host, Next),
     mut controller: Controller,
@@ -135,7 +135,7 @@ fn run(
     (ends, host, controller)
 }
 
-/// Runs both undamaged.
+/// Runs both sides without damage.
 fn between(
     rng: &mut Rng,
     host: HostTerms,
@@ -239,7 +239,7 @@ fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
     let concatenation = Concatenation::Required;
     let groups = Group::ALL.to_vec();
     let host = HostTerms { concatenation, groups, ..host };
-    // The hash that the controller prefers is one that no cipher suite has.
+    // The controller prefers a hash that no cipher suite has.
     let hashes = vec![Hash::Sha512, Hash::Sha384, Hash::Sha256];
     let controller = ControllerTerms { hashes, concatenation, ..controller };
     let one_way = HostTerms { ctrl_secret: None, ..host.clone() };
@@ -254,7 +254,7 @@ fn concatenation_gives_both_sides_one_key_and_other_runs_none() {
     }
 }
 
-/// The numbers of NVM Express Base Specification 2.2, 8.3.5.5: Linux's host and target expect them.
+/// The identifiers of NVM Express Base Specification 2.2, 8.3.5.5; Linux's host and target expect these.
 #[test]
 fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
     let rng = &mut Rng(9);
@@ -278,7 +278,8 @@ fn a_host_that_concatenates_says_so_and_sends_a_challenge_without_a_number() {
     assert!(challenge.iter().any(|byte| *byte != 0));
 }
 
-/// Otherwise whoever is in between could have the controller prove nothing, or keep a challenge out of the key.
+/// Otherwise an attacker in between could free the controller of its proof, or remove a challenge from the
+/// key.
 #[test]
 fn a_challenge_that_was_not_agreed_on_is_refused() {
     let rng = &mut Rng(10);
@@ -302,7 +303,7 @@ fn a_challenge_that_was_not_agreed_on_is_refused() {
     }
 }
 
-/// A man in the middle who sends the controller's own challenge back to have it answered.
+/// A man in the middle returns the controller's own challenge, so that the controller answers it.
 #[test]
 fn a_reflected_challenge_is_not_answered() {
     let rng = &mut Rng(7);
@@ -325,7 +326,7 @@ fn a_reflected_challenge_is_not_answered() {
     assert!(matches!(Message::decode(&bytes).unwrap(), (1, Message::Failure1 { .. })));
 }
 
-/// An answer heard in one authentication does not serve in another.
+/// A response recorded in one authentication is useless in another.
 #[test]
 fn a_replayed_answer_is_refused() {
     let rng = &mut Rng(8);
@@ -348,7 +349,7 @@ fn a_replayed_answer_is_refused() {
     assert!(!ends.is_let_in() && ends.controller.is_some(), "{ends:?}");
 }
 
-/// Returns whether the byte has bits that no proof covers, so that a change may be without effect: reserved
+/// Returns whether the byte has bits that no proof covers, so that a change may have no effect: reserved
 /// bytes, and the host's offer; see `message` for the bytes.
 fn is_uncovered(number: usize, byte: usize, message: &[u8]) -> bool {
     match number {
@@ -359,12 +360,12 @@ fn is_uncovered(number: usize, byte: usize, message: &[u8]) -> bool {
                 || (message[8] == 0 && is_of_second_challenge(byte, message))
         }
         3 => [2, 3, 7].contains(&byte) || (9..16).contains(&byte) || (message[8] == 0 && byte == 6),
-        _ => true, // Success2 says nothing but that the host is content
+        _ => true, // Success2 says only that the host accepts
     }
 }
 
 /// Returns whether the host's proof depends on the byte. The other bytes belong to the controller's proof:
-/// a change there makes the host turn away, after the controller has rightly let it in.
+/// the host rejects a change there, after the controller has rightly admitted it.
 fn is_of_host(number: usize, byte: usize, message: &[u8]) -> bool {
     match number {
         0 | 1 => true,
@@ -373,7 +374,7 @@ fn is_of_host(number: usize, byte: usize, message: &[u8]) -> bool {
     }
 }
 
-/// C2 and its sequence number, which are not answered without CVALID.
+/// Returns whether the byte belongs to C2 or its sequence number, which are not answered without CVALID.
 fn is_of_second_challenge(byte: usize, message: &[u8]) -> bool {
     let len = usize::from(message[6]);
     (12..16).contains(&byte) || (16 + len..16 + 2 * len).contains(&byte)
@@ -409,7 +410,7 @@ fn a_response_with_a_flipped_bit_is_never_accepted() {
     no_flipped_bit_lets_anybody_in(Group::Ffdhe2048, runs(RUNS) / 100);
 }
 
-/// As many as `DLFS_AUTH_RUNS` says.
+/// The number of runs: `DLFS_AUTH_RUNS`, or `default`.
 fn runs(default: u64) -> u64 {
     let given = std::env::var("DLFS_AUTH_RUNS").ok().and_then(|runs| runs.parse().ok());
     given.unwrap_or(default)
@@ -428,7 +429,7 @@ proptest! {
         let (mut host, _) = Host::new(host, &rng.randomness(), 7);
         let _ = host.sent();
         for (bytes, (kind, id, choice, len)) in messages.iter().zip(&shapes) {
-            // Half of them look like messages.
+            // Half of the byte strings look like messages.
             let mut bytes = bytes.clone();
             if *choice > 0 {
                 bytes.resize(bytes.len().max(*len).max(16), 0);

@@ -1,28 +1,28 @@
-//! Keys as text: a prefix, two digits, and base64 of the key with its CRC-32, as nvme-cli prints them.
+//! Keys as strings: a prefix, two digits, and base64 of the key with its CRC-32, as nvme-cli prints them.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use crc_fast::CrcAlgorithm;
 use zeroize::Zeroizing;
 
-/// Why a text is no key. It never holds a part of the text.
+/// Reasons why a string is not a valid key. Contains no part of the string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// It begins otherwise.
+    /// The prefix or the final colon is missing.
     #[error("a key of this kind begins with `{0}` and ends with `:`")]
     Form(&'static str),
-    /// The two digits after the prefix are others.
+    /// The two digits after the prefix name no known hash.
     #[error("the two digits after the prefix name no known hash: {0}")]
     Hash(&'static str),
     /// The part between the colons is not base64.
     #[error("the part between the colons is not base64: characters are missing or were changed")]
     Base64,
-    /// The key has another length.
+    /// The key has an invalid length.
     #[error("the key has {found} bytes; it must have {allowed}")]
     Length {
         /// Bytes without the CRC.
         found: usize,
-        /// The allowed lengths, for people.
+        /// The permitted lengths, for an error message.
         allowed: &'static str,
     },
     /// The key's CRC-32 differs.
@@ -30,7 +30,7 @@ pub enum KeyError {
     Checksum,
 }
 
-/// The number of the hash and the bytes of the key in `text`.
+/// Decodes `text` into the identifier of the hash and the bytes of the key.
 pub(super) fn decode(
     text: &str,
     prefix: &'static str,
@@ -58,7 +58,7 @@ pub(super) fn decode(
     Ok((number, bytes))
 }
 
-/// The text of a key.
+/// Encodes a key as a string.
 pub(super) fn encode(prefix: &str, number: u8, key: &[u8]) -> Zeroizing<String> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(key.len() + 4));
     bytes.extend_from_slice(key);
@@ -67,7 +67,7 @@ pub(super) fn encode(prefix: &str, number: u8, key: &[u8]) -> Zeroizing<String> 
     Zeroizing::new(format!("{prefix}{number:02}:{}:", *encoded))
 }
 
-/// CRC-32 of IEEE 802.3, as zlib has it.
+/// CRC-32 of IEEE 802.3, as in zlib.
 fn crc32(bytes: &[u8]) -> [u8; 4] {
     (crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32).to_le_bytes()
 }

@@ -37,7 +37,7 @@ impl Cqe {
     /// `sqhd` of the response to Connect when SQ flow control is disabled.
     pub const SQHD_NO_FLOW_CONTROL: u16 = 0xFFFF;
 
-    /// The completion of `cid` with `status`, all else zero.
+    /// The completion of `cid` with `status`; all other fields are zero.
     pub fn new(cid: u16, status: Status) -> Cqe {
         Cqe {
             dw0: U32::ZERO,
@@ -49,7 +49,7 @@ impl Cqe {
         }
     }
 
-    /// Its status.
+    /// The status of the command.
     pub fn status(&self) -> Status {
         Status::from_wire(self.status.get())
     }
@@ -78,11 +78,11 @@ pub struct Status {
     pub dnr: bool,
     /// Command Retry Delay (CRD), 2 bits: 0, or an index into CRDT1..3.
     pub crd: u8,
-    /// More (M): the error log has more about it.
+    /// More (M): the error log has more information.
     pub more: bool,
 }
 
-/// Class of a command that ended with an error, by what a host can do about it.
+/// Class of a failed command: the host's possible reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RetryClass {
     /// The path failed: try another path, or this one after reconnecting.
@@ -91,7 +91,8 @@ pub enum RetryClass {
     Retry,
     /// The host must act first: authenticate, read the discovery log again, send fewer AERs.
     Local,
-    /// The blocks hold no data here: whoever has other copies reads one of those, whether DNR is set or not.
+    /// The blocks hold no data here: a host with access to other copies reads one of them, even if DNR is
+    /// set.
     Elsewhere,
     /// The same command will fail again.
     Final,
@@ -103,7 +104,7 @@ macro_rules! statuses {
             $(#[doc = concat!("Status ", $sct, "/", stringify!($sc), ": ", $name, ".")]
             pub const $const: Status = Status::new($sct, $sc);)*
 
-            /// Every status defined here.
+            /// All statuses defined here.
             #[cfg(test)]
             const NAMED: &[Status] = &[$(Status::$const),*];
 
@@ -210,8 +211,8 @@ impl Status {
         self.facts().map(|(name, _)| name)
     }
 
-    /// The class of the failure, by what the host can do about it. An unknown path-related code
-    /// (SCT 3) is `Path`, any other unknown code `Final`.
+    /// The class of the failure. An unknown path-related code (SCT 3) is `Path`, any other unknown code
+    /// `Final`.
     pub fn retry_class(self) -> RetryClass {
         match self.facts() {
             Some((_, RetryClass::Elsewhere)) => RetryClass::Elsewhere,
@@ -222,7 +223,7 @@ impl Status {
         }
     }
 
-    /// From bytes 14..16 of a completion; the phase bit is dropped.
+    /// Decodes bytes 14..16 of a completion; drops the phase bit.
     pub const fn from_wire(word: u16) -> Status {
         Status {
             sct: ((word >> 9) & 0x7) as u8,
@@ -233,7 +234,7 @@ impl Status {
         }
     }
 
-    /// Bytes 14..16 of a completion, phase 0.
+    /// Encodes bytes 14..16 of a completion, with phase 0.
     pub const fn to_wire(self) -> u16 {
         (self.sc as u16) << 1
             | ((self.sct & 0x7) as u16) << 9

@@ -43,7 +43,7 @@ impl ConnectData {
     /// Offset of `hostnqn`, for a response that names an invalid field.
     pub const HOSTNQN_OFFSET: u16 = 512;
 
-    /// The Connect data of `hostnqn` for `subnqn`.
+    /// Connect data of the host `hostnqn` for the subsystem `subnqn`.
     pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> ConnectData {
         ConnectData {
             hostid,
@@ -66,7 +66,7 @@ impl ConnectData {
     }
 }
 
-/// Dword 0 of a refused Connect (1/82h): which field was invalid.
+/// Dword 0 of a refused Connect (1/82h): the invalid field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidParameter {
     /// Offset of the field in bytes.
@@ -76,12 +76,12 @@ pub struct InvalidParameter {
 }
 
 impl InvalidParameter {
-    /// From dword 0 of the completion.
+    /// Decodes dword 0 of the completion.
     pub fn from_wire(dw0: u32) -> InvalidParameter {
         InvalidParameter { offset: (dw0 & 0xFFFF) as u16, in_data: dw0 & (1 << 16) != 0 }
     }
 
-    /// Dword 0 of the completion.
+    /// Encodes dword 0 of the completion.
     pub fn to_wire(self) -> u32 {
         u32::from(self.offset) | u32::from(self.in_data) << 16
     }
@@ -107,7 +107,7 @@ pub enum Property {
 }
 
 impl Property {
-    /// Its offset.
+    /// The property's offset.
     pub const fn offset(self) -> u32 {
         match self {
             Property::Cap => 0x00,
@@ -117,7 +117,7 @@ impl Property {
         }
     }
 
-    /// Its size: 4 or 8.
+    /// The property's size: 4 or 8 bytes.
     pub const fn len_bytes(self) -> u32 {
         match self {
             Property::Cap => 8,
@@ -125,7 +125,7 @@ impl Property {
         }
     }
 
-    /// The property at `offset`, if there is one.
+    /// The property at `offset`, if it exists.
     pub fn at(offset: u32) -> Option<Property> {
         use Property::*;
         [Cap, Vs, Cc, Csts].into_iter().find(|property| property.offset() == offset)
@@ -156,12 +156,12 @@ impl Cap {
             | 1 << 37)
     }
 
-    /// The most entries of an I/O queue, from 1 to 65,536.
+    /// Maximum entries of an I/O queue, from 1 to 65,536.
     pub fn max_queue_entries(self) -> u32 {
         (self.0 & 0xFFFF) as u32 + 1
     }
 
-    /// The longest time from CC.EN to CSTS.RDY.
+    /// Maximum time from CC.EN to CSTS.RDY.
     pub fn timeout_ms(self) -> u32 {
         (self.0 >> 24 & 0xFF) as u32 * 500
     }
@@ -319,7 +319,7 @@ impl DiscoveryRecord {
     pub const SUBTYPE_NVM: u8 = 2;
     /// `subtype` of the discovery subsystem itself.
     pub const SUBTYPE_DISCOVERY: u8 = 3;
-    /// The most records that a dlfs host accepts.
+    /// Maximum records that a dlfs host accepts.
     pub const MAX_RECORDS: u64 = 4096;
 
     /// A record of `subtype` for `subnqn` at a TCP address without TLS.
@@ -366,7 +366,7 @@ fn put_text(field: &mut [u8], value: &str) {
     field[..value.len()].copy_from_slice(value.as_bytes());
 }
 
-/// Text of a field that targets pad with spaces or NUL.
+/// The text in a field that targets pad with spaces or NUL.
 fn text(field: &[u8]) -> Option<&str> {
     let len = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     std::str::from_utf8(&field[..len]).ok().map(|text| text.trim_end_matches(' '))
@@ -393,7 +393,7 @@ mod tests {
         );
         assert_eq!(&bytes[256..282], b"nqn.2024-01.io.example:ds0");
         assert_eq!(&bytes[512..548], b"nqn.2014-08.org.nvmexpress:uuid:0011");
-        // The CRC that the reference document states for these bytes.
+        // The CRC that the specification's reference document gives for these bytes.
         assert_eq!(crc32c::crc32c(bytes).to_le_bytes(), [0xa1, 0x9c, 0x63, 0xc6]);
         assert_eq!(data.subnqn(), Ok(subnqn));
     }

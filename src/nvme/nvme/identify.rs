@@ -9,7 +9,7 @@ use dlfs_base::units::Nsid;
 /// Length of every Identify data structure.
 pub const IDENTIFY_LEN_BYTES: usize = 4096;
 
-/// Why an Identify data structure is refused.
+/// Reasons for refusing an Identify data structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdentifyError {
     /// The length is not 4,096 bytes.
@@ -182,7 +182,7 @@ impl IdentifyController {
     /// `vwc`: there is a volatile write cache, so Flush matters.
     pub const VWC_PRESENT: u8 = 1;
 
-    /// Decodes and checks Identify data, as far as dlfs depends on them.
+    /// Decodes Identify data; checks the fields on which dlfs depends.
     pub fn decode(bytes: &[u8]) -> Result<IdentifyController, IdentifyError> {
         let id = IdentifyController::read_from_bytes(bytes)
             .map_err(|_| IdentifyError::Length(bytes.len()))?;
@@ -203,13 +203,13 @@ impl IdentifyController {
         Ok(id)
     }
 
-    /// The most data of one command: `None` if the controller states no limit, or one above 2 GiB.
+    /// Maximum data of one command; `None` if the controller states no limit, or one above 2 GiB.
     pub fn max_transfer_bytes(&self, mpsmin: u8) -> Option<u32> {
         let shift = 12 + u32::from(mpsmin) + u32::from(self.mdts);
         (self.mdts != 0 && shift < 32).then(|| 1 << shift)
     }
 
-    /// The most in-capsule data of an I/O command.
+    /// Maximum in-capsule data of an I/O command.
     pub fn in_capsule_data_bytes(&self) -> u32 {
         self.ioccsz.get().saturating_sub(4).saturating_mul(16)
     }
@@ -225,7 +225,7 @@ impl IdentifyController {
     }
 }
 
-/// `text` as a field of `N` bytes: padded with spaces, cut if it is longer.
+/// `text` as a field of `N` bytes: padded with spaces, or truncated.
 pub fn ascii_field<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {
@@ -310,7 +310,7 @@ const _: () = assert!(std::mem::offset_of!(IdentifyNamespace, nguid) == 104);
 impl IdentifyNamespace {
     /// `nmic`: the namespace may be attached to several controllers.
     pub const NMIC_SHARED: u8 = 1;
-    /// `nsfeat`: thin provisioning, so that fewer blocks may be in use than there are.
+    /// `nsfeat`: thin provisioning; fewer blocks may be allocated than the namespace has.
     pub const NSFEAT_THINP: u8 = 1;
     /// `nsfeat`: reads of deallocated or unwritten blocks can fail with a status of their own (DAE).
     pub const NSFEAT_DAE: u8 = 1 << 2;
@@ -335,15 +335,16 @@ impl IdentifyNamespace {
         id
     }
 
-    /// The same namespace, thinly provisioned, with `used_blocks` blocks allocated. Reads of the others fail.
+    /// The same namespace, thinly provisioned, with `used_blocks` allocated blocks. Reads of other blocks
+    /// fail.
     pub fn thin(mut self, used_blocks: u64) -> IdentifyNamespace {
         self.nsfeat |= IdentifyNamespace::NSFEAT_THINP | IdentifyNamespace::NSFEAT_DAE;
         self.nuse = U64::new(used_blocks);
         self
     }
 
-    /// Decodes and checks Identify data: active, blocks of 512 to 4,096 bytes, no metadata, no
-    /// protection, below 2^63 bytes.
+    /// Decodes Identify data and checks that it is supported: active, blocks of 512 to 4,096 bytes, no
+    /// metadata, no protection, size below 2^63 bytes.
     pub fn decode(bytes: &[u8]) -> Result<IdentifyNamespace, IdentifyError> {
         let id = IdentifyNamespace::read_from_bytes(bytes)
             .map_err(|_| IdentifyError::Length(bytes.len()))?;
@@ -373,7 +374,7 @@ impl IdentifyNamespace {
         format.copied().ok_or(IdentifyError::Format(index))
     }
 
-    /// Block length. Only for a namespace from [`IdentifyNamespace::decode`].
+    /// Block length. Valid only for a namespace from [`IdentifyNamespace::decode`].
     pub fn block_len_bytes(&self) -> u32 {
         let lbads = self.format().map_or(9, |format| format.lbads);
         1 << lbads.min(31)
@@ -400,7 +401,7 @@ pub fn decode_namespace_list(bytes: &[u8]) -> Result<Vec<Nsid>, IdentifyError> {
     Ok(ids.take_while(|id| id.0 != 0).collect())
 }
 
-/// An active namespace list: the first 1,024 of `ids`, which ascend.
+/// An active namespace list: the first 1,024 of `ids`, which must ascend.
 pub fn encode_namespace_list(ids: impl Iterator<Item = Nsid>) -> [u8; IDENTIFY_LEN_BYTES] {
     let mut bytes = [0; IDENTIFY_LEN_BYTES];
     for (field, id) in bytes.chunks_exact_mut(4).zip(ids) {
@@ -444,7 +445,7 @@ impl NamespaceDescriptors {
         ids
     }
 
-    /// The page with the descriptors that are set.
+    /// Encodes the descriptors that are set.
     pub fn encode(&self) -> [u8; IDENTIFY_LEN_BYTES] {
         let mut bytes = [0; IDENTIFY_LEN_BYTES];
         let mut at = 0;
@@ -579,7 +580,7 @@ mod tests {
             controller.max_transfer_bytes((seed & 0xF) as u8);
             controller.in_capsule_data_bytes();
             IdentifyNamespace::read_from_bytes(&bytes).unwrap().block_len_bytes();
-            let _ = (IdentifyController::decode(&bytes), IdentifyNamespace::decode(&bytes)); // any answer will do
+            let _ = (IdentifyController::decode(&bytes), IdentifyNamespace::decode(&bytes)); // must not panic
             NamespaceDescriptors::decode(&bytes);
             decode_namespace_list(&bytes).unwrap();
         }

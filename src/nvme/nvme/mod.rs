@@ -1,12 +1,12 @@
 //! The meaning of NVMe commands: conversions between bytes and values, without I/O.
 //!
-//! One file per structure of the NVMe Base and Fabrics specifications, each with its byte table.
-//! There is no queue and no transport here: `tcp` transports these bytes, `qpair` and `target`
+//! One file per structure of the NVMe Base and Fabrics specifications, each with its byte table. There is
+//! no queue and no transport here: [`crate::tcp`] transports these bytes; `dlfs-io` and `dlfs-target`
 //! exchange them.
 //!
-//! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes
-//! of the right length are valid; methods that return errors check what a number *means*. Values
-//! that leave this module are 1-based and typed.
+//! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes of the
+//! right length are valid. Methods that return errors check what a number *means*. Values that leave this
+//! module are 1-based and typed.
 //!
 //! Read `sqe.rs` first, then `cqe.rs`.
 
@@ -26,7 +26,7 @@ pub use sqe::Sqe;
 
 #[cfg(test)]
 mod tests {
-    /// Decodes hexadecimal digits; white space is ignored.
+    /// Decodes hexadecimal digits; ignores whitespace.
     pub(super) fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u8> =
             text.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The name of a subsystem or of a host: 1 to 223 bytes of UTF-8 without control characters or
-/// trailing blanks.
+/// The name of a subsystem or of a host: 1 to 223 bytes of UTF-8, without control characters or trailing
+/// spaces.
 ///
 /// The prefix `nqn.` is not required, since some targets have names without it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Nqn(String);
 
-/// Why a text is not an NQN.
+/// Reasons why a string is not an NQN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
     /// No bytes before the first NUL.
@@ -23,7 +23,7 @@ pub enum NqnError {
     /// A control character, NUL included.
     #[error("an NQN must not contain control characters")]
     Control,
-    /// A trailing blank, which the other side would take for padding.
+    /// A trailing space, which the other side would take for padding.
     #[error("an NQN must not end in a blank")]
     Blank,
     /// The field is not UTF-8.
@@ -38,7 +38,7 @@ impl Nqn {
     /// The NQN of every discovery service.
     pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-    /// Checks `text`.
+    /// Checks that `text` is a valid NQN.
     pub fn new(text: impl Into<String>) -> Result<Nqn, NqnError> {
         let text = text.into();
         match text.len() {
@@ -67,7 +67,7 @@ impl Nqn {
         Nqn(text)
     }
 
-    /// The name as text.
+    /// The NQN as a string.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! Scatter Gather List (SGL) descriptor: where a command's data are, as NVMe/TCP uses it.
+//! Scatter Gather List (SGL) descriptor, as NVMe/TCP uses it: the location of a command's data.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,7 +1,7 @@
 //! Controller side of one NVMe/TCP connection: bytes in, commands out; responses in, bytes out.
 //!
-//! It owns no socket, and of an opcode it knows only the direction of its data. Read
-//! [`Connection`].
+//! It owns no socket, and knows only one property of an opcode: the direction of its data. Read
+//! [`Connection`] first.
 
 mod transmit;
 
@@ -22,29 +22,28 @@ use dlfs_base::buf::{IoBuf, SharedBuf};
 
 pub use transmit::Transmit;
 
-/// Options of a connection, before its host is known.
+/// Options of a connection that apply before the host is known.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionOptions {
     /// Digests that the host may enable.
     pub digests: Digests,
-    /// MAXH2CDATA: the most data in one H2CData; at least 4,096 and a multiple of 4.
+    /// MAXH2CDATA: maximum bytes of data in one H2CData; at least 4,096 and a multiple of 4.
     pub max_h2c_data_bytes: u32,
 }
 
 /// Controller side of one NVMe/TCP connection. It owns no socket and reads no clock.
 ///
-/// Call [`Connection::next`] with received bytes until it returns `None`; answer each command with
-/// [`Connection::receive`] (where its data go), [`Connection::send_data`] or
-/// [`Connection::finish`]; send the bytes of [`Connection::transmit`]. After an error call
-/// [`Connection::terminate`], send the rest and close.
+/// Call [`Connection::next`] with received bytes until it returns `None`. Answer each command with
+/// [`Connection::receive`] (to receive its data), [`Connection::send_data`] or [`Connection::finish`]. Send
+/// the bytes of [`Connection::transmit`]. After an error, call [`Connection::terminate`], send the
+/// remaining bytes and close.
 ///
-/// The caller owes every command exactly one response. Until [`Connection::connected`], there is at
-/// most one command, and only in-capsule data.
+/// The caller owes each command exactly one response. Until [`Connection::connected`], at most one command
+/// is outstanding, and only with in-capsule data.
 ///
-/// A command occupies its queue entry until its response is sent, not only queued, because a host
-/// without the response cannot know that the entry is free. The queue size therefore bounds what is
-/// kept for a host that does not read.
-/// bounded by the entries of its queue.
+/// A command occupies its queue entry until its response is sent, not just queued: without the response,
+/// the host cannot know that the entry is free. So the queue size bounds the memory for a host that does
+/// not read.
 #[derive(Debug)]
 pub struct Connection {
     options: ConnectionOptions,
@@ -53,28 +52,28 @@ pub struct Connection {
     form: Form,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// The most outstanding commands: SQSIZE, 0-based as on the wire.
+    /// Maximum outstanding commands: SQSIZE, 0-based as on the wire.
     max_outstanding: u16,
     cids: CidSet,
-    /// The command whose data come next; `None`: those data are discarded.
+    /// The command whose data come next; `None`: the data are discarded.
     filling: Option<u16>,
     transmit: Transmit,
-    /// Stream offset in `transmit` at which each unsent response ends.
+    /// Offsets in the sent stream at which the unsent responses end.
     unsent: VecDeque<u64>,
     /// Bytes sent since the start.
     sent_bytes: u64,
-    /// Commands with an R2T whose data have not all arrived.
+    /// Number of commands that wait for data requested by an R2T.
     num_awaited: usize,
-    /// Bytes of such data received since the start.
+    /// Bytes received for such commands since the start.
     awaited_bytes: u64,
     /// Whole PDUs received since the start.
     received_pdus: u64,
-    /// SQ head, counted while SQ flow control is on.
+    /// SQ head, counted only with SQ flow control.
     sqhd: Option<SqHead>,
     terminated: bool,
 }
 
-/// A command without a response yet.
+/// Identifier of a command that has no response yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandId(pub u16);
 
@@ -85,9 +84,9 @@ pub enum DataTransfer {
     None,
     /// To the host: at most this many bytes.
     ToHost(u32),
-    /// From the host: this many bytes, above 0. Nothing moves before [`Connection::receive`].
-    /// In-capsule data have arrived already: receive or refuse them before the next
-    /// [`Connection::next`], which discards them otherwise.
+    /// From the host: this many bytes, above 0. [`Connection::receive`] starts the transfer. In-capsule
+    /// data have arrived already: receive or refuse them before the next [`Connection::next`], which
+    /// otherwise discards them.
     FromHost {
         /// Bytes.
         len: u32,
@@ -105,7 +104,7 @@ pub enum Event {
         id: CommandId,
         /// The command.
         sqe: Sqe,
-        /// Its data.
+        /// The command's data.
         data: DataTransfer,
     },
     /// All data of a command have arrived with correct digests.
@@ -114,13 +113,13 @@ pub enum Event {
         id: CommandId,
         /// The command.
         sqe: Sqe,
-        /// The buffer that was given to [`Connection::receive`], filled.
+        /// The buffer passed to [`Connection::receive`], now filled.
         buf: IoBuf,
     },
-    /// All data of a command have arrived, but a digest was wrong. The error response is queued,
-    /// and the buffer is returned.
+    /// All data of a command have arrived, but a digest was wrong. An error response is queued, and the
+    /// buffer is returned.
     Damaged {
-        /// The buffer that was given to [`Connection::receive`].
+        /// The buffer passed to [`Connection::receive`].
         buf: IoBuf,
     },
 }
@@ -131,7 +130,7 @@ struct Slot {
     state: State,
     /// Buffer for data from the host.
     buf: IoBuf,
-    /// Bytes of `buf` that are filled.
+    /// Number of filled bytes of `buf`.
     filled: u32,
     digest_ok: bool,
 }
@@ -139,7 +138,7 @@ struct Slot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
-    /// The caller has the command. `in_capsule`: its in-capsule data come next.
+    /// The caller has the command. `in_capsule`: its data follow in the capsule.
     Presented {
         len: u32,
         in_capsule: bool,
@@ -159,7 +158,7 @@ struct SqHead {
 }
 
 impl Connection {
-    /// A new connection that waits for ICReq.
+    /// A new connection, which waits for ICReq.
     pub fn new(options: ConnectionOptions) -> Connection {
         let max_h2c_data = options.max_h2c_data_bytes;
         assert!(max_h2c_data >= 4096 && max_h2c_data.is_multiple_of(4), "hosts refuse this");
@@ -183,8 +182,8 @@ impl Connection {
         }
     }
 
-    /// Connect succeeded: from now on, `sqsize` commands (0-based, as on the wire) may be
-    /// outstanding, with at most `max_capsule_data_bytes` in a capsule, with or without SQ flow
+    /// Notes that Connect succeeded: from now on, `sqsize` commands (0-based, as on the wire) may be
+    /// outstanding, each with at most `max_capsule_data_bytes` in its capsule, with or without SQ flow
     /// control.
     pub fn connected(&mut self, sqsize: u16, max_capsule_data_bytes: u32, sq_flow_control: bool) {
         self.max_outstanding = sqsize.max(1);
@@ -192,7 +191,7 @@ impl Connection {
         self.sqhd = sq_flow_control.then(|| SqHead { head: 0, num_entries: u32::from(sqsize) + 1 });
     }
 
-    /// Consumes bytes from the front of `input` up to the next event; `None`: all are consumed.
+    /// Consumes bytes from the front of `input` up to the next event; returns `None` once all are consumed.
     ///
     /// # Errors
     /// A protocol error, or the host ended the connection: call [`Connection::terminate`].
@@ -234,13 +233,13 @@ impl Connection {
         self.received_pdus
     }
 
-    /// Returns whether a part of a PDU has arrived, but not all of it.
+    /// Returns whether a PDU has arrived in part.
     pub fn is_within_pdu(&self) -> bool {
         !self.deframer.is_between_pdus()
     }
 
-    /// The unfilled rest of the buffer for the data that come next, if a command receives them:
-    /// receive into it, then call [`Connection::payload_received`].
+    /// The unfilled rest of the buffer for the data that come next, if a command receives them. Receive
+    /// into it, then call [`Connection::payload_received`].
     pub fn payload(&mut self) -> Option<&mut [u8]> {
         let left = self.deframer.data_left() as usize;
         let slot = &mut self.slots[usize::from(self.filling?)];
@@ -279,9 +278,9 @@ impl Connection {
         }
     }
 
-    /// Marks a command without data as one that may wait for any time, such as an asynchronous
-    /// event request. Hosts may abandon only those: on shutdown, SPDK reuses their CIDs without an
-    /// abort. The new command then gets the `id` of the old one, which is forgotten.
+    /// Marks a command without data that may wait for any time, such as an Asynchronous Event Request. Only
+    /// such commands may be abandoned by the host: on shutdown, SPDK reuses their CIDs without an Abort.
+    /// The old command is then forgotten, and the new one gets its `id`.
     pub fn park(&mut self, id: CommandId) {
         let slot = &mut self.slots[usize::from(id.0)];
         let presented = State::Presented { len: 0, in_capsule: false };
@@ -289,19 +288,19 @@ impl Connection {
         slot.state = State::Parked;
     }
 
-    /// Returns whether the command is still parked. The host ends it silently by reusing its CID;
-    /// the command that reused it may have been refused before it became an event.
+    /// Returns whether the command is still parked. The host ends it without notice by reusing its CID; the
+    /// command with the reused CID may have been refused before it became an event.
     pub fn is_parked(&self, id: CommandId) -> bool {
         self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == State::Parked)
     }
 
-    /// Completes a command with success and these data, in one C2HData.
+    /// Completes a command successfully with these data, in one C2HData.
     pub fn send_data(&mut self, id: CommandId, buf: SharedBuf) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         if buf.is_empty() {
             return self.finish(id, Status::SUCCESS, 0);
         }
-        // Without SQ flow control, a completion would tell the host nothing more.
+        // Without SQ flow control, a CapsuleResp would carry no further information.
         let implied = self.sqhd.is_none();
         let flags = if implied { FLAG_LAST_PDU | FLAG_SUCCESS } else { FLAG_LAST_PDU };
         let data = C2HData::new(cid, 0, buf.len() as u32, flags, self.form);
@@ -313,7 +312,7 @@ impl Connection {
         }
     }
 
-    /// Completes a command without data; `result` is dwords 0 and 1 of the completion.
+    /// Completes a command without data; `result` becomes dwords 0 and 1 of the completion.
     pub fn finish(&mut self, id: CommandId, status: Status, result: u64) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         let mut cqe = Cqe::new(cid, status).with_result(result);
@@ -321,7 +320,7 @@ impl Connection {
         self.finish_with(id, cqe);
     }
 
-    /// Completes a command with this completion entry; its CID is set here.
+    /// Completes a command with this completion queue entry; sets its CID.
     pub fn finish_with(&mut self, id: CommandId, mut cqe: Cqe) {
         cqe.cid = self.slots[usize::from(id.0)].sqe.cid;
         let entry = cqe.as_bytes().try_into().expect("a completion entry has 16 bytes");
@@ -329,8 +328,8 @@ impl Connection {
         self.answered(id);
     }
 
-    /// Ends the connection: queues a termination request after all other bytes, if this error has
-    /// one. No response can follow.
+    /// Ends the connection: queues a termination request after all other bytes, if `error` calls for one.
+    /// No response can follow.
     pub fn terminate(&mut self, error: &ProtocolError) {
         if std::mem::replace(&mut self.terminated, true) {
             return;
@@ -341,12 +340,12 @@ impl Connection {
         }
     }
 
-    /// The bytes still to be sent.
+    /// The bytes that are still to be sent.
     pub fn transmit(&self) -> &Transmit {
         &self.transmit
     }
 
-    /// Fills `slices` with the next bytes to send; returns how many slices it used.
+    /// Fills `slices` with the next bytes to send; returns the number of slices used.
     pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
         self.transmit.gather(slices)
     }
@@ -365,12 +364,12 @@ impl Connection {
         self.slots.len() - self.free.len()
     }
 
-    /// Number of commands whose requested data have not all arrived.
+    /// Number of commands that wait for data requested by an R2T.
     pub fn awaited(&self) -> usize {
         self.num_awaited
     }
 
-    /// Bytes of requested data received since the start.
+    /// Bytes received since the start that an R2T had requested.
     pub fn awaited_bytes(&self) -> u64 {
         self.awaited_bytes
     }
@@ -380,7 +379,7 @@ impl Connection {
         &self.slots[usize::from(id.0)].sqe
     }
 
-    /// Frees memory that a burst of commands has left behind, if there is much.
+    /// Frees excess memory left behind by a burst of commands.
     pub fn shrink(&mut self) {
         if self.outstanding() == 0 && self.slots.len() > MAX_IDLE_SLOTS {
             (self.slots, self.free) = (Vec::new(), Vec::new());
@@ -414,7 +413,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A capsule arrived: finds a slot, checks the data direction, and returns or refuses the
+    /// Handles a command capsule: occupies a slot and checks the data direction; returns or refuses the
     /// command.
     fn take_command(
         &mut self,
@@ -445,7 +444,7 @@ impl Connection {
         }
     }
 
-    /// The host reuses the CID of an outstanding command, which is allowed only if that was parked.
+    /// Handles the reuse of an outstanding command's CID, which is permitted only if that command is parked.
     fn forget_parked(&mut self, cid: u16) -> Result<(), ProtocolError> {
         let is_it = |slot: &Slot| slot.state == State::Parked && slot.sqe.cid.get() == cid;
         let index = self.slots.iter().position(is_it).ok_or(ProtocolError::CidInUse { cid })?;
@@ -469,7 +468,7 @@ impl Connection {
         }
     }
 
-    /// A command has its response, which ends at the current end of `transmit`.
+    /// Notes that a command has its response, which ends at the current end of `transmit`.
     fn answered(&mut self, id: CommandId) {
         self.release(id);
         self.unsent.push_back(self.sent_bytes + self.transmit.len_bytes() as u64);
@@ -483,11 +482,11 @@ impl Connection {
         self.cids.remove(slot.sqe.cid.get());
         self.free.push(id.0);
         if self.filling == Some(id.0) {
-            self.filling = None; // refused: the rest of its capsule is discarded
+            self.filling = None; // the command was refused: discards the rest of its capsule
         }
     }
 
-    /// An H2CData arrived: it must continue the data of a command with an R2T.
+    /// Handles an H2CData, which must continue the data of a command with an R2T.
     fn begin_data(&mut self, data: &H2CData) -> Result<(), ProtocolError> {
         let ttag = data.ttag.get();
         let cid = data.cccid.get();
@@ -532,7 +531,7 @@ impl Connection {
         self.awaited_bytes += if is_awaited { bytes.len() as u64 } else { 0 };
     }
 
-    /// The data of one PDU are complete, and possibly those of the command.
+    /// Handles the end of one PDU's data, which may be the end of the command's data.
     fn end_data(&mut self, digest_ok: bool) -> Option<Event> {
         let filling = self.filling.take()?;
         let slot = &mut self.slots[usize::from(filling)];
@@ -563,7 +562,7 @@ impl SqHead {
     }
 }
 
-/// The direction of a command's data, or why they are invalid. The stream stays in sync either way.
+/// The direction of a command's data, or the status that refuses them. The stream stays in sync either way.
 fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
     if sqe.flags != sqe::FLAGS_SGL {
         return Err(Status::INVALID_FIELD);
@@ -572,7 +571,7 @@ fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
     let in_capsule = match sgl.identifier {
         Sgl::IN_CAPSULE => true,
         Sgl::TRANSPORT => false,
-        // Old hosts leave the descriptor of a command without data all zero.
+        // Old hosts leave the whole descriptor zero in a command without data.
         0 if sgl.len.get() == 0 => false,
         _ => return Err(Status::INVALID_SGL_TYPE),
     };
@@ -594,7 +593,7 @@ fn check_data(sqe: &Sqe, data_len: u32) -> Result<DataTransfer, Status> {
     }
 }
 
-/// The CIDs in use: one bit each, allocated with the first.
+/// The CIDs in use: a bitmap, allocated with the first CID.
 #[derive(Debug, Default)]
 struct CidSet(Option<Box<[u64; 1024]>>);
 
@@ -616,10 +615,10 @@ impl CidSet {
     }
 }
 
-/// Slots that an idle connection keeps.
+/// Number of slots that an idle connection keeps.
 const MAX_IDLE_SLOTS: usize = 128;
 
-/// The most in-capsule data of a Fabrics or admin command.
+/// Maximum in-capsule data of a Fabrics or admin command.
 pub const FABRICS_CAPSULE_DATA_BYTES: u32 = 8192;
 
 #[cfg(test)]

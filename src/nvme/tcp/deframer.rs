@@ -1,7 +1,7 @@
 //! Splits a received byte stream into PDUs, on both sides of a connection.
 //!
-//! The deframer checks what it can without knowing the commands: type, direction, sequence,
-//! lengths, flags, digests. It buffers at most one header; data pass through.
+//! The deframer makes all checks that need no knowledge of commands: type, direction, sequence, lengths,
+//! flags, digests. It buffers at most one header; data pass through.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -12,7 +12,7 @@ use super::pdu::{
     FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, MAX_TERM_REQ_LEN, PduType, R2T, TermReq,
 };
 
-/// The side that receives.
+/// The receiving side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Receives the PDUs that controllers send.
@@ -51,33 +51,33 @@ pub enum Event<'a> {
     Data(&'a [u8]),
     /// The data are complete. A wrong data digest fails the command, not the connection.
     DataEnd {
-        /// True if the data digest was right, or none is in use.
+        /// True if the data digest was right or is not in use.
         digest_ok: bool,
     },
 }
 
 /// Splits received bytes into headers and data.
 ///
-/// Call [`Deframer::next`] until it returns `None`, then again with more bytes. While
-/// `Deframer::data_left` is above 0, the caller may instead receive bytes straight into their
-/// buffer and only report them to `Deframer::take_data`.
+/// Call [`Deframer::next`] until it returns `None`, then again with more bytes. While `Deframer::data_left`
+/// is above 0, the caller may instead receive bytes straight into their buffer and report them to
+/// `Deframer::take_data`.
 #[derive(Debug)]
 pub struct Deframer {
     role: Role,
-    /// `None` until the connection is initialised.
+    /// The form of received PDUs; `None` until the connection is initialised.
     form: Option<Form>,
-    /// The most data in one capsule, in bytes.
+    /// Maximum data of one capsule, in bytes.
     max_capsule_data: u32,
-    /// The most data in one H2CData or C2HData, in bytes.
+    /// Maximum data of one H2CData or C2HData, in bytes.
     max_pdu_data: u32,
     stage: Stage,
     /// The header being received, or the last one.
     header: [u8; MAX_TERM_REQ_LEN],
-    /// Bytes of `header` that have arrived.
+    /// Number of bytes of `header` that have arrived.
     have: usize,
-    /// Bytes of `header` that belong to the last header, complete or not.
+    /// Number of bytes of `header` that belong to the last header, complete or not.
     echo: usize,
-    /// Padding between header digest and data that is still to come.
+    /// Bytes of padding between header digest and data that are still to come.
     padding_left: usize,
     data_left: u32,
     digest: RunningDigest,
@@ -99,7 +99,7 @@ enum Stage {
 }
 
 impl Deframer {
-    /// Expects the other side's ICReq or ICResp first; the arguments limit the data of later PDUs.
+    /// Expects ICReq or ICResp first. The arguments limit the data of later PDUs.
     pub fn new(role: Role, max_capsule_data: u32, max_pdu_data: u32) -> Deframer {
         Deframer {
             role,
@@ -119,8 +119,8 @@ impl Deframer {
         }
     }
 
-    /// The connection is initialised: later PDUs have this `form`, whose alignment is the one that
-    /// this side requested.
+    /// Notes that the connection is initialised: later PDUs have this `form`, whose alignment this side
+    /// requested.
     pub fn initialised(&mut self, form: Form) {
         self.form = Some(form);
     }
@@ -130,8 +130,8 @@ impl Deframer {
         self.max_capsule_data = max_capsule_data;
     }
 
-    /// Consumes bytes from the front of `input` up to the next event; `None`: all are consumed and
-    /// more are needed. Errors are final: every later call returns the first one.
+    /// Consumes bytes from the front of `input` up to the next event. Returns `None` if it has consumed all
+    /// bytes and needs more. Errors are final: each later call returns the first one.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, ProtocolError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -143,7 +143,7 @@ impl Deframer {
         result
     }
 
-    /// Bytes of the current PDU's data still to come, if data come next.
+    /// Bytes of the current PDU's data that come next; 0 if other bytes come first.
     pub(crate) fn data_left(&self) -> u32 {
         if self.stage == Stage::Data { self.data_left } else { 0 }
     }
@@ -153,8 +153,8 @@ impl Deframer {
         self.stage == Stage::Common && self.have == 0
     }
 
-    /// Reports data received straight into their buffer: at most [`Deframer::data_left`] bytes.
-    /// Call [`Deframer::next`] without input afterwards.
+    /// Reports data received straight into their buffer: at most [`Deframer::data_left`] bytes. Call
+    /// [`Deframer::next`] without input afterwards.
     pub(crate) fn take_data(&mut self, bytes: &[u8]) {
         assert!(bytes.len() <= self.data_left() as usize, "more data than the PDU has");
         if self.form.is_some_and(|form| form.digests.data) {
@@ -163,7 +163,7 @@ impl Deframer {
         self.data_left -= bytes.len() as u32;
     }
 
-    /// The received bytes of the last header, to be quoted in a termination request.
+    /// The received bytes of the last header, for a termination request to quote.
     pub(crate) fn last_header(&self) -> &[u8] {
         &self.header[..self.echo]
     }
@@ -217,7 +217,7 @@ impl Deframer {
         }
     }
 
-    /// Copies bytes into the header buffer up to `end`; returns whether they are complete.
+    /// Copies bytes into the header buffer up to `end`; returns whether the buffer is filled up to there.
     fn fill_header(&mut self, input: &mut &[u8], end: usize) -> bool {
         let bytes = take(input, end - self.have);
         self.header[self.have..][..bytes.len()].copy_from_slice(bytes);
@@ -234,7 +234,7 @@ impl Deframer {
         Event::DataEnd { digest_ok }
     }
 
-    /// Checks the 8 bytes of the common header; returns where header and header digest end.
+    /// Checks the 8 bytes of the common header; returns the end of header and header digest.
     fn check_common(&mut self) -> Result<usize, ProtocolError> {
         let ch = view::<CommonHeader>(&self.header);
         let byte = ch.pdu_type;
@@ -273,7 +273,7 @@ impl Deframer {
         Ok(header_end)
     }
 
-    /// The header is complete: checks its digest and lengths, and decodes it.
+    /// Handles a complete header: checks its digest and lengths, and decodes it.
     fn end_header(&mut self) -> Result<Event<'static>, ProtocolError> {
         let ch = view::<CommonHeader>(&self.header);
         let hlen = usize::from(ch.hlen);
@@ -292,8 +292,7 @@ impl Deframer {
         let pdu = self.read_header(pdu_type, data_len)?;
         if data_len > 0 {
             self.stage = Stage::Padding;
-            // With data, `check_lengths` has verified that PDO is past this end of header and
-            // digest.
+            // If there are data, `check_lengths` has verified that PDO is past the end of header and digest.
             self.padding_left = usize::from(ch.pdo) - hlen - form.header_digest_len(pdu_type);
             self.digest = RunningDigest::new();
             self.ddgst_have = 0;
@@ -350,8 +349,7 @@ fn check_lengths(
         return Err(bad_plen);
     }
     if plen == header_end as u32 {
-        // No room for data. PDO is then reserved; some controllers set it on a capsule without
-        // data.
+        // No room for data. PDO is then reserved, but some controllers set it even so.
         return if is_data { Err(bad_plen) } else { Ok(0) };
     }
     if !may_have_data {
@@ -368,7 +366,7 @@ fn check_lengths(
     }
 }
 
-/// Checks the defined flags; the others are reserved.
+/// Checks the flags that are defined; all others are reserved.
 fn check_flags(
     ch: &CommonHeader,
     pdu_type: PduType,
@@ -419,7 +417,7 @@ mod tests {
         DataEnd(bool),
     }
 
-    /// All events that `deframer` finds in the pieces, and the error that ends them.
+    /// All events that `deframer` finds in `pieces`, and the error that ends them.
     fn run<'a>(
         deframer: &mut Deframer,
         pieces: impl Iterator<Item = &'a [u8]>,
@@ -449,7 +447,7 @@ mod tests {
         (seen, None)
     }
 
-    /// One of each PDU that `role` may receive, with their data.
+    /// One PDU of each type that `role` may receive, with data.
     fn stream(role: Role, form: Form) -> Vec<u8> {
         let mut out = Vec::new();
         let data: Vec<u8> = (0..512).map(|i| i as u8).collect();

@@ -17,7 +17,7 @@ impl Digests {
         u8::from(self.header) | u8::from(self.data) << 1
     }
 
-    /// Their names, if there are any.
+    /// The names of the digests in use; `None` without digests.
     pub fn as_text(self) -> Option<&'static str> {
         match (self.header, self.data) {
             (false, false) => None,
@@ -33,7 +33,7 @@ impl Digests {
     }
 }
 
-/// The digest of `bytes`, as on the wire.
+/// The digest of `bytes`, in wire format.
 pub fn digest(bytes: &[u8]) -> [u8; 4] {
     crc32c(bytes).to_le_bytes()
 }
@@ -53,7 +53,7 @@ impl RunningDigest {
         self.0 = crc32c_append(self.0, bytes);
     }
 
-    /// The digest of all bytes so far, as on the wire.
+    /// The digest of all bytes so far, in wire format.
     pub(crate) fn to_bytes(self) -> [u8; 4] {
         self.0.to_le_bytes()
     }

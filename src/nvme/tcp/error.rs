@@ -2,11 +2,11 @@
 
 use super::pdu::PduType;
 
-/// Why a connection failed. There is no resynchronisation: each of these errors is fatal.
+/// Reasons for a connection's failure. The stream cannot be resynchronised, so each is fatal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// An unknown PDU type, or one that only our own side sends.
+    /// A PDU type that is unknown, or that only this side may send.
     #[error("PDU type {pdu_type:02X}h is unknown or has the wrong direction")]
     UnexpectedType {
         /// The type byte.
@@ -18,7 +18,7 @@ pub enum ProtocolError {
         /// The type byte.
         pdu_type: u8,
     },
-    /// A flag that this PDU may not have, or a digest flag that contradicts the negotiated digests.
+    /// A flag that this PDU must not have, or a digest flag that contradicts the negotiated digests.
     #[error("flags {flags:02X}h are wrong for PDU type {pdu_type:02X}h")]
     Flags {
         /// The type byte.
@@ -71,10 +71,10 @@ pub enum ProtocolError {
     UnsupportedParameter {
         /// Offset of the field in the PDU.
         offset: u32,
-        /// Its value.
+        /// The value of the field.
         value: u32,
     },
-    /// A CID that is not outstanding, or of an earlier use of its slot.
+    /// A CID that is not outstanding, or that belongs to an earlier use of its slot.
     #[error("{pdu_type:?} for CID {cid:04X}h, which is not outstanding or not of that direction")]
     UnknownCid {
         /// The PDU that named it.
@@ -100,14 +100,14 @@ pub enum ProtocolError {
         /// The tag.
         ttag: u16,
     },
-    /// Data or an R2T that does not continue where the last one ended.
+    /// Data or an R2T that does not continue at the end of the previous one.
     #[error("{pdu_type:?} for CID {cid:04X}h at offset {found}, expected {expected}")]
     OutOfOrder {
         /// The PDU.
         pdu_type: PduType,
         /// The command identifier.
         cid: u16,
-        /// The offset that would continue.
+        /// The offset at which the previous one ended.
         expected: u32,
         /// The offset in the PDU.
         found: u32,
@@ -148,7 +148,7 @@ pub enum ProtocolError {
         /// The command identifier.
         cid: u16,
     },
-    /// LAST_PDU before the end of the data, or missing there, or SUCCESS without LAST_PDU.
+    /// LAST_PDU is set before the end of the data or missing at the end, or SUCCESS is set without LAST_PDU.
     #[error("{pdu_type:?} for CID {cid:04X}h with a misplaced LAST_PDU or SUCCESS flag")]
     LastPdu {
         /// The PDU.
@@ -177,17 +177,17 @@ pub enum ProtocolError {
     /// The controller declined a required digest.
     #[error("the controller declined a required digest")]
     DigestDeclined,
-    /// Our own side abandoned the connection.
+    /// This side abandoned the connection.
     #[error("the connection was abandoned")]
     Abandoned,
-    /// A time-out.
+    /// A timeout.
     #[error("{0} did not arrive in time")]
     TimedOut(&'static str),
 }
 
 impl ProtocolError {
-    /// Fatal Error Status and Information of the termination request that reports this error.
-    /// `None`: nothing is sent, for example in answer to a termination request.
+    /// Fatal Error Status and Information of the termination request that reports this error. `None`: no
+    /// request is sent, for example in response to the peer's termination request.
     pub(crate) fn fatal_status(&self) -> Option<(u16, u32)> {
         use ProtocolError::*;
         const C2H_TERM_REQ: u8 = PduType::C2HTermReq as u8;

@@ -32,16 +32,16 @@ use dlfs_base::units::deadline;
 pub struct HostOptions {
     /// Digests to request.
     pub digests: Digests,
-    /// True if the controller may decline them; otherwise declining fails the connection.
+    /// True if the controller may decline the digests; otherwise declining them fails the connection.
     pub may_decline: bool,
-    /// The most outstanding commands: the SQSIZE that Connect will carry, as on the wire.
+    /// Maximum outstanding commands: SQSIZE of the later Connect, 0-based as on the wire.
     pub max_outstanding: u16,
-    /// How long the controller may take to answer ICReq.
+    /// Timeout for ICResp.
     pub ic_timeout: Duration,
-    /// How long commands may be outstanding without any progress.
+    /// Timeout for outstanding commands, since their last progress.
     pub io_timeout: Duration,
-    /// The least received data that count as progress while no command ends; 0: whole PDUs do, and 64 KiB of data in
-    /// either direction. Only for connections that read.
+    /// Minimum received data that count as progress while no command completes. 0: whole PDUs count, and
+    /// 64 KiB of data in either direction. Values above 0 are only for connections that read.
     pub least_progress_bytes: u32,
 }
 
@@ -61,38 +61,38 @@ pub enum Transfer {
 pub enum Event<B> {
     /// ICResp has arrived: commands can be submitted.
     Initialised,
-    /// A command has ended; nothing uses its payload any more.
+    /// A command has ended; its payload is no longer in use.
     Done {
         /// The payload as submitted; filled if the command was a successful read.
         payload: B,
-        /// The completion, or why there is no valid one.
+        /// The completion, or the reason why there is no valid one.
         result: Result<Cqe, CommandError>,
     },
 }
 
-/// Why a command failed although the connection may go on.
+/// Reasons for a command's failure other than its status. The connection may continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// A data digest was wrong.
     #[error("the data digest differs")]
     DataDigest,
-    /// Success with fewer bytes than requested. The connection has failed, too.
+    /// Success with fewer bytes than requested. This also fails the connection.
     #[error("success after {found} of {expected} bytes")]
     Short {
-        /// Bytes of the command.
+        /// Bytes of the command's data.
         expected: u32,
-        /// Bytes received, or bytes that the controller requested.
+        /// Bytes that were received, or that the controller requested.
         found: u32,
     },
 }
 
 /// Host side of one NVMe/TCP connection. It owns no socket and reads no clock.
 ///
-/// It owns the payload `B` of each outstanding command. After every call below that is not a
-/// `poll_*`, send what [`Connection::poll_transmit`] returns, then drain
-/// [`Connection::poll_event`]. Receive into the slices of [`Connection::poll_receive`], or pass
-/// received bytes to [`Connection::handle_received`]. The first error is permanent: the connection
-/// takes no more commands, and [`Connection::abandon`] returns what it holds.
+/// It owns the payload `B` of each outstanding command. After every call below except `poll_*`, send the
+/// bytes of [`Connection::poll_transmit`], then drain [`Connection::poll_event`]. Receive into the slices
+/// of [`Connection::poll_receive`], or pass received bytes to [`Connection::handle_received`]. The first
+/// error is permanent: the connection then takes no more commands, and [`Connection::abandon`] returns the
+/// payloads.
 ///
 /// Submitting a command allocates nothing once the queues have grown to their size.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ pub struct Connection<B> {
     /// The form of PDUs that we send.
     form: Form,
     max_h2c_data: u32,
-    /// The most in-capsule data of a command other than Fabrics.
+    /// Maximum in-capsule data of a command, except Fabrics commands.
     max_in_capsule: u32,
     slots: Slots<B>,
     transmit: Transmit,
@@ -121,7 +121,7 @@ pub struct Connection<B> {
 #[derive(Debug, Clone, Copy)]
 struct Receiving {
     slot: usize,
-    /// The PDU's SUCCESS flag: its end completes the command.
+    /// The PDU's SUCCESS flag: the end of its data completes the command.
     success: bool,
 }
 
@@ -135,7 +135,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             may_decline: options.may_decline,
             ic_deadline: deadline(now, options.ic_timeout),
             initialised: false,
-            // The command limits what a C2HData may carry, so no other limit is needed.
+            // The command limits the data of a C2HData, so no other limit is needed.
             deframer: Deframer::new(Role::Host, 0, u32::MAX),
             form: Form::default(),
             max_h2c_data: MIN_MAX_H2C_DATA,
@@ -150,8 +150,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
     }
 
-    /// Sends the data of writes up to this length in their capsules (IOCCSZ x 16 - 64 on I/O
-    /// queues).
+    /// Sends the data of writes up to this length in their capsules: IOCCSZ x 16 - 64 bytes on I/O queues.
     pub fn set_max_in_capsule(&mut self, max_in_capsule: u32) {
         self.max_in_capsule = max_in_capsule;
     }
@@ -161,12 +160,13 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.form.digests
     }
 
-    /// Returns whether a command can be submitted: initialised, not failed, and a free slot.
+    /// Returns whether a command can be submitted: the connection is initialised, has not failed, and has a
+    /// free slot.
     pub fn has_room(&self) -> bool {
         self.initialised && self.failed.is_none() && self.slots.has_room()
     }
 
-    /// Number of commands that have not ended.
+    /// Number of outstanding commands.
     pub fn outstanding(&self) -> usize {
         self.slots.len()
     }
@@ -176,7 +176,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.slots.commands().map(|command| &command.payload)
     }
 
-    /// Returns whether a command with data for the controller is still outstanding.
+    /// Returns whether a command with data for the controller is outstanding.
     pub fn owes_data(&self) -> bool {
         let owes = |command: &Outstanding<B>| {
             command.transfer == Transfer::Out && command.outcome.is_none()
@@ -189,10 +189,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.failed
     }
 
-    /// Takes a command and fills in its CID and SGL. Returns the payload if there is no room or the
+    /// Submits a command; fills in its CID and SGL. Returns the payload if there is no room or the
     /// connection has failed.
     ///
-    /// A command with `no_timeout` (an asynchronous event request) may take any time.
+    /// A command with `no_timeout` (an Asynchronous Event Request) may take any time.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -215,7 +215,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             self.progress.made(now);
         }
         let mut command = Outstanding::new(payload, transfer, len, in_capsule, no_timeout);
-        // Authentication Receive: its length is room for a message that is shorter.
+        // Authentication Receive offers a buffer that is longer than the message may be.
         command.may_be_short = sqe.opcode == fctype::OPCODE && transfer == Transfer::In;
         let slot = self.slots.insert(command);
         sqe.cid = self.slots.cid(slot).into();
@@ -230,8 +230,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Fills `slices` with the headers and payloads to send next; returns how many it used, 0 if
-    /// there is nothing to send. Report what was sent with [`Connection::transmitted`].
+    /// Fills `slices` with the headers and payloads to send next; returns the number of slices used, 0 if
+    /// there is nothing to send. Report sent bytes with [`Connection::transmitted`].
     pub fn poll_transmit<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         self.transmit.slices(&self.slots, slices)
     }
@@ -252,7 +252,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         });
     }
 
-    /// Reports that `len` bytes of the current data were received straight into their payload.
+    /// Notes that `len` bytes of the current data were received straight into their payload.
     fn handle_payload(&mut self, now: Instant, len: usize) -> Result<(), ProtocolError> {
         let receiving = self.receiving.expect("payload is received for some command");
         let command = self.slots.get_mut(receiving.slot);
@@ -266,8 +266,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     /// Processes received bytes.
     ///
     /// # Errors
-    /// The first error ends the connection and is returned from then on. At most a termination
-    /// request is left to transmit: send it if that does not block, then close.
+    /// The first error ends the connection; later calls return it again. A termination request may be left
+    /// to transmit: send it if that does not block, then close.
     pub fn handle_received(&mut self, now: Instant, bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut rest = bytes;
         loop {
@@ -301,10 +301,10 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
     }
 
-    /// Checks time-outs; an early call does nothing.
+    /// Checks timeouts; does nothing if called early.
     ///
     /// # Errors
-    /// A time-out: the connection has failed.
+    /// A timeout, which fails the connection.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -319,7 +319,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Err(self.fail(ProtocolError::TimedOut(what)))
     }
 
-    /// When to call [`Connection::handle_timeout`]; may change after any call.
+    /// The time at which to call [`Connection::handle_timeout`]; may change after any call.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.failed.is_some() {
             None
@@ -335,8 +335,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.events.pop_front()
     }
 
-    /// Abandons the connection and returns the payloads of unfinished commands, lowest slot first.
-    /// Finished commands remain events. Close the socket before reusing a payload.
+    /// Abandons the connection; returns the payloads of outstanding commands, lowest slot first. Completed
+    /// commands remain as events. Close the socket before reusing a payload.
     pub fn abandon(&mut self) -> Vec<B> {
         if self.failed.is_none() {
             self.fail(ProtocolError::Abandoned);
@@ -407,7 +407,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         }
         self.form = Form { digests, pda: resp.cpda };
         self.max_h2c_data = maxh2cdata;
-        // We requested HPDA 0.
+        // This side requested HPDA 0.
         self.deframer.initialised(Form { digests, pda: 0 });
         self.initialised = true;
         self.events.push_back(Event::Initialised);
@@ -437,7 +437,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if end > u64::from(len) {
             return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
         }
-        // SUCCESS before the end is a short read, which `complete` reports more precisely.
+        // SUCCESS before the end of the data is a short read, which `complete` reports more precisely.
         if last != (end == u64::from(len)) && !success {
             return Err(ProtocolError::LastPdu { pdu_type: PDU, cid });
         }
@@ -485,7 +485,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if end > u64::from(len) {
             return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
         }
-        // MAXR2T 0 allows one R2T. It is fulfilled once its bytes were handed to the socket.
+        // MAXR2T 0 permits one R2T. It is fulfilled once the socket has taken all of its bytes.
         if command.unsent > 0 {
             return Err(ProtocolError::TooManyR2ts { cid });
         }
@@ -494,7 +494,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Queues the data PDUs that an R2T requests.
+    /// Queues the H2CData PDUs that an R2T requests.
     fn send_h2c_data(&mut self, slot: usize, ttag: u16, range: Range<u32>) {
         let cid = self.slots.cid(slot);
         let mut start = range.start;
@@ -527,12 +527,12 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.slots.find(cid).ok_or(ProtocolError::UnknownCid { pdu_type, cid })
     }
 
-    /// The controller has completed the command.
+    /// Handles the controller's completion of a command.
     fn complete(&mut self, slot: usize, cqe: Cqe) -> Result<(), ProtocolError> {
         let command = self.slots.get_mut(slot);
         let expected = command.len;
         let found = command.at;
-        // In-capsule data are complete, or the capsule would have been refused.
+        // In-capsule data are complete: the controller receives a capsule with all of its data.
         let is_whole = found == expected || command.in_capsule || command.may_be_short;
         let is_short = cqe.status().is_success() && !is_whole;
         command.outcome = Some(if is_short {
@@ -542,7 +542,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         } else {
             Ok(cqe)
         });
-        // If the payload is still waiting to be sent, `transmitted` releases the command later.
+        // If the payload is still queued for sending, `transmitted` frees the slot later.
         if command.unsent == 0 {
             let event = self.slots.remove(slot);
             self.events.push_back(event);
@@ -555,22 +555,21 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
-/// Data of at least this length are received straight into their payload, even if the same call can
-/// target nothing else. For shorter data, a copy out of a large receive costs less than a system
-/// call.
+/// Data of at least this length go straight into their payload, even if the receive call has no other
+/// payload to fill. For shorter data, a copy out of a large receive costs less than a system call.
 const DIRECT_MIN: usize = 16 << 10;
 
-/// The most that one receive brings beside direct payloads: the length of the buffer that
-/// [`Connection::poll_receive`] needs.
+/// Maximum bytes of one receive call besides those that go straight into payloads: the length of the buffer
+/// that [`Connection::poll_receive`] needs.
 pub const SCRATCH_LEN: usize = 256 << 10;
 
-/// The least MAXH2CDATA that the specification allows.
+/// Minimum MAXH2CDATA that the specification permits.
 const MIN_MAX_H2C_DATA: u32 = 4096;
 
-/// The largest alignment that can be requested, as on the wire.
+/// Maximum alignment that can be requested, in wire format.
 const MAX_PDA: u8 = 31;
 
-/// The most in-capsule data of a Fabrics command.
+/// Maximum in-capsule data of a Fabrics command.
 const FABRICS_IN_CAPSULE: u32 = 8192;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Protocol data units (PDUs): their headers as structs, and the layout of what follows a header.
+//! Protocol data units (PDUs): header structs, and the layout of the bytes after a header.
 //!
 //! On the wire: `header[HLEN] [HDGST 4] [padding] [data] [DDGST 4]`.
 
@@ -26,7 +26,7 @@ pub enum PduType {
 }
 
 impl PduType {
-    /// The PDU type of this byte, if it is one.
+    /// The PDU type with this byte, if it exists.
     pub(crate) fn from_byte(byte: u8) -> Option<PduType> {
         use PduType::*;
         [IcReq, IcResp, H2CTermReq, C2HTermReq, CapsuleCmd, CapsuleResp, H2CData, C2HData, R2T]
@@ -43,7 +43,7 @@ impl PduType {
         }
     }
 
-    /// Returns whether digests may follow: never on initialisation and termination PDUs.
+    /// Returns whether digests may follow: false for initialisation and termination PDUs.
     pub(crate) fn may_have_digests(self) -> bool {
         !matches!(
             self,
@@ -51,7 +51,7 @@ impl PduType {
         )
     }
 
-    /// Returns whether the host sends it.
+    /// Returns whether hosts send this type.
     pub(crate) fn is_from_host(self) -> bool {
         self as u8 & 1 == 0
     }
@@ -61,9 +61,9 @@ impl PduType {
 pub(crate) const FLAG_HDGST: u8 = 1 << 0;
 /// Flag: a digest follows the data.
 pub const FLAG_DDGST: u8 = 1 << 1;
-/// Flag of data PDUs: the last one of this transfer.
+/// Flag of data PDUs: the last PDU of this transfer.
 pub const FLAG_LAST_PDU: u8 = 1 << 2;
-/// Flag of C2HData: the command has succeeded, no CapsuleResp follows.
+/// Flag of C2HData: the command has succeeded, and no CapsuleResp follows.
 pub const FLAG_SUCCESS: u8 = 1 << 3;
 
 /// Common header (CH): the first 8 bytes of every NVMe/TCP PDU.
@@ -161,7 +161,7 @@ impl IcResp {
     }
 }
 
-/// Command capsule (CapsuleCmd): a submission queue entry, and in-capsule data if there are any.
+/// Command capsule (CapsuleCmd): a submission queue entry, and optionally in-capsule data.
 ///
 /// | bytes | field | meaning                                             |
 /// |-------|-------|-----------------------------------------------------|
@@ -229,7 +229,7 @@ pub struct H2CData {
 const _: () = assert!(size_of::<H2CData>() == 24);
 
 impl H2CData {
-    /// The header of `datal` bytes from `datao` on, in answer to the R2T with `ttag`.
+    /// The header for `datal` bytes at offset `datao`, in response to the R2T with `ttag`.
     pub fn new(cccid: u16, ttag: u16, datao: u32, datal: u32, last: bool, form: Form) -> H2CData {
         let flags = if last { FLAG_LAST_PDU } else { 0 };
         H2CData {
@@ -267,7 +267,7 @@ pub struct C2HData {
 const _: () = assert!(size_of::<C2HData>() == 24);
 
 impl C2HData {
-    /// The header of `datal` bytes from `datao` on; `flags` are [`FLAG_LAST_PDU`] and
+    /// The header for `datal` bytes at offset `datao`; `flags` may contain [`FLAG_LAST_PDU`] and
     /// [`FLAG_SUCCESS`].
     pub fn new(cccid: u16, datao: u32, datal: u32, flags: u8, form: Form) -> C2HData {
         C2HData {
@@ -305,7 +305,7 @@ pub struct R2T {
 const _: () = assert!(size_of::<R2T>() == 24);
 
 impl R2T {
-    /// Requests `r2tl` bytes from `r2to` on.
+    /// Requests `r2tl` bytes at offset `r2to`.
     pub fn new(cccid: u16, ttag: u16, r2to: u32, r2tl: u32, form: Form) -> R2T {
         R2T {
             ch: form.header(PduType::R2T, 0, 0),
@@ -337,8 +337,8 @@ pub struct TermReq {
 }
 const _: () = assert!(size_of::<TermReq>() == 24);
 
-/// Appends a termination request that quotes `offending`, the header of the PDU in error: at most
-/// 128 bytes of it; peers expect at least 8.
+/// Appends a termination request that quotes up to 128 bytes of `offending`, the header of the PDU in
+/// error. Peers expect at least 8 bytes.
 pub fn put_term_req(out: &mut Vec<u8>, from_host: bool, fes: u16, fei: u32, offending: &[u8]) {
     let echo = &offending[..offending.len().min(MAX_TERM_REQ_LEN - size_of::<TermReq>())];
     let pdu_type = if from_host { PduType::H2CTermReq } else { PduType::C2HTermReq };
@@ -352,7 +352,7 @@ pub fn put_term_req(out: &mut Vec<u8>, from_host: bool, fes: u16, fei: u32, offe
     out.extend_from_slice(echo);
 }
 
-/// The longest termination request.
+/// Maximum length of a termination request.
 pub(crate) const MAX_TERM_REQ_LEN: usize = 152;
 
 /// The negotiated form of the PDUs that one side sends.
@@ -386,7 +386,7 @@ impl Form {
         end.next_multiple_of(self.alignment())
     }
 
-    /// The common header of a PDU of this form. `data_len` is our own value, far below `u32::MAX`.
+    /// The common header of a PDU of this form. `data_len` is this side's own value, far below `u32::MAX`.
     fn header(self, pdu_type: PduType, mut flags: u8, data_len: u32) -> CommonHeader {
         let hdgst_len = self.header_digest_len(pdu_type) as u32;
         let ddgst_len = self.data_digest_len(data_len) as u32;
@@ -406,7 +406,7 @@ impl Form {
         }
     }
 
-    /// Appends everything of a PDU that precedes its data: header, header digest, padding.
+    /// Appends the bytes that precede a PDU's data: header, header digest, padding.
     pub fn put<H: IntoBytes + Immutable>(self, out: &mut Vec<u8>, header: &H) {
         let bytes = header.as_bytes();
         let start = out.len();
@@ -438,7 +438,7 @@ mod tests {
 
     const BOTH: Digests = Digests { header: true, data: true };
 
-    /// Decodes hexadecimal `text`; blanks are ignored.
+    /// Decodes hexadecimal `text`; ignores whitespace.
     fn hex(text: &str) -> Vec<u8> {
         let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
         let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16);

@@ -1,12 +1,12 @@
-//! Bodies of answers that are no objects: each has a limit.
+//! Bodies of responses other than objects, each with a size limit.
 
 use futures_util::StreamExt;
 use object_store::client::{HttpError, HttpErrorKind, HttpResponseBody};
 
-/// A body that is a page of a listing, or what says who one is.
+/// Reads a whole body: a page of a listing, or a response about credentials.
 ///
 /// # Errors
-/// It does not come, or is too long.
+/// The body does not arrive, or is too long.
 pub(super) async fn whole(body: HttpResponseBody) -> Result<Vec<u8>, HttpError> {
     let mut body = body.bytes_stream();
     let mut bytes = Vec::new();
@@ -19,7 +19,7 @@ pub(super) async fn whole(body: HttpResponseBody) -> Result<Vec<u8>, HttpError> 
     Ok(bytes)
 }
 
-/// The beginning of a body that says what is wrong, as far as it comes.
+/// Reads the beginning of an error response's body, or the part of it that arrives.
 pub(super) async fn beginning(body: HttpResponseBody) -> Vec<u8> {
     let mut body = body.bytes_stream();
     let mut bytes = Vec::new();

@@ -28,7 +28,7 @@ use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
 use dlfs_base::threads::{Fate, Thread, start};
 
-/// A client of a store. Any number of threads can use it at once; clones share its connections.
+/// A client of a store. Many threads can use it at once; clones share its connections.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
@@ -38,7 +38,7 @@ struct Inner {
     _metered: Arc<Registration>,
 }
 
-/// The thread that does all input and output.
+/// The thread that does all I/O.
 #[derive(Clone)]
 pub(super) struct Executor {
     handle: Handle,
@@ -47,7 +47,7 @@ pub(super) struct Executor {
     running: Arc<Forked<Running>>,
 }
 
-/// A forked child does not have the thread: there it is leaked.
+/// The running thread. A forked child does not have it; there this handle is leaked.
 struct Running {
     stop: Arc<Notify>,
     thread: Option<Thread>,
@@ -69,13 +69,13 @@ impl Measured for Shared {
 }
 
 impl Client {
-    /// A client of the store of `place`.
+    /// A client of the store with the address `place`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the settings of the environment are invalid or incomplete. `Unsupported`: this build
-    /// has no feature `cloud`.
+    /// `InvalidArgument`: the settings of the environment are invalid or incomplete. `Unsupported`: this
+    /// build lacks the feature `cloud`.
     pub fn open(place: &Place, options: &PlaceOptions) -> Result<Client> {
-        // Only its first caller decides, and any provider will do.
+        // Fails if a provider is installed already; any provider works.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let executor = Executor::start(options.cancel.clone())?;
         let root = place.with_key("");
@@ -94,11 +94,11 @@ impl Client {
         Ok(Client(Arc::new(Inner { _metered, shared, executor })))
     }
 
-    /// A client of another store on the same web server, as signed URLs are: it shares the thread, the connections and
-    /// the window of this one, and what is counted.
+    /// A client of another store on the same web server, for signed URLs. It shares this client's thread,
+    /// connections, window and counters.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn beside(&self, place: &Place) -> Result<Client> {
         let Inner { shared, executor, _metered } = &*self.0;
         let root = place.with_key("");
@@ -122,27 +122,27 @@ impl Client {
         &self.0.shared.place
     }
 
-    /// The length of the ranges that its objects are cut into.
+    /// Length of the ranges into which objects are split.
     pub fn range_bytes(&self) -> u64 {
         self.0.shared.options.range_bytes
     }
 
-    /// The most bytes that one reader of it holds.
+    /// Maximum bytes that one reader holds.
     pub fn window_bytes(&self) -> u64 {
         self.0.shared.options.window_bytes
     }
 
-    /// The shortest time until it began to answer, if anything was asked of it.
+    /// The shortest time from a request to the beginning of its response; `None` before the first.
     pub(super) fn delay(&self) -> Option<Duration> {
         self.0.shared.delay()
     }
 
-    /// The buffers of its ranges.
+    /// The buffers for ranges.
     pub(super) fn pool(&self) -> &Arc<Pool> {
         &self.0.shared.pool
     }
 
-    /// The counters so far.
+    /// Counters so far.
     pub fn stats(&self) -> PlaceStats {
         self.0.shared.seen.counts.read()
     }
@@ -150,16 +150,16 @@ impl Client {
     /// The object with this key.
     ///
     /// # Errors
-    /// `NotFound`: there is none. `Refused`: it may not be read. Those of [`Pending::read_into`].
+    /// `NotFound`: no such object. `Refused`: access is denied. Otherwise those of [`Pending::read_into`].
     pub fn head(&self, key: &str) -> Result<Object> {
         self.look(key, true)
     }
 
-    /// As [`head`](Self::head), but a page for people, which a web server shows for a folder or for what it does not
-    /// have, is `NotFound`, unless it is called as one.
+    /// As [`head`](Self::head), but an HTML page counts as `NotFound` unless the key ends like one: web
+    /// servers send such pages for folders and for missing files.
     ///
     /// # Errors
-    /// As [`head`](Self::head).
+    /// The errors of [`head`](Self::head).
     pub fn file(&self, key: &str) -> Result<Object> {
         let pages = [".html", ".htm", ".xhtml"];
         self.look(key, pages.iter().any(|end| key.to_ascii_lowercase().ends_with(end)))
@@ -177,12 +177,12 @@ impl Client {
         asked?.wait()
     }
 
-    /// Tells `found` of all objects whose keys begin with `prefix`, which is empty or ends with a slash: in the order
-    /// of the store, which is that of the keys' bytes but for web servers. Returns keys that cannot be named, and so
-    /// not read.
+    /// Calls `found` for all objects whose keys begin with `prefix`, which is empty or ends with a slash.
+    /// Stores list them in the byte order of keys; listings of web servers and the Hub are sorted so.
+    /// Returns the keys that the client library cannot name and therefore cannot read.
     ///
     /// # Errors
-    /// Those of `found`. As [`head`](Self::head), but for `NotFound`.
+    /// The errors of `found`, and those of [`head`](Self::head) except `NotFound`.
     pub fn list(
         &self,
         prefix: &str,
@@ -205,17 +205,17 @@ impl Client {
         listed.wait()?;
         let mut refused = std::mem::take(&mut *shared.seen.refused.lock());
         refused.sort_unstable();
-        refused.dedup(); // a page may have come twice
+        refused.dedup(); // a page may have been listed twice
         Ok(refused)
     }
 
-    /// Asks for a range of an object.
+    /// Requests a range of an object.
     pub fn fetch(&self, object: &Object, range: Range<u64>) -> Pending {
         let version = Version::Tag(object.etag.clone());
         self.ask(&object.key, range, object.len_bytes, version)
     }
 
-    /// Asks for a range of an object that had this length and this stamp when it was listed.
+    /// Requests a range of an object that had this length and this stamp when it was listed.
     pub fn fetch_stamped(
         &self,
         key: &str,
@@ -298,10 +298,10 @@ async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure
     Ok(object(answer.meta))
 }
 
-/// Sends the pages of a listing; ends early if nobody takes them any more.
+/// Sends the pages of a listing; ends early if the receiver is gone.
 async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
     let Some(pages) = &shared.store.pages else {
-        // If nobody takes them, nobody waits for them.
+        // Fails if the receiver is gone; then nobody waits for the page.
         let _ = send.send(list_of_web(shared, prefix).await?).await;
         return Ok(());
     };
@@ -330,7 +330,7 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         }
         match next {
             None => break,
-            // Otherwise it would be listed for ever.
+            // Following the same token again would never end.
             same if same == token => {
                 let text = "the store gives the same page of its listing again and again";
                 return Err(Error::new(ErrorKind::Io, text));
@@ -339,12 +339,12 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
         }
     }
     unsorted.sort_unstable_by(|a: &Object, b| a.key.cmp(&b.key));
-    // If nobody takes them, nobody waits for them.
+    // Fails if the receiver is gone; then nobody waits for the objects.
     let _ = send.send(unsorted).await;
     Ok(())
 }
 
-/// A page of a listing, and what the next one is asked for by.
+/// A page of a listing, and the token of the next page.
 async fn page(
     pages: &Pages,
     prefix: &str,
@@ -361,7 +361,7 @@ async fn page(
     }
 }
 
-/// A web server lists everything at once, if it speaks WebDAV; else it may have pages that list.
+/// Lists a web server: in one response if it supports WebDAV, otherwise from its pages that list files.
 async fn list_of_web(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     let mut all = match (list_by_webdav(shared, prefix).await, &shared.store.web) {
         (Ok(all), Some(web)) if all.is_empty() => list_by_pages(shared, web, prefix).await?,
@@ -374,7 +374,7 @@ async fn list_of_web(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     Ok(all)
 }
 
-/// Returns whether an error leaves open what the server can do.
+/// Returns whether an error says nothing about the methods that the server supports.
 fn is_away(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
 }
@@ -382,7 +382,7 @@ fn is_away(kind: ErrorKind) -> bool {
 async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     let note = shared.seen.list.clone();
     note.reset();
-    // Whoever does not know the method answers as to GET.
+    // Some servers answer an unknown method as they answer GET.
     let failed = |failure: Failure| match note.read().status {
         Some(200..=299) => {
             let error = Error::new(ErrorKind::Unsupported, "it does not list by WebDAV");
@@ -402,7 +402,7 @@ async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     all.await
 }
 
-/// Follows the pages that list files, from that of `prefix` on; nothing, if there is no such page.
+/// Follows pages that list files, starting at `prefix`; lists nothing if that page does not exist.
 async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<Object>> {
     let mut folders = vec![prefix.to_owned()];
     let mut files = Vec::new();
@@ -436,7 +436,7 @@ async fn list_by_pages(shared: &Shared, web: &Web, prefix: &str) -> Result<Vec<O
     stream::iter(looks).buffer_unordered(LOOKS).try_collect().await
 }
 
-/// Within the time that a short request may take.
+/// Runs a short request within its time limit.
 async fn limited<T>(
     shared: &Shared,
     request: impl Future<Output = object_store::Result<T>>,
@@ -453,23 +453,23 @@ fn object(meta: ObjectMeta) -> Object {
     Object { key: meta.location.into(), len_bytes: meta.size, etag: meta.e_tag }
 }
 
-/// Bytes that were asked for. If it is dropped, they are not read.
+/// A requested range. Dropping it cancels the request.
 pub struct Pending {
     asked: Result<Asked<RangeBuf>>,
     len: u64,
 }
 
 impl Pending {
-    /// How many bytes were asked for.
+    /// Number of requested bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len
     }
 
-    /// Waits for the bytes and copies them; `into` has their length.
+    /// Waits for the bytes and copies them; `into` must have their length.
     ///
     /// # Errors
-    /// `BadSource`: the object has changed since it was listed. `NotFound`, `Refused`: as the store says. `Busy`,
-    /// `Disconnected`, `TimedOut`: all attempts failed, for as long as the options say.
+    /// `BadSource`: the object has changed since it was listed. `NotFound`, `Refused`: as the store says.
+    /// `Busy`, `Disconnected`, `TimedOut`: all attempts within the time limit of the options failed.
     pub fn read_into(self, into: &mut [u8]) -> Result<()> {
         into.copy_from_slice(&self.bytes()?);
         Ok(())
@@ -500,7 +500,7 @@ impl Executor {
         Ok(Executor { handle, fate, cancel, running })
     }
 
-    /// Runs `work` on the thread.
+    /// Runs `work` on the client's thread.
     fn ask<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -513,7 +513,7 @@ impl Executor {
         }
         let (send, answer) = bounded(1);
         let task = self.handle.spawn(async move {
-            // If nobody waits any more, nobody misses it.
+            // Fails if the receiver is gone; then nobody waits for the result.
             let _ = send.try_send(work.await);
         });
         let task = task.abort_handle();
@@ -531,7 +531,7 @@ impl Drop for Running {
     }
 }
 
-/// A request to the client's thread. Dropping it ends the work.
+/// A task on the client's thread. Dropping it aborts the task.
 pub(super) struct Asked<T> {
     answer: Receiver<Result<T>>,
     task: AbortHandle,
@@ -541,10 +541,10 @@ pub(super) struct Asked<T> {
 }
 
 impl<T> Asked<T> {
-    /// The answer, which comes after a limited time: the work has a deadline.
+    /// Waits for the task's result. The wait ends, because each request has a deadline.
     ///
     /// # Errors
-    /// Those of the work. `Interrupted`: whoever waits has had enough.
+    /// The errors of the task. `Interrupted`: the wait was cancelled.
     pub(super) fn wait(self) -> Result<T> {
         loop {
             match self.answer.recv_timeout(LOOK) {
@@ -557,7 +557,7 @@ impl<T> Asked<T> {
         }
     }
 
-    /// The next of what the work sends; `None` when it has ended.
+    /// The next message of the task; `None` once the task has ended.
     fn next_of<P>(&self, sent: &mut mpsc::Receiver<P>) -> Result<Option<P>> {
         loop {
             let next = async { tokio::time::timeout(LOOK, sent.recv()).await };
@@ -584,17 +584,16 @@ impl<T> Drop for Asked<T> {
 }
 
 const THREAD: &str = "dlfs-cloud";
-/// Files of a listing that are looked at at once.
+/// Files of a listing whose descriptions are requested at once.
 const LOOKS: usize = 32;
-/// How deep the folders of a web server nest: a link may lead back to one above.
+/// Maximum depth of a web server's folders: a link may lead back to a parent.
 const MOST_DEPTH: usize = 32;
-/// Pages of a listing without an object, one after the other, and objects of a listing: more come from a store that
-/// lists for ever.
+/// Limits for a store whose listing never ends: consecutive pages without an object, and objects in total.
 const MOST_EMPTY_PAGES: u32 = 100;
 const MOST_OBJECTS: usize = 1 << 28;
-/// How often a thread that waits asks whether to give up.
+/// Interval at which a waiting thread asks whether to give up.
 const LOOK: Duration = Duration::from_millis(200);
-/// Pages of a listing that are kept ready.
+/// Pages of a listing that are buffered ahead.
 const PAGES_AHEAD: usize = 2;
-/// How long dropping the last client waits for the thread.
+/// Time limit for the thread to end when the last client is dropped.
 const LAST_CALLS: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! Copies of files of web servers that send neither their lengths nor ranges of them: temporary files.
+//! Temporary copies of files, for web servers that send neither lengths nor ranges.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,15 +19,15 @@ use crate::{Object, Place};
 use dlfs_base::error::Error;
 use dlfs_base::nameless_file::nameless_file;
 
-/// The files of a host that were copied last.
+/// Copies of recently read files of a host.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     kept: Mutex<VecDeque<(Place, Arc<Copied>)>>,
-    /// Held by whoever copies a file again to read it.
+    /// Held while copying a file, so that requests for the same file share one copy.
     pub(super) again: tokio::sync::Mutex<()>,
 }
 
-/// A file of a web server, all of it.
+/// A complete copy of a web server's file.
 #[derive(Debug)]
 pub(super) struct Copied {
     file: File,
@@ -35,14 +35,14 @@ pub(super) struct Copied {
 }
 
 impl Copies {
-    /// The copy of the file at `place`, if one of the wanted version is kept.
+    /// The copy of the file at `place`, if it has the wanted version.
     pub(super) fn of(&self, place: &Place, wanted: &Wanted) -> Option<Arc<Copied>> {
         let kept = self.kept.lock();
         let mut copies = kept.iter().filter(|(of, _)| of == place).map(|(_, copy)| copy);
         copies.find(|copy| copy.is_of(wanted)).cloned()
     }
 
-    /// Keeps a copy, in place of an older one.
+    /// Keeps a copy; replaces an older one of the same file.
     pub(super) fn keep(&self, place: Place, copy: Arc<Copied>) {
         let mut kept = self.kept.lock();
         kept.retain(|(of, _)| *of != place);
@@ -54,7 +54,7 @@ impl Copies {
 }
 
 impl Copied {
-    /// Reads a file to its end. Each piece of it has to come within `silence`.
+    /// Reads a file to its end. `silence` limits the time between two pieces.
     pub(super) async fn from(
         web: &Web,
         key: &str,
@@ -97,7 +97,7 @@ impl Copied {
         *len_bytes == wanted.len_bytes && wanted.version.is_of(*len_bytes, etag)
     }
 
-    /// The bytes of a range.
+    /// Reads a range of the copy.
     pub(super) fn read(&self, wanted: &Wanted, pool: &Arc<Pool>) -> Result<RangeBuf, Failure> {
         if !self.is_of(wanted) {
             return Err(Failure::changed());
@@ -111,5 +111,5 @@ impl Copied {
     }
 }
 
-/// Descriptors, and room in the temporary folder.
+/// Maximum copies, to bound file descriptors and space in the temporary folder.
 const MOST_KEPT: usize = 16;

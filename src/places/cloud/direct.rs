@@ -1,9 +1,9 @@
-//! Ranges over plain HTTP/1.1, received into the buffers that readers get.
+//! Receives ranges over plain HTTP/1.1 directly into the readers' buffers.
 //!
-//! The HTTP client of the client library receives a body into memory of its own, from which it is copied. Here the
-//! kernel copies it once. Only what is regular is answered here: if an answer is a redirect, or its body comes in
-//! chunks or without a length, the request goes to that client, as do all further ones for the host; so does what is
-//! encrypted or goes through a proxy.
+//! The client library's HTTP client receives a body into its own memory, from which it must be copied
+//! again. Here the kernel's copy is the only one. Redirects, chunked bodies and bodies without a length are
+//! not handled here: the request, and all later ones to its host, go to the HTTP client. So do requests
+//! over TLS or through a proxy.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -24,7 +24,7 @@ use super::http_client::{Limits, addresses};
 use super::pool::{Pool, RangeBuf};
 use dlfs_base::process::Forked;
 
-/// The destination of an answer's body, if it has the length that was asked for; it travels with the request.
+/// Destination of a response's body, if the body has the requested length. It travels with the request.
 #[derive(Debug, Clone)]
 pub(super) struct Landing(Arc<Mutex<Landed>>);
 
@@ -32,38 +32,38 @@ pub(super) struct Landing(Arc<Mutex<Landed>>);
 struct Landed {
     pool: Arc<Pool>,
     len: usize,
-    /// When the answer began.
+    /// Time at which the response began.
     begun: Option<Instant>,
     body: Option<Body>,
 }
 
-/// The body of an answer that was received here.
+/// The body of a response received here.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// It has the right length.
+    /// A body of the right length.
     Whole(RangeBuf),
-    /// It has this one, and was not received.
+    /// A body of this other length, which was not received.
     OfLen(u64),
 }
 
 impl Landing {
-    /// For a body of `len` bytes, in a buffer of `pool`.
+    /// Expects a body of `len` bytes, to be received into a buffer of `pool`.
     pub(super) fn new(pool: &Arc<Pool>, len: usize) -> Landing {
         let pool = Arc::clone(pool);
         Landing(Arc::new(Mutex::new(Landed { pool, len, begun: None, body: None })))
     }
 
-    /// How long the body is to be.
+    /// Expected length of the body.
     pub(super) fn len(&self) -> usize {
         self.0.lock().len
     }
 
-    /// When the answer began, if it was received here.
+    /// Time at which the response began, if it was received here.
     pub(super) fn begun(&self) -> Option<Instant> {
         self.0.lock().begun
     }
 
-    /// An answer with a body of this length begins: the buffer for it, if it is the right one.
+    /// Notes that a response with a body of this length begins; returns a buffer if the length is right.
     fn begin(&self, len: u64) -> Option<RangeBuf> {
         let mut landed = self.0.lock();
         landed.begun = Some(Instant::now());
@@ -71,7 +71,7 @@ impl Landing {
             landed.body = Some(Body::OfLen(len));
             return None;
         }
-        landed.pool.take(landed.len).ok() // without room, whoever asked says so
+        landed.pool.take(landed.len).ok() // without memory, the caller takes no body and reports it
     }
 
     /// The body, if it was received here.
@@ -80,14 +80,15 @@ impl Landing {
     }
 }
 
-/// Connections over which ranges are asked for.
+/// Connections for requesting ranges.
 #[derive(Debug)]
 pub(super) struct Direct {
-    /// How long connecting may take, and an answer may pause.
+    /// Timeouts for connecting and for silence during a response.
     limits: Limits,
-    /// A child of a fork must not close them: it would end the parent's waiting for them.
+    /// Idle connections. A forked child must not close them: that would remove the parent's epoll
+    /// registrations.
     idle: Forked<Mutex<Vec<Idle>>>,
-    /// Hosts that answer otherwise.
+    /// Hosts whose responses cannot be handled here.
     irregular: Mutex<HashSet<String>>,
 }
 
@@ -98,18 +99,18 @@ struct Idle {
     since: Instant,
 }
 
-/// How an exchange ended.
+/// Result of an exchange.
 enum End {
-    /// With an answer; the connection is as good as new, or is not.
+    /// A response, and the connection if it can be reused.
     Answer(HttpResponse, Option<TcpStream>),
-    /// With an answer of another kind.
+    /// A response that cannot be handled here.
     Irregular,
-    /// The connection was closed before the answer: by a host that had waited for a request for too long.
+    /// The host closed the connection before the response, because it had been idle for too long.
     Closed(io::Error),
 }
 
 impl Direct {
-    /// Without a connection; `None` where the environment names a proxy.
+    /// Starts without connections; returns `None` if the environment names a proxy.
     pub(super) fn new(limits: Limits) -> Option<Direct> {
         let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let has_proxy = ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].iter().any(is_set);
@@ -120,10 +121,10 @@ impl Direct {
         })
     }
 
-    /// The answer; `None`: it is none for here, and the request is to be sent by another client.
+    /// Sends a request and returns the response; `None`: another client must send the request.
     ///
     /// # Errors
-    /// No answer, or an incomplete one.
+    /// No response, or an incomplete one.
     pub(super) async fn get(
         &self,
         request: &HttpRequest,
@@ -155,7 +156,7 @@ impl Direct {
         }
     }
 
-    /// Host and port of a request that can be sent here, and where its answer belongs.
+    /// Host and port of a request that can be sent here, and the destination of its response.
     fn regular(&self, request: &HttpRequest) -> Option<(String, Landing)> {
         let uri = request.uri();
         let is_plain = uri.scheme_str() == Some("http")
@@ -167,7 +168,7 @@ impl Direct {
         (!self.irregular.lock().contains(&host)).then(|| (host, landing.clone()))
     }
 
-    /// A connection to the host that is there.
+    /// An idle connection to the host.
     fn take_idle(&self, host: &str) -> Option<TcpStream> {
         let mut idle = self.idle.get()?.lock();
         idle.retain(|connection| connection.since.elapsed() < self.limits.idle);
@@ -182,7 +183,7 @@ impl Direct {
         Ok(stream)
     }
 
-    /// Sends a request and receives its answer.
+    /// Sends a request and receives its response.
     async fn exchange(
         &self,
         mut stream: TcpStream,
@@ -232,7 +233,7 @@ impl Direct {
         }
     }
 
-    /// Some bytes: one at least.
+    /// Receives at least one byte.
     async fn receive(&self, stream: &mut TcpStream, into: &mut [u8]) -> io::Result<usize> {
         match self.within(self.limits.silence, stream.read(into)).await? {
             0 => {
@@ -255,26 +256,26 @@ impl Direct {
     }
 }
 
-/// The part of an answer that has arrived.
+/// The received part of a response.
 #[derive(Debug, Default)]
 struct Received {
     bytes: Vec<u8>,
     filled: usize,
-    /// The offset at which the body begins.
+    /// The offset of the body.
     body: usize,
 }
 
-/// The status line and the headers of an answer.
+/// The status line and headers of a response.
 struct Head {
     answer: HttpResponse,
-    /// The length of its body, if it says so.
+    /// The length of the body, if stated.
     len: Option<u64>,
-    /// The connection ends with it.
+    /// True if the connection closes after the response.
     closes: bool,
 }
 
 impl Received {
-    /// Makes room to receive more of the head.
+    /// Makes room for more of the head.
     fn room(&mut self) -> io::Result<&mut [u8]> {
         if self.filled == self.bytes.len() {
             if self.filled >= MOST_HEAD {
@@ -285,7 +286,7 @@ impl Received {
         Ok(&mut self.bytes[self.filled..])
     }
 
-    /// The head, once it is complete; interim ones (status 1xx) are passed over.
+    /// The head, once it is complete; skips interim responses (status 1xx).
     fn head(&mut self) -> io::Result<Option<Head>> {
         loop {
             let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
@@ -304,7 +305,7 @@ impl Received {
         }
     }
 
-    /// Gives `body` what came of it with the head; whether nothing came that is not of it.
+    /// Moves the body's bytes that arrived with the head into `body`; returns whether no other bytes arrived.
     fn give(&self, body: &mut RangeBuf) -> bool {
         let early = &self.bytes[self.body..self.filled];
         let taken = early.len().min(body.room().len());
@@ -313,7 +314,7 @@ impl Received {
     }
 }
 
-/// A parsed head; `None`: another one follows.
+/// The parsed head; `None` for an interim response, which another head follows.
 fn head(parsed: &httparse::Response<'_, '_>) -> io::Result<Option<Head>> {
     let status = parsed.code.unwrap_or_default();
     if (100..200).contains(&status) {
@@ -350,7 +351,7 @@ fn closes(headers: &HeaderMap) -> bool {
     words.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("close"))
 }
 
-/// The request as it is sent (RFC 9112). Neither the URI nor a header can have the end of a line in it.
+/// Encodes the request (RFC 9112). Neither the URI nor a header can contain a line break.
 fn head_of(request: &HttpRequest, host: &str) -> Vec<u8> {
     let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
     let mut head = format!("GET {target} HTTP/1.1\r\n").into_bytes();
@@ -387,9 +388,9 @@ fn broken(error: io::Error) -> HttpError {
     HttpError::new(kind, error)
 }
 
-/// Most heads are shorter, and only so much of a body is copied.
+/// Initial buffer for a head: most heads are shorter. It bounds the bytes of a body that arrive with the head.
 const LEAST_HEAD: usize = 2 << 10;
 const MOST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;
-/// Longer bodies of errors are not read.
+/// Maximum length of an error response's body; longer ones are not read.
 const MOST_SAID: u64 = 64 << 10;

@@ -1,4 +1,4 @@
-//! Failures of requests: which are tried again, and how they are told without a secret.
+//! Failures of requests: decides which are retried, and describes them without secrets.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -10,37 +10,37 @@ use super::redirect::Refused;
 use super::watch::Noted;
 use dlfs_base::error::{Error, ErrorKind};
 
-/// Why a request failed.
+/// A failed request.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// It may succeed another time.
+    /// A retry may succeed.
     Passing {
-        /// True if the store said that there are too many requests.
+        /// True if the store refused the request because there were too many.
         throttled: bool,
-        /// How long the store asks to wait.
+        /// The pause that the store asks for.
         after: Option<Duration>,
         /// A description of the failure.
         why: String,
-        /// The kind of the error, if it is given up.
+        /// The kind of the error if the retries end.
         kind: ErrorKind,
     },
-    /// It will not.
+    /// A retry would fail again.
     Final(Error),
 }
 
 impl Failure {
-    /// An answer that is none.
+    /// An invalid response.
     pub(super) fn bad_answer(why: impl Into<String>) -> Failure {
         Failure::Passing { throttled: false, after: None, why: why.into(), kind: ErrorKind::Io }
     }
 
-    /// No answer in time.
+    /// No response in time.
     pub(super) fn late(why: impl Into<String>) -> Failure {
         let kind = ErrorKind::TimedOut;
         Failure::Passing { throttled: false, after: None, why: why.into(), kind }
     }
 
-    /// The object is another one by now.
+    /// The object has changed since it was listed.
     pub(super) fn changed() -> Failure {
         let text = "the object has changed since it was listed";
         Failure::Final(
@@ -48,7 +48,7 @@ impl Failure {
         )
     }
 
-    /// Classifies the client library's error for a request of which `noted` was seen.
+    /// Classifies the client library's error; `noted` is the record of the request.
     pub(super) fn of(error: &object_store::Error, noted: Noted) -> Failure {
         use object_store::Error as Cause;
         let status = noted.status.filter(|status| *status != 200 && *status != 206);
@@ -91,7 +91,7 @@ impl Failure {
         })
     }
 
-    /// The error, where no further attempt is made after `failures`.
+    /// The error after the last attempt; `failures` attempts have failed.
     pub(super) fn given_up(self, failures: u32, was_sent: bool) -> Error {
         match self {
             Failure::Final(error) => error,
@@ -107,7 +107,7 @@ impl Failure {
     }
 }
 
-/// Returns whether an error is, or comes from, one of this type.
+/// Returns whether an error or one of its sources has this type.
 fn has_cause<E: StdError + 'static>(error: &object_store::Error) -> bool {
     let mut at: Option<&(dyn StdError + 'static)> = Some(error);
     while let Some(error) = at {
@@ -119,13 +119,13 @@ fn has_cause<E: StdError + 'static>(error: &object_store::Error) -> bool {
     false
 }
 
-/// A cause, as it was told.
+/// The source of an error, as a string without secrets.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Told(String);
 
-/// The texts of an error and its causes, without URLs, which may be signed, and without answers' bodies, which may
-/// quote the request: of those, only code and message of the provider.
+/// Describes an error and its sources. Leaves out URLs, which may be signed, and response bodies, which may
+/// quote the request; keeps the provider's code and message from the body.
 fn words(error: &object_store::Error) -> Option<String> {
     let mut told: Vec<String> = Vec::new();
     let mut at: Option<&dyn StdError> = Some(error);
@@ -139,7 +139,7 @@ fn words(error: &object_store::Error) -> Option<String> {
             _ if text.contains("://") || text.contains(['<', '{']) => None,
             _ => Some(text),
         };
-        // A level often repeats the one below it.
+        // An error often repeats the message of its source.
         if let Some(said) = said.filter(|said| !told.iter().any(|before| before.ends_with(&**said)))
         {
             told.retain(|before| !said.ends_with(&**before));

@@ -1,4 +1,4 @@
-//! One range of an object: attempts, second requests, and the window that all requests of a store share.
+//! Reads one range of an object: retries, hedged requests, and the window shared by all requests to a store.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -26,7 +26,7 @@ use crate::{Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
 
-/// A store that is read, shared by all its requests.
+/// A store and its settings, shared by all its requests.
 pub(super) struct Shared {
     pub(super) place: Place,
     pub(super) store: Store,
@@ -36,20 +36,20 @@ pub(super) struct Shared {
     host: Arc<Host>,
 }
 
-/// State that all requests to one host share.
+/// State shared by all requests to one host.
 struct Host {
     flow: Flow,
     /// Latencies of small and of large requests.
     latencies: [Mutex<Latencies>; 2],
-    /// The shortest time until an answer began.
+    /// The shortest time from a request to the beginning of its response.
     delay: Mutex<Option<Duration>>,
     copies: Copies,
-    /// When a failed attempt was last told.
+    /// Time of the last log line about a failed attempt.
     told: Mutex<Option<Instant>>,
 }
 
 impl Host {
-    /// Returns whether to tell of a failed attempt: one line says enough for all that fail with it.
+    /// Returns whether to log a failed attempt: one line per interval is enough for all that fail together.
     fn may_tell(&self) -> bool {
         let mut told = self.told.lock();
         let is_due = told.is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
@@ -78,7 +78,7 @@ impl Shared {
         Shared { place, store, options, seen, pool, host }
     }
 
-    /// Another store of the same host: what is counted, kept and known of the host is shared.
+    /// Another store on the same host: shares counters, buffers and the state of the host.
     pub(super) fn beside(&self, place: Place, store: Store) -> Shared {
         let options = self.options.clone();
         let seen = self.seen.clone();
@@ -86,18 +86,18 @@ impl Shared {
         Shared { place, store, options, seen, pool, host: self.host.clone() }
     }
 
-    /// An answer began so long after its request was sent.
+    /// Notes that a response began `took` after its request.
     pub(super) fn answered(&self, took: Duration) {
         let mut delay = self.host.delay.lock();
         *delay = Some(delay.map_or(took, |least| least.min(took)));
     }
 
-    /// The shortest time until an answer began.
+    /// The shortest time from a request to the beginning of its response.
     pub(super) fn delay(&self) -> Option<Duration> {
         *self.host.delay.lock()
     }
 
-    /// The bytes of a range.
+    /// Reads a range.
     ///
     /// # Errors
     /// `BadSource`: the object has changed. `NotFound`, `Refused`: as the store says. `Busy`, `Disconnected`,
@@ -118,7 +118,7 @@ impl Shared {
         result.map_err(|error| error.target(place.to_string()))
     }
 
-    /// Falls back to what else a web server can do after `error`, or explains the error.
+    /// After `error`, tries the other methods that a web server may support, or explains the error.
     async fn otherwise(
         &self,
         web: &Web,
@@ -128,7 +128,7 @@ impl Shared {
     ) -> Result<RangeBuf> {
         let place = self.place.with_key(wanted.key.as_ref());
         match error.kind() {
-            // It sends no ranges, but whole files.
+            // The server sends whole files only: copies the file.
             ErrorKind::Unsupported => {
                 let _turn = self.host.copies.again.lock().await;
                 self.again(place.key(), note, || async {
@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// Copies a file of a web server, and keeps the copy for a while.
+    /// Copies a file of a web server, and keeps the copy for later requests.
     pub(super) async fn copy(
         &self,
         web: &Web,
@@ -164,7 +164,8 @@ impl Shared {
         Ok(copy)
     }
 
-    /// Returns whether a file that seems to have changed still has its tag, or several tags in turn.
+    /// Returns whether a file that seems to have changed alternates between entity tags, or still has the
+    /// wanted one.
     async fn has_many_tags(&self, web: &Web, wanted: &Wanted) -> bool {
         let mut tags = BTreeSet::new();
         for _ in 0..PROBES {
@@ -178,7 +179,7 @@ impl Shared {
         tags.len() > 1 || tags.iter().any(|tag| wanted.version.is_of(wanted.len_bytes, tag))
     }
 
-    /// Makes attempts to read of the object or folder `key` until one succeeds, or it is given up.
+    /// Repeats `attempt`, which reads the object or folder `key`, until it succeeds or is given up.
     pub(super) async fn again<T, F>(
         &self,
         key: &str,
@@ -199,7 +200,8 @@ impl Shared {
             let Failure::Passing { after, why, .. } = &failure else {
                 return Err(failure.given_up(1, was_sent).target(address()));
             };
-            // Nobody has credentials for another attempt: providers of these try again themselves.
+            // Nothing was sent because there are no credentials. Their providers retry themselves, so give
+            // up early.
             let most = if was_sent { Duration::MAX } else { UNSIGNED };
             let PlaceOptions { patience, silence, .. } = self.options;
             let patience = Patience { total: patience.min(most), longest: silence };
@@ -217,7 +219,7 @@ impl Shared {
         }
     }
 
-    /// One attempt, with a second request if the first takes unusually long.
+    /// Makes one attempt, with a second request if the first is unusually slow.
     async fn hedged(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let large = wanted.range.end - wanted.range.start > SMALL_BYTES;
         let latencies = &self.host.latencies[usize::from(large)];
@@ -275,7 +277,7 @@ impl Shared {
         options.extensions.insert(note.clone());
         let landing = Landing::new(&self.pool, len as usize);
         options.extensions.insert(landing.clone());
-        // Some web servers cannot send ranges, but whole files.
+        // Requests a whole object without a range: some web servers cannot send ranges.
         let is_whole = len == wanted.len_bytes;
         options.range = (!is_whole).then(|| GetRange::Bounded(wanted.range.clone()));
         if let Version::Tag(Some(etag)) = &wanted.version {
@@ -289,7 +291,7 @@ impl Shared {
         let same = wanted.version.is_of(wanted.len_bytes, &meta.e_tag);
         match meta.size == wanted.len_bytes {
             true if same => {}
-            // The same version has the same length.
+            // The same version must have the same length.
             false if same && meta.e_tag.is_some() => {
                 return Err(Failure::bad_answer(format!("the answer is of {} bytes", meta.size)));
             }
@@ -303,8 +305,8 @@ impl Shared {
             None => {}
         }
         let mut body = answer.into_stream();
-        // Each piece is copied at once: then the HTTP client reads the next one into the same memory, which is in the
-        // caches, and the piece goes to memory that has been used before.
+        // Copies each piece at once: the HTTP client then reuses its memory, which is in the CPU caches,
+        // for the next piece. The copy goes to a buffer whose pages are already faulted in.
         let mut bytes = self.pool.take(len as usize).map_err(Failure::Final)?;
         let mut filled = 0;
         while let Some(piece) = body.next().await {
@@ -319,7 +321,7 @@ impl Shared {
     }
 }
 
-/// The first of two attempts that succeeds; the failure of the last one, if both fail.
+/// The first success of two attempts; if both fail, the later failure.
 async fn first_success<T, F, G>(one: F, other: G) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>> + Unpin,
@@ -332,7 +334,7 @@ where
     }
 }
 
-/// The window of requests in flight.
+/// Admits requests within the window.
 struct Flow {
     semaphore: Semaphore,
     state: Mutex<FlowState>,
@@ -340,7 +342,7 @@ struct Flow {
 
 struct FlowState {
     window: Window,
-    /// Permits that are to disappear as soon as they come back.
+    /// Number of permits to remove as they are returned, because the window has shrunk.
     excess: usize,
 }
 
@@ -351,7 +353,7 @@ impl Flow {
         Flow { semaphore, state: Mutex::new(FlowState { window, excess: 0 }) }
     }
 
-    /// Waits in line.
+    /// Waits in line for a permit.
     async fn enter(&self) -> Slot<'_> {
         let permit = self.semaphore.acquire().await;
         Slot { flow: self, permit: Some(permit.expect("the semaphore is never closed")) }
@@ -362,7 +364,8 @@ impl Flow {
         Some(Slot { flow: self, permit: Some(permit) })
     }
 
-    /// Tells the window how a request ended: `tell` also gets whether others wait for it.
+    /// Reports the end of a request to the window through `tell`, which also gets whether other requests
+    /// wait.
     fn ended(&self, tell: impl FnOnce(&mut Window, bool)) {
         let is_full = self.semaphore.available_permits() == 0;
         let mut state = self.state.lock();
@@ -376,7 +379,7 @@ impl Flow {
     }
 }
 
-/// A place in the window.
+/// A permit for one request in flight.
 struct Slot<'a> {
     flow: &'a Flow,
     permit: Option<SemaphorePermit<'a>>,
@@ -394,13 +397,13 @@ impl Drop for Slot<'_> {
     }
 }
 
-/// Up to this length a request takes about as long as an empty one.
+/// Requests up to this length take about as long as empty ones.
 const SMALL_BYTES: u64 = 256 << 10;
-/// A request may take as long as this rate, besides the silence that is allowed.
+/// The deadline of a request allows for this rate, in addition to the permitted silence.
 const SLOWEST_BYTES_A_SECOND: u64 = 128 << 10;
-/// How often a file that seems to have changed is looked at: the machines of a server take turns.
+/// Number of looks at a file that seems to have changed: a server's machines may take turns in answering.
 const PROBES: usize = 8;
-/// The least time between two lines of one host.
+/// Minimum time between two log lines about one host.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
-/// How long credentials are asked for.
+/// Time limit for retrying requests without credentials.
 const UNSIGNED: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! The connections of the client library. It follows no redirects, which are followed here, and sends no `Referer`.
+//! The HTTP client under the client library. This file follows redirects itself, and sends no `Referer`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tokio::net::{ToSocketAddrs, lookup_host};
 use super::redirect::{MOST_REDIRECTS, Refused, follow};
 use dlfs_base::random;
 
-/// How long connecting may take, an answer may pause, and a connection may wait for the next request.
+/// Timeouts for connecting, for silence during a response, and for an idle connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) connect: Duration,
@@ -23,10 +23,10 @@ pub(super) struct Limits {
     pub(super) idle: Duration,
 }
 
-/// Connections to all hosts.
+/// A client with connections to any host.
 ///
 /// # Errors
-/// The system has no certificates, or no sockets.
+/// The operating system has no certificates, or no sockets.
 pub(super) fn client(limits: Limits) -> reqwest::Result<Client> {
     Client::builder()
         .user_agent(concat!("dlfs-places/", env!("CARGO_PKG_VERSION")))
@@ -40,7 +40,7 @@ pub(super) fn client(limits: Limits) -> reqwest::Result<Client> {
         .build()
 }
 
-/// The answer to a request, or to that to which it is redirected. `headers` go along to the first origin.
+/// Sends a request and follows redirects; returns the last response. `headers` go to the first origin only.
 pub(super) async fn answer(
     client: &Client,
     mut request: HttpRequest,
@@ -70,7 +70,7 @@ fn refused(why: Refused) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, why)
 }
 
-/// The addresses of a name, beginning with any of them: they are there to share the load.
+/// The addresses of a host name, starting at a random one: several addresses are there to share the load.
 pub(super) async fn addresses(name: impl ToSocketAddrs) -> io::Result<Vec<SocketAddr>> {
     let mut addresses: Vec<SocketAddr> = lookup_host(name).await?.collect();
     let len = addresses.len().max(1) as u64;

@@ -1,7 +1,7 @@
-//! Data sets of the Hugging Face hub: its interface for programs lists their files, and sends these.
+//! Data sets of the Hugging Face Hub: lists and reads their files through its web API.
 //!
-//! A revision is looked up once, and everything is asked for by the commit that it was. So what is read is of one
-//! version, and the commit stands for the tags of objects, which the hub does not list.
+//! A revision is resolved to a commit once, and all requests name this commit. So all files read belong to
+//! one version. The commit also serves as the objects' entity tag, since the Hub's listings have none.
 
 use std::error::Error as StdError;
 use std::io::Read;
@@ -21,7 +21,7 @@ use crate::address::{escape, unescape};
 use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// A data set of the hub, at a revision.
+/// A data set of the Hub at one revision.
 pub(super) struct Hub {
     client: HttpClient,
     seen: Arc<Seen>,
@@ -29,15 +29,16 @@ pub(super) struct Hub {
     /// `OWNER/NAME`.
     name: String,
     revision: String,
-    /// The commit that the revision named when it was first asked for.
+    /// The commit that the revision named at the first request.
     commit: OnceCell<String>,
 }
 
-/// The URL of the hub, and the headers of each request: the token. A redirect to another host does not take it along.
-/// Both are those that `options` or the environment give, by the variables and the file of the hub's own tools.
+/// The URL of the Hub, and the headers for each request: the token, which a redirect to another host does
+/// not take along. Both come from `options`, or from the environment variables and the file of the Hub's
+/// own tools.
 ///
 /// # Errors
-/// `InvalidArgument`: the token has characters that no token has.
+/// `InvalidArgument`: the token has invalid characters.
 pub(super) fn access(options: &PlaceOptions) -> Result<(String, HeaderMap)> {
     let setting = |name: &str| {
         let mut given = options.settings.iter();
@@ -62,7 +63,7 @@ pub(super) fn access(options: &PlaceOptions) -> Result<(String, HeaderMap)> {
     Ok((endpoint.trim().trim_end_matches('/').to_owned(), headers))
 }
 
-/// The token that `hf auth login` keeps.
+/// The token stored by `hf auth login`.
 fn kept_token() -> Option<String> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let at_home = || variable("HOME").map(|home| format!("{home}/.cache"));
@@ -79,7 +80,7 @@ struct Revision {
     sha: String,
 }
 
-/// A file or folder, as it is listed.
+/// A listed file or folder.
 #[derive(Debug, Deserialize)]
 struct Entry {
     #[serde(rename = "type")]
@@ -87,7 +88,7 @@ struct Entry {
     path: String,
     #[serde(default)]
     size: u64,
-    /// Set for a file that is stored beside the repository, not in it.
+    /// Set for a file in large file storage (LFS) instead of the repository.
     lfs: Option<Large>,
 }
 
@@ -97,7 +98,7 @@ struct Large {
 }
 
 impl Hub {
-    /// The data set at `place`; nothing is asked for yet.
+    /// The data set at `place`; sends no request yet.
     ///
     /// # Errors
     /// `InvalidArgument`: the settings are invalid.
@@ -122,12 +123,12 @@ impl Hub {
         Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
     }
 
-    /// The base of the URLs that files are read from.
+    /// The base URL of the files.
     pub(super) fn files(&self) -> String {
         format!("{}/datasets/{}/resolve", self.endpoint, self.name)
     }
 
-    /// The commit that is read.
+    /// The commit to read.
     pub(super) async fn commit(&self, note: Note) -> object_store::Result<&str> {
         let ask = || async {
             let revision = escape(&self.revision).replace('/', "%2F");
@@ -157,7 +158,7 @@ impl Hub {
         Ok((pinned, commit.to_owned()))
     }
 
-    /// Files beneath `prefix`, and what the next page is asked for by.
+    /// Files beneath `prefix`, and the cursor of the next page.
     pub(super) async fn page(
         &self,
         prefix: &str,
@@ -196,7 +197,8 @@ impl Hub {
         Ok((objects, next))
     }
 
-    /// The answer's body, and the cursor of its next page. `absent` tells what is not there, if the hub says so.
+    /// The response's body, and the cursor of the next page. `absent` describes the request's object, for
+    /// `NotFound`.
     async fn ask(
         &self,
         url: &str,
@@ -220,7 +222,7 @@ impl Hub {
     }
 }
 
-/// Adds advice to a refusal of the hub.
+/// Adds a hint to the Hub's refusal.
 pub(super) fn refused(error: Cause) -> Cause {
     match error {
         Cause::PermissionDenied { path, .. } | Cause::Unauthenticated { path, .. } => {
@@ -230,8 +232,8 @@ pub(super) fn refused(error: Cause) -> Cause {
     }
 }
 
-/// The cursor in the link to the next page. Nothing else of the link is used: it may lead to another host, which is to
-/// get no token.
+/// The cursor in the link to the next page. The rest of the link is ignored: it may lead to another host,
+/// which must not get the token.
 fn cursor_of_next(links: &str) -> Option<&str> {
     let mut rest = links;
     while let Some((_, link)) = rest.split_once('<') {
@@ -246,7 +248,7 @@ fn cursor_of_next(links: &str) -> Option<&str> {
     None
 }
 
-/// An answer that is none: it is asked for again.
+/// The error for an invalid response, which is retried.
 fn wrong(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Cause {
     Cause::Generic { store: "Hugging Face hub", source: source.into() }
 }

@@ -1,10 +1,10 @@
-//! Keys that cannot be named: taken out of a store's answer before it is parsed.
+//! Cuts keys that the client library cannot name out of a store's response.
 //!
-//! The client library names objects by paths without empty, `.` and `..` parts, and refuses a whole page of a
-//! listing because of one other key. So those keys are cut out of the page and reported. The marks that some tools
-//! keep for folders (empty objects whose keys end with a slash) are cut out, too; nobody misses them.
+//! The client library names objects by paths without empty, `.` and `..` parts; one other key makes it
+//! refuse a whole page of a listing. So such keys are cut out of the page and reported. Folder markers of
+//! some tools (empty objects whose keys end with a slash) are cut out without a report.
 
-/// A page without its keys that cannot be named, and those keys.
+/// Returns the page without the keys that cannot be named, and those keys.
 pub(super) fn sift(page: &str) -> (String, Vec<String>) {
     let mut kept = String::with_capacity(page.len());
     let mut refused = Vec::new();
@@ -37,9 +37,9 @@ fn fate(key: &str) -> Fate {
     }
 }
 
-/// The next object of a page: its element, its key, and where the element begins and ends.
+/// The next object of a page: its element, its key, and the element's start and end.
 fn next_entry(page: &str) -> Option<(&str, String, usize, usize)> {
-    // S3 and Google, then Azure.
+    // The elements of S3 and Google, then of Azure.
     let found = [("<Contents>", "</Contents>", "Key"), ("<Blob>", "</Blob>", "Name")]
         .into_iter()
         .filter_map(|(open, close, name)| Some((page.find(open)?, close, name)))
@@ -52,13 +52,13 @@ fn next_entry(page: &str) -> Option<(&str, String, usize, usize)> {
     Some((block, plain(value), start, end))
 }
 
-/// A text without the references that stand for characters in XML and HTML; what is none stays.
+/// Decodes the character references of XML and HTML in a string; leaves anything else unchanged.
 pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once('&') {
         plain.push_str(before);
-        // Names are short: a text of ampersands is not searched to its end for each.
+        // The search is limited because names are short: a string of ampersands would take quadratic time.
         let end = behind.bytes().take(MAX_NAME_BYTES).position(|byte| byte == b';');
         let found = end.and_then(|end| Some((character(&behind[..end])?, &behind[end + 1..])));
         let (character, behind) = found.unwrap_or(('&', behind));
@@ -84,7 +84,7 @@ fn character(name: &str) -> Option<char> {
     })
 }
 
-/// Longer than any name, and than a number with some zeroes before it.
+/// Longer than any character's name, or its number with some leading zeros.
 const MAX_NAME_BYTES: usize = 16;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The client of a store, with all that asks and answers.
+//! The client of a store: requests, responses, retries and readahead.
 //!
-//! Read `flow/` first, then `fetch.rs`, which asks for one range, `direct.rs`, which receives it where it comes over
-//! plain HTTP, and `reader.rs`. `web.rs`, `pages.rs` and `copies.rs` are for web servers alone.
+//! Read `flow/` first, then `fetch.rs`, which requests one range, `direct.rs`, which receives it over plain
+//! HTTP, and `reader.rs`. `web.rs`, `pages.rs` and `copies.rs` are for web servers only.
 
 mod bodies;
 mod client;

@@ -1,15 +1,15 @@
-//! Pages on which web servers list the files of a folder: those of Python's `http.server`, nginx, Apache, and what
-//! resembles them.
+//! Pages on which web servers list the files of a folder: those of Python's `http.server`, nginx, Apache
+//! and similar servers.
 
 use std::collections::BTreeSet;
 
 use super::keys::plain;
 use crate::address::unescape;
 
-/// The names on the page of a folder whose key is `prefix`, those of folders with a slash at their end; `None`: it is
-/// no list of files.
+/// The names listed on the page of the folder `prefix`; names of folders end with a slash. `None`: the page
+/// is no list of files.
 pub(super) fn names(page: &str, prefix: &str) -> Option<BTreeSet<String>> {
-    // HTML is the same in both cases, and a lower one has the same length.
+    // HTML tags ignore case, and lowering ASCII keeps all offsets.
     let lower = page.to_ascii_lowercase();
     let title = lower.split_once("<title>")?.1.split_once("</title>")?.0.trim_start();
     if !TITLES.iter().any(|begin| title.starts_with(begin)) {
@@ -23,7 +23,8 @@ pub(super) fn names(page: &str, prefix: &str) -> Option<BTreeSet<String>> {
     Some(links.filter_map(|link| name(link, prefix)).collect())
 }
 
-/// The name that a link has in its folder; `None`: it leads elsewhere, such as to the folder above, or sorts the list.
+/// The name in the folder to which a link leads; `None`: it leads elsewhere, such as to the parent, or
+/// sorts the list.
 fn name(link: &str, prefix: &str) -> Option<String> {
     let link = unescape(&plain(link.split(['?', '#']).next()?))?;
     let name = match link.strip_prefix('/') {
@@ -35,12 +36,12 @@ fn name(link: &str, prefix: &str) -> Option<String> {
     is_name.then(|| name.to_owned())
 }
 
-/// Returns whether a link, such as `mailto:a`, leads to no file.
+/// Returns whether a link, such as `mailto:a`, begins with a scheme and so leads to no file.
 fn is_scheme(link: &str) -> bool {
     ["mailto:", "javascript:", "data:"].iter().any(|scheme| link.starts_with(scheme))
 }
 
-/// How the titles of such pages begin: of Python; of nginx, Apache, lighttpd and others.
+/// Beginnings of titles: of Python's pages; of those of nginx, Apache, lighttpd and others.
 const TITLES: [&str; 2] = ["directory listing for", "index of"];
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Buffers for ranges, used again: the pages of a fresh one cost more time than copying a range into it.
+//! Reused buffers for ranges: faulting in the pages of a fresh buffer costs more than copying a range into
+//! it.
 
 use std::sync::Arc;
 
@@ -6,9 +7,9 @@ use parking_lot::Mutex;
 
 use dlfs_base::error::{Result, zeroed_vec};
 
-/// Buffers with room for a range that are not in use at the moment; none, while there is no reader.
+/// Free buffers for ranges. They are kept only while a reader exists.
 ///
-/// No more are made than are in use at once, so they are within the windows of the readers.
+/// A new buffer is made only if none is free, so the windows of the readers bound the number of buffers.
 #[derive(Debug)]
 pub(super) struct Pool {
     range_bytes: usize,
@@ -23,7 +24,7 @@ struct Free {
 }
 
 impl Pool {
-    /// Keeps buffers of `range_bytes`, at most `window_bytes` in all.
+    /// Keeps buffers of `range_bytes`, `window_bytes` in total at most.
     pub(super) fn new(range_bytes: u64, window_bytes: u64) -> Pool {
         let most = (window_bytes / range_bytes.max(1)) as usize;
         Pool { range_bytes: range_bytes as usize, most, free: Mutex::default() }
@@ -32,9 +33,9 @@ impl Pool {
     /// An empty buffer with room for `len` bytes.
     ///
     /// # Errors
-    /// `OutOfMemory`: the system has no such memory.
+    /// `OutOfMemory`: the operating system has no memory.
     pub(super) fn take(self: &Arc<Pool>, len: usize) -> Result<RangeBuf> {
-        // A short range would occupy the room of a whole one.
+        // A short range would waste most of a pooled buffer.
         if len > self.range_bytes || len <= self.range_bytes / 2 {
             return RangeBuf::new(len);
         }
@@ -43,14 +44,14 @@ impl Pool {
         Ok(RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) })
     }
 
-    /// A reader begins: buffers are kept until all readers have ended.
+    /// Keeps free buffers until all returned handles are dropped; a reader holds one.
     pub(super) fn keep(self: &Arc<Pool>) -> Kept {
         self.free.lock().readers += 1;
         Kept(Arc::clone(self))
     }
 }
 
-/// Has the buffers of a pool kept.
+/// Makes a pool keep its free buffers.
 #[derive(Debug)]
 pub(super) struct Kept(Arc<Pool>);
 
@@ -64,44 +65,44 @@ impl Drop for Kept {
     }
 }
 
-/// The bytes of a range that have come. Dropping it gives its memory back to the pool.
+/// The received bytes of a range. Dropping it returns its memory to the pool.
 #[derive(Debug)]
 pub(super) struct RangeBuf {
-    /// The bytes from `filled` on are left from an earlier use.
+    /// The buffer; the bytes from `filled` on are stale.
     bytes: Vec<u8>,
     filled: usize,
-    /// How many bytes are to come in all.
+    /// Length of the range.
     len: usize,
     pool: Option<Arc<Pool>>,
 }
 
 impl RangeBuf {
-    /// An empty buffer of no pool, with room for `len` bytes.
+    /// An empty buffer outside any pool, with room for `len` bytes.
     ///
     /// # Errors
-    /// `OutOfMemory`: the system has no such memory.
+    /// `OutOfMemory`: the operating system has no memory.
     pub(super) fn new(len: usize) -> Result<RangeBuf> {
-        let bytes = zeroed_vec(len as u64)?; // as long as an object is said to be
+        let bytes = zeroed_vec(len as u64)?; // `len` is the length that the store states
         Ok(RangeBuf { bytes, filled: 0, len, pool: None })
     }
 
-    /// Returns whether all bytes have come.
+    /// Returns whether all bytes have arrived.
     pub(super) fn is_full(&self) -> bool {
         self.filled == self.len
     }
 
-    /// The part of the buffer for the bytes that are to come.
+    /// The part of the buffer that is still to be filled.
     pub(super) fn room(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..self.len]
     }
 
-    /// So many bytes have come.
+    /// Notes that `len` more bytes have arrived.
     pub(super) fn advance(&mut self, len: usize) {
         self.filled += len;
         assert!(self.filled <= self.len, "within the room");
     }
 
-    /// Adds bytes, for which there is room.
+    /// Appends bytes, for which there must be room.
     pub(super) fn extend(&mut self, bytes: &[u8]) {
         self.room()[..bytes.len()].copy_from_slice(bytes);
         self.advance(bytes.len());

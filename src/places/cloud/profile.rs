@@ -1,14 +1,14 @@
-//! Profiles of Amazon's tools: credentials, region and endpoint from `~/.aws/config` and `~/.aws/credentials`.
+//! AWS profiles: credentials, region and endpoint from `~/.aws/config` and `~/.aws/credentials`.
 
 use std::path::{Path, PathBuf};
 
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// The settings of the profile that the environment names, or of the one called `default`.
+/// The settings of the profile that the environment names, or of the profile `default`.
 ///
 /// # Errors
-/// `NotFound`: the named profile is in neither file. `Unsupported`: its credentials come from a program or from
-/// single sign-on.
+/// `NotFound`: neither file has the named profile. `Unsupported`: its credentials come from a program or
+/// from single sign-on.
 pub(super) fn settings(
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, String)>> {
@@ -33,14 +33,14 @@ pub(super) fn settings(
     }
 }
 
-/// A file that is not there says nothing.
+/// The contents of a file; a missing file counts as empty.
 fn text_of(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
 type Pairs = Vec<(String, String)>;
 
-/// The settings of a profile in both files; `None`: neither has the profile.
+/// The settings of a profile from both files; `None` if neither file has the profile.
 fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
     let in_config = section(config, |name| {
         let name = name.strip_prefix("profile ").map_or(name, str::trim);
@@ -49,12 +49,12 @@ fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
     let in_credentials = section(credentials, |name| name == profile);
     match (in_config, in_credentials) {
         (None, None) => None,
-        // The credentials file comes last: it decides.
+        // The later settings win, so the credentials file takes precedence.
         (config, credentials) => Some(config.into_iter().chain(credentials).flatten().collect()),
     }
 }
 
-/// The pairs of a section; lines that are indented belong to the setting above and are passed over.
+/// The key-value pairs of a section. Skips indented lines, which belong to the setting above.
 fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<Pairs> {
     let mut found: Option<Pairs> = None;
     let mut inside: bool = false;
@@ -74,7 +74,7 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<Pairs> {
     found
 }
 
-/// The settings that a client takes, by its names for them.
+/// The settings that the client library knows, renamed for it.
 fn known(found: Pairs, profile: &str) -> Result<Pairs> {
     let has = |name: &str| found.iter().any(|(key, _)| key == name);
     let elsewhere = ["credential_process", "sso_session", "sso_start_url", "source_profile"];

@@ -1,4 +1,4 @@
-//! Objects one after the other, in order: ranges are asked for ahead, and handed over in turn.
+//! Reads many objects in order: requests ranges ahead, and delivers them in turn.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
@@ -10,24 +10,25 @@ use super::pool::{Kept, RangeBuf};
 use crate::{Lent, Object};
 use dlfs_base::error::Result;
 
-/// Reads objects one after the other. [`next_object`](Reader::next_object) goes to the first or next one; then
-/// [`Read`] gives its bytes, and nothing at its end; [`BufRead`] gives them without a copy.
+/// Reads objects one after another. [`next_object`](Reader::next_object) goes to the first or next object.
+/// Then [`Read`] copies its bytes, and [`BufRead`] gives them without a copy; both end with the object.
 ///
-/// Ranges of the following objects are asked for meanwhile, as many as the store's delay needs, within the window.
+/// Meanwhile, ranges of the following objects are in flight: enough to hide the store's delay, within the
+/// window.
 #[derive(Debug)]
 pub struct Reader {
     client: Client,
     objects: Vec<Object>,
     ranges: Ranges,
-    /// In the order of the objects.
+    /// Requested ranges, in the order of the objects.
     pending: VecDeque<(Piece, Pending)>,
-    /// How many objects [`next_object`](Self::next_object) has given.
+    /// Number of objects that [`next_object`](Self::next_object) has returned.
     begun: usize,
-    /// The range of the object that is read.
+    /// The range that is being read.
     current: Option<Current>,
-    /// Ranges before it of which bytes are still lent.
+    /// Earlier ranges with bytes still on loan.
     lent: Vec<Weak<RangeBuf>>,
-    /// The last field: the buffers of all others go back before.
+    /// Must be the last field: all other fields return their buffers before it is dropped.
     _kept: Kept,
 }
 
@@ -35,7 +36,7 @@ pub struct Reader {
 #[derive(Debug)]
 struct Current {
     bytes: Arc<RangeBuf>,
-    /// How many of its bytes are read.
+    /// Number of bytes read.
     read: usize,
 }
 
@@ -45,8 +46,8 @@ impl Reader {
         Reader::from(client, objects, 0, u64::MAX)
     }
 
-    /// Reads `objects` in this order, the first of them from byte `begin` on, which is at most its length. It holds at
-    /// most `ahead_bytes` of them, and what the client's options allow: one range at least.
+    /// Reads `objects` in this order, the first from offset `begin`, which must not exceed its length.
+    /// Holds at most `ahead_bytes` and the window of the client's options, but always one range.
     pub fn from(client: Client, objects: Vec<Object>, begin: u64, ahead_bytes: u64) -> Reader {
         let range_bytes = client.range_bytes();
         let window_bytes = client.window_bytes().min(ahead_bytes);
@@ -64,7 +65,7 @@ impl Reader {
         }
     }
 
-    /// Goes to the next object, whatever is left of this one; `None` after the last.
+    /// Skips the rest of the current object and goes to the next one; returns `None` after the last.
     pub fn next_object(&mut self) -> Option<&Object> {
         let next = self.begun;
         if next == self.objects.len() {
@@ -82,10 +83,10 @@ impl Reader {
         self.objects.get(next)
     }
 
-    /// The bytes that follow in the object; none at its end.
+    /// The next bytes of the object; empty at its end.
     ///
     /// # Errors
-    /// As [`Pending::read_into`].
+    /// The errors of [`Pending::read_into`].
     fn next_bytes(&mut self) -> Result<&[u8]> {
         if self.current.as_ref().is_none_or(|current| current.read == current.bytes.len()) {
             self.let_go();
@@ -94,7 +95,7 @@ impl Reader {
             if self.pending.front().is_some_and(is_of_this)
                 && let Some((piece, pending)) = self.pending.pop_front()
             {
-                // Until it is let go of, it counts as held.
+                // The range counts as held until `let_go`.
                 let bytes = pending.bytes().inspect_err(|_| self.ranges.give_back(piece.len()))?;
                 self.current = Some(Current { bytes: Arc::new(bytes), read: 0 });
             }
@@ -111,8 +112,9 @@ impl Reader {
         }
     }
 
-    /// Lends the next `len` bytes of the object, if they lie in one range that has arrived; else they are to be read.
-    /// What is lent keeps the memory of its range, beside the window: 32 MiB of ranges in all.
+    /// Lends the next `len` bytes of the object, if they lie in one range that has arrived; otherwise
+    /// returns `None`, and the caller reads them. A loan keeps the memory of its whole range, in addition
+    /// to the window; 32 MiB of ranges may be on loan.
     pub fn lend(&mut self, len: usize) -> Option<Lent> {
         let Current { bytes, read } = self.current.as_mut()?;
         self.lent.retain(|range| range.strong_count() > 0);
@@ -146,7 +148,7 @@ impl BufRead for Reader {
 }
 
 impl Read for Reader {
-    /// Keeps the error of a store: `std::io::Error::downcast` gives it.
+    /// Wraps the store's error; `std::io::Error::downcast` returns it.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if into.is_empty() {
             return Ok(0);
@@ -159,5 +161,5 @@ impl Read for Reader {
     }
 }
 
-/// Ranges of which bytes are lent, with the one that is read.
+/// Maximum bytes of ranges on loan, including the current one.
 const MOST_LENT_BYTES: usize = 32 << 20;

@@ -1,7 +1,7 @@
-//! The target of a redirect, and the parts of a request that go along. Pure.
+//! Decides which redirects are followed, and which parts of the request go along. Pure.
 //!
-//! Only headers that say which bytes are asked for go to another origin (scheme, host and port): nothing that may be
-//! a credential. A redirect whose URL repeats a credential of the request is not followed.
+//! Only headers that select bytes go to another origin (scheme, host and port), since other headers may be
+//! credentials. A redirect whose URL repeats a credential of the request is not followed.
 
 use http::header::{
     ACCEPT, HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE,
@@ -9,7 +9,7 @@ use http::header::{
 };
 use reqwest::Url;
 
-/// Why a redirect is not followed.
+/// Reasons for not following a redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     #[error("it redirects in a circle, or too often")]
@@ -24,7 +24,8 @@ pub(super) enum Refused {
     Credential,
 }
 
-/// The URL to which the answer for `from` redirects with `location`; takes from `headers` what must not go there.
+/// The URL to which the response from `from` redirects with `location`. Removes from `headers` those that
+/// must not go to another origin.
 pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Result<Url, Refused> {
     let to = from.join(location).map_err(|_| Refused::Nowhere)?;
     match (from.scheme(), to.scheme()) {
@@ -52,14 +53,14 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
     Ok(to)
 }
 
-/// Returns whether a URL parameter or a header says who asks, going by its name: those of Amazon, Google, Microsoft
-/// and others are known. The key of an object is no secret, nor its author.
+/// Returns whether a URL parameter or header of this name may be a credential: it knows the names used by
+/// Amazon, Google, Microsoft and others. The key of an object and its author are no credentials.
 fn is_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name == "sig" || name == "auth" || CREDENTIALS.iter().any(|part| name.contains(part))
 }
 
-/// Headers that say which bytes are asked for.
+/// Headers that select bytes.
 const GOES_ALONG: [HeaderName; 6] =
     [ACCEPT, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE, RANGE];
 const CREDENTIALS: [&str; 11] = [
@@ -75,9 +76,9 @@ const CREDENTIALS: [&str; 11] = [
     "api-key",
     "accesskey",
 ];
-/// Shorter values are numbers and flags.
+/// Minimum length of a credential: shorter values are numbers and flags.
 const SHORTEST_SECRET: usize = 8;
-/// As many redirects as browsers follow are many more; those of stores are one or two.
+/// Maximum redirects. Stores need one or two.
 pub(super) const MOST_REDIRECTS: usize = 10;
 
 #[cfg(test)]
@@ -120,7 +121,7 @@ mod tests {
         }
         let (to, left) = followed(from, "../y");
         assert_eq!((to, left.len()), (Ok("https://a.example/y".to_owned()), 6));
-        // The name of an object, and the list of what a signature covers, may go on.
+        // An object's key and the list of signed headers are no credentials.
         let named = "https://a.example/get?key=train/shard-0001.tar&author=somebody";
         let signed = "https://b.example/train/shard-0001.tar?X-Amz-Content-Sha256=UNSIGNED-PAYLOAD";
         assert!(followed(named, &format!("{signed}&by=somebody")).0.is_ok());

@@ -1,4 +1,4 @@
-//! Makes the client library's client of a store, from an address, the environment and given settings.
+//! Builds the client library's client of a store from an address, the environment and given settings.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -21,26 +21,26 @@ use super::web::Web;
 use crate::{Place, PlaceOptions, Scheme};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// A store, as the client library has it.
+/// A store, as the client library represents it.
 pub(super) struct Store {
-    /// For objects.
+    /// Reads objects.
     pub(super) objects: Arc<dyn ObjectStore>,
-    /// For listings by page; web servers have none.
+    /// Lists objects page by page; `None` for web servers.
     pub(super) pages: Option<Pages>,
-    /// For what else is to be asked of a web server.
+    /// Further requests to a web server; `None` for other stores.
     pub(super) web: Option<Web>,
 }
 
-/// A server that lists objects by page.
+/// A service that lists objects page by page.
 pub(super) enum Pages {
-    /// A store, in the order of keys.
+    /// A store, which lists in the order of keys.
     Store(Arc<dyn PaginatedListStore>),
     /// The Hugging Face hub.
     Hub(Hub),
 }
 
 impl Store {
-    /// Asks for an object.
+    /// Requests an object.
     pub(super) async fn get(
         &self,
         key: &Key,
@@ -51,7 +51,7 @@ impl Store {
         };
         let note = options.extensions.get::<Note>().cloned().unwrap_or_default();
         let (pinned, commit) = hub.pinned(key, note).await?;
-        // The commit says which content it is, and where it is kept has tags of its own.
+        // The commit already pins the content, and the storage behind the Hub has entity tags of its own.
         options.if_match = None;
         let mut answer = self.objects.get_opts(&pinned, options).await.map_err(hub::refused)?;
         answer.meta.location = key.clone();
@@ -59,7 +59,7 @@ impl Store {
         Ok(answer)
     }
 
-    /// The store at `place`. Asks Amazon for the bucket's region if none is set.
+    /// The store at `place`. Asks Amazon for the bucket's region if no region is set.
     ///
     /// # Errors
     /// `InvalidArgument`: the settings contradict each other, or one is missing.
@@ -127,7 +127,7 @@ fn http(base: String, options: &PlaceOptions, watching: Watching) -> Result<Arc<
     Ok(Arc::new(builder.build().map_err(|error| invalid(&error))?))
 }
 
-/// The settings whose names the client of a store knows.
+/// The settings that the client of a store knows by name.
 fn known<K: FromStr>(
     settings: impl Iterator<Item = (String, String)>,
 ) -> impl Iterator<Item = (K, String)> {
@@ -143,7 +143,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
     let has_own = own_keys.iter().any(|name| environment(name).is_some())
         || options.settings.iter().any(is_own);
     let profile = profile::settings(&environment).or_else(|error| {
-        // As Amazon's tools do: keys of the environment suffice.
+        // As with Amazon's tools, keys in the environment suffice.
         if has_own { Ok(Vec::new()) } else { Err(error) }
     })?;
     let of_profile = profile.into_iter().filter(|(key, _)| {
@@ -160,7 +160,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
     let has_region = set(AmazonS3ConfigKey::Region).is_some();
     let client = client_options(options, is_plain);
     if endpoint.is_none() && !has_region && environment("AWS_DEFAULT_REGION").is_none() {
-        // If this fails, the first request tells why: this one is not tried again.
+        // If this request fails, the first read reports why; this one is not retried.
         if let Ok(region) = resolve_bucket_region(place.authority(), &client).await {
             builder = builder.with_region(region);
         }
@@ -187,7 +187,7 @@ fn invalid(error: &object_store::Error) -> Error {
 fn client_options(options: &PlaceOptions, is_plain: bool) -> ClientOptions {
     ClientOptions::new()
         .with_allow_http(is_plain)
-        // A request as a whole has a deadline of its own, which follows from its length.
+        // The deadline of a request follows from its length, so the client library sets none.
         .with_timeout_disabled()
         .with_connect_timeout(limits(options).connect)
         .with_read_timeout(options.silence)
@@ -199,7 +199,7 @@ fn limits(options: &PlaceOptions) -> Limits {
     Limits { connect: silence.min(CONNECT), silence, idle: IDLE }
 }
 
-/// Failures are tried again here, where they are counted and the window can follow.
+/// No retries in the client library: `fetch.rs` retries, so that it counts them and the window adapts.
 fn no_retry() -> RetryConfig {
     let backoff = BackoffConfig::default();
     RetryConfig { backoff, max_retries: 0, retry_timeout: Duration::ZERO }
@@ -213,7 +213,7 @@ fn endpoint_is_plain(options: &PlaceOptions, variables: &[&str]) -> bool {
         || variables.iter().any(|name| std::env::var(name).is_ok_and(|value| is_plain(&value)))
 }
 
-/// Settings by the names that Azure's own tools have for them.
+/// Settings by the names that Azure's own tools use.
 fn azure_words() -> Vec<(String, String)> {
     let mut settings = Vec::new();
     let mut add = |key: &str, value: Option<&str>| {
@@ -235,5 +235,5 @@ fn azure_words() -> Vec<(String, String)> {
 }
 
 const CONNECT: Duration = Duration::from_secs(10);
-/// Stores close idle connections after about this time.
+/// Maximum idle time of a connection: stores close their end after about this time.
 const IDLE: Duration = Duration::from_secs(15);

@@ -1,4 +1,4 @@
-//! A range of an object, as it is asked for: of one version alone.
+//! A request for a range of one version of an object.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use object_store::path::Path as Key;
 
 use crate::Object;
 
-/// A range to ask for.
+/// A range to request.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     pub(super) key: Key,
@@ -16,17 +16,17 @@ pub(super) struct Wanted {
     pub(super) version: Version,
 }
 
-/// The wanted version of the object's content.
+/// The version of an object's content that is requested.
 #[derive(Debug, Clone)]
 pub(super) enum Version {
-    /// The one with this tag, if there is one.
+    /// The version with this entity tag; with `None`, the version cannot be checked by tag.
     Tag(Option<String>),
-    /// The one with this stamp: [`Object::stamp`].
+    /// The version with this stamp: [`Object::stamp`].
     Stamp(u64),
 }
 
 impl Version {
-    /// Returns whether an object of this length and tag has this version.
+    /// Returns whether an object with this length and entity tag has this version.
     pub(super) fn is_of(&self, len_bytes: u64, etag: &Option<String>) -> bool {
         match self {
             Version::Tag(None) => true,

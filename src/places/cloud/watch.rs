@@ -1,4 +1,4 @@
-//! Sees each request and answer of the client library: statuses, what the store asks for, and pages of listings.
+//! Observes each request and response of the client library: status, `Retry-After`, and pages of listings.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,22 +22,22 @@ use super::http_client::{self, Limits};
 use super::keys::sift;
 use crate::PlaceStats;
 
-/// A record of one request; it travels with the request.
+/// A record of one request, which travels with the request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Note(Arc<Mutex<Noted>>);
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Noted {
-    /// True if the request was sent: otherwise, there were no credentials to sign it with.
+    /// True if the request was sent. False: there were no credentials to sign it with.
     pub(super) was_sent: bool,
-    /// The status of the answer.
+    /// The status of the response.
     pub(super) status: Option<u16>,
-    /// How long the store asks to wait.
+    /// The pause that the store asks for.
     pub(super) retry_after: Option<Duration>,
 }
 
 impl Note {
-    /// Forgets what was seen of an earlier request.
+    /// Clears the record of an earlier request.
     pub(super) fn reset(&self) {
         *self.0.lock() = Noted::default();
     }
@@ -47,7 +47,7 @@ impl Note {
     }
 }
 
-/// The counters of [`PlaceStats`]. Without a lock, which a forked child could find held for ever.
+/// The counters of [`PlaceStats`]. They need no lock, which a forked child could find held for ever.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) requests: AtomicU64,
@@ -70,31 +70,31 @@ impl Counts {
     }
 }
 
-/// A record of all requests.
+/// Records of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) counts: Counts,
-    /// The record of the last request for a listing: no note travels with those.
+    /// The record of the last request for a listing: the client library attaches no [`Note`] to these.
     pub(super) list: Note,
-    /// Keys that were listed and cannot be named.
+    /// Listed keys that the client library cannot name.
     pub(super) refused: Mutex<Vec<String>>,
-    /// The connections to the host, for whoever shares them.
+    /// The connections to the host, shared by all clients.
     client: OnceLock<Client>,
     direct: OnceLock<Option<Arc<Direct>>>,
 }
 
-/// Makes clients that are watched.
+/// Creates HTTP clients whose requests are observed.
 #[derive(Debug)]
 pub(super) struct Watching {
     seen: Arc<Seen>,
     limits: Limits,
-    /// Headers that each request has beside its own. `None`: requests carry all that the host is to know, and ranges
-    /// are received without the client library.
+    /// Headers added to each request. `None`: requests are complete without them, so ranges may be received
+    /// without the client library.
     headers: Option<HeaderMap>,
 }
 
 impl Watching {
-    /// For requests that carry all that the host is to know, or have these `headers` beside their own.
+    /// Observes requests, and adds `headers` to them if given.
     pub(super) fn new(seen: Arc<Seen>, limits: Limits, headers: Option<HeaderMap>) -> Watching {
         Watching { seen, limits, headers }
     }
@@ -149,11 +149,12 @@ impl HttpService for Watched {
             }
             self.seen.counts.requests.fetch_add(1, Ordering::Relaxed);
             let wanted = request.extensions().get::<Landing>().map(Landing::len);
-            // Whoever reads an object counts its bytes.
+            // `fetch.rs` limits the bodies of objects; other bodies are limited here.
             let is_object = request.extensions().get::<Note>().is_some();
             let mut answer = self.execute(request).await?;
             if let Some(len) = wanted {
-                // The client library asks for it also where a body comes in chunks; what comes is counted.
+                // The client library requires a length even if the body is chunked. The bytes received are
+                // counted anyway.
                 answer.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| len.into());
             }
             if let Some(note) = &note {
@@ -183,7 +184,7 @@ impl Watched {
         http_client::answer(&self.client, request, &self.headers).await
     }
 
-    /// An answer whose body is a page; of one that `lists`, keys that cannot be named are kept back.
+    /// Limits a response whose body is a page. If the page `lists` keys, cuts out those that cannot be named.
     async fn bounded(&self, answer: HttpResponse, lists: bool) -> Result<HttpResponse, HttpError> {
         let (parts, body) = answer.into_parts();
         let bytes = whole(body).await?;
@@ -198,7 +199,7 @@ impl Watched {
     }
 }
 
-/// Seconds; the other form, a date, would need clocks that agree.
+/// The pause in seconds. Ignores the other form, a date, because it needs synchronised clocks.
 fn retry_after(answer: &HttpResponse) -> Option<Duration> {
     let value = answer.headers().get("retry-after")?.to_str().ok()?;
     value.trim().parse().ok().map(Duration::from_secs)

@@ -1,4 +1,4 @@
-//! Files of web servers, by whichever request a server answers, and the pages on which it lists them.
+//! Files on web servers: finds a request that the server answers, and reads its pages that list files.
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, RANGE};
 use http::{HeaderValue, Method, StatusCode};
@@ -17,13 +17,13 @@ pub(super) struct Web {
     place: Place,
 }
 
-/// A server's description of a file.
+/// A server's description of a file, from the headers of a response.
 #[derive(Debug)]
 pub(super) struct Told {
-    /// Its length, if it says so.
+    /// The file's length, if the server states it.
     pub(super) len_bytes: Option<u64>,
     pub(super) etag: Option<String>,
-    /// True for a page for people.
+    /// True for an HTML page.
     pub(super) is_page: bool,
 }
 
@@ -44,13 +44,13 @@ impl Told {
 }
 
 impl Web {
-    /// The server at `place`; nothing is asked of it yet.
+    /// The server at `place`; sends no request yet.
     pub(super) fn open(place: &Place, watching: &Watching) -> object_store::Result<Web> {
         Ok(Web { client: watching.connect(&ClientOptions::new())?, place: place.clone() })
     }
 
-    /// Asks what a file is: by HEAD, and by a GET of its first byte where the answer to that is of no use. URLs that
-    /// are signed for GET refuse HEAD, some programs do not know it, and others leave the length out or say 0.
+    /// Gets a file's description by HEAD, or, if that response is useless, by a GET of its first byte. URLs
+    /// signed for GET refuse HEAD, some servers do not support it, and others omit the length or state 0.
     pub(super) async fn look(&self, key: &str, note: &Note) -> object_store::Result<Told> {
         if let Ok(answer) = self.send(Method::HEAD, key, None, note).await {
             let told = Told::of(&answer);
@@ -65,13 +65,13 @@ impl Web {
         let answer = self.send(Method::GET, key, Some("bytes=0-0"), note).await?;
         let told = Told::of(&answer);
         match answer.status() {
-            // There is no first byte.
+            // The file is empty: it has no first byte.
             StatusCode::RANGE_NOT_SATISFIABLE => Ok(Told { len_bytes: Some(0), ..told }),
             _ => checked(key, answer).await.map(|_| told),
         }
     }
 
-    /// Gets the server's description of a file, and its bytes.
+    /// Gets a file: the server's description, and the body.
     pub(super) async fn get(
         &self,
         key: &str,
@@ -81,7 +81,7 @@ impl Web {
         Ok((Told::of(&answer), answer.into_body()))
     }
 
-    /// A page, which may be any bytes.
+    /// Gets a page as a string; replaces bytes that are not UTF-8.
     pub(super) async fn page(&self, key: &str, note: &Note) -> object_store::Result<String> {
         let bytes = whole(self.get(key, note).await?.1).await.map_err(failed)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -105,24 +105,24 @@ impl Web {
     }
 }
 
-/// Returns whether a status asks for patience, whatever the request.
+/// Returns whether a status asks the client to wait, whatever the request.
 fn is_too_much(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 429 | 503)
 }
 
-/// An answer that is one of success.
+/// The response if it has a status of success, otherwise an error.
 async fn checked(key: &str, answer: HttpResponse) -> object_store::Result<HttpResponse> {
     let status = answer.status();
     if status.is_success() {
         return Ok(answer);
     }
-    // Stores say in it why a signature is not valid.
+    // The body may tell why a signature is invalid.
     let body = beginning(answer.into_body()).await;
     Err(refusal(key, status, &String::from_utf8_lossy(&body)))
 }
 
 fn refusal(key: &str, status: StatusCode, body: &str) -> Cause {
-    // Messages show nothing of a text in angle brackets but the reason that a store gives.
+    // Messages show nothing inside angle brackets except the store's code and message.
     let path = key.to_owned();
     let source = format!("<{body}>").into();
     match status {

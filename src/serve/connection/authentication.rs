@@ -1,9 +1,9 @@
-//! DH-HMAC-CHAP on one queue: after its Connect, and again whenever the host asks for it.
+//! DH-HMAC-CHAP on one queue: after its Connect, and again whenever the host starts a reauthentication.
 //!
-//! Until the first authentication has succeeded, the queue serves Authentication Send and Authentication
-//! Receive and nothing else. A later one runs beside other commands; if it fails, the connection closes.
-//! Exponentiations are computed by another thread ([`super::super::exponentiations`]); a host that asks
-//! for a message too early waits for it.
+//! Until the first authentication succeeds, the queue serves only Authentication Send and Authentication
+//! Receive. Reauthentication runs beside other commands; if it fails, the connection closes. Another thread
+//! computes the exponentiations ([`super::super::exponentiations`]). An Authentication Receive that comes
+//! before its message is ready waits for it.
 
 use std::time::{Duration, Instant};
 
@@ -21,14 +21,14 @@ use dlfs_nvme::nvme::sqe::fctype;
 use dlfs_nvme::nvme::{Sqe, Status};
 use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
 
-/// An authentication that has begun.
+/// An authentication in progress.
 pub(super) struct Authentication {
     controller: Controller,
     /// The message that the next Authentication Receive fetches.
     message: Option<Vec<u8>>,
-    /// When it may be fetched: a wrong proof costs the host a delay.
+    /// The earliest time at which it may be fetched: a wrong proof delays the host.
     not_before: Option<Instant>,
-    /// An Authentication Receive that waits for its message, and the room for it in bytes.
+    /// An Authentication Receive that waits for its message, and the length of its buffer in bytes.
     waiting: Option<(CommandId, u32)>,
 }
 
@@ -65,7 +65,7 @@ impl HostConnection {
         }
     }
 
-    /// A message of the host has arrived.
+    /// Handles the data of an Authentication Send: a message of the host.
     pub(super) fn end_authentication_send(
         &mut self,
         id: CommandId,
@@ -88,15 +88,15 @@ impl HostConnection {
         }
     }
 
-    /// The result of an exponentiation has arrived.
+    /// Handles the result of an exponentiation.
     pub(in super::super) fn computed(&mut self, power: Power, subsystem: &Subsystem, now: Instant) {
         let Some(authentication) = &mut self.authentication else { return };
         let next = authentication.controller.computed(power);
-        // It is asked for one more exponentiation only by messages.
+        // The result of an exponentiation never asks for another one; only messages do.
         self.follow(next, subsystem, now);
     }
 
-    /// The keys in force now decide, so that a host whose key was withdrawn fails.
+    /// Starts with the keys now in force: a host whose key was withdrawn fails.
     fn new_authentication(&self, subsystem: &Subsystem) -> Result<Authentication, Status> {
         let queue = self.queue.as_ref().expect("only a connected queue authenticates");
         let keys = subsystem.keys_of(&queue.controller.hostnqn);
@@ -107,13 +107,14 @@ impl HostConnection {
         });
         let terms = terms.ok_or(Status::INVALID_OPCODE.do_not_retry())?;
         let mut bytes = [0; Randomness::LEN_BYTES];
-        // A retry may succeed: early after the start of a machine there may be no random numbers yet.
+        // A retry may succeed: soon after boot, the operating system may have no random numbers yet.
         random::draw(&mut bytes).map_err(|_| Status::INTERNAL_ERROR)?;
         let controller = Controller::new(terms, &Randomness::from_bytes(bytes));
         Ok(Authentication { controller, message: None, not_before: None, waiting: None })
     }
 
-    /// Does what comes next; `false`: too many hosts authenticate now, and this one must begin anew.
+    /// Performs the next step. Returns `false` if too many hosts authenticate now; the host must then start
+    /// again.
     fn follow(&mut self, next: Next, subsystem: &Subsystem, now: Instant) -> bool {
         let Some(authentication) = &mut self.authentication else { return true };
         match next {
@@ -164,7 +165,7 @@ impl HostConnection {
         self.is_authenticated = true;
     }
 
-    /// Ends service: the host has not proved itself.
+    /// Ends service, because the host failed to authenticate.
     fn refuse(&mut self, failed: &Failed, subsystem: &Subsystem, now: Instant) {
         Counters::add(&subsystem.counters.refused, 1);
         let why = format_args!("authentication failed: {failed}");
@@ -177,7 +178,7 @@ impl HostConnection {
         self.queue = None;
     }
 
-    /// Authentication Receive: answers at once, or when there is a message.
+    /// Answers an Authentication Receive: at once, or when its message is ready.
     fn fetch(&mut self, id: CommandId, room: u32, subsystem: &Subsystem, now: Instant) {
         match &mut self.authentication {
             Some(authentication) if authentication.waiting.is_none() => {
@@ -188,7 +189,7 @@ impl HostConnection {
         }
     }
 
-    /// Gives the message to the command that waits for it, if there are both and its delay is over.
+    /// Completes the waiting Authentication Receive, if the message is ready and its delay is over.
     pub(super) fn deliver(&mut self, subsystem: &Subsystem, now: Instant) {
         let Some(authentication) = &mut self.authentication else { return };
         if authentication.not_before.is_some_and(|at| now < at) || authentication.message.is_none()
@@ -209,10 +210,10 @@ impl HostConnection {
     }
 }
 
-/// The longest message of a host has 528 bytes.
+/// Limit for a host's message; the longest has 528 bytes.
 const MAX_SEND_BYTES: u32 = 1024;
-/// The room for a message that hosts offer: Linux and SPDK 4,096 bytes.
+/// Limit for an Authentication Receive's buffer; Linux and SPDK offer 4,096 bytes.
 const MAX_ROOM_BYTES: u32 = 4096;
-/// How long a host waits for the answer to a wrong proof.
+/// Delay of the answer to a wrong proof.
 const WRONG_PROOF_DELAY: Duration = Duration::from_secs(1);
 const NOT_AUTHENTICATED: Closed = Closed::Dropped("the host did not authenticate itself");

@@ -1,4 +1,4 @@
-//! Actions of the target's own accord: it reports events, fails commands that cannot go on, drains.
+//! Actions that the target starts itself: it reports events, fails waiting commands, and drains.
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -10,7 +10,7 @@ use super::{ANA_LIMIT, CommandId, HostConnection, MemoryNeed, has_passed};
 use dlfs_nvme::nvme::Status;
 
 impl HostConnection {
-    /// Answers waiting asynchronous event requests with what there is to report.
+    /// Completes waiting Asynchronous Event Requests with the events to report.
     pub(in super::super) fn report_events(&mut self) {
         let Some(queue) = self.queue.as_ref().filter(|queue| queue.qid == 0) else { return };
         // Drops the requests whose commands the protocol no longer knows.
@@ -23,7 +23,8 @@ impl HostConnection {
         }
     }
 
-    /// Sends a host elsewhere whose reads have waited for memory longer than the options allow.
+    /// Fails reads that have waited for memory longer than the options allow, so that the host reads
+    /// elsewhere.
     pub(in super::super) fn give_up_waiting(&mut self, backend: &mut Backend, now: Instant) {
         let Some(limit) = backend.subsystem.options.max_memory_wait else { return };
         let is_long = |since: Instant| now.saturating_duration_since(since) >= limit;
@@ -37,7 +38,7 @@ impl HostConnection {
         self.fail_waiting(is_read, Status::UNWRITTEN_BLOCK, backend, now);
     }
 
-    /// Fails, for good, those of the commands that wait for memory.
+    /// Fails the selected commands that wait for memory; the host must not retry them.
     fn fail_waiting(
         &mut self,
         which: impl Fn(&(CommandId, MemoryNeed)) -> bool,
@@ -56,7 +57,7 @@ impl HostConnection {
         self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
     }
 
-    /// Fails the commands for a removed namespace that wait for memory; `number` is where its queue is.
+    /// Fails commands that wait for memory on a removed namespace; `number` is the index of its queue.
     pub(in super::super) fn give_up_queue(
         &mut self,
         number: usize,
@@ -70,8 +71,8 @@ impl HostConnection {
         self.fail_waiting(is_for_it, Status::INVALID_NAMESPACE, backend, now);
     }
 
-    /// Returns whether commands are no longer received from the host: the target drains, and has no other way to tell
-    /// the host. The data of outstanding writes are still received.
+    /// Returns whether the connection accepts no more commands: the target drains, and the host does not
+    /// support ANA. The data of outstanding writes are still received.
     pub(super) fn takes_no_more(&self, backend: &Backend) -> bool {
         let Some(queue) = &self.queue else { return false };
         let is_open = backend.subsystem.draining_since().is_some() && self.drained.is_none();
@@ -79,11 +80,12 @@ impl HostConnection {
         is_open && !is_told && self.protocol.awaited() == 0
     }
 
-    /// One step of ending service in order, since `since`.
+    /// Takes one step of draining, which began at `since`.
     ///
-    /// A host that knows ANA has been told that its namespaces are inaccessible here; its commands fail with
-    /// that status, and it may close the connection itself. From others, no command is received any more.
-    /// When all outstanding commands have ended, those of I/O queues first, the target closes its side.
+    /// A host that supports ANA has been told that its namespaces are inaccessible here. Its new commands
+    /// fail with that status, and it may close the connection itself. From other hosts, the target receives
+    /// no more commands. Once all outstanding commands have completed, those of I/O queues first, the
+    /// target closes its side.
     pub(in super::super) fn drain(&mut self, backend: &Backend, now: Instant, since: Instant) {
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
@@ -94,7 +96,7 @@ impl HostConnection {
         let is_idle = self.protocol.outstanding() == self.num_parked() && !self.wants_to_send();
         if self.drained.is_none() && may_end && is_last && is_idle {
             self.drained = Some(now);
-            // If the connection is lost already, nothing needs to be closed.
+            // The connection may be lost already; then there is nothing to close.
             let _ = self.stream.shutdown(Shutdown::Write);
         }
     }

@@ -1,11 +1,13 @@
-//! A host's progress with what it owes on a connection.
+//! A host's progress with bytes that it owes on a connection.
+//!
+//! A host could hold memory for ever by moving one byte now and then, so only larger amounts count.
 
 use std::time::{Duration, Instant};
 
-/// Measures a host's progress. A byte now and then does not count.
+/// Measures a host's progress: [`PROGRESS_BYTES`] within a time limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
-    /// Since when the host owes progress without enough of it; `None`: it owes nothing.
+    /// Start of the debt, or time of the last progress; `None`: the host owes nothing.
     since: Option<Instant>,
     bytes: usize,
 }
@@ -13,12 +15,12 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) const NONE: Progress = Progress { since: None, bytes: 0 };
 
-    /// The host now owes progress.
+    /// The host begins to owe bytes.
     pub(super) fn begin(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// The host has moved `bytes`; returns whether that is progress by now.
+    /// Counts `bytes` that the host has moved; returns whether they add up to progress.
     pub(super) fn advance(&mut self, now: Instant, bytes: usize) -> bool {
         self.bytes += bytes;
         let is_enough = self.bytes >= PROGRESS_BYTES && self.since.is_some();
@@ -38,12 +40,12 @@ impl Progress {
     }
 }
 
-/// Totals of what has arrived on a connection since its start.
+/// Totals of bytes and PDUs received on a connection since its start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived {
     pub(super) awaited_bytes: u64,
     pub(super) pdus: u64,
 }
 
-/// How much a host must read or send within a time limit.
+/// Bytes that a host must read or send within a time limit.
 const PROGRESS_BYTES: usize = 64 << 10;

@@ -1,10 +1,10 @@
-//! A connection inside TLS: the same bytes as on a plain connection, with a session between them and the
-//! socket.
+//! A connection inside TLS: the same bytes as on a plain connection, encrypted by a session between
+//! protocol and socket.
 //!
-//! The first byte of a connection says whether it is TLS, so one port serves both. The handshake is part of
-//! the poll loop, and waits for nothing: without a key of this target, a host costs the parsing of its first
-//! message, and no exponentiation (the key is checked first). Memory for ciphertext belongs to the poller, and
-//! to a connection only while its host does not read.
+//! The first byte of a connection tells whether it is TLS, so one port serves both. The handshake runs in
+//! the poll loop without blocking. It checks the key first: a host without a valid key costs the parsing of
+//! one message and no exponentiation. Buffers for ciphertext belong to the poller; a connection owns one
+//! only while its host does not read.
 
 use std::io::{IoSlice, Read as _};
 use std::net::TcpStream;
@@ -38,7 +38,7 @@ impl Scratch {
     }
 }
 
-/// How the bytes of a connection travel.
+/// The transport of the connection's bytes.
 #[derive(Debug)]
 pub(super) enum Carriage {
     /// Nothing has been received.
@@ -47,7 +47,7 @@ pub(super) enum Carriage {
     Tls(Box<Secured>),
 }
 
-/// The session of a connection, and whose key it has.
+/// The TLS session of a connection, and the identity of its key.
 #[derive(Debug)]
 pub(super) struct Secured {
     session: Session,
@@ -56,7 +56,7 @@ pub(super) struct Secured {
 }
 
 impl HostConnection {
-    /// Decides by its first bytes whether a connection is TLS; returns whether it is.
+    /// Looks at the connection's first byte; returns whether it is TLS.
     pub(super) fn begins_tls(
         &mut self,
         bytes: &[u8],
@@ -77,7 +77,7 @@ impl HostConnection {
         }
     }
 
-    /// The identity of the key of the connection's TLS session.
+    /// The identity of the PSK of the connection's TLS session.
     pub(super) fn secured_as(&self) -> Option<&Names> {
         match &self.carriage {
             Carriage::Tls(secured) => secured.names.as_ref(),
@@ -93,13 +93,13 @@ impl HostConnection {
         }
     }
 
-    /// Returns whether a handshake takes too long.
+    /// Returns whether a handshake exceeds its time limit.
     pub(super) fn is_late_handshake(&self, now: Instant) -> bool {
         let is_late = now.saturating_duration_since(self.opened) >= HANDSHAKE_LIMIT;
         is_late && matches!(&self.carriage, Carriage::Tls(secured) if secured.names.is_none())
     }
 
-    /// Receives ciphertext once, as much as there is, and starts the commands that arrived.
+    /// Makes one receive call for ciphertext, and starts the commands that arrived.
     pub(super) fn receive_secured(
         &mut self,
         backend: &mut Backend,
@@ -118,7 +118,7 @@ impl HostConnection {
         self.take_sealed(len, backend, scratch, now)
     }
 
-    /// Takes the first bytes of a connection, which lie in the memory for plaintext.
+    /// Handles the first bytes of a connection, which lie in the buffer for plaintext.
     pub(super) fn receive_first(
         &mut self,
         len: usize,
@@ -180,10 +180,10 @@ impl HostConnection {
         Err(self.refuse_tls(&error, subsystem, now))
     }
 
-    /// The host has no session: says so in the log and, if the socket takes it, to the host.
+    /// Reports a failed handshake in the log and, if the socket takes the alert, to the host.
     fn refuse_tls(&mut self, error: &TlsError, subsystem: &Subsystem, now: Instant) -> Closed {
         if let Carriage::Tls(secured) = &mut self.carriage {
-            // The alert is a courtesy: the connection closes either way.
+            // The alert is optional: the connection closes either way.
             let _ = flush(&self.stream, &mut secured.session);
         }
         Counters::add(&subsystem.counters.refused, 1);
@@ -192,7 +192,7 @@ impl HostConnection {
         NO_SESSION
     }
 
-    /// Decrypts all that has arrived: payload straight into its buffer, the rest through `plain`.
+    /// Decrypts all that has arrived: payload goes straight into its buffer, the rest through `plain`.
     fn open_all(
         &mut self,
         backend: &mut Backend,
@@ -206,7 +206,8 @@ impl HostConnection {
             let Carriage::Tls(secured) = &mut self.carriage else { break };
             let (in_place, into) = match self.protocol.payload() {
                 Some(payload) => (true, payload),
-                // One record at a time, so that the data behind its commands can go straight into their buffers.
+                // Decrypts one record at a time, so that payload after a command can go straight into its
+                // buffer.
                 None => (false, &mut plain[..RECORD_LEN_BYTES]),
             };
             let len = match secured.session.open(into) {
@@ -232,7 +233,7 @@ impl HostConnection {
         result
     }
 
-    /// Sends as much as the socket takes: encrypts, a few records at a time, what the protocol has to send.
+    /// Encrypts the protocol's bytes, a few records at a time, and sends as much as the socket accepts.
     pub(super) fn send_secured(
         &mut self,
         scratch: &mut Scratch,
@@ -265,14 +266,14 @@ impl HostConnection {
         if is_lent {
             session.swap_outgoing(&mut scratch.outgoing);
         } else {
-            session.swap_outgoing(&mut Vec::new()); // an idle connection keeps none
+            session.swap_outgoing(&mut Vec::new()); // an idle connection keeps no buffer
         }
         self.sending.end();
         Ok(())
     }
 }
 
-/// Sends ciphertext; returns whether all is sent.
+/// Sends ciphertext; returns whether all of it is sent.
 fn flush(stream: &TcpStream, session: &mut Session) -> Result<bool, Closed> {
     loop {
         let outgoing = session.outgoing();
@@ -289,9 +290,9 @@ fn flush(stream: &TcpStream, session: &mut Session) -> Result<bool, Closed> {
     }
 }
 
-/// Ciphertext of one receive.
+/// Maximum ciphertext of one receive call.
 const SEALED_LEN: usize = 8 * RECORD_LEN_BYTES;
-/// Plaintext that is encrypted before it is sent: the second-level cache still holds it then.
+/// Plaintext encrypted per send call: little enough to stay in the second-level cache.
 const SEAL_BYTES: usize = 4 * RECORD_LEN_BYTES;
 const NO_SESSION: Closed = Closed::Dropped("no TLS session was established, or it broke");
 pub(super) const LATE_HANDSHAKE: Closed = Closed::Dropped("no TLS handshake succeeded in time");

@@ -1,4 +1,4 @@
-//! Namespaces that come and go on a poller, the end of its listening, and events of controllers.
+//! Changes on a running poller: namespaces added or removed, no more accepting, controllers' events.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::Poller;
 use dlfs_base::units::Nsid;
 
 impl Poller {
-    /// Applies a change, and says so.
+    /// Applies a change and confirms it.
     pub(super) fn apply(&mut self, change: Change, now: Instant) {
         match change.what {
             What::Add(queue) => {
@@ -20,18 +20,19 @@ impl Poller {
             What::Remove(nsid) => self.remove(nsid, now),
             What::StopListening => self.stop_listening(),
         }
-        let _ = change.applied.send(()); // whoever asked may have given up
+        let _ = change.applied.send(()); // the thread that asked may have given up
     }
 
     /// Accepts no more connections.
     pub(super) fn stop_listening(&mut self) {
         for listener in self.listeners.drain(..) {
-            // Closing it does not end its registration while somebody has a clone of it. It is registered.
+            // A clone of the listener elsewhere would keep its registration alive after closing. The call
+            // cannot fail: the listener is registered.
             let _ = epoll::delete(&self.epoll, &listener);
         }
     }
 
-    /// New commands for the namespace fail from now on, and so do those that wait for memory.
+    /// Removes a namespace: its new commands fail, and so do its commands that wait for memory.
     fn remove(&mut self, nsid: Nsid, now: Instant) {
         let Some(number) = self.backend.remove_queue(nsid) else { return };
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
@@ -42,7 +43,7 @@ impl Poller {
         self.forget_if_over(number);
     }
 
-    /// Drops the queue pair of a removed namespace once its last I/O has ended.
+    /// Drops the queue pair of a removed namespace once its last I/O has completed.
     pub(super) fn forget_if_over(&mut self, number: usize) {
         let queue = &self.backend.queues[number];
         if queue.is_removed && !queue.is_busy() {
@@ -50,7 +51,7 @@ impl Poller {
         }
     }
 
-    /// Sends the events that controllers have to report, and looks for controllers that are gone.
+    /// Sends the asynchronous events that controllers have to report, and finds controllers that have ended.
     pub(super) fn report_events(&mut self, now: Instant) {
         let admins = self.connections.iter().filter(|(_, c)| c.is_admin()).map(|(index, _)| index);
         for index in admins.collect::<Vec<_>>() {

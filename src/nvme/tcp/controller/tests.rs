@@ -15,7 +15,7 @@ fn connection() -> Connection {
     Connection::new(ConnectionOptions { digests: BOTH, max_h2c_data_bytes: 131_072 })
 }
 
-/// A connection whose queue has 128 entries, and whose ICResp has been taken.
+/// A connection with a queue of 128 entries, whose ICResp has been sent.
 fn connected(digests: Digests) -> Connection {
     let mut connection = connection();
     let events = feed(&mut connection, IcReq::new(digests).as_bytes()).unwrap();
@@ -228,7 +228,7 @@ fn writes_may_interleave_in_any_order() {
     assert_eq!(bufs, [(5, 1, 2), (6, 3, 4)]);
 }
 
-/// A write of 8,192 bytes as CID 5 that waits for its data.
+/// A connection with a write of 8,192 bytes as CID 5, which waits for its data.
 fn waiting_write(digests: Digests) -> (Connection, u16) {
     let mut connection = connected(digests);
     let write = Sqe::write(5, NSID, Lba(0), 16, Sgl::transport(8192));
@@ -298,7 +298,7 @@ fn a_wrong_data_digest_fails_its_command_once_and_nothing_else() {
         assert_eq!((wire.len(), &wire[20..24]), (28, &[5, 0, 0x44, 0][..]));
         assert_eq!(connection.outstanding(), 0);
     }
-    // In the capsule of a refused command: one response, not two.
+    // A wrong digest in the capsule of a refused command: one response, not two.
     let mut connection = connected(BOTH);
     let mut sqe = Sqe::write(5, NSID, Lba(0), 1, Sgl::in_capsule(512));
     sqe.sgl.identifier = 0x5A;
@@ -341,7 +341,7 @@ fn impossible_descriptors_are_refused_and_the_stream_continues() {
     let mut sqe = write;
     sqe.sgl.len.set(u32::MAX);
     check(&sqe, &[0; 512], Status::INVALID_SGL_LENGTH);
-    // A read with an in-capsule descriptor, and a command without data that has one.
+    // A read with an in-capsule descriptor, and a command without data with such a descriptor.
     let mut sqe = Sqe::read(5, NSID, Lba(0), 1, 512);
     sqe.sgl = Sgl::in_capsule(512);
     check(&sqe, &[0; 512], Status::INVALID_FIELD);
@@ -408,7 +408,7 @@ fn session(digests: Digests) -> Vec<u8> {
         digests,
     ));
     bytes.extend(capsule(&Sqe::write(3, NSID, Lba(0), 2, Sgl::transport(1024)), &[], digests));
-    // Transfer tags are slot indices, so this one is known.
+    // Transfer tags are slot indices, so the test knows this one.
     bytes.extend(h2c_data(3, 0, 0, &[3; 512], false, digests));
     bytes.extend(capsule(&Sqe::read(4, NSID, Lba(0), 1, 512), &[], digests));
     bytes.extend(h2c_data(3, 0, 512, &[4; 512], true, digests));
@@ -488,6 +488,6 @@ proptest! {
             pieces.push(&bytes[from..cut]);
             from = cut;
         }
-        let _ = serve(&pieces); // any answer but a panic
+        let _ = serve(&pieces); // any result except a panic
     }
 }

@@ -1,9 +1,8 @@
 //! The send queue of a connection: headers in one byte buffer, payloads without a copy.
 //!
-//! PDUs leave in the order in which they were queued. Payload is never copied: it is gathered with
-//! the headers into one vectored write, and its buffer is dropped when its last byte is sent. Its
-//! digest is computed while it is gathered, just before the kernel copies the same bytes, so that
-//! they are cached.
+//! PDUs leave in the order in which they were queued. Payload is never copied: it is gathered with headers
+//! into one vectored write, and its buffer is dropped when its last byte is sent. Its digest is computed
+//! while gathering, just before the kernel copies the same bytes, so that they are in the CPU cache.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -17,11 +16,11 @@ use dlfs_base::buf::SharedBuf;
 /// Bytes to send, in order.
 #[derive(Debug, Default)]
 pub struct Transmit {
-    /// Headers, paddings and digests; those before `headers_sent` are sent.
+    /// Headers, padding and digests; the first `headers_sent` bytes are sent.
     headers: Vec<u8>,
     headers_sent: usize,
     items: VecDeque<Item>,
-    /// Bytes of the first payload that are sent; headers are removed as they are sent.
+    /// Number of sent bytes of the first item, if it is a payload; headers shrink their item as they are sent.
     payload_sent: usize,
     len_bytes: usize,
 }
@@ -32,8 +31,7 @@ enum Item {
     Headers(usize),
     Payload {
         bytes: SharedBuf,
-        /// True while the digest, at the start of the `headers` that follow, is still to be
-        /// computed.
+        /// True until the digest is computed; its place is at the start of the `headers` after the payload.
         needs_digest: bool,
     },
 }
@@ -44,12 +42,12 @@ impl Transmit {
         self.len_bytes
     }
 
-    /// Returns whether everything is sent.
+    /// Returns whether all bytes are sent.
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Queues a PDU with this header and these data, which the header's lengths include.
+    /// Queues a PDU with this header and these data; the header's lengths must include the data.
     pub(crate) fn put<H: IntoBytes + Immutable>(
         &mut self,
         form: Form,
@@ -66,7 +64,7 @@ impl Transmit {
         }
     }
 
-    /// Queues what `write` appends: complete PDUs without payload.
+    /// Queues the bytes that `write` appends: complete PDUs without payload.
     pub(crate) fn put_headers(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let before = self.headers.len();
         write(&mut self.headers);
@@ -78,7 +76,7 @@ impl Transmit {
         }
     }
 
-    /// Fills `slices` with the next bytes to send; returns how many slices it used.
+    /// Fills `slices` with the next bytes to send; returns the number of slices used.
     pub(crate) fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
         let ready = self.compute_digests(slices.len());
         let mut headers_at = self.headers_sent;
@@ -95,8 +93,8 @@ impl Transmit {
         ready
     }
 
-    /// Computes the missing digests of the first `max` items, up to [`DIGEST_BYTES`]; returns how
-    /// many items are ready to send.
+    /// Computes the missing digests of the first `max` items, up to [`DIGEST_BYTES`]; returns the number of
+    /// items that are ready to send.
     fn compute_digests(&mut self, max: usize) -> usize {
         let mut headers_at = self.headers_sent;
         let mut digested = 0;
@@ -119,7 +117,7 @@ impl Transmit {
         max
     }
 
-    /// Reports that the next `len` bytes were sent; drops payloads that are sent completely.
+    /// Notes that the next `len` bytes were sent; drops payloads that are sent completely.
     pub(crate) fn sent(&mut self, mut len: usize) {
         assert!(len <= self.len_bytes, "sent more than there was");
         self.len_bytes -= len;
@@ -147,8 +145,8 @@ impl Transmit {
         self.drop_sent_headers();
     }
 
-    /// Removes the sent part of the header buffer when it is the larger part, so that the buffer
-    /// stays small.
+    /// Removes the sent part of the header buffer once it is the larger part, so that the buffer stays
+    /// small.
     fn drop_sent_headers(&mut self) {
         if self.headers_sent * 2 >= self.headers.len() {
             self.headers.drain(..self.headers_sent);

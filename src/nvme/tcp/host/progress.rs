@@ -1,4 +1,4 @@
-//! Observes whether the controller makes progress with the outstanding commands.
+//! Timeout for a controller that makes no progress with the outstanding commands.
 
 use std::time::{Duration, Instant};
 
@@ -6,21 +6,21 @@ use dlfs_base::units::deadline;
 
 /// The progress of a connection, judged by one of two rules.
 ///
-/// By default a whole PDU counts, and so do 64 KiB of data that move in either direction. Data that arrive are counted
-/// by their bytes alone: a controller may cut them into PDUs of one byte.
+/// By default, a whole PDU without data counts as progress, and so do 64 KiB of data sent or received. A
+/// PDU with data does not count by itself, since a controller may split data into PDUs of one byte.
 ///
-/// With a least amount, a command that ends counts, and otherwise so much received data: a controller that sends
-/// a byte now and then is given up as one that sends none. A command that ends counts however short it is, since
-/// a controller that itself waits for a slow medium answers seldom, but then whole. What is sent does not count:
-/// new commands say nothing about the controller.
+/// With a minimum amount above 0, progress is the end of any command, or this amount of received data. So a
+/// controller that sends a byte now and then times out like one that sends nothing. A short command counts
+/// because a controller that waits for a slow medium answers rarely, but then completely. Sent bytes do not
+/// count: new commands say nothing about the controller.
 #[derive(Debug)]
 pub(super) struct Progress {
     limit: Duration,
-    /// 0: by default.
+    /// The minimum amount; 0 selects the default rule.
     least_bytes: u32,
-    /// When the last progress was made, or the first command submitted.
+    /// Time of the last progress, or of submitting the first command.
     since: Instant,
-    /// Data that count and moved since then.
+    /// Bytes since then that count towards the minimum.
     moved_bytes: u32,
 }
 
@@ -29,19 +29,19 @@ impl Progress {
         Progress { limit, least_bytes, since: now, moved_bytes: 0 }
     }
 
-    /// The first command is submitted, or one has ended.
+    /// Notes progress: the first command was submitted, or a command has ended.
     pub(super) fn made(&mut self, now: Instant) {
         (self.since, self.moved_bytes) = (now, 0);
     }
 
-    /// `len` bytes were sent.
+    /// Notes that `len` bytes were sent.
     pub(super) fn sent(&mut self, now: Instant, len: usize) {
         if self.least_bytes == 0 {
             self.received(now, len);
         }
     }
 
-    /// `len` bytes of data were received.
+    /// Notes that `len` bytes of data were received.
     pub(super) fn received(&mut self, now: Instant, len: usize) {
         self.moved_bytes = self.moved_bytes.saturating_add(len as u32);
         let least = if self.least_bytes == 0 { PROGRESS_BYTES } else { self.least_bytes };
@@ -50,22 +50,22 @@ impl Progress {
         }
     }
 
-    /// A PDU without data was received.
+    /// Notes a received PDU without data.
     pub(super) fn received_pdu(&mut self, now: Instant) {
         if self.least_bytes == 0 {
             self.made(now);
         }
     }
 
-    /// When the time without progress ends.
+    /// The time at which the timeout expires.
     pub(super) fn deadline(&self) -> Instant {
         deadline(self.since, self.limit)
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the timeout has expired.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         let end = self.deadline();
-        // Nobody has looked for long, so the data may be only what the receive buffer has room for.
+        // If the last check is long ago, the moved bytes may be few only because the receive buffer was full.
         let is_unknown = self.moved_bytes > 0 && now >= deadline(end, self.limit / 4);
         if now >= end && is_unknown {
             self.made(now);
@@ -75,7 +75,7 @@ impl Progress {
     }
 }
 
-/// As much as a target asks of a host.
+/// The same amount that a target requires of a host.
 const PROGRESS_BYTES: u32 = 64 << 10;
 
 #[cfg(test)]

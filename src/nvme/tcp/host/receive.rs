@@ -1,9 +1,9 @@
-//! Receives data straight into their payloads: plans each receive, and processes what arrived.
+//! Receives data straight into payloads: plans each receive call, and processes the received bytes.
 //!
-//! Targets mostly answer reads in order, each with one C2HData. So one receive can target the
-//! payloads of several reads, with room for a header between them. Each header is checked before
-//! the bytes after it count as data of a read. After a wrong guess, the bytes behind it are copied
-//! in the ordinary way, and guessing pauses for a while.
+//! Targets mostly answer reads in order, each with one C2HData. So one receive call can fill the payloads
+//! of several reads, with room for a header between them. Each header is checked before the bytes after it
+//! count as data of a read. After a wrong guess, the bytes after it are copied to their place, and
+//! guessing pauses for a while.
 
 use std::io::IoSliceMut;
 use std::time::Instant;
@@ -15,14 +15,14 @@ use super::super::error::ProtocolError;
 use super::super::pdu::{C2HData, PduType};
 use super::{Connection, DIRECT_MIN, SCRATCH_LEN};
 
-/// The purpose of a slice of a receive.
+/// The purpose of a slice of a receive call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     /// Bytes of the caller's scratch buffer.
     Scratch { len: usize },
-    /// The rest of the data that the last header announced.
+    /// The remaining data of the last header.
     Due { len: usize },
-    /// All data of a read, if the header at the end of the previous piece announces exactly them.
+    /// All data of a read, if the header at the end of the previous piece announces exactly these data.
     Guess { slot: usize, len: usize },
 }
 
@@ -34,20 +34,20 @@ impl Piece {
     }
 }
 
-/// The plan of the current receive, and the success of earlier guesses.
+/// The plan of the current receive call, and the success of earlier guesses.
 #[derive(Debug)]
 pub(super) struct ReceivePlan {
     pieces: Vec<Piece>,
     /// Number of payloads among the pieces.
     num_payloads: usize,
-    /// The most payloads to guess. It doubles after a receive that filled the plan, and else falls slowly towards
-    /// what was filled: slices that stay empty cost time, too.
+    /// Maximum payloads to guess. It doubles after a receive that filled the plan. Otherwise it falls
+    /// slowly towards the number of filled payloads, because empty slices cost time, too.
     max_payloads: usize,
-    /// Buffer for bytes received behind a wrong guess.
+    /// Buffer for bytes received after a wrong guess.
     misplaced: Vec<u8>,
-    /// Receives left without guessing.
+    /// Number of receive calls left without guessing.
     pause: u32,
-    /// Length of the next pause, in receives.
+    /// Length of the next pause, in receive calls.
     next_pause: u32,
 }
 
@@ -74,11 +74,11 @@ impl ReceivePlan {
 }
 
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
-    /// Fills `slices` with where the next bytes belong (payloads and parts of `scratch`); returns
-    /// how many it used, at least one. Receive into them once, in this order, and report the length
+    /// Fills `slices` with the places of the next bytes (payloads and parts of `scratch`); returns the
+    /// number of slices used, at least one. Receive into them once, in this order, and report the length
     /// with [`Connection::handle_filled`].
     ///
-    /// `scratch` has [`SCRATCH_LEN`] bytes, `slices` at least two entries.
+    /// `scratch` must have [`SCRATCH_LEN`] bytes, `slices` at least two entries.
     pub fn poll_receive<'a>(
         &'a mut self,
         scratch: &'a mut [u8],
@@ -111,11 +111,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         plan.pieces.len()
     }
 
-    /// Processes `len` bytes that were received into the slices of [`Connection::poll_receive`],
-    /// with the same `scratch`.
+    /// Processes `len` bytes that were received into the slices of [`Connection::poll_receive`], with the
+    /// same `scratch`.
     ///
     /// # Errors
-    /// As [`Connection::handle_received`].
+    /// The errors of [`Connection::handle_received`].
     pub fn handle_filled(
         &mut self,
         now: Instant,
@@ -167,7 +167,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         self.plan.pieces.push(Piece::Scratch { len });
     }
 
-    /// Adds the reads that the target should answer next.
+    /// Adds to the plan the reads that the target will probably answer next.
     fn guess(
         &mut self,
         max_pieces: usize,
@@ -256,8 +256,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         Ok(())
     }
 
-    /// Returns whether `bytes` end with a header that announces all data of the read in `slot`, so
-    /// that they come next.
+    /// Returns whether `bytes` end with a header that announces all data of the read in `slot`, so that the
+    /// data come next.
     fn announces(&self, bytes: &[u8], slot: usize, len: usize) -> bool {
         let header_len = self.data_header_len();
         let Ok((header, _)) = C2HData::read_from_prefix(&bytes[bytes.len() - header_len..]) else {
@@ -272,8 +272,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             && header.datal.get() as usize == len
     }
 
-    /// Processes bytes in the wrong place: `bytes`, and `left` more in `scratch` and in the
-    /// payloads of `pieces`, which have not been touched since.
+    /// Processes misplaced bytes: `bytes`, and `left` more in `scratch` and in the payloads of `pieces`,
+    /// which nothing has changed since.
     fn take_misplaced(
         &mut self,
         now: Instant,
@@ -307,7 +307,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
-/// How many payloads the first `len` bytes of the plan reach.
+/// Number of payloads that the first `len` bytes of the plan reach.
 fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
     let mut count = 0;
     for piece in pieces {
@@ -320,37 +320,37 @@ fn filled_payloads(pieces: &[Piece], mut len: usize) -> usize {
     count
 }
 
-/// The outstanding reads that fit the plan.
+/// The outstanding reads that are in the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guesses {
     None,
-    /// Up to one that is copied for less.
+    /// Reads up to the first short one, which is cheaper to copy.
     Some,
-    /// As many as one receive targets; the next receive targets the rest.
+    /// Reads up to the limits of one receive call; the next call targets the rest.
     Most,
     AllReads,
 }
 
-/// Below this length, a copy costs less than slices of its own.
+/// Reads below this length are not guessed: a copy costs less than slices of their own.
 const GUESS_MIN: usize = 2048;
 
-/// About how much payload one receive targets: what one turn receives. More would leave the second-level cache
-/// before its checksums are computed.
+/// Approximate payload of one receive call: one iteration's budget. More data would leave the second-level
+/// cache before their checksums are computed.
 const GUESS_TOTAL: usize = HOST_RECEIVE_BYTES;
 
-/// Payloads to guess at first, and beyond what the last receive filled.
+/// Initial number of payloads to guess, and the margin above the number that the last receive filled.
 const PAYLOADS_MIN: usize = 3;
 
-/// The most payloads to guess.
+/// Maximum payloads to guess.
 const PAYLOADS_MAX: usize = 64;
 
-/// Scratch behind large payloads when only large reads are outstanding: enough for the headers up
-/// to the next payload. More would only be payload that must be copied.
+/// Scratch after large payloads while only large reads are outstanding: enough for the headers up to the
+/// next payload. Further bytes would be payload that must be copied.
 pub(super) const SCRATCH_AMONG_BULK: usize = 256;
 
-/// The same when small reads are outstanding, too.
+/// Scratch after large payloads while small reads are outstanding, too.
 pub(super) const SCRATCH_MIXED: usize = 16 << 10;
 
-/// Receives without guessing after a wrong guess: at first, and at most.
+/// Minimum and maximum number of receive calls without guessing after a wrong guess.
 const PAUSE_MIN: u32 = 8;
 const PAUSE_MAX: u32 = 1024;

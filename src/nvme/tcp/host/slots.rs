@@ -5,26 +5,26 @@ use std::collections::VecDeque;
 use super::{CommandError, DIRECT_MIN, Event, Transfer};
 use crate::nvme::Cqe;
 
-/// A command that the connection has taken and not returned.
+/// A command that the connection has accepted and not returned.
 #[derive(Debug)]
 pub(super) struct Outstanding<B> {
     pub(super) payload: B,
     pub(super) transfer: Transfer,
-    /// Bytes of the transfer.
+    /// Bytes of the command's data.
     pub(super) len: u32,
-    /// Bytes received so far, or requested so far by R2Ts.
+    /// Bytes received so far, or requested by R2Ts so far.
     pub(super) at: u32,
-    /// Bytes of the payload that are queued, but not handed to the socket.
+    /// Bytes of the payload that are queued and not yet taken by the socket.
     pub(super) unsent: u32,
     pub(super) in_capsule: bool,
     /// True if the command may take any time.
     pub(super) no_timeout: bool,
-    /// True if the controller may send less than there is room for.
+    /// True if the controller may send less than the buffer has room for.
     pub(super) may_be_short: bool,
     pub(super) digest_failed: bool,
     /// Index of this payload in the receive being planned.
     pub(super) piece: Option<usize>,
-    /// For a read: how many reads were submitted before it.
+    /// For a read: the number of reads submitted before it.
     serial: u64,
     /// The controller's completion, once it has arrived.
     pub(super) outcome: Option<Result<Cqe, CommandError>>,
@@ -65,8 +65,8 @@ impl<B> Outstanding<B> {
 pub(super) struct Slots<B> {
     slots: Vec<Slot<B>>,
     free: Vec<usize>,
-    /// Slots of reads in the order of submission, with serial numbers, because CIDs repeat after
-    /// sixteen uses of a slot. Ended reads are removed lazily.
+    /// Slots of reads in the order of submission. Each has a serial number, because CIDs repeat after
+    /// sixteen uses of a slot. Completed reads are removed lazily.
     reads: VecDeque<(usize, u64)>,
     num_reads_taken: u64,
     num_untimed: usize,
@@ -107,7 +107,7 @@ impl<B> Slots<B> {
         !self.free.is_empty()
     }
 
-    /// Number of commands with a time-out.
+    /// Number of commands with a timeout.
     pub(super) fn num_timed(&self) -> usize {
         self.len() - self.num_untimed
     }
@@ -144,8 +144,8 @@ impl<B> Slots<B> {
         })
     }
 
-    /// Iterates over the outstanding reads in the order of submission: start with `next` at 0 and
-    /// call until `None`.
+    /// Iterates over the outstanding reads in the order of submission: start with `next` at 0 and call
+    /// until it returns `None`.
     pub(super) fn next_read(&mut self, next: &mut usize) -> Option<usize> {
         while let Some(&(slot, serial)) = self.reads.get(*next) {
             if self.awaits(slot, serial) {
@@ -190,8 +190,8 @@ impl<B> Slots<B> {
         self.slots[slot].command.as_mut().expect("the slot is in use")
     }
 
-    /// Reports that `len` bytes of the payload were handed to the socket; returns whether a command
-    /// with a response waited only for that.
+    /// Notes that the socket took `len` bytes of the payload; returns whether this was the last thing that
+    /// a command with a response waited for.
     pub(super) fn sent(&mut self, slot: usize, len: u32) -> bool {
         let command = self.get_mut(slot);
         command.unsent -= len;
@@ -226,7 +226,7 @@ impl<B> Slots<B> {
     }
 }
 
-/// Bits of a CID for the slot's index; the others count its uses.
+/// Bits of a CID that hold the slot's index; the others count its uses.
 const INDEX_BITS: u32 = 12;
 
 /// One fewer than the bits allow, since CID FFFFh means "no command" in some fields.
@@ -254,7 +254,7 @@ mod tests {
             assert_eq!(reads, [slot]);
             slots.take(slot);
             for _ in 0..17 {
-                let slot = slots.insert(read()); // ends without anybody looking
+                let slot = slots.insert(read()); // a completed read that nobody iterates over
                 slots.take(slot);
             }
         }

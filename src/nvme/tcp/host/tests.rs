@@ -20,7 +20,7 @@ struct Peer {
     form: Form,
     /// Bytes that the host has sent and the test has not read.
     sent: Vec<u8>,
-    /// Lengths that received bytes are cut into, in rotation.
+    /// Lengths into which received bytes are split, in rotation.
     cuts: Vec<usize>,
     next_cut: usize,
 }
@@ -65,7 +65,7 @@ impl Peer {
         peer
     }
 
-    /// Sends all that the host has queued, seven bytes at a time.
+    /// Sends everything that the host has queued, seven bytes at a time.
     fn flush(&mut self) {
         loop {
             let mut slices = [IoSlice::new(&[]); 3];
@@ -84,7 +84,7 @@ impl Peer {
         self.sent.drain(..len).collect()
     }
 
-    /// Passes bytes to the host as a socket would: into its slices, cut as planned.
+    /// Passes bytes to the host as a socket would: into its slices, split as planned.
     fn give(&mut self, mut bytes: &[u8]) -> Result<(), ProtocolError> {
         let mut scratch = vec![0; SCRATCH_LEN];
         while !bytes.is_empty() {
@@ -136,7 +136,7 @@ impl Peer {
         self.sent_cid(0)
     }
 
-    /// The CID of the capsule just sent, which had no data; removes it from the sent bytes.
+    /// The CID of the capsule just sent, which has `data_len` bytes of data; removes it from the sent bytes.
     fn sent_cid(&mut self, data_len: usize) -> u16 {
         let hd = self.form.header_digest_len(PduType::CapsuleCmd);
         let capsule = self.take_sent(72 + hd + data_len);
@@ -175,8 +175,8 @@ impl Peer {
         }
     }
 
-    /// Asserts that the host refuses `bytes` with `error`, sends the matching termination request,
-    /// stays failed, and returns every payload.
+    /// Asserts that the host refuses `bytes` with `error`, sends the matching termination request, stays
+    /// failed, and returns every payload.
     fn refuses(mut self, bytes: &[u8], error: ProtocolError) {
         let held = self.host.outstanding();
         self.sent.clear();
@@ -276,7 +276,7 @@ fn reads_of_several_commands_may_interleave_and_end_in_any_order() {
 #[test]
 fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     use super::receive::{SCRATCH_AMONG_BULK, SCRATCH_MIXED};
-    const BULK: usize = 128 << 10; // two are what one turn receives
+    const BULK: usize = 128 << 10; // two of them fill one iteration's budget
     let mut peer = Peer::new(NONE);
     assert_eq!(peer.planned(), [SCRATCH_LEN]);
     peer.read(512);
@@ -293,7 +293,7 @@ fn a_receive_is_aimed_at_the_payloads_that_should_come_next() {
     assert_eq!(peer.done().0, data);
     assert_eq!(peer.done().0, data[..4096]);
 
-    // After a wrong guess, announced data still go straight to their payload; nothing is guessed.
+    // After a wrong guess, announced data still go straight to their payload, but there is no guessing.
     let mut peer = Peer::new(BOTH);
     let [a, b, c] = [BULK, BULK, 4096].map(|len| peer.read(len));
     assert_eq!(peer.planned(), [28, BULK, 32, BULK, SCRATCH_AMONG_BULK + 4]);
@@ -328,7 +328,7 @@ fn a_receive_that_targets_as_many_payloads_as_it_may_leaves_the_others_to_the_ne
     let num_targeted = targeted.len() / 2;
     assert!((1..8).contains(&num_targeted), "{planned:?}");
     assert_eq!(targeted, [24, LEN].repeat(num_targeted));
-    // Room for what follows the last of them, and not for another payload, which would be copied.
+    // Room for the next header, but not for another payload, which would be copied.
     assert_eq!(tail, [SCRATCH_AMONG_BULK]);
     let answer = |cid: &u16| peer.c2h(*cid, 0, &pattern(LEN), FLAG_LAST_PDU | FLAG_SUCCESS);
     let stream = cids.iter().map(answer).collect::<Vec<_>>().concat();
@@ -372,7 +372,7 @@ fn answers_out_of_order_are_assigned_correctly_whatever_was_guessed() {
             peer.cuts = vec![cut];
             let cids: Vec<u16> = (0..5).map(|i| peer.read(4096 * (i + 1))).collect();
             let mut stream = peer.c2h(cids[0], 0, &data[..4096], FLAG_LAST_PDU | FLAG_SUCCESS);
-            stream.extend(peer.resp(cids[3], Status::INTERNAL_ERROR)); // of a payload guessed at
+            stream.extend(peer.resp(cids[3], Status::INTERNAL_ERROR)); // its payload was a target of the guess
             for i in [4, 1, 2] {
                 let len = 4096 * (i + 1);
                 let bytes = peer.c2h(cids[i], 0, &data[..len], FLAG_LAST_PDU | FLAG_SUCCESS);
@@ -654,7 +654,7 @@ fn data_at_a_wrong_place_are_refused_before_a_byte_is_stored() {
         let back = peer.host.abandon();
         assert_eq!(back, [vec![CANARY; 1024]]);
     }
-    // After the first half: overlapping data, data before it, and the whole again.
+    // After the first half: overlapping data, earlier data, and all data again.
     for (datao, len) in [(256, 768), (0, 512), (0, 1024), (1024, 512)] {
         let mut peer = Peer::new(NONE);
         let cid = peer.read(1024);
@@ -780,7 +780,7 @@ fn every_status_word_reaches_the_caller_unchanged() {
         let cid = peer.sent_cid(0);
         let mut bytes = peer.resp(cid, Status::SUCCESS);
         bytes[22..24].copy_from_slice(&word.to_le_bytes());
-        bytes[16..18].copy_from_slice(&word.to_be_bytes()); // SQHD means nothing
+        bytes[16..18].copy_from_slice(&word.to_be_bytes()); // SQHD has no meaning
         peer.give(&bytes).unwrap();
         assert_eq!(peer.done().1, Ok(Status::from_wire(word)));
     }
@@ -864,7 +864,7 @@ fn a_stalled_command_times_out_unless_it_has_no_timeout() {
     peer.now += 4 * second;
     peer.give(&peer.c2h(other, 0, &[0; 64 << 10], 0)).unwrap();
     assert_eq!(peer.host.poll_timeout(), Some(peer.now + 5 * second), "64 KiB are progress");
-    // Neither a few bytes, a header that never ends, nor a few bytes of a PDU of their own are.
+    // No progress: a few bytes, a header that never ends, a few bytes in a PDU of their own.
     peer.now += 4 * second;
     peer.give(&peer.c2h(cid, 0, &[0; 512], 0)).unwrap();
     peer.give(&[7, 0, 24]).unwrap();

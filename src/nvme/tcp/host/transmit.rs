@@ -1,4 +1,4 @@
-//! The send queue: our own header bytes, and parts of payloads that are sent without a copy.
+//! The send queue: header bytes of this side, and parts of payloads that are sent without a copy.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -8,7 +8,7 @@ use super::slots::Slots;
 /// Bytes to send, in order.
 #[derive(Debug)]
 pub(super) struct Transmit {
-    /// Bytes of headers, paddings and digests; the sent ones come first.
+    /// Bytes of headers, padding and digests; sent bytes come first.
     headers: Vec<u8>,
     /// Bytes of `headers` that have been sent.
     headers_sent: usize,
@@ -57,13 +57,13 @@ impl Transmit {
         self.segments.push_back(Segment::Payload { slot, start, len });
     }
 
-    /// Queues bytes that end a PDU.
+    /// Queues the bytes at the end of a PDU.
     pub(super) fn trailer(&mut self, bytes: &[u8]) {
         self.headers.extend_from_slice(bytes);
         self.segments.push_back(Segment::Header { len: bytes.len(), starts_pdu: false });
     }
 
-    /// Drops everything; returns whether the bytes sent so far end with a complete PDU.
+    /// Drops everything; returns whether the bytes sent so far end at the end of a PDU.
     pub(super) fn clear(&mut self) -> bool {
         let at_pdu_start = match self.segments.front() {
             None | Some(Segment::Header { starts_pdu: true, .. }) => self.front_sent == 0,
@@ -81,7 +81,7 @@ impl Transmit {
     ) -> usize {
         let mut used = 0;
         let mut skip = self.front_sent;
-        // Range of headers that are collected, but not in a slice yet.
+        // Range of collected header bytes that are not in a slice yet.
         let mut from = self.headers_sent;
         let mut to = self.headers_sent;
         for segment in &self.segments {
@@ -113,7 +113,7 @@ impl Transmit {
         used
     }
 
-    /// Drops the first `len` bytes and calls `payload_sent(slot, len)` for the payload among them.
+    /// Drops the first `len` bytes; calls `payload_sent(slot, len)` for each payload among them.
     pub(super) fn sent(&mut self, mut len: usize, mut payload_sent: impl FnMut(usize, u32)) {
         while len > 0 {
             let segment = *self.segments.front().expect("no more was sent than there was");
@@ -139,7 +139,7 @@ impl Transmit {
     }
 }
 
-/// Sent headers are removed from the buffer once they are this long.
+/// Length from which the buffer removes sent headers.
 const COMPACT_FROM: usize = 16 << 10;
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
-//! Distance to which a reader asks ahead: as far as the store's delay needs.
+//! Readahead distance of a reader: enough to hide the store's delay.
 
 use std::time::Duration;
 
-/// How many bytes to ask for ahead, at most `window_bytes`, of a store that begins to answer after `delay`.
+/// Number of bytes to request ahead, at most `window_bytes`, from a store whose responses begin after
+/// `delay`.
 ///
-/// Ranges in flight hide the delay. More of them than that needs cost time: bytes that wait long for their turn leave
-/// the processor's caches, and each buffer is fresh memory once. Ranges that share a line end at about the same time,
-/// and for one delay nothing comes: so the bytes ahead take [`DELAYS`] times as long as it, at [`RATE`].
+/// Ranges in flight hide the delay. More ranges than that cost time: bytes that wait long for their turn
+/// leave the CPU caches, and each further buffer is fresh memory. Ranges that share a link end at about the
+/// same time, and then nothing arrives for one delay. So the readahead covers [`DELAYS`] delays at
+/// [`RATE`].
 pub(crate) fn ahead(delay: Option<Duration>, range_bytes: u64, window_bytes: u64) -> u64 {
     let Some(delay) = delay else { return window_bytes };
     let bytes = (delay.as_secs_f64() * DELAYS * RATE) as u64; // saturates
@@ -14,7 +16,7 @@ pub(crate) fn ahead(delay: Option<Duration>, range_bytes: u64, window_bytes: u64
 }
 
 const DELAYS: f64 = 20.0;
-/// Bytes a second: a line of 10 Gb/s.
+/// Bytes per second of a 10 Gb/s link.
 const RATE: f64 = 1.25e9;
 const LEAST_BYTES: u64 = 32 << 20;
 const LEAST_RANGES: u64 = 4;

@@ -1,11 +1,12 @@
-//! When a request is so slow that a second one is sent for the same bytes.
+//! Hedged requests: a second request for the same bytes when the first is unusually slow.
 
 use std::time::Duration;
 
-/// How long the last requests of about one size took.
+/// Latencies of recent requests of similar size.
 ///
-/// The slowest request of a hundred holds up all that follow it in order. A second request for its bytes, sent
-/// after twice the 99th percentile, is usually answered first; one in fifty costs little.
+/// The slowest of a hundred requests holds up all that follow it in order. A second request, sent after
+/// twice the 99th percentile, usually answers first. At most one request in fifty is hedged, which costs
+/// little.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
     recent: Vec<Duration>,
@@ -15,7 +16,7 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
-    /// A request succeeded after `took`.
+    /// Notes a successful request that took `took`.
     pub(crate) fn succeeded(&mut self, took: Duration) {
         self.requests += 1;
         match self.recent.get_mut(self.next) {
@@ -25,7 +26,7 @@ impl Latencies {
         self.next = (self.next + 1) % KEPT;
     }
 
-    /// When to send a second request, from the first one on; `None` while too little is known.
+    /// Time from the first request to the second; `None` while too few latencies are known.
     pub(crate) fn hedge_after(&self) -> Option<Duration> {
         if self.recent.len() < KNOWN {
             return None;
@@ -36,7 +37,7 @@ impl Latencies {
         Some((p99 * 2).max(SOONEST))
     }
 
-    /// Returns whether another second request may be sent; if so, counts it.
+    /// Returns whether one more request may be hedged, and counts it if so.
     pub(crate) fn may_hedge(&mut self) -> bool {
         let may = self.hedges < 1 + self.requests / 50;
         self.hedges += u64::from(may);
@@ -44,11 +45,11 @@ impl Latencies {
     }
 }
 
-/// Requests that are remembered.
+/// Number of remembered latencies.
 const KEPT: usize = 128;
-/// Requests that must be known.
+/// Number of latencies needed before hedging.
 const KNOWN: usize = 16;
-/// Sooner it is not worth a request.
+/// Minimum delay: hedging earlier is not worth a request.
 const SOONEST: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

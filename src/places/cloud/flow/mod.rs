@@ -1,6 +1,6 @@
-//! How many requests are in flight, which are tried again, and what is asked for next: pure decisions.
+//! Decides how many requests are in flight, which are retried, and which ranges come next. Pure.
 //!
-//! Times are passed in, as are random numbers. `fetch.rs` and `reader.rs` carry the decisions out.
+//! Times and random numbers are arguments. `fetch.rs` and `reader.rs` carry out the decisions.
 
 mod ahead;
 mod hedge;

@@ -1,9 +1,9 @@
-//! The ranges to ask for next: objects cut into ranges, in order, within a budget of memory.
+//! The ranges to request next: splits objects into ranges, in order, within a memory budget.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A range of an object, by the object's place in the list.
+/// A range of an object, which is named by its index in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) object: usize,
@@ -16,24 +16,24 @@ impl Piece {
     }
 }
 
-/// The ranges of some objects, handed out in order while there is room for their bytes.
+/// Hands out the ranges of a list of objects in order, while the budget has room for their bytes.
 #[derive(Debug)]
 pub(crate) struct Ranges {
     lens: VecDeque<u64>,
-    /// The first object of `lens`.
+    /// Index of the first object in `lens`.
     object: usize,
-    /// The offset at which its next range begins.
+    /// The offset of the next range in this object.
     at: u64,
     range_bytes: u64,
     budget_bytes: u64,
-    /// Bytes and ranges that were handed out and not given back.
+    /// Bytes and number of the ranges handed out and not given back.
     held_bytes: u64,
     held: usize,
 }
 
 impl Ranges {
-    /// Objects of these lengths, without what lies before `at` in the first one; ranges of `range_bytes`, of which at
-    /// most `budget_bytes` are held at once.
+    /// Splits objects with these lengths into ranges of `range_bytes`; starts at offset `at` of the first
+    /// object. At most `budget_bytes` are handed out at once.
     pub(crate) fn new(
         lens: impl IntoIterator<Item = u64>,
         at: u64,
@@ -45,7 +45,8 @@ impl Ranges {
         Ranges { lens, object: 0, at, range_bytes, budget_bytes, held_bytes: 0, held: 0 }
     }
 
-    /// The next range, if there is room for it: at least one is handed out in any case. Empty objects have none.
+    /// The next range, if the budget has room. At least one range is always handed out. Empty objects have
+    /// no range.
     pub(crate) fn next(&mut self) -> Option<Piece> {
         while *self.lens.front()? == self.at {
             self.skip_to(self.object + 1);
@@ -62,13 +63,13 @@ impl Ranges {
         Some(piece)
     }
 
-    /// A range of `len` bytes that was handed out is not held any more.
+    /// Gives back a range of `len` bytes.
     pub(crate) fn give_back(&mut self, len: u64) {
         self.held_bytes -= len;
         self.held -= 1;
     }
 
-    /// Hands out no more of the objects before `object`.
+    /// Skips the remaining ranges of the objects before `object`.
     pub(crate) fn skip_to(&mut self, object: usize) {
         while self.object < object && self.lens.pop_front().is_some() {
             self.object += 1;
@@ -77,7 +78,7 @@ impl Ranges {
     }
 }
 
-/// Ranges held at once: small objects need many, and each costs a little beside its bytes.
+/// Maximum ranges handed out at once: small objects need many, and each range costs memory beside its bytes.
 const MOST_HELD: usize = 1024;
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
-//! When a failed request is tried again, and when it is given up.
+//! Decides when a failed request is retried, and when it is given up.
 
 use std::time::{Duration, Instant};
 
-/// How long a request that fails is tried again.
+/// Limits for retrying a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
-    /// Since its first failure.
+    /// Maximum time since the first failure; after that, the request is given up.
     pub(crate) total: Duration,
-    /// The longest pause that a store can ask for.
+    /// Cap on the pause that a store can ask for.
     pub(crate) longest: Duration,
 }
 
-/// The failures of one request.
+/// Failures of one request so far.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
     failures: u32,
@@ -19,11 +19,11 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    /// The request has failed. Returns how long to wait before the next attempt; `None`: give up.
+    /// Notes a failure. Returns the pause before the next attempt; `None`: give up.
     ///
-    /// The pause is drawn evenly between nothing and an exponentially growing limit ("full jitter"), so that
-    /// requests which failed together do not come back together. `after` is what the store asked for (the
-    /// header `Retry-After`), `random` any number.
+    /// The pause is uniformly random between zero and an exponentially growing limit ("full jitter"), so
+    /// that requests that failed together are not retried together. `after` is the pause that the store
+    /// asks for (header `Retry-After`), `random` any number.
     pub(crate) fn failed(
         &mut self,
         now: Instant,
@@ -40,7 +40,7 @@ impl Retry {
         (elapsed + pause <= patience.total).then_some(pause)
     }
 
-    /// Failures so far.
+    /// Number of failures so far.
     pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
@@ -62,7 +62,8 @@ mod tests {
         let mut retry = Retry::default();
         let mut waited = Duration::ZERO;
         let mut pauses = Vec::new();
-        // u64::MAX % (n + 1) is not the limit; the largest random number of each limit is the limit itself.
+        // u64::MAX % (n + 1) does not give n, so the largest pause needs the limit itself as the random
+        // number.
         loop {
             let limit = BASE.saturating_mul(1 << retry.failures().min(16)).min(LONGEST);
             let random = limit.as_micros() as u64;

@@ -2,29 +2,29 @@
 
 use std::time::{Duration, Instant};
 
-/// How many requests may be in flight at once.
+/// Number of requests that may be in flight at once.
 ///
-/// A store that is asked too often answers 503 or 429: the window halves. As long as it does not, and requests
-/// wait for the window, it grows by one a second.
+/// A store that gets too many requests answers 503 or 429; the window then halves. Otherwise, while
+/// requests wait for it, the window grows by one per second.
 #[derive(Debug)]
 pub(crate) struct Window {
     size: usize,
-    /// When it last grew or shrank.
+    /// Time of the last change.
     changed: Instant,
 }
 
 impl Window {
-    /// The window of a store that has not been asked yet.
+    /// The initial window.
     pub(crate) fn new(now: Instant) -> Window {
         Window { size: FIRST, changed: now }
     }
 
-    /// Requests that may be in flight.
+    /// Number of requests that may be in flight.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
 
-    /// A request succeeded; `is_full` says whether others wait for the window.
+    /// Notes a successful request; `is_full` tells whether other requests wait for the window.
     pub(crate) fn succeeded(&mut self, now: Instant, is_full: bool) {
         if is_full && now.saturating_duration_since(self.changed) >= STEP {
             self.size = (self.size + 1).min(MOST);
@@ -32,9 +32,9 @@ impl Window {
         }
     }
 
-    /// The store refused a request because it has too many, and the request was sent at `sent`.
+    /// Notes that the store refused a request, sent at `sent`, because there were too many.
     ///
-    /// Requests that were sent before the window last shrank tell nothing new.
+    /// Ignores requests sent before the window last shrank: they do not show that the new size is too large.
     pub(crate) fn throttled(&mut self, now: Instant, sent: Instant) {
         if self.size == FIRST || sent >= self.changed {
             self.size = (self.size / 2).max(1);
@@ -43,13 +43,13 @@ impl Window {
     }
 }
 
-/// The window at the beginning: enough for 10 Gb/s at 90 MB/s for each connection, twice over.
+/// Initial window: twice what 10 Gb/s need at 90 MB/s per connection.
 const FIRST: usize = 32;
 
-/// More than any network needs, and a limit for sockets.
+/// Maximum window: more than any network needs, and a bound on open sockets.
 const MOST: usize = 512;
 
-/// The time between two steps of growth.
+/// Minimum time between two growth steps.
 const STEP: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

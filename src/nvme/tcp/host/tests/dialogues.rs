@@ -1,4 +1,4 @@
-//! Random dialogues with a controller, legal ones and others.
+//! Random dialogues with a controller, both legal and illegal.
 
 use proptest::prelude::*;
 
