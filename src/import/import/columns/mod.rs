@@ -1,9 +1,9 @@
-//! A table of values for samples, from a file of the user: CSV, tab-separated values, or JSON Lines.
+//! Typed columns for samples, from a file of the user: CSV, tab-separated values, or JSON Lines.
 //!
-//! Or from fields of the samples: see `of_fields.rs`.
+//! Columns can also come from fields of the samples: see `of_fields.rs`.
 //!
-//! The file is read into memory and gone over twice: first to find out the types, then for the values. A row belongs
-//! to the sample whose name it has. Read `records.rs` for the syntax of the files.
+//! The file is read into memory and parsed twice: first for the types, then for the values. A row belongs to the
+//! sample that it names. Read `records.rs` for the syntax of the files.
 
 mod of_fields;
 mod records;
@@ -24,7 +24,7 @@ use dlfs_format::format::columns::{
     Value, check_column_name,
 };
 
-/// A table of values, and whose they are.
+/// A table of values, and the sample of each row.
 #[derive(Debug)]
 pub(super) struct ColumnFile {
     from: ColumnsFrom,
@@ -34,7 +34,7 @@ pub(super) struct ColumnFile {
     /// For each column, true if the user gave its type.
     is_typed: Vec<bool>,
     table: ColumnTable,
-    /// The row of the sample of a name.
+    /// The row of each sample, by the sample's name.
     row_of: HashMap<Vec<u8>, u32>,
 }
 
@@ -50,7 +50,7 @@ impl ColumnFile {
     /// Reads the file.
     ///
     /// # Errors
-    /// It cannot be read. `BadSource`: what is wrong with it, and in which line.
+    /// The file cannot be read. `BadSource`: it is invalid; the error names the line.
     pub(super) fn read(from: &ColumnsFrom) -> Result<ColumnFile> {
         ColumnFile::parse(from, &bytes_of(&from.path)?)
     }
@@ -60,10 +60,10 @@ impl ColumnFile {
             .map_err(|what| Error::new(ErrorKind::BadSource, what).path(from.path.clone()))
     }
 
-    /// The file for an image, whose columns keep their types.
+    /// Adapts the file to an image: columns that the image has keep the image's types.
     ///
     /// # Errors
-    /// `BadSource`: a column has another type there, or there are too many.
+    /// `BadSource`: a column has another type in the image, there are too many columns, or the file changed.
     pub(super) fn for_image(self, image: Option<&Directory>) -> Result<ColumnFile> {
         let Some(image) = image else { return Ok(self) };
         let path = self.from.path.clone();
@@ -97,13 +97,13 @@ impl ColumnFile {
         Ok(file)
     }
 
-    /// Changes when the file does, or what is taken of it.
+    /// A hash of the file's content and of the columns chosen from it.
     pub(super) fn fingerprint(&self) -> u64 {
         let taken = format!("{:?} {:?}", self.from.key, self.from.only);
         self.content.rotate_left(1) ^ xxh3_64(taken.as_bytes())
     }
 
-    /// The columns of the image and those of the file.
+    /// The columns of the image, then the other columns of the file.
     pub(super) fn join(&self, image: Option<&Directory>) -> Vec<ColumnSpec> {
         joined(columns_of(image), self.columns.iter())
     }
@@ -116,7 +116,7 @@ impl ColumnFile {
     /// The values of the rows of a source.
     ///
     /// # Errors
-    /// `BadSource`: no row of the file fits.
+    /// `BadSource`: no row of the file names a sample.
     pub(super) fn of_rows(&self, index: &Index) -> Result<RowColumns<'_>> {
         let rows = (0..index.len()).map(|row| self.row(index.name(row))).collect();
         let rows = RowColumns { file: self, rows };
@@ -124,7 +124,7 @@ impl ColumnFile {
         Ok(rows)
     }
 
-    /// The values of the samples of a stream: [`RowColumns::next`] takes them in their order.
+    /// The values of the samples of a stream, which [`RowColumns::next`] returns in the order of the samples.
     pub(super) fn of_stream(&self) -> RowColumns<'_> {
         RowColumns { file: self, rows: Vec::new() }
     }
@@ -144,7 +144,7 @@ pub(super) fn columns_of(image: Option<&Directory>) -> Vec<ColumnSpec> {
     columns.iter().map(|column| column.spec().clone()).collect()
 }
 
-/// `columns`, and those of `more` that have other names.
+/// `columns`, then the columns of `more` with other names.
 fn joined<'c>(
     mut columns: Vec<ColumnSpec>,
     more: impl Iterator<Item = &'c ColumnSpec>,
@@ -170,7 +170,7 @@ impl<'a> RowColumns<'a> {
         self.of(self.rows.len() as u64 - 1)
     }
 
-    /// The next sample of the stream was none.
+    /// Undoes the last call of [`next`](Self::next): that sample is not imported.
     pub(super) fn forget_last(&mut self) {
         self.rows.pop();
     }
@@ -185,7 +185,7 @@ impl<'a> RowColumns<'a> {
         }
     }
 
-    /// An error if no row fits; `example` is the name of a sample.
+    /// Checks that a row names a sample; `example` is the name of a sample, for the message.
     pub(super) fn check(&self, example: Option<&[u8]>) -> Result<()> {
         let (Some(example), 0) = (example, self.counts().samples) else { return Ok(()) };
         let row = self.file.row_of.iter().min_by_key(|(_, row)| **row);
@@ -206,7 +206,7 @@ fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile, String> {
     let mut columns = Vec::new();
     let mut is_typed = Vec::new();
     let chosen = chosen(from, &records.names, key)?;
-    check_room(chosen.iter().map(|(_, name, _)| name))?; // before each row is compared with all columns
+    check_room(chosen.iter().map(|(_, name, _)| name))?; // first, since all columns of each row are read below
     let found = types_of(&records, &chosen)?;
     for ((_, name, given), found) in chosen.iter().zip(found) {
         let Some(kind) = given.or(found) else {
@@ -277,7 +277,7 @@ fn key_of(
     }
 }
 
-/// The columns to take: where they are, their names and the types that are given.
+/// The columns to import: their indices, names and given types.
 fn chosen(
     from: &ColumnsFrom,
     names: &[(String, Option<ColumnType>)],
@@ -307,7 +307,7 @@ fn all_of(names: &[(String, Option<ColumnType>)]) -> String {
     names.iter().map(|(name, _)| &**name).collect::<Vec<_>>().join(", ")
 }
 
-/// The types that the values have; `None` where there are none.
+/// The types of the columns, from their values; `None` for a column without values.
 fn types_of(
     records: &Records<'_>,
     chosen: &[(usize, String, Option<ColumnType>)],
@@ -331,7 +331,7 @@ fn types_of(
     Ok(found)
 }
 
-/// The type that has the values of both.
+/// The type that holds the values of both types.
 fn wider(a: Option<ColumnType>, b: Option<ColumnType>) -> Option<ColumnType> {
     match (a, b) {
         (None, one) | (one, None) => one,
@@ -342,7 +342,7 @@ fn wider(a: Option<ColumnType>, b: Option<ColumnType>) -> Option<ColumnType> {
     }
 }
 
-/// An error if these are more columns than an image has room for.
+/// Checks that an image has room for columns with these names.
 fn check_room<'n>(names: impl Iterator<Item = &'n String>) -> Result<(), String> {
     let (count, bytes) = names.fold((0, 0), |(count, bytes), name| (count + 1, bytes + name.len()));
     if count <= MAX_COLUMNS && bytes <= MAX_NAMES_BYTES {
@@ -361,7 +361,7 @@ const KEYS: [&str; 7] = ["name", "file", "filename", "file_name", "path", "key",
 /// The row of a sample that the file does not name.
 const NO_ROW: u32 = u32::MAX;
 
-/// The syntax of a file, by its name.
+/// The lower-case extension of a file, which defines its syntax.
 fn suffix(path: &Path) -> String {
     let suffix = path.extension().unwrap_or_default();
     suffix.to_string_lossy().to_ascii_lowercase()

@@ -1,4 +1,4 @@
-//! Typed columns that an import takes from a field of the samples: a number of a type, or a text.
+//! Typed columns whose values come from a field of the samples: a number, or a string.
 
 use std::fmt;
 
@@ -15,29 +15,29 @@ use dlfs_format::format::field_type::{Element, FieldType};
 use super::records::Cell;
 use super::{ColumnFile, check_room, columns_of, joined};
 
-/// The columns from fields of an import.
+/// An import's columns whose values come from fields.
 #[derive(Debug)]
 pub(in crate::import) struct FieldColumns {
     columns: Vec<OfField>,
-    /// With those of the file of values.
+    /// The columns of the file of values, then these columns.
     specs: Vec<ColumnSpec>,
 }
 
-/// A column and where its values come from.
+/// A column, and the field that its values come from.
 #[derive(Debug)]
 struct OfField {
     spec: ColumnSpec,
     field: u16,
     name: String,
-    /// The type of the field; `None`: it is text.
+    /// The type of the field; `None`: the field is a string.
     from: Option<FieldType>,
 }
 
 impl FieldColumns {
-    /// The columns `given` of a source whose fields have these names and types, beside those of `file`.
+    /// The columns `given`, for a source whose fields have these names and types. `file` has further columns.
     ///
     /// # Errors
-    /// `InvalidArgument`: what does not fit.
+    /// `InvalidArgument`: a field does not exist, or a column's name or type does not fit.
     pub(in crate::import) fn new(
         given: &[FieldColumn],
         fields: &[Vec<u8>],
@@ -74,7 +74,7 @@ impl FieldColumns {
         self.columns.is_empty()
     }
 
-    /// The columns, behind those that there are.
+    /// `columns`, then these columns.
     pub(in crate::import) fn join(&self, columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
         joined(columns, self.columns.iter().map(|own| &own.spec))
     }
@@ -84,10 +84,11 @@ impl FieldColumns {
         ColumnTable::new(&self.specs)
     }
 
-    /// The values that `bytes` of the fields of a sample give, beside those of `file`.
+    /// The values of these columns for the sample `name`; `bytes` returns the bytes of a field. `file` is read only to
+    /// check the total length of strings.
     ///
     /// # Errors
-    /// Which field has no value of its column.
+    /// `Field`: a field does not hold a value of its column.
     pub(in crate::import) fn values<'b>(
         &self,
         name: &[u8],
@@ -104,7 +105,7 @@ impl FieldColumns {
         Ok(values)
     }
 
-    /// An error if the texts of a sample are too long together.
+    /// Checks the total length of a sample's strings.
     fn check_texts(
         &self,
         name: &[u8],
@@ -129,7 +130,7 @@ impl FieldColumns {
         Err(BadReason::Field { field: column.name.clone(), what })
     }
 
-    /// Appends the row of a sample: the values of `file`, and its `own`.
+    /// Appends the row of a sample: the values of `file`, and the sample's `own` values.
     pub(in crate::import) fn push(
         &self,
         table: &mut ColumnTable,
@@ -144,10 +145,10 @@ impl FieldColumns {
         });
     }
 
-    /// Gives the rows of a source their values; returns the rows that have none.
+    /// Sets the values of a source's rows; returns the rows whose fields hold no valid values.
     ///
     /// # Errors
-    /// `Interrupted`: `goes_on` said so.
+    /// `Interrupted`: `goes_on` returned false.
     pub(in crate::import) fn of_source(
         &self,
         source: &mut Source,
@@ -178,7 +179,7 @@ impl FieldColumns {
                 Ok(own) => self.push(&mut table, index.name(row), file, &own),
                 Err(reason) => {
                     bad.push((row, index.bad_row(row, reason)));
-                    table.push(|_| Value::None); // rows stay rows
+                    table.push(|_| Value::None); // so that later rows keep their numbers
                 }
             }
         }
@@ -186,7 +187,7 @@ impl FieldColumns {
         Ok(bad)
     }
 
-    /// Checks that a field of `len` bytes fits into its column; otherwise says what is wrong with it.
+    /// Checks that a field of `len` bytes is not too long for its column.
     pub(in crate::import) fn check_len(&self, field: u16, len: u64) -> Result<(), BadReason> {
         let column = self.columns.iter().find(|column| column.field == field);
         let Some(column) = column.filter(|_| len > MAX_TEXTS_BYTES as u64) else { return Ok(()) };
@@ -196,7 +197,7 @@ impl FieldColumns {
 }
 
 impl OfField {
-    /// The value that the bytes of the field give.
+    /// Converts the bytes of the field to a value.
     fn value(&self, bytes: &[u8]) -> Result<OwnedValue, String> {
         let column = &self.spec.name;
         let kind = self.spec.kind;
@@ -267,7 +268,7 @@ fn kind_of(
 pub(in crate::import) enum Number {
     /// Without a fraction.
     Int(i128),
-    /// With one.
+    /// With a fraction.
     Float(f64),
 }
 
@@ -280,7 +281,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// The number that these bytes are, which have the length of the element.
+/// Decodes a number; `bytes` has the length of the element.
 pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
     let mut wide = [0; 8];
     wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
@@ -300,11 +301,12 @@ pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
     }
 }
 
-/// Appends the bytes of an element that is `number`; a float may be rounded within its range. `false`: there is none.
+/// Encodes `number` as an element and appends it; a float may be rounded within its range. `false`: the element type
+/// does not hold the number.
 pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
     let whole = match number {
         Number::Int(number) => Some(number),
-        // Not one as large as the largest i128, which its conversion is if it is larger.
+        // The limit excludes larger floats, whose conversion saturates at the largest i128.
         Number::Float(number) => {
             Some(number as i128).filter(|whole| *whole as f64 == number && whole.abs() < 1 << 64)
         }
@@ -334,23 +336,23 @@ pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut
             narrow.map(|narrow| into.extend_from_slice(&narrow.to_le_bytes()))
         }
         F64 => float.map(|float| into.extend_from_slice(&float.to_le_bytes())),
-        // Nothing makes halves of other numbers here.
+        // No caller converts numbers to 16-bit floats.
         F16 | Bf16 => None,
     }
     .is_some()
 }
 
-/// The number that an IEEE 754 number of 16 bits is.
+/// Converts an IEEE 754 16-bit float.
 fn of_half(bits: u16) -> f64 {
     let wide = u32::from(bits >> 15) << 31 | u32::from(bits & 0x7fff) << 13;
     if bits & 0x7c00 == 0x7c00 {
-        f32::from_bits(wide | 0x7f80_0000).into() // infinite, or no number
+        f32::from_bits(wide | 0x7f80_0000).into() // infinity or NaN
     } else {
-        f64::from(f32::from_bits(wide)) * 2f64.powi(112) // the exponent of 32 bits has a bias of 112 more
+        f64::from(f32::from_bits(wide)) * 2f64.powi(112) // the exponent bias of a 32-bit float is larger by 112
     }
 }
 
-/// Rows between two questions whether to go on.
+/// Rows between two checks for cancellation.
 const ROWS_PER_STEP: u64 = 4096;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The records of a file of values: lines of CSV, of tab-separated values, or of JSON.
 //!
-//! CSV is that of RFC 4180: a value in quotes may hold commas, line ends, and quotes, which are doubled; nothing may
-//! follow one that is closed. Tab-separated values have no quotes. A line ends with \n, \r\n or \r. Empty lines are
-//! none in all of them.
+//! CSV is that of RFC 4180: a quoted value may contain commas, line ends and doubled quotes, and nothing may follow
+//! its closing quote. Tab-separated values have no quotes. A line ends with \n, \r\n or \r; a line of JSON not with
+//! \r. Empty lines are skipped.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,7 +18,7 @@ use dlfs_format::format::columns::{ColumnType, OwnedValue, Value};
 pub(super) struct Records<'a> {
     syntax: Syntax,
     text: &'a str,
-    /// The names of the columns, of JSON those of all lines together, with the types that the file gives.
+    /// The names of the columns (for JSON, the keys of all lines), with the types that the file gives.
     pub(super) names: Vec<(String, Option<ColumnType>)>,
 }
 
@@ -32,12 +32,12 @@ enum Syntax {
 /// One record.
 pub(super) struct Record<'a> {
     of: &'a Records<'a>,
-    /// Offset in the text, perhaps of empty lines before it.
+    /// Offset in the text of the record, or of empty lines before it.
     at: usize,
     values: Values<'a>,
 }
 
-/// Takes a record, or says what is wrong with it.
+/// Receives a record; an error says what is wrong with it.
 type Take<'t> = dyn FnMut(&Record<'_>) -> Result<(), String> + 't;
 
 enum Values<'a> {
@@ -49,7 +49,7 @@ enum Values<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell<'a> {
     None,
-    /// A cell of a file without types.
+    /// A value of CSV or tab-separated values, which has no type of its own.
     Word(&'a str),
     Int(i64),
     Float(f64),
@@ -60,7 +60,7 @@ pub(super) enum Cell<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// The records of the file at `path`, with its names of columns.
+    /// The records of the file at `path`, which has the content `bytes`. Reads the names of the columns.
     pub(super) fn new(path: &Path, bytes: &'a [u8]) -> Result<Records<'a>, String> {
         let syntax = match &*super::suffix(path) {
             "csv" => Syntax::Comma,
@@ -117,7 +117,7 @@ impl<'a> Records<'a> {
         Ok(keys)
     }
 
-    /// Gives each record to `take`, until it fails.
+    /// Calls `take` with each record, until it fails.
     pub(super) fn each(&self, take: &mut Take<'_>) -> Result<(), String> {
         if self.is_json() { self.each_object(take) } else { self.each_row(take) }
     }
@@ -152,7 +152,7 @@ impl<'a> Records<'a> {
             }
             std::mem::swap(&mut cells, &mut next);
         }
-        // Within a quote that is not closed lies all that follows it.
+        // A quote that is not closed would contain all that follows it, also `END`.
         if is_end(&cells) {
             return Ok(());
         }
@@ -173,7 +173,7 @@ impl<'a> Records<'a> {
         take(&record)
     }
 
-    /// Reads the lines, and one that is [`END`] behind them.
+    /// Reader of the lines, followed by the line [`END`].
     fn reader(&self) -> Reader<Chain<&'a [u8], &'static [u8]>> {
         ReaderBuilder::new()
             .flexible(true)
@@ -183,7 +183,7 @@ impl<'a> Records<'a> {
     }
 }
 
-/// The name of a column, and the type that may follow it in its title.
+/// Splits a title, `NAME` or `NAME:TYPE`, into the column's name and type.
 fn typed(title: String) -> (String, Option<ColumnType>) {
     let parts = title.rsplit_once(':').filter(|(name, _)| !name.is_empty());
     match parts.and_then(|(name, kind)| Some((name.to_owned(), kind.parse().ok()?))) {
@@ -192,7 +192,7 @@ fn typed(title: String) -> (String, Option<ColumnType>) {
     }
 }
 
-/// The offset of text behind a closed quote, which the crate `csv` would take as a part of the value.
+/// The offset of text after a closing quote, if there is any. The crate `csv` would make it a part of the value.
 fn behind_a_quote(text: &str) -> Option<usize> {
     let mut is_start = true; // of a value
     let mut is_quoted = false;
@@ -216,13 +216,13 @@ fn behind_a_quote(text: &str) -> Option<usize> {
     None
 }
 
-/// The line of the first record at `at` or later, from 1.
+/// The line number, from 1, of the first record at or after `at`.
 fn line_at(text: &str, at: usize) -> usize {
     let rest = text.get(at..).unwrap_or_default().trim_start_matches(['\r', '\n']);
     text[..text.len() - rest.len()].matches('\n').count() + 1
 }
 
-/// Offset of a record, or of the end of the one before.
+/// Offset of a record, or of the end of the previous record.
 fn place_of(cells: &StringRecord) -> usize {
     cells.position().map_or(0, |position| position.byte() as usize)
 }
@@ -231,11 +231,11 @@ fn is_end(cells: &StringRecord) -> bool {
     cells.len() == 1 && cells.get(0) == Some("\0")
 }
 
-/// A line behind the last one, which is a record unless a quote before it is not closed.
+/// A line added after the last one. It is a record of its own only if every quote before it is closed.
 const END: &[u8] = b"\n\0";
 
 impl Record<'_> {
-    /// The line at which it begins, from 1.
+    /// The number of the line at which the record begins, from 1.
     pub(super) fn line(&self) -> usize {
         line_at(self.of.text, self.at)
     }
@@ -250,7 +250,7 @@ impl Record<'_> {
             Values::Object(object) => match object.get(&self.of.names[at].0) {
                 None | Some(Json::Null) => Cell::None,
                 Some(Json::Bool(is_true)) => Cell::Bool(*is_true),
-                // As in files without types, an empty text is none.
+                // As in CSV, an empty string is no value.
                 Some(Json::String(text)) if text.is_empty() => Cell::None,
                 Some(Json::String(text)) => Cell::Text(text),
                 Some(Json::Array(_)) => Cell::Nested("a list"),
@@ -264,7 +264,7 @@ impl Record<'_> {
         }
     }
 
-    /// The name of its sample, which the column at `at` has.
+    /// The name of the record's sample, from the column at `at`.
     pub(super) fn key(&self, at: usize) -> Result<String, String> {
         let name = match self.cell(at) {
             Cell::Word(text) | Cell::Text(text) => text.to_owned(),
@@ -276,7 +276,7 @@ impl Record<'_> {
 }
 
 impl Cell<'_> {
-    /// The type that it has by itself.
+    /// The type of the value itself; `None` if it has none.
     pub(super) fn kind(&self) -> Option<ColumnType> {
         Some(match self {
             Cell::None | Cell::Nested(_) => return None,
@@ -289,7 +289,7 @@ impl Cell<'_> {
         })
     }
 
-    /// The value in a column of this type; `None` if it is none of it.
+    /// Converts to a value of a column of type `kind`; `None` if the type does not hold it.
     pub(super) fn to_value(&self, kind: ColumnType) -> Option<OwnedValue> {
         use ColumnType::{Bool, Float, Float32, Int, Text};
         let value = match (kind, self) {
@@ -327,8 +327,8 @@ impl Cell<'_> {
     }
 }
 
-/// The type of a word. One with zeroes before it, or too large for its type, is a text: as a number it would be
-/// another.
+/// The type of a word. A number with leading zeroes, or too large for [`ColumnType::Int`], is text, since a number
+/// would not keep its spelling or value.
 fn kind_of(word: &str) -> ColumnType {
     let word = word.trim();
     let digits = word.strip_prefix(['-', '+']).unwrap_or(word);
@@ -361,5 +361,5 @@ impl fmt::Display for Cell<'_> {
     }
 }
 
-/// Whole numbers below it are exact in an f64.
+/// Integers below this are exact in an `f64`.
 const EXACT: f64 = 9_007_199_254_740_992.0;

@@ -1,4 +1,4 @@
-//! The columns of files of rows, and what of a row becomes a sample's name, label and fields.
+//! Columns of row files, and the choice of columns for a sample's name, label and fields.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,25 +9,25 @@ use dlfs_format::format::FieldTypes;
 use dlfs_format::format::builder::has_room_for_fields;
 use dlfs_format::format::field_type::{Element, FieldType};
 
-/// A column of a file of rows.
+/// A column of a row file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Column {
     /// Its name.
     pub(super) name: String,
     /// The kind of its values.
     pub(super) kind: CellKind,
-    /// Names of the classes, if its values are their numbers.
+    /// Names of the classes, if its values are class numbers.
     pub(super) classes: Vec<String>,
-    /// The key of JSON Lines whose values name files, if its values are these.
+    /// The key of JSON Lines that names files, if the column holds these files.
     pub(super) files_of: Option<String>,
 }
 
 /// The kind of a column's values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CellKind {
-    /// There are none.
+    /// There are no values.
     Nothing,
-    /// Bytes or text.
+    /// Bytes or strings.
     Bytes,
     /// A number or an array of numbers.
     Elements(FieldType),
@@ -35,7 +35,7 @@ pub(super) enum CellKind {
     Other(String),
 }
 
-/// The values of a row, one a column; `None`: there is none.
+/// The values of a row, one per column; `None` for a missing value.
 pub(super) type Cells = Vec<Option<FieldBytes>>;
 
 impl Column {
@@ -46,7 +46,7 @@ impl Column {
 }
 
 impl CellKind {
-    /// Returns the kind for the values of both; it holds a value exactly or not at all.
+    /// The kind for the values of both kinds, if there is one. It rejects values that it does not hold exactly.
     pub(super) fn with(&self, other: &CellKind) -> Option<CellKind> {
         match (self, other) {
             (CellKind::Nothing, kind) | (kind, CellKind::Nothing) => Some(kind.clone()),
@@ -57,7 +57,7 @@ impl CellKind {
     }
 }
 
-/// A type whose arrays have the elements and shapes of both.
+/// The type for the arrays of both types; the first dimension is free if it differs.
 fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
     let element = wider_element(a.element(), b.element())?;
     let own: Vec<_> = a.dims().collect();
@@ -70,7 +70,8 @@ fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
     FieldType::new(element, is_free, dims).ok()
 }
 
-/// The type of numbers that holds those of both; of integers and floats, those which are exact as floats.
+/// The element type for the numbers of both types. For integers and floats it is a float type, which holds only the
+/// integers that are exact in it.
 fn wider_element(a: Element, b: Element) -> Option<Element> {
     use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     if a == b || a == Bool || b == Bool {
@@ -95,12 +96,12 @@ fn wider_element(a: Element, b: Element) -> Option<Element> {
     [U8, I8, U16, I16, U32, I32, U64, I64, F32, F64].into_iter().find(of_both)
 }
 
-/// Maps each name to its first place among `columns`.
+/// Maps each name to its first index in `columns`.
 pub(super) fn places(columns: &[Column]) -> HashMap<String, usize> {
     columns.iter().enumerate().rev().map(|(at, column)| (column.name.clone(), at)).collect()
 }
 
-/// Returns whether `options` take this column; others need not be read.
+/// Returns whether `options` select this column; other columns need not be read.
 pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
     let name = Some(&column.name);
     options.fields.is_empty()
@@ -113,7 +114,7 @@ pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
 /// The roles of the columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chosen {
-    /// The column of the names; `None`: files and numbers of rows are.
+    /// The column of the names; `None`: a row is named after its file and number.
     pub(super) name: Option<usize>,
     /// The column of the labels.
     pub(super) label: Option<usize>,
@@ -122,10 +123,11 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Chooses from `columns` by `options`; fields follow the order of those of the image that is appended to.
+    /// Chooses from `columns` by `options`. `image`: the fields of the image that rows are appended to, whose order the
+    /// chosen fields follow.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such column, or its values cannot be what is asked for.
+    /// `InvalidArgument`: a column does not exist, or its values do not fit its role.
     pub(super) fn new(
         columns: &[Column],
         options: &RowOptions,
@@ -245,7 +247,7 @@ impl Column {
     }
 }
 
-/// The column that the file says to hold classes, if there is one such and it is not wanted as a field.
+/// The column that the file's metadata marks as classes, if there is exactly one and it is not selected as a field.
 fn only_class_label(columns: &[Column], options: &RowOptions) -> Option<usize> {
     let mut with_classes = (0..columns.len()).filter(|at| !columns[*at].classes.is_empty());
     let only = with_classes.next().filter(|_| with_classes.next().is_none())?;

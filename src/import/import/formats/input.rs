@@ -1,4 +1,4 @@
-//! The location of a file of rows, and its bytes: a file, or an object of a store.
+//! A row file as input: a local file, or an object of a store.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -17,38 +17,38 @@ use dlfs_base::folders::Links;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Reader};
 
-/// The first failure of a store, which ends the import: what follows was not read, and is not bad.
+/// The first failure of a store, which ends the import: later rows were not read, and are not bad entries.
 pub(super) type Failure = Arc<Mutex<Option<Error>>>;
 
-/// A file of rows.
+/// A row file.
 #[derive(Debug, Clone)]
 pub(super) struct Input {
     /// Its path or address.
     pub(super) path: PathBuf,
-    /// If it is one of a store.
+    /// The object, if it is in a store.
     pub(super) object: Option<InStore>,
     /// The policy for links to the files that it names.
     pub(super) links: Links,
-    /// The limit on the expansion of the bytes that are read.
+    /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,
 }
 
-/// An object, and who is told of failures.
+/// An object of a store, and where to record failures.
 #[derive(Debug, Clone)]
 pub(super) struct InStore {
     pub(super) client: Client,
     pub(super) object: Object,
     pub(super) failure: Failure,
-    /// Takes what else is found beside it.
+    /// Records other objects that the file names.
     pub(super) origins: SharedOrigins,
 }
 
 impl Input {
-    /// Its bytes from `begin` on, or from its end if it is shorter. Of a store at most `ahead_bytes` are asked for
-    /// ahead, one range at least; `None`: as many as it needs.
+    /// Reads the file from byte `begin` on; a shorter file has no more bytes. From a store, requests at most
+    /// `ahead_bytes` ahead, but at least one range; `None`: as many as the client's window allows.
     ///
     /// # Errors
-    /// It does not open.
+    /// The file does not open.
     pub(super) fn read(
         &self,
         begin: u64,
@@ -65,17 +65,17 @@ impl Input {
         Ok(Box::new(Shard::new(reader, failure.clone())))
     }
 
-    /// All its bytes, decompressed if they are compressed.
+    /// Reads the whole file, decompressed if it is compressed.
     ///
     /// # Errors
-    /// As [`read`](Self::read), and those of reading the first bytes.
+    /// As [`read`](Self::read), and errors of reading the first bytes.
     pub(super) fn read_plain(&self, ahead_bytes: Option<u64>) -> Result<Box<dyn Read + Send>> {
         let plain = decompressed(self.read(0, ahead_bytes)?, &self.path, &self.expansion);
         self.check()?;
         plain
     }
 
-    /// The same from byte `begin` on, after decompression.
+    /// As [`read_plain`](Self::read_plain), from byte `begin` of the decompressed data on.
     ///
     /// # Errors
     /// As [`read_plain`](Self::read_plain).
@@ -85,7 +85,7 @@ impl Input {
         self.check()?;
         let len = read.map_err(|error| self.named(error))?;
         if Compression::of(&head[..len]).is_none() {
-            self.expansion.read(begin); // before the import was interrupted
+            self.expansion.read(begin); // the bytes read before the import was interrupted
             return Ok(Box::new(Compressed(self.read(begin, None)?, self.expansion.clone())));
         }
         let mut from = self.read_plain(None)?;
@@ -95,16 +95,16 @@ impl Input {
         Ok(from)
     }
 
-    /// The failure of the store, if there was one.
+    /// Checks that the store has not failed.
     ///
     /// # Errors
-    /// The failure.
+    /// The store's failure.
     pub(super) fn check(&self) -> Result<()> {
         let failure = self.object.as_ref().and_then(|object| object.failure.lock().take());
         failure.map_or(Ok(()), Err)
     }
 
-    /// An error of this file.
+    /// Converts an error of reading to an error that names this file.
     pub(super) fn named(&self, error: io::Error) -> Error {
         if let Some(reason) = BadReason::within(&error) {
             return Error::new(ErrorKind::BadSource, reason.to_string()).path(&self.path);
@@ -119,5 +119,5 @@ impl Input {
 }
 
 const BUFFER_BYTES: usize = 1 << 20;
-/// The name of the threads that look up what an index names.
+/// The name of the threads that look up files named by an index.
 pub(super) const LOOKING_UP: &str = "dlfs-open";

@@ -1,9 +1,9 @@
-//! Rows of JSON Lines: each line is an object, whose values are columns, or name a file.
+//! Rows of JSON Lines: each line is an object whose keys are columns. A key may name files.
 //!
-//! All lines are looked at before they are read, to tell which columns there are, and their types; of an object in a
-//! store, which would be read twice, only the first ones. Text is a column of bytes; numbers are `i64`, `u64` if one
-//! needs that, or `f64` where one has a fraction; lists of numbers are arrays; what is nested otherwise, or is held by
-//! none of these types, is its JSON. `NaN` and `Infinity` are numbers, as Python writes them.
+//! A first pass reads all lines to find the columns and their types. Of an object in a store it reads only the first
+//! lines, since the object would be fetched twice. Strings become a column of bytes. Numbers become `i64`, `u64` if a
+//! number needs it, or `f64` if a number has a fraction. Lists of numbers become arrays. Other nested values, and
+//! values that fit none of these types, are stored as JSON. `NaN` and `Infinity` are numbers, as Python writes them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -38,24 +38,24 @@ use dlfs_places::Pending;
 /// The lines of a file.
 pub(super) struct JsonLines {
     input: Input,
-    /// Once it has begun.
+    /// The unread lines, once reading has begun.
     from: Lines,
     /// Offset of the next line to read.
     at: u64,
-    /// Offset of the next line to take; behind it lie those that were read ahead.
+    /// Offset of the next line to return; the lines from here to `at` were read ahead.
     next: u64,
-    /// Hash of the objects that lines so far have named, also those of other files.
+    /// Hash of the objects named by the lines so far, including lines of earlier files.
     named: u64,
     columns: Vec<Column>,
     /// Index of each key in `columns`.
     place_of: HashMap<String, usize>,
-    /// The wanted columns: a flag for each.
+    /// A flag for each column, set if it is wanted.
     is_wanted: Vec<bool>,
-    /// Hashes of the names of the files so far: one that is named again is expanded.
+    /// Hashes of the names of the files read so far: a file that is named again counts as expansion.
     read_files: HashSet<u64>,
-    /// The columns with a value in the line before.
+    /// The columns with a value in the previous line.
     filled: Vec<usize>,
-    /// Set if keys that are none of the columns are wanted.
+    /// Set if all keys are wanted, so that a key without a column is an error.
     takes_all: bool,
     files: Option<Files>,
     line: Vec<u8>,
@@ -64,28 +64,28 @@ pub(super) struct JsonLines {
 
 /// The files that lines name.
 struct Files {
-    /// The key that names them.
+    /// The key that names the files.
     key: String,
-    /// The number of their column.
+    /// The index of the column that holds the files.
     column: usize,
     from: From,
 }
 
 /// The location of the files.
 enum From {
-    /// In this folder.
+    /// The files are in this folder.
     Folder(Root),
-    /// Beside the lines in a store.
+    /// The files are in a store, beside the file of lines.
     Store(Box<Ahead>),
 }
 
-/// Lines that were read ahead, since the objects that they name take a while to come.
+/// Lines that were read ahead, so that the objects they name are requested early.
 struct Ahead {
     lines_are: InStore,
     lines: VecDeque<Result<Line, BadReason>>,
-    /// The result that ended the lines, behind those that were read ahead.
+    /// The result at the end of the lines, which follows the lines read ahead.
     end: Option<Result<(), RowError>>,
-    /// Bytes of the objects that were asked for.
+    /// Bytes of the outstanding requests.
     asked_bytes: u64,
 }
 
@@ -93,24 +93,24 @@ struct Ahead {
 struct Line {
     object: Object,
     file: Option<Asked>,
-    /// Offset of its end.
+    /// Offset of the line's end.
     end: u64,
 }
 
-/// A line, what it names, and where it ends.
+/// A line, the name of its file, and the offset of the line's end.
 type Named = Result<(Object, Option<String>, u64), BadReason>;
 
-/// An object that a line names; not asked for while there is no room.
+/// An object that a line names; `pending` is `None` until there is room to request it.
 struct Asked {
     object: dlfs_places::Object,
     pending: Option<Pending>,
 }
 
 impl JsonLines {
-    /// Opens the file `input`, whose columns are `known`, or else looked for.
+    /// Opens the file `input`, with the columns `known`; `None`: the first pass finds them.
     ///
     /// # Errors
-    /// It cannot be read, or no line is an object.
+    /// The file cannot be read, or no line is an object.
     pub(super) fn open(
         input: &Input,
         options: &RowOptions,
@@ -142,7 +142,7 @@ impl JsonLines {
         }))
     }
 
-    /// The next line that is not empty, as an object. `None`: there is none.
+    /// The next line that is not empty, as an object; `None` after the last.
     fn next_object(&mut self) -> Result<Option<Object>, RowError> {
         loop {
             let read = read_line(&mut self.from, &mut self.line);
@@ -158,7 +158,7 @@ impl JsonLines {
         Ok(Some(parse(&self.line).map_err(broken)?))
     }
 
-    /// The next line, and the file that it names. `None`: there is none.
+    /// The next line, and the file that it names; `None` after the last line.
     fn next_with_file(
         &mut self,
         files: Option<&mut Files>,
@@ -212,7 +212,8 @@ impl JsonLines {
         }
     }
 
-    /// Some lines that begin before `to`, with the files that `key` names, and what ended them.
+    /// Reads some lines that begin before `to`, with the names under `key`. The second value is the result at the end
+    /// of the lines, if the end was reached.
     fn named_lines(&mut self, key: &str, to: u64) -> (Vec<Named>, Option<Result<(), RowError>>) {
         let mut lines = Vec::new();
         let mut end = None;
@@ -230,7 +231,8 @@ impl JsonLines {
         (lines, end)
     }
 
-    /// Looks up again what lines before `to` name, and notes it.
+    /// Looks up again the objects that lines before `to` name, and records them as origins. Returns `named` with these
+    /// objects added; 0 if an object is gone.
     fn recall_files(&mut self, files: &Files, to: u64, named: u64) -> Result<u64> {
         let From::Store(ahead) = &files.from else { return Ok(named) };
         let mut named = named;
@@ -239,7 +241,7 @@ impl JsonLines {
             let (lines, end) = self.named_lines(&files.key, to);
             self.input.check()?;
             for found in ahead.find(&lines)?.into_iter().flatten() {
-                // One that is gone gives another hash as well.
+                // A missing object changes the hash, too.
                 let Ok(object) = found else { return Ok(0) };
                 push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
                 named = with(named, &object);
@@ -279,7 +281,7 @@ impl JsonLines {
 }
 
 impl Files {
-    /// The files that `column` number `at` of the lines names.
+    /// The files that lines name for `column`, which has the index `at`.
     fn new(at: usize, column: &Column, input: &Input) -> Result<Files> {
         let key = column.files_of.clone().unwrap_or_default();
         let from = match &input.object {
@@ -298,7 +300,7 @@ impl Files {
     }
 }
 
-/// The file that the value of `key` in a line names, without `.` and repeated slashes; `None`: it has not the key.
+/// The file that a line names under `key`, without `.` and repeated slashes; `None`: the line lacks the key.
 fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadReason> {
     match object.0.iter().find(|(own, _)| own == key) {
         None => Ok(None),
@@ -325,13 +327,13 @@ fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
     }
     let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
     file.read_exact_at(&mut bytes, 0).map_err(|error| {
-        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)) // or it is shorter now
+        BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)) // EIO: the file is shorter now
     })?;
     Ok(bytes.into())
 }
 
 impl Ahead {
-    /// Looks up what some lines name, many at once, and asks for it.
+    /// Looks up the objects that lines name, concurrently, and requests them.
     fn look_up(&mut self, lines: Vec<Named>) -> Result<(), RowError> {
         let found = self.find(&lines).map_err(|error| self.failed(error))?;
         for (line, found) in lines.into_iter().zip(found) {
@@ -345,7 +347,7 @@ impl Ahead {
         Ok(())
     }
 
-    /// The objects that lines name, looked up many at once.
+    /// Looks up the objects that lines name, concurrently.
     fn find(&self, lines: &[Named]) -> Result<Vec<Option<Result<dlfs_places::Object, BadReason>>>> {
         let InStore { client, object: of, .. } = &self.lines_are;
         map_at_once(LOOKING_UP, lines, |line| {
@@ -363,7 +365,7 @@ impl Ahead {
         })
     }
 
-    /// Asks for the objects of the next lines, as far as there is room.
+    /// Requests the objects of the next lines, up to the client's window.
     fn ask(&mut self) {
         let client = &self.lines_are.client;
         let asked = self.lines.iter_mut().flatten().filter_map(|line| line.file.as_mut());
@@ -376,7 +378,7 @@ impl Ahead {
         }
     }
 
-    /// The bytes of the next line's object.
+    /// Reads the object of the next line.
     fn read(&mut self, asked: Asked) -> Result<FieldBytes, RowError> {
         let Asked { object, pending } = asked;
         let InStore { client, origins, .. } = &self.lines_are;
@@ -402,7 +404,7 @@ impl Ahead {
         Ok(bytes.into())
     }
 
-    /// Notes a failure of the store, which ends the import.
+    /// Records a failure of the store, which ends the import.
     fn failed(&self, error: Error) -> RowError {
         self.lines_are.failure.lock().get_or_insert(error);
         RowError::File(BadReason::Decoder("the store failed".to_owned()))
@@ -449,7 +451,7 @@ impl RowReader for JsonLines {
         let Some((object, file)) = line? else { return Ok(false) };
         let name = self.files.as_ref().map(|files| name_in(&files.key, &object)).transpose()?;
         self.name.extend_from_slice(name.flatten().unwrap_or_default().as_bytes());
-        // A line may have few of many keys.
+        // Clear only the cells that the previous line filled: a line may have few of many keys.
         self.filled.drain(..).for_each(|at| drop(cells.get_mut(at).and_then(Option::take)));
         cells.resize(self.columns.len(), None);
         for (key, value) in object.0 {
@@ -492,7 +494,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The hash of the objects that were named, and one more.
+/// Adds an object to the hash of the named objects.
 fn with(named: u64, object: &dlfs_places::Object) -> u64 {
     let mut hash = Xxh3::with_seed(named);
     hash.update(&(object.key.len() as u64).to_le_bytes());
@@ -502,7 +504,7 @@ fn with(named: u64, object: &dlfs_places::Object) -> u64 {
     hash.digest().max(1) // 0 stands for none
 }
 
-/// Appends the elements of an array with these dimensions. `false`: `value` is none.
+/// Appends the elements of the array `value`. `false`: it is not an array with these dimensions and elements.
 fn put_values(element: Element, dims: &[Option<u32>], value: &Value, into: &mut Vec<u8>) -> bool {
     match (value, dims) {
         (Value::Array(all), [dim, dims @ ..]) => {
@@ -526,5 +528,5 @@ fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
 }
 
 const BUFFER_BYTES: usize = 1 << 20;
-/// Lines whose objects are asked for at once.
+/// Most lines that are read ahead, to request their objects.
 const LINES_AHEAD: usize = 128;

@@ -1,4 +1,5 @@
-//! Objects of JSON Lines, with the numbers that Python writes and JSON does not have, and none rounded.
+//! Parser of the objects in JSON Lines. Accepts `NaN` and `Infinity`, which Python writes but JSON lacks, and rounds no
+//! integer.
 
 use std::fmt;
 
@@ -35,7 +36,7 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// The number that a value is.
+/// The value as a number, if it is one.
 pub(super) fn number_of(value: &Value) -> Option<Number> {
     match value {
         Value::Number(number) => {
@@ -52,7 +53,7 @@ pub(super) fn number_of(value: &Value) -> Option<Number> {
     }
 }
 
-/// JSON of marked texts, as it was before these were marked.
+/// Converts JSON with marked strings back to JSON with the original numbers.
 pub(super) fn unmarked(json: &str) -> String {
     let mark = format!("\"{MARK_IN_JSON}");
     let mut parts = json.split(mark.as_str());
@@ -64,12 +65,13 @@ pub(super) fn unmarked(json: &str) -> String {
     out
 }
 
-/// A text of a line, or what was marked in its place.
+/// A string as the line spells it: without the mark, if it has one.
 pub(super) fn spelled(text: &str) -> &str {
     text.strip_prefix(MARK).unwrap_or(text)
 }
 
-/// The object of a line. What JSON does not have, or numbers that would be rounded, are texts that begin with [`MARK`].
+/// Parses the object of a line. Numbers that JSON lacks, and integers that would be rounded, become strings with the
+/// prefix [`MARK`].
 pub(super) fn parse(line: &[u8]) -> serde_json::Result<Object> {
     if !has_long_integer(line) {
         match serde_json::from_slice(line) {
@@ -84,7 +86,7 @@ fn has_word(line: &[u8]) -> bool {
     WORDS.iter().any(|word| line.windows(word.len()).any(|part| part == word.as_bytes()))
 }
 
-/// Returns whether a line has as many digits in a row as integers of more than 64 bits.
+/// Returns whether a line has more than 18 digits in a row, and so may have an integer of more than 64 bits.
 fn has_long_integer(line: &[u8]) -> bool {
     let mut digits = 0;
     line.iter().any(|byte| {
@@ -93,7 +95,7 @@ fn has_long_integer(line: &[u8]) -> bool {
     })
 }
 
-/// `line` with [`MARK`] before what [`parse`] marks.
+/// Replaces the numbers that [`parse`] marks by strings with [`MARK`].
 fn marked(line: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(line.len() + 64);
     let mut rest = line;
@@ -121,7 +123,7 @@ fn marked(line: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Bytes of the string that `text` begins with, and of its quotes.
+/// Length in bytes of the string at the beginning of `text`, including its quotes.
 fn string_len(text: &[u8]) -> usize {
     let mut is_escaped = false;
     let end = text.iter().skip(1).position(|byte| {
@@ -135,7 +137,7 @@ fn string_len(text: &[u8]) -> usize {
 /// Prefix of a string that is parsed in place of a number.
 const MARK: &str = "\0dlfs:";
 const MARK_IN_JSON: &str = "\\u0000dlfs:";
-/// Numbers that Python writes, and JSON does not have.
+/// Numbers that Python writes but JSON lacks.
 const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A survey of JSON Lines: their columns, and the types that hold all values of each.
+//! Survey of JSON Lines: finds the columns, and for each column a type that holds all its values.
 
 use std::collections::HashMap;
 
@@ -19,11 +19,11 @@ pub(super) struct Survey {
     columns: Vec<(String, Seen)>,
     /// Index of each key in `columns`.
     at: HashMap<String, usize>,
-    /// Set if there are more lines than those surveyed.
+    /// Set if only a part of the lines was surveyed.
     is_part: bool,
 }
 
-/// Properties of the values of a key, as bits. Those of scalar types also cover the elements of lists.
+/// Properties of the values of a key, as bits. Bits of scalar types also describe the elements of lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Seen(u16);
 
@@ -31,7 +31,7 @@ impl Survey {
     /// The columns of the file `input`.
     pub(super) fn columns_of(input: &Input, options: &RowOptions) -> Result<Vec<Column>> {
         let mut survey = Survey::default();
-        // No prefetch from a store: most of it would not be needed.
+        // Request nothing ahead from a store: most of it would not be needed.
         survey.read(lines(input, Some(0))?.0, input, input.object.is_none())?;
         let mut columns = survey.columns();
         let at =
@@ -70,7 +70,7 @@ impl Survey {
             input.check()?;
             match read {
                 Ok(true) => {}
-                // An error that ends the lines early is reported when they are read as rows.
+                // An error that ends the lines early is reported when the lines are read as rows.
                 Ok(false) | Err(_) if !self.columns.is_empty() => break,
                 Ok(false) => {
                     let text = "no line is a JSON object";
@@ -84,7 +84,7 @@ impl Survey {
                 self.is_part = true;
                 break;
             }
-            // A bad line is told when it is read as a row.
+            // A bad line is reported when it is read as a row.
             let Ok(object) = parse(&line) else { continue };
             count += 1;
             object.0.iter().for_each(|(key, value)| self.see(key, value));
@@ -118,9 +118,9 @@ impl Seen {
     const BOOL: u16 = 4;
     const WHOLE: u16 = 8;
     const NEGATIVE: u16 = 16;
-    /// More than an `i64` holds.
+    /// Integers above the range of an `i64`.
     const LARGE: u16 = 32;
-    /// Not what an `f64` holds.
+    /// Integers that an `f64` does not hold exactly.
     const LONG: u16 = 64;
     const FRACTION: u16 = 128;
     /// Values that only bytes can hold.
@@ -158,7 +158,7 @@ impl Seen {
         }
     }
 
-    /// Returns the kind of the column's values.
+    /// The kind of the column's values.
     fn kind(self) -> CellKind {
         let has = |all: u16| self.0 & all == all;
         let has_numbers = self.0 & (Seen::WHOLE | Seen::FRACTION) != 0;
@@ -182,11 +182,11 @@ impl Seen {
     }
 }
 
-/// The key that names files in folders of images of Hugging Face.
+/// The key that names files in Hugging Face's image folders.
 const FILE_NAME: &str = "file_name";
-/// The column of the files.
+/// The name of the column that holds the files.
 const FILE: &str = "file";
-/// Limits of the survey of an object before it is read, in lines and in bytes.
+/// Limits of the survey of an object in a store, in lines and in bytes.
 const SURVEYED_LINES: usize = 1024;
 const SURVEYED_BYTES: usize = 16 << 20;
 

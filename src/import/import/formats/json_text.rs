@@ -1,4 +1,4 @@
-//! The lines of a file of JSON Lines, one after the other.
+//! Reads the lines of a JSON Lines file.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
@@ -9,7 +9,7 @@ use dlfs_base::Result;
 
 pub(super) type Lines = BufReader<Box<dyn Read + Send>>;
 
-/// The lines of `input`, decompressed, without a byte order mark, and where they begin.
+/// The lines of `input`, decompressed and without a byte order mark, and the offset of the first line.
 pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, u64)> {
     let mut from = input.read_plain(window_bytes)?;
     let mut head = [0; BYTE_ORDER_MARK.len()];
@@ -22,10 +22,10 @@ pub(super) fn lines(input: &Input, window_bytes: Option<u64>) -> Result<(Lines, 
     Ok((BufReader::with_capacity(BUFFER_BYTES, from), at))
 }
 
-/// Reads a line. `false`: there is none.
+/// Reads the next line; `false` at the end.
 ///
 /// # Errors
-/// Those of reading; the line is too long, or longer than the memory that there is.
+/// Errors of reading. The line has 1 GiB or more, or does not fit in memory.
 pub(super) fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     loop {
@@ -41,6 +41,6 @@ pub(super) fn read_line(from: &mut Lines, line: &mut Vec<u8>) -> io::Result<bool
 }
 
 const MAX_LINE_BYTES: usize = 1 << 30;
-/// As much of a line as memory is asked for at once.
+/// Bytes by which the memory of a line grows.
 const STEP_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! Files of rows as sources: each row is a sample, and its columns are the fields, the label, the name.
+//! Row files as sources: each row is a sample, and its columns are the fields, the label and the name.
 //!
 //! | kind      | files                                                    | read by                          |
 //! |-----------|----------------------------------------------------------|----------------------------------|
@@ -10,9 +10,9 @@
 //!
 //! All but JSON Lines need the feature `formats`.
 //!
-//! All are read front to back; before, local JSON Lines and shards with arrays are read to find out their types.
-//! `rows.rs` unifies the columns of all files and makes samples of rows, `column.rs` says which column is what. They
-//! are local files or objects of a store: `input.rs` opens both, and `binary/blocks.rs` reads an object at several
+//! Files are read front to back. A first pass reads local JSON Lines and shards with arrays to find their types.
+//! `rows.rs` combines the columns of all files and makes samples of rows; `column.rs` chooses the columns' roles.
+//! Files are local, or objects of a store: `input.rs` opens both, and `binary/blocks.rs` reads an object at several
 //! places.
 
 #[cfg(feature = "formats")]
@@ -43,14 +43,15 @@ use dlfs_base::{Error, ErrorKind};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::OriginsBuilder;
 
-/// The objects that are imported, of which more are found while rows are read.
+/// The imported objects; reading rows may add more.
 pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
-/// The rows of `files` as samples; `image`: what they are appended to. Those that are objects are in `origins` already.
-/// As many bytes are made of them as `expansion` allows. What tells their columns is read, and nothing else yet.
+/// Opens the rows of `files` as samples. `image`: the image that they are appended to, if any. `origins` has the
+/// objects among `files` already. `expansion` limits the bytes that rows expand to. Reads only the data that defines
+/// the columns.
 ///
 /// # Errors
-/// A file does not open, or they have not the columns that `options` ask for.
+/// A file does not open, or lacks a column that `options` select.
 pub fn open<'a>(
     files: Vec<FoundFile>,
     kind: SourceKind,
@@ -91,16 +92,16 @@ pub fn open<'a>(
     RowSource::new(rows, indexes, kind, image, options)
 }
 
-/// The way to a build that reads them.
+/// Hint in errors of a build without these formats.
 #[cfg(not(feature = "formats"))]
 const WITH_FORMATS: &str =
     "build with --features formats; released packages and the Python package have it";
 
-/// A file that the user named, or that lies in a folder that he named.
+/// A file that the user named, or that lies in a folder that the user named.
 #[derive(Debug)]
 struct Given {
     input: Input,
-    /// The name from which those of its rows are made.
+    /// Prefix of its rows' names.
     name: Vec<u8>,
 }
 
@@ -110,16 +111,16 @@ impl Given {
     }
 }
 
-/// A file of rows, and how it is opened.
+/// A row file, and the function that opens it.
 #[derive(Clone)]
 struct RowFile {
     input: Input,
-    /// The name from which those of its rows are made.
+    /// Prefix of its rows' names.
     stem: Vec<u8>,
     open: Arc<Open>,
 }
 
-/// Opens a file, and reads what tells its columns, unless its format leaves that to those which are known.
+/// Opens a file and finds its columns. With known columns, a format may skip the search.
 type Open =
     dyn Fn(&Input, &RowOptions, Option<&[Column]>) -> Result<Box<dyn RowReader>> + Send + Sync;
 

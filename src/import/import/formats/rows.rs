@@ -1,4 +1,4 @@
-//! Samples from files of rows, one file after the other.
+//! Samples from row files, read one file after the other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -27,45 +27,45 @@ pub(super) trait RowReader {
     /// The columns of each row.
     fn columns(&self) -> &[Column];
 
-    /// Begins to read the rows that follow `from`. Before, only what tells the columns is read.
+    /// Begins to read rows at `from`. Before, only the data that defines the columns was read.
     ///
     /// # Errors
-    /// The file cannot be read, or is none of its format.
+    /// The file cannot be read, or does not have its format.
     fn begin(&mut self, from: StreamPlace) -> Result<()>;
 
-    /// The place of the next row, behind `rows` rows of the file, as the reader of this format finds it again: of a
-    /// file with batches, `offset` is where one begins, or its number.
+    /// The place of the next row, after `rows` rows of the file, in the form that this reader's [`begin`](Self::begin)
+    /// takes. In a file with batches, `offset` is the offset or the number of a batch.
     fn place(&self, rows: u64) -> StreamPlace {
         StreamPlace { left_out: rows, ..StreamPlace::default() }
     }
 
-    /// Notes again which objects the rows up to byte `to`, or all of them, have named, behind those whose hash is
-    /// `named`; returns the hash of all.
+    /// Records again the objects that the rows up to byte `to` (`None`: all rows) name. `named` is the hash of the
+    /// objects that earlier files name; returns the hash with these objects added.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     fn recall(&mut self, _to: Option<u64>, named: u64) -> Result<u64> {
         Ok(named)
     }
 
-    /// The name that the row which was read last brings along.
+    /// The name that the last row read defines itself, if it does.
     fn row_name(&self) -> Option<&[u8]> {
         None
     }
 
-    /// Reads the next row into `cells`, one a column. `false`: there is none.
+    /// Reads the next row into `cells`, one cell per column; `false` after the last row.
     ///
     /// # Errors
-    /// What is wrong with the row, or with the rest of the file.
+    /// A defect of the row, or of the rest of the file.
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError>;
 }
 
-/// Why a row is not read.
+/// The reason why a row cannot be read.
 #[derive(Debug)]
 pub(super) enum RowError {
     /// The row is bad; the next one can be read.
     Row(BadReason),
-    /// Nothing behind it in this file can be read.
+    /// The row and the rest of the file cannot be read.
     File(BadReason),
 }
 
@@ -77,11 +77,11 @@ impl From<BadReason> for RowError {
 
 /// The rows of files of one kind as samples.
 pub struct RowSource<'a> {
-    /// Those that were not opened yet, with the columns that were found in them.
+    /// The files that were not opened yet, with the columns found in them.
     files: std::vec::IntoIter<(RowFile, Vec<Column>)>,
-    /// The objects that an index names.
+    /// The objects that index files name.
     shards: Vec<(Client, Object)>,
-    /// How many files were opened or left out, and the objects of indexes, which come before them.
+    /// Number of the next input: index files come first, then the files opened or skipped so far.
     begun: u64,
     /// The place to resume the import at, until it has resumed.
     go_on: Option<StreamPlace>,
@@ -89,24 +89,25 @@ pub struct RowSource<'a> {
     from: StreamPlace,
     options: &'a RowOptions,
     open: Option<OpenFile>,
-    /// The columns of all files, with what holds the values of all.
+    /// The columns of all files, each with the kind that holds its values in all files.
     columns: Vec<Column>,
     chosen: Chosen,
     fields: Vec<Vec<u8>>,
     types: FieldTypes,
     classes: Classes,
-    /// The class of the row that was read last, until it is accepted.
+    /// The class name of the last row read, until the row is accepted.
     class: Option<FieldBytes>,
-    /// How many classes there were before the first row.
+    /// Number of classes that are known without reading rows.
     known_classes: usize,
-    /// The files, if the classes that they name have no numbers yet.
+    /// The files, until the classes that they name have numbers.
     unnumbered: Vec<RowFile>,
-    /// Fingerprints of the names so far.
+    /// Hashes of the sample names so far.
     names: HashSet<u128>,
-    /// Those that rows of this file bring along, and that of the row which was read last.
+    /// Hashes of the names of this file's rows, before a prefix is added.
     own_names: HashSet<u128>,
+    /// The same hash of the last row read.
     own_name: u128,
-    /// Set if the file stands in front of each name.
+    /// Set if each name is prefixed with its file.
     prefix: bool,
     bad: Vec<BadEntry>,
     /// The error that ends the import.
@@ -117,22 +118,22 @@ pub struct RowSource<'a> {
 struct OpenFile {
     reader: Box<dyn RowReader>,
     input: Input,
-    /// The name from which those of its rows are made.
+    /// Prefix of its rows' names.
     stem: Vec<u8>,
-    /// The places in this file of the columns of all files, if they are there.
+    /// For each column of all files, its place in this file; `None` if this file lacks the column.
     places: Vec<Option<Place>>,
     rows: u64,
     has_begun: bool,
 }
 
-/// The index of a column in a file, and the types of its values there and in the image, if these differ.
+/// The index of a column in a file, and the types of its values in the file and in the image, if these differ.
 struct Place {
     at: usize,
     types: Option<(FieldType, FieldType)>,
 }
 
 impl Place {
-    /// The value there.
+    /// Takes the value from `cells`, and converts it to the image's type.
     fn take(&self, cells: &mut Cells, column: &Column) -> Result<Option<FieldBytes>, BadReason> {
         let Some(bytes) = cells.get_mut(self.at).and_then(Option::take) else { return Ok(None) };
         let Some((from, to)) = &self.types else { return Ok(Some(bytes)) };
@@ -151,17 +152,18 @@ impl Place {
 }
 
 impl OpenFile {
-    /// The name of the row that was read last, if it brings none along.
+    /// The name of the last row read, for rows that define no name themselves.
     fn row_name(&self) -> Vec<u8> {
         [&self.stem[..], format!("/{}", self.rows - 1).as_bytes()].concat()
     }
 }
 
 impl<'a> RowSource<'a> {
-    /// The rows of `files`, which so many indexes name, to become samples of `image` if it is appended to.
+    /// The rows of `files`. `indexes`: number of index files that name them; 0 if the user named the files. `image`:
+    /// the image that the rows are appended to.
     ///
     /// # Errors
-    /// A file does not open, or the files have other columns than `options` ask for, or than each other.
+    /// A file does not open, or lacks a column that the options select, or the files' columns differ.
     pub(super) fn new(
         files: Vec<RowFile>,
         indexes: u64,
@@ -222,13 +224,13 @@ impl<'a> RowSource<'a> {
         Ok(rows)
     }
 
-    /// The objects of stores that are read and were not given, but named by an index: places count them behind those.
+    /// The objects that index files name. Places number them after the index files.
     pub(in crate::import) fn shards(&self) -> &[(Client, Object)] {
         &self.shards
     }
 
-    /// Goes on at `place`, behind rows with these names, as their fingerprints, and these
-    /// [`found_classes`](SampleStream::found_classes). Nothing has been read yet.
+    /// Resumes at `place`. `names` are the hashes of the names of earlier rows, and `classes` their
+    /// [`found_classes`](SampleStream::found_classes). Call this before any row is read.
     pub(in crate::import) fn after(
         mut self,
         place: &StreamPlace,
@@ -244,10 +246,10 @@ impl<'a> RowSource<'a> {
         self
     }
 
-    /// Begins to read rows, unless that has happened. `false`: there are none.
+    /// Begins to read rows, if that has not happened; `false` if there are no more rows.
     ///
     /// # Errors
-    /// The file that is next does not open, or has other columns than the first one.
+    /// The next file does not open. `BadSource`: an object that rows named before an interruption has changed.
     pub(in crate::import) fn begin(&mut self) -> Result<bool> {
         self.number_classes()?;
         if let Some(place) = self.go_on.take() {
@@ -268,7 +270,7 @@ impl<'a> RowSource<'a> {
         Ok(true)
     }
 
-    /// Numbers the classes by name, if that has not happened.
+    /// Numbers the classes in the order of their names, if that has not happened.
     fn number_classes(&mut self) -> Result<()> {
         let files = std::mem::take(&mut self.unnumbered);
         let Some(label) = self.chosen.label.filter(|_| !files.is_empty()) else { return Ok(()) };
@@ -278,7 +280,7 @@ impl<'a> RowSource<'a> {
         Ok(())
     }
 
-    /// Goes to `place`, and notes again which objects rows before it have named.
+    /// Moves to `place`, and records again the objects that earlier rows name.
     fn go_to(&mut self, place: &StreamPlace) -> Result<()> {
         let names_objects = place.named > 0;
         let mut named = 0;
@@ -313,7 +315,7 @@ impl<'a> RowSource<'a> {
         Ok(())
     }
 
-    /// Opens the next file. `false`: there is none.
+    /// Opens the next file; `false` after the last.
     fn open_next(&mut self) -> Result<bool> {
         let Some((file, mut own)) = self.files.next() else { return Ok(false) };
         let all = places(&self.columns);
@@ -346,7 +348,7 @@ impl<'a> RowSource<'a> {
         Ok(true)
     }
 
-    /// The sample of the next row. `None`: there is none, or the row is bad.
+    /// The sample of the next row. `None`: the file has no more rows, or the row is bad.
     fn take_row(&mut self) -> Option<StreamSample> {
         let open = self.open.as_mut()?;
         let read = open.reader.next_row(&mut self.cells);
@@ -357,7 +359,7 @@ impl<'a> RowSource<'a> {
         }
         open.rows += 1;
         let ends = matches!(read, Err(RowError::File(_)));
-        // The failure of a store is no bad entry: the import fails.
+        // A failure of the store ends the import; the row is not a bad entry.
         if ends && let Err(error) = open.input.check() {
             self.failure = Some(error);
             return None;
@@ -378,7 +380,7 @@ impl<'a> RowSource<'a> {
         None
     }
 
-    /// The row that was read last as a sample. Otherwise its name, if it has one, and what is wrong with it.
+    /// The last row read as a sample. If the row is bad, its name (empty if it has none) and the reason.
     fn sample(&mut self) -> Result<StreamSample, (Vec<u8>, BadReason)> {
         let nameless = |reason| (Vec::new(), reason);
         let name = self.take(self.chosen.name).map_err(nameless)?;
@@ -400,14 +402,15 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// The value in the column `at` of all files.
+    /// The last row's value in column number `at` of all files.
     fn take(&mut self, at: Option<usize>) -> Result<Option<FieldBytes>, BadReason> {
         let Some(at) = at else { return Ok(None) };
         let place = self.open.as_ref().and_then(|open| open.places[at].as_ref());
         place.map_or(Ok(None), |place| place.take(&mut self.cells, &self.columns[at]))
     }
 
-    /// Gives the sample its label, unless that is a class: one that is new has no number before the sample is accepted.
+    /// Checks the sample and sets its label. A label that is a class name is set when the sample is accepted, since a
+    /// new class gets its number only then.
     fn check(
         &mut self,
         sample: &mut StreamSample,
@@ -420,7 +423,8 @@ impl<'a> RowSource<'a> {
             return Err(BadReason::Name("holds a NUL"));
         }
         self.put_in_front(sample)?;
-        // A sample of one field has no place to say that it has none.
+        // The format cannot mark the only field of a sample as missing. So the field is empty, unless its type has a
+        // fixed length.
         if let [only @ None] = &mut sample.fields[..] {
             if self.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
                 let is_alone = self.columns.len() == 1;
@@ -449,7 +453,8 @@ impl<'a> RowSource<'a> {
         Ok(())
     }
 
-    /// Puts the file in front of a name that a row of an earlier file has, or of all that rows bring along.
+    /// Prefixes the sample's name with its file if an earlier file has the name; with `prefix`, prefixes all names that
+    /// rows define.
     fn put_in_front(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         self.own_name = xxh3_128(&sample.name);
         if self.own_names.contains(&self.own_name) {
@@ -474,7 +479,7 @@ const ALONE: &str = "the row has no value in the only column, whose type has a l
 const NO_VALUE: &str = "the row has no value in the only field, whose type has a length: take another column as well, \
                         with --fields";
 
-/// The sources of the types that columns have in the image.
+/// The options and the image, which define the types of columns in the image.
 struct Types<'a> {
     given: &'a [FieldSpec],
     image: Option<&'a Directory>,
@@ -482,13 +487,13 @@ struct Types<'a> {
 }
 
 impl Types<'_> {
-    /// Returns the kind in the image for values of a column that are `kind` in the files.
+    /// The kind that a column with `kind` in the files has in the image; `None` if options and image define none.
     fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
         let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
         let kept =
             given.map_or_else(|| of_image(self.image, name.as_bytes()), |spec| spec.kind.clone());
         let kept = kept.filter(|kept| kept.form() == FileForm::Raw)?;
-        // Bytes of files are the elements themselves, texts of lines are not.
+        // Bytes in binary files are the elements themselves; strings in JSON Lines are not.
         let is_raw = *kind == CellKind::Bytes && self.kind != SourceKind::JsonLines;
         (!is_raw).then_some(CellKind::Elements(kept))
     }
@@ -497,7 +502,7 @@ impl Types<'_> {
 const HOW_TO_UNITE: &str = "--columns union imports the rows of such files without a value there, \
                             --fields takes other columns";
 
-/// The columns of all files that were looked at, each with what holds its values in all of them.
+/// Combines the columns of all files. Each gets the kind that holds its values in all files.
 fn unified(
     files: &[RowFile],
     own: &[Vec<Column>],
@@ -505,7 +510,7 @@ fn unified(
     types: &Types<'_>,
 ) -> Result<Vec<Column>> {
     let shown = |file: &RowFile| file.input.path.display().to_string();
-    // With the first file that has it, and has values there.
+    // Each column, with the first file that has values in it.
     let mut all: Vec<(Column, usize)> = Vec::new();
     let mut known_at: HashMap<&str, usize> = HashMap::new();
     for (file, own) in own.iter().enumerate() {
@@ -552,7 +557,7 @@ fn unified(
             column.kind = kind;
         }
     }
-    // Those which nobody asked for are only named in messages.
+    // Columns that are not selected appear only in messages.
     let others = own.iter().take(1).flatten().filter(|column| !is_wanted(column, options));
     Ok(all.into_iter().map(|(column, _)| column).chain(others.cloned()).collect())
 }
@@ -618,11 +623,11 @@ impl SampleStream for RowSource<'_> {
     }
 }
 
-/// The texts in the column `label` of `files`, whose columns are known: all are looked at before the rows are read, so
-/// that classes are numbered by name, as folders are. What is broken is told when it is read.
+/// The strings in the column `label` of `files`. They are read before the rows, so that classes are numbered in the
+/// order of their names, as folders are. Bad rows are reported when rows are read.
 ///
 /// # Errors
-/// A file does not open. Those of the store.
+/// A file does not open. Errors of the store.
 fn label_names(files: &[RowFile], columns: &[Column], label: &str) -> Result<BTreeSet<Vec<u8>>> {
     let only = RowOptions {
         label: Some(label.to_owned()),
@@ -631,7 +636,7 @@ fn label_names(files: &[RowFile], columns: &[Column], label: &str) -> Result<BTr
         ..RowOptions::default()
     };
     let mut columns = columns.to_vec();
-    columns.iter_mut().for_each(|column| column.files_of = None); // what rows name is not read
+    columns.iter_mut().for_each(|column| column.files_of = None); // do not read files that rows name
     let found = map_at_once(LOOKING_UP, files, |file| names_in(file, &columns, &only))?;
     Ok(found.into_iter().flatten().collect())
 }
@@ -660,20 +665,20 @@ fn names_in(file: &RowFile, columns: &[Column], only: &RowOptions) -> Result<BTr
     Ok(names)
 }
 
-/// Labels as numbers, and the names of those that are classes.
+/// Conversion of labels to numbers, and the names of the classes.
 struct Classes {
     names: Vec<Vec<u8>>,
     number_of: HashMap<Vec<u8>, i64>,
     /// The type of labels that are numbers.
     element: Option<Element>,
-    /// The number in the image of each class that the open file numbers.
+    /// For each class number of the open file, the class's number in the image.
     of_file: Vec<i64>,
-    /// Set if there are no other classes.
+    /// Set if the options give all classes, so that another class is an error.
     are_all: bool,
 }
 
 impl Classes {
-    /// Those of `image`, and then those which are `given`, beside which there are no others.
+    /// The classes of `image`, then the `given` ones. If there are given ones, no others are allowed.
     fn new(image: Option<&Directory>, given: &[Vec<u8>], column: Option<&Column>) -> Classes {
         let element = column.and_then(|column| match &column.kind {
             CellKind::Elements(kind) => Some(kind.element()),
@@ -695,8 +700,8 @@ impl Classes {
         classes
     }
 
-    /// The labels that follow are those of another file, in this column. Each file may number the classes in its own
-    /// way; one that does not name them has the numbers of the one before.
+    /// Begins a file whose labels are in `column`. Each file may number the classes differently; a file without class
+    /// names uses the numbers of the previous file.
     fn begin_file(&mut self, column: &Column) {
         if !self.of_file.is_empty() && !column.classes.is_empty() {
             self.of_file = self.numbers(&column.classes);
@@ -707,7 +712,7 @@ impl Classes {
         names.iter().map(|name| self.number(name.as_bytes())).collect()
     }
 
-    /// The number of a class; one that is new gets the next.
+    /// The number of a class; a new class gets the next number.
     fn number(&mut self, name: &[u8]) -> i64 {
         if let Some(number) = self.number_of.get(name) {
             return *number;
@@ -718,7 +723,7 @@ impl Classes {
         number
     }
 
-    /// The label that a number gives; one below 0 stands for none where numbers are those of classes.
+    /// Converts a number to a label. A negative class number means no label.
     fn label(&self, element: Element, cell: &[u8]) -> Result<Option<i64>, BadReason> {
         let Number::Int(number) = number(element, cell) else {
             return Err(BadReason::Syntax("its label is no integer"));

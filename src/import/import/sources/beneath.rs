@@ -1,7 +1,8 @@
-//! Opens files beneath a folder, and elsewhere only where links lead that may be followed.
+//! Opens files beneath a folder; only with [`Links::Follow`] may a link lead out of it.
 //!
-//! With [`Links::Inside`], as `openat2` with `RESOLVE_BENEATH`, a link is inspected before it is followed, so the
-//! returned descriptor lies in the folder even if someone renames files meanwhile.
+//! With [`Links::Inside`], links are resolved here, and the resolved path is opened without following links. So the
+//! returned descriptor lies in the folder even if another process renames files meanwhile, as with `openat2` and
+//! `RESOLVE_BENEATH`.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +27,7 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// Opens the folder at `path`, in which these `links` are followed; those in the path itself are.
+    /// Opens the folder at `path`. Links beneath it are followed as `links` says; links in `path` itself always.
     ///
     /// # Errors
     /// `NotFound`, `Refused` or `Io` naming the path.
@@ -63,7 +64,7 @@ impl Root {
     /// The status of the regular file that `relative` leads to.
     ///
     /// # Errors
-    /// `Special`: it is none. As [`stat`](Self::stat).
+    /// `Special`: it is not a regular file. Otherwise as [`stat`](Self::stat).
     pub(crate) fn stat_file(&self, relative: &[u8]) -> Result<Stat, BadReason> {
         let stat = self.stat(relative)?;
         match FileType::from_raw_mode(stat.st_mode) {
@@ -72,7 +73,7 @@ impl Root {
         }
     }
 
-    /// Returns whether links are followed, and those in `relative` lead out of the folder.
+    /// Returns whether links are followed, and a link in `relative` leads out of the folder.
     pub(crate) fn leaves(&self, relative: &[u8]) -> bool {
         self.links == Links::Follow && self.resolve(relative) == Err(BadReason::LeavesSource)
     }
@@ -80,7 +81,8 @@ impl Root {
     /// The path beneath the root that `relative` leads to after following every link.
     ///
     /// # Errors
-    /// `Dangling`, `Cyclic`, `LeavesSource`: where a link leads. `Unreadable`: any other error.
+    /// `Dangling`, `Cyclic`, `LeavesSource`: a link leads to nothing, in a circle, or out of the folder. `Changed`: a
+    /// link replaced a folder meanwhile. `Unreadable`: any other error.
     pub(crate) fn resolve(&self, relative: &[u8]) -> Result<Vec<u8>, BadReason> {
         let mut real: Vec<u8> = Vec::new();
         let mut left: VecDeque<Vec<u8>> = components(relative).map(<[u8]>::to_vec).collect();
@@ -112,7 +114,7 @@ impl Root {
     }
 
     fn open_beneath(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
-        // Not every way to open it refuses these by itself.
+        // Not all of the opens below would refuse these.
         if relative.starts_with(b"/") || components(relative).any(|name| name == b"..") {
             return Err(BadReason::LeavesSource);
         }
@@ -133,7 +135,7 @@ impl Root {
         }
     }
 
-    /// Opens wherever links lead.
+    /// Opens `relative` and follows links anywhere; opens a path too long for one system call in parts.
     fn open_following(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
         let failed = |errno| match errno {
             Errno::NOENT => BadReason::Dangling,
@@ -177,7 +179,7 @@ impl Root {
         }
     }
 
-    /// Converts an absolute path to one beneath the root, links followed.
+    /// Resolves the absolute path `target`, and converts it to a path beneath the root.
     fn beneath(&self, target: &[u8]) -> Result<Vec<u8>, BadReason> {
         let target = Path::new(std::ffi::OsStr::from_bytes(target));
         let real = target.canonicalize().map_err(|error| match error.raw_os_error() {
@@ -207,7 +209,7 @@ fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
     Ok(())
 }
 
-/// Names the type of an entry that is no sample.
+/// Names the type of an entry that is not a regular file.
 pub(crate) fn kind_name(kind: FileType) -> &'static str {
     match kind {
         FileType::Directory => "folder",
@@ -219,7 +221,7 @@ pub(crate) fn kind_name(kind: FileType) -> &'static str {
     }
 }
 
-/// The link limit of Linux for one path.
+/// Linux's limit of links followed in one path.
 const MAX_LINKS: u32 = 40;
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use dlfs_base::{Error, ErrorKind};
 pub(crate) enum Compression {
     /// RFC 1952, any number of concatenated members.
     Gzip,
-    /// RFC 1950, one stream, of TFRecords: TensorFlow's other compression.
+    /// RFC 1950, one stream; recognised only if it contains TFRecords, since TensorFlow compresses these so.
     Zlib,
     /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB; with the feature `formats`.
     #[cfg(feature = "formats")]
@@ -38,13 +38,13 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// The compression of a file that begins with `head`: [`HEAD_BYTES`] of it, or all.
+    /// The compression of a file, from its first [`HEAD_BYTES`] bytes (`head`), or all bytes of a shorter file.
     pub(crate) fn of(head: &[u8]) -> Option<Compression> {
         match head {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
             [0x78, ..] if is_zlib(head) => Some(Compression::Zlib),
             #[cfg(feature = "formats")]
-            // A frame, or a skippable frame, with which parallel compressors begin.
+            // A frame, or a skippable frame: parallel compressors begin with one.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
                 Some(Compression::Zstd)
             }
@@ -56,7 +56,7 @@ impl Compression {
         }
     }
 
-    /// The name of its program.
+    /// The name of the compression's program.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Compression::Gzip => "gzip",
@@ -70,10 +70,10 @@ impl Compression {
         }
     }
 
-    /// Decompresses `from`, as far as `expansion` allows.
+    /// Decompresses `from`. Reading fails once the output exceeds the limit of `expansion`.
     ///
     /// # Errors
-    /// Out of memory for the decoder.
+    /// There is not enough memory for the decoder.
     pub(crate) fn undo<'a>(
         self,
         from: impl Read + Send + 'a,
@@ -98,7 +98,7 @@ impl Compression {
     }
 }
 
-/// A zlib stream behind which nothing may follow.
+/// Decoder of one zlib stream; fails if bytes follow its end.
 struct Zlib<R>(ZlibDecoder<R>);
 
 impl<R: BufRead> Read for Zlib<R> {
@@ -112,7 +112,7 @@ impl<R: BufRead> Read for Zlib<R> {
     }
 }
 
-/// Returns whether TFRecords lie in zlib here: its first two bytes alone could be anything's.
+/// Returns whether `head` is TFRecords in zlib. The two bytes of zlib's header alone would match many other files.
 fn is_zlib(head: &[u8]) -> bool {
     let is_header = head.first_chunk().is_some_and(|two| u16::from_be_bytes(*two) % 31 == 0);
     let mut first = [0; tfrecord::HEADER_BYTES];
@@ -137,17 +137,17 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
 /// The compression of a file.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub(crate) fn of_file(file: &File) -> io::Result<Option<Compression>> {
     let mut head = [0; HEAD_BYTES];
     let len = read_some(&mut FileAt::new(file), &mut head)?;
     Ok(Compression::of(&head[..len]))
 }
 
-/// Enough of a file to know its compression.
+/// Bytes at the start of a file that suffice to detect its compression.
 pub(crate) const HEAD_BYTES: usize = 1024;
 const BUFFER_BYTES: usize = 256 * 1024;
-/// Enough for what xz writes with its strongest setting, 65 MiB.
+/// Memory limit of the xz decoder; files of xz's strongest setting need 65 MiB.
 #[cfg(feature = "formats")]
 const XZ_MEMORY_BYTES: u64 = 256 << 20;
 

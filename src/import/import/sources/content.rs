@@ -1,4 +1,4 @@
-//! Detects what a file holds, from its bytes; from its name only if the bytes do not tell.
+//! Detects what a file holds from its bytes, or from its name if the bytes do not tell.
 
 use std::borrow::Cow;
 use std::io::{self, Read};
@@ -15,24 +15,24 @@ use dlfs_base::folders::is_dropping;
 /// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Samples of this kind, plain and grouped archives being one, in this compression.
+    /// A shard of this kind, in this compression. Plain archives and WebDataset's are both `Tar`.
     Shard(SourceKind, Option<Compression>),
-    /// A shard by its name, in a compression that is not supported.
+    /// A shard, judging by its name, in a compression that is not supported.
     Packed(&'static str),
-    /// Many samples in the named format, which is not supported.
+    /// A file of many samples in the named format, which is not supported.
     Unread(&'static str),
-    /// Nothing.
+    /// An empty file.
     Empty,
-    /// Anything else: one sample, if it is one.
+    /// Anything else: at most one sample.
     Other,
 }
 
 impl Content {
-    /// Classifies the file called `name`, which `at` reads from an offset on. Reads 4 KiB, or of a compressed file
-    /// enough for 4 KiB of decompressed data.
+    /// Classifies the file called `name`; `at` reads it from an offset on. Reads 4 KiB of decompressed data, and more
+    /// only of an index file or if the first line of JSON is longer.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub(crate) fn of<R: Read + Send>(at: impl Fn(u64) -> R, name: &[u8]) -> io::Result<Content> {
         let name = base(name).to_ascii_lowercase();
         let mut buffer = [0; HEAD_BYTES];
@@ -42,7 +42,7 @@ impl Content {
         if let Some(compression) = Compression::of(head) {
             let mut inner = [0; HEAD_BYTES];
             let mut from = compression.undo(at(0), &Expansion::default())?;
-            // Broken: its name tells what it should be, and reading it will report the error.
+            // If the data is broken, the name tells the kind, and reading the shard will report the error.
             let len = read_some(&mut from, &mut inner).unwrap_or(0);
             let inner = &inner[..len];
             return Ok(match shard(inner).or_else(|| claim(&name)) {
@@ -69,7 +69,7 @@ impl Content {
             [b'O', b'b', b'j', 1, ..] => Content::Unread("Avro file"),
             [b'O', b'R', b'C', ..] => Content::Unread("ORC file"),
             [b'F', b'E', b'A', b'1', ..] => Content::Unread("Feather file of version 1"),
-            // Arrays and documents have this form too, by other names.
+            // NumPy arrays and office documents are zip archives too, with other extensions.
             [b'P', b'K', 3, 4, ..] if name.ends_with(b".zip") => Content::Unread("zip archive"),
             head if head.starts_with(b"SQLite format 3\0") => Content::Unread("SQLite database"),
             _ if name == INDEX => row_indexes::kind_of(at(0))?.map_or(Content::Other, rows),
@@ -80,7 +80,7 @@ impl Content {
         })
     }
 
-    /// Returns whether it holds samples that can be imported one by one, possibly after decompression.
+    /// Returns whether the file holds samples that can be imported one by one, possibly after decompression.
     pub(crate) fn is_shard(self) -> bool {
         matches!(self, Content::Shard(..) | Content::Packed(_))
     }
@@ -91,7 +91,7 @@ impl Content {
         Content::Shard(if is_archive { SourceKind::Tar } else { kind }, None)
     }
 
-    /// The kind of a shard, taking plain and grouped archives as one; `Auto` for anything else.
+    /// The kind of a shard, `Tar` for WebDataset's archives, too; `Auto` for anything else.
     pub(super) fn kind(self) -> SourceKind {
         match self {
             Content::Shard(kind, _) => kind,
@@ -99,7 +99,7 @@ impl Content {
         }
     }
 
-    /// Its name for messages.
+    /// The description for messages.
     pub(crate) fn label(self) -> Cow<'static, str> {
         let plain = match self {
             Content::Shard(SourceKind::TfRecord, _) => "TFRecord shard",
@@ -130,8 +130,8 @@ fn shard(head: &[u8]) -> Option<SourceKind> {
     tfrecord::looks_like(head).then_some(SourceKind::TfRecord)
 }
 
-/// The kind that a name suggests if the bytes do not tell: the file is damaged, empty, or begins with an
-/// end mark.
+/// The kind that a name suggests, for files whose bytes do not tell: a file that is damaged, empty, or begins
+/// with an end mark.
 fn claim(name: &[u8]) -> Option<SourceKind> {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);
@@ -150,12 +150,12 @@ pub(crate) fn is_shard_name(name: &[u8]) -> bool {
     name == INDEX || named_kind(&name).is_some() || position(&name, b"-of-").is_some()
 }
 
-/// Returns whether a file name, in lower case, is one of Arrow: of a file or a stream.
+/// Returns whether a lower-case file name is that of an Arrow file or stream.
 fn is_arrow(name: &[u8]) -> bool {
     name.ends_with(b".arrow") || name.ends_with(b".arrows")
 }
 
-/// The kind of the shards that have such a name, where it tells.
+/// The kind of a shard called `name`; `None` if the name does not tell.
 pub(crate) fn named_kind(name: &[u8]) -> Option<SourceKind> {
     let name = base(name).to_ascii_lowercase();
     match claim(&name) {
@@ -179,8 +179,8 @@ pub(crate) fn is_side_file(name: &[u8]) -> bool {
         || base.ends_with(b"classes.txt")
 }
 
-/// Returns whether a file that begins with `head`, and goes on with `more`, has lines of JSON objects, judged by its
-/// name or by two lines.
+/// Returns whether a file has lines of JSON objects, judging by its name or its first two lines. The file begins
+/// with `head` and continues with `more`.
 fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
     if is_json_lines_name(name) {
         return !head.is_empty();
@@ -232,7 +232,7 @@ const TFRECORD_ENDS: &[&[u8]] = &[b".tfrecord", b".tfrecords", b".tfrec"];
 const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
 /// U+FEFF, which some programs write before text.
 pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-/// Bytes within which a first line must end.
+/// Bytes read behind the head to find the end of the first line.
 const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
 const SIDE_STEMS: &[&[u8]] = &[
     b"readme",

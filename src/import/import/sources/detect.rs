@@ -1,9 +1,8 @@
 //! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
-//! Files are classified by their bytes ([`content`](super::content), [`tree`](super::tree)). If they are of
-//! several kinds, detection fails with a count of each, unless the caller named a kind: then files of other
-//! kinds are set aside. Without that, only files that describe shards are set aside. [`Found::file_counts`]
-//! reports every decision.
+//! Files are classified by their bytes ([`content`](super::content), [`tree`](super::tree)). If the caller names a
+//! kind, files of other kinds are set aside. Otherwise only files that describe shards are set aside, and files of
+//! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
 
 use std::collections::HashSet;
 use std::io;
@@ -91,11 +90,11 @@ impl Expanded {
     }
 }
 
-/// References from the indexes among the files of a tree to other files.
+/// Files of a tree that its index files (MDS, LitData) refer to.
 struct Indexed {
-    /// The files that they name as their shards.
+    /// Shards that an index file names.
     parts: HashSet<PathBuf>,
-    /// Those of them whose shards an index in a folder above names, too.
+    /// Index files whose shards an index file in a folder above names, too.
     merged: HashSet<PathBuf>,
 }
 
@@ -128,7 +127,7 @@ fn absent(path: &Path) -> Error {
     }
 }
 
-/// The facts by which the kind of the files is decided.
+/// Facts about the files of a source, from which its kind is decided.
 #[derive(Default)]
 struct Judgement {
     file_counts: FileCounts,
@@ -141,7 +140,7 @@ struct Judgement {
 }
 
 impl Judgement {
-    /// Judges the files of a tree, of which only those of the `wanted` kind are taken, or all.
+    /// Judges the files of a tree. Takes only files of the `wanted` kind; with `None`, all files.
     fn tree(&mut self, tree: &Tree, wanted: Option<SourceKind>) {
         let (detected, bad) = tree.detect(wanted.is_none());
         let is_mine = |content: Content| {
@@ -213,7 +212,7 @@ impl Judgement {
 
 fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Found> {
     if expanded.files.iter().any(|file| spool::is_stream(file)) {
-        // A stream cannot be read twice; tar archives with one file per sample are most common.
+        // A stream cannot be read twice, so its kind is assumed: tar archives with one file per sample are most common.
         let found = shards_of(SourceKind::Tar, expanded, options, indexing)?;
         return Ok(Found { decided: Some(Decided::NoPair), ..found });
     }
@@ -286,8 +285,8 @@ fn shards_of(
             continue;
         }
         let (content, len_bytes) = content_of(path)?;
-        // A file named by the caller is what the caller says, and errors in it will be reported. But a
-        // shell pattern also matches files that describe shards.
+        // A file that the caller named is read as the kind that the caller named; reading reports any error.
+        // But a shell pattern also matches files that describe shards.
         let is_one = content.is_shard() || expanded.files.len() == 1 || !is_side_file(&file.name);
         let is_packed = matches!(content, Content::Packed(_));
         if is_packed || is_one && content.kind() == wanted.kind() {
@@ -325,7 +324,7 @@ fn folders(
     surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts.0));
     let folders = match trees.len() {
         1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
-        // They share their classes, so they are indexed again, together.
+        // Several folders share their classes, so they are indexed again, together.
         _ => {
             let paths: Vec<PathBuf> =
                 trees.iter().map(|tree| tree.root.path().to_path_buf()).collect();
@@ -363,7 +362,7 @@ fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a file that is not a list either, with an error that says what it is.
+/// Rejects a file that is neither a shard nor a list, with an error that says what it is.
 fn unless_no_list(path: &Path) -> Result<()> {
     let (content, _) = content_of(path)?;
     let bad = |message: String| Error::new(ErrorKind::BadSource, message).path(path);
@@ -406,7 +405,7 @@ fn given_file(path: &Path) -> FoundFile {
     FoundFile::new(path.to_path_buf(), name)
 }
 
-/// Two files of one key at the beginning of the archive, as a WebDataset shard has them.
+/// Two consecutive files with one key at the beginning of the archive: a sign of a WebDataset shard.
 fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let (file, container) = shard::open(path)?;

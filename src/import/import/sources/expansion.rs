@@ -1,8 +1,8 @@
-//! How many bytes an import makes of those that it reads: the one place that decides.
+//! Limits of expansion: an import produces only so many bytes for each byte that it reads.
 //!
-//! A few bytes can stand for many: compressed ones, links to a file, rows that share a value.
-//! Whatever makes more bytes of fewer counts both here, and stops where they are too many; so a small source does not
-//! fill a disk. All sources of an import share the counts.
+//! A few bytes can stand for many: compressed data, links to a file, rows that share a value. Code that expands
+//! its input counts the bytes read and produced here, and fails beyond the limit. So a small source cannot fill a
+//! disk. All sources of an import share the counts.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::index::BadReason;
 
-/// Counts of the bytes read, and of the bytes made of them. Clones share the counts.
+/// Counts of the bytes read, and of the bytes produced from them. Clones share the counts.
 #[derive(Debug, Clone)]
 pub struct Expansion(Arc<ExpansionCounts>);
 
@@ -18,16 +18,16 @@ pub struct Expansion(Arc<ExpansionCounts>);
 struct ExpansionCounts {
     most: u64,
     read: AtomicU64,
-    /// By [`Expands`].
+    /// Bytes produced, indexed by [`Expands`].
     made: [AtomicU64; 3],
 }
 
-/// Causes of expansion. Each has a limit of its own, since another may expand its output further.
+/// Causes of expansion. Each has its own limit, since one cause may expand the output of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expands {
     /// Compression.
     Packed,
-    /// Links to what was taken already.
+    /// Links to files or members that were imported already.
     Links,
     /// Rows, which may share their values.
     Rows,
@@ -40,22 +40,22 @@ impl Default for Expansion {
 }
 
 impl Expansion {
-    /// Allows `most` bytes for each one that is read, and 256 MiB in any case.
+    /// Allows `most` bytes for each byte read, and 256 MiB in any case.
     pub fn new(most: u64) -> Expansion {
         let read = AtomicU64::new(0);
         let made = Default::default();
         Expansion(Arc::new(ExpansionCounts { most, read, made }))
     }
 
-    /// So many bytes were read, or are there to be read.
+    /// Counts bytes that were read, or will be.
     pub(crate) fn read(&self, bytes: u64) {
         add(&self.0.read, bytes);
     }
 
-    /// So many bytes are made.
+    /// Counts bytes that `how` produces.
     ///
     /// # Errors
-    /// `Expands`: they are too many, and do not count.
+    /// `Expands`: the sum would exceed the limit; these bytes are not counted.
     pub(crate) fn make(&self, how: Expands, bytes: u64) -> Result<(), BadReason> {
         let ExpansionCounts { most, read, made } = &*self.0;
         let limit = read.load(Ordering::Relaxed).saturating_mul(*most);
@@ -69,14 +69,14 @@ impl Expansion {
     }
 }
 
-/// Adds up to `u64::MAX`; returns the sum.
+/// Adds, saturating at `u64::MAX`; returns the sum.
 fn add(to: &AtomicU64, bytes: u64) -> u64 {
     let sum = |before: u64| Some(before.saturating_add(bytes));
     let before = to.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
     before.unwrap_or_else(|before| before).saturating_add(bytes)
 }
 
-/// Counts what is read.
+/// Reader of compressed bytes that counts them.
 #[derive(Debug)]
 pub(crate) struct Compressed<R>(pub R, pub Expansion);
 
@@ -88,7 +88,7 @@ impl<R: Read> Read for Compressed<R> {
     }
 }
 
-/// Ends with an error where what is decompressed is too much.
+/// Reader of decompressed bytes that fails beyond the limit.
 #[derive(Debug)]
 pub(crate) struct Decompressed<R>(pub R, pub Expansion);
 
@@ -102,7 +102,7 @@ impl<R: Read> Read for Decompressed<R> {
 
 /// The default of [`ImportOptions::max_expansion`](crate::import::ImportOptions::max_expansion).
 pub const DEFAULT_MAX_EXPANSION: u64 = 100;
-/// Bytes that may be made of any source, however small.
+/// Bytes that any source may expand to, however small it is.
 const FREE_BYTES: u64 = 256 << 20;
 
 #[cfg(test)]

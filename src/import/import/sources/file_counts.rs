@@ -1,4 +1,4 @@
-//! Counts the files of a source by what they are and how the import treated them.
+//! Counts the files of a source by their sort and by how the import treated them.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use dlfs_base::{Error, ErrorKind};
 pub struct FileCount {
     /// The sort of the files: `tar archive`, `file .jpg`.
     pub what: String,
-    /// How they were treated.
+    /// Treatment of the files.
     pub role: Role,
     /// Number of files.
     pub files: u64,
@@ -20,7 +20,7 @@ pub struct FileCount {
     pub example: Vec<u8>,
 }
 
-/// How files were treated.
+/// Treatment of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Each is one sample, as it is.
@@ -33,7 +33,7 @@ pub enum Role {
     List,
     /// Not imported.
     SetAside,
-    /// Led to what was imported.
+    /// A link that was followed to an imported file or folder.
     Followed,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Role {
 }
 
 impl FileCount {
-    /// Their description, in the plural if there are several: `tar archives in gzip`.
+    /// The description of the files, in the plural if there are several: `tar archives in gzip`.
     pub fn noun(&self) -> String {
         let ends = NOUNS.iter().filter_map(|noun| Some(self.what.find(noun)? + noun.len()));
         match ends.min() {
@@ -60,7 +60,7 @@ impl FileCount {
         }
     }
 
-    /// Names the option that treats them otherwise, for messages.
+    /// Names the option that treats these files differently, for messages.
     pub fn option(&self) -> Option<&'static str> {
         match &*self.what {
             HIDDEN | HIDDEN_FOLDER => Some("--hidden takes them"),
@@ -79,7 +79,7 @@ impl fmt::Display for FileCount {
     }
 }
 
-/// Counts files by what they are.
+/// Counts of files by sort and role.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct FileCounts(pub Vec<FileCount>);
 
@@ -98,7 +98,7 @@ impl FileCounts {
         self.append([FileCount { what, role: Role::Appended, files: archives, bytes, example }]);
     }
 
-    /// Adds counts.
+    /// Adds counts; sums up counts of the same sort and role.
     pub(crate) fn append(&mut self, counts: impl IntoIterator<Item = FileCount>) {
         for more in counts {
             let same = |count: &&mut FileCount| count.what == more.what && count.role == more.role;
@@ -112,7 +112,7 @@ impl FileCounts {
         }
     }
 
-    /// The error for a source of this kind whose files give no sample.
+    /// The error for a source of this kind without any sample.
     pub(crate) fn of_no_sample(self, kind: SourceKind) -> Error {
         let error = Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}"));
         let is_hidden = |count: &FileCount| [HIDDEN, HIDDEN_FOLDER].contains(&&*count.what);
@@ -129,28 +129,28 @@ impl FileCounts {
 /// The description of files that are hidden, or that file systems and tools leave behind.
 pub(crate) const HIDDEN: &str = "hidden file";
 
-/// The description of folders of such names.
+/// The description of folders with such names.
 pub(crate) const HIDDEN_FOLDER: &str = "hidden folder";
 
-/// The description of archives that are members of an archive, and samples.
+/// The description of archives that are members of an archive and are imported as samples.
 pub(crate) const NESTED: &str = "archive within an archive";
 
 /// The description of links out of the folder that is imported.
 pub(crate) const LINK_OUT: &str = "link out of the source";
 
-/// The description of members of archives whose name comes again later in the archive.
+/// The description of archive members that a later member of the same name replaces.
 pub(crate) const REPLACED: &str = "member that a later one replaces";
 
 /// The description of pipes.
 pub(crate) const PIPE: &str = "stream";
 
-/// Sets the length of pipes, which is known at their end.
+/// Sets the length of pipes, which is known only at their end.
 pub(crate) fn set_piped_bytes(counts: &mut [FileCount], bytes: u64) {
     let piped = counts.iter_mut().filter(|count| count.what == PIPE);
     piped.for_each(|count| count.bytes = bytes);
 }
 
-/// As the cause of an error: one count per line.
+/// Used as the cause of an error: one count per line.
 impl fmt::Display for FileCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, count) in self.0.iter().enumerate() {

@@ -21,8 +21,8 @@ use super::{SourceOptions, stamp};
 use dlfs_base::Result;
 use dlfs_base::folders::{MAX_LINKED_FOLDERS, is_dropping};
 
-/// Indexes the folders `paths` as one source, without the files that the options exclude: the image may lie in the
-/// folder that it is made from.
+/// Indexes the folders `paths` as one source. Skips the files that `options` excludes, since the image may lie in
+/// the folder that it is made from.
 ///
 /// # Errors
 /// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
@@ -67,7 +67,7 @@ struct Walk<'a, 'p> {
     roots: &'a [Root],
     /// The number of the root that is walked.
     container: u32,
-    /// The files to which several names may lead, by device and inode.
+    /// Files found so far that may have several names, by device and inode.
     linked: HashSet<(u64, u64)>,
     options: &'a SourceOptions,
     index: &'a mut Index,
@@ -77,26 +77,27 @@ struct Walk<'a, 'p> {
 /// A folder to list.
 #[derive(Clone)]
 struct Folder {
-    /// Beneath the root, as a prefix of sample names.
+    /// Path beneath the root, which is a prefix of sample names.
     path: Vec<u8>,
     around: Rc<Around>,
 }
 
-/// A folder and those around it: a link to one of them would never end.
+/// A folder and its ancestors. A walk that follows a link to one of these would never end.
 struct Around {
     device_and_inode: (u64, u64),
-    /// Links that were followed to get here.
+    /// Number of links followed to reach the folder.
     links: usize,
     outer: Option<Rc<Around>>,
 }
 
 impl Around {
-    /// The folder `stat` in this one, behind a link or not; `None`: it is around itself.
+    /// Enters the folder `stat` in this one, through a link or directly. `None`: it is its own ancestor, or too many
+    /// links lead to it.
     fn enter(self: &Rc<Around>, stat: &Stat, is_link: bool) -> Option<Rc<Around>> {
         let inner = (stat.st_dev, stat.st_ino);
         let links = self.links + usize::from(is_link);
         let mut all = std::iter::successors(Some(&**self), |around| around.outer.as_deref());
-        // Without a link on the way, no folder comes again.
+        // Only a link can lead to an ancestor.
         let is_around = links > 0 && all.any(|around| around.device_and_inode == inner);
         let outer = Some(Rc::clone(self));
         let is_well = links <= MAX_LINKED_FOLDERS && !is_around;
@@ -146,8 +147,8 @@ impl Listing {
 }
 
 impl<'a> Walk<'a, '_> {
-    /// Does `work` in the root of this number. Adds that to bad entries if there are several: a name does not say
-    /// which one it is in.
+    /// Does `work` in the root with the number `container`. If there are several roots, adds the root's path to new
+    /// bad entries, since a name does not say which root it is in.
     fn within<T>(&mut self, container: usize, work: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.index.bad.len();
         self.container = container as u32;
@@ -171,7 +172,7 @@ impl<'a> Walk<'a, '_> {
         self.emit(b"", &top.text, top.files, None);
     }
 
-    /// Everything beneath a class folder, in the order of `sorted(os.walk(folder))`.
+    /// Indexes all files beneath a class folder, in the order of `sorted(os.walk(folder))`.
     fn class(&mut self, folder: Folder, label: i64) {
         let mut left = vec![folder];
         let mut listed = Vec::new();
@@ -211,7 +212,7 @@ impl<'a> Walk<'a, '_> {
                 return listing;
             }
         };
-        // Inodes lie on disk in this order, unlike names.
+        // Inodes are sorted on disk, so reading them in this order is fastest.
         found.sort_unstable_by_key(|&(ino, _)| ino);
         for (_, name) in found {
             if !self.indexing.goes_on() {
@@ -278,7 +279,7 @@ impl<'a> Walk<'a, '_> {
         Ok(())
     }
 
-    /// Takes an entry of a folder, or that to which a link leads.
+    /// Adds an entry of a folder, or the target of a link, to `listing`.
     fn take(
         &mut self,
         folder: &Folder,
@@ -307,7 +308,7 @@ impl<'a> Walk<'a, '_> {
         Ok(())
     }
 
-    /// Counts a file as read, or, if it was found already, as made.
+    /// Counts a file as read; if it was found before under another name, as produced by a link.
     fn count(&mut self, folder: &Folder, stat: &Stat, is_link: bool) -> Result<(), BadReason> {
         let expansion = &self.options.expansion;
         let len = stat.st_size as u64;
@@ -326,7 +327,7 @@ impl<'a> Walk<'a, '_> {
 
 impl Folder {
     fn top(root: &Root) -> Folder {
-        // Were it not there, listing it would say so.
+        // A missing root is reported when it is listed.
         let stat = root.stat(b"").map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
         let around = Rc::new(Around { device_and_inode: stat, links: 0, outer: None });
         Folder { path: Vec::new(), around }
@@ -352,7 +353,7 @@ fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
     Ok((text, names))
 }
 
-/// The path of `name` in `folder`, which may be the top.
+/// The path of `name` in `folder`; an empty `folder` is the root.
 pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
     path.extend_from_slice(folder);

@@ -1,4 +1,4 @@
-//! The result of looking at the paths of an import.
+//! The result of detecting the kind and the files of an import's paths.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -19,53 +19,53 @@ use dlfs_places::{Client, Object, Place};
 pub(crate) struct Found {
     /// Never [`SourceKind::Auto`].
     pub kind: SourceKind,
-    /// Why it is this kind, if it was detected among kinds that look alike.
+    /// Evidence for this kind, if it was detected among kinds that look alike.
     pub decided: Option<Decided>,
     /// Shards or lists, in order; empty if the source is folders of samples.
     pub files: Vec<FoundFile>,
-    /// Samples that are files of folders or objects, indexed.
+    /// Indexed samples, if each sample is a file of a folder or an object.
     pub(super) samples: Option<Samples>,
-    /// How every file was treated.
+    /// Treatment of every file.
     pub file_counts: FileCounts,
-    /// Entries beside shards that are not files.
+    /// Entries beside shards that are not regular files.
     pub bad: Vec<BadEntry>,
 }
 
-/// The evidence that decided between archives with a sample in each file and those of WebDataset.
+/// Evidence that tells a plain tar archive, in which each file is a sample, from a WebDataset shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decided {
-    /// These are WebDataset's: two files of one key follow each other.
+    /// The shards are WebDataset's: two consecutive files have one key.
     Pair {
         /// The shard.
         shard: Vec<u8>,
         /// The two files.
         pair: Pair,
     },
-    /// At the beginnings of the shards none do: each file is a sample, unless a pair is found later.
+    /// No shard begins with such a pair: each file is a sample, unless a pair is found later.
     NoPair,
 }
 
-/// Files beneath folders, or objects of stores, each a sample; or what shards hold.
+/// Indexed samples: files beneath folders, objects of a store, or the contents of shards.
 #[derive(Debug)]
 pub(super) struct Samples {
     pub(super) index: Index,
     pub(super) store: Store,
-    /// The objects, if they are such.
+    /// The objects, if the samples are objects.
     pub(super) origins: OriginsBuilder,
 }
 
 impl Samples {
-    /// Samples that are no objects.
+    /// Samples that are not objects of a store.
     pub(super) fn new(index: Index, store: Store) -> Samples {
         Samples { index, store, origins: OriginsBuilder::default() }
     }
 }
 
 impl Decided {
-    /// By the names of archives, and two files of one key at the beginning of each; stops at the first that has some.
+    /// Decides from the name of each archive and the pair at its beginning, if any; stops at the first pair.
     ///
     /// # Errors
-    /// Those of reading.
+    /// Errors of reading an archive.
     pub(super) fn by(
         archives: impl Iterator<Item = Result<(Vec<u8>, Option<Pair>)>>,
     ) -> Result<Decided> {
@@ -77,7 +77,7 @@ impl Decided {
         Ok(Decided::NoPair)
     }
 
-    /// The kind that it decided for.
+    /// The kind that the evidence shows.
     pub(super) fn kind(&self) -> SourceKind {
         match self {
             Decided::Pair { .. } => SourceKind::WebDataset,
@@ -103,7 +103,7 @@ impl fmt::Display for Decided {
     }
 }
 
-/// Gives files of one name as much of their paths in front as tells them apart.
+/// Makes equal names distinct: prefixes them with as many components of their paths as that takes.
 pub(super) fn tell_apart(files: &mut [FoundFile]) {
     let mut by_name: HashMap<Vec<u8>, Vec<usize>> = HashMap::new();
     for (at, file) in files.iter().enumerate() {
@@ -117,7 +117,7 @@ pub(super) fn tell_apart(files: &mut [FoundFile]) {
     }
 }
 
-/// The ends of paths, all as long as it takes to tell each from the others; whole paths where nothing does.
+/// The shortest suffixes of `paths`, in components, that are distinct; whole paths if no suffixes are.
 pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
     let absolute = |path: &Path| {
         if Place::is_place(path) {
@@ -147,7 +147,7 @@ pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
 /// A shard, list or stream: a file, or an object of a store.
 #[derive(Debug, Clone)]
 pub struct FoundFile {
-    /// How to open it; `-` is standard input. Of an object, its address.
+    /// Path to open; `-` is standard input. For an object, its address.
     pub path: PathBuf,
     /// Prefix of its records' names: its path beneath the given folder, or its file name.
     pub name: Vec<u8>,
@@ -156,7 +156,7 @@ pub struct FoundFile {
 }
 
 impl FoundFile {
-    /// A file.
+    /// A local file or stream.
     pub fn new(path: PathBuf, name: Vec<u8>) -> FoundFile {
         FoundFile { path, name, object: None }
     }

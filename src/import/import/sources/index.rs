@@ -1,7 +1,6 @@
 //! The index of a source: one row per sample, in id order, in flat columns.
 //!
-//! Columns are compact: nothing is allocated per sample, and columns that a kind of source does not need
-//! stay empty.
+//! Columns are compact: no allocation per sample, and columns that a kind of source does not need stay empty.
 
 mod saved;
 
@@ -23,13 +22,13 @@ use dlfs_format::format::columns::ColumnTable;
 pub struct Index {
     /// Files or folders that hold the payloads: shards, or the roots of folder trees.
     pub containers: Vec<Container>,
-    /// How every file of the source was treated.
+    /// Treatment of every file of the source.
     pub(in crate::import) file_counts: FileCounts,
-    /// Names of the fields. One field without a name, where a sample is a file or a record.
+    /// Names of the fields; one field with an empty name if a sample is a file or a record.
     pub fields: Vec<Vec<u8>>,
-    /// Names of the classes, which labels index; empty if labels are numbers of the source.
+    /// Names of the classes, indexed by label; empty if the source has numbers as labels.
     pub classes: Vec<Vec<u8>>,
-    /// Every entry that cannot be imported, in the order found.
+    /// All entries that cannot be imported, in the order found.
     pub bad: Vec<BadEntry>,
     names: Names,
     /// Empty while no row has a label.
@@ -41,13 +40,13 @@ pub struct Index {
     payload_offsets: Vec<u64>,
     /// Empty while there is one container.
     payload_containers: Vec<u32>,
-    /// The bytes of fields that are not those of their payloads.
+    /// Bytes of fields that replace the payload's bytes.
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
     columns: Option<ColumnTable>,
 }
 
-/// The bytes of a field of every row, equally many.
+/// The bytes of one field of all rows, `width` bytes for each row.
 #[derive(Debug)]
 struct Values {
     field: u16,
@@ -58,11 +57,11 @@ struct Values {
 /// A file or folder that holds payloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// How to open it again.
+    /// Path to open it again.
     pub path: PathBuf,
     /// Changes when the file changes: see `stamp` of `mod.rs`. Zero for folders.
     pub stamp: u64,
-    /// Length in bytes; of folders and lists, that of what is in front of their names.
+    /// Length in bytes; for folders and lists, the length of the prefix of their names.
     pub len_bytes: u64,
 }
 
@@ -75,24 +74,24 @@ pub struct Payload {
     pub len_bytes: u32,
     /// Byte offset in the container; for a file of a folder, its stamp.
     pub offset_or_stamp: u64,
-    /// Index of its container.
+    /// Index of the container in [`Index::containers`].
     pub container: u32,
 }
 
 /// An entry of a source that cannot be imported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadEntry {
-    /// Its name in the source, or the shard's where no name could be read.
+    /// Name in the source; the shard's name if the entry's could not be read.
     pub name: Vec<u8>,
-    /// The reason why it cannot be imported.
+    /// Why it cannot be imported.
     pub reason: BadReason,
-    /// The shard or list that contains it; the folder, if there are several.
+    /// The shard or list that contains the entry; its folder if the source has several folders.
     pub within: Option<PathBuf>,
-    /// If the rest of a shard cannot be read: its byte range, as far as the end is known.
+    /// If the rest of a shard cannot be read because of the entry: its byte range, empty if its end is unknown.
     pub rest: Option<Range<u64>>,
 }
 
-/// Why an entry cannot be imported.
+/// The reason why an entry cannot be imported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadReason {
@@ -129,18 +128,18 @@ pub enum BadReason {
     /// An entry of another folder or list has the same name.
     #[error("name appears twice, in two folders or lists")]
     TwiceInFolders,
-    /// A later member of a stream replaces one that is written already.
+    /// A later member of a stream would replace one that is written already.
     #[error(
         "comes again, and replaces what was read of it before, to which a stream does not lead back"
     )]
     ComesAgain,
-    /// A file may have it, and a stream not.
+    /// Supported in a file, but not in a stream.
     #[error("{0}")]
     InStream(&'static str),
     /// The image that is appended to has a sample of this name.
     #[error("the image has a sample of this name")]
     NameTaken,
-    /// The archive or shard ends within it, or without its end mark.
+    /// The archive or shard ends within the entry, or without an end mark.
     #[error("ends early: {0}")]
     Truncated(&'static str),
     /// A checksum of the source's format does not match.
@@ -153,7 +152,7 @@ pub enum BadReason {
         /// The stored checksum.
         found: u32,
     },
-    /// The file of a field does not hold what the field's type says.
+    /// A field does not hold a value of its type.
     #[error("field {field} {what}")]
     Field {
         /// The name of the field.
@@ -161,7 +160,7 @@ pub enum BadReason {
         /// The defect, as the predicate of the message.
         what: String,
     },
-    /// It is made of too few bytes; so many for each are allowed.
+    /// It expands to more than this multiple of the bytes read.
     #[error(
         "expands to more than {0} times the bytes that were read, and more than 256 MiB: if you trust the source, \
          --max-expansion allows more"
@@ -176,7 +175,7 @@ pub enum BadReason {
 }
 
 impl From<io::Error> for BadReason {
-    /// Only the operating system's errors have a number; others are a decoder's.
+    /// Only errors of the operating system have a number; others come from a decoder.
     fn from(error: io::Error) -> BadReason {
         match (error.raw_os_error(), BadReason::within(&error)) {
             (Some(number), _) => BadReason::Unreadable(number),
@@ -193,7 +192,7 @@ impl From<Errno> for BadReason {
 }
 
 impl BadReason {
-    /// The reason that a reader gave as its error.
+    /// The reason that a reader wrapped in its error, if it did.
     pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()
     }
@@ -209,12 +208,12 @@ impl fmt::Display for BadEntry {
 }
 
 impl BadEntry {
-    /// `name` is bad because of `reason`.
+    /// Entry `name`, which cannot be imported because of `reason`.
     pub(crate) fn new(name: &[u8], reason: BadReason) -> BadEntry {
         BadEntry { name: name.to_vec(), reason, within: None, rest: None }
     }
 
-    /// Describes the defect, and the data that are lost because of it.
+    /// Describes the defect and the data lost because of it.
     pub fn why(&self) -> String {
         let reason = &self.reason;
         match &self.rest {
@@ -226,7 +225,7 @@ impl BadEntry {
         }
     }
 
-    /// Names the shard, list or folder that contains it.
+    /// Sets the shard, list or folder that contains the entry.
     pub(crate) fn within(self, path: &Path) -> BadEntry {
         BadEntry { within: Some(path.to_path_buf()), ..self }
     }
@@ -258,10 +257,10 @@ impl Index {
         self.labels.get(row as usize).copied().filter(|&label| label != NO_LABEL)
     }
 
-    /// Brings what the index says of some rows into the processor's caches.
+    /// Prefetches the columns of some rows into the processor's caches.
     ///
-    /// Rows are used in the order of their slots, which is random: each first access to a column waits for
-    /// memory. Here no access depends on the one before, so the processor waits for many at once.
+    /// Rows are used in the order of their slots, which is random: each first access to a column waits for memory. The
+    /// accesses here do not depend on each other, so the processor waits for many at once.
     pub(crate) fn touch(&self, rows: &[u64]) {
         let mut sum = 0u64;
         for &row in rows {
@@ -290,7 +289,7 @@ impl Index {
         self.payload_range(row).map(|payload| self.payload_at(payload))
     }
 
-    /// The length of a row's payload for `field`; `None` if it has none.
+    /// The length of a row's payload for `field`; `None` if the row lacks the field.
     pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
         if self.payload_starts.is_empty() {
             return (field == 0).then(|| self.payload_lens[row as usize]);
@@ -323,7 +322,7 @@ impl Index {
     /// Appends a row that is a file or a record, and its payload.
     ///
     /// # Errors
-    /// No image can hold its name or its length.
+    /// The name or the length exceeds an image's limits.
     pub(super) fn push_file(
         &mut self,
         name: &[u8],
@@ -365,18 +364,18 @@ impl Index {
         self.payload_offsets.push(payload.offset_or_stamp);
     }
 
-    /// The payloads of a row, by their places in the columns.
+    /// The payloads of a row, each with its position in the payload columns.
     pub(super) fn places(&self, row: u64) -> impl Iterator<Item = (usize, Payload)> + '_ {
         self.payload_range(row).map(|place| (place, self.payload_at(place)))
     }
 
-    /// Leaves out the first `skipped` bytes of the payload at a place.
+    /// Removes the first `skipped` bytes from the payload at a position.
     pub(super) fn skip_front(&mut self, place: usize, skipped: u32) {
         self.payload_offsets[place] += u64::from(skipped);
         self.payload_lens[place] -= skipped;
     }
 
-    /// Puts `bytes`, equally many for each row, in the stead of the payload at a place.
+    /// Replaces the payload at a position by `bytes`, which have the same length for each row.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
         let field = self.payload_at(place).field;
         let width = bytes.len();
@@ -392,14 +391,14 @@ impl Index {
         values[start..start + width].copy_from_slice(bytes);
     }
 
-    /// The bytes that replace the payload of a field.
+    /// The bytes that replace the payload of a field, if any do.
     pub(super) fn value(&self, row: u64, field: u16) -> Option<&[u8]> {
         let values = self.values.iter().find(|values| values.field == field)?;
         let start = row as usize * values.width;
         values.bytes.get(start..start + values.width)
     }
 
-    /// Sets the values of typed columns, a row for each row.
+    /// Sets the values of typed columns; `columns` has as many rows as the index.
     pub(in crate::import) fn set_columns(&mut self, columns: ColumnTable) {
         self.columns = Some(columns);
     }
@@ -423,7 +422,7 @@ impl Index {
         self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
     }
 
-    /// Gives row `to` the payload of row `from`, in a source with one payload per row.
+    /// Copies the payload of row `from` to row `to`, in a source with one payload per row.
     pub(crate) fn copy_plain_payload(&mut self, from: u64, to: u64) {
         assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
         let from = from as usize;
@@ -474,8 +473,8 @@ impl Index {
         Index { columns, bad, file_counts, ..self.select(left()) }
     }
 
-    /// The rows `rows` alone, in this order, for another process to read: without the values of typed columns, the
-    /// bad entries, and how files were treated.
+    /// An index of the rows `rows` only, in this order, for another process to read. Lacks the values of typed columns,
+    /// the bad entries and the file counts.
     pub(in crate::import) fn select(&self, rows: impl Iterator<Item = u64>) -> Index {
         let mut selected = Index {
             containers: self.containers.clone(),
@@ -503,17 +502,17 @@ impl Index {
         let payload = self.payload_range(row).next();
         let container =
             payload.map(|payload| &self.containers[self.payload_at(payload).container as usize]);
-        // In a single folder, the name alone says where it is.
+        // In a single folder, the name tells the file's location.
         match container.filter(|it| it.stamp != 0 || self.containers.len() > 1) {
             Some(container) => bad.within(&container.path),
             None => bad,
         }
     }
 
-    /// Rows with a name that an earlier row has, sorted; each with the first row of that name.
+    /// Rows whose name an earlier row has, sorted; each with the first row of that name.
     pub(crate) fn rows_with_a_taken_name(&self) -> Vec<(u64, u64)> {
         let mut order = self.rows_with_the_hash_of_another();
-        self.sort_by_name(&mut order); // so that the first row with a name keeps it
+        self.sort_by_name(&mut order); // the first row with a name keeps it
         let same = order.chunk_by(|&a, &b| self.name(a) == self.name(b));
         let taken = same.flat_map(|same| same[1..].iter().map(|&row| (row, same[0])));
         let mut taken: Vec<(u64, u64)> = taken.collect();
@@ -526,8 +525,8 @@ impl Index {
         self.payloads(row).next().map(|payload| payload.container)
     }
 
-    /// Puts what `front` says of a row and its container, and a slash, in front of its name; leaves names that would
-    /// become too long, and returns their rows.
+    /// Prefixes each row's name with `front(row, container)` and a slash. Leaves names that would become too long, and
+    /// returns their rows.
     pub(super) fn put_in_front<'f>(
         &mut self,
         front: impl Fn(u64, u32) -> Option<&'f [u8]>,
@@ -549,13 +548,14 @@ impl Index {
         too_long
     }
 
-    /// Gives rows what later rows of their name in the same container hold, as later members of an archive replace
-    /// earlier ones. Returns the later rows, sorted. A row with a field that the earlier one lacks is none of them.
+    /// Replaces a row's payloads by the payloads of later rows with the same name in the same container, since later
+    /// members of an archive replace earlier ones. Returns the later rows, sorted. A later row with a field that the
+    /// earlier row lacks replaces nothing.
     pub(super) fn take_replaced(&mut self) -> Vec<u64> {
         let mut order = self.rows_with_the_hash_of_another();
         self.sort_by_name(&mut order);
         let mut taken: Vec<u64> = Vec::new();
-        let mut kept: Vec<u64> = Vec::new(); // of one name, one for each container
+        let mut kept: Vec<u64> = Vec::new(); // rows with one name, one for each container
         for row in order {
             if kept.first().is_some_and(|&first| self.name(first) != self.name(row)) {
                 kept.clear();
@@ -572,7 +572,7 @@ impl Index {
         taken
     }
 
-    /// Returns whether `row` is of the container of `first` and has no other fields.
+    /// Returns whether `row` is in the container of `first` and has no field that `first` lacks.
     fn replaces(&self, row: u64, first: u64) -> bool {
         self.container_of(row) == self.container_of(first)
             && self
@@ -590,7 +590,7 @@ impl Index {
         }
     }
 
-    /// Puts `payload` in the stead of that of the same field of `row`, and counts the member that was there.
+    /// Replaces the payload of the same field of `row` by `payload`, and counts the replaced member.
     pub(super) fn replace_payload(&mut self, row: u64, payload: Payload) {
         let mut places = self.payload_range(row);
         let place = places.find(|&place| self.payload_at(place).field == payload.field);
@@ -602,20 +602,20 @@ impl Index {
         self.payload_offsets[place] = payload.offset_or_stamp;
     }
 
-    /// All rows in the order of their names, and of their ids within a name.
+    /// All rows, sorted by name and then by id.
     pub(super) fn by_name(&self) -> Vec<u64> {
         let mut order: Vec<u64> = (0..self.len()).collect();
         self.sort_by_name(&mut order);
         order
     }
 
-    /// Sorts rows by their names, and those of a name by their ids.
+    /// Sorts rows by name and then by id.
     fn sort_by_name(&self, rows: &mut [u64]) {
         rows.sort_unstable_by(|&a, &b| self.name(a).cmp(self.name(b)).then(a.cmp(&b)));
     }
 
-    /// Few rows, among them all that share their name with another. Sorting numbers costs far less than
-    /// sorting names, which lie all over memory.
+    /// Rows that share the hash of their name with another row: few rows, among them all that share a name. Sorting
+    /// hashes costs far less than sorting names, which are scattered over memory.
     fn rows_with_the_hash_of_another(&self) -> Vec<u64> {
         let hash = |row| xxh3_64(self.name(row));
         let mut hashes: Vec<u64> = (0..self.len()).map(hash).collect();
@@ -630,8 +630,7 @@ impl Index {
         (0..self.len()).filter(|&row| shared.binary_search(&hash(row)).is_ok()).collect()
     }
 
-    /// A hash of everything that determines the bytes of the image: an import resumes only with the same
-    /// source.
+    /// A hash of everything that determines the bytes of the image, since an import resumes only with the same source.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for name in self.fields.iter().chain(&self.classes) {
@@ -673,8 +672,7 @@ impl Index {
         }
     }
 
-    /// Adds the payload columns: the rows so far have one payload each, except the last, which may have
-    /// none.
+    /// Adds the payload columns. The rows so far have one payload each, except the last, which may have none.
     fn begin_payload_columns(&mut self) {
         let rows = self.names.len() as u64;
         let payloads = self.payload_lens.len() as u64;
@@ -689,27 +687,27 @@ pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
     fields.len() < MAX_FIELDS && bytes + 2 + name.len() <= MAX_FIELD_NAMES_BYTES
 }
 
-/// Why a name beyond [`MAX_NAME_BYTES`] is rejected.
+/// The reason for rejecting a name longer than [`MAX_NAME_BYTES`].
 pub(in crate::import) const TOO_LONG_A_NAME: BadReason =
     BadReason::Name("is longer than 4,096 bytes");
 
-/// Why a member of a field beyond the limit is rejected.
+/// The reason for rejecting a member whose field exceeds the limit of fields.
 pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
     "has one field too many: an image has at most 256, with 8 KiB for their \
      names",
 );
 
-/// Concatenated names, with 2.5 bytes for each to say where it begins.
+/// Concatenated names, with 2.5 bytes per name for its offset.
 #[derive(Debug, Default)]
 struct Names {
     bytes: Vec<u8>,
-    /// Offset of the first name of each block of [`NAMES_A_BLOCK`].
+    /// Offset of the first name of each block of [`NAMES_A_BLOCK`] names.
     blocks: Vec<u64>,
     /// Offset of each name in its block.
     starts: Vec<u16>,
 }
 
-/// So few that their starts fit 16 bits: 15 names of the longest sort lie before the last one.
+/// Names in a block: few enough that offsets in it fit 16 bits, with 15 names of the maximum length before the last.
 const NAMES_A_BLOCK: usize = 16;
 const _: () = assert!((NAMES_A_BLOCK - 1) * MAX_NAME_BYTES <= u16::MAX as usize);
 
@@ -741,7 +739,7 @@ impl Names {
     }
 }
 
-/// The label column's value for a row without a label: ImageFolder's classes count from 0.
+/// The label column's value for a row without a label; ImageFolder's classes count from 0.
 pub(crate) const NO_LABEL: i64 = -1;
 
 /// Maximum bytes of a name.
@@ -750,7 +748,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 4096;
 /// Maximum bytes of a sample.
 pub(crate) const MAX_SAMPLE_BYTES: u64 = u32::MAX as u64;
 
-/// Maximum fields of a sample: more than any data set has, and a limit for damaged archives.
+/// Maximum fields of a sample: more than any data set has; damaged archives may seem to have more.
 const MAX_FIELDS: usize = 256;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::import::progress::{Progress, Stage};
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// Counts what is found and reports it.
+/// Counts the samples and bytes found, and reports them.
 pub(crate) struct Indexing<'p> {
     progress: &'p mut dyn Progress,
     samples: u64,
@@ -14,17 +14,17 @@ pub(crate) struct Indexing<'p> {
 }
 
 impl<'p> Indexing<'p> {
-    /// Begins.
+    /// Begins the stage and its counts.
     pub(crate) fn new(progress: &'p mut dyn Progress) -> Indexing<'p> {
         let mut indexing = Indexing { progress, samples: 0, bytes: 0, since: 0, is_stopped: false };
         indexing.again();
         indexing
     }
 
-    /// `samples` more were found, or a part of one, and their `bytes`; returns whether to go on.
+    /// Counts `samples` more samples (0: a part of one) and their `bytes`; returns whether to go on.
     pub(super) fn found(&mut self, samples: u64, bytes: u64) -> bool {
         self.samples += samples;
-        self.bytes = self.bytes.saturating_add(bytes); // a source claims any length
+        self.bytes = self.bytes.saturating_add(bytes); // a source may claim any length
         self.since += 1;
         if self.since == MANY {
             self.progress.advance(self.samples, self.bytes);
@@ -34,12 +34,12 @@ impl<'p> Indexing<'p> {
         !self.is_stopped
     }
 
-    /// Returns whether nobody has asked to stop.
+    /// Returns false once indexing was asked to stop.
     pub(super) fn goes_on(&self) -> bool {
         !self.is_stopped
     }
 
-    /// Restarts the count: the entries found so far will be found again. Counts start from zero.
+    /// Restarts the counts from zero: the entries found so far will be found again.
     pub(super) fn again(&mut self) {
         (self.samples, self.bytes, self.since) = (0, 0, 0);
         self.progress.stage(Stage::Indexing, 0, 0);
@@ -47,7 +47,7 @@ impl<'p> Indexing<'p> {
     }
 
     /// # Errors
-    /// `Interrupted`: it was asked to stop, so what was indexed is not all.
+    /// `Interrupted`: indexing was asked to stop, so the index is incomplete.
     pub(super) fn check(&self) -> Result<()> {
         if self.is_stopped {
             let message = "the import was stopped while it indexed the source; nothing is written";

@@ -1,4 +1,4 @@
-//! The streams of an import, one after the other: pipes, compressed files, or objects of stores.
+//! The input streams of an import, read one after the other: pipes, compressed files, or objects of stores.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -12,55 +12,55 @@ use super::tar_members::Input;
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// Streams, in order.
+/// Input streams, in order.
 #[derive(Default)]
 pub(in crate::import) struct Inputs {
     files: std::vec::IntoIter<FoundFile>,
     objects: Option<ObjectStreams>,
-    /// How many were given.
+    /// Number of streams begun, including skipped ones.
     begun: u64,
-    /// How the first one is read, if not from its beginning.
+    /// The way to read the first stream, if not from its beginning.
     first: Option<First>,
-    /// The next one, if it is open already.
+    /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
 }
 
 /// A stream, decompressed.
 pub(super) enum Stream {
-    /// An object that is not compressed, and who is told of what is read.
+    /// An object that is not compressed, and the counts for the bytes read from it.
     Shard(Shard, Expansion),
-    /// Any other.
+    /// Any other stream.
     Bytes(Box<dyn Read + Send>),
 }
 
-/// How an input is read from a place within it.
+/// The way to read a stream from an offset on.
 enum First {
-    /// It is asked for from there on, and not compressed.
+    /// The stream is not compressed; the store is asked for the bytes from the offset on.
     Part,
-    /// So many bytes are left out, after decompression.
+    /// The stream is compressed; so many decompressed bytes are skipped.
     Without(u64),
 }
 
 impl Inputs {
-    /// The streams `files` (`-`: standard input), as far as `expansion` allows.
+    /// The streams `files` (`-`: standard input). Reading fails beyond the limit of `expansion`.
     pub(in crate::import) fn new(files: Vec<FoundFile>, expansion: Expansion) -> Inputs {
         let are_objects = files.iter().any(|file| file.object.is_some());
         let objects = are_objects.then(|| ObjectStreams::new(&files, 0));
         Inputs { files: files.into_iter(), objects, expansion, ..Inputs::default() }
     }
 
-    /// Objects from byte `offset` of the one with this number on.
+    /// The objects `files` from object number `number` on, the first one from byte `offset` on.
     ///
     /// # Errors
-    /// Those of the store. `BadSource`: the object is shorter.
+    /// Errors of the store. `BadSource`: the object is shorter.
     pub(in crate::import) fn from(
         files: Vec<FoundFile>,
         number: u64,
         offset: u64,
         expansion: Expansion,
     ) -> Result<Inputs> {
-        expansion.read(offset); // before the import was interrupted
+        expansion.read(offset); // the bytes read before the import was interrupted
         let skipped = usize::try_from(number).unwrap_or(usize::MAX);
         let files: Vec<FoundFile> = files.into_iter().skip(skipped).collect();
         let mut first = None;
@@ -88,7 +88,7 @@ impl Inputs {
         Ok(Inputs { files, objects, begun: number, first, expansion, ..Inputs::default() })
     }
 
-    /// How many objects were given, or left out at the beginning; `None`: they are files.
+    /// Number of objects begun, including skipped ones; `None` if the streams are not objects.
     pub(super) fn begun_objects(&self) -> Option<u64> {
         self.objects.as_ref().map(|_| self.begun)
     }
@@ -96,7 +96,7 @@ impl Inputs {
     /// The next stream, decompressed; `None` after the last.
     ///
     /// # Errors
-    /// It does not open.
+    /// The stream does not open.
     pub(super) fn next(&mut self) -> Result<Option<(FoundFile, Stream)>> {
         if let Some(ahead) = self.ahead.take() {
             return Ok(Some(ahead));
@@ -118,10 +118,10 @@ impl Inputs {
         Ok(Some((file, stream)))
     }
 
-    /// Two files of one key at the beginning of the first stream, if that is a pipe with a tar archive.
+    /// Two consecutive files with one key at the beginning of the first stream, if it is a pipe with a tar archive.
     ///
     /// # Errors
-    /// It does not open.
+    /// The stream does not open.
     pub(in crate::import) fn pair_at_beginning(&mut self) -> Result<Option<Decided>> {
         let first = self.files.as_slice().first();
         if self.objects.is_some() || first.is_none_or(|first| !is_stream(&first.path)) {
@@ -136,17 +136,17 @@ impl Inputs {
         Ok(pair.map(|pair| Decided::Pair { shard, pair }))
     }
 
-    /// Checks that no stream was ended early by a store that was away.
+    /// Checks that no stream ended early because its store failed.
     ///
     /// # Errors
-    /// The failure.
+    /// The store's failure.
     pub(super) fn check(&self) -> Result<()> {
         self.objects.as_ref().map_or(Ok(()), ObjectStreams::check)
     }
 }
 
 impl Stream {
-    /// The content of `shard`, whose name is to be shown.
+    /// The decompressed content of `shard`; `name` is for messages.
     fn of(
         mut shard: Shard,
         first: Option<First>,
@@ -172,7 +172,7 @@ impl Stream {
         Ok(Stream::Bytes(stream))
     }
 
-    /// The next `len` bytes without a copy, if they are at hand in one piece; else they are to be read.
+    /// The next `len` bytes without a copy, if they are contiguous in memory. `None`: they must be read instead.
     pub(super) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
         match self {
             Stream::Shard(shard, expansion) => {
@@ -200,7 +200,7 @@ impl Read for Stream {
     }
 }
 
-/// Reads, and keeps what was read.
+/// Reader that keeps a copy of the bytes read.
 struct Recorded<'a> {
     from: &'a mut dyn Read,
     read: &'a mut Vec<u8>,
@@ -214,7 +214,7 @@ impl Read for Recorded<'_> {
     }
 }
 
-/// Upper limit of the bytes kept of a pipe while its content is detected: mostly the bytes of a few members.
+/// Most bytes of a pipe that are kept while its content is detected; usually a few members suffice.
 const MAX_LOOKED_AT_BYTES: u64 = 16 << 20;
-/// Enough to tell a compression.
+/// Bytes that suffice to detect a compression.
 const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

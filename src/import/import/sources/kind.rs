@@ -1,4 +1,4 @@
-//! Kinds of sources, by the names that users give them.
+//! Kinds of sources, and their names on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// Kinds of sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum SourceKind {
-    /// Detect it from the first bytes.
+    /// Detect the kind from the first bytes.
     #[default]
     Auto,
     /// A folder tree; its top folders are the classes.
@@ -25,23 +25,23 @@ pub enum SourceKind {
     Parquet,
     /// Arrow files or streams: every row is a sample.
     Arrow,
-    /// Shards of MosaicML Streaming, by their `index.json`.
+    /// Shards of MosaicML Streaming, found through their `index.json`.
     Mds,
-    /// Chunks of LitData, by their `index.json`.
+    /// Chunks of LitData, found through their `index.json`.
     LitData,
-    /// JSON Lines: every line is a sample, or names the file that is.
+    /// JSON Lines: every line is a sample, or names a file that is the sample.
     JsonLines,
 }
 
 impl SourceKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [SourceKind; 11] = {
         use SourceKind::{Arrow, Auto, Folder, JsonLines, List, LitData, Mds, Parquet, Tar};
         use SourceKind::{TfRecord, WebDataset};
         [Auto, Folder, Tar, WebDataset, TfRecord, List, Parquet, Arrow, Mds, LitData, JsonLines]
     };
 
-    /// Its name.
+    /// The kind's name.
     pub fn name(self) -> &'static str {
         match self {
             SourceKind::Auto => "auto",
@@ -58,7 +58,7 @@ impl SourceKind {
         }
     }
 
-    /// Returns whether the source is rows, which are read once, front to back.
+    /// Returns whether the source consists of rows, which are read once, front to back.
     pub(crate) fn is_rows(self) -> bool {
         use SourceKind::{Arrow, JsonLines, LitData, Mds, Parquet};
         matches!(self, Parquet | Arrow | Mds | LitData | JsonLines)

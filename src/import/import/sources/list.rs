@@ -46,12 +46,12 @@ pub(crate) fn index(
 /// Checks that the file at `path`, which begins with `head`, is a list: one of its first lines names a file.
 ///
 /// # Errors
-/// Its folder does not open. `BadSource`: it is none; the error says what it is.
+/// The list's folder does not open. `BadSource`: the file is not a list; the error says why.
 pub(crate) fn check(head: &[u8], path: &Path) -> Result<()> {
     let root = Root::open(folder_of(path), Links::Follow)?;
     let is_there = |line: &[u8]| {
         let name = clean_name(split(line).0);
-        // Anything that exists but is not a file is a bad line of a list.
+        // A path that exists but is not a file makes a bad line, yet still shows that this is a list.
         name.is_ok_and(|name| root.stat(&name).is_ok())
     };
     let bad = |text: String| Error::new(ErrorKind::BadSource, text).path(path);
@@ -89,7 +89,7 @@ fn may_be(head: &[u8]) -> bool {
         && label.is_none_or(|text| number(text).is_some())
 }
 
-/// The folder that the names of a list are beneath.
+/// The folder that a list's paths are relative to.
 pub(crate) fn folder_of(list: &Path) -> &Path {
     list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -114,7 +114,7 @@ pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 pub(super) fn split(line: &[u8]) -> (&[u8], Option<&[u8]>) {
-    // The last TAB: a path may contain one.
+    // The last TAB separates the label: a path may contain TABs.
     match line.iter().rposition(|&byte| byte == b'\t') {
         Some(tab) => (&line[..tab], Some(&line[tab + 1..])),
         None => (line, None),

@@ -1,17 +1,17 @@
-//! Sources of samples: folder trees, lists, tar archives, WebDataset shards, TFRecord shards.
+//! Sources of samples: folder trees, lists, tar archives, WebDataset and TFRecord shards, and objects of stores.
 //!
 //! A source is read twice. Indexing finds every sample's name, length, label and location, and every entry
 //! that cannot be imported; it reads no payloads. Then several threads read the payloads in the order of
-//! placement, each with its own [`SourceReader`]. What is read must match the index: a file or shard that
+//! placement, each with its own [`SourceReader`]. Payloads must match the index: a file or shard that
 //! changed meanwhile is a bad entry, never a torn sample.
 //!
 //! A source that can be read only once (a pipe, a compressed archive) is first copied to a file
 //! (`spool.rs`), or imported by [`stream`] in its own order.
 //!
 //! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `tree.rs`), and
-//! `file_counts.rs` reports how each was treated.
+//! `file_counts.rs` reports how each file was treated.
 //!
-//! Read `index.rs` for what is stored, `folder.rs` and `tar_members.rs` for how it is found.
+//! Read `index.rs` for the data stored, then `folder.rs` and `tar_members.rs` for how it is found.
 
 pub(in crate::import) mod beneath;
 mod braces;
@@ -79,7 +79,7 @@ pub struct Source {
     decided: Option<Decided>,
     index: Index,
     store: Store,
-    /// The objects that were found, if they are such.
+    /// The objects found, if the samples are objects.
     origins: OriginsBuilder,
 }
 
@@ -87,9 +87,9 @@ pub struct Source {
 enum Store {
     /// Files beneath folders: the containers are the roots.
     Folders(Vec<Root>),
-    /// Shards: a file stays open only if it has no name (spooled ones).
+    /// Shards: a file stays open only if it has no path any more, as a spooled file.
     Shards(Vec<Option<Arc<File>>>),
-    /// Objects of stores, each a sample: the containers are their prefixes.
+    /// Objects of stores, each a sample: the containers are the prefixes of their keys.
     Objects(Vec<ObjectRoot>),
 }
 
@@ -98,22 +98,22 @@ enum Store {
 pub struct SourceOptions {
     /// The kind of the paths; [`SourceKind::Auto`] detects it.
     pub kind: SourceKind,
-    /// Folder to which compressed archives and pipes are copied; `None`: they are refused.
+    /// Folder to which compressed archives and pipes are copied; `None` refuses them.
     pub spool: Option<PathBuf>,
     /// Files to ignore, as (device, inode): the image itself.
     pub exclude: Vec<(u64, u64)>,
-    /// Selection of the entries of folders and archives that are samples.
+    /// Rules for the entries of folders and archives: hidden files, links.
     pub folders: FolderOptions,
-    /// Puts the folder, list or shard in front of each name.
+    /// Prefixes each name with its folder, list or shard.
     pub prefix: bool,
     /// Takes the files of archives within archives as samples.
     pub nested: bool,
-    /// The limit on the expansion of the bytes that are read.
+    /// Limit on the expansion of the bytes read.
     pub expansion: Expansion,
 }
 
 impl Found {
-    /// Returns whether this is imported as it is read: pipes, or compressed archives.
+    /// Returns whether the files are imported in the order read: pipes, objects or compressed archives.
     ///
     /// # Errors
     /// A path does not open. `InvalidArgument`: only some are streams.
@@ -157,7 +157,7 @@ impl Source {
     /// Indexes detected files.
     ///
     /// # Errors
-    /// As [`open`](Self::open). `Interrupted`: it was asked to stop.
+    /// As [`open`](Self::open). `Interrupted`: indexing was asked to stop.
     pub(crate) fn index_found(
         mut found: Found,
         options: &SourceOptions,
@@ -195,7 +195,7 @@ impl Source {
             _ => {}
         }
         if matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
-            // As `tar -u` and `tar -r` mean it.
+            // Later members replace earlier ones, as `tar -u` and `tar -r` intend.
             let replaced = index.take_replaced();
             index.drop_rows(&replaced);
             put_shards_in_front(&mut index, &found.files, options.prefix);
@@ -205,13 +205,13 @@ impl Source {
         Source { kind, decided, index, store, origins }.unless_empty()
     }
 
-    /// The objects that are its samples now.
+    /// The objects that are the source's samples now.
     pub(in crate::import) fn origins(&self) -> Cow<'_, OriginsBuilder> {
         let Store::Objects(roots) = &self.store else { return Cow::Borrowed(&self.origins) };
         if self.origins.len() == self.index.len() {
             return Cow::Borrowed(&self.origins);
         }
-        // Some were left out.
+        // Some objects were left out of the index.
         let kept: HashSet<String> = (0..self.index.len())
             .filter_map(|row| {
                 let root = &roots[self.index.container_of(row)? as usize];
@@ -237,7 +237,7 @@ impl Source {
         Ok(self)
     }
 
-    /// The source with the index that another process made.
+    /// A source with an index that another process made.
     ///
     /// # Errors
     /// A folder does not open.
@@ -245,7 +245,7 @@ impl Source {
         let containers = index.containers.iter();
         let store = match kind {
             SourceKind::Folder | SourceKind::List => {
-                // How links are followed was decided when they were listed: stamps tell other files.
+                // The process that listed the files applied the rules for links. Stamps detect other files.
                 let open = |container: &Container| {
                     let path = match kind {
                         SourceKind::List => list::folder_of(&container.path),
@@ -261,10 +261,10 @@ impl Source {
         Ok(Source { kind, decided: None, index, store, origins: OriginsBuilder::default() })
     }
 
-    /// Its index without rows, with paths that lead to the containers from every working directory.
+    /// The index without rows; the containers' paths are absolute, so other processes can open them.
     ///
     /// # Errors
-    /// `BadSource`: a container has no path any more.
+    /// `BadSource`: a container has no path any more, or is an object.
     pub(in crate::import) fn shared(&self) -> Result<Index> {
         if matches!(&self.store, Store::Shards(files) if files.iter().any(Option::is_some)) {
             let text =
@@ -282,7 +282,7 @@ impl Source {
         Ok(shared)
     }
 
-    /// How the source's files were treated.
+    /// Treatment of the source's files.
     pub fn file_counts(&self) -> &[FileCount] {
         &self.index.file_counts.0
     }
@@ -292,7 +292,7 @@ impl Source {
         self.kind
     }
 
-    /// Why it is of its kind, where it might have been of another.
+    /// Evidence for the kind, if kinds that look alike were told apart.
     pub fn decided(&self) -> Option<&Decided> {
         self.decided.as_ref()
     }
@@ -307,8 +307,8 @@ impl Source {
         self.index.drop_rows(drop);
     }
 
-    /// Puts what `take` finds in the payloads of fields in their stead; returns the rows for which it fails. `None`:
-    /// `goes_on` said that it is to stop.
+    /// Replaces the payload of each field by the elements that `take` finds in it; returns the rows for which `take`
+    /// fails. `None`: `goes_on` returned false.
     pub(in crate::import) fn replace_payloads(
         &mut self,
         take: &mut dyn FnMut(u16, &mut Front<'_>) -> Result<Elements, BadReason>,
@@ -342,7 +342,7 @@ impl Source {
         Some(bad)
     }
 
-    /// Sets the values of typed columns, a row for each row.
+    /// Sets the values of typed columns; `values` has as many rows as the index.
     pub(in crate::import) fn set_values(&mut self, values: ColumnTable) {
         self.index.set_columns(values);
     }
@@ -360,28 +360,28 @@ impl Source {
     }
 }
 
-/// The elements of a field with a type, in a payload.
+/// The elements of a typed field in its payload.
 #[derive(Debug)]
 pub(in crate::import) enum Elements {
     /// The payload itself.
     All,
-    /// The rest of the payload behind this many bytes.
+    /// The payload after this many bytes.
     Behind(u32),
-    /// These, which the payload describes.
+    /// These bytes, which the payload encodes.
     Are(Vec<u8>),
 }
 
-/// A payload whose first bytes can be read.
+/// Access to the first bytes of a payload.
 pub(in crate::import) struct Front<'a> {
-    /// Its length.
+    /// Length of the payload.
     pub(in crate::import) len: u64,
-    /// Fills what it is given with the first bytes.
+    /// Fills a buffer with the first bytes.
     pub(in crate::import) read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
     pub(in crate::import) buffer: &'a mut Vec<u8>,
 }
 
 impl Front<'_> {
-    /// Its first `len` bytes, or all of them.
+    /// The payload's first `len` bytes, or all if it is shorter.
     pub(in crate::import) fn first(&mut self, len: u64) -> Result<&[u8], BadReason> {
         self.buffer.resize(len.min(self.len) as usize, 0);
         (self.read)(self.buffer)?;
@@ -389,7 +389,7 @@ impl Front<'_> {
     }
 }
 
-/// Rows between two questions whether to go on.
+/// Rows between two checks for cancellation.
 const ROWS_PER_STEP: u64 = 4096;
 
 /// Reads payloads for one thread.
@@ -401,22 +401,22 @@ pub struct SourceReader<'a> {
 }
 
 impl SourceReader<'_> {
-    /// Prepares to read the payloads of `rows` soon: those that are objects of stores are asked for at once.
+    /// Prepares to read the payloads of `rows` soon: requests payloads that are objects of stores concurrently.
     pub(in crate::import) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
         if let Store::Objects(roots) = &self.source.store {
             self.objects.ask(roots, &self.source.index, rows);
         }
     }
 
-    /// Why the last payloads could not be read, if it was not because of them: a store that was away.
+    /// The failure of the store, if it was the reason why the last payloads could not be read.
     pub(in crate::import) fn take_failure(&mut self) -> Option<Error> {
         self.objects.take_failure()
     }
 
-    /// Reads a payload of `row` into `into`, which has its length.
+    /// Reads a payload of `row` into `into`, which has the payload's length.
     ///
     /// # Errors
-    /// Why the entry cannot be imported; `into` may be overwritten then.
+    /// The reason why the entry cannot be imported; `into` may be overwritten then.
     pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
         if let Some(value) = self.source.index.value(row, payload.field) {
             into.copy_from_slice(value);
@@ -430,12 +430,11 @@ impl SourceReader<'_> {
         tfrecord::check_crc(crc32c(into), stored)
     }
 
-    /// Reads a payload of `row` in pieces into the space that `sink` provides: for samples too large to be
-    /// held in memory.
+    /// Reads a payload of `row` in pieces into the space that `sink` provides, for samples too large to be held in
+    /// memory.
     ///
     /// # Errors
-    /// Why the entry cannot be imported, which may be found after some pieces were filled; or the error of
-    /// `sink`.
+    /// The reason why the entry cannot be imported, possibly after some pieces were filled; or the error of `sink`.
     pub(crate) fn read_in_pieces(
         &mut self,
         row: u64,
@@ -495,9 +494,9 @@ impl SourceReader<'_> {
     }
 }
 
-/// Receives bytes in pieces.
+/// Receiver of bytes in pieces.
 pub(crate) trait PieceSink {
-    /// The space for the next bytes: at least one byte.
+    /// Space for the next bytes: at least one byte.
     ///
     /// # Errors
     /// There is no space.
@@ -506,11 +505,11 @@ pub(crate) trait PieceSink {
     /// Takes the first `len` bytes of [`space`](Self::space), which are filled.
     ///
     /// # Errors
-    /// They could not be passed on.
+    /// The bytes could not be passed on.
     fn filled(&mut self, len: usize) -> Result<()>;
 }
 
-/// Why reading a payload in pieces failed.
+/// The reason why reading a payload in pieces failed.
 #[derive(Debug)]
 pub(crate) enum PieceError {
     /// The entry cannot be imported.
@@ -547,11 +546,11 @@ fn read_file(
     if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
 }
 
-/// A shard that is open: its file, and whether that has no name.
+/// An open shard: its file, and whether the file has no path any more.
 type OpenShard = (Arc<File>, Container, bool);
 
-/// Copies pipes to the spool; the beginnings of the copies tell whether archives are WebDataset's, as files do.
-/// Each shard that is no pipe is still to be opened.
+/// If no pair was found yet, copies pipes to the spool, and looks for a pair, a sign of WebDataset shards, at the
+/// beginnings of the copies. `None` for shards that are not pipes: these are opened later.
 fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option<OpenShard>>> {
     let mut opened = Vec::new();
     if found.decided != Some(Decided::NoPair) {
@@ -586,7 +585,7 @@ fn index_shards(
     let is_open = found.decided == Some(Decided::NoPair);
     let judge = tar::Judge::new(kind == SourceKind::WebDataset, options, is_open);
     let mut rows = tar::Rows::new(judge, &options.expansion);
-    indexing.again(); // files that hold samples were counted before
+    indexing.again(); // detection counted the shards themselves
     let mut files = Vec::new();
     for (number, FoundFile { path, name, .. }) in found.files.iter().enumerate() {
         if !indexing.goes_on() {
@@ -623,7 +622,7 @@ fn piped_bytes(index: &Index) -> u64 {
     piped.map(|shard| shard.len_bytes).sum()
 }
 
-/// Puts what tells a container from the others in front of its names.
+/// Prefixes the names of each container with the part of its path that distinguishes it.
 fn put_containers_in_front(index: &mut Index) {
     let paths: Vec<&Path> = index.containers.iter().map(|container| &*container.path).collect();
     let ends = ends_of(&paths);
@@ -641,7 +640,7 @@ fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
     index.drop_rows(rows);
 }
 
-/// Puts the shard in front of names that an earlier shard has, or of `all`.
+/// Prefixes names that an earlier shard has, or `all` names, with their shard.
 fn put_shards_in_front(index: &mut Index, files: &[FoundFile], all: bool) {
     let differ = |&(row, first): &(u64, u64)| index.container_of(row) != index.container_of(first);
     let taken = index.rows_with_a_taken_name();
@@ -660,7 +659,7 @@ fn put_shards_in_front(index: &mut Index, files: &[FoundFile], all: bool) {
 /// Moves rows that no image can hold to the bad entries.
 fn drop_impossible_rows(index: &mut Index, kind: SourceKind) {
     let taken = match kind {
-        // A folder has each name once; several of them, or anything else, may not.
+        // Names in one folder are unique; in several folders, or other sources, they may repeat.
         SourceKind::Folder if index.containers.len() == 1 => Vec::new(),
         _ => index.rows_with_a_taken_name(),
     };

@@ -1,4 +1,4 @@
-//! Reads inputs until there is enough, and files at offsets of their own.
+//! Reading helpers: [`read_some`] reads until a buffer is full, [`FileAt`] reads a file at its own offset.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,14 +22,14 @@ pub(crate) fn read_some(from: &mut dyn Read, into: &mut [u8]) -> io::Result<usiz
     Ok(filled)
 }
 
-/// Reads a file at its own offset, so that the file's shared offset does not change.
+/// Reader of a file with its own offset; the file's shared offset does not change.
 #[derive(Debug)]
 pub(crate) struct FileAt<F> {
     /// The file.
     pub file: F,
     /// Offset of the next bytes.
     pub offset: u64,
-    /// Bytes from here on are not read.
+    /// Offset at which reading ends.
     pub end: u64,
 }
 

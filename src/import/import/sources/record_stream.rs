@@ -11,17 +11,17 @@ use super::{FoundFile, Inputs, tfrecord};
 use dlfs_base::Result;
 use dlfs_base::checksum::{crc32c, crc32c_append};
 
-/// The records of streams, one after the other; each is named after its stream and its number there.
+/// The records of streams, one after the other. A record is named after its stream and its number in the stream.
 #[derive(Default)]
 pub(in crate::import) struct RecordStream {
     inputs: Inputs,
-    /// Byte and number of the record that the first input is read from.
+    /// Offset and number of the record at which reading of the first input begins.
     begin_at: (u64, u64),
     open: Option<Open>,
     piped_bytes: u64,
     bad: Vec<BadEntry>,
     spare: Option<Vec<u8>>,
-    /// Records that are longer are left to be read in pieces.
+    /// Length in bytes above which a record is read in pieces.
     most_at_once: u64,
 }
 
@@ -41,9 +41,8 @@ struct Unread {
 }
 
 impl RecordStream {
-    /// The records of `inputs`, leaving those of more bytes than `most_at_once` to be
-    /// [read in pieces](SampleStream::read_on). `begin_at`: byte and number of the record that the first input is read
-    /// from.
+    /// The records of `inputs`. Records longer than `most_at_once` bytes are [read in pieces](SampleStream::read_on).
+    /// `begin_at`: offset and number of the record at which reading of the first input begins.
     pub(in crate::import) fn new(
         inputs: Inputs,
         most_at_once: u64,
@@ -129,12 +128,12 @@ impl SampleStream for RecordStream {
     }
 }
 
-/// The bytes of a record, and how many are to be read in pieces; or why it is bad, where the next one can be read
-/// nevertheless.
+/// The bytes of a record, and the number of bytes left to read in pieces; or the reason why this record is bad,
+/// though the next one can be read.
 type Record = Result<(FieldBytes, u64), BadReason>;
 
 impl Open {
-    /// The next record, in the memory of `spare` if it has to be copied; `None` at the end.
+    /// The next record, copied into the memory of `spare` if a copy is necessary; `None` at the end.
     ///
     /// # Errors
     /// The rest of the stream cannot be read.
@@ -170,7 +169,7 @@ impl Open {
         Ok(Some(sound.map(|()| (payload, 0))))
     }
 
-    /// Reads on in a record, and compares its checksum at its end.
+    /// Reads the next piece of a record, and checks the checksum at the record's end.
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let Some(Unread { left, crc }) = self.unread.take() else { return Ok(0) };
         let most = left.min(into.len() as u64) as usize;
@@ -189,7 +188,7 @@ impl Open {
         if passed == len { Ok(()) } else { Err(ENDS_INSIDE) }
     }
 
-    /// The stored checksum behind a payload.
+    /// Reads the stored checksum that follows a payload.
     fn checksum(&mut self) -> Result<[u8; tfrecord::CRC_BYTES], BadReason> {
         let mut stored = [0; tfrecord::CRC_BYTES];
         self.fill(&mut stored)?;
@@ -200,7 +199,7 @@ impl Open {
         if read_some(&mut self.stream, into)? == into.len() { Ok(()) } else { Err(ENDS_INSIDE) }
     }
 
-    /// The next `len` bytes, or as many as there are.
+    /// The next `len` bytes, or fewer if the stream ends.
     fn payload(&mut self, len: u64, spare: &mut Option<Vec<u8>>) -> io::Result<FieldBytes> {
         if let Some(lent) = usize::try_from(len).ok().and_then(|len| self.stream.lend(len)) {
             return Ok(lent);

@@ -11,7 +11,7 @@ use super::kind::SourceKind;
 /// The name of the index in both formats.
 pub(crate) const INDEX: &[u8] = b"index.json";
 
-/// The common part of the indexes of both formats: the names of the files beside them.
+/// The part of both formats' indexes that is read here: the names of the shard files.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum AnyIndex {
@@ -35,10 +35,10 @@ struct Chunk {
     filename: String,
 }
 
-/// The kind of a data set with this `index.json`; `None`: it is another file of that name.
+/// The kind of a data set with this `index.json`; `None`: the file is not an index of shards.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub(crate) fn kind_of(index: impl Read) -> io::Result<Option<SourceKind>> {
     let index = io::BufReader::new(index.take(MAX_INDEX_BYTES));
     match serde_json::from_reader(index) {
@@ -49,8 +49,8 @@ pub(crate) fn kind_of(index: impl Read) -> io::Result<Option<SourceKind>> {
     }
 }
 
-/// The paths of the files that hold the rows of the index at `path`, which has these bytes: they are no samples
-/// themselves.
+/// The paths of the shard files that an index names. The index is at `path` and has the bytes `index`. These files
+/// are not samples themselves.
 pub(crate) fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
     let names: Vec<String> = match serde_json::from_slice(index).ok() {
         Some(AnyIndex::Mds { shards }) => {
@@ -65,8 +65,8 @@ pub(crate) fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
     names.iter().filter_map(|name| beside(path, name)).collect()
 }
 
-/// Those of the indexes, each with its parts and its path, all of whose parts are parts of indexes in folders above: a
-/// merged index stands for them.
+/// The indexes that a merged index in a folder above replaces: all their parts are parts of such an index. Takes the
+/// parts and the path of each index.
 pub(crate) fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
     let depth = |path: &Path| path.components().count();
     let mut by_depth: Vec<_> = indexes.iter().collect();
@@ -82,15 +82,15 @@ pub(crate) fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
     merged
 }
 
-/// How the report calls such indexes.
+/// The report's description of an index that a merged index replaces.
 pub(crate) const MERGED: &str = "index file of shards that another index has";
 
-/// The path of a file that an index names, which lies beneath the folder of the index.
+/// The path of a file that an index names; `None` if the file is not beneath the folder of the index.
 pub(crate) fn beside(index: &Path, name: &str) -> Option<PathBuf> {
     let is_beneath = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     let folder = index.parent().unwrap_or(Path::new(""));
     (is_beneath && !name.is_empty()).then(|| folder.join(name))
 }
 
-/// A data set has an index of a few MB for a million shards.
+/// Limit of an index's length: the index of a million shards is far smaller.
 pub(crate) const MAX_INDEX_BYTES: u64 = 1 << 30;

@@ -1,4 +1,4 @@
-//! Samples that come one after the other, and only once: what the streamed import reads.
+//! Streams of samples, which the streamed import reads once, in order.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -12,7 +12,8 @@ use dlfs_format::format::columns::OwnedValue;
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
-    /// The stream whose samples this one passes on, if it is no source itself: that answers what this one does not.
+    /// The stream that this one wraps, if it is not a source itself. Methods that this one does not override are
+    /// answered by the inner stream.
     fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
         None
     }
@@ -27,17 +28,17 @@ pub trait SampleStream {
         self.inner().map_or(&[], |inner| inner.fields())
     }
 
-    /// The types that the source itself gives to fields, known with the first sample.
+    /// The types of fields that the source itself defines, known with the first sample.
     fn field_types(&self) -> FieldTypes {
         self.inner().map(|inner| inner.field_types()).unwrap_or_default()
     }
 
-    /// The names of the classes so far: labels are indexes into them. Empty: labels are numbers.
+    /// The names of the classes so far, indexed by label; empty if labels are numbers of the source.
     fn classes(&self) -> &[Vec<u8>] {
         self.inner().map_or(&[], |inner| inner.classes())
     }
 
-    /// Those of the classes that samples named first, and nothing else tells.
+    /// The classes that are known only from samples, in the order of their numbers.
     fn found_classes(&self) -> &[Vec<u8>] {
         self.inner().map_or(&[], |inner| inner.found_classes())
     }
@@ -45,32 +46,31 @@ pub trait SampleStream {
     /// The next sample; `None` at the end.
     ///
     /// # Errors
-    /// What ends the import. What concerns one entry alone is in [`bad`](Self::bad).
+    /// Errors that end the import. An error of a single entry is in [`bad`](Self::bad) instead.
     fn next_sample(&mut self) -> Result<Option<StreamSample>>;
 
-    /// Accepts the sample that was read last: it holds its name, and its class has a number.
+    /// Accepts the last sample read: its name is taken from now on, and its class gets a number.
     fn accept(&mut self, sample: &mut StreamSample) {
-        let _ = sample; // where no class is numbered as it comes
+        let _ = sample; // most streams keep nothing of accepted samples
     }
 
-    /// Reads on in the sample that was read last, of which so many bytes are unread. 0: there
-    /// are no more.
+    /// Reads the next piece of the last sample, if it has [`unread`](StreamSample::unread) bytes; 0 at its end.
     ///
     /// # Errors
-    /// Why it cannot be imported; no more of it can be read.
+    /// The reason why the sample cannot be imported; the rest of it cannot be read.
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         self.inner_mut().map_or(Ok(0), |inner| inner.read_on(into))
     }
 
-    /// Rejects the sample that was read last, which has this name.
+    /// Rejects the last sample read, which is called `name`.
     fn reject(&mut self, name: &[u8], reason: BadReason) {
         if let Some(inner) = self.inner_mut() {
             inner.reject(name, reason);
         }
     }
 
-    /// Returns the place of the next sample, if the stream can be read from there on: then [`bad`](Self::bad) and the
-    /// like are empty, and only the names, and those of [`found_classes`](Self::found_classes), are to be remembered.
+    /// The place of the next sample, if reading can resume there. Then [`bad`](Self::bad) is empty, and to resume, only
+    /// the samples' names and [`found_classes`](Self::found_classes) must be remembered.
     fn place(&self) -> Option<StreamPlace> {
         self.inner()?.place()
     }
@@ -87,7 +87,8 @@ pub trait SampleStream {
         self.inner().map_or(&[], |inner| inner.bad())
     }
 
-    /// Archives after the first one of their file, for the files that have ended.
+    /// Counts for the report: members that were left out or replaced, and, in files that have ended, archives after the
+    /// first one.
     fn appended(&self) -> Vec<FileCount> {
         self.inner().map(|inner| inner.appended()).unwrap_or_default()
     }
@@ -101,17 +102,17 @@ pub trait SampleStream {
 /// A place in a stream, between two samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct StreamPlace {
-    /// The number of its file or object, from 0.
+    /// Number of the input, a file or object, from 0.
     pub input: u64,
-    /// The byte there, after decompression; of an Arrow file with an index, the number of a batch.
+    /// Byte offset in the input, after decompression; in an Arrow file with an index, the number of a batch.
     pub offset: u64,
-    /// Samples that begin there or later, and before the place.
+    /// Number of samples between that offset and the place.
     pub left_out: u64,
-    /// The number there of the next sample, where names depend on it.
+    /// Number of the next sample in the input, if names depend on it.
     pub record: u64,
-    /// Hash of the objects that samples before it named, beside those that are read in order; 0: none.
+    /// Hash of the objects that earlier samples named, besides the inputs themselves; 0: none.
     pub named: u64,
-    /// Windows that were shuffled before it.
+    /// Number of windows shuffled before the place.
     pub windows: u64,
 }
 
@@ -122,12 +123,12 @@ pub struct StreamSample {
     pub name: Vec<u8>,
     /// Its label, if it has one.
     pub label: Option<i64>,
-    /// Its fields, in the order of the stream's.
+    /// Its fields, in the order of the stream's fields; `None`: the sample lacks the field.
     pub fields: Vec<Option<FieldBytes>>,
-    /// Its values in columns from fields.
+    /// Its values of typed columns that are made from fields.
     pub values: Vec<OwnedValue>,
-    /// If its only field is too large for memory: its bytes, which [`SampleStream::read_on`] reads before anything else
-    /// is read.
+    /// If its only field is too large for memory, the field's length; [`SampleStream::read_on`] must read these bytes
+    /// before the next sample is read. Otherwise 0.
     pub unread: u64,
 }
 
@@ -143,23 +144,23 @@ impl StreamSample {
         self.fields.iter().map(|field| field.as_ref().map(len)).collect()
     }
 
-    /// The bytes of its fields.
+    /// The total length of its fields, in bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         self.fields.iter().flatten().map(|field| field.len()).sum::<usize>() + self.unread as usize
     }
 }
 
-/// The bytes of a field: its own, or some of those that several share.
+/// The bytes of a field: owned, or a range of a shared buffer.
 #[derive(Clone)]
 pub enum FieldBytes {
-    /// Its own.
+    /// Owned bytes.
     Own(Vec<u8>),
-    /// These of the bytes that rows of a file, or members of a shard, share.
+    /// A range of a buffer that several rows of a file, or members of a shard, share.
     Shared(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
 }
 
 impl FieldBytes {
-    /// Leaves the first `len` bytes out.
+    /// Removes the first `len` bytes.
     pub(crate) fn skip(&mut self, len: usize) {
         match self {
             FieldBytes::Own(bytes) => drop(bytes.drain(..len)),
@@ -167,7 +168,7 @@ impl FieldBytes {
         }
     }
 
-    /// The memory, if it is its own.
+    /// The memory, if it is owned.
     pub(crate) fn into_own(self) -> Option<Vec<u8>> {
         match self {
             FieldBytes::Own(bytes) => Some(bytes),

@@ -1,4 +1,4 @@
-//! Shard files: opened, read sequentially with a small buffer, and read again at known offsets.
+//! Opens shard files, and reads them: sequentially with a small buffer, or at known offsets.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, IoSliceMut};
@@ -19,14 +19,14 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// Opens the shard at `path`, a regular file.
 ///
 /// # Errors
-/// It does not open, or is not a file.
+/// The shard does not open, or is not a regular file.
 pub(crate) fn open(path: &Path) -> Result<(Arc<File>, Container)> {
     opened(path)
         .map_err(|errno| Error::from(io::Error::from(errno)).path(path))?
         .ok_or_else(|| Error::new(ErrorKind::BadSource, "a shard must be a file").path(path))
 }
 
-/// The same; `None`: it is not a file.
+/// As [`open`]; `None`: the shard is not a regular file.
 fn opened(path: &Path) -> Result<Option<(Arc<File>, Container)>, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty())?;
@@ -39,10 +39,11 @@ fn opened(path: &Path) -> Result<Option<(Arc<File>, Container)>, Errno> {
     Ok(Some((Arc::new(File::from(fd)), container)))
 }
 
-/// A shard, or a part of it, that is read sequentially.
+/// Sequential reader of a shard, or of a part of it.
 pub(crate) type FrontToBack = BufReader<FileAt<Arc<File>>>;
 
-/// Reads these bytes of `file`, whose end is that of the shard: bytes appended after opening are not part of it.
+/// Reads the byte range `bytes` of `file`. The range ends, at the latest, at the shard's length when it was opened:
+/// bytes appended later are not part of it.
 pub(crate) fn front_to_back(file: Arc<File>, bytes: Range<u64>) -> FrontToBack {
     let Range { start: offset, end } = bytes;
     BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end })
@@ -52,7 +53,7 @@ impl Input for FrontToBack {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         let buffered = bytes.min(self.buffer().len() as u64);
         self.consume(buffered as usize);
-        // The buffer is empty if more is skipped.
+        // If more bytes are skipped than were buffered, the buffer is empty now.
         let file = self.get_mut();
         file.offset = file.offset.saturating_add(bytes - buffered);
         Ok(())
@@ -71,7 +72,7 @@ pub(crate) struct OpenShards {
 }
 
 impl OpenShards {
-    /// Opens each shard when it is needed, but for these files, which have no name any more.
+    /// Shards are opened on first use, except the files in `nameless`, which have no path any more.
     pub(crate) fn new(nameless: &[Option<Arc<File>>]) -> OpenShards {
         let open = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
         OpenShards { open: open.collect(), next_out: 0 }
@@ -80,7 +81,7 @@ impl OpenShards {
     /// Fills `into` from byte `at` of a payload.
     ///
     /// # Errors
-    /// `Changed`: the shard differs from what was indexed. `Unreadable`: it does not open or read.
+    /// `Changed`: the shard differs from its state when indexed. `Unreadable`: it cannot be opened or read.
     pub(crate) fn read(
         &mut self,
         containers: &[Container],
@@ -92,7 +93,7 @@ impl OpenShards {
         file.read_exact_at(into, payload.offset_or_stamp + at).map_err(reason)
     }
 
-    /// Fills `into` with a payload, and `behind` from the bytes after that: one system call.
+    /// Fills `into` with a payload, and `behind` with the bytes after it, in one system call.
     ///
     /// # Errors
     /// As [`OpenShards::read`].
@@ -139,7 +140,7 @@ impl OpenShards {
     }
 }
 
-/// Why bytes that were there when a file was indexed cannot be read.
+/// The reason why bytes that were indexed cannot be read. A file that is shorter now has changed.
 pub(super) fn reason(error: io::Error) -> BadReason {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => BadReason::Changed,

@@ -1,28 +1,29 @@
 //! Shuffles the samples of a stream, a window at a time.
 //!
-//! A stream may be sorted by class, and a chunk is to be a random sample of what surrounds it. The order follows from
-//! the seed and the samples alone, so that a resumed import writes the same chunks.
+//! A stream may be sorted by class, but the samples of a chunk should be a random choice. The order depends only on
+//! the seed and the samples, so that a resumed import writes the same chunks.
 
 use super::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use dlfs_base::Result;
 use dlfs_base::permutation::{Key, Permutation};
 
-/// The samples of a stream, shuffled among those of their window.
+/// A stream whose samples are shuffled within each window.
 pub(in crate::import) struct Shuffled<'a> {
     from: Box<dyn SampleStream + 'a>,
     key: Key,
     window_bytes: usize,
     windows: u64,
-    /// The window that is being handed out, each sample taken once.
+    /// The current window; `None` for samples that were returned already.
     window: Vec<Option<StreamSample>>,
-    /// A sample that is read in pieces: it follows the window, since nothing is read before it.
+    /// A sample that is read in pieces. It ends the window, since it must be read before the next sample, and is
+    /// returned last.
     alone: Option<StreamSample>,
     order: Option<Permutation>,
     next: usize,
 }
 
 impl<'a> Shuffled<'a> {
-    /// Shuffles `from`, `window_bytes` at a time, behind so many windows.
+    /// Shuffles `from` in windows of `window_bytes`, after `windows` earlier windows.
     pub(in crate::import) fn new(
         from: Box<dyn SampleStream + 'a>,
         seed: u64,
@@ -91,7 +92,7 @@ impl SampleStream for Shuffled<'_> {
     }
 }
 
-/// The word of keys for windows of a stream.
+/// Separates the keys of stream windows from other keys derived from the seed.
 const STREAM_WINDOW: u64 = u64::from_be_bytes(*b"window_1");
-/// The most samples of a window: small ones take more memory than their bytes.
+/// Most samples of a window, since a small sample takes more memory than its bytes.
 const MAX_SAMPLES: u64 = 1 << 18;

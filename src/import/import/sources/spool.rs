@@ -32,7 +32,7 @@ pub(crate) fn is_stream(path: &Path) -> bool {
 /// it was copied.
 ///
 /// # Errors
-/// It does not open. `BadSource`: it is a stream and there is no spool, or its compression is broken.
+/// The shard does not open. `BadSource`: there is no spool and the shard needs one, or its compressed data is broken.
 /// `NoSpace`: the spool is full.
 pub(crate) fn open_or_spool(
     path: &Path,
@@ -79,10 +79,10 @@ pub(crate) fn open_or_spool(
     Ok((Arc::new(copy), container, true))
 }
 
-/// Reads `path` (`-`: standard input) sequentially, decompressed.
+/// Opens `path` (`-`: standard input) for sequential reading, and decompresses it.
 ///
 /// # Errors
-/// It does not open.
+/// The path does not open. As [`decompressed`].
 pub(crate) fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn Read + Send>> {
     let name = |error: io::Error| Error::from(error).path(path);
     let raw: Box<dyn Read + Send> = if path == Path::new("-") {
@@ -96,16 +96,16 @@ pub(crate) fn open_stream(path: &Path, expansion: &Expansion) -> Result<Box<dyn 
     decompressed(raw, path, expansion)
 }
 
-/// Reads a stream, decompressed; `path` is to be shown.
+/// A reader that decompresses `raw`; `path` is for messages.
 ///
 /// # Errors
-/// It cannot be read, or it is in a compression that is not supported.
+/// The stream cannot be read, or its compression is not supported.
 pub(crate) fn decompressed(
     mut raw: Box<dyn Read + Send>,
     path: &Path,
     expansion: &Expansion,
 ) -> Result<Box<dyn Read + Send>> {
-    // The error of a store says itself where it is.
+    // A store's error names the address itself.
     let name = |error: io::Error| {
         error.downcast::<Error>().unwrap_or_else(|error| Error::from(error).path(path))
     };
@@ -122,9 +122,9 @@ pub(crate) fn decompressed(
     }
 }
 
-/// Enlarges a pipe's buffer, so that its two ends wait for each other less often.
+/// Enlarges a pipe's buffer, so that reader and writer wait for each other less often.
 fn widen(pipe: &impl AsFd) {
-    // Best effort: it may not be a pipe, or the user's limit may be reached.
+    // Best effort: the file may not be a pipe, or the user's limit may be reached.
     let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
 }
 
@@ -132,5 +132,5 @@ const COPY_BYTES: usize = 256 * 1024;
 
 /// The kernel's limit for a pipe of an unprivileged user.
 const PIPE_BYTES: usize = 1 << 20;
-/// Enough bytes to detect a compression.
+/// Bytes that suffice to detect a compression.
 const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

@@ -1,7 +1,7 @@
-//! Reads samples from a pipe or compressed archive, in the order in which they arrive.
+//! Reads samples from pipes, compressed archives and objects of stores, in the order in which they arrive.
 //!
-//! Nothing is known of a stream before it is read. So its first sample determines the fields, and samples
-//! of a plain archive have no labels: the numbers of its folders would be known only at the end.
+//! Nothing is known of a stream before it is read. So its first sample determines the fields, and samples of a
+//! plain archive have no labels: the numbers of its folders would be known only at the end.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -29,38 +29,39 @@ use dlfs_base::{Error, ErrorKind, Result};
 pub struct StreamSource {
     inputs: Inputs,
     members: Option<(PathBuf, Members<Stream>)>,
+    /// Counts of replaced members, and of archives after the first one of their stream.
     appended: FileCounts,
-    /// Members that are left out, or are of a kind of which the report speaks.
+    /// Counts of members that are left out, or that the report mentions.
     counted: FileCounts,
-    /// Bytes read so far from streams of unknown length.
+    /// Decompressed bytes of the pipes that have ended.
     piped_bytes: u64,
     judge: Judge,
-    /// Set if the stream stands in front of each name.
+    /// Set if each name is prefixed with the name of its stream.
     prefix: bool,
-    /// The name of the stream that is read.
+    /// The name of the current stream.
     shard: Vec<u8>,
     fields: Option<Vec<Vec<u8>>>,
-    /// While the first sample is assembled: it determines the fields of all.
+    /// Set while the first sample is assembled, which determines the fields of all samples.
     fields_grow: bool,
     /// The group of members that is being assembled.
     open: Option<StreamSample>,
-    /// Offset of its first member.
+    /// Byte offset, in the current stream, of the first member of the group `open`.
     open_at: u64,
-    /// Offset in the first stream at which reading begins.
+    /// Byte offset in the first stream at which reading begins.
     begin_at: u64,
-    /// Fingerprints of the names so far: a stream cannot be read again to compare them.
+    /// Hashes of the sample names so far: a stream cannot be read again to compare names.
     names: HashSet<u128>,
-    /// Those of this stream.
+    /// Hashes of the names read from the current stream, before a prefix is added.
     here: HashSet<u128>,
     bad: Vec<BadEntry>,
     spare: Spare,
-    /// Files that are longer are left to be read in pieces.
+    /// Length in bytes above which a file is read in pieces.
     most_at_once: u64,
 }
 
 impl StreamSource {
-    /// The streams at `paths` (`-`: standard input), whose content is `kind`. `fields`: those of the image;
-    /// the samples must have these and no others.
+    /// The streams at `paths` (`-`: standard input), which contain `kind`. `fields`: the image's fields, and samples
+    /// may have no others; `None`: the first sample determines the fields.
     ///
     /// # Errors
     /// `BadSource`: a stream of this kind needs a spool.
@@ -78,8 +79,8 @@ impl StreamSource {
         StreamSource::of_inputs(inputs, kind, fields, &SourceOptions::default(), false)
     }
 
-    /// As [`new`](Self::new), for any inputs, with the members and names that `options` ask for. `is_open`: looks for
-    /// groups, since the kind was not given.
+    /// As [`new`](Self::new), for any inputs; `options` select the members and define their names. `is_open`: the kind
+    /// was not given, so a pair of files with one key is an error.
     pub(in crate::import) fn of_inputs(
         inputs: Inputs,
         kind: SourceKind,
@@ -103,12 +104,12 @@ impl StreamSource {
         Ok(StreamSource { inputs, judge, prefix, fields_grow, fields, most_at_once, ..empty })
     }
 
-    /// The same, leaving files of more bytes to be [read in pieces](SampleStream::read_on), where each is a sample.
+    /// Leaves files of more than `most` bytes to be [read in pieces](SampleStream::read_on), if each file is a sample.
     pub(crate) fn at_once(self, most: u64) -> StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
-    /// Goes on at byte `offset` of the first input, behind samples with these names, as their fingerprints.
+    /// Resumes at byte `offset` of the first input; `names` are the hashes of the names of the samples before it.
     pub(in crate::import) fn after(self, offset: u64, names: HashSet<u128>) -> StreamSource {
         StreamSource { begin_at: offset, names, ..self }
     }
@@ -208,6 +209,9 @@ impl StreamSource {
         self.open.take()
     }
 
+    /// Completes a sample: adds the fields that it lacks as `None`, and prefixes its name with the stream's name if
+    /// another stream has the same name, or if all names have a prefix. `None`: the name is still taken or too long,
+    /// and the sample is in `bad`.
     fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
@@ -331,7 +335,7 @@ impl SampleStream for StreamSource {
     }
 }
 
-/// Buffers for reuse, of a limited length in all.
+/// Buffers for reuse, with a limited total length.
 #[derive(Default)]
 struct Spare {
     buffers: Vec<Vec<u8>>,
@@ -355,6 +359,6 @@ impl Spare {
     }
 }
 
-/// As many as samples that are shuffled together have.
+/// Enough for the samples of one shuffle window.
 const MAX_SPARE_BYTES: usize = 64 << 20;
 const PIECE_BYTES: u64 = 1 << 20;

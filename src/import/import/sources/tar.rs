@@ -1,13 +1,14 @@
-//! Tar archives: every file is a sample, or, as in WebDataset, consecutive files with one key form one.
+//! Tar archives: every file is a sample; or, as in WebDataset, consecutive files with one key form a sample.
 //!
-//! The key of a member is its path up to the first dot of the last component; what follows the dot is its
-//! field. The labels of a plain archive are its top folders, numbered as in a folder tree; a folder that
-//! holds all others and no file is passed over, as `train` in `train/n0001/x.jpg`.
+//! The key of a member is its path up to the first dot of the last component; its field is the rest after the
+//! dot. The labels of a plain archive are its top folders, numbered as in a folder tree. A top folder that
+//! contains everything else, but no file directly, is skipped: `train` in `train/n0001/x.jpg`.
 //!
-//! An archive within a plain archive is a sample, or is taken apart: then it stands for a folder of its name without
-//! the ending, as the archives of the classes in that of ImageNet.
+//! An archive within a plain archive is a sample, or is expanded (`--nested`): then it acts as a folder with its name
+//! without `.tar`. ImageNet's training archive contains one archive per class.
 //!
-//! Of two members of one archive with one name the later one counts, as `tar -u` and `tar -r` mean it.
+//! If two members of an archive have the same name, the later one replaces the earlier one, as `tar -u` and `tar -r`
+//! intend.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -37,49 +38,49 @@ pub(super) struct Rows {
     /// Key of the last row's group.
     open_key: Option<Vec<u8>>,
     links: Vec<Link>,
-    /// Every folder, and whether it holds files. That of the archive itself has no name.
+    /// Every folder, and whether it holds files. The root of the archive has an empty name.
     folders: BTreeMap<Vec<u8>, bool>,
     /// The folder of the last file.
     last_folder: Option<Vec<u8>>,
 }
 
-/// Tells which members of archives are samples, or fields of samples.
+/// Decides which members of archives are samples, or fields of samples.
 #[derive(Debug, Default)]
 pub(super) struct Judge {
     /// Set if consecutive files with one key form a sample, as in WebDataset.
     pub(super) grouped: bool,
-    /// Set if nothing that was read can be read again.
+    /// Set if the archive can be read only once.
     pub(super) is_stream: bool,
-    /// Set if hidden files, and those that tools leave behind, are taken.
+    /// Set if hidden files, and files that tools leave behind, are imported.
     hidden: bool,
-    /// Set if archives within archives are to be taken apart.
+    /// Set if archives within archives are expanded.
     nested: bool,
-    /// Looks for what a plain archive does not have, if its kind was not given.
+    /// The search for a pair, which a plain archive does not have; `None` if the kind was given.
     pairs: Option<Pairs>,
 }
 
 impl Judge {
-    /// For the members that `options` ask for; `is_open`: the kind of the archives was not given.
+    /// Decides as `options` say. `is_open`: the kind of the archives was not given.
     pub(super) fn new(grouped: bool, options: &SourceOptions, is_open: bool) -> Judge {
         let &SourceOptions { nested, folders: FolderOptions { hidden, .. }, .. } = options;
         let pairs = is_open.then(Pairs::default);
         Judge { grouped, is_stream: false, hidden, nested, pairs }
     }
 
-    /// Files of two shards are no pair.
+    /// Begins a shard: files of two shards are not a pair.
     pub(super) fn begin_shard(&mut self) {
         self.pairs.iter_mut().for_each(|pairs| pairs.last = None);
     }
 
-    /// The first two members that form a group, of which a plain archive has none.
+    /// The first pair found, which shows that the archive is not a plain one.
     pub(super) fn pair(&self) -> Option<&Pair> {
         self.pairs.as_ref()?.found.as_ref()
     }
 
-    /// The name of a member that is no folder; `None`: it is left out, and in `counts`.
+    /// The sample name of a member that is not a folder; `None`: the member is left out, and added to `counts`.
     ///
     /// # Errors
-    /// Why it cannot be imported.
+    /// The reason why the member cannot be imported.
     pub(super) fn name_of(
         &mut self,
         member: &Member,
@@ -113,26 +114,26 @@ impl Judge {
         Ok(Some(name))
     }
 
-    /// Counts a sample that is an archive: the report speaks of it.
+    /// Counts a sample that is itself an archive, for the report.
     pub(super) fn count(&self, name: &[u8], len_bytes: u64, counts: &mut FileCounts) {
         if self.is_archive(name) {
             counts.add(NESTED, Role::Sample, len_bytes, name);
         }
     }
 
-    /// Returns whether a sample of plain archives has the name of one.
+    /// Returns whether a sample of a plain archive has the name of an archive.
     fn is_archive(&self, name: &[u8]) -> bool {
         !self.grouped && named_kind(name) == Some(SourceKind::Tar)
     }
 }
 
-/// The location of an archive, and the folder for which it stands.
+/// The location of an archive, and the folder that it acts as.
 #[derive(Debug)]
 struct Archive {
     bytes: Range<u64>,
-    /// Empty: it is the shard itself.
+    /// Empty for the shard itself.
     folder: Vec<u8>,
-    /// In how many others it lies.
+    /// Number of archives around it.
     depth: usize,
 }
 
@@ -141,18 +142,18 @@ struct Archive {
 struct Link {
     row: u64,
     target: Vec<u8>,
-    /// The row that no target may come behind: a hard link means the file as it was then.
+    /// A target before this row is preferred: a hard link means the file as it was when the link was added.
     before: u64,
 }
 
 impl Rows {
-    /// The members that `judge` takes, with as many links as `expansion` allows.
+    /// Rows for the members that `judge` selects. `expansion` limits the bytes that links add.
     pub(super) fn new(judge: Judge, expansion: &Expansion) -> Rows {
         Rows { judge, expansion: expansion.clone(), ..Rows::default() }
     }
 
-    /// Appends the members of one shard; if it is broken, the rest of it is one bad entry. Returns what
-    /// follows the first archive in the file.
+    /// Appends the members of one shard; if the shard is broken, the rest of it is one bad entry. Returns the archives
+    /// that follow the first one in the file.
     pub(crate) fn index_shard(
         &mut self,
         file: Arc<File>,
@@ -214,7 +215,7 @@ impl Rows {
         }
     }
 
-    /// The archive that a member is, if it is to be taken apart.
+    /// The archive in a member, if the member is an archive that is to be expanded.
     fn archive_within(&self, member: &Member, depth: usize) -> Option<Archive> {
         let is_file = member.kind == MemberKind::File;
         if !self.judge.nested || self.judge.grouped || !is_file || depth == MAX_NESTED {
@@ -227,7 +228,8 @@ impl Rows {
         Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
     }
 
-    /// Sets the payloads of link rows, and the labels of plain archives.
+    /// Sets the payloads of link rows, and the labels of plain archives. Returns the rows of links that cannot be
+    /// imported.
     pub(super) fn finish(self, index: &mut Index) -> Vec<u64> {
         let dead = self.resolve_links(index);
         let above = self.folder_of_classes();
@@ -245,7 +247,8 @@ impl Rows {
         dead
     }
 
-    /// The folder whose folders are the classes: the deepest one that holds all files, and none itself.
+    /// The folder whose subfolders are the classes: the deepest folder that has all files beneath it, but none directly
+    /// in it.
     fn folder_of_classes(&self) -> Vec<u8> {
         let holds_files = |folder: &[u8]| self.folders.get(folder).copied().unwrap_or(false);
         let below = |folder: &[u8]| -> Vec<&[u8]> {
@@ -265,8 +268,8 @@ impl Rows {
         above
     }
 
-    /// Appends a member to `index`, as a row or as a payload of the last one; returns whether its payload is the row's
-    /// label, if it is a number.
+    /// Appends a member to `index`, as a row or as a payload of the last row. Returns whether the payload may be the
+    /// row's label, which it is if it is a number.
     fn take(
         &mut self,
         member: &Member,
@@ -288,7 +291,7 @@ impl Rows {
             _ => None,
         };
         let offset_or_stamp = member.offset;
-        let len_bytes = member.len_bytes as u32; // within the limit just tested
+        let len_bytes = member.len_bytes as u32; // `name_of` checked the limit
         let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container };
         if self.judge.grouped {
             let (key, field) = key_and_field(&name)?;
@@ -337,7 +340,7 @@ impl Rows {
         }
     }
 
-    /// Gives each link the payload of its target; returns the rows with dangling links.
+    /// Gives each link the payload of its target. Returns the rows of links that cannot be imported, sorted.
     fn resolve_links(&self, index: &mut Index) -> Vec<u64> {
         if self.links.is_empty() {
             return Vec::new();
@@ -364,7 +367,8 @@ impl Rows {
     }
 }
 
-/// The row that a link leads to: the last one of that name in front of `before`, or the first one behind.
+/// The row that a link leads to: the last row with the target's name before the row `before`, otherwise the first
+/// such row after it.
 fn target(link: &Link, named: &[u64], index: &Index) -> Option<u64> {
     let Link { target, before, .. } = link;
     let end = named.partition_point(|&row| (index.name(row), row) < (&target[..], *before));
@@ -383,7 +387,7 @@ fn follow(link: &Link, targets: &HashMap<u64, Option<u64>>) -> Result<u64, BadRe
     Err(BadReason::Cyclic)
 }
 
-/// The member to which the link `name` with `target` leads.
+/// The name of the member that the link `name` with `target` leads to.
 fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
     if target.starts_with(b"/") {
         return Err(BadReason::LeavesSource);
@@ -429,7 +433,7 @@ fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64
     parse_label(&text[..len])
 }
 
-/// The name of the folder directly in `above` that `folder` lies in, or is; `None` if it lies elsewhere.
+/// The name of the subfolder of `above` that is, or contains, `folder`; `None` if `folder` is not beneath `above`.
 fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
     let rest = match above {
         [] => folder,
@@ -443,7 +447,7 @@ pub fn parse_label(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok().filter(|&label: &i64| label >= 0)
 }
 
-/// Names the sort of a member that is left out because of its name, whatever it holds.
+/// The sort of a member that is left out because of its name; `None` if it is not left out.
 fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
     if !hidden && is_dropping(name) {
         return Some(HIDDEN);
@@ -452,10 +456,10 @@ fn set_aside(name: &[u8], grouped: bool, hidden: bool) -> Option<&'static str> {
     (grouped && is_side()).then_some("side file")
 }
 
-/// Two members with one key and two fields, one behind the other.
+/// Two consecutive members with one key and different fields.
 pub type Pair = (Vec<u8>, Vec<u8>);
 
-/// Looks for a pair of members that WebDataset takes as one sample.
+/// The search for two consecutive members that WebDataset takes as one sample.
 #[derive(Debug, Default)]
 struct Pairs {
     last: Option<Vec<u8>>,
@@ -487,7 +491,8 @@ pub(super) fn undecided(shard: &Path, pair: &Pair) -> Error {
     Error::new(ErrorKind::BadSource, text).path(shard).hint(hint)
 }
 
-/// Two adjacent files with one key and two fields at the beginning of an archive: that of a WebDataset shard.
+/// Two consecutive files with one key and different fields at the beginning of an archive: a sign of a WebDataset
+/// shard.
 pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
     let mut members = Members::new(archive);
     let mut pairs = Pairs::default();
@@ -504,7 +509,7 @@ pub(crate) fn pair_at_beginning(archive: impl Input) -> Option<Pair> {
 }
 
 const MAX_LINKS: u32 = 40;
-/// Archives within each other.
+/// Most archives that are nested in each other.
 const MAX_NESTED: usize = 8;
 const NOT_TAKEN_APART: BadReason = BadReason::Syntax(
     "is an archive within an archive that is compressed, or within 8 others, and is not taken apart",

@@ -1,8 +1,8 @@
 //! Reads the members of a tar archive: ustar, PAX, GNU long names, base-256 sizes, old v7.
 //!
 //! An archive that GNU tar and Python's tarfile would list differently is rejected: a member that only one
-//! tool sees is an attack or an accident, never a sample. The exception are concatenated archives in one
-//! file: they are read to the real end, as by GNU tar's `--ignore-zeros`, and counted
+//! tool sees is an attack or an accident, never a sample. The exception is concatenated archives in one
+//! file: they are read to the end of the file, as by GNU tar's `--ignore-zeros`, and counted
 //! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
 //! have a limit.
 
@@ -59,7 +59,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// Puts a folder in front of its name, and of what a hard link names.
+    /// Prefixes its name, and the target of a hard link, with a folder.
     pub(super) fn put_in_front(&mut self, folder: &[u8]) {
         if folder.is_empty() {
             return;
@@ -85,16 +85,16 @@ pub(crate) enum MemberKind {
     SymLink(Vec<u8>),
     /// A type that cannot be imported.
     Special(&'static str),
-    /// Its payload is not a file's content, for this reason.
+    /// The payload is not the content of a file, for this reason.
     Refused(&'static str),
 }
 
 /// Archives after the first one of a file, as `cat a.tar b.tar` produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Appended {
-    /// Their number.
+    /// Number of these archives.
     pub archives: u64,
-    /// Offset of the first of them.
+    /// Offset of the first of these archives.
     pub from: u64,
 }
 
@@ -124,7 +124,7 @@ impl<I: Input> Members<I> {
         }
     }
 
-    /// The members from byte `position` of an archive on, where one begins and where `input` is.
+    /// The members from byte `position` of an archive on, where a member begins. `input` is at this byte.
     pub(crate) fn from(input: I, position: u64) -> Members<I> {
         Members { position, ..Members::new(input) }
     }
@@ -139,7 +139,7 @@ impl<I: Input> Members<I> {
         self.position + self.left
     }
 
-    /// The archives that follow the first one, as far as they were read.
+    /// The archives after the first one that were read so far.
     pub(crate) fn appended(&self) -> Option<Appended> {
         self.appended
     }
@@ -149,7 +149,7 @@ impl<I: Input> Members<I> {
         self.position
     }
 
-    /// After an error: the byte range that was not read, as far as the end is known.
+    /// After an error: the byte range that was not read; empty if its end is unknown.
     pub(crate) fn rest(&self) -> std::ops::Range<u64> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
@@ -231,8 +231,8 @@ impl<I: Input> Members<I> {
         Ok(read)
     }
 
-    /// The whole payload of the current member, of which nothing was read, if `lend` gives so many bytes that come next
-    /// in the input; else it is to be read.
+    /// The whole payload of the current member, if `lend` provides so many of the input's next bytes. `None`: the
+    /// payload must be read instead. Nothing of the payload may have been read before.
     pub(crate) fn lend_payload<T>(
         &mut self,
         lend: impl FnOnce(&mut I, usize) -> Option<T>,
@@ -275,7 +275,7 @@ impl<I: Input> Members<I> {
         let (kind, has_payload) = match header.kind {
             b'S' => (MemberKind::Refused(SPARSE), true),
             0 | b'0' | b'7' if extended.sparse => (MemberKind::Refused(SPARSE), true),
-            // All tools agree on the location of the next header.
+            // All tools agree on the location of the next header, so only this member is refused.
             b'M' => (MemberKind::Refused("began in another volume"), true),
             b'D' => (MemberKind::Refused(DUMP), true),
             b'V' => (MemberKind::Refused(LABEL), true),
@@ -291,11 +291,12 @@ impl<I: Input> Members<I> {
             }
             _ => (MemberKind::File, true),
         };
-        // Some tools skip such bytes and some do not; for hard links all agree.
+        // Some tools skip the stated bytes and some do not; for hard links all agree.
         if !has_payload && len_bytes != 0 && header.kind != b'1' {
             return Err(BadReason::Syntax("a length where there can be no payload"));
         }
-        // If the archive ends in the map of a sparse member, what follows says so, and the member is named.
+        // If the archive ends within the map of a sparse member, return the member, so that its name is known; the next
+        // read reports the end.
         let is_there = has_payload && self.pass_over_map(header.goes_on)?;
         let len_bytes = if is_there { len_bytes } else { 0 };
         let offset = self.position;
@@ -324,8 +325,8 @@ impl<I: Input> Members<I> {
         Ok(())
     }
 
-    /// Passes over the blocks of a sparse file's map in GNU's old form, which the length of the member does not count.
-    /// `false`: the archive ends in them.
+    /// Skips the map of a sparse file in GNU's old form, whose blocks the member's length does not include. `false`:
+    /// the archive ends within the map.
     fn pass_over_map(&mut self, mut goes_on: bool) -> Result<bool, BadReason> {
         while goes_on {
             let mut block = [0; BLOCK_BYTES];
@@ -375,7 +376,7 @@ impl Extended {
 
     /// Records of the form `length key=value\n`, where the length includes itself.
     fn read_pax(&mut self, mut records: &[u8]) -> Result<(), BadReason> {
-        // NUL padding ends them too: some writers use it.
+        // NUL padding also ends the records: some writers use it.
         while records.first().is_some_and(|&byte| byte != 0) {
             let (key, value, rest) = pax_record(records).ok_or(BROKEN_PAX)?;
             records = rest;
@@ -397,12 +398,12 @@ impl Extended {
     }
 }
 
-/// Sets what a member may have once.
+/// Sets a property that a member may have only once.
 fn once<T>(slot: &mut Option<T>, value: T, twice: &'static str) -> Result<(), BadReason> {
     slot.replace(value).map_or(Ok(()), |_| Err(BadReason::Syntax(twice)))
 }
 
-/// Digits alone.
+/// Parses a number of digits only, without sign or whitespace.
 fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -431,9 +432,9 @@ fn pax_record(records: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 /// | 148..156 | checksum     | sum of all bytes, these eight counted as spaces      |
 /// | 156      | `kind`       | type flag                                            |
 /// | 157..257 | `link`       | link target                                          |
-/// | 257..263 | magic        | `ustar\0`: the prefix below counts; GNU's has spaces |
-/// | 345..500 | prefix       | what stands before `name` and a slash                |
-/// | 482      | `goes_on`    | of a sparse file in GNU's old form: a block of its map follows |
+/// | 257..263 | magic        | `ustar\0`: the prefix is used; GNU's has spaces      |
+/// | 345..500 | prefix       | folder of `name`, without the slash between them     |
+/// | 482      | `goes_on`    | sparse file in GNU's old form: a block of its map follows |
 struct Header {
     name: Vec<u8>,
     len_bytes: u64,
@@ -449,19 +450,19 @@ impl Header {
         let magic = &block[257..263];
         let prefix = until_nul(&block[345..500]);
         let kind = block[156];
-        // In GNU's old sparse format the map lies where others have the prefix.
+        // In GNU's old sparse format the map is at the prefix's place.
         let has_prefix = !prefix.is_empty() && kind != b'S';
         if has_prefix && magic == b"ustar\0" {
             name = [prefix, b"/", &name].concat();
         } else if has_prefix {
-            // Python's tarfile reads it as a prefix; GNU tar does not, and writes it only in dumps.
+            // Python's tarfile reads these bytes as a prefix; GNU tar does not, and writes them only in dumps.
             return Err(BadReason::Syntax(
                 "a header with a name's prefix, of a format that has none",
             ));
         }
         let len_bytes =
             number(&block[124..136]).ok_or(BadReason::Syntax("a length is not a number"))?;
-        // They are unused here, but Python's tarfile ends a listing if one is not a number.
+        // These fields are unused here, but Python's tarfile ends a listing if one is not a number.
         let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
         if others.into_iter().any(|at| block[at.start] != 0xff && number(&block[at]).is_none()) {
             return Err(BadReason::Syntax("a header with an invalid number"));

@@ -7,7 +7,7 @@
 //! | 12..12+len   | payload   |                                            |
 //! | 12+len..+4   | `crc`     | masked CRC32C of the payload               |
 //!
-//! A record's name is its shard and its number in it, from 0. Payload checksums are verified when the
+//! A record is named after its shard and its number in the shard, from 0. Payload checksums are verified when the
 //! payload is read, so that no payload is read twice.
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use super::shard::{FrontToBack, front_to_back};
 use super::tar_members::Input;
 use dlfs_base::checksum::crc32c;
 
-/// Appends the records of one shard, named after `stem`; if it is broken, the rest of it is one bad entry.
+/// Appends the records of one shard, named after `stem`; if the shard is broken, the rest of it is one bad entry.
 pub(crate) fn index_shard(
     file: Arc<File>,
     stem: &[u8],
@@ -80,7 +80,7 @@ fn next_record(input: &mut FrontToBack, at: &mut u64) -> Result<Option<(u64, u64
     Ok(Some((offset, len)))
 }
 
-/// Reads the header of the next record, which says its length; `None` at the end of the input.
+/// Reads the header of the next record and returns the payload's length; `None` at the end of the input.
 pub(super) fn next_len(from: &mut dyn Read) -> Result<Option<u64>, BadReason> {
     let mut header = [0; HEADER_BYTES];
     match read_some(from, &mut header)? {

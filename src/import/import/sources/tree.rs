@@ -1,9 +1,9 @@
 //! A folder given as a source: detects whether its files are samples or shards.
 //!
-//! Shards are recognised by their bytes. To read the first bytes of every file of a folder of samples would
-//! take ten seconds per million files. So files are grouped by extension, and in each group only the first,
-//! second, third, fifth, ninth and so on are read, and all whose extension is that of shards. Only if this
-//! finds a shard are all of them read.
+//! Shards are recognised by their bytes. Reading the first bytes of every file in a folder of samples would
+//! take ten seconds per million files. So files are grouped by extension, and only the first, second, third,
+//! fifth, ninth and so on of each group are read. Files with a shard's extension are read, too, up to a limit.
+//! All files are read only if this finds a shard.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -46,7 +46,7 @@ impl Tree {
     /// Indexes the folder at `path`.
     ///
     /// # Errors
-    /// It does not open. `Interrupted`: indexing was asked to stop.
+    /// The folder does not open. `Interrupted`: indexing was asked to stop.
     pub(crate) fn list(
         path: &Path,
         options: &SourceOptions,
@@ -57,7 +57,7 @@ impl Tree {
         Ok(Tree { index, root })
     }
 
-    /// Counts its files by sort, and reads some of each if `looks` is set.
+    /// Counts the files by sort, and reads some of each sort if `looks` is set.
     pub(crate) fn survey(&self, looks: bool) -> Survey {
         let mut counts: HashMap<Sort, Count> = HashMap::new();
         let mut survey = Survey::default();
@@ -105,8 +105,8 @@ impl Tree {
 
     /// Detects the content of every file, in the order of their names.
     ///
-    /// The second list holds entries that are neither files nor links to files. With `may_give_up`, it
-    /// stops opening files once many of two sorts are found: then nothing is imported anyway.
+    /// The second list holds entries that are neither files nor links to files. With `may_give_up`, opens no more
+    /// files once many files, shards and others, are found: then nothing is imported anyway.
     pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
             .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
@@ -132,8 +132,8 @@ impl Tree {
         (detected, bad)
     }
 
-    /// Files that are not samples but may be shards: those that are too large, and those behind a link out
-    /// of the folder.
+    /// Files that cannot be samples but may be shards: files that are too large, and files behind a link that leads
+    /// out of the folder.
     fn elsewhere(&self) -> impl Iterator<Item = (&[u8], u64)> {
         self.index.bad.iter().filter_map(|bad| match bad.reason {
             BadReason::TooLarge(len) => Some((&bad.name[..], len)),
@@ -145,14 +145,14 @@ impl Tree {
         })
     }
 
-    /// The content of a file; an unreadable file is not classified: reading it will report the error.
+    /// The content of a file; `Other` for an unreadable file, since reading it later reports the error.
     fn content(&self, name: &[u8]) -> Content {
         let is_file = |file: &File| {
             rustix::fs::fstat(file)
                 .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
         };
         let beneath = self.root.open_file(name).ok().map(File::from).filter(is_file);
-        // Behind a link out of the folder.
+        // The file may be behind a link that leads out of the folder.
         let there = || Some(shard::open(&self.path_of(name)).ok()?.0);
         let content = beneath
             .map(Arc::new)
@@ -167,12 +167,12 @@ impl Tree {
     }
 }
 
-/// The sorts of files in a tree, as far as they were examined.
+/// The sorts of files in a tree, judging by the files that were read.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
     /// Set if one of the files that were read is a shard.
     pub shards: bool,
-    /// The format and a name, if all of them have unsupported formats.
+    /// An unsupported format, and the name of a file in it, if no file that was read has a supported format.
     pub unread: Option<(&'static str, Vec<u8>)>,
     /// All files, counted by extension, each as a sample.
     pub file_counts: FileCounts,
@@ -181,9 +181,9 @@ pub(crate) struct Survey {
 /// Files of one sort.
 struct Count {
     total: FileCount,
-    /// Those that are not empty.
+    /// Number of files that are not empty.
     full: u64,
-    /// Set if the extension is that of shards.
+    /// Set if the extension is a shard's.
     named_as_shards: bool,
 }
 
@@ -196,11 +196,11 @@ impl Count {
     }
 }
 
-/// A lower-case extension in which `#` replaces runs of digits; zeroes if there is none.
+/// A lower-case extension in which `#` replaces runs of digits; zero bytes if there is no extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Sort {
     Extension([u8; MAX_EXTENSION_BYTES]),
-    /// One of many further extensions, or a long one.
+    /// A long extension, or any further one after [`MAX_SORTS`].
     Another,
 }
 
@@ -238,13 +238,13 @@ impl Sort {
 
 /// Space for `tfrecord-#-of-#`.
 const MAX_EXTENSION_BYTES: usize = 16;
-/// Enough for any data set made by hand.
+/// Extensions that are counted separately: more than a data set has.
 const MAX_SORTS: usize = 64;
-/// Maximum files that are read because of their names alone.
+/// Most files that are read only because of their names.
 const MOST_BY_NAME: u64 = 4096;
 /// Placeholder for the content of files that were not opened.
 const NOT_OPENED: Content = Content::Unread("file not opened");
-/// Maximum files that are opened to count them for an error message.
+/// Most files that are opened to count them for an error message.
 const MOST_OPENED: u64 = 10_000;
 
 #[cfg(test)]

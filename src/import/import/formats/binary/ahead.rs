@@ -1,4 +1,4 @@
-//! Decodes batches of rows on a thread of its own, ahead of those that are taken.
+//! Decodes batches of rows on a separate thread, one batch ahead of the reader.
 
 use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
@@ -16,15 +16,15 @@ use dlfs_base::Result;
 pub(super) struct Batch {
     /// Its rows.
     pub(super) rows: RecordBatch,
-    /// The position where a reader may enter the file to begin with this batch, if it may.
+    /// The position in the file from which a reader can begin with this batch, if that is possible.
     pub(super) at: Option<u64>,
 }
 
 /// The batches of a file from a place on.
 pub(super) struct Batches {
-    /// One after the other.
+    /// The batches, in order.
     pub(super) each: Box<dyn Iterator<Item = Result<Batch, String>> + Send>,
-    /// Rows at their beginning that are not wanted.
+    /// Number of rows to skip at the beginning.
     pub(super) unwanted: u64,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Batches {
 struct Ahead(Receiver<Result<Batch, String>>);
 
 impl Ahead {
-    /// Starts to decode `batches`; the thread ends with them, or when this is dropped.
+    /// Starts a thread that decodes `batches`. It ends after the last batch, or when the result is dropped.
     ///
     /// # Errors
     /// The operating system cannot start a thread.
@@ -64,18 +64,18 @@ pub(super) struct AheadRows {
     columns: Vec<Column>,
     /// The columns of a batch that are read; `None`: all.
     read: Option<Vec<usize>>,
-    /// Until it has begun.
+    /// The decoder, until it has begun.
     decode: Option<Decode>,
     batches: Option<Ahead>,
     batch: Option<BatchCells>,
     /// The place of the next row.
     next: StreamPlace,
-    /// Rows to leave out before it.
+    /// Number of rows to skip before the next row.
     unwanted: u64,
 }
 
 impl AheadRows {
-    /// The rows of the batches that `decode` gives, which have these columns.
+    /// The rows of the batches that `decode` returns, which have the columns `columns`.
     pub(super) fn new(
         columns: Vec<Column>,
         decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static,
@@ -85,7 +85,7 @@ impl AheadRows {
         AheadRows { columns, read: None, decode, batches: None, batch: None, next, unwanted: 0 }
     }
 
-    /// The same, with the columns that `options` take: what others hold is no fault of a row.
+    /// Reads only the columns that `options` select, so that a defect in another column rejects no row.
     pub(super) fn only(mut self, options: &RowOptions) -> AheadRows {
         let wanted = |at: &usize| is_wanted(&self.columns[*at], options);
         let read: Vec<usize> = (0..self.columns.len()).filter(wanted).collect();
@@ -96,10 +96,10 @@ impl AheadRows {
         self
     }
 
-    /// Goes on with the rows of `batch`.
+    /// Continues with the rows of `batch`.
     ///
     /// # Errors
-    /// What its decoder says of them.
+    /// The decoder's message.
     fn enter(&mut self, batch: &Batch) -> Result<(), String> {
         let mut cells = caught(|| Ok(BatchCells::new(&batch.rows, self.read.as_deref())))?;
         if let Some(at) = batch.at {

@@ -14,22 +14,22 @@ pub(super) struct ArrayHeader {
     pub(super) len: usize,
 }
 
-/// How a header is written.
+/// The encoding of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeaderForm {
-    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the type unless it is given; a byte of which the upper 6 bits are
-    /// the number of dimensions and the lower 2 the logarithm of the bytes of each; the dimensions.
+    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the element type, unless `TYPE` names it; a byte with the number of
+    /// dimensions in the upper 6 bits, and log2 of the bytes of each dimension in the lower 2 bits; the dimensions.
     Mds(Option<Element>),
-    /// LitData `numpy`: the number of the type, of dimensions, and the dimensions, of 4 bytes each.
+    /// LitData `numpy`: the number of the element type, the number of dimensions, and the dimensions, 4 bytes each.
     Numpy,
-    /// LitData `tensor`: the same in big-endian, with other numbers of types.
+    /// LitData `tensor`: as `numpy`, but big-endian and with other numbers for the types.
     Tensor,
     /// LitData `no_header_numpy:N`, `no_header_tensor:N`: an array of one dimension, without a header.
     Bare(Element),
 }
 
 impl HeaderForm {
-    /// The type of all such arrays, if they need not be looked at.
+    /// The type of all arrays of this form, if it is known without reading one.
     pub(super) fn known(self) -> Option<FieldType> {
         match self {
             HeaderForm::Bare(element) => FieldType::new(element, true, Vec::new()).ok(),
@@ -40,7 +40,7 @@ impl HeaderForm {
     /// Reads the header of the array `bytes`.
     ///
     /// # Errors
-    /// The header is broken, or its type is none that dlfs has.
+    /// The header is broken, or dlfs lacks its element type.
     pub(super) fn read(self, bytes: &[u8]) -> Result<ArrayHeader, BadReason> {
         let mut rest = bytes;
         let (element, shape) = match self {
@@ -70,7 +70,7 @@ impl HeaderForm {
     }
 }
 
-/// The number of dimensions, and them.
+/// Reads the number of dimensions and returns the dimensions.
 fn words(rest: &mut &[u8], number: fn(&[u8]) -> u64) -> Result<Vec<u64>, BadReason> {
     let dims = number(take(rest, 4)?);
     if dims > MAX_DIMS {
@@ -94,7 +94,7 @@ fn big(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// The number of a type in MDS: 8 times the bytes of an element, and 0 unsigned, 1 signed, 2 float.
+/// The type with an MDS number: 8 times the bytes of an element, plus 0 for unsigned, 1 for signed, 2 for float.
 fn mds_element(number: u8) -> Option<Element> {
     use Element::{F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     let kinds: &[[Element; 4]] = &[[U8, U16, U32, U64], [I8, I16, I32, I64], [F16, F16, F32, F64]];
@@ -102,7 +102,7 @@ fn mds_element(number: u8) -> Option<Element> {
     kind.iter().copied().find(|kind| kind.len_bytes() == u32::from(number >> 3))
 }
 
-/// LitData's numbers of numpy's types.
+/// The NumPy type with a LitData number.
 pub(super) fn numpy_element(number: u64) -> Option<Element> {
     use Element::{Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     const TYPES: [Element; 11] = [I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64];
@@ -112,7 +112,7 @@ pub(super) fn numpy_element(number: u64) -> Option<Element> {
     }
 }
 
-/// LitData's numbers of torch's types.
+/// The PyTorch type with a LitData number.
 pub(super) fn torch_element(number: u64) -> Option<Element> {
     use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16};
     Some(match number {

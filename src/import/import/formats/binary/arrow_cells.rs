@@ -1,4 +1,4 @@
-//! Values of Arrow arrays as cells: their bytes, without a copy where they lie together.
+//! Values of Arrow arrays as cells: their bytes, without a copy if they are contiguous.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::FieldBytes;
 use dlfs_format::format::field_type::{Element, FieldType};
 
-/// The columns of files of this schema.
+/// The columns of files with this schema.
 pub(super) fn columns(schema: &Schema) -> Vec<Column> {
     let features = features(schema);
     let column = |field: &Arc<Field>| {
@@ -47,7 +47,7 @@ fn kind_of(data: &DataType, shape: Option<Vec<u32>>) -> CellKind {
     }
 }
 
-/// The schema to decode a file with: bytes and text as views, which point into its pages, where that saves a copy.
+/// The schema for decoding a file: bytes and strings as views, which point into its pages and so save a copy.
 pub(super) fn with_views(schema: &Schema) -> Schema {
     let fields = schema.fields().iter().map(|field| match field.data_type() {
         DataType::Struct(inner) if is_file(inner) => {
@@ -74,7 +74,7 @@ fn is_file(fields: &[Arc<Field>]) -> bool {
     fields.len() == 2 && has("bytes") && has("path")
 }
 
-/// The type of a field with numbers, or lists of them.
+/// The type of a field with numbers, or with lists of numbers.
 fn elements_of(data: &DataType, shape: Option<Vec<u32>>) -> Option<FieldType> {
     let mut inner = data;
     let mut dims = Vec::new();
@@ -97,7 +97,7 @@ fn elements_of(data: &DataType, shape: Option<Vec<u32>>) -> Option<FieldType> {
     match shape {
         Some(shape) => FieldType::new(element, false, shape).ok(),
         None if frees == 0 => FieldType::new(element, false, dims).ok(),
-        // The number of those that lie outermost may differ from row to row, but no other.
+        // Only the outermost list may differ in length from row to row.
         None if frees == 1 && dims[0] == 0 => FieldType::new(element, true, dims.split_off(1)).ok(),
         None => None,
     }
@@ -121,7 +121,7 @@ fn element_of(data: &DataType) -> Option<Element> {
     })
 }
 
-/// Arrow's own description of a column of tensors.
+/// Arrow's metadata of a column of tensors.
 #[derive(Debug, Deserialize)]
 struct Tensor {
     shape: Vec<u32>,
@@ -129,7 +129,7 @@ struct Tensor {
     permutation: Option<Vec<u32>>,
 }
 
-/// The shape of each tensor in a column of them; none where its dimensions do not lie in their order.
+/// The shape of the tensors in a column; `None` if it does not fit the column, or if the dimensions are permuted.
 fn tensor_shape(field: &Field) -> Option<Vec<u32>> {
     let metadata = field.metadata();
     let is_tensor = |name: &&String| *name == TENSOR;
@@ -141,7 +141,7 @@ fn tensor_shape(field: &Field) -> Option<Vec<u32>> {
     (fits && permutation.is_none_or(|order| order.is_sorted())).then_some(shape)
 }
 
-/// The features of columns that Hugging Face writes beside a schema; `null` where there are none.
+/// The columns' features that Hugging Face writes into a schema's metadata; `null` if there are none.
 fn features(schema: &Schema) -> Value {
     let text = schema.metadata().get("huggingface").map_or("", String::as_str);
     let mut found: Value = serde_json::from_str(text).unwrap_or_default();
@@ -160,7 +160,7 @@ struct Feature {
 }
 
 impl Feature {
-    /// The shape of each array, where all have the same.
+    /// The shape of the arrays, if all have the same shape.
     fn shape(&self) -> Option<Vec<u32>> {
         let is_array = self.kind.starts_with("Array") && self.kind.ends_with('D');
         self.shape.as_ref().filter(|_| is_array)?.iter().copied().collect()
@@ -170,12 +170,12 @@ impl Feature {
 /// The rows of a batch.
 pub(super) struct BatchCells {
     columns: Vec<Values>,
-    /// Those that were not taken yet.
+    /// The rows that were not read yet.
     rows: Range<usize>,
 }
 
 impl BatchCells {
-    /// The rows of `batch`.
+    /// The rows of `batch`, with the columns `read`; `None`: all columns.
     pub(super) fn new(batch: &RecordBatch, read: Option<&[usize]>) -> BatchCells {
         let columns = match read {
             Some(read) => read.iter().map(|at| Values::of(batch.column(*at))).collect(),
@@ -184,14 +184,14 @@ impl BatchCells {
         BatchCells { columns, rows: 0..batch.num_rows() }
     }
 
-    /// Leaves out so many rows, or all that are left; returns how many.
+    /// Skips `rows` rows, or all that are left; returns the number skipped.
     pub(super) fn leave_out(&mut self, rows: u64) -> u64 {
         let rows = self.rows.len().min(usize::try_from(rows).unwrap_or(usize::MAX));
         self.rows.start += rows;
         rows as u64
     }
 
-    /// The next row. `None`: there is none.
+    /// Reads the next row; `None` after the last.
     pub(super) fn next_row(&mut self, cells: &mut Cells) -> Option<Result<(), BadReason>> {
         let row = self.rows.next()?;
         cells.clear();
@@ -206,8 +206,8 @@ struct Values {
     find: Find,
 }
 
-/// Finds the bytes of some rows, none of which is null, one after the other: of several rows only if these are numbers
-/// or lists of them.
+/// Finds the bytes of a range of rows, none of which is null. Only numbers, and lists of numbers, are found for several
+/// rows at once; their bytes are contiguous.
 type Find = Box<dyn Fn(Range<usize>) -> Found>;
 
 type Found = Result<Option<FieldBytes>, BadReason>;
@@ -221,7 +221,7 @@ impl Values {
         if self.array.is_null(row) { Ok(None) } else { (self.find)(row..row + 1) }
     }
 
-    /// The bytes of these rows, which are those of a list.
+    /// The bytes of `rows`, the elements of a list.
     fn of_list(&self, rows: Range<usize>) -> Found {
         if self.array.null_count() > 0 && rows.clone().any(|row| self.array.is_null(row)) {
             return Err(BadReason::Syntax(if self.array.data_type().is_nested() {
@@ -318,8 +318,8 @@ fn views<T: ByteViewType>(array: &ArrayRef) -> Find {
     Box::new(move |rows| viewed(&buffers, views[rows.start]))
 }
 
-/// The bytes of a view, whose first 4 bytes are their number. Up to 12 bytes follow there; more are in a buffer, of
-/// which bytes 8 to 12 of the view are the number, and the last 4 the place in it.
+/// The bytes that a view refers to. The view's first 4 bytes are their length. Up to 12 bytes follow in the view
+/// itself. Longer values are in a buffer: bytes 8..12 of the view are the buffer's number, bytes 12..16 the offset.
 fn viewed(buffers: &[Arc<Buffer>], view: u128) -> Found {
     let part = |shift: u32| (view >> shift) as u32 as usize;
     let len = part(0);
@@ -330,7 +330,7 @@ fn viewed(buffers: &[Arc<Buffer>], view: u128) -> Found {
     shared(&buffers[part(64)], at..at + len)
 }
 
-/// The most bytes that lie in a view itself.
+/// Most bytes that a view contains itself.
 const INLINE_BYTES: usize = 12;
 const TENSOR: &str = "arrow.fixed_shape_tensor";
 
@@ -350,7 +350,7 @@ mod tests {
         };
         assert_eq!(shown(6, r#"{"shape": [2, 3]}"#), "f32[2,3]");
         assert_eq!(shown(6, r#"{"shape": [2, 3], "permutation": [0, 1]}"#), "f32[2,3]");
-        // The bytes are those of another order; the shape is that of another length; there is none.
+        // The dimensions are permuted; the shape has another length; the metadata is broken; there is no shape.
         for flat in
             [r#"{"shape": [2, 3], "permutation": [1, 0]}"#, r#"{"shape": [2, 4]}"#, "{", "{}"]
         {

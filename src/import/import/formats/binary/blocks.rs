@@ -1,4 +1,4 @@
-//! The bytes of an object in any order: by blocks, of which those that were read last are kept.
+//! Random access to an object through a cache of its blocks, with least-recently-used eviction.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ use crate::import::sources::objects::Shard;
 use dlfs_base::error::zeroed_vec;
 use dlfs_places::Pending;
 
-/// An object that is read at several places in turn, as the columns of a table are, at each of them front to back.
+/// An object that is read at several places in turn, as the columns of a table are; at each place front to back.
 #[derive(Clone)]
 pub(super) struct Blocks {
     of: InStore,
@@ -25,11 +25,11 @@ pub(super) struct Blocks {
     kept: Arc<Mutex<Kept>>,
 }
 
-/// Blocks by their number, the one that was used last behind the others.
+/// Blocks with their numbers, the most recently used last.
 struct Kept {
     blocks: VecDeque<(u64, Block)>,
     most: usize,
-    /// How many are asked for ahead of one that is read.
+    /// Number of blocks to request ahead of the block that is read.
     ahead: u64,
 }
 
@@ -39,7 +39,7 @@ enum Block {
 }
 
 impl Blocks {
-    /// Reads the object, and holds at most as many bytes as a reader of its store does, or 16 blocks.
+    /// Reads the object. Keeps at most as many bytes as a reader of its store, but at least 16 blocks.
     pub(super) fn new(of: InStore, expansion: Expansion) -> Blocks {
         let block_bytes = of.client.range_bytes().clamp(1, MAX_BLOCK_BYTES);
         let most = (of.client.window_bytes() / block_bytes).max(MIN_BLOCKS) as usize;
@@ -47,7 +47,7 @@ impl Blocks {
         Blocks { of, expansion, block_bytes, kept: Arc::new(Mutex::new(kept)) }
     }
 
-    /// From now on it is read at so many places in turn: what is asked for ahead is divided among them.
+    /// Sets the number of places at which the object is read from now on; they share the blocks requested ahead.
     pub(super) fn set_places(&self, places: usize) {
         let mut kept = self.kept.lock();
         kept.ahead = ahead(kept.most, places);
@@ -63,7 +63,7 @@ impl Blocks {
     fn block(&self, number: u64) -> io::Result<Bytes> {
         let mut kept = self.kept.lock();
         let block = kept.take(number).unwrap_or_else(|| self.ask(number));
-        // Its pages lie one behind the other.
+        // The next pages follow this one, so request them ahead.
         for next in number + 1..=number + kept.ahead {
             if next * self.block_bytes < self.len() && !kept.has(next) {
                 kept.put(next, self.ask(next));
@@ -91,7 +91,7 @@ impl Blocks {
     }
 }
 
-/// How many blocks each of `places` may ask for ahead, so that all of them leave room for what each one reads.
+/// Blocks that each of `places` may request ahead, so that half of the cache is left for blocks being read.
 fn ahead(most: usize, places: usize) -> u64 {
     (most / 2 / places.max(1)).clamp(1, MOST_AHEAD) as u64
 }
@@ -139,16 +139,16 @@ impl ChunkReader for Blocks {
     }
 }
 
-/// Reads an object from a place on.
+/// Reader of an object from an offset on.
 pub(super) struct BlockReader {
     of: Blocks,
     at: u64,
-    /// The rest of the block at `at`, or nothing.
+    /// The rest of the block at `at`; may be empty.
     ready: Bytes,
 }
 
 impl BlockReader {
-    /// Reads it from its beginning on.
+    /// Reads the object from its beginning on.
     pub(super) fn new(of: Blocks) -> BlockReader {
         BlockReader { of, at: 0, ready: Bytes::new() }
     }
@@ -183,7 +183,7 @@ impl Seek for BlockReader {
     }
 }
 
-/// Small enough for the pages of many columns, which are kept at once; large enough that requests are few.
+/// Small enough to keep a block of each of many columns; large enough for few requests.
 const MAX_BLOCK_BYTES: u64 = 1 << 20;
 const MIN_BLOCKS: u64 = 16;
 const MOST_AHEAD: usize = 32;

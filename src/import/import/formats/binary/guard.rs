@@ -1,7 +1,7 @@
-//! Runs decoders of other crates, whose panics are errors of the file that they read.
+//! Runs decoders of other crates, and turns their panics into errors of the file that they read.
 //!
-//! These decoders panic on some damaged files. The hook that is set here keeps such a panic from being printed, often
-//! with a backtrace; all other panics go on to the hook that was there before.
+//! These decoders panic on some damaged files. The panic hook that is set here suppresses the message and backtrace of
+//! such a panic; all other panics go to the previous hook.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
@@ -16,7 +16,7 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs `decode`. A panic of the decoder becomes an error that says where in the decoder, and why.
+/// Runs `decode`. A panic of the decoder becomes an error with the panic's location and message.
 pub(super) fn caught<T>(decode: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     set_hook_once();
     let was_set = DECODES.replace(true);
@@ -35,7 +35,7 @@ fn set_hook_once() {
     });
 }
 
-/// The panic's place, from the name of the crate on, and its message, on one line.
+/// The panic's location, with a path from the crate's name on, and its message, on one line.
 fn described(panic: &PanicHookInfo<'_>) -> String {
     let place = panic.location().map_or_else(String::new, |at| {
         let krate = at.file().rfind("/src/").and_then(|src| at.file()[..src].rfind('/'));

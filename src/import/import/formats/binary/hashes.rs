@@ -1,4 +1,4 @@
-//! Hashes, lengths and counts that an index states of its shards.
+//! Hashes, lengths and counts that an index states for its shards, and their verification.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -22,15 +22,15 @@ pub(super) struct Stated {
 }
 
 impl Stated {
-    /// The same, of a file with so many items.
+    /// Adds the stated number of items.
     pub(super) fn with_items(self, items: Option<u64>) -> Stated {
         Stated { items, ..self }
     }
 
-    /// Compares the number of items that the file has.
+    /// Compares the stated number of items with the number that the file has.
     ///
     /// # Errors
-    /// `BadSource`: it is another.
+    /// `BadSource`: they differ.
     pub(super) fn check_items(&self, found: u64, input: &Input) -> Result<()> {
         match self.items.filter(|items| *items != found) {
             Some(items) => {
@@ -40,10 +40,10 @@ impl Stated {
         }
     }
 
-    /// Reads the file, if a hash or length of it is stated, and compares.
+    /// Reads the file and compares its hashes and length, if a hash is stated that dlfs knows.
     ///
     /// # Errors
-    /// `BadSource`: it is another. Those of reading.
+    /// `BadSource`: a hash or the length differs. Errors of reading.
     pub(super) fn check(&self, input: &Input) -> Result<()> {
         let known = self.hashes.iter().filter_map(|(name, hash)| Some((name, hash, sum(name)?)));
         let mut sums: Vec<_> = known.collect();
@@ -93,13 +93,13 @@ fn differs(input: &Input, what: &str) -> Result<()> {
         .hint("copy the shard and its index again from where they come"))
 }
 
-/// A hash of bytes that come in pieces.
+/// A hash that is computed from bytes in pieces.
 trait Sum {
     fn add(&mut self, bytes: &[u8]);
     fn hex(self: Box<Self>) -> String;
 }
 
-/// A hash, what adds bytes to it, and what its number is.
+/// A hash's state, a function that adds bytes to it, and one that returns the hash in hexadecimal.
 struct Of<H>(H, fn(&mut H, &[u8]), fn(&H) -> String);
 
 impl<H> Sum for Of<H> {

@@ -1,4 +1,4 @@
-//! Files that an index names: MDS and LitData keep their shards beside it.
+//! Finds the files that an index names: MDS and LitData keep their shards beside it.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +12,7 @@ impl Input {
     /// All bytes of an index.
     ///
     /// # Errors
-    /// It cannot be read, or is too long for one.
+    /// The index cannot be read, or is longer than 1 GiB.
     pub(super) fn read_index(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = self.read(0, None)?.take(MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
@@ -25,12 +25,12 @@ impl Input {
         Ok(bytes)
     }
 
-    /// The files that an index at this place names, each by its first name that is there, or else by its first one;
-    /// and that name. A store is asked for many of them at once.
+    /// Finds the files that this index names. `files` has the possible names of each file; returns the first one that
+    /// exists, or else the first one, with its input. Looks files up in a store concurrently.
     ///
     /// # Errors
-    /// `BadSource`: a name leads out of the index's folder. Those of the store: `NotFound` if it has none of a file's
-    /// names.
+    /// `BadSource`: a name leads out of the index's folder. Errors of the store: `NotFound` if no name of a file
+    /// exists.
     pub(super) fn beside(&self, files: Vec<Vec<String>>) -> Result<Vec<(String, Input)>> {
         let is_outside = |name: &&String| row_indexes::beside(&self.path, name).is_none();
         if let Some(name) = files.iter().flatten().find(is_outside) {
@@ -43,7 +43,7 @@ impl Input {
                 match self.find(name) {
                     Ok(Some(input)) => return Ok((name.clone(), input)),
                     Ok(None) => {}
-                    // A store refuses instead of reporting absence to a client that may not list.
+                    // A store refuses a client that may not list, instead of reporting that the object is absent.
                     Err(error)
                         if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
                     {
@@ -53,17 +53,17 @@ impl Input {
                 }
             }
             let name = names.first().cloned().unwrap_or_default();
-            // A local file is missed when it is opened.
+            // A missing local file is reported when it is opened.
             let path = row_indexes::beside(&self.path, &name).unwrap_or_default();
             first.map_or(Ok((name, Input { path, object: None, ..self.clone() })), Err)
         })
     }
 
-    /// The file beside this one that is called `name`; `None`: there is no such local file.
+    /// The file called `name` beside this one; `None`: there is no such local file.
     fn find(&self, name: &str) -> Result<Option<Input>> {
         let Some(InStore { client, object, failure, origins }) = &self.object else {
             let Some(path) = row_indexes::beside(&self.path, name) else { return Ok(None) };
-            // To open a pipe would wait for whoever writes to it.
+            // Opening a pipe would wait for its writer, so do not open it.
             return match std::fs::metadata(&path) {
                 Ok(found) if found.is_file() => {
                     Ok(Some(Input { path, object: None, ..self.clone() }))

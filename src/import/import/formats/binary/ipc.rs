@@ -1,7 +1,8 @@
-//! Rows of Arrow files: those with an index at their end, and streams, as Hugging Face keeps them.
+//! Rows of Arrow files: the file format, with a footer that lists the batches, and the stream format, which Hugging
+//! Face uses.
 //!
-//! The specification allows a stream to end without its end-of-stream marker, and a stream that was cut between two
-//! messages does too. All writers in use write the marker, so dlfs takes a stream without it for a cut one.
+//! The specification allows a stream to end without its end-of-stream marker, but so does a stream that was cut
+//! between two messages. All writers in use write the marker, so dlfs treats a stream without it as cut.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -26,7 +27,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// Opens the Arrow file `input`.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// The file cannot be read, or is not an Arrow file.
 pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
     let rows = match &input.object {
         None => {
@@ -42,7 +43,7 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
     Ok(Box::new(rows?.only(options)))
 }
 
-/// `begin` is called before rows are read by an index.
+/// Detects the format and opens the input. `begin` is called before rows of the file format are read.
 fn file_or_stream(
     mut from: impl Read + Seek + Send + 'static,
     input: &Input,
@@ -86,10 +87,10 @@ fn file(
     Ok(AheadRows::new(columns, decode))
 }
 
-/// The rows of a stream, up to its end-of-stream marker; `is_file`: `input` is it, and not only holds it.
+/// The rows of a stream, up to its end-of-stream marker. `is_file`: the stream is all of `input`, not a part of it.
 ///
 /// # Errors
-/// It cannot be read.
+/// The stream cannot be read.
 pub(super) fn stream(
     from: impl Read + Send + 'static,
     input: &Input,
@@ -107,7 +108,7 @@ pub(super) fn stream(
     let input = input.clone();
     let decode = move |from: StreamPlace| {
         if is_file {
-            // The stream that the schema was read from does not ask far ahead.
+            // The reader of the schema does not request far ahead, so open another one.
             let bytes = reader.get_mut();
             bytes.at = bytes.at.max(from.offset);
             let mut from = input.read(bytes.at, None)?;
@@ -116,7 +117,7 @@ pub(super) fn stream(
             }
             bytes.from = Box::new(StatedBuffers::new(from, &input.expansion));
         }
-        // Batches refer to dictionaries that come before them, anywhere.
+        // A batch may refer to a dictionary anywhere before it, so reading cannot begin in the middle.
         let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
         let has_entries = is_file && !reader.schema().flattened_fields().iter().any(is_dictionary);
         let each = StreamBatches { reader, has_entries, is_over: false };
@@ -125,8 +126,8 @@ pub(super) fn stream(
     Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
 }
 
-/// Checks that a file has room for its footer, and for the blocks that the footer lists: the decoder allocates them
-/// first.
+/// Checks that the footer, and the blocks that it lists, fit in the file: the decoder allocates their stated lengths
+/// before it reads them.
 fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
@@ -162,7 +163,7 @@ fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Res
 /// The batches of a stream up to its end-of-stream marker.
 struct StreamBatches {
     reader: StreamReader<Counted>,
-    /// Set if it may be entered at any batch.
+    /// Set if reading can begin at any batch.
     has_entries: bool,
     is_over: bool,
 }
@@ -174,19 +175,19 @@ impl Iterator for StreamBatches {
         if self.is_over {
             return None;
         }
-        // The reader stops behind each message.
+        // The reader stops right after each message, so this is where the next one begins.
         let at = Some(self.reader.get_ref().at).filter(|_| self.has_entries);
         if let Some(rows) = self.reader.next() {
             return Some(rows.map(|rows| Batch { rows, at }).map_err(|error| error.to_string()));
         }
         self.is_over = true;
-        // It stops behind the marker, and meets the end of the file only where there is none.
+        // The reader stops after the marker; it reaches the end of the file only if there is no marker.
         self.reader.get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
     }
 }
 
-/// Returns whether the numbers of a stream that begins with `head` have this machine's byte order. Its reader does
-/// not check.
+/// Returns whether the numbers of a stream that begins with `head` have this machine's byte order, which Arrow's
+/// reader does not check.
 fn has_our_byte_order(head: &[u8]) -> bool {
     let message = head.strip_prefix(&[0xff; 4]).unwrap_or(head).get(4..).unwrap_or_default();
     let message = arrow_ipc::root_as_message(message).ok();
@@ -201,7 +202,7 @@ fn other_byte_order(input: &Input) -> Error {
     )
 }
 
-/// Counts bytes, and notices that a reader wants some behind the last one.
+/// Reader that counts bytes, and records an attempt to read after the last byte.
 struct Counted {
     from: Box<dyn Read + Send>,
     /// Offset of the next byte.

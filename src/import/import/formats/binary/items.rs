@@ -1,14 +1,14 @@
 //! Rows of shards with a table of offsets, as MosaicML's MDS and LitData write them.
 //!
-//! | bytes       | what they are                                                                        |
+//! | bytes       | meaning                                                                              |
 //! |-------------|--------------------------------------------------------------------------------------|
 //! | 4           | n, the number of items; this and all other numbers are little-endian                 |
-//! | 4 (n + 1)   | where each item begins, and where the last one ends, from the first byte             |
+//! | 4 (n + 1)   | offset in the file of each item, and of the end of the last item                     |
 //! | some        | MDS: JSON that describes the columns again                                           |
-//! | the rest    | the items, each with 4 bytes for the length of each column that needs it, then these |
+//! | the rest    | the items: 4 bytes for the length of each column that needs it, then the columns     |
 //!
-//! LitData puts rows without arrays and pictures into an Arrow file instead, which follows where the items would begin:
-//! all of them are empty. Behind it are 4 bytes for its length, and `LDARW01` with a NUL.
+//! LitData puts rows without arrays and pictures into an Arrow file instead. It begins where the items would begin, and
+//! all items in the table are empty. After it are 4 bytes for its length, and `LDARW01` with a NUL.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -28,7 +28,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::FieldType;
 use dlfs_format::format::npy;
 
-/// How the items of some shards are laid out.
+/// The layout of the items of some shards.
 #[derive(Debug, Clone)]
 pub(super) struct ItemFormat {
     leaves: Vec<Leaf>,
@@ -37,25 +37,25 @@ pub(super) struct ItemFormat {
     is_arrow: bool,
 }
 
-/// How a column lies in an item.
+/// The layout of a column in an item.
 #[derive(Debug, Clone)]
 pub(super) struct Leaf {
     /// Its name.
     pub(super) name: String,
-    /// Its length, where the item does not say it.
+    /// Its length, or the way to find it.
     pub(super) len: LeafLen,
     /// The form of its bytes.
     pub(super) form: LeafForm,
 }
 
-/// How long a column is.
+/// The length of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeafLen {
-    /// The item says it.
+    /// The item states the length.
     Stated,
-    /// So many bytes.
+    /// A fixed number of bytes.
     Fixed(u32),
-    /// The item is nothing else.
+    /// The column is the whole item.
     Item,
 }
 
@@ -64,12 +64,12 @@ pub(super) enum LeafLen {
 pub(super) enum LeafForm {
     /// Plain values of this kind, without a header.
     Is(CellKind),
-    /// An array behind a header.
+    /// A header, then an array.
     Array(HeaderForm),
 }
 
 impl Leaf {
-    /// The kind of its values, unless they have to be looked at for it.
+    /// The kind of its values; `Nothing` if it is known only from values.
     fn known(&self) -> CellKind {
         match &self.form {
             LeafForm::Is(kind) => kind.clone(),
@@ -79,11 +79,11 @@ impl Leaf {
 }
 
 impl ItemFormat {
-    /// The format of the shards `inputs`. Local ones are read to find out which arrays they hold, of those in a store
-    /// the beginning of the first one, if `options` take a column of arrays.
+    /// The format of the shards `inputs`. If `options` select a column of arrays, reads shards to find the types of
+    /// arrays: all local shards, or the beginning of the first shard in a store.
     ///
     /// # Errors
-    /// One does not open.
+    /// A shard does not open.
     pub(super) fn new(
         leaves: Vec<Leaf>,
         inputs: &[Input],
@@ -117,8 +117,9 @@ impl ItemFormat {
         Ok(format)
     }
 
-    /// Finds the kind of arrays that a shard holds in each column, as far as there are any: bytes where they differ in
-    /// more than the first dimension, or have no type. A bad item is reported when it is read as a row.
+    /// Finds the kind of the arrays in each column of a shard; `Nothing` for a column without arrays. The kind is
+    /// bytes if arrays differ in more than the first dimension, or dlfs lacks their type. A bad item is reported when
+    /// it is read as a row.
     fn arrays(&self, input: &Input) -> Result<Vec<CellKind>> {
         let mut kinds = vec![CellKind::Nothing; self.leaves.len()];
         let is_whole = input.object.is_none();
@@ -138,7 +139,7 @@ impl ItemFormat {
         Ok(kinds)
     }
 
-    /// Returns the ranges of the columns in an item.
+    /// The byte ranges of the columns in an item.
     fn ranges(&self, item: &[u8]) -> Result<Vec<Range<usize>>, BadReason> {
         let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
         let mut lens = item.chunks_exact(4).take(stated);
@@ -184,7 +185,7 @@ impl ItemFormat {
     }
 }
 
-/// The type of arrays of which one has this header: the others may differ in the first dimension.
+/// The type of the arrays of a column, from one header; other arrays may differ in the first dimension.
 fn type_of(header: &ArrayHeader) -> Option<FieldType> {
     let dims = header.shape.iter().map(|dim| u32::try_from(*dim).ok());
     let dims: Vec<u32> = dims.collect::<Option<_>>()?;
@@ -195,7 +196,7 @@ fn type_of(header: &ArrayHeader) -> Option<FieldType> {
     FieldType::new(header.element, is_free, dims).ok()
 }
 
-/// Arrays of two types keep their headers: they are bytes.
+/// Combines the kinds of two arrays: if they differ, arrays keep their headers and are bytes.
 fn unite(all: &mut CellKind, found: CellKind) {
     if *all == CellKind::Nothing {
         *all = found;
@@ -204,7 +205,7 @@ fn unite(all: &mut CellKind, found: CellKind) {
     }
 }
 
-/// Checks that an array has the bytes of its shape, and the type of the arrays that were looked at.
+/// Checks that an array's length fits its shape, and that it has the column's type.
 fn check(header: &ArrayHeader, kind: &CellKind, len: usize, name: &str) -> Result<(), BadReason> {
     let each = u64::from(header.element.len_bytes());
     let needed = header.shape.iter().try_fold(each, |len, dim| len.checked_mul(*dim));
@@ -232,16 +233,16 @@ pub(super) struct ItemRows {
     format: Arc<ItemFormat>,
     input: Input,
     stated: Stated,
-    /// Once it has begun.
+    /// The open shard, once reading has begun.
     shard: Option<Shard>,
 }
 
 impl ItemRows {
-    /// The items of the shard `input`, which is opened only if it is one of Arrow; `ahead_bytes`: how far ahead a store
-    /// is asked, if not as far as it needs.
+    /// The items of the shard `input`, which is opened here only if it holds an Arrow file. `ahead_bytes`: bytes to
+    /// request ahead from a store; `None`: the store's own window.
     ///
     /// # Errors
-    /// It does not open, or its table of offsets is broken.
+    /// The shard does not open, or its table of offsets is broken.
     pub(super) fn open(
         input: &Input,
         format: Arc<ItemFormat>,
@@ -287,12 +288,12 @@ impl RowReader for ItemRows {
 struct Shard {
     from: Box<dyn Read + Send>,
     at: u64,
-    /// Offsets at which the items that follow begin, from the last to the next one.
+    /// The rest of the table of offsets, reversed: the last entry is the beginning of the next item.
     ends: Vec<u32>,
 }
 
 impl Shard {
-    /// Opens the shard `input`; `ahead_bytes`: how far ahead a store is asked, if not as far as it needs.
+    /// Opens the shard `input`. `ahead_bytes`: bytes to request ahead from a store; `None`: the store's own window.
     fn open(input: &Input, ahead_bytes: Option<u64>) -> Result<Shard> {
         let mut shard = Shard { from: input.read_plain(ahead_bytes)?, at: 0, ends: Vec::new() };
         let read = shard.read_table();
@@ -305,7 +306,7 @@ impl Shard {
         read.map(|()| shard).map_err(|error| failed(error).path(&input.path))
     }
 
-    /// Reads the table of offsets. Memory grows with what is there, not with the number that it begins with.
+    /// Reads the table of offsets. Memory grows with the bytes read, not with the stated number of items.
     fn read_table(&mut self) -> io::Result<()> {
         let mut word = [0; 4];
         self.from.read_exact(&mut word)?;
@@ -327,17 +328,17 @@ impl Shard {
         Ok(())
     }
 
-    /// How many items there are, before the first one is read.
+    /// The number of items, before the first one is read.
     fn items(&self) -> u64 {
         self.ends.len().saturating_sub(1) as u64
     }
 
-    /// Returns whether an item has bytes, or there is none.
+    /// Returns whether any item has bytes, or there are no items.
     fn has_bytes(&self) -> bool {
         self.ends.len() <= 1 || self.ends.first() != self.ends.last()
     }
 
-    /// Returns whether an Arrow file is behind the table, instead of items.
+    /// Returns whether an Arrow file follows the table, instead of items.
     fn is_arrow(&mut self) -> bool {
         let mut head = [0; ARROW_MAGIC.len()];
         !self.has_bytes()
@@ -345,7 +346,7 @@ impl Shard {
             && head == *ARROW_MAGIC
     }
 
-    /// The rows of the Arrow file behind the table.
+    /// The rows of the Arrow file that follows the table.
     fn into_arrow(mut self, input: &Input) -> Result<Box<dyn RowReader>> {
         let is_arrow = self.is_arrow();
         input.check()?;
@@ -353,11 +354,11 @@ impl Shard {
             let text = "the first shard holds rows of Arrow, and this one does not";
             return Err(broken(text).path(&input.path));
         }
-        // Its rows lie in it as in a stream, with an index behind them.
+        // An Arrow file holds its rows as a stream, and a footer after them.
         Ok(Box::new(super::ipc::stream(self.from, input, false)?))
     }
 
-    /// Leaves out so many items, or all that there are; `input` is that of the shard.
+    /// Skips `items` items, or all that are left; `input` is the shard's input.
     fn leave_out(&mut self, items: u64, input: &Input) -> Result<()> {
         let left = self.ends.len().saturating_sub(usize::try_from(items).unwrap_or(usize::MAX));
         self.ends.truncate(left.max(1));
@@ -366,7 +367,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The next item. `None`: there is none.
+    /// The next item; `None` after the last.
     fn next_item(&mut self) -> Result<Option<Vec<u8>>, BadReason> {
         self.ends.pop();
         let Some(end) = self.ends.last() else {
@@ -387,7 +388,7 @@ impl Shard {
     }
 }
 
-/// Bytes of a shard in a store that are read to find out which arrays it holds.
+/// Bytes of a shard in a store that are read to find the types of its arrays.
 const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// The magic bytes at the beginning of an Arrow file, before its messages.
 const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";

@@ -1,4 +1,4 @@
-//! The index of a data set that LitData optimised: chunks of items that are trees of values.
+//! The index of a data set in LitData's optimised format: chunks of items, each a tree of values.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Index {
 #[derive(Debug, Deserialize)]
 struct Chunk {
     filename: String,
-    /// The number of its items.
+    /// The number of the chunk's items.
     #[serde(default)]
     chunk_size: Option<u64>,
 }
@@ -50,7 +50,7 @@ struct Config {
 /// The chunks of the index `given`.
 ///
 /// # Errors
-/// It cannot be read, or its chunks are of a form that is not.
+/// The index cannot be read, or its chunks have a form that is not supported.
 pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>> {
     let path = &given.input.path;
     let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
@@ -69,7 +69,7 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
     Ok(index.chunks.into_iter().zip(chunks).map(file).collect())
 }
 
-/// The columns of an item, which lie in the order of the leaves of its tree.
+/// The columns of an item, in the order of the leaves of its tree.
 fn leaves(config: &Config) -> Result<Vec<Leaf>, String> {
     let refuse = |what: &str| Err(format!("its chunks are {what}, which dlfs does not read"));
     if config.encryption.is_some() {
@@ -101,7 +101,7 @@ fn leaves(config: &Config) -> Result<Vec<Leaf>, String> {
     Ok(names.into_iter().zip(&config.data_format).map(leaf).collect())
 }
 
-/// Returns the form that the format of a leaf states.
+/// The form of a leaf's bytes, from the name of its format.
 fn form_of(format: &str) -> LeafForm {
     let bytes = LeafForm::Is(CellKind::Bytes);
     let scalar = |element: &str| {
@@ -122,12 +122,12 @@ fn form_of(format: &str) -> LeafForm {
         "no_header_tensor" => number
             .and_then(torch_element)
             .map_or(bytes, |element| LeafForm::Array(HeaderForm::Bare(element))),
-        // Text, pictures, sounds and pickles, as they are.
+        // Strings, pictures, sounds and pickles stay bytes.
         _ => bytes,
     }
 }
 
-/// The names of the leaves of a tree: keys and places, from the root, with dots between.
+/// The names of the leaves of a tree: keys and indices from the root, joined by dots.
 ///
 /// The tree is PyTorch's `treespec_dumps`: a version, and nodes with a type, a context and children.
 fn names(spec: &str) -> Result<Vec<String>, String> {

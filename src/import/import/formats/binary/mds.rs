@@ -49,7 +49,7 @@ struct Part {
 /// The shards of the index `given`.
 ///
 /// # Errors
-/// It cannot be read, or has shards of another format or version.
+/// The index cannot be read, or has shards of another format or version.
 pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>> {
     let path = &given.input.path;
     let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path);
@@ -62,7 +62,7 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
     if let Some(shard) = index.shards.iter().find(|shard| shard.format != "mds") {
         return Err(bad(format!("it has shards of the format {}, not mds", shard.format)));
     }
-    // A shard may be there in its compressed form instead.
+    // A shard may exist only in its compressed form.
     let names = index.shards.iter().map(|shard| {
         let parts = [Some(&shard.raw_data), shard.zip_data.as_ref()];
         parts.into_iter().flatten().map(|part| part.basename.clone()).collect()
@@ -77,7 +77,7 @@ pub(super) fn shards(given: &Given, options: &RowOptions) -> Result<Vec<RowFile>
             return Err(bad(text).hint("write them again with zstd, gz or bz2, or uncompressed"));
         }
     }
-    // Shards with the same columns, and where they are.
+    // The shards' inputs, grouped by columns.
     let mut layouts: Vec<(Layout, Vec<Input>)> = Vec::new();
     let mut files = Vec::new();
     for (shard, (name, input)) in index.shards.into_iter().zip(found) {
@@ -124,7 +124,7 @@ fn leaves((names, encodings, sizes): &Layout) -> Result<Vec<Leaf>, String> {
     columns.map(leaf).collect()
 }
 
-/// Returns the form that the encoding of a column states: <https://docs.mosaicml.com/projects/streaming>, "MDS".
+/// The form of a column's bytes, from its encoding: <https://docs.mosaicml.com/projects/streaming>, "MDS".
 fn form_of(encoding: &str) -> LeafForm {
     let bytes = LeafForm::Is(CellKind::Bytes);
     let scalar = |element: &str| FieldType::from_str(element).map(CellKind::Elements);
@@ -147,7 +147,7 @@ fn form_of(encoding: &str) -> LeafForm {
         _ if more.is_empty() && Element::named(name).is_some() => {
             scalar(name).map_or(bytes, LeafForm::Is)
         }
-        // Text, pictures, JSON and pickles, as they are.
+        // Strings, pictures, JSON and pickles stay bytes.
         _ => bytes,
     }
 }

@@ -27,7 +27,7 @@ use crate::import::sources::SourceKind;
 use crate::import::sources::objects::push_origin;
 use dlfs_base::Result;
 
-/// The file `given`, or the shards that it names: `origins` gets those that are objects.
+/// The file `given`, or the shards that it names. Adds shards that are objects to `origins`.
 pub(super) fn files(
     given: Given,
     kind: SourceKind,
@@ -54,7 +54,7 @@ pub(super) fn files(
     Ok(shards)
 }
 
-/// The shard `input` that the index `given` calls `name`, with rows named as if it had been given itself.
+/// The shard `input`, which the index `given` calls `name`. Its rows are named as if it had been given itself.
 fn shard(
     given: &Given,
     (name, input): (String, Input),
@@ -64,7 +64,7 @@ fn shard(
     let folder = given.name.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let name = [&given.name[..folder], name.as_bytes()].concat();
     Given { input, name }.opened_by(Arc::new(move |input, _, known| {
-        // Whoever asks for the columns alone wants nothing of a store ahead.
+        // If only the columns are wanted, request nothing ahead from a store.
         let ahead_bytes = known.is_none().then_some(0);
         ItemRows::open(input, format.clone(), stated.clone(), ahead_bytes)
     }))

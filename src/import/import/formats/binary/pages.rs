@@ -1,7 +1,7 @@
-//! A local Parquet file, whose pages are read into buffers that are used again.
+//! A local Parquet file whose pages are read into reused buffers.
 //!
-//! A fresh buffer for each page would cost more time than reading the page into it: the operating system clears its
-//! memory.
+//! A fresh buffer for each page would cost more time than reading the page into it, since the operating system zeroes
+//! its memory.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -18,7 +18,7 @@ use crate::import::sources::compression::FileAt;
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::{Error, Result};
 
-/// A file, and buffers that no page is in.
+/// A file, and buffers that no page uses.
 pub(super) struct PageFile {
     file: Arc<File>,
     len: u64,
@@ -29,7 +29,7 @@ impl PageFile {
     /// Opens the file.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn open(path: &Path) -> io::Result<PageFile> {
         let file = Arc::new(File::open(path)?);
         let len = file.metadata()?.len();
@@ -51,7 +51,7 @@ impl ChunkReader for PageFile {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
-        // Before there is a buffer for it: a broken file may claim any length.
+        // Check before allocating a buffer: a broken file may state any length.
         if start.checked_add(length as u64).is_none_or(|end| end > self.len) {
             let text = format!("{length} bytes at {start} of a file of {} bytes", self.len);
             return Err(ParquetError::EOF(text));
@@ -62,7 +62,7 @@ impl ChunkReader for PageFile {
     }
 }
 
-/// Buffers of pages that are gone.
+/// Buffers of dropped pages.
 #[derive(Debug, Default)]
 struct Spare(Mutex<Vec<Vec<u8>>>);
 
@@ -70,7 +70,7 @@ impl Spare {
     /// A buffer of `len` bytes, with any content.
     ///
     /// # Errors
-    /// `OutOfMemory`: the system has no such memory.
+    /// `OutOfMemory`: there is not enough memory.
     fn take(self: &Arc<Spare>, len: usize) -> Result<Page> {
         if len < LEAST_BYTES {
             return Ok(Page { bytes: vec![0; len], spare: None });
@@ -83,12 +83,12 @@ impl Spare {
     }
 }
 
-/// The error for a page for which there is no memory.
+/// The error for a page that does not fit in memory.
 pub(super) fn no_page(error: Error) -> ParquetError {
     ParquetError::External(error.into())
 }
 
-/// The bytes of a page. Dropping it gives its buffer back.
+/// The bytes of a page. Dropping it returns its buffer to `spare`.
 struct Page {
     bytes: Vec<u8>,
     spare: Option<Arc<Spare>>,
@@ -111,9 +111,9 @@ impl Drop for Page {
     }
 }
 
-/// Shorter pages are left to the allocator, which has such memory at hand.
+/// Shorter pages use the allocator, which keeps memory of such lengths itself.
 const LEAST_BYTES: usize = 128 << 10;
-/// As much as is shuffled together, and is free again all at once.
+/// The bytes of one shuffle window, whose pages are dropped at about the same time.
 const MOST_KEPT_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Rows of Parquet files.
 //!
-//! A thread decodes ahead of the rows that are taken, one batch of rows at a time.
+//! A thread decodes batches of rows, one batch ahead of the reader.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// Opens the Parquet file `input`.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// The file cannot be read, or is not a Parquet file.
 pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
     match &input.object {
         Some(object) => {
@@ -44,7 +44,7 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
     }
 }
 
-/// `of_columns` is told how many columns are read.
+/// Opens the rows of `from`; calls `of_columns` with the number of columns that are read.
 fn rows_of(
     from: impl ChunkReader + 'static,
     input: &Input,
@@ -63,7 +63,7 @@ fn rows_of(
     Ok(Box::new(AheadRows::new(columns, decode)))
 }
 
-/// The batches behind the first `rows` rows. Of row groups before these, nothing is read.
+/// The batches after the first `rows` rows. Does not read row groups that are skipped as a whole.
 fn batches<F: ChunkReader + 'static>(
     decoder: ParquetRecordBatchReaderBuilder<F>,
     rows: u64,
@@ -106,12 +106,12 @@ fn decoder<F: ChunkReader + 'static>(
     let columns = arrow_cells::columns(of_file.schema());
     let views = Arc::new(arrow_cells::with_views(of_file.schema()));
     let views = ArrowReaderOptions::new().with_schema(views);
-    // The decoder copies types of which it knows no view.
+    // The decoder has no views for some types; then decode without views, which copies.
     let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
     let metadata = metadata.unwrap_or(of_file);
     let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
     let rows_at_once = rows_at_once(builder.metadata());
-    // A column that is asked for and missing is reported by name later.
+    // A requested column that is missing is reported later, by name.
     let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
     let read: Vec<usize> = read.collect();
     if read.len() < columns.len() {
@@ -122,7 +122,7 @@ fn decoder<F: ChunkReader + 'static>(
     Ok((columns, builder.with_batch_size(rows_at_once)))
 }
 
-/// The decoder reads no more rows than the footer states.
+/// Checks that the row groups have as many rows as the footer states, since the decoder would read no more than that.
 fn check_rows(metadata: &ParquetMetaData) -> Result<(), String> {
     let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
     let stated = metadata.file_metadata().num_rows();
@@ -134,7 +134,7 @@ fn check_rows(metadata: &ParquetMetaData) -> Result<(), String> {
     }
 }
 
-/// As many rows as have [`BATCH_BYTES`] on the average.
+/// The number of rows that have [`BATCH_BYTES`] on average.
 fn rows_at_once(metadata: &ParquetMetaData) -> usize {
     let groups = metadata.row_groups();
     let sum = |of: fn(&RowGroupMetaData) -> i64| {

@@ -1,19 +1,19 @@
-//! The lengths after decompression that the compressed buffers of Arrow messages state. The decoder allocates
-//! whatever is stated, so each length is compared with the allowed expansion before the decoder gets the message.
+//! Checks the decompressed lengths that compressed buffers of Arrow messages state. The decoder allocates any stated
+//! length, so each length is compared with the allowed expansion before the decoder gets the message.
 //!
-//! | bytes      | what they are                                                                        |
+//! | bytes      | meaning                                                                              |
 //! |------------|--------------------------------------------------------------------------------------|
 //! | 4          | `ff ff ff ff`, which old writers leave out                                             |
 //! | 4          | n, the length of the metadata; 0: the stream ends                                    |
-//! | n          | the metadata: length of the body, and where the buffers are in it                    |
-//! | the length | the body; a compressed buffer begins with 8 bytes for its length when decompressed    |
+//! | n          | the metadata: the body's length, and the offsets of the buffers in the body          |
+//! | the length | the body; a compressed buffer begins with 8 bytes for its decompressed length        |
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use crate::import::sources::BadReason;
 use crate::import::sources::expansion::{Expands, Expansion};
 
-/// Reads messages, and ends with an error where their buffers state too much.
+/// Reader of messages that fails if their buffers state too long lengths.
 pub(super) struct StatedBuffers<R> {
     from: R,
     expansion: Expansion,
@@ -22,12 +22,12 @@ pub(super) struct StatedBuffers<R> {
 
 /// The part of the stream that comes next.
 enum Next {
-    /// A message, of whose first 8 bytes these are here.
+    /// The first 8 bytes of a message; these were read.
     Head(Vec<u8>),
-    /// So many bytes of metadata, beside these.
+    /// Metadata: the bytes that were read, and its whole length.
     Metadata(Vec<u8>, usize),
     Body(Body),
-    /// Bytes that are no message, up to the next place that is read.
+    /// Bytes that are not a message, until the next seek.
     Other,
 }
 
@@ -35,9 +35,9 @@ enum Next {
 struct Body {
     at: u64,
     len: u64,
-    /// Offsets of the buffers, in descending order.
+    /// Offsets of the buffers that were not reached yet, in descending order.
     begins: Vec<u64>,
-    /// The bytes received so far of the first buffer's stated length.
+    /// The bytes read so far of the next buffer's stated length.
     stated: Vec<u8>,
 }
 
@@ -82,14 +82,14 @@ impl<R> StatedBuffers<R> {
     }
 }
 
-/// Moves bytes until `into` has `len`.
+/// Moves bytes to `into` until it has `len` bytes.
 fn take(bytes: &mut &[u8], len: usize, into: &mut Vec<u8>) {
     let (taken, rest) = bytes.split_at(bytes.len().min(len.saturating_sub(into.len())));
     into.extend_from_slice(taken);
     *bytes = rest;
 }
 
-/// The length of the metadata, once its bytes are here.
+/// The length of the metadata, once `head` is complete.
 fn metadata_len(head: &[u8]) -> Option<i32> {
     let len = match head.len() {
         4 if head[..4] != MARK => head.first_chunk()?,
@@ -100,7 +100,7 @@ fn metadata_len(head: &[u8]) -> Option<i32> {
 }
 
 impl Body {
-    /// The body that `metadata` describes; `None`: it does not describe any.
+    /// The body that `metadata` describes; `None`: it describes no body.
     fn of(metadata: &[u8]) -> Result<Option<Body>, BadReason> {
         let Ok(message) = arrow_ipc::root_as_message(metadata) else { return Ok(None) };
         let Ok(len) = u64::try_from(message.bodyLength()) else { return Ok(None) };
@@ -112,7 +112,7 @@ impl Body {
         let begins = begins.map(|buffer| u64::try_from(buffer.offset()));
         let Ok(mut begins) = begins.collect::<Result<Vec<u64>, _>>() else { return Ok(None) };
         begins.sort_unstable_by(|a, b| b.cmp(a));
-        // Each has its own bytes, within the body.
+        // Buffers must lie within the body and not overlap.
         let mut end = len;
         let fits = |begin: &u64| {
             let is_before = begin.checked_add(STATED_BYTES as u64).is_some_and(|own| own <= end);
@@ -126,7 +126,7 @@ impl Body {
         }
     }
 
-    /// Passes over bytes of the body, up to what a buffer states, and compares that.
+    /// Skips bytes of the body up to the next stated length, then reads the length and checks it.
     fn see(&mut self, bytes: &mut &[u8], expansion: &Expansion) -> Result<(), BadReason> {
         let to = self.begins.last().copied().filter(|_| self.stated.is_empty());
         let left = to.unwrap_or(self.len).min(self.len).saturating_sub(self.at);
@@ -138,7 +138,7 @@ impl Body {
         }
         self.at += (before - bytes.len()) as u64;
         if let Some(stated) = self.stated.first_chunk() {
-            // Less than 0: it is not compressed.
+            // A negative length: the buffer is not compressed.
             let len = u64::try_from(i64::from_le_bytes(*stated)).unwrap_or(0);
             self.stated.clear();
             self.begins.pop();
@@ -149,7 +149,7 @@ impl Body {
     }
 }
 
-/// Checks that so much memory can be allocated: decoders end the process where it cannot.
+/// Checks that `len` bytes can be allocated: decoders abort the process if an allocation fails.
 pub(super) fn has_memory(len: u64) -> Result<(), BadReason> {
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     Vec::<u8>::new().try_reserve_exact(len).map_err(|_| {

@@ -1,8 +1,8 @@
-//! The lengths after decompression that Parquet pages state. The decoder allocates whatever is stated, so each length
-//! is compared with the allowed expansion before the decoder gets the page.
+//! Checks the decompressed lengths that Parquet pages state. The decoder allocates any stated length, so each length is
+//! compared with the allowed expansion before the decoder gets the page.
 //!
-//! A page begins with a header in Thrift's compact protocol, of which the first three fields are the type, the length
-//! when it is decompressed and the length that follows, each as `15` and a number in zigzag.
+//! A page begins with a header in Thrift's compact protocol. Its first three fields are the type, the decompressed
+//! length and the stored length, each as the byte `15` and a number in zigzag encoding.
 
 use std::io::{Chain, Cursor, Read};
 
@@ -12,7 +12,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use super::stated_buffers::has_memory;
 use crate::import::sources::expansion::{Expands, Expansion};
 
-/// A file whose pages are looked at.
+/// A file whose pages are checked.
 pub(super) struct StatedPages<F>(pub(super) F, pub(super) Expansion);
 
 impl<F: Length> Length for StatedPages<F> {
@@ -34,8 +34,8 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<bytes::Bytes> {
         let bytes = self.0.get_bytes(start, length)?;
-        // With its header where an index says how long the page is. What a page holds may begin so by chance, and then
-        // counts as the small page that it seems to be.
+        // The bytes include the page's header if an offset index gave the page's length. Other page data may look like
+        // a header by chance; it then counts as the small page that it seems to be.
         let lens = lens(&bytes[..bytes.len().min(HEAD_BYTES as usize)]);
         self.check(lens.filter(|(_, packed)| *packed <= length as u64))?;
         Ok(bytes)
@@ -50,10 +50,10 @@ impl<F> StatedPages<F> {
     }
 }
 
-/// Parses the header of a page: the length of the page when decompressed, and as stored. `None`: it is no header.
+/// Parses a page's header: the decompressed length and the stored length. `None`: this is not a header.
 fn lens(head: &[u8]) -> Option<(u64, u64)> {
     let mut head = head.iter();
-    // As the decoder reads it: numbers may be longer than needed, and the last 32 bits count.
+    // As in the decoder, numbers may be encoded longer than necessary, and only the lowest 32 bits count.
     let mut number = || {
         if *head.next()? != INTEGER_IN_NEXT_FIELD {
             return None;
@@ -74,7 +74,7 @@ fn lens(head: &[u8]) -> Option<(u64, u64)> {
     Some((len, packed))
 }
 
-/// The most that three such fields have, unless their numbers are longer than 64 bits.
+/// Most bytes of three such fields with numbers of up to 64 bits.
 const HEAD_BYTES: u64 = 33;
 const INTEGER_IN_NEXT_FIELD: u8 = 0x15;
 

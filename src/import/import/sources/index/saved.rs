@@ -1,5 +1,6 @@
-//! An index as bytes, for the plan of an import that many processes share: once what all rows share, and rows in
-//! pieces, of which a process reads those that it needs.
+//! Encoding of an index, for the plan of an import that many processes share.
+//!
+//! Data that all rows share is stored once; rows are stored in pieces, and a process reads the pieces that it needs.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +13,7 @@ use dlfs_format::format::cursor::{Cursor, put_number, put_string};
 use dlfs_format::format::error::{at_most, equal};
 
 impl Index {
-    /// Appends what all rows share: containers, fields and classes.
+    /// Appends the data that all rows share: containers, fields and classes.
     pub(in crate::import) fn save_shared(&self, out: &mut Vec<u8>) {
         put_number(out, self.containers.len() as u64);
         for container in &self.containers {
@@ -26,7 +27,7 @@ impl Index {
         }
     }
 
-    /// Appends all rows with what reading their payloads needs: not the bad entries, nor how files were treated.
+    /// Appends all rows with the data to read their payloads; leaves out the bad entries and the file counts.
     pub(in crate::import) fn save_rows(&self, out: &mut Vec<u8>) {
         put_string(out, &self.names.bytes);
         put_all(out, &self.names.blocks, |number| number.to_le_bytes());
@@ -50,10 +51,10 @@ impl Index {
         put_string(out, &columns);
     }
 
-    /// Reads what [`save_shared`](Self::save_shared) wrote: an index without rows.
+    /// Reads the output of [`save_shared`](Self::save_shared) into an index without rows.
     ///
     /// # Errors
-    /// The bytes are no index.
+    /// The bytes are not an index.
     pub(in crate::import) fn load_shared(from: &mut Cursor<'_>) -> Result<Index, FormatError> {
         let mut index = Index::default();
         for _ in 0..from.count(3)? {
@@ -70,11 +71,11 @@ impl Index {
         Ok(index)
     }
 
-    /// Reads the rows that [`save_rows`](Self::save_rows) wrote, whose containers, fields and classes are those of
-    /// this index.
+    /// Reads the rows that [`save_rows`](Self::save_rows) wrote. They use the containers, fields and classes of this
+    /// index.
     ///
     /// # Errors
-    /// The bytes are no rows, or no rows of this index.
+    /// The bytes are not rows, or not rows of this index.
     pub(in crate::import) fn load_rows(&self, from: &mut Cursor<'_>) -> Result<Index, FormatError> {
         let mut index = self.select(std::iter::empty());
         index.names = Names {
@@ -101,7 +102,7 @@ impl Index {
         Ok(index)
     }
 
-    /// An error unless every row leads to payloads that are there.
+    /// Checks that the columns fit each other and every reference from a row is in range.
     fn check(&self) -> Result<(), FormatError> {
         self.names.check()?;
         let rows = self.len();
@@ -233,7 +234,7 @@ mod tests {
     #[test]
     fn selected_rows_are_those_rows_in_the_order_asked_for() {
         let all = index();
-        // The index says that the values of the rows before the fifth are zero.
+        // The values of the rows before row 5 are zero.
         let rows = [5, 99, 7];
         let selected = all.select(rows.into_iter());
         assert_eq!(selected.len(), 3);

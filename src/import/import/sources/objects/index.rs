@@ -17,7 +17,7 @@ use dlfs_base::threads::map_at_once;
 use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object, Place, shown};
 
-/// The objects of `folders` as samples: ids and classes are those of a local folder with the same names.
+/// Indexes the objects of `folders` as samples, with the ids and classes of a local folder with the same names.
 pub(super) fn folders(folders: &[Listed]) -> Samples {
     let mut origins = OriginsBuilder::default();
     let mut index = Index::default();
@@ -61,10 +61,10 @@ pub(super) fn folders(folders: &[Listed]) -> Samples {
     Samples { index, store: Store::Objects(roots), origins }
 }
 
-/// The order of `folder.rs`: class folders by name, in one the folders by path, in one the files by name; files
-/// outside of class folders last.
+/// The order of `folder.rs`: class folders by name, within a class the folders by path, within a folder the files by
+/// name; files outside class folders last.
 fn in_order(a: &str, b: &str) -> Ordering {
-    // Ends of the class folder and of the folder.
+    // The offsets in the name where the class folder and the folder end.
     let ends = |name: &str| {
         let folder = name.rfind('/')?;
         Some((name.find('/').unwrap_or(folder), folder))
@@ -80,20 +80,21 @@ fn in_order(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// A list: where it is, and what it says.
+/// A list: its location and content.
 pub(super) struct ListText {
-    /// To be shown.
+    /// Path or address, for messages.
     pub(super) path: PathBuf,
     pub(super) text: Vec<u8>,
-    /// The store and folder of lines that are no addresses; `None`: the list is a local file.
+    /// The store and folder that keys in the list are relative to; `None`: the list is a local file.
     pub(super) beside: Option<(Client, String)>,
 }
 
-/// The objects that lists name. A line is a key beneath the list's folder or an address, and perhaps a label.
+/// Indexes the objects that lists name. A line is a key beneath the list's folder or an address, and optionally a
+/// label.
 ///
 /// # Errors
-/// A store does not open, or gives no answer. Lines that cannot be imported are in `bad`: also those of a list in a
-/// store that name another, unless it is one of `hosts`.
+/// A store does not open or does not answer. Lines that cannot be imported are in `bad`. A list in a store may name
+/// only objects of that store and of `hosts`; other lines are bad.
 pub(super) fn lists(
     lists: &[ListText],
     hosts: &[Place],
@@ -146,7 +147,7 @@ pub(super) fn lists(
     Ok(Samples { index, store: Store::Objects(roots), origins })
 }
 
-/// The roots of the objects that lines name: each signed URL has one of its own.
+/// The roots of the objects that lines name. Each signed URL has its own root.
 #[derive(Default)]
 struct Roots {
     all: Vec<ObjectRoot>,
@@ -207,7 +208,7 @@ fn wanted(
     Ok(Ok(Wanted { root: roots.number(client, prefix, cut), name, label }))
 }
 
-/// A line without what may be secret in its address.
+/// A line for messages, without the parts of an address that may be secret.
 fn shown_line(line: &[u8]) -> Vec<u8> {
     let path = Path::new(OsStr::from_bytes(list::split(line).0));
     if Place::is_place(path) { shown(path).into_bytes() } else { line.to_vec() }
@@ -215,9 +216,9 @@ fn shown_line(line: &[u8]) -> Vec<u8> {
 
 const ODD: BadReason =
     BadReason::Name("has empty, . or .. parts, or is not UTF-8: it cannot be asked for");
-/// Objects that are looked up together.
+/// Objects looked up together.
 const AT_ONCE: usize = 4096;
-/// The name of the threads that wait for them.
+/// The name of the threads that look objects up.
 const HEADS: &str = "dlfs-open";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The listing of a prefix, compactly: a bucket may hold many millions of objects.
+//! The listing of a prefix in compact form, since a bucket may hold many millions of objects.
 
 use crate::import::sources::file_counts::{FileCounts, HIDDEN, Role};
 use crate::import::sources::indexing::Indexing;
@@ -12,13 +12,13 @@ use dlfs_places::{Client, Object};
 pub(super) struct Listed {
     /// The store.
     pub(super) client: Client,
-    /// The common prefix of all keys, which names lack.
+    /// The common prefix of all keys; names are keys without it.
     pub(super) prefix: String,
-    /// Set if it was named itself, not found beneath a prefix.
+    /// Set if the user named the object itself, not a prefix.
     pub(super) is_given: bool,
-    /// Keys that cannot be named.
+    /// Keys that no address can name.
     pub(super) refused: Vec<String>,
-    /// Objects that are left out, whatever they hold.
+    /// Objects left out because of their names.
     pub(super) set_aside: FileCounts,
     names: String,
     rows: Vec<Row>,
@@ -29,15 +29,15 @@ pub(super) struct Listed {
 struct Row {
     name: u64,
     len_bytes: u64,
-    /// Offset of its tag in `tags`.
+    /// Offset of the object's entity tag in `tags`.
     tag: u64,
 }
 
 impl Listed {
-    /// Lists what is beneath `prefix`.
+    /// Lists the objects beneath `prefix`.
     ///
     /// # Errors
-    /// Those of the store. `Interrupted`: it was asked to stop.
+    /// Errors of the store. `Interrupted`: indexing was asked to stop.
     pub(super) fn beneath(
         client: Client,
         prefix: &str,
@@ -74,7 +74,7 @@ impl Listed {
     }
 
     fn push(&mut self, object: Object) {
-        // A web server may list what the prefix does not begin.
+        // A web server may list objects outside the prefix.
         let Some(name) = object.key.strip_prefix(&*self.prefix).filter(|name| !name.is_empty())
         else {
             return;
@@ -86,7 +86,7 @@ impl Listed {
         self.names.push_str(name);
     }
 
-    /// Those of its objects whose names are `wanted`.
+    /// A listing of only the objects whose names are `wanted`.
     pub(super) fn only(&self, wanted: &impl Fn(&str) -> bool) -> Listed {
         let mut some = Listed::empty(self.client.clone(), self.prefix.clone(), self.is_given);
         some.refused.clone_from(&self.refused);
@@ -97,7 +97,7 @@ impl Listed {
         some
     }
 
-    /// Leaves out hidden objects, and what file systems and tools leave behind, unless it was named itself.
+    /// Leaves out hidden objects and the droppings of file systems and tools, unless the user named the object itself.
     pub(super) fn leave_out_droppings(&mut self) {
         let is_dropping = |name: &str| is_dropping(name.as_bytes());
         if self.is_given || !(0..self.len()).any(|row| is_dropping(self.name(row))) {
@@ -130,7 +130,7 @@ impl Listed {
         self.rows[row].len_bytes
     }
 
-    /// The object, with its tag.
+    /// The object, with its entity tag.
     pub(super) fn object(&self, row: usize) -> Object {
         let key = format!("{}{}", self.prefix, self.name(row));
         let tag = &self.tags[self.rows[row].tag as usize..];
@@ -138,10 +138,10 @@ impl Listed {
         Object { key, len_bytes: self.len_bytes(row), etag }
     }
 
-    /// The beginning of an object.
+    /// The first `len` bytes of an object, or all if it is shorter.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub(super) fn start(&self, row: usize, len: u64) -> Result<Vec<u8>> {
         let object = self.object(row);
         let mut bytes = vec![0; object.len_bytes.min(len) as usize];
@@ -149,7 +149,7 @@ impl Listed {
         Ok(bytes)
     }
 
-    /// Its address, to be shown.
+    /// The prefix's address, for messages.
     pub(super) fn address(&self) -> String {
         self.client.place().with_key(&*self.prefix).to_string()
     }

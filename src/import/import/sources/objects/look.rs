@@ -1,4 +1,4 @@
-//! Tells what the objects of an import are: samples, shards or lists.
+//! Detects the kind of an import's objects: samples, shards or lists.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Place, PlaceOptions, Scheme};
 
-/// Returns whether the paths are addresses of objects, or local lists of such.
+/// Returns whether the paths are addresses of objects, or local lists of addresses.
 ///
 /// # Errors
 /// `InvalidArgument`: some are addresses and some are paths.
@@ -58,12 +58,12 @@ fn begins_with_place(head: &[u8]) -> bool {
     Place::is_place(Path::new(OsStr::from_bytes(list::split(first).0)))
 }
 
-/// Finds the objects of `paths`, of which [`are_objects`] holds; of data sets on the hub, those of these `splits`, or
-/// all.
+/// Finds the objects of `paths`, for which [`are_objects`] is true. Takes only these `splits` of data sets on the
+/// Hugging Face Hub; all splits if the list is empty.
 ///
 /// # Errors
-/// Those of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`: objects of several kinds, or
-/// of one that is not read from stores.
+/// Errors of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`, `Unsupported`: objects of
+/// several kinds, or of a kind that is not read from stores.
 pub(in crate::import) fn look(
     paths: &[PathBuf],
     options: &SourceOptions,
@@ -95,7 +95,7 @@ pub(in crate::import) fn look(
     }
 }
 
-/// One client for each store, and one thread for all stores of a web server.
+/// One client for each store; clients of the same web server share a thread.
 struct Clients<'a> {
     options: &'a PlaceOptions,
     open: HashMap<Place, Client>,
@@ -145,7 +145,7 @@ fn list_all(
             places.push((clients.of(&place)?, place));
         }
     }
-    // Many objects are looked up at once.
+    // Look up objects concurrently, since each costs a round trip.
     let given = map_at_once(OPENING, &places, |(client, place)| {
         if place.is_folder() { Ok(None) } else { Ok(Some(client.file(place.key()))) }
     })?;
@@ -157,7 +157,7 @@ fn list_all(
                 all.push(Listed::one(client, object));
                 continue;
             }
-            // A store refuses instead of reporting absence to a client that may not list.
+            // A store refuses a client that may not list, instead of reporting that the object is absent.
             Some(Err(error))
                 if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
             {
@@ -182,7 +182,7 @@ fn list_all(
     Ok(all)
 }
 
-/// Returns whether the store did not answer, so that nothing is known of its contents.
+/// Returns whether the store did not answer, so that its contents are unknown.
 fn is_away(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
 }
@@ -194,7 +194,7 @@ fn auto(
 ) -> Result<Found> {
     let mut contents = Vec::new();
     for one in &listed {
-        // By its name, the first that may be a shard; and the first one at all.
+        // Prefer the first object with a shard's name, then the first that is not a side file, then the first.
         let mut named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
         let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
         let mut first = named.next().or(other).unwrap_or(0);
@@ -202,7 +202,7 @@ fn auto(
             continue;
         }
         let mut found = content(one, first)?;
-        // An object with the name of an index need not be an index of shards.
+        // An object called `index.json` need not be an index of shards.
         while !found.is_shard() && is_index(one.name(first).as_bytes()) {
             let Some(next) = named.next().or(other.filter(|other| *other != first)) else { break };
             first = next;
@@ -234,7 +234,7 @@ fn auto(
     }
 }
 
-/// Archives, by the beginnings of some of them: each costs a request.
+/// Tar archives: the beginnings of some tell whether they are WebDataset shards. Each costs a request.
 fn tars(listed: Vec<Listed>) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
@@ -256,7 +256,7 @@ fn is_text(start: &[u8]) -> bool {
     text.is_ok_and(|text| !text.contains('\0') && !text.trim().is_empty())
 }
 
-/// Detects the content of the object by its first bytes.
+/// Detects an object's content from its first bytes.
 fn content(one: &Listed, row: usize) -> Result<Content> {
     let name = one.name(row).as_bytes();
     let start = one.start(row, if is_index(name) { MAX_INDEX_BYTES } else { START_BYTES })?;
@@ -275,7 +275,7 @@ fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
     Ok(tar::pair_at_beginning(plain))
 }
 
-/// Reads an object front to back, in pieces that grow: mostly the first one is enough.
+/// Reads an object front to back, in pieces of increasing length: usually the first piece suffices.
 struct Pieces {
     client: Client,
     object: Object,
@@ -286,7 +286,7 @@ struct Pieces {
 }
 
 impl Read for Pieces {
-    /// Keeps the error of a store: `std::io::Error::downcast` gives it.
+    /// Wraps the error of a store, which `std::io::Error::downcast` recovers.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let is_read = self.piece.position() == self.piece.get_ref().len() as u64;
         if is_read && self.at < self.object.len_bytes {
@@ -303,12 +303,12 @@ impl Read for Pieces {
     }
 }
 
-/// Returns whether an object is the index of shards that hold rows.
+/// Returns whether an object has the name of an MDS or LitData index.
 fn is_index(name: &[u8]) -> bool {
     name.rsplit(|byte| *byte == b'/').next() == Some(INDEX)
 }
 
-/// Returns whether an object may be a shard of this kind, by its name.
+/// Returns whether an object may be a shard of this kind, judging by its name.
 fn is_shard_of(kind: SourceKind, name: &str) -> bool {
     let name = name.as_bytes();
     let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
@@ -316,12 +316,12 @@ fn is_shard_of(kind: SourceKind, name: &str) -> bool {
     is_shard_name(name) && !is_another && (has_index(kind) || !is_index(name))
 }
 
-/// Returns whether an index names the shards of this kind.
+/// Returns whether shards of this kind are named by an index.
 fn has_index(kind: SourceKind) -> bool {
     matches!(kind, SourceKind::Mds | SourceKind::LitData)
 }
 
-/// The indexes, where shards of this kind have one, with the names of the objects that they name.
+/// The indexes of shards, if this kind has them: the shards that each index names, and the index's own name.
 fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
     let rows = (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes()));
     rows.map(|row| {
@@ -332,7 +332,7 @@ fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)
     .collect()
 }
 
-/// Checks that what lies beside shards of a kind that was detected describes them, or is named by these indexes.
+/// Checks that objects beside shards of a detected kind are side files, or are named by `indexes`.
 fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBuf)]) -> Result<()> {
     let parts: HashSet<&PathBuf> = indexes.iter().flat_map(|(parts, _)| parts).collect();
     let is_other = |row: &usize| {
@@ -355,8 +355,8 @@ fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBu
     })
 }
 
-/// Shards of this kind, which the caller named or that was `detected`. Beneath a prefix, those are the objects with
-/// such names, or if none has one, all.
+/// The shards of a kind that the caller named, or that was `detected`. Beneath a prefix, these are the objects with
+/// shard names of the kind; if there are none, all objects that are not side files.
 fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found> {
     let mut files = Vec::new();
     let mut file_counts = FileCounts::default();
@@ -386,7 +386,7 @@ fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found
                 file_counts.add(what, role, len, name);
                 continue;
             }
-            // Whoever names a whole data set is told which splits are taken.
+            // The counts show a user who names a whole data set which splits are taken.
             let split =
                 split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
             let split = split.map_or(String::new(), |split| format!(", split {split}"));
@@ -455,19 +455,19 @@ fn not_read(what: &str, one: &Listed) -> Error {
         .hint("copy them here first, or import each object as one sample with --from folder")
 }
 
-/// Objects that describe others.
+/// Objects that are not imported, since they describe others or are not shards.
 const SIDE: (&str, Role) = ("side file", Role::SetAside);
-/// Each takes some kilobytes.
+/// Limit of clients: each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
-/// Archives of which the beginning is looked at, to tell WebDataset from plain ones.
+/// Archives whose beginnings are read, to tell WebDataset shards from plain archives.
 const MOST_LOOKED_AT: usize = 16;
-/// A thread each, with its connections.
+/// Limit of stores: each takes a thread and its connections.
 const MOST_THREADS: usize = 64;
-/// Enough to tell what an object holds.
+/// Bytes that suffice to detect an object's content.
 const START_BYTES: u64 = 64 << 10;
-/// Mostly enough to find two members of a group.
+/// Length of the first piece: usually enough to find two members with one key.
 const LOOKED_AT_BYTES: u64 = 256 << 10;
-/// Longer than an address.
+/// Bytes read to find the first line of a list: more than an address has.
 const MAX_LINE_BYTES: u64 = 8 << 10;
 /// The name of the threads that look objects up.
 const OPENING: &str = "dlfs-open";

@@ -1,10 +1,10 @@
 //! Objects of stores as sources: folders of objects, shards, and lists.
 //!
-//! A folder of objects is indexed by its listing alone, in the order of a local folder; payloads are then read in the
-//! order of placement, those of a chunk at once. Shards are streams: they are read once, front to back. A list names
-//! objects of its own folder, or of any store by their addresses.
+//! A folder of objects is indexed from its listing alone, in the order of a local folder. Payloads are then read in
+//! the order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
+//! front to back. A list names objects of its own folder by key, or of any store by address.
 //!
-//! Read `look.rs` first, which tells these apart; then `listed.rs`, `splits.rs`, `index.rs` and `read.rs`.
+//! Read `look.rs` first, which detects the kind; then `listed.rs`, `splits.rs`, `index.rs` and `read.rs`.
 
 mod index;
 mod listed;

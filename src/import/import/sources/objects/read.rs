@@ -1,4 +1,4 @@
-//! Reads payloads of objects: many at once for the rows of a chunk, or shards as streams.
+//! Reads objects: the payloads of a chunk's rows concurrently, and shards as streams.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
@@ -13,7 +13,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object, Pending, Reader};
 
-/// The location of the objects of some rows: a key is the prefix, and the row's name without its first bytes.
+/// The location of the objects of some rows. A key is `prefix` followed by the row's name without its first `cut`
+/// bytes.
 #[derive(Debug)]
 pub(in crate::import) struct ObjectRoot {
     pub(super) client: Client,
@@ -22,12 +23,12 @@ pub(in crate::import) struct ObjectRoot {
 }
 
 impl ObjectRoot {
-    /// Its address, to be shown.
+    /// The prefix's address, for messages.
     pub(super) fn address(&self) -> String {
         self.client.place().with_key(&*self.prefix).to_string()
     }
 
-    /// The address of a row's object, to be shown.
+    /// The address of a row's object, for messages.
     pub(in crate::import) fn address_of(&self, name: &[u8]) -> String {
         self.client.place().with_key(self.key_of(name)).to_string()
     }
@@ -37,7 +38,7 @@ impl ObjectRoot {
     }
 }
 
-/// Notes an object that is imported.
+/// Records an imported object.
 pub(in crate::import) fn push_origin(
     origins: &mut OriginsBuilder,
     client: &Client,
@@ -47,7 +48,7 @@ pub(in crate::import) fn push_origin(
     origins.push(&address, object.len_bytes, object.etag.as_deref());
 }
 
-/// The reads of one thread: payloads that were asked for, and the failure of a store, if there was one.
+/// The reads of one thread: outstanding requests by row, and the first failure of a store.
 #[derive(Debug, Default)]
 pub(in crate::import) struct ObjectReads {
     asked: HashMap<u64, Pending>,
@@ -55,14 +56,14 @@ pub(in crate::import) struct ObjectReads {
 }
 
 impl ObjectReads {
-    /// Asks for the payloads of `rows`, which are read soon.
+    /// Requests the payloads of `rows`, which will be read soon.
     pub(in crate::import) fn ask(
         &mut self,
         roots: &[ObjectRoot],
         index: &Index,
         rows: impl Iterator<Item = u64>,
     ) {
-        self.asked.clear(); // of a chunk that was given up
+        self.asked.clear(); // requests of an abandoned chunk
         for row in rows {
             for payload in index.payloads(row) {
                 let len = payload.len_bytes.into();
@@ -74,8 +75,8 @@ impl ObjectReads {
     /// Reads bytes of a payload from `at` on.
     ///
     /// # Errors
-    /// `Changed`: the object is another one by now, or gone. Any other failure is that of the store, which
-    /// [`take_failure`](Self::take_failure) gives.
+    /// `Changed`: the object was replaced. `Unreadable`, `Name`: this object cannot be read. If the store failed,
+    /// `Unreadable`, and [`take_failure`](Self::take_failure) returns the failure.
     pub(in crate::import) fn read(
         &mut self,
         roots: &[ObjectRoot],
@@ -97,7 +98,7 @@ impl ObjectReads {
         })
     }
 
-    /// Why the last payloads could not be read, if it was the store's failure and not that of one object.
+    /// The failure of the store, if it was the reason why the last payloads could not be read.
     pub(in crate::import) fn take_failure(&mut self) -> Option<Error> {
         self.failure.take()
     }
@@ -116,10 +117,10 @@ fn fetch(
     root.client.fetch_stamped(&key, len, payload.offset_or_stamp, range)
 }
 
-/// Why one object cannot be imported.
+/// The reason why one object cannot be imported.
 ///
 /// # Errors
-/// The failure concerns the store.
+/// The failure concerns the whole store, not one object.
 pub(in crate::import) fn reason(error: Error) -> Result<BadReason> {
     match error.kind() {
         ErrorKind::BadSource => Ok(BadReason::Changed),
@@ -143,7 +144,7 @@ pub(in crate::import) struct ObjectStreams {
 }
 
 impl ObjectStreams {
-    /// The objects among `files` in order, the first one from this byte on, which it has.
+    /// The objects among `files`, in order, the first one from byte `begin` on, which lies within it.
     pub(in crate::import) fn new(files: &[FoundFile], begin: u64) -> ObjectStreams {
         let mut stores: Vec<(Client, Vec<Object>)> = Vec::new();
         for (client, object) in files.iter().filter_map(|file| file.object.clone()) {
@@ -172,7 +173,7 @@ impl ObjectStreams {
         }
     }
 
-    /// The store's failure, if one ended a shard.
+    /// Checks that no failure of the store ended a shard.
     ///
     /// # Errors
     /// The failure.
@@ -188,13 +189,13 @@ pub(in crate::import) struct Shard {
 }
 
 impl Shard {
-    /// The first object of `reader`. The first failure of its store goes to `failure`.
+    /// The first object of `reader`. The first failure of its store is put in `failure`.
     pub(in crate::import) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> Shard {
         reader.next_object();
         Shard { reader: Arc::new(Mutex::new(reader)), failure }
     }
 
-    /// The next bytes, at most `len`, which are not read by that; fewer also where a range ends.
+    /// Up to `len` of the next bytes, without consuming them; fewer at the end of the object or of a requested range.
     ///
     /// # Errors
     /// The store failed.
@@ -204,13 +205,13 @@ impl Shard {
         Ok(bytes[..len.min(bytes.len())].to_vec())
     }
 
-    /// The next `len` bytes without a copy, if they are at hand in one piece; else they are to be read.
+    /// The next `len` bytes without a copy, if they are contiguous in memory. `None`: they must be read instead.
     pub(in crate::import) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
         let (bytes, range) = self.reader.lock().lend(len)?;
         Some(FieldBytes::Shared(bytes, range))
     }
 
-    /// Keeps what is wrong with a store; the error that is returned says only that something is.
+    /// Keeps the store's error in `failure`; the returned error says only that the store failed.
     pub(in crate::import) fn failed(failure: &Mutex<Option<Error>>, error: io::Error) -> io::Error {
         let error = error.downcast::<Error>().unwrap_or_else(Error::from);
         failure.lock().get_or_insert(error);

@@ -1,4 +1,4 @@
-//! The splits of data sets of the Hugging Face hub: which files are of which, and which are taken.
+//! Splits of data sets on the Hugging Face Hub: finds the split of each file, and selects splits.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -9,18 +9,18 @@ use crate::import::sources::found::FoundFile;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::Scheme;
 
-/// The split that a file is of, as the hub's own library tells by its path: the name before the numbers of a shard, or
-/// else a word that stands for a split. `None`: its path does not say.
+/// The split of a file, detected from its path as the Hub's own library does: the name before a shard's numbers,
+/// otherwise a word that stands for a split. `None`: the path names no split.
 pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
     if let Some(split) = of_shard(name) {
         return Some(canonical(split).map_or(split.into(), Cow::from));
     }
     let is_end = |letter: char| !letter.is_ascii_alphanumeric();
-    // The last word counts: `train/data.parquet` is as good as `data/train-00000-of-00001.parquet`.
+    // The last such word counts; it may be in a folder's name, as in `train/data.parquet`.
     name.rsplit(is_end).find_map(canonical).map(Cow::from)
 }
 
-/// Tells that shards are of several splits: whoever names their folder may want one of them.
+/// Warns if shards are of several splits: a user who names their folder may want only one split.
 pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
     let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
     let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
@@ -32,7 +32,7 @@ pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
     }
 }
 
-/// `SPLIT` of `SPLIT-00000-of-00001.EXTENSION`, the last part of a path.
+/// `SPLIT`, if the last component of the path is `SPLIT-00000-of-00001.EXTENSION`.
 fn of_shard(name: &str) -> Option<&str> {
     let last = name.rsplit('/').next().unwrap_or(name);
     let stem = last.split('.').next().unwrap_or(last);
@@ -42,7 +42,7 @@ fn of_shard(name: &str) -> Option<&str> {
     (is_number(number) && is_number(count) && !split.is_empty()).then_some(split)
 }
 
-/// The name of a split for the words that stand for it.
+/// The name of the split that a word stands for.
 fn canonical(word: &str) -> Option<&'static str> {
     let is = |words: &[&str]| words.iter().any(|own| word.eq_ignore_ascii_case(own));
     match () {
@@ -53,10 +53,10 @@ fn canonical(word: &str) -> Option<&'static str> {
     }
 }
 
-/// The objects of these splits; files beside the data, such as its description, stay.
+/// Keeps only the objects of these splits, and side files, such as the data set's description.
 ///
 /// # Errors
-/// `InvalidArgument`: the sources have no splits, or not these: the error names those that there are.
+/// `InvalidArgument`: the sources have no splits, or lack one of these; the error names the splits that exist.
 pub(super) fn only(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<Listed>> {
     if splits.is_empty() {
         return Ok(listed);
