@@ -1,5 +1,7 @@
-//! A column that is kept elsewhere while a directory is built: nothing but the snapshot needs it, and memory need not
-//! hold it beside the others. Pure: what keeps the bytes is the caller's.
+//! The checksum column, kept outside memory while a directory is built.
+//!
+//! Only the snapshot needs the column during an import, so it need not take memory beside the others. Pure: the
+//! caller provides the storage ([`KeepsAside`]).
 
 use std::fmt::Debug;
 
@@ -7,27 +9,27 @@ use crate::format::FormatError;
 use crate::format::checksum::crc32c_append;
 use crate::format::error::equal;
 
-/// Keeps the bytes of a column.
+/// Storage for the bytes of a column, for example a temporary file.
 pub trait KeepsAside: Debug + Send + Sync {
-    /// Adds bytes behind those that are there.
+    /// Appends bytes.
     fn append(&mut self, bytes: &[u8]);
 
     /// Fills `out` with the bytes from `at` on.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The bytes cannot be read.
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError>;
 }
 
-/// The checksums of a directory that is built, kept elsewhere.
+/// The checksums of a directory under construction, in external storage.
 #[derive(Debug)]
 pub(super) struct ChecksumsAside {
     pub(super) kept: Box<dyn KeepsAside>,
-    /// Those that come before the next `append`.
+    /// Checksums not yet appended to `kept`.
     buffer: Vec<u8>,
     pub(super) len_bytes: u64,
     pub(super) crc32c: u32,
-    /// The checksum of an empty sample that is not that of nothing.
+    /// The last nonzero checksum of an empty sample, which is an error; 0 if there is none.
     wrong: u32,
 }
 
@@ -47,7 +49,7 @@ impl ChecksumsAside {
         }
     }
 
-    /// Puts all of them where the others are, before they are read.
+    /// Appends the buffered checksums to `kept`. Call before `kept` is read.
     pub(super) fn flush(&mut self) {
         self.kept.append(&self.buffer);
         self.crc32c = crc32c_append(self.crc32c, &self.buffer);
@@ -55,7 +57,7 @@ impl ChecksumsAside {
         self.buffer = Vec::new();
     }
 
-    /// An empty sample is read without verifying its checksum.
+    /// Checks that empty samples have checksum 0: reads of empty samples do not verify it.
     pub(super) fn check_empty_samples(&self) -> Result<(), FormatError> {
         equal("checksum of an empty sample", 0, self.wrong.into())
     }

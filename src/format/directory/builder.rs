@@ -1,4 +1,4 @@
-//! Builds a directory from chunk headers: for an import as it writes them, for a rebuild as it finds them.
+//! Builds a directory from chunk headers: an import adds them as it writes them, a rebuild as it finds them.
 
 use std::sync::Arc;
 
@@ -24,16 +24,16 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// Collects the chunks of a generation in the order of their slots.
 ///
-/// An import adds each header as its chunk is finished; an append begins with the previous directory
-/// ([`after`](Self::after)), whose columns it keeps as they are; a rebuild adds the headers that it read,
-/// and copies chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All of them fill the same
-/// columns, so a rebuilt directory equals the imported one byte for byte.
+/// An import adds each header when its chunk is finished. An append begins with the previous directory
+/// ([`after`](Self::after)) and keeps its columns unchanged. A rebuild adds the headers that it read, and copies
+/// chunks of an older directory ([`copy_chunk`](Self::copy_chunk)). All three fill the same columns, so a rebuilt
+/// directory equals the imported one byte for byte.
 ///
-/// Memory while building: about 9 bytes a new sample and what its name adds, and at the end 16 more, or 8 from
-/// 17 million samples on. Where
-/// slots are not in the order of ids, 8 more for the id, and 8 and the whole name unless the caller gives
-/// the names at the end ([`without_names`](Self::without_names)): for the samples of the last part alone, since
-/// those of a part are put in order when the next one begins.
+/// Memory while building, per new sample: about 9 bytes and its front-coded name; at the end 16 bytes more, or 8 from
+/// 17 million samples on. If slots are not in the order of ids, each sample of the last part also takes 8 bytes for
+/// its id, and 8 bytes and its whole name unless the caller gives the names at the end
+/// ([`without_names`](Self::without_names)). Earlier parts do not: a part is put in the order of ids when the next
+/// part begins.
 #[derive(Debug, Default)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
@@ -46,17 +46,17 @@ pub struct DirectoryBuilder {
     checkpoints: Vec<Checkpoint>,
     lengths: Vec<u8>,
     checksums: Vec<u8>,
-    /// The checksums, in the place of those above.
+    /// External storage that replaces `checksums`.
     aside: Option<ChecksumsAside>,
-    /// By slot; empty while no sample has one.
+    /// Labels by slot; empty while no sample has a label.
     labels: Vec<i64>,
     label_range: LabelRange,
     /// The typed columns, by slot.
     typed: ColumnTable,
-    /// Names of slots that have the id of the same number: all, unless `shuffled` says otherwise.
+    /// Names in the order of ids: of all samples, or of the samples before the first slot in `shuffled`.
     names: NamesWriter,
     shuffled: Option<Shuffled>,
-    /// The ids of the slots below are checked, and their names are in `names`.
+    /// Slots below this are done: their ids are checked, and their names are in `names`.
     settled: u64,
     /// Set if the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
     names_come_last: bool,
@@ -72,7 +72,7 @@ pub struct DirectoryBuilder {
     freed: Vec<CellRange>,
 }
 
-/// Ids and names of the slots from the first one on whose id is another number.
+/// Ids and names by slot, from the first slot on whose id differs from its slot number.
 #[derive(Debug)]
 struct Shuffled {
     first_slot: u64,
@@ -100,12 +100,12 @@ impl DirectoryBuilder {
         DirectoryBuilder { layout, ..DirectoryBuilder::default() }
     }
 
-    /// A directory with all chunks, deletions and classes of `base`, to add chunks behind them.
+    /// Starts with all chunks, deletions and classes of `base`, to append chunks after them.
     ///
-    /// The result is that of copying chunk by chunk, but costs what is added, and copying columns as bytes.
+    /// Same result as copying `base` chunk by chunk, but faster: its columns are copied as plain bytes.
     ///
     /// # Errors
-    /// `NotLoaded`: its names are still on media.
+    /// `NotLoaded`: the names of `base` are still on media.
     pub fn after(base: &Directory) -> Result<DirectoryBuilder, FormatError> {
         let mut typed = ColumnTable::default();
         typed.grow(base.columns().iter().map(Column::spec))?;
@@ -124,17 +124,17 @@ impl DirectoryBuilder {
         })
     }
 
-    /// Does not keep the names of shuffled slots, which cost most of the memory: the caller has them
-    /// anyway, and ends with [`finish_named`](Self::finish_named).
+    /// Does not keep the names of shuffled slots, which take most of the memory. The caller has the names anyway, and
+    /// passes them to [`finish_named`](Self::finish_named).
     pub fn without_names(self) -> DirectoryBuilder {
         DirectoryBuilder { names_come_last: true, ..self }
     }
 
-    /// Keeps the checksums, 4 bytes a sample, in `kept` instead of memory. The directory can be committed, and not
-    /// read until it is opened again.
+    /// Keeps the checksums, 4 bytes a sample, in `kept` instead of memory. The directory can then be committed, but
+    /// not read before it is opened again.
     ///
     /// # Panics
-    /// If it has samples already.
+    /// If the builder has samples already.
     pub fn with_checksums_aside(self, kept: Box<dyn KeepsAside>) -> DirectoryBuilder {
         assert!(self.next_slot() == Slot(0), "all checksums are kept in one place");
         DirectoryBuilder { aside: Some(ChecksumsAside::new(kept)), ..self }
@@ -145,7 +145,7 @@ impl DirectoryBuilder {
         Slot(self.first_new() + (self.lengths.len() / 4) as u64)
     }
 
-    /// The slots below are those of the base.
+    /// The first slot after the slots of the base.
     fn first_new(&self) -> u64 {
         self.base.as_ref().map_or(0, Directory::num_samples)
     }
@@ -154,7 +154,7 @@ impl DirectoryBuilder {
         self.base.as_ref().map_or(0, Directory::num_chunks) + self.chunks.len() as u32
     }
 
-    /// Adds the chunk of a header, which must start at the next slot.
+    /// Adds the chunk that `header` describes. It must start at the next slot.
     ///
     /// # Errors
     /// The header belongs to another image, does not come next, or contradicts its part.
@@ -182,10 +182,10 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds chunk `c` of the previous generation's directory unchanged.
+    /// Adds chunk `c` of `from`, the previous generation's directory, unchanged.
     ///
     /// # Errors
-    /// It does not come next, or the names of that directory are not loaded.
+    /// The chunk does not start at the next slot, or the names of `from` are not loaded.
     pub fn copy_chunk(&mut self, from: &Directory, c: u32) -> Result<(), FormatError> {
         let info = from.chunk(c);
         equal("first slot of a chunk", self.next_slot().0, info.first_slot.0)?;
@@ -222,8 +222,8 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds `count` slots whose chunks are lost: their samples count as deleted, and all others keep their
-    /// slots. `part` says how the part's ids map to slots; its count is ignored.
+    /// Adds `count` slots whose chunks are lost. Their samples count as deleted; all other samples keep their slots.
+    /// `part` determines how ids map to slots; its count is ignored.
     ///
     /// # Errors
     /// The part does not continue here, or there would be too many samples.
@@ -258,8 +258,9 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds files that follow each other from the start of `cell`, each at a multiple of 4,096, with name,
-    /// length and label: the pseudo-chunk of a folder, which has no header.
+    /// Adds `files`, each with name, length and label, as one chunk without a header: this is how a folder of files
+    /// is presented as an image. The files lie one after the other from the start of `cell`, each at a multiple of
+    /// 4,096 bytes.
     ///
     /// # Errors
     /// There would be too many samples.
@@ -290,7 +291,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// As [`DirectoryBuilder::finish`], for files whose checksums are computed at their first read.
+    /// As [`DirectoryBuilder::finish`], but for files: their checksums are computed at the first read.
     ///
     /// # Errors
     /// As [`DirectoryBuilder::finish`].
@@ -305,12 +306,12 @@ impl DirectoryBuilder {
         self.deleted.extend_from_slice(ranges);
     }
 
-    /// Sets the class names: labels are indexes into them.
+    /// Sets the class names, which labels index.
     pub fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
         self.classes = classes;
     }
 
-    /// Adds the objects that were imported: groups of [`crate::format::origins`].
+    /// Adds the imported objects, as groups of [`crate::format::origins`].
     pub fn add_origins(&mut self, groups: &[u8]) {
         self.origins.extend_from_slice(groups);
     }
@@ -327,7 +328,7 @@ impl DirectoryBuilder {
         before.chain(there.map(|chunk| chunk.cell_range(&self.layout)))
     }
 
-    /// Builds the directory of `generation`. Its record has no location yet: [`super::commit`] assigns one.
+    /// Builds the directory of `generation`. The generation record has no location yet: [`super::commit`] assigns one.
     ///
     /// # Errors
     /// A sample is not at the slot that its part's placement gives, or a deleted id was never assigned.
@@ -339,12 +340,12 @@ impl DirectoryBuilder {
         self.finish_with(generation, time_ns, None)
     }
 
-    /// As [`finish`](Self::finish) after [`without_names`](Self::without_names), with the names that the added headers
-    /// gave the new ids: `name` appends each to an empty buffer. Ids ascend, and the names of the first ones may not
-    /// be asked for.
+    /// As [`finish`](Self::finish), but after [`without_names`](Self::without_names): `name` appends the name of a
+    /// sample to an empty buffer, the same name that its header had. It is called with ascending ids, and is not
+    /// called for the ids before the first shuffled slot.
     ///
     /// # Errors
-    /// As [`finish`](Self::finish); those of `name`.
+    /// The errors of [`finish`](Self::finish) and of `name`.
     pub fn finish_named(
         self,
         generation: Generation,
@@ -364,7 +365,7 @@ impl DirectoryBuilder {
         let placements: Vec<Placement> = self.parts.iter().map(|p| Placement::new(*p)).collect();
         self.check_ids(&placements)?;
         let (deleted_ids, deleted_slots) = self.deletions(&placements)?;
-        // One column after the other, dropping its input: memory peaks with the tree.
+        // Each step drops its input, so that memory use peaks only once, while the tree is built.
         let labels = self.labels(&placements);
         let typed = self.typed(&placements);
         let names = self.names(&placements, given)?;
@@ -436,7 +437,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// The first chunk determines the fields and their types; a later chunk with others is an error.
+    /// Takes the fields and their types from the first chunk, and checks that later chunks have the same.
     fn check_fields(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
         if !self.knows_fields {
             self.knows_fields = true;
@@ -492,7 +493,7 @@ impl DirectoryBuilder {
         }
     }
 
-    /// Puts the names of the parts so far, which are complete, in the order of ids.
+    /// Moves the names of the complete parts from `shuffled` to `names`, in the order of ids.
     fn settle(&mut self) -> Result<(), FormatError> {
         let Some(shuffled) = self.shuffled.as_ref().filter(|_| !self.names_come_last) else {
             return Ok(());
@@ -509,7 +510,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Compares each id with the one that the placement gives; lost slots get theirs.
+    /// Checks each id against the placement, and assigns the ids of lost slots.
     fn check_ids(&mut self, placements: &[Placement]) -> Result<(), FormatError> {
         let first_new = self.first_new().max(self.settled);
         for placement in placements {
@@ -532,7 +533,7 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Deleted ids and slots.
+    /// The sets of deleted ids and of deleted slots.
     fn deletions(
         &mut self,
         placements: &[Placement],
@@ -584,7 +585,7 @@ impl DirectoryBuilder {
     ) -> Result<Names, FormatError> {
         let end = self.next_slot().0;
         let mut names = std::mem::take(&mut self.names);
-        // The ids from the first shuffled slot on are those slots in another order.
+        // From the first shuffled slot on, ids and slots are the same range of numbers in different orders.
         match (self.shuffled.take(), given) {
             (None, _) => {}
             (Some(Shuffled { first_slot, ids, .. }), Some(name)) => {
@@ -602,7 +603,7 @@ impl DirectoryBuilder {
         names.finish()
     }
 
-    /// The tree of all named samples, deleted ones included: a delete keeps the tree.
+    /// The lookup tree of all samples with a name. Deleted samples are included, so that a delete can share the tree.
     fn tree(&self, names: &Names) -> Result<Tree, FormatError> {
         let seed = self.layout.uuid.hash_seed();
         let num_samples = names.num_samples();
@@ -675,7 +676,7 @@ fn slots_by_id(placements: &[Placement], first: u64) -> impl Iterator<Item = u64
     })
 }
 
-/// The part that has this id and, its slots being the same numbers, this slot.
+/// The placement of the part that contains this id. Works for slots too: a part's ids and slots are the same range.
 fn placement_of(placements: &[Placement], id: u64) -> &Placement {
     let index = placements.partition_point(|placement| placement.part().first <= id) - 1;
     &placements[index]
@@ -683,7 +684,7 @@ fn placement_of(placements: &[Placement], id: u64) -> &Placement {
 
 /// The id of a lost slot until the length of its part is known.
 const UNKNOWN: u64 = u64::MAX;
-/// More entries than these are put into a tree in passes over all names: they take 8 bytes each.
+/// Most entries, of 8 bytes each, in memory while a tree is built. Larger trees take several passes over all names.
 const ENTRIES_AT_ONCE: u64 = 1 << 24;
-/// Slots per chunk that stands for lost ones.
+/// Slots per placeholder chunk of lost slots.
 const LOST_CHUNK_SLOTS: u64 = 65_535;

@@ -40,7 +40,7 @@ impl Bytes {
         Some(Bytes { owner: self.owner.clone(), range: start + range.start..start + range.end })
     }
 
-    /// The bytes as items, which need no alignment; a partial item at the end is ignored.
+    /// The bytes as items of an unaligned type; a partial item at the end is ignored.
     #[inline]
     pub(crate) fn items<T: FromBytes + Immutable + KnownLayout>(&self) -> &[T] {
         let bytes: &[u8] = self;

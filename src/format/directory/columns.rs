@@ -1,7 +1,7 @@
 //! The columns by slot: the location of each sample.
 //!
-//! Offsets are not stored. They follow from the lengths, by laying a chunk's samples out again as the chunk
-//! builder did, from the nearest checkpoint before the sample.
+//! Offsets are not stored. They are computed from the lengths, by the chunk builder's layout rule, starting at the
+//! nearest checkpoint before the sample.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub(crate) struct Columns {
     pub(crate) checkpoints: Bytes,
     pub(crate) lengths: Bytes,
     pub(crate) checksums: Bytes,
-    /// The checksums, in the place of those above, of a directory that is only committed.
+    /// Replaces `checksums` in a directory that is committed but not read.
     pub(super) aside: Option<Arc<ChecksumsAside>>,
 }
 
@@ -122,8 +122,8 @@ impl Columns {
 
     /// Appends the extents at `slots` to `out`; `None` for a slot past the end.
     ///
-    /// First touches the scattered memory of all of them: these loads are independent, so they overlap, and
-    /// the second pass hits the cache.
+    /// The first pass loads the scattered memory of all slots: the loads are independent, so cache misses overlap.
+    /// The second pass then hits the cache.
     pub(crate) fn extents(
         &self,
         slots: &[Slot],
@@ -139,7 +139,7 @@ impl Columns {
             let at = slot.0 as usize;
             let len = lengths.get(at)?.get();
             let crc32c = checksums[at].get();
-            // Not the offset yet: the checkpoint from which the second pass computes it.
+            // A placeholder: the checkpoint's offset, from which the second pass computes the sample's.
             let offset_bytes = u64::from(checkpoints[at / STRIDE].at.get());
             Some(Extent { offset_bytes, len_bytes: len, crc32c, namespace: 0 })
         }));
@@ -221,8 +221,8 @@ impl Columns {
         there.map(|chunk| chunk.cell_range(layout))
     }
 
-    /// Lays all samples out once. An error unless every chunk lies within the image, every sample within
-    /// its chunk, and the checkpoints match.
+    /// Computes every sample's offset once. Checks that every chunk lies within the image, every sample within its
+    /// chunk, and that the checkpoints match.
     pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
         let num_slots = self.num_slots();
         let checksums = self.checksums.len() as u64;
@@ -251,7 +251,7 @@ impl Columns {
         self.check_empty_samples()
     }
 
-    /// An empty sample is read without verifying its checksum, so it is verified here.
+    /// Checks that empty samples have checksum 0: reads of empty samples do not verify it.
     fn check_empty_samples(&self) -> Result<(), FormatError> {
         if let Some(aside) = &self.aside {
             return aside.check_empty_samples();
@@ -259,7 +259,7 @@ impl Columns {
         let lengths = self.lengths.items::<U32>();
         let checksums = self.checksums.items::<U32>();
         let wrong = |(len, crc): (&U32, &U32)| (len.get() == 0) & (crc.get() != 0);
-        // Branch-free per sample.
+        // No branch per sample, so that the loop runs at memory bandwidth.
         let any = lengths.iter().zip(checksums).fold(false, |any, pair| any | wrong(pair));
         match lengths.iter().zip(checksums).find(|&pair| any && wrong(pair)) {
             Some((_, crc)) => equal("checksum of an empty sample", 0, u64::from(crc.get())),
@@ -268,8 +268,7 @@ impl Columns {
     }
 }
 
-/// Lays out the samples of chunk `index`; returns the length of its data. An error if a checkpoint among
-/// its slots differs.
+/// Lays out the samples of chunk `index` and compares its checkpoints. Returns the length of the chunk's data.
 fn lay_out(
     index: usize,
     slots: Range<usize>,
@@ -295,7 +294,7 @@ fn lay_out(
     Ok(walk.end)
 }
 
-/// Lays samples out one after the other.
+/// Computes the offsets of a chunk's samples one after the other, by the image's packing rule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Walk {
     pack: Pack,
@@ -313,7 +312,7 @@ impl Walk {
         self.pack.next_start(self.end, len)
     }
 
-    /// Returns the start of the next sample, of `len` bytes, and advances past it.
+    /// Returns the start of the next sample, which has `len` bytes, and advances past it.
     #[inline]
     pub(crate) fn step(&mut self, len: u32) -> u64 {
         let at = self.peek(len);
@@ -342,8 +341,8 @@ impl RawChunk {
         CellRange { namespace: self.namespace.get(), cell: self.cell.get(), cells }
     }
 
-    /// An error unless `num_slots` samples of `data_len` bytes lie within the chunk, and the chunk within
-    /// the image.
+    /// Checks that `num_slots` samples with `data_len` bytes of data lie within the chunk, and the chunk within the
+    /// image.
     fn check(
         &self,
         num_slots: u64,
@@ -369,8 +368,8 @@ impl RawChunk {
     }
 }
 
-/// Returns whether the samples from `at` on all have the same length in whole blocks, so that there is no padding:
-/// offsets then need no search, and no branch per sample.
+/// Returns whether the samples from offset `at` on all have the same length, a multiple of 4,096 bytes. Then there is
+/// no padding between them, and offsets need neither a search nor a branch per sample.
 #[inline]
 fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
     let Some(first) = lengths.first() else { return false };
@@ -433,5 +432,5 @@ impl Iterator for ChunkSamples<'_> {
 /// Slots between two checkpoints.
 pub(crate) const STRIDE: usize = 32;
 pub(crate) const PAGE: u64 = 4096;
-/// The cell of a chunk that could not be found again.
+/// The cell of a lost chunk: one that a rebuild did not find.
 pub(crate) const LOST: u64 = u64::MAX;

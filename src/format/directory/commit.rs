@@ -1,4 +1,4 @@
-//! The writes of an import, append, delete or purge that follow its chunks.
+//! Commit of a generation: the writes of an import, append, delete or purge after its chunks.
 //!
 //! ```text
 //! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
@@ -7,8 +7,9 @@
 //! for step in commit.steps() { do it, and wait for it }         // flushes, superblocks, namespace 0 last
 //! ```
 //!
-//! `space` has reserved what the previous generation reads ([`reserve_current`]), so none of it is
-//! overwritten. Before the last step a reader opens the previous generation; after it, the new one.
+//! `space` has reserved the cells that the previous generation reads ([`reserve_current`]), so they are not
+//! overwritten. The commit is atomic: a reader opens the previous generation before the last step, and the new one
+//! after it.
 
 use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
@@ -19,17 +20,17 @@ use crate::format::{CellRange, FormatError, GenerationRecord, Space, Superblock}
 /// A generation ready to write.
 #[derive(Debug)]
 pub struct Commit {
-    /// The directory, with the location of its record: the one to open after the commit.
+    /// The directory to use after the commit; it has the location of its generation record.
     pub directory: Directory,
     /// Bytes of the generation record.
     pub record: Vec<u8>,
-    /// Its cells.
+    /// Cells of the generation record.
     pub record_range: CellRange,
     /// The snapshot.
     pub snapshot: SnapshotWriter,
-    /// Its cells.
+    /// Cells of the snapshot.
     pub snapshot_range: CellRange,
-    /// One for each namespace, in the image's order.
+    /// The superblock of each namespace, in the image's order.
     pub superblocks: Vec<Superblock>,
 }
 
@@ -39,7 +40,7 @@ impl Commit {
     ///
     /// # Errors
     /// `NoSpace`: record and snapshot do not fit; nothing is lost. `NotLoaded`: the directory was opened
-    /// without its names. Otherwise what is wrong with the directory: it could not be opened again.
+    /// without its names. Other errors: the directory is inconsistent and could not be opened after the commit.
     pub fn prepare(mut directory: Directory, space: &mut Space) -> Result<Commit, FormatError> {
         directory.check()?;
         let layout = directory.layout;
@@ -83,15 +84,15 @@ impl Commit {
         Ok(Commit { directory, record, record_range, snapshot, snapshot_range, superblocks })
     }
 
-    /// The steps after record and snapshot are written, in order: see [`commit_steps`].
+    /// The steps that follow the writes of record and snapshot, in order: see [`commit_steps`].
     pub fn steps(&self) -> Vec<CommitStep> {
         commit_steps(&self.superblocks)
     }
 }
 
-/// Reserves what must not be overwritten while the generation after `directory`'s is written: all cells
-/// that it reads, and those that it freed. `superblock` is the one it was opened with. `cells` is the
-/// number of cells of each namespace, where given; freed cells past that end are ignored.
+/// Reserves the cells that must not be overwritten while the next generation is written: all cells that the current
+/// generation reads, and those that it freed. `directory` and `superblock` are those of the current generation.
+/// `cells` gives the number of cells of each namespace, if known; freed cells past that end are ignored.
 pub fn reserve_current(
     space: &mut Space,
     directory: &Directory,
@@ -109,7 +110,7 @@ pub fn reserve_current(
     }
 }
 
-/// The cells that the next generation frees if it keeps the chunks in `kept`: for
+/// The cells that the next generation frees if it keeps the chunks in `kept`. The result is for
 /// [`crate::directory::DirectoryBuilder::set_freed`] and [`Directory::set_freed`].
 pub fn freed_by_next(
     directory: &Directory,
@@ -126,13 +127,13 @@ impl Directory {
         std::sync::Arc::make_mut(&mut self.metadata).freed = freed;
     }
 
-    /// Sets the location of the generation record, where a rebuild found it.
+    /// Sets the location of the generation record, after a rebuild found it.
     pub fn set_record_range(&mut self, range: CellRange) {
         self.record_range = range;
     }
 }
 
-/// Record and snapshot prefer namespace 0, which a reader reads first anyway.
+/// Allocates cells for a record or snapshot, preferably on namespace 0, which a reader reads first anyway.
 fn allocate(space: &mut Space, cells: u64) -> Result<CellRange, FormatError> {
     space.allocate(0, cells).ok_or_else(|| space.no_room(cells))
 }

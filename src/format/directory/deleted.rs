@@ -1,4 +1,4 @@
-//! The set of deleted ids or slots: a bitmap with ranks; takes no memory while it is empty.
+//! The set of deleted ids or slots: a bitmap with counts for fast rank and select. Takes no memory while empty.
 
 use zerocopy::little_endian::U64;
 
@@ -6,7 +6,7 @@ use crate::directory::{Bytes, IdSet};
 use crate::format::FormatError;
 use crate::format::error::{at_most, equal};
 
-/// A set of numbers; counts and finds the numbers that are not in it.
+/// A set of numbers. Counts members below a number (rank), and finds the n-th number not in the set (select).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeletedSet {
     /// One bit a number, in little-endian words; `None` for the empty set.
@@ -17,7 +17,7 @@ pub(crate) struct DeletedSet {
 }
 
 impl DeletedSet {
-    /// The set from a bitmap over `len` numbers.
+    /// The set from a bitmap of the numbers below `len`.
     ///
     /// # Errors
     /// The bitmap has another length, or bits set past its end.
@@ -53,7 +53,7 @@ impl DeletedSet {
         word.is_some_and(|word| word.get() >> (number % 64) & 1 == 1)
     }
 
-    /// How many numbers below `number` are in the set.
+    /// The number of members below `number`.
     pub(crate) fn before(&self, number: u64) -> u64 {
         let Some(bits) = &self.bits else { return 0 };
         let words = bits.items::<U64>();
@@ -65,10 +65,10 @@ impl DeletedSet {
         rank + u64::from(whole.sum::<u32>() + part.count_ones())
     }
 
-    /// The number below `len` that is not in the set and has `rank` such numbers before it.
+    /// The number below `len` that is not in the set (it is live) and has `rank` live numbers before it.
     ///
     /// # Panics
-    /// If there are not that many.
+    /// If at most `rank` numbers below `len` are live.
     #[inline]
     pub(crate) fn select_live(&self, rank: u64, len: u64) -> u64 {
         assert!(rank < len - self.count, "live rank {rank} of {}", len - self.count);
@@ -120,12 +120,12 @@ impl DeletedSet {
         ranges
     }
 
-    /// The bitmap as it lies on media; `None` for the empty set.
+    /// The bitmap, as on media; `None` for the empty set.
     pub(crate) fn bits(&self) -> Option<&Bytes> {
         self.bits.as_ref()
     }
 
-    /// These numbers, all of which are below `len`, as a set that can change.
+    /// A mutable copy of the set, whose members are all below `len`.
     pub(crate) fn to_ids(&self, len: u64) -> IdSet {
         let mut ids = IdSet::new(len);
         let words = self.bits.iter().flat_map(|bits| bits.items::<U64>());
@@ -146,7 +146,7 @@ impl From<IdSet> for DeletedSet {
     }
 }
 
-/// Words per rank.
+/// Words of the bitmap per entry of `ranks`.
 const BLOCK_WORDS: usize = 8;
 
 #[cfg(test)]

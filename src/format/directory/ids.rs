@@ -1,4 +1,4 @@
-//! A set of ids below a limit: one bit for each.
+//! A set of ids below a limit, as a bitmap.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ impl IdSet {
         IdSet { words, limit }
     }
 
-    /// All ids of the set are below this.
+    /// The limit: all ids of the set are below it.
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -32,7 +32,7 @@ impl IdSet {
     /// Adds `id`; returns whether it is new.
     ///
     /// # Panics
-    /// If it is not below the limit.
+    /// If `id` is not below the limit.
     pub fn insert(&mut self, id: u64) -> bool {
         assert!(id < self.limit, "id {id} of a set of ids below {}", self.limit);
         let is_new = !self.contains(id);
@@ -46,7 +46,7 @@ impl IdSet {
         word.is_some_and(|word| word >> (id % 64) & 1 == 1)
     }
 
-    /// Removes `ids`, which end at the limit at most.
+    /// Removes `ids`, a range that must not exceed the limit.
     pub fn remove_range(&mut self, ids: Range<u64>) {
         by_word(ids).for_each(|(word, bits)| self.words[word] &= !bits);
     }
@@ -56,7 +56,7 @@ impl IdSet {
         self.words[(id / 64) as usize] &= !(1 << (id % 64));
     }
 
-    /// Removes what is in `other`, too, a set with the same limit.
+    /// Removes all ids of `other`, a set with the same limit.
     pub(crate) fn remove_all(&mut self, other: &IdSet) {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= !other);
     }
@@ -66,7 +66,7 @@ impl IdSet {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Returns whether there are no ids.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
@@ -78,7 +78,7 @@ impl IdSet {
         })
     }
 
-    /// The set as ascending ranges that do not touch.
+    /// The set as ascending ranges with gaps between them.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for id in self.iter() {
@@ -90,12 +90,13 @@ impl IdSet {
         ranges
     }
 
-    /// Adds `ids`, which end at the limit at most.
+    /// Adds `ids`, a range that must not exceed the limit.
     pub(crate) fn insert_range(&mut self, ids: Range<u64>) {
         by_word(ids).for_each(|(word, bits)| self.words[word] |= bits);
     }
 
-    /// One bit for each id, 64 in a word, the least first. Bits past the limit are 0.
+    /// The bitmap: id `i` is bit `i % 64`, counted from the least significant, of word `i / 64`. Bits past the limit
+    /// are 0.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
@@ -105,7 +106,7 @@ impl IdSet {
     }
 }
 
-/// The places of the bits that are set, ascending.
+/// Iterates over the positions of the set bits of a word, ascending.
 pub(crate) struct Ones(pub(crate) u64);
 
 impl Iterator for Ones {
@@ -118,7 +119,7 @@ impl Iterator for Ones {
     }
 }
 
-/// The words of 64 bits that `ids` lie in, and their bits there.
+/// The 64-bit words of a bitmap that contain `ids`: index of each word, and mask of the ids' bits in it.
 pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     (ids.start / 64..ids.end.div_ceil(64)).map(move |word| {
         let first = ids.start.max(word * 64) - word * 64;

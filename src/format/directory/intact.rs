@@ -1,20 +1,20 @@
-//! Compares bytes of a namespace with the checksums of the samples in them.
+//! Verifies bytes read from a namespace by the checksums of the samples in them.
 
 use std::sync::Arc;
 
 use super::Directory;
 use dlfs_base::checksum::crc32c;
 
-/// Finds the samples in any range of an image's namespaces, and compares their checksums.
+/// Finds the samples in any byte range of an image's namespaces, and verifies their checksums.
 #[derive(Debug)]
 pub struct Intact {
     directory: Arc<Directory>,
-    /// For each namespace its chunks by offset: offset of the first byte, end, number.
+    /// For each namespace, its chunks by offset: offset of the first byte, end, index of the chunk.
     chunks: Vec<Vec<(u64, u64, u32)>>,
 }
 
 impl Intact {
-    /// For the samples of `directory`.
+    /// A verifier for the samples of `directory`.
     pub fn new(directory: Arc<Directory>) -> Intact {
         let mut chunks = vec![Vec::new(); directory.layout().num_namespaces.into()];
         for number in 0..directory.num_chunks() {
@@ -27,11 +27,11 @@ impl Intact {
         Intact { directory, chunks }
     }
 
-    /// Returns whether each live sample that lies wholly in `bytes`, which begin at offset `start` of `namespace`,
-    /// has the checksum that the directory states. Samples that lie there only in part are not compared; neither are
-    /// those of a folder, whose checksums are not known in advance.
+    /// Verifies the live samples in `bytes`, which were read from offset `start` of `namespace`. Returns whether all
+    /// of their checksums match the directory.
     ///
-    /// Visits all samples of the chunk up to the end of `bytes`.
+    /// Skips samples that lie only partly in `bytes`. Skips all samples of a folder of files: their checksums are not
+    /// known in advance. Visits all samples from the beginning of each chunk to the end of `bytes`.
     pub fn is_intact(&self, namespace: u16, start: u64, bytes: &[u8]) -> bool {
         if self.directory.learned().is_some() {
             return true;

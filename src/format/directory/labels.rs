@@ -4,7 +4,7 @@ use crate::directory::Bytes;
 use crate::format::FormatError;
 use crate::format::error::{equal, out_of_range};
 
-/// Labels of all samples, by id, in the width that the widest label needs.
+/// Labels of all samples, by id, all as wide as the widest label.
 #[derive(Debug, Clone)]
 pub struct Labels {
     bytes: Bytes,
@@ -12,8 +12,8 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The column of `base`, for the first `num_base` ids, and `labels`, which are in the order of ids and
-    /// within `range`; `None` if there is no label.
+    /// Appends `labels` to the column of `base`, which has the first `num_base` ids. The labels are in the order of
+    /// ids and within `range`. `None` if no sample has a label.
     pub(crate) fn extended(
         base: Option<&Labels>,
         num_base: u64,
@@ -41,7 +41,7 @@ impl Labels {
         Some(Labels { bytes: bytes.into(), width })
     }
 
-    /// A column of `count` samples without a label.
+    /// The column of `count` samples that have no label.
     pub(crate) fn absent(count: u64) -> Labels {
         Labels { bytes: vec![absent(1) as u8; count as usize].into(), width: 1 }
     }
@@ -63,7 +63,7 @@ impl Labels {
         Ok(Labels { bytes, width })
     }
 
-    /// The column of values that are no labels and take `width` bytes each.
+    /// A column of other values than labels, `width` bytes each.
     pub(super) fn of_width(bytes: Bytes, width: usize) -> Labels {
         Labels { bytes, width }
     }
@@ -75,7 +75,7 @@ impl Labels {
         self.bytes.get(at..at.checked_add(self.width)?)
     }
 
-    /// The label of `id`, deleted or not; `None` if it has none.
+    /// The label of sample `id`, deleted or not; `None` if it has no label.
     #[inline]
     pub fn get(&self, id: u64) -> Option<i64> {
         let bytes = self.bytes_of(id)?;
@@ -104,12 +104,12 @@ impl Labels {
     }
 }
 
-/// The smallest and the largest label, if there is any.
+/// The smallest and the largest label, if any sample has one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LabelRange(Option<i64>, Option<i64>);
 
 impl LabelRange {
-    /// Extends the range by a label, or ignores [`NO_LABEL`].
+    /// Extends the range to include `label`; ignores [`NO_LABEL`].
     pub(crate) fn take(&mut self, label: i64) {
         if label != NO_LABEL {
             self.0 = Some(self.0.map_or(label, |least| least.min(label)));

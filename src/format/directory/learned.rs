@@ -4,18 +4,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use dlfs_base::units::SampleId;
 
-/// The checksums of a folder's files, as far as they have been read. Shared by all readers.
+/// The checksums of a folder's files: known for each file after its first read. Shared by all readers.
 ///
 /// The first read of a sample stores its checksum; later reads must match it.
 #[derive(Debug)]
 pub struct Learned {
     checksums: Vec<AtomicU32>,
-    /// One bit a sample: whether its checksum is known.
+    /// One bit a sample: set if its checksum is known.
     known: Vec<AtomicU64>,
 }
 
 impl Learned {
-    /// For `num_samples` samples, none read yet: 4.1 bytes each.
+    /// Space for the checksums of `num_samples` samples, all unknown yet: 4.1 bytes each.
     pub fn new(num_samples: u64) -> Learned {
         Learned {
             checksums: (0..num_samples).map(|_| AtomicU32::new(0)).collect(),
@@ -31,8 +31,8 @@ impl Learned {
         if word.load(Ordering::Acquire) & bit != 0 {
             return checksum.load(Ordering::Relaxed) == found;
         }
-        // Zero stands for "unknown", so one of several first readers wins; all of them store a checksum of
-        // zero alike.
+        // 0 means "unknown", so of several threads that read the sample first, one stores its checksum. If the
+        // checksum is 0, all of them store the same 0.
         let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
         word.fetch_or(bit, Ordering::Release);
         before.is_ok() || before == Err(found)

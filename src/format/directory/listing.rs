@@ -1,4 +1,4 @@
-//! Lists folders: names between two ranks; subfolders are skipped as a whole.
+//! Lists folders, by binary search in the order of names. A subfolder is skipped in one step.
 
 use crate::directory::Directory;
 use crate::format::FormatError;
@@ -7,9 +7,9 @@ use dlfs_base::units::SampleId;
 /// A direct child of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name within the folder.
+    /// Name of the child within the folder.
     pub name: Vec<u8>,
-    /// Its kind.
+    /// Folder or sample.
     pub kind: EntryKind,
 }
 
@@ -24,7 +24,7 @@ pub enum EntryKind {
 
 impl Directory {
     /// Calls `visit` with each direct child of `folder`, in the order of names, until it returns false.
-    /// Costs one search per entry, however many samples are in subfolders.
+    /// Costs one search per entry, independent of the number of samples in subfolders.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -45,7 +45,7 @@ impl Directory {
             let slash = within.iter().position(|byte| *byte == b'/');
             let next = match slash {
                 None => rank + 1,
-                // Names after the folder's start with something greater than its slash.
+                // A slash sorts first, so names after the subfolder's have at least \x01 in place of its slash.
                 Some(at) => {
                     let past = [&name[..prefix.len() + at], b"\x01"].concat();
                     names.lower_bound(rank + 1, &past)?
@@ -90,8 +90,8 @@ impl Directory {
         Ok(())
     }
 
-    /// The first rank at or after `from`, in the order of names, whose name is not less than `name`; the
-    /// number of samples if there is none. In that order, a slash sorts before all other bytes.
+    /// The first rank at or after `from`, in the order of names, whose name is greater than or equal to `name`; the
+    /// number of samples if there is none. A slash sorts before all other bytes.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -99,8 +99,8 @@ impl Directory {
         self.names()?.lower_bound(from, name)
     }
 
-    /// The sample at `rank` in the order of names, deleted or not, and its name in `name`; `None` if there are
-    /// fewer.
+    /// The sample at `rank` in the order of names, deleted or not; its name is written to `name`. `None` if `rank` is
+    /// past the last sample.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -119,7 +119,7 @@ impl Directory {
         Ok(Some(SampleId(id)))
     }
 
-    /// Returns whether any of the samples at these ranks, in the order of names, is live.
+    /// Returns whether any sample at these ranks, in the order of names, is live.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -136,7 +136,7 @@ impl Directory {
     }
 }
 
-/// The beginning of all names in `folder`.
+/// The prefix of all names in `folder`.
 fn prefix_of(folder: &[u8]) -> Vec<u8> {
     let mut prefix = folder.to_vec();
     if !prefix.is_empty() && prefix.last() != Some(&b'/') {

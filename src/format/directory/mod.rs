@@ -1,14 +1,15 @@
-//! The directory: the samples of an image, their names and their locations, all in memory, so that finding
-//! a sample costs no message and no system call. Pure.
+//! The directory: ids, names and locations of an image's samples, all in memory. Pure.
+//!
+//! So finding a sample needs neither a message nor a system call.
 //!
 //! # What it is
-//! Columns and one search tree. A sample has an *id*, its rank in the source, which users see. It lies at a
-//! *slot*, its rank on media; slot = P(id) is arithmetic (see [`crate::format::Placement`]). So an extent
-//! needs only the columns by slot (length, checksum): offsets follow from the lengths, starting at a
-//! checkpoint every 32 slots. Names map to ids through a static search tree of fingerprints; a lookup
-//! always compares the name.
+//! Columns and one search tree. Users see a sample's *id*: its position in the source. Its *slot* is its position on
+//! media. The map from id to slot is computed (see [`crate::format::Placement`]), not stored. So an extent needs only
+//! the columns by slot (length, checksum): its offset is computed from the lengths after the nearest checkpoint, and
+//! every 32nd slot has a checkpoint. A static search tree maps fingerprints of names to ids; a lookup always compares
+//! the name too.
 //!
-//! | part        | bytes a sample                     | of                                           |
+//! | part        | bytes a sample                     | contents                                     |
 //! |-------------|------------------------------------|----------------------------------------------|
 //! | lengths     | 4                                  | u32 by slot                                  |
 //! | checksums   | 4                                  | CRC32C by slot                               |
@@ -19,21 +20,21 @@
 //!
 //! That is at most 17.3 of the 20 bytes that the design allows. Names, labels and typed columns are extra.
 //!
-//! The columns are the bytes of the snapshot on media: loading means reading and verifying. Tree and names may
-//! stay on media until a name is asked for ([`Directory::attach_tree`], [`Directory::attach_names`]): reading by
-//! id, as training does, takes 9.2 bytes a sample of memory at most.
+//! The columns have the same bytes in memory as in the snapshot on media, so loading only reads and verifies them.
+//! Tree and names may stay on media until the first lookup by name ([`Directory::attach_tree`],
+//! [`Directory::attach_names`]). Reading by id, as training does, takes at most 9.2 bytes of memory a sample.
 //!
 //! # What it is not
-//! It is immutable: a new generation has a new directory, which shares the unchanged columns. It does no
-//! I/O and does not know readers.
+//! It is not mutable: a new generation has a new directory, which shares the unchanged columns. It does no I/O and
+//! has no state of readers.
 //!
 //! # Invariants
-//! Every extent lies within its chunk and every chunk within its namespace's cells, whatever the snapshot
-//! says: [`Directory::from_snapshot`] lays all samples out once and rejects what does not fit.
+//! Every extent lies within its chunk, and every chunk within its namespace's cells, even if the snapshot is
+//! malformed: [`Directory::from_snapshot`] computes the offset of every sample once and rejects a bad snapshot.
 //!
-//! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs`
-//! prepares what an import writes last; `rebuild.rs` restores the directory without a snapshot, and
-//! `rewritten.rs` makes that of a purge.
+//! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs` prepares the
+//! last writes of an import, `rebuild.rs` restores the directory without a snapshot, and `rewritten.rs` makes the
+//! directory after a purge.
 
 mod aside;
 mod builder;
@@ -99,7 +100,7 @@ pub struct Directory {
     metadata: Arc<ImageMetadata>,
     record_range: CellRange,
     columns: Columns,
-    /// Shared as the names are.
+    /// Shared like `names`.
     tree: Arc<OnceLock<Tree>>,
     deleted_ids: DeletedSet,
     deleted_slots: DeletedSet,
@@ -109,13 +110,13 @@ pub struct Directory {
     learned: Option<Arc<Learned>>,
     /// Shared by all generations and views of it that have the same names.
     names: Arc<OnceLock<Names>>,
-    /// The objects that the image was imported from, as the names are shared.
+    /// The objects that the image was imported from. Shared like `names`.
     origins: Arc<OnceLock<Bytes>>,
-    /// The head of the snapshot that it was decoded from, if it was: tree, names and origins may still be there.
+    /// The head of the snapshot, if the directory was decoded from one: tree, names and origins may not be loaded yet.
     on_media: Option<Arc<SnapshotHead>>,
-    /// The CRC32C at the end of the snapshot's head, if it was read from one.
+    /// The CRC32C at the end of the snapshot's head, if the directory was decoded from one.
     head_crc32c: Option<u32>,
-    /// The view, if other samples of the generation are left out.
+    /// The view, if this directory has only a part of the generation's samples.
     view: Option<ViewMark>,
 }
 
@@ -131,7 +132,7 @@ struct ImageMetadata {
 }
 
 impl Directory {
-    /// The image.
+    /// UUID of the image.
     pub fn uuid(&self) -> Uuid {
         self.layout.uuid
     }
@@ -141,22 +142,22 @@ impl Directory {
         &self.layout
     }
 
-    /// The generation it describes.
+    /// The generation that this directory describes.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Time of that generation, in ns since 1970.
+    /// Time of the generation, in ns since 1970.
     pub fn time_ns(&self) -> u64 {
         self.time_ns
     }
 
-    /// The view, if this directory leaves other samples of the generation out.
+    /// The view, if this directory has only a part of the generation's samples.
     pub fn view(&self) -> Option<ViewMark> {
         self.view
     }
 
-    /// Ids assigned so far, deleted samples included: all ids are below this.
+    /// Number of ids assigned so far, deleted samples included. All ids are below it.
     pub fn num_samples(&self) -> u64 {
         self.columns.num_slots()
     }
@@ -166,7 +167,7 @@ impl Directory {
         self.num_samples() - self.deleted_ids.count()
     }
 
-    /// The live sample with `rank` live samples before it, in the order of ids.
+    /// Id of the live sample with `rank` live samples before it, in the order of ids.
     ///
     /// # Panics
     /// If `rank` is not below [`num_live`](Self::num_live).
@@ -187,7 +188,7 @@ impl Directory {
         id.0 < self.num_samples() && !self.deleted_ids.contains(id.0)
     }
 
-    /// The extent of the sample; `None` if there is none with this id. At most 31 steps.
+    /// The extent of the sample; `None` if no live sample has this id. At most 31 steps from a checkpoint.
     #[inline]
     pub fn extent(&self, id: SampleId) -> Option<Extent> {
         if !self.is_live(id) {
@@ -196,10 +197,10 @@ impl Directory {
         Some(self.columns.extent(self.slot_of(id)?, &self.layout))
     }
 
-    /// Appends the extents of `ids` to `out`, in their order; `None` if there is no sample with this id.
+    /// Appends the extents of `ids` to `out`, in the order of `ids`; `None` where no live sample has the id.
     /// `slots` is scratch memory.
     ///
-    /// Equals [`extent`](Self::extent) for each, but overlaps the memory accesses of many ids.
+    /// Same results as [`extent`](Self::extent) for each id, but faster: the cache misses of many ids overlap.
     pub fn extents(&self, ids: &[SampleId], slots: &mut Vec<Slot>, out: &mut Vec<Option<Extent>>) {
         slots.clear();
         let there = |&id: &SampleId| if self.is_live(id) { self.slot_of(id) } else { None };
@@ -207,7 +208,7 @@ impl Directory {
         self.columns.extents(slots, &self.layout, out);
     }
 
-    /// Length of the sample in bytes; `None` if there is none with this id.
+    /// Length of the sample in bytes; `None` if no live sample has this id.
     #[inline]
     pub fn len_bytes(&self, id: SampleId) -> Option<u32> {
         if !self.is_live(id) {
@@ -225,11 +226,11 @@ impl Directory {
     /// The id at `slot`; `None` if there is no such slot.
     #[inline]
     pub fn id_at(&self, slot: Slot) -> Option<SampleId> {
-        // Ids and slots of a part are the same range.
+        // A part's ids and its slots are the same range of numbers.
         Some(self.placements[self.part_of(slot.0)?].id_at(slot))
     }
 
-    /// Number of chunks. A chunk's index counts them in the order of slots.
+    /// Number of chunks. Chunks are indexed in the order of slots.
     pub fn num_chunks(&self) -> u32 {
         self.columns.num_chunks()
     }
@@ -266,10 +267,10 @@ impl Directory {
         self.id_at(self.slot_in_chunk(c, nth)).expect("a slot below the end is of a part")
     }
 
-    /// The extent of live sample number `nth` of chunk `c`: they ascend.
+    /// The extent of the `nth` live sample of chunk `c`, from 0. Offsets ascend with `nth`.
     ///
     /// # Panics
-    /// If chunk `c` has no such live sample.
+    /// If chunk `c` has no `nth` live sample.
     pub fn extent_in_chunk(&self, c: u32, nth: u32) -> Extent {
         self.columns.extent(self.slot_in_chunk(c, nth), &self.layout)
     }
@@ -282,7 +283,7 @@ impl Directory {
         Slot(slot)
     }
 
-    /// The chunk of the live sample `id`, and its number there: the inverse of
+    /// The chunk of the live sample `id`, and its 0-based position among the chunk's live samples: the inverse of
     /// [`id_in_chunk`](Self::id_in_chunk). `None` if there is no live sample `id`.
     #[inline]
     pub fn place_in_chunk(&self, id: SampleId) -> Option<(u32, u32)> {
@@ -293,7 +294,7 @@ impl Directory {
         Some((c, (slot.0 - start - deleted) as u32))
     }
 
-    /// The live samples of chunk `c` with their extents, in the order of slots, without a search for each.
+    /// The live samples of chunk `c` with their extents, in the order of slots. Needs no search per sample.
     ///
     /// # Panics
     /// If there is no chunk `c`.
@@ -320,7 +321,7 @@ impl Directory {
         Ok(found)
     }
 
-    /// Two samples with one name, deleted or not; `None` if all names differ.
+    /// Finds two samples with the same name, deleted or not; `None` if all names differ.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -348,7 +349,7 @@ impl Directory {
         Ok(self.name_into(id, &mut name)?.then_some(name))
     }
 
-    /// As [`name`](Self::name), into a reused buffer; false if there is none.
+    /// As [`name`](Self::name), but writes into a reused buffer. Returns false if there is no name.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -362,8 +363,8 @@ impl Directory {
         Ok(!name.is_empty() || self.is_live(id))
     }
 
-    /// The direct children of `folder`, subfolders and samples, in the order of names. The root folder is
-    /// the empty name; others may end with a slash.
+    /// The direct children of `folder`, subfolders and samples, in the order of names. The empty string is the root
+    /// folder; other folders may end with a slash.
     ///
     /// # Errors
     /// `NotLoaded`: the names are still on media.
@@ -376,7 +377,7 @@ impl Directory {
         Ok(entries)
     }
 
-    /// Label of the sample; `None` if it has none, or if there is no sample with this id. No I/O.
+    /// Label of the sample; `None` if it has no label, or if no live sample has this id. No I/O.
     #[inline]
     pub fn label(&self, id: SampleId) -> Option<i64> {
         if !self.is_live(id) {
@@ -385,12 +386,12 @@ impl Directory {
         self.labels.as_ref()?.get(id.0)
     }
 
-    /// The column of all labels, by id; `None` when no sample has one.
+    /// The label column, by id; `None` if no sample has a label.
     pub fn labels(&self) -> Option<&Labels> {
         self.labels.as_ref()
     }
 
-    /// The typed columns, in the order in which they came into the image.
+    /// The typed columns, in the order in which imports added them.
     pub fn columns(&self) -> &[Column] {
         self.typed.all()
     }
@@ -405,22 +406,22 @@ impl Directory {
         self.learned.as_ref()
     }
 
-    /// Names of the classes: a label is an index into it. Empty where labels are numbers.
+    /// Names of the classes: labels are indexes into this slice. Empty if labels are plain numbers.
     pub fn classes(&self) -> &[Vec<u8>] {
         &self.metadata.classes
     }
 
-    /// Names of the fields of a sample, in their order in its record; empty for one without a name.
+    /// Names of a sample's fields, in their order in its record; an unnamed field has an empty name.
     pub fn fields(&self) -> &[Vec<u8>] {
         &self.metadata.fields
     }
 
-    /// The types of the fields: a field without one is bytes.
+    /// The types of the fields: a field without a type is bytes.
     pub fn field_types(&self) -> &FieldTypes {
         &self.metadata.field_types
     }
 
-    /// Its parts, in the order of ids: one per import or append.
+    /// The parts of the image, in the order of ids: one per import or append.
     pub fn parts(&self) -> impl Iterator<Item = &Part> {
         self.placements.iter().map(Placement::part)
     }
@@ -430,13 +431,13 @@ impl Directory {
         self.deleted_ids.ranges()
     }
 
-    /// The cells that this generation reads, except its snapshot (the superblock has that).
+    /// The cells that this generation reads, except those of its snapshot, which the superblock names.
     pub fn cell_ranges(&self) -> impl Iterator<Item = CellRange> {
         let record = (self.record_range.cells > 0).then_some(self.record_range);
         self.columns.cell_ranges(&self.layout).chain(record)
     }
 
-    /// The cells that the previous generation reads and this one does not.
+    /// The cells that the previous generation reads but this one does not.
     pub fn freed(&self) -> &[CellRange] {
         &self.metadata.freed
     }
@@ -484,7 +485,7 @@ impl Directory {
         })
     }
 
-    /// The metadata that chunks do not hold, for the generation record.
+    /// The generation record: the metadata that chunks do not hold.
     pub fn record(&self) -> GenerationRecord {
         GenerationRecord {
             layout: self.layout,
@@ -501,7 +502,7 @@ impl Directory {
         }
     }
 
-    /// Returns whether the image records the objects of stores that it was imported from.
+    /// Returns whether the image records the object-store objects that it was imported from.
     pub(crate) fn has_origins(&self) -> bool {
         match self.origins.get() {
             Some(origins) => !origins.is_empty(),
@@ -512,11 +513,11 @@ impl Directory {
         }
     }
 
-    /// The objects of stores that the image was imported from: groups of [`crate::format::origins`]; none for an image
-    /// from elsewhere.
+    /// The object-store objects that the image was imported from, as groups of [`crate::format::origins`]; empty for
+    /// an image from another source.
     ///
     /// # Errors
-    /// `NotLoaded`: they are still on media; see [`attach_origins`](Self::attach_origins).
+    /// `NotLoaded`: the origins are still on media; see [`attach_origins`](Self::attach_origins).
     pub fn origins(&self) -> Result<&[u8], FormatError> {
         match self.origins.get() {
             Some(origins) => Ok(origins),
@@ -542,8 +543,8 @@ impl Directory {
         }
     }
 
-    /// Height of the lookup tree: nodes that a lookup visits. At most `ceil(log32(samples))`, and at least
-    /// 1. 0 while it is not loaded.
+    /// Height of the lookup tree: the number of nodes that a lookup visits. At most `ceil(log32(samples))`, but at
+    /// least 1; 0 while the tree is not loaded.
     pub fn tree_height(&self) -> u32 {
         self.tree.get().map_or(0, Tree::height)
     }
@@ -566,7 +567,7 @@ impl Directory {
         self.tree.get().ok_or(FormatError::NotLoaded { what: "lookup tree" })
     }
 
-    /// Identity that the header of chunk `c` must have.
+    /// Identity that the header of chunk `c` must carry.
     ///
     /// # Panics
     /// If there is no chunk `c`.
@@ -583,7 +584,7 @@ const NO_SLOT: Slot = Slot(u64::MAX);
 pub struct Memory {
     /// Length and checksum columns: 8 bytes a sample.
     pub lengths_and_checksums: u64,
-    /// The positions of every 32nd slot.
+    /// The checkpoints: the position of every 32nd slot.
     pub checkpoints: u64,
     /// The chunk table.
     pub chunks: u64,
@@ -597,7 +598,7 @@ pub struct Memory {
     pub columns: u64,
     /// The names, if they are loaded.
     pub names: u64,
-    /// The order of names, where it is not that of ids.
+    /// Ids in the order of names; 0 if names are already in the order of ids.
     pub name_order: u64,
 }
 

@@ -1,9 +1,12 @@
-//! The ids in the order of their names, merged from runs that are in order already.
+//! Computes the order of names: all ids, sorted by name.
 //!
-//! Names come from sorted sources, so few runs ascend for long: those of a TFRecord shard, `shard/0` to
-//! `shard/9`, `shard/10` to `shard/99` and so on, are one for each length of the number. Merging them reads
-//! each run once from its start to its end, which front-coded names allow without decoding them first. The
-//! names of an earlier generation are one more run, of which only those next to new names are read.
+//! Names are stored in the order of ids, but listings and searches need the order of names. Sources are mostly sorted,
+//! so the names form a few long runs that already ascend. For example, a TFRecord shard gives one run per number of
+//! digits: `shard/0` to `shard/9`, `shard/10` to `shard/99`, and so on. A k-way merge of the runs reads each run once
+//! from start to end, so front-coded names are decoded one by one and never held in memory together.
+//!
+//! The names of an earlier generation are sorted already. New names are merged into them by search, which reads only
+//! the earlier names near each new one.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -15,8 +18,8 @@ use crate::directory::tree::id_width;
 use crate::format::FormatError;
 use crate::format::names::compare;
 
-/// The order of `names`, whose first ids are those of `base`. The others ascend from each of `runs` up to
-/// the next. Equal names are in the order of their ids.
+/// The order of `names`. The first ids are those of `base`; `runs` has the first id of each ascending run of new
+/// names. Equal names are in the order of their ids.
 ///
 /// # Errors
 /// A name is damaged.
@@ -33,10 +36,10 @@ pub(crate) fn merged_order(
     Ok(merge.out.into())
 }
 
-/// Merges new names into the order of the earlier ones.
+/// Merges new names into the order of the earlier names.
 struct Merge<'a> {
     base: Option<&'a Names>,
-    /// Rank of the first earlier name that is not in `out`.
+    /// Rank of the first earlier name that is not yet in `out`.
     next: u64,
     width: usize,
     out: Vec<u8>,
@@ -51,7 +54,7 @@ impl Merge<'_> {
         Ok(())
     }
 
-    /// Copies the earlier ids up to `rank`.
+    /// Copies the ids of earlier names up to `rank`.
     fn copy_until(&mut self, rank: u64) {
         let Some(base) = self.base else { return };
         match &base.order {
@@ -70,10 +73,10 @@ impl Merge<'_> {
     }
 }
 
-/// Called with ids and their names, in the order of names.
+/// Callback for an id and its name; called in the order of names.
 type Visit<'a> = dyn FnMut(u64, &[u8]) -> Result<(), FormatError> + 'a;
 
-/// Calls `visit` with the names from the first run on, in their order.
+/// Calls `visit` with all names from the first run on, in the order of names.
 fn for_each_sorted(names: &Names, runs: &[u64], visit: &mut Visit<'_>) -> Result<(), FormatError> {
     if runs.len() > MAX_RUNS {
         return sort(names, runs[0], visit);
@@ -96,7 +99,7 @@ fn for_each_sorted(names: &Names, runs: &[u64], visit: &mut Visit<'_>) -> Result
     Ok(())
 }
 
-/// As [`for_each_sorted`] for names in no order: decodes them all.
+/// As [`for_each_sorted`], but for names without long runs: decodes all of them into memory and sorts.
 fn sort(names: &Names, first: u64, visit: &mut Visit<'_>) -> Result<(), FormatError> {
     let mut text = Vec::new();
     let mut ends = vec![0];
@@ -107,12 +110,12 @@ fn sort(names: &Names, first: u64, visit: &mut Visit<'_>) -> Result<(), FormatEr
     }
     let name = |index: usize| &text[ends[index]..ends[index + 1]];
     let mut order: Vec<usize> = (0..ends.len() - 1).collect();
-    // Stable: equal names stay in the order of their ids.
+    // A stable sort keeps equal names in the order of their ids.
     order.sort_by(|&a, &b| compare(name(a), name(b)));
     order.into_iter().try_for_each(|index| visit(first + index as u64, name(index)))
 }
 
-/// A run of ascending names; the greatest has the least name, as a heap needs it.
+/// A run of ascending names. `Ord` is reversed, so that the max-heap returns the run with the smallest name first.
 struct Run<'a> {
     names: NameCursor<'a>,
     end: u64,
@@ -140,5 +143,5 @@ impl PartialEq for Run<'_> {
 
 impl Eq for Run<'_> {}
 
-/// More runs than this are sorted: each run takes a cursor, and its name, of memory.
+/// Most runs to merge; more are sorted instead, since each run takes memory for a cursor and a name.
 const MAX_RUNS: usize = 1 << 14;

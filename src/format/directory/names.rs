@@ -1,7 +1,7 @@
-//! The names: front-coded in blocks of 16, by id, and the ids in the order of names if that differs.
+//! The names by id, front-coded in blocks of 16; and the ids in the order of names, if that order differs.
 //!
-//! Each block begins with a whole name; each further name is stored as the length of the prefix it shares
-//! with the previous one, and the rest. `NAME_BLOCKS` has the offset of each block as a u64, and the end.
+//! Each block begins with a whole name. Every other name is stored as the length of the prefix that it shares with the
+//! previous name, and the rest. `NAME_BLOCKS` has the offset of each block as a u64, and the end of the last block.
 
 use std::cmp::Ordering;
 
@@ -19,10 +19,10 @@ use crate::format::names::{common, compare};
 /// bytes that exist.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
-    /// Offset of each block in `text`, u64 each, and the end.
+    /// Offset of each block in `text` as a u64, and the end of the last block.
     pub(crate) blocks: Bytes,
     pub(crate) text: Bytes,
-    /// Ids in the order of names; `None` if that is the order of ids.
+    /// Ids in the order of names; `None` if names ascend with ids.
     pub(crate) order: Option<Bytes>,
     pub(crate) num_samples: u64,
 }
@@ -55,19 +55,19 @@ impl Names {
         Ok(Names { blocks, text, order: order.map(|(order, _)| order), num_samples })
     }
 
-    /// Appends the name of `id`, which is below the number of samples.
+    /// Replaces `name` by the name of `id`, which must be below the number of samples.
     ///
     /// # Errors
-    /// The block it is in is damaged.
+    /// The name's block is damaged.
     pub(crate) fn get(&self, id: u64, name: &mut Vec<u8>) -> Result<(), FormatError> {
         let mut block = self.block(id)?;
         (0..=id % BLOCK).try_for_each(|_| block.next_into(name))
     }
 
-    /// The names from `id` on. Each costs the bytes in which it differs from the one before.
+    /// A cursor over the names from `id` on. Each step decodes only the bytes that differ from the previous name.
     ///
     /// # Errors
-    /// The block it is in is damaged.
+    /// The block of `id` is damaged.
     pub(crate) fn cursor(&self, id: u64) -> Result<NameCursor<'_>, FormatError> {
         let mut cursor = NameCursor { names: self, next: id, block: None, name: Vec::new() };
         if !id.is_multiple_of(BLOCK) {
@@ -85,7 +85,7 @@ impl Names {
 
     fn matches(&self, id: u64, name: &[u8]) -> Result<bool, FormatError> {
         let mut block = self.block(id)?;
-        // The length of the common prefix of `name` and the current one, and the current one's length.
+        // Length of the common prefix of `name` and the block's current name, and length of the current name.
         let mut same = 0;
         let mut len = 0;
         for _ in 0..=id % BLOCK {
@@ -115,22 +115,23 @@ impl Names {
         let at = rank as usize * width;
         let mut id = [0; 8];
         id[..width].copy_from_slice(&order[at..at + width]);
-        // An invalid id in an order from media is taken as the last id.
+        // The order on media may contain an invalid id: it is read as the last id.
         u64::from_le_bytes(id).min(self.num_samples - 1)
     }
 
-    /// The first rank at or after `from` whose name is not less than `name`.
+    /// The first rank at or after `from` whose name is greater than or equal to `name`.
     pub(crate) fn lower_bound(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
         self.search(from, name, 0, Ordering::is_ge)
     }
 
-    /// The first rank at or after `from` whose name is greater than `name`. Costs the logarithm of how far
-    /// away that is.
+    /// The first rank at or after `from` whose name is greater than `name`. Takes time logarithmic in its distance
+    /// from `from`.
     pub(crate) fn first_after(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
         self.search(from, name, 1, Ordering::is_gt)
     }
 
-    /// The first rank at or after `from` whose name `is_there`, compared with `name`.
+    /// The first rank at or after `from` whose name, compared with `name`, satisfies `is_there`. `step` 0 selects a
+    /// binary search, 1 an exponential search from `from`.
     fn search(
         &self,
         from: u64,
@@ -142,8 +143,7 @@ impl Names {
         let mut high = self.num_samples;
         let mut found = Vec::new();
         while low < high {
-            // Steps of growing length up to the first name that is there, then halves what lies between. Without a
-            // step, halves only.
+            // Exponential search: doubles the step until it passes the rank, then continues as a binary search.
             let middle = match step {
                 0 => low.midpoint(high),
                 _ => low.saturating_add(step - 1).min(high - 1),
@@ -163,14 +163,14 @@ impl Names {
         self.num_samples
     }
 
-    /// Bytes of the names, and of their order.
+    /// Memory of the names and of their order, in bytes.
     pub(crate) fn memory_bytes(&self) -> (u64, u64) {
         let order = self.order.as_ref().map_or(0, |order| order.len());
         ((self.blocks.len() + self.text.len()) as u64, order as u64)
     }
 }
 
-/// A block, decoded name by name.
+/// A decoder of one block, name by name.
 struct Block<'a> {
     rest: Cursor<'a>,
     first: bool,
@@ -185,7 +185,7 @@ impl<'a> Block<'a> {
         Ok((shared as usize, self.rest.string()?))
     }
 
-    /// Replaces the name before by the next one.
+    /// Replaces `name`, the previous name of the block, by the next one.
     #[inline]
     fn next_into(&mut self, name: &mut Vec<u8>) -> Result<(), FormatError> {
         let (shared, rest) = self.next()?;
@@ -197,7 +197,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Names one after the other: see [`Names::cursor`].
+/// Iterates over names by id: see [`Names::cursor`].
 pub(crate) struct NameCursor<'a> {
     names: &'a Names,
     next: u64,
@@ -206,10 +206,10 @@ pub(crate) struct NameCursor<'a> {
 }
 
 impl NameCursor<'_> {
-    /// Goes to the next name; false if there are no more.
+    /// Advances to the next name; returns false at the end.
     ///
     /// # Errors
-    /// The block it is in is damaged.
+    /// The name's block is damaged.
     pub(crate) fn advance(&mut self) -> Result<bool, FormatError> {
         if self.next >= self.names.num_samples {
             return Ok(false);
@@ -223,17 +223,17 @@ impl NameCursor<'_> {
         Ok(true)
     }
 
-    /// The id that [`advance`](Self::advance) goes to next.
+    /// The id that the next [`advance`](Self::advance) moves to.
     pub(crate) fn next_id(&self) -> u64 {
         self.next
     }
 
-    /// The id that [`advance`](Self::advance) went to last.
+    /// The current id. Call [`advance`](Self::advance) first.
     pub(crate) fn id(&self) -> u64 {
         self.next - 1
     }
 
-    /// The name there.
+    /// The current name.
     pub(crate) fn name(&self) -> &[u8] {
         &self.name
     }

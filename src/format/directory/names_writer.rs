@@ -1,7 +1,7 @@
-//! Writes names in the order of ids, after those of an earlier generation.
+//! Encodes names in the order of ids, appending to the names of an earlier generation.
 //!
-//! The earlier names are copied as they lie: a name depends only on those before it in its block. Their
-//! order is merged with that of the new ones (see `name_order.rs`).
+//! The encoded bytes of the earlier names are copied unchanged, since a name's encoding depends only on the names
+//! before it in its block. The order of the earlier names is merged with that of the new names (see `name_order.rs`).
 
 use std::cmp::Ordering;
 
@@ -13,28 +13,28 @@ use crate::format::FormatError;
 use crate::format::cursor::{put_number, put_string};
 use crate::format::names::{common, compare};
 
-/// Names under construction: front-coded as they come.
+/// Names under construction: each is front-coded when it is added.
 #[derive(Debug, Default)]
 pub(crate) struct NamesWriter {
-    /// Those of the ids before.
+    /// Names of the earlier generation, which have the first ids.
     base: Option<Names>,
     text: Vec<u8>,
-    /// The start of each block that begins here, in the text of all names.
+    /// Offset in the text of all names of each block that begins with a new name.
     blocks: Vec<u8>,
-    /// The last name.
+    /// The name that was added last.
     before: Vec<u8>,
     num_samples: u64,
-    /// Ids of new names that do not follow the one before in the order of names, and the first new id.
+    /// The first id of each ascending run of new names.
     runs: Vec<u64>,
-    /// Set if the order of names, the earlier ones included, is not that of ids.
+    /// Set if the names, earlier ones included, do not ascend with ids.
     unsorted: bool,
 }
 
 impl NamesWriter {
-    /// With the names of an earlier generation.
+    /// Starts with the names of an earlier generation.
     ///
     /// # Errors
-    /// Its last name is damaged.
+    /// The last name of `base` is damaged.
     pub(crate) fn after(base: &Names) -> Result<NamesWriter, FormatError> {
         let mut before = Vec::new();
         if let Some(last) = base.num_samples().checked_sub(1) {
@@ -69,15 +69,15 @@ impl NamesWriter {
         self.num_samples += 1;
     }
 
-    /// All names.
+    /// All names, earlier and new.
     ///
     /// # Errors
-    /// An earlier one is damaged.
+    /// An earlier name is damaged.
     pub(crate) fn finish(self) -> Result<Names, FormatError> {
         self.finish_in_order(merged_order)
     }
 
-    /// All names; `merge` finds their order, if it is not that of ids.
+    /// All names; `merge` computes their order, if it is not that of ids.
     fn finish_in_order(
         mut self,
         merge: impl FnOnce(&Names, Option<&Names>, &[u64]) -> Result<Bytes, FormatError>,
@@ -87,7 +87,7 @@ impl NamesWriter {
         let (text, blocks) = match &base {
             None => (text.into(), blocks.into()),
             Some(base) => {
-                // The end of the earlier blocks is where the next one begins, or the new end.
+                // Drop the end offset of the earlier blocks: `blocks` continues with the next start, or the new end.
                 let starts = base.num_samples().div_ceil(BLOCK) as usize * 8;
                 (Bytes::joined(&base.text, text), Bytes::joined(&base.blocks[..starts], blocks))
             }
@@ -107,10 +107,10 @@ impl NamesWriter {
 }
 
 impl Names {
-    /// These names, with an empty one for each id in `dropped`.
+    /// A copy of these names in which the ids in `dropped` have empty names.
     ///
     /// # Errors
-    /// One of them is damaged.
+    /// A name is damaged.
     pub(crate) fn without(&self, dropped: &IdSet) -> Result<Names, FormatError> {
         let mut writer = NamesWriter::default();
         let mut nameless = IdSet::new(self.num_samples());

@@ -1,8 +1,8 @@
-//! Selects the chunks on media that make up a generation, to rebuild a directory without its snapshot.
+//! Selects the chunks on media that form a generation, to rebuild a directory without its snapshot.
 //!
-//! Every cell may hold the head of a chunk: one of the wanted generation, one that a later generation
-//! replaced, or one of an import that never committed. [`select_chunks`] chooses from heads alone; the
-//! caller then reads the chosen headers in the order of the selection and adds them to a
+//! Any cell may hold the head of a chunk. The chunk may belong to the wanted generation, may have been replaced by a
+//! later generation, or may come from an import that never committed. [`select_chunks`] needs only the heads to choose.
+//! The caller then reads the headers of the selected chunks, in the order of the selection, and adds them to a
 //! [`DirectoryBuilder`](crate::directory::DirectoryBuilder).
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! directory = builder.finish(record.generation, record.time_ns); set_record_range(its cells)
 //! ```
 //!
-//! With a `base`, an older directory, only heads of later generations (or times) must be read.
+//! If the caller has an older directory as `base`, only heads of later generations (or times) need to be read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,7 +29,7 @@ use dlfs_base::units::Generation;
 /// The chunks of a rebuild, in the order of slots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChunkSelection {
-    /// The steps.
+    /// The steps, in the order of slots.
     pub steps: Vec<Step>,
     /// Samples whose chunk was not found.
     pub lost_samples: u64,
@@ -46,20 +46,20 @@ pub enum Step {
     Head(usize),
     /// No chunk was found for these slots.
     Lost {
-        /// The part they belong to; its count is ignored.
+        /// The part that the slots belong to; its count is ignored.
         part: Part,
-        /// How many.
+        /// Number of slots.
         count: u64,
     },
 }
 
-/// Selects the chunks of a generation: the record's, or the newest one without a record.
+/// Selects the chunks of a generation: that of `record`, or the newest one if there is no record.
 ///
-/// `most_slots` limits the number of slots to cells of the image times samples of a chunk, so that a head
-/// with a huge slot cannot make the directory larger than the image.
+/// `most_slots` is the number of cells of the image times the maximum samples of a chunk. It bounds the number of
+/// slots, so that a malformed head with a huge slot cannot make the directory larger than the image.
 ///
 /// # Errors
-/// `OutOfRange`: the heads name more slots.
+/// `OutOfRange`: the heads name more than `most_slots` slots.
 pub fn select_chunks(
     base: Option<&Directory>,
     heads: &[ChunkHead],
@@ -67,8 +67,8 @@ pub fn select_chunks(
     most_slots: u64,
 ) -> Result<ChunkSelection, FormatError> {
     let mut candidates = candidates(base, heads, record);
-    // Newest first: a chunk from a purge replaces those with the same slots; if an import was started anew,
-    // its chunks replace those of the first attempt.
+    // Newest first: a chunk from a purge replaces the older chunks with the same slots, and the chunks of a restarted
+    // import replace those of the first attempt.
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.order));
     let mut chosen: BTreeMap<u64, Candidate> = BTreeMap::new();
     for candidate in candidates {
@@ -92,18 +92,18 @@ pub fn select_chunks(
     Ok(selection)
 }
 
-/// The newest generation record among `heads`, or that of `committed` if given. Otherwise a record of a
-/// generation that did not commit counts too: all chunks of its generation were written before it.
+/// The head of the newest generation record, or of the record of generation `committed` if that is given. Without
+/// `committed`, the record of an uncommitted generation counts too: all of that generation's chunks precede it.
 pub fn newest_record(heads: &[ChunkHead], committed: Option<Generation>) -> Option<&ChunkHead> {
     let records = heads.iter().filter(|head| {
         head.kind == ChunkKind::Record && committed.is_none_or(|known| known == head.id.generation)
     });
-    // Two records of one generation: the import was discarded once and started anew.
+    // There are two records of one generation if its import was discarded and restarted: take the newer one.
     records.max_by_key(|head| (head.id.generation, head.time_ns))
 }
 
 impl ChunkSelection {
-    /// The chunks of one part, and the gaps between them.
+    /// Adds the chunks of one part, and the gaps between them as lost slots.
     fn add_part(&mut self, part: Part, chosen: &BTreeMap<u64, Candidate>) {
         let mut next = part.first;
         let end = part.first + part.count;
@@ -130,10 +130,10 @@ impl ChunkSelection {
 /// A chunk that may belong to the generation.
 #[derive(Debug, Clone)]
 struct Candidate {
-    /// Generation, time and number: the order of writing.
+    /// Generation, time and sequence number: the order of writing.
     order: (u64, u64, u64),
     slots: Range<u64>,
-    /// Its part, without its number of samples.
+    /// Part of the chunk, without the part's number of samples.
     part: Part,
     step: Step,
 }
@@ -161,7 +161,7 @@ fn candidates(
         let index = base.part_of(info.first_slot.0).expect("a chunk is of a part");
         let part = base.placements[index].part();
         Candidate {
-            // The base has no time for it: within a generation, a head on media has priority.
+            // The base stores no time per chunk. 0 gives a head on media of the same generation priority.
             order: (id.generation.0, 0, id.sequence),
             slots: info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots),
             part: part.uncounted(),
@@ -171,17 +171,17 @@ fn candidates(
     of_heads.chain(of_base).collect()
 }
 
-/// Returns whether a chunk may belong to the record's generation: no later generation wrote it, and it is not from a
-/// discarded import that preceded the part as it is now.
+/// Returns whether a chunk may belong to the record's generation: no later generation wrote it, and it is not older
+/// than its part, as a chunk of a discarded import is.
 fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
     let part = record.parts.binary_search_by_key(&head.part.first, |part| part.first);
     let started_ns = part.ok().map(|index| record.started_ns[index]);
     head.id.generation <= record.generation && started_ns.is_some_and(|time| head.time_ns >= time)
 }
 
-/// The parts without a record: as the chunks name them, each up to the first id of the next one. The last
-/// part ends with its last chunk, or with its shuffle window if it has only one: the window's length
-/// determines where its ids are.
+/// The parts that the chunks name, for a rebuild without a record. Each part ends where the next one begins. The last
+/// part ends with its last chunk, but covers at least one whole shuffle window: the window's length determines the
+/// slots of its ids.
 fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for candidate in chosen.values() {
@@ -191,7 +191,7 @@ fn parts_of(chosen: &BTreeMap<u64, Candidate>) -> Vec<Part> {
             if let Some(last) = parts.last_mut() {
                 last.count = first - last.first;
             } else if first > 0 {
-                // The slots before the first part found are lost; they are taken as in source order.
+                // The slots before the first part are lost; assume source order for them.
                 parts.push(Part { first: 0, count: first, seed: 0, window: 0 });
             }
             parts.push(candidate.part);

@@ -1,7 +1,7 @@
-//! The directory after a purge rewrote chunks without their deleted samples.
+//! Makes the directory after a purge, which rewrites chunks without their deleted samples.
 //!
-//! Ids and slots stay, so columns are copied, and only what was dropped changes in them. The result is that
-//! of adding every chunk again, at the cost of a few passes over flat columns.
+//! Ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are cleared. The
+//! result equals a directory built from all chunks, but takes only a few passes over flat columns.
 
 use std::sync::Arc;
 
@@ -16,26 +16,26 @@ use crate::format::error::equal;
 use crate::format::{CellRange, ChunkHead, FormatError, Pack};
 use dlfs_base::units::{Generation, Slot};
 
-/// A generation that differs from the one before in where some samples lie.
+/// A generation in which some samples have moved to new chunks.
 #[derive(Debug, Clone, Copy)]
 pub struct Rewrite<'a> {
-    /// The new chunks, in the order of their slots. Each begins where a chunk or a new chunk before it
-    /// ends, and the last of several in a row ends where a chunk ends.
+    /// The new chunks, in the order of slots. Consecutive new chunks together cover exactly the slots of one or more
+    /// old chunks.
     pub chunks: &'a [ChunkHead],
     /// The generation.
     pub generation: Generation,
-    /// Its time.
+    /// Time of the generation, in ns since 1970.
     pub time_ns: u64,
-    /// The first generation with chunks of that time: a purge may take several.
+    /// The first generation of the purge, which may take several generations.
     pub since: Generation,
 }
 
 impl Directory {
-    /// This directory as another generation, with new chunks. What is deleted in their slots has neither
-    /// length nor name nor label nor other value there.
+    /// This directory as another generation, with new chunks. Deleted samples in the slots of the new chunks lose their
+    /// length, checksum, name, label and typed values.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media. `Mismatch`: the new chunks do not replace whole ones.
+    /// `NotLoaded`: the names are still on media. `Mismatch`: the new chunks do not replace whole old chunks.
     pub fn rewritten(&self, rewrite: &Rewrite<'_>) -> Result<Directory, FormatError> {
         let table = self.spliced(rewrite.chunks)?;
         let mut lengths = self.columns.lengths.to_vec();
@@ -48,7 +48,7 @@ impl Directory {
             lengths[at..at + 4].fill(0);
             checksums[at..at + 4].fill(0);
             let id = self.id_at(Slot(slot)).expect("a slot below the end is of a part");
-            // One that was purged before has nothing left to drop.
+            // A sample without a name was purged before: there is nothing to drop.
             if self.name_into(id, &mut name)? {
                 dropped.insert(id.0);
             }
@@ -96,7 +96,7 @@ impl Directory {
         Ok(())
     }
 
-    /// The chunk table with `new` chunks in place of those that had their slots.
+    /// The chunk table in which the `new` chunks replace the old chunks of the same slots.
     fn spliced(&self, new: &[ChunkHead]) -> Result<Vec<RawChunk>, FormatError> {
         let old = self.columns.table();
         let mut table = Vec::with_capacity(old.len());
@@ -122,7 +122,7 @@ impl Directory {
         Ok(table)
     }
 
-    /// The time of the oldest chunk of each part.
+    /// The time of the oldest chunk of each part: the purge's, if the purge rewrote all of the part.
     fn started_ns(&self, table: &[RawChunk], rewrite: &Rewrite<'_>) -> Vec<u64> {
         let parts = self.parts().zip(&self.metadata.started_ns);
         let of_part = parts.map(|(part, &started_ns)| {
@@ -143,7 +143,7 @@ impl Directory {
     }
 }
 
-/// The positions of every 32nd slot.
+/// The checkpoints: the position of every 32nd slot.
 fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoint> {
     let lengths = lengths.items::<U32>();
     let mut checkpoints = Vec::with_capacity(lengths.len().div_ceil(STRIDE));

@@ -1,4 +1,4 @@
-//! Encodes a directory as a snapshot, and decodes it.
+//! Encodes a directory as a snapshot, and decodes a directory from its snapshot.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,14 +28,14 @@ use crate::format::{FieldTypes, FormatError, Part, Placement, Superblock};
 use dlfs_base::units::SampleId;
 
 impl Directory {
-    /// Decodes a directory from the bytes of its snapshot: all of them, or the first
-    /// [`SnapshotHead::core_len`], in which case the names stay on media.
+    /// Decodes a directory from the bytes of its snapshot: all bytes, or the first
+    /// [`SnapshotHead::core_len`] bytes. In the second case the names stay on media.
     ///
-    /// Copies nothing: the columns are slices of `bytes`. Verifies every CRC32C, and lays every sample out
-    /// once to check that it lies within its chunk.
+    /// Copies nothing: the columns are slices of `bytes`. Verifies every CRC32C, and checks for every sample that
+    /// it lies within its chunk.
     ///
     /// # Errors
-    /// What is wrong with the snapshot.
+    /// The snapshot is truncated, damaged or inconsistent.
     pub fn from_snapshot(bytes: impl Into<Bytes>) -> Result<Directory, FormatError> {
         let bytes = bytes.into();
         let head = SnapshotHead::parse(&bytes)?;
@@ -55,12 +55,12 @@ impl Directory {
         Ok(directory)
     }
 
-    /// As [`from_snapshot`](Self::from_snapshot), of the bytes in [`SnapshotHead::ranges_by_id`] alone, one
-    /// after the other: lookup tree and names stay on media. They are most of a snapshot, and training
-    /// needs neither.
+    /// As [`from_snapshot`](Self::from_snapshot), but `bytes` are only the two ranges in
+    /// [`SnapshotHead::ranges_by_id`], one after the other. Lookup tree and names stay on media: they are most of a
+    /// snapshot, and training needs neither.
     ///
     /// # Errors
-    /// What is wrong with the snapshot.
+    /// The errors of [`from_snapshot`](Self::from_snapshot).
     pub fn from_ranges_by_id(bytes: impl Into<Bytes>) -> Result<Directory, FormatError> {
         let bytes = bytes.into();
         let head = SnapshotHead::parse(&bytes)?;
@@ -74,7 +74,7 @@ impl Directory {
         })
     }
 
-    /// Everything but tree and names, which stay to be attached.
+    /// Decodes everything except tree and names, which are attached later.
     fn decode(source: &Source<'_>) -> Result<Directory, FormatError> {
         let head = source.head;
         let n = head.num_samples;
@@ -132,10 +132,10 @@ impl Directory {
     }
 
     /// Attaches the lookup tree of a directory that was opened without it: the bytes of its snapshot in
-    /// [`SnapshotHead::tree_range`]. Does nothing if it is loaded.
+    /// [`SnapshotHead::tree_range`]. Does nothing if the tree is loaded already.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The tree is truncated or damaged.
     pub fn attach_tree(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
         if self.tree.get().is_some() {
             return Ok(());
@@ -157,16 +157,16 @@ impl Directory {
         Ok(())
     }
 
-    /// The head of the snapshot that has what is still to be attached.
+    /// The head of the snapshot that the missing sections are attached from.
     fn on_media(&self) -> Result<&SnapshotHead, FormatError> {
         self.on_media.as_deref().ok_or(FormatError::NotLoaded { what: "sections of a snapshot" })
     }
 
     /// Attaches the origins of a directory that was opened without them: the bytes of its snapshot in
-    /// [`SnapshotHead::origins_range`]. Does nothing if they are loaded, or if there are none.
+    /// [`SnapshotHead::origins_range`]. Does nothing if the origins are loaded already, or if there are none.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The origins are truncated or damaged.
     pub fn attach_origins(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
         if self.origins.get().is_some() {
             return Ok(());
@@ -183,10 +183,10 @@ impl Directory {
     }
 
     /// Attaches the names of a directory that was opened without them: the bytes of its snapshot in
-    /// [`SnapshotHead::names_range`]. Does nothing if they are loaded.
+    /// [`SnapshotHead::names_range`]. Does nothing if the names are loaded already.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The names are truncated or damaged.
     pub fn attach_names(&self, bytes: impl Into<Bytes>) -> Result<(), FormatError> {
         if self.names.get().is_some() {
             return Ok(());
@@ -271,11 +271,11 @@ impl Directory {
         Ok(bytes)
     }
 
-    /// Checks that this is the directory that `superblock` commits: a snapshot saved to a file becomes
-    /// stale when the image gets a new generation.
+    /// Checks that this is the directory that `superblock` commits. A snapshot that was saved to a file becomes stale
+    /// when the image gets a new generation.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` of a fact that both store.
+    /// `OtherImage`; `Mismatch`: a fact that directory and superblock both store differs.
     pub fn check_current(&self, superblock: &Superblock) -> Result<(), FormatError> {
         check_layout("snapshot", &superblock.layout, &self.layout)?;
         equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
@@ -287,12 +287,12 @@ impl Directory {
         equal("live samples of the snapshot", superblock.num_live, self.num_live())
     }
 
-    /// Checks that this is the directory of the opened image, and that everything it reads lies within the
-    /// length in use by the superblocks. A superblock that was replaced by namespace 0's gets that length
-    /// from the directory.
+    /// Checks that this is the directory of the opened image, and that everything it reads lies within the used length
+    /// that each namespace's superblock states. If namespace 0's superblock replaces a bad one, the used length is
+    /// taken from the directory instead.
     ///
     /// # Errors
-    /// Those of [`Directory::check_current`]; `OutOfRange`: something lies past the length in use.
+    /// The errors of [`Directory::check_current`]; `OutOfRange`: the directory reads past a used length.
     pub fn check_opened(&self, opened: &mut SuperblockSet) -> Result<(), FormatError> {
         self.check_current(opened.superblock())?;
         let ends = used_lengths(self, &opened.superblock().snapshot)?;
@@ -300,7 +300,7 @@ impl Directory {
             let stands_in = opened.stands_in(namespace);
             let snapshot = opened.superblock().snapshot;
             let superblock = &mut opened.superblocks[usize::from(namespace)];
-            // A rebuild that did not commit leaves superblocks that name another snapshot.
+            // A rebuild that did not commit may leave superblocks that name another snapshot.
             if stands_in || superblock.snapshot != snapshot {
                 superblock.used_len_bytes = end;
             }
@@ -309,11 +309,11 @@ impl Directory {
         Ok(())
     }
 
-    /// Checks that its parts are consistent. Everything that was opened has passed this, and so must
-    /// everything that is committed. Lays out every sample, and looks up the slot of every deleted one.
+    /// Checks that the directory is consistent. Both opening and committing require it. Computes the offset of every
+    /// sample, and looks up the slot of every deleted one.
     ///
     /// # Errors
-    /// Which parts contradict each other.
+    /// `Mismatch` or `OutOfRange` with the facts that contradict each other.
     pub(super) fn check(&self) -> Result<(), FormatError> {
         let end = self.parts().last().map_or(0, |part| part.first + part.count);
         equal("samples of all parts", self.num_samples(), end)?;
@@ -323,7 +323,7 @@ impl Directory {
         self.check_lost()
     }
 
-    /// Each part begins with a chunk, so a chunk has one part, which copying relies on.
+    /// Checks that each part begins with a chunk. So a chunk belongs to one part, which `copy_chunk` relies on.
     fn check_parts(&self) -> Result<(), FormatError> {
         let table = self.columns.table();
         self.parts().try_for_each(|part| {
@@ -333,8 +333,8 @@ impl Directory {
         })
     }
 
-    /// Checks that the slots of the deleted ids are the deleted slots. The counts are equal, so it suffices
-    /// that no deleted id has a live slot.
+    /// Checks that the deleted slots are exactly the slots of the deleted ids. The counts are equal, so it is enough to
+    /// check that the slot of every deleted id is deleted.
     fn check_deleted(&self) -> Result<(), FormatError> {
         equal("deleted slots", self.deleted_ids.count(), self.deleted_slots.count())?;
         let ids = self.deleted_ids.ranges().into_iter().flat_map(|(first, len)| first..first + len);
@@ -346,7 +346,7 @@ impl Directory {
         equal("deleted ids whose slot is not deleted", 0, elsewhere as u64)
     }
 
-    /// Samples of a lost chunk must be deleted; otherwise they would be read as empty.
+    /// Checks that all samples of lost chunks are deleted; otherwise they would be read as empty samples.
     fn check_lost(&self) -> Result<(), FormatError> {
         let lost = (0..).zip(self.columns.table()).filter(|(_, chunk)| chunk.is_lost());
         let live: u64 = lost.map(|(c, _)| u64::from(self.live_in_chunk(c))).sum();
@@ -368,7 +368,7 @@ impl Directory {
 #[derive(Debug)]
 pub struct SnapshotWriter {
     head: [u8; SNAPSHOT_HEAD_BYTES],
-    /// The offset of each piece, ascending; zeroes lie between them.
+    /// Each section with its offset, ascending; the gaps between sections are zeroes.
     pieces: Vec<(u64, Content)>,
     len: u64,
 }
@@ -448,10 +448,10 @@ impl SnapshotWriter {
         head_crc32c(&self.head)
     }
 
-    /// Copies the bytes from `offset` on into `out`; zeroes past the end.
+    /// Copies the bytes from `offset` on into `out`; bytes past the end of the snapshot are zeroes.
     ///
     /// # Errors
-    /// A column that is kept elsewhere cannot be read.
+    /// A column in external storage ([`KeepsAside`](super::KeepsAside)) cannot be read.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), FormatError> {
         out.fill(0);
         if let Some((own, from)) = overlap(offset, out.len(), 0, self.head.len() as u64) {
@@ -469,15 +469,15 @@ impl SnapshotWriter {
     }
 }
 
-/// The range of `out_len` bytes that lie at `offset` which a piece of `len` bytes at `at` fills, and where in the
-/// piece it begins.
+/// The overlap of an output buffer of `out_len` bytes, which starts at `offset`, and a piece of `len` bytes at `at`:
+/// the range in the buffer, and the start in the piece. `None` if they do not overlap.
 fn overlap(offset: u64, out_len: usize, at: u64, len: u64) -> Option<(Range<usize>, u64)> {
     let start = offset.max(at);
     let end = (offset + out_len as u64).min(at + len);
     (start < end).then(|| ((start - offset) as usize..(end - offset) as usize, start - at))
 }
 
-/// The sections of a snapshot, or of the part of one that begins at `base`, without the range `gap`.
+/// Sections in `bytes`, which are a snapshot from offset `base` on, without the range `gap`.
 struct Source<'a> {
     head: &'a SnapshotHead,
     bytes: &'a Bytes,
@@ -494,7 +494,7 @@ impl Source<'_> {
         self.bytes_of(self.need(kind)?)
     }
 
-    /// The bytes of a section, its checksum verified.
+    /// The bytes of a section, after its checksum is verified.
     fn bytes_of(&self, section: &Section) -> Result<Bytes, FormatError> {
         let skipped = if section.offset < self.gap.end { 0 } else { self.gap.end - self.gap.start };
         let start = section.offset.saturating_sub(self.base + skipped);
@@ -521,7 +521,7 @@ fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), Form
     let metadata = ImageMetadata {
         started_ns,
         fields: read_strings(&mut cursor)?,
-        field_types: FieldTypes::default(), // they are in a section of their own
+        field_types: FieldTypes::default(), // read from a section of their own
         classes: read_strings(&mut cursor)?,
         freed: read_cell_ranges(&mut cursor, &source.head.layout)?,
     };
@@ -580,7 +580,7 @@ mod tests {
         assert_eq!(refused, FormatError::Mismatch { what, expected, found });
     }
 
-    /// As many ids as slots, but of other samples. (A delete would change the counts.)
+    /// The counts of deleted ids and slots agree, so only the comparison of each id finds the difference.
     #[test]
     fn deleted_slots_that_are_not_those_of_the_deleted_ids_are_refused() {
         let layout = ImageLayout::new(Uuid([1; 16]), 64 << 10, Pack::Aligned, 1).unwrap();

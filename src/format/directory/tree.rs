@@ -1,10 +1,10 @@
-//! The lookup tree: maps the fingerprint of a name to the ids that may have it.
+//! The lookup tree: maps the fingerprint of a name to the ids that may have this name.
 //!
-//! A static search tree (a B+ tree without pointers): the sorted keys in nodes of 32, and above each level
-//! the last key of each of its nodes, up to a root of one node. It is built once, so nodes are full,
-//! children are found by arithmetic, and the height is at most ceil(log32(entries)): 4 for a million
-//! samples, 5 for 20 million, 8 for 2^40. The DLFS paper uses a balanced binary (AVL) tree of 16-byte
-//! entries plus links; this tree has the same kind of bound with a quarter of the steps, at 8.13 bytes.
+//! A static search tree (a B+ tree without pointers). The leaves are the sorted keys, in nodes of 32. Each level above
+//! has the last key of each node below it, up to a root of one node. The tree is built once, so nodes are full, the
+//! position of a child is computed, and the height is at most ceil(log32(entries)): 4 for a million samples, 5 for
+//! 20 million, 8 for 2^40. The DLFS paper uses a balanced binary (AVL) tree of 16-byte entries plus links. This tree is
+//! logarithmic too, takes a quarter of the steps, and 8.13 bytes an entry.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::format::geometry::MAX_SAMPLES;
 /// Sorted keys in a search tree, and the id of each.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
-    /// All levels, root first; the leaves are the sorted keys. Whole nodes, padded with `u32::MAX`.
+    /// Keys of all levels, root first; the leaves are the sorted keys. Nodes are padded with `u32::MAX`.
     pub(super) keys: Bytes,
     /// The id of each key, in `id_width` bytes.
     pub(super) ids: Bytes,
@@ -34,7 +34,7 @@ pub(crate) struct Tree {
 pub(crate) struct TreeEntry(u64);
 
 impl TreeEntry {
-    /// `nth`: the id, counted from the first one of the [`Tree::extended`] that it is for.
+    /// `nth` is the id minus the `first_id` passed to [`Tree::extended`].
     pub(crate) fn new(key: u32, nth: u32) -> TreeEntry {
         TreeEntry(u64::from(key) << 32 | u64::from(nth))
     }
@@ -49,7 +49,7 @@ impl TreeEntry {
 }
 
 impl Tree {
-    /// The entries of `base`, whose ids are below `first_id`, and `entries`, whose ids count from
+    /// A tree of the entries of `base`, whose ids are below `first_id`, and of `entries`, whose ids are relative to
     /// `first_id`. All ids are below `num_samples`.
     pub(crate) fn extended(
         base: Option<&Tree>,
@@ -64,7 +64,7 @@ impl Tree {
         let mut copied = 0;
         for entry in entries {
             if let Some(base) = base {
-                // Ids of equal keys ascend.
+                // Copies equal keys of `base` first, since ids of equal keys ascend.
                 let after = base.first_above(copied, entry.key());
                 leaves.copy(base, copied..after);
                 copied = after;
@@ -77,11 +77,12 @@ impl Tree {
         leaves.into_tree()
     }
 
-    /// A tree of many entries, whose ids are below `num_samples`, without all of them in memory before it: pass
-    /// by pass, keys ascending. `all` gives each entry to its argument, in the order of ids, whenever it is called.
+    /// A tree of many entries, whose ids are below `num_samples`, built in passes to bound memory: each pass sorts one
+    /// range of keys, of about `entries_at_once` entries. Every call of `all` must pass all entries, key and id, to its
+    /// argument, in the order of ids.
     ///
     /// # Errors
-    /// Those of `all`.
+    /// The errors of `all`.
     pub(crate) fn in_passes(
         num_samples: u64,
         entries_at_once: u64,
@@ -105,7 +106,7 @@ impl Tree {
         Ok(leaves.into_tree())
     }
 
-    /// The ids of each fingerprint that several names have.
+    /// For each fingerprint that several names share, the ids of these names.
     pub(crate) fn sharing(&self) -> impl Iterator<Item = Vec<u64>> + '_ {
         let keys = self.leaf_keys();
         let mut at = 0;
@@ -117,7 +118,7 @@ impl Tree {
         })
     }
 
-    /// The tree without the entries whose id `is_dropped`, for ids below `num_samples`.
+    /// A copy of the tree without the entries whose id `is_dropped`. All ids are below `num_samples`.
     pub(crate) fn without(&self, num_samples: u64, is_dropped: impl Fn(u64) -> bool) -> Tree {
         let len = self.len as usize;
         let kept = |index: &usize| !is_dropped(self.id(*index));
@@ -128,14 +129,14 @@ impl Tree {
         leaves.into_tree()
     }
 
-    /// The keys of all entries.
+    /// The keys of all entries, sorted.
     fn leaf_keys(&self) -> &[U32] {
         let start = self.levels[self.levels.len() - 1];
         &self.keys.items::<U32>()[start..start + self.len as usize]
     }
 
-    /// The first entry at or after `from` whose key is greater than `key`. Costs the logarithm of how far
-    /// away that is.
+    /// The first entry at or after `from` whose key is greater than `key`. Takes time logarithmic in its distance from
+    /// `from`.
     fn first_above(&self, from: usize, key: u32) -> usize {
         let keys = &self.leaf_keys()[from..];
         let mut step = 1;
@@ -174,12 +175,12 @@ impl Tree {
         Ok(tree)
     }
 
-    /// An error unless the leaves ascend and each inner key equals the last key of its child.
+    /// Checks that the keys of each level ascend and that each inner key equals the last key of its child.
     fn check_order(&self) -> Result<(), FormatError> {
         let keys = self.keys.items::<U32>();
         for (index, &start) in self.levels.iter().enumerate() {
             let level = &keys[start..self.levels.get(index + 1).map_or(keys.len(), |next| *next)];
-            // Counts to the end without an early exit, so that it runs at memory bandwidth.
+            // No early exit, so that the loop runs at memory bandwidth.
             let pairs = level.iter().zip(&level[1..]);
             let falls: u64 = pairs.map(|(a, b)| u64::from(a.get() > b.get())).sum();
             equal("keys of the lookup tree out of order", 0, falls)?;
@@ -192,7 +193,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Ids of the names with fingerprint `key`, ascending.
+    /// Ids of the names whose fingerprint is `key`, ascending.
     #[inline]
     pub(crate) fn candidates(&self, key: u32) -> impl Iterator<Item = u64> + '_ {
         let leaves = &self.keys.items::<U32>()[self.levels[self.levels.len() - 1]..];
@@ -202,7 +203,7 @@ impl Tree {
         equal.enumerate().map(move |(index, _)| self.id(start + index))
     }
 
-    /// The first leaf key that is not below `key`: one node a level.
+    /// The index of the first leaf key that is at least `key`. Visits one node a level.
     #[inline]
     fn lower_bound(&self, key: u32) -> Option<usize> {
         let keys = self.keys.items::<U32>();
@@ -232,9 +233,9 @@ impl Tree {
     }
 }
 
-/// Leaves under construction, in the order of keys, where they will lie behind the levels above them.
+/// A tree under construction: leaves are added in the order of keys, at their final position after the inner levels.
 struct Leaves {
-    /// Keys of all levels, all ones where there is none yet: bytes, so that they are not copied again.
+    /// Keys of all levels; all ones where no key is set yet. Kept as bytes to become [`Bytes`] without a copy.
     keys: Vec<u8>,
     ids: Vec<u8>,
     id_width: usize,
@@ -279,7 +280,7 @@ impl Leaves {
         self.ids.extend_from_slice(&from.ids[ids]);
     }
 
-    /// Adds the last key of each node to the level above, up to the root.
+    /// Fills the inner levels: adds the last key of each node to the level above, up to the root.
     fn into_tree(mut self) -> Tree {
         let keys = <[U32]>::mut_from_bytes(&mut self.keys).expect("four bytes a key");
         let mut end = keys.len();
@@ -305,12 +306,12 @@ fn level_sizes(len: u64) -> Vec<u64> {
     sizes
 }
 
-/// Bytes per id in columns of an image with `num_samples`.
+/// Bytes per id in the columns of an image with `num_samples` samples.
 pub(crate) fn id_width(num_samples: u64) -> usize {
     if num_samples <= 1 << 32 { 4 } else { 5 }
 }
 
-/// Keys per node: two cache lines, compared at once.
+/// Keys per node: they fill two cache lines, and a search compares all of them without branches.
 const FANOUT: usize = 32;
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
-//! The typed columns: values of each sample, read without I/O, as the [label](super::Labels) is.
+//! The typed columns: named values of each sample, held in memory like the [label](super::Labels).
 //!
-//! Their bytes are those of the snapshot's section: first the number of columns, and for each its name, the number
-//! of its type, the bytes of a value, and, for texts, their number and the texts in their order. The values of each
-//! column follow, by id, from a multiple of 8 bytes. Numbers are LEB128, and the length stands before a string.
-//! Behind the heads of the columns stand the [types of the fields](crate::format::field_type), if any field has one.
+//! In memory they have the same bytes as in the snapshot's section. The section begins with the number of columns.
+//! For each column follow its name, the number of its type, the bytes a value and, for type str, the number of distinct
+//! strings and the strings, ascending. Next come the [types of the fields](crate::format::field_type), if any field has
+//! a type. The values of each column follow, by id, from a multiple of 8 bytes. Numbers are LEB128; strings have a
+//! length prefix.
 //!
 //! | type       | a value                                                                             |
 //! |------------|-------------------------------------------------------------------------------------|
-//! | int, bool  | as a label: 1, 2, 4 or 8 bytes, of which the least number means none                |
-//! | str        | likewise, the number of a text                                                      |
-//! | float, f32 | f64 or f32; NaN means none                                                          |
+//! | int, bool  | like a label: 1, 2, 4 or 8 bytes; the smallest number means no value                |
+//! | str        | likewise; the 0-based index of a string                                             |
+//! | float, f32 | f64 or f32; NaN means no value                                                      |
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,19 +29,19 @@ use crate::format::field_type::FieldTypes;
 #[derive(Debug, Clone)]
 pub struct Column {
     spec: ColumnSpec,
-    /// Ints, bools, and numbers of texts; of floats the bytes.
+    /// Ints, bools or indexes of strings, as integers; or the bytes of floats.
     cells: Labels,
-    /// The texts of a column of type str, ascending; each is the value of a sample.
+    /// The distinct strings of a column of type str, ascending. At least one sample has each of them.
     texts: Arc<[String]>,
 }
 
 impl Column {
-    /// Its name.
+    /// Name of the column.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// The type of its values.
+    /// Type of the values.
     pub fn kind(&self) -> ColumnType {
         self.spec.kind
     }
@@ -50,7 +51,7 @@ impl Column {
         &self.spec
     }
 
-    /// The texts of a column of type str, ascending: values are their numbers.
+    /// The distinct strings of a column of type str, ascending. The stored values are indexes into this slice.
     pub fn texts(&self) -> &[String] {
         &self.texts
     }
@@ -63,13 +64,14 @@ impl Column {
         value_of(self.spec.kind, self.cells.get(id).unwrap_or(NO_LABEL), &self.texts)
     }
 
-    /// The int of `id`, its bool as 0 or 1, or the number of its text; `None` if it has no value, and of floats.
+    /// The value of `id` as an integer: an int, a bool as 0 or 1, or the index of a string. `None` if `id` has no value
+    /// or the column has floats.
     #[inline]
     pub fn int(&self, id: u64) -> Option<i64> {
         if self.spec.kind.is_float() { None } else { self.cells.get(id) }
     }
 
-    /// The floating-point number of `id`; `None` if it has no value, and of other types.
+    /// The floating-point number of `id`; `None` if `id` has no value or the column has another type.
     #[inline]
     pub fn float(&self, id: u64) -> Option<f64> {
         match self.spec.kind {
@@ -81,7 +83,7 @@ impl Column {
         }
     }
 
-    /// Its values, little-endian, by id: see the page of this module.
+    /// The values by id, little-endian: see the table at the top of this file.
     pub fn as_bytes(&self) -> &[u8] {
         self.cells.as_bytes()
     }
@@ -91,8 +93,8 @@ impl Column {
         self.cells.width_bytes()
     }
 
-    /// The column whose first `num_base` ids have the values of `base`, and whose others have `new` ones, in the
-    /// order of ids.
+    /// A column in which the first `num_base` ids have the values of `base`, and the following ids have the `new`
+    /// values.
     fn extended<'v>(
         spec: &ColumnSpec,
         base: Option<&'v Column>,
@@ -122,8 +124,8 @@ impl Column {
         Column { spec: spec.clone(), cells, texts }
     }
 
-    /// The same column without the values of the ids for which `is_dropped` holds, and without texts that are then
-    /// no sample's.
+    /// A copy of the column in which ids for which `is_dropped` holds have no value. Strings that no sample uses any
+    /// more are left out.
     fn without(&self, num_samples: u64, is_dropped: &dyn Fn(u64) -> bool) -> Column {
         let kept = |id| if is_dropped(id) { Value::None } else { self.get(id) };
         Column::extended(&self.spec, None, 0, (0..num_samples).map(kept))
@@ -160,9 +162,9 @@ fn float_of<const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> f64) -> Opti
     (!number.is_nan()).then_some(number)
 }
 
-/// The numbers of these texts, and the texts in their order.
+/// The distinct strings among `values`, ascending, and for each value the index of its string.
 ///
-/// Rows share their texts, so a text is compared with others where it is met first, and then known by its address.
+/// Rows share strings in memory. So each string is looked up by content once, and then found by its address.
 fn texts_of<'v>(values: impl Iterator<Item = Value<'v>>) -> (Labels, Arc<[String]>) {
     let mut number_of: BTreeMap<&str, i64> = BTreeMap::new();
     let mut met: BTreeMap<(*const u8, usize), i64> = BTreeMap::new();
@@ -199,8 +201,9 @@ impl TypedColumns {
         self.0.iter().map(|column| (column.as_bytes().len() + texts(column)) as u64).sum()
     }
 
-    /// The columns of `base`, for the first `num_base` ids, continued by `new`, whose columns begin with those of
-    /// the base and whose rows are slots; `slots` has the slots of the new ids, in their order, from 0 on.
+    /// The columns of `base`, which has the first `num_base` ids, extended by the rows of `new`. The columns of `new`
+    /// begin with those of `base`, and its rows are in the order of slots. `slots` gives the row of each new id, in the
+    /// order of ids.
     pub(crate) fn extended<I: Iterator<Item = u64> + Clone>(
         base: &TypedColumns,
         num_base: u64,
@@ -219,7 +222,7 @@ impl TypedColumns {
         TypedColumns(columns.map(|column| column.without(num_samples, is_dropped)).collect())
     }
 
-    /// The bytes of the section, with the types of the fields, and how many of them lie before the values.
+    /// Encodes the section, with the types of the fields. Returns its bytes, and how many of them precede the values.
     pub(crate) fn encode(&self, field_types: &FieldTypes) -> (Vec<u8>, u64) {
         let mut out = Vec::new();
         put_number(&mut out, self.0.len() as u64);
@@ -243,7 +246,7 @@ impl TypedColumns {
         (out, head_len)
     }
 
-    /// Reads the section: the columns, whose values are slices of `bytes`, and the types of the fields.
+    /// Decodes the section: the columns, whose values are slices of `bytes`, and the types of the fields.
     pub(crate) fn decode(
         bytes: &Bytes,
         head_len: u64,
@@ -259,7 +262,7 @@ impl TypedColumns {
             let name = utf8(WHAT, head.string()?)?.to_owned();
             let number = head.number()?;
             let width = head.number()?;
-            let kind = ColumnType::from_number(number); // one of a later release is left out
+            let kind = ColumnType::from_number(number); // skip a column whose type a later release added
             let mut texts = Vec::new();
             if kind == Some(ColumnType::Text) {
                 for _ in 0..head.count(1)? {
@@ -287,7 +290,7 @@ impl TypedColumns {
             0 => FieldTypes::default(),
             _ => FieldTypes::read(&mut head, num_fields)?,
         };
-        // Ignore what a later release may have put behind these and behind the values.
+        // Ignore extra bytes after the field types and after the values: a later release may add them.
         let specs: Vec<ColumnSpec> = columns.iter().map(|column| column.spec.clone()).collect();
         crate::format::columns::check_columns(&specs)?;
         Ok((TypedColumns(columns.into()), field_types))

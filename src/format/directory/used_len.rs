@@ -1,11 +1,11 @@
-//! How many bytes of each namespace belong to a generation.
+//! The used length of each namespace: the end of the bytes that a generation uses.
 
 use crate::directory::Directory;
 use crate::format::FormatError;
 use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotLocation};
 use dlfs_base::units::ALIGN_BYTES;
 
-/// The end, on each namespace, of what a reader of `directory` and its snapshot reads.
+/// For each namespace, the end of the bytes that a reader of `directory` and its snapshot reads.
 pub(super) fn used_lengths(
     directory: &Directory,
     snapshot: &SnapshotLocation,
@@ -19,7 +19,7 @@ pub(super) fn used_lengths(
     }
     let record = directory.record_range;
     if let Some(more) = record.cells.checked_sub(1) {
-        // At least one block of its last cell; only the record itself has its exact length.
+        // The directory knows the record's cells, not its length: count at least one block of the last cell.
         let last = layout.offset_of(record.cell.saturating_add(more))?;
         grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
     }

@@ -1,25 +1,25 @@
-//! A directory of some samples of a generation: the others are absent, as deleted ones are.
+//! The directory of a view, which has only some samples of a generation. The other samples are marked as deleted.
 
 use crate::directory::{Directory, IdSet};
 use dlfs_base::units::SampleId;
 
-/// A directory's mark of the view that it belongs to.
+/// Identifies the view that a directory belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ViewMark {
-    /// The hash of the view: that of its samples.
+    /// The hash of the view's set of samples.
     pub hash: [u8; 16],
-    /// How many keyed splits led to it.
+    /// The number of keyed splits that led to the view.
     pub splits: u32,
 }
 
 impl Directory {
-    /// The directory of those live samples that are in `members`. Shares the columns with this one.
+    /// The directory of the live samples that are in `members`. Shares the columns with this one.
     pub(crate) fn viewed(&self, members: &IdSet, mark: ViewMark) -> Directory {
         let len = self.num_samples();
         let mut absent = IdSet::full(len);
         absent.remove_all(members);
         let slot = |id| self.slot_of(SampleId(id)).expect("all ids below the end have a slot").0;
-        // Slots of the fewer: of those that are there, or of those that are not.
+        // Compute the slots of the smaller set: absent ids or members.
         let mut slots = IdSet::new(len);
         if absent.count() <= members.count() {
             absent.iter().for_each(|id| _ = slots.insert(slot(id)));

@@ -20,13 +20,13 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 /// The parameters that all chunks of one part share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkSpec {
-    /// The image.
+    /// Layout of the image.
     pub layout: ImageLayout,
     /// The generation being written.
     pub generation: Generation,
-    /// The part; its count is 0 while a stream is read, whose window is 0 or 1.
+    /// The part. Its count is 0 while a stream is imported; its window is then 0 or 1.
     pub part: Part,
-    /// Names of the fields, in their order in a record; empty for one field without a name.
+    /// Names of the fields, in their order in a record; empty if samples have one field without a name.
     pub fields: Vec<Vec<u8>>,
     /// The types of the fields.
     pub field_types: FieldTypes,
@@ -37,16 +37,16 @@ pub struct ChunkSpec {
 /// A chunk whose bytes are complete.
 #[derive(Debug)]
 pub struct FinishedChunk {
-    /// Its header, for [`crate::directory::DirectoryBuilder::add_chunk`].
+    /// Header of the chunk, for [`crate::directory::DirectoryBuilder::add_chunk`].
     pub header: ChunkHeader,
-    /// The builder's buffer, to be split, or reused with [`ChunkBuilder::new`].
+    /// The builder's buffer, to be reused with [`ChunkBuilder::new`], or split.
     pub buf: IoBuf,
-    /// The range of `buf` that is the chunk: whole blocks, from a multiple of 4,096.
+    /// The range of `buf` that holds the chunk. Start and end are multiples of 4,096.
     pub range: std::ops::Range<usize>,
 }
 
 impl ChunkSpec {
-    /// Bytes that the fields take in a table: `names`, the encoded ones, and the types.
+    /// Bytes of the fields in a table: the encoded `names`, and the types.
     pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
         names.len() + self.field_types.column_len(kind::FIELD_TYPES)
     }
@@ -62,12 +62,12 @@ impl FinishedChunk {
 /// Packs samples into a chunk, in the order of slots.
 ///
 /// For each sample, in the order of slots: call [`fit`](Self::fit). If it returns `Here`, read the sample
-/// into [`space`](Self::space) and [`add`](Self::add) it (or [`push`](Self::push) bytes that lie
-/// elsewhere). If it returns `NextChunk`, allocate [`cells`](Self::cells) from [`crate::format::Space`],
+/// into [`space`](Self::space) and [`add`](Self::add) it, or [`push`](Self::push) bytes that are in memory
+/// already. If it returns `NextChunk`, allocate [`cells`](Self::cells) from [`crate::format::Space`],
 /// [`finish`](Self::finish), write the chunk, and continue with a new builder.
 ///
-/// The data begins behind space for the largest possible header. The header's length is known last; it is
-/// written directly in front of the data, so nothing moves.
+/// The buffer reserves space for the largest possible header before the data. The header's length is known only at
+/// the end: the header is then written directly before the data, so the data need not move.
 #[derive(Debug)]
 pub struct ChunkBuilder {
     spec: ChunkSpec,
@@ -75,7 +75,7 @@ pub struct ChunkBuilder {
     buf: IoBuf,
     fields: Vec<u8>,
     table: Table,
-    /// The encoded table, once [`ChunkBuilder::cells`] needed its length.
+    /// The encoded table. [`ChunkBuilder::cells`] encodes it for its length.
     encoded: Option<Vec<u8>>,
     fill: Fill,
 }
@@ -89,10 +89,11 @@ impl ChunkBuilder {
     /// An empty chunk whose first sample has `first_slot`. The contents of `buf` do not matter.
     ///
     /// # Errors
-    /// `OutOfRange`: the names of the fields are too long or contain NUL. What is wrong with the typed columns.
+    /// `OutOfRange`: the names of the fields are too long or contain NUL, or there are too many typed columns, or their
+    /// names together are too long. `Mismatch`: a typed column's name is invalid or used twice.
     ///
     /// # Panics
-    /// If `buf` does not have [`buf_len_bytes`](Self::buf_len_bytes).
+    /// If the length of `buf` is not [`buf_len_bytes`](Self::buf_len_bytes).
     pub fn new(spec: ChunkSpec, first_slot: Slot, buf: IoBuf) -> Result<ChunkBuilder, FormatError> {
         assert_eq!(buf.len(), Self::buf_len_bytes(&spec.layout), "a buffer of the right length");
         let layout = spec.layout;
@@ -109,7 +110,7 @@ impl ChunkBuilder {
         })
     }
 
-    /// Its number of samples.
+    /// Number of samples in the chunk.
     pub fn num_samples(&self) -> u32 {
         self.fill.num_samples()
     }
@@ -119,12 +120,12 @@ impl ChunkBuilder {
         Slot(self.first_slot.0 + u64::from(self.num_samples()))
     }
 
-    /// Decides in which chunk a sample with a record of `len` bytes belongs.
+    /// Decides whether a sample with a record of `len` bytes fits into this chunk.
     pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         self.fill.fit(meta, len)
     }
 
-    /// The space for the record of the next sample.
+    /// The space for the next sample's record of `len` bytes.
     ///
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
@@ -153,7 +154,7 @@ impl ChunkBuilder {
         Ok(crc)
     }
 
-    /// Copies `record` in as a sample if it fits; otherwise returns where it belongs.
+    /// Copies `record` into the chunk as a sample, if it fits. Returns the result of [`fit`](Self::fit).
     ///
     /// # Errors
     /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
@@ -169,9 +170,9 @@ impl ChunkBuilder {
         Ok(fit)
     }
 
-    /// Adds an empty entry for a sample whose bytes are gone: it occupies its slot and nothing else.
+    /// Adds the empty entry of a purged sample, which occupies its slot but has no bytes.
     ///
-    /// A purge uses it for deleted samples, so that the ids and slots of all others stay.
+    /// A purge uses it for deleted samples, so that all other samples keep their ids and slots.
     pub fn push_purged(&mut self, id: SampleId) -> Fit {
         let meta = SampleMeta { id, name: b"", label: None, values: Default::default() };
         let fit = self.fit(&meta, 0);
@@ -181,7 +182,7 @@ impl ChunkBuilder {
         fit
     }
 
-    /// The number of cells that the chunk takes with the samples that it has.
+    /// The number of cells that the chunk takes with its present samples.
     pub fn cells(&mut self) -> u64 {
         let header_len = (HEAD_BYTES + self.encode_table().len()) as u64;
         self.spec.layout.cells_of(padded(header_len) + padded(self.fill.end()))
@@ -199,10 +200,10 @@ impl ChunkBuilder {
         })
     }
 
-    /// Completes the chunk for the `location` of the [`cells`](Self::cells) where it will be written.
+    /// Completes the chunk. `location` names the [`cells`](Self::cells) that the caller allocated for it.
     ///
     /// # Panics
-    /// If it has no sample.
+    /// If the chunk has no sample.
     pub fn finish(mut self, location: ChunkLocation) -> FinishedChunk {
         assert!(self.num_samples() > 0, "a chunk has samples");
         self.encode_table();
@@ -223,15 +224,15 @@ impl ChunkBuilder {
         FinishedChunk { header, buf: self.buf, range }
     }
 
-    /// The header of a chunk that holds one sample too large for a cell.
+    /// The header of a chunk that holds one oversize sample: one that does not fit into the chunk size.
     ///
-    /// The chunk takes [`ChunkHead::cell_range`]`().cells` cells. The record goes to
-    /// [`ChunkHead::data_start`], padded with zeroes to a multiple of 4,096. The header
-    /// ([`ChunkHeader::encode_into`]) may be written last, when `sums` are known, since its length does not
+    /// The chunk takes [`ChunkHead::cell_range`]`().cells` cells. The record begins at
+    /// [`ChunkHead::data_start`], and is padded with zeroes to a multiple of 4,096. The header
+    /// ([`ChunkHeader::encode_into`]) may be written last, when `sums` are known: its length does not
     /// depend on their values ([`RecordSums::unknown`]).
     ///
     /// # Errors
-    /// `OutOfRange`: a name that is too long or contains NUL, here or among the fields.
+    /// `OutOfRange`: the sample's name or a field's name is too long or contains NUL.
     pub fn oversize(
         spec: &ChunkSpec,
         slot: Slot,
@@ -263,12 +264,12 @@ impl ChunkBuilder {
     }
 }
 
-/// Place and time of a chunk's write.
+/// Location, sequence number and time of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkLocation {
-    /// Its number within the generation.
+    /// Sequence number of the chunk within the generation.
     pub sequence: u64,
-    /// Now, in ns since 1970; never less than that of the previous chunk.
+    /// The current time, in ns since 1970; never less than the time of the previous chunk.
     pub time_ns: u64,
     /// Index of the namespace.
     pub namespace: u16,
@@ -301,7 +302,7 @@ fn header_of(
 }
 
 impl ChunkHead {
-    /// This head with the length and checksum of `table`, together with the table.
+    /// The header of this head and `table`. Sets the table's length and checksum in the head.
     fn with_table(mut self, table: Vec<u8>) -> ChunkHeader {
         self.header_len = (HEAD_BYTES + table.len()) as u32;
         self.table_crc = crc32c(&table);
@@ -309,14 +310,14 @@ impl ChunkHead {
     }
 }
 
-/// Returns whether a chunk has room for fields of these names and types.
+/// Returns whether the names and types of these fields fit into a chunk's header.
 #[doc(hidden)]
 pub fn has_room_for_fields<'n>(names: impl Iterator<Item = &'n [u8]>, types: &FieldTypes) -> bool {
     let names: usize = names.map(|name| 2 + name.len()).sum();
     names + types.column_len(kind::FIELD_TYPES) <= MAX_FIELD_NAMES_BYTES
 }
 
-/// The names of the fields, with which a table begins.
+/// Encodes the names of the fields: the beginning of a table.
 #[doc(hidden)]
 pub fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
     let mut table = Vec::new();
@@ -334,8 +335,8 @@ pub fn encode_fields(spec: &ChunkSpec) -> Result<Vec<u8>, FormatError> {
     Ok(table)
 }
 
-/// Maximum bytes of all names and types of the fields of an image. An entry and a name of 4,096 bytes then
-/// still fit into a quarter of the smallest chunk.
+/// Maximum bytes of the names and types of all fields of an image. With this limit, the entry of a sample with a name
+/// of 4,096 bytes still fits into the header of the smallest chunk.
 pub const MAX_FIELD_NAMES_BYTES: usize = 8 << 10;
 
 #[cfg(test)]
@@ -357,7 +358,7 @@ mod tests {
             field_types: FieldTypes::default(),
             columns: Vec::new(),
         };
-        // Old contents of the buffer must not reach the media.
+        // Fill the buffer: its old contents must not reach the media.
         let mut buf = IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout));
         buf.fill(0xee);
         ChunkBuilder::new(spec, Slot(0), buf)

@@ -1,33 +1,39 @@
-//! Chooses the namespaces of an image among those of a subsystem, for addresses without `?ns=`. Pure: the caller reads
-//! the superblocks.
+//! Chooses the namespaces that form one image, among all namespaces of the given addresses. Pure: the caller reads the
+//! superblocks.
+//!
+//! An address without `?ns=` names a subsystem, whose namespaces may belong to several images.
 
 use std::collections::BTreeMap;
 
 use crate::format::Uuid;
 use crate::format::superblock_set::SuperblockCopies;
 
-/// A namespace that was opened.
+/// An opened namespace that may belong to the image.
 #[derive(Debug, Clone)]
 pub struct Candidate {
-    /// Its superblocks.
+    /// Superblock copies of the namespace.
     pub copies: SuperblockCopies,
-    /// Set if its address has `?ns=`; otherwise only its subsystem was named.
+    /// Set if the user's address names this namespace with `?ns=`; otherwise the address names only its subsystem.
     pub is_named: bool,
 }
 
-/// More than one image lies there: the candidates of each, by their places.
+/// The error if the candidates hold several images: for each image, the indexes of its candidates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Several(pub BTreeMap<Uuid, Vec<usize>>);
 
-/// The places of the candidates to open as one image, ascending: all that were named, and of the others those with
-/// the UUID of the first named one that has a valid superblock. If none has, the others must hold one image at most,
-/// and it is that one.
+/// Chooses the candidates to open as one image. Returns their indexes, ascending.
 ///
-/// Those that were not named and whose superblocks are damaged are added while the image lacks namespaces, or none is
-/// found: they may be the missing ones, and opening reports the damage. A blank one that was not named is never chosen.
+/// The first named candidate with a valid superblock selects the image. If there is none, the other candidates must
+/// hold at most one image, which is selected. Chosen are:
+/// - all named candidates,
+/// - the other candidates with the UUID of the image,
+/// - the other candidates with damaged superblocks, if namespaces of the image are missing or no image was found: they
+///   may be the missing ones, and opening reports the damage.
+///
+/// An unnamed blank candidate is never chosen.
 ///
 /// # Errors
-/// The candidates hold several images, and none that was named says which.
+/// The candidates hold several images, and no named candidate selects one.
 pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
     let uuid = |candidate: &Candidate| Some(candidate.copies.newest()?.layout.uuid);
     let named = candidates.iter().filter(|candidate| candidate.is_named).find_map(uuid);

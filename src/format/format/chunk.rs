@@ -1,4 +1,4 @@
-//! The header of a chunk, which describes its samples. Chunks are self-describing, so the directory can be
+//! The header of a chunk, which describes the chunk's samples. So chunks are self-describing: the directory can be
 //! rebuilt from them alone.
 //!
 //! A header is a [head](RawHead) of 128 bytes and a [*table*](crate::format::table):
@@ -7,11 +7,11 @@
 //! head | field names: u16 length, bytes, each | columns: kind, length, bytes, each
 //! ```
 //!
-//! Data begins at the next multiple of 4,096. The samples follow each other there as
-//! [`crate::format::Pack`] says, so their offsets follow from their lengths.
+//! Data begins at the next multiple of 4,096. The samples are laid out there by the rule of
+//! [`crate::format::Pack`], so their offsets can be computed from their lengths.
 //!
-//! A chunk records its image, generation, number and location. So a copied chunk, or one that an older
-//! generation left behind, is not mistaken for the one that should be there.
+//! A chunk records its image, generation, sequence number and location. So a reader detects a copied chunk, or a stale
+//! chunk of an older generation, in place of the expected one.
 
 use zerocopy::IntoBytes;
 
@@ -30,35 +30,35 @@ use dlfs_base::units::{SampleId, Slot};
 /// One sample of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleEntry<'a> {
-    /// Its id.
+    /// Id of the sample.
     pub id: SampleId,
-    /// Its slot.
+    /// Slot of the sample.
     pub slot: Slot,
-    /// Its name; empty for a purged one.
+    /// Name; empty if the sample was purged.
     pub name: &'a [u8],
-    /// Its label, if it has one.
+    /// Label, if the sample has one.
     pub label: Option<i64>,
-    /// Its values in the typed columns.
+    /// Values in the typed columns.
     pub values: RowValues<'a>,
-    /// Offset of its record from the start of the chunk.
+    /// Offset of the record from the start of the chunk.
     pub offset_bytes: u64,
-    /// Bytes of its record.
+    /// Bytes of the record.
     pub len_bytes: u32,
-    /// CRC32C of its record.
+    /// CRC32C of the record.
     pub crc32c: u32,
-    /// CRC32C of each [piece](crate::format::pieces) of its record; none if they are not known.
+    /// CRC32C of each [piece](crate::format::pieces) of the record; empty if not known.
     pub pieces: &'a [u32],
-    /// True if only its slot is left: the sample was deleted, and a purge dropped its bytes.
+    /// True if the sample was deleted and a purge dropped its bytes: only its slot is left.
     pub purged: bool,
 }
 
-/// A header, decoded and checked.
+/// A chunk header, decoded and checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkHeader {
     head: ChunkHead,
-    /// The table as it lies on media.
+    /// The encoded table, as on media.
     encoded: Vec<u8>,
-    /// Bytes of the names of the fields, with which it begins.
+    /// Bytes of the field names at the beginning of `encoded`.
     fields_len: usize,
     table: Table,
 }
@@ -67,7 +67,7 @@ impl ChunkHeader {
     /// Reads the header of a chunk of samples; `bytes` may continue after it.
     ///
     /// # Errors
-    /// What is wrong with it; `Truncated` gives the length to read when `bytes` are too few.
+    /// `Truncated`: `bytes` are too few; the error has the length to read. Other errors: the header is invalid.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHeader, FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Samples {
@@ -76,7 +76,7 @@ impl ChunkHeader {
         ChunkHeader::from_parts(head, table_of(&head, bytes)?.to_vec())
     }
 
-    /// A header from a head and its table; every entry is checked.
+    /// A header from a head and its encoded table. Checks every entry.
     pub(crate) fn from_parts(
         head: ChunkHead,
         encoded: Vec<u8>,
@@ -93,12 +93,12 @@ impl ChunkHeader {
         Ok(ChunkHeader { head, encoded, fields_len: at, table })
     }
 
-    /// The fixed part.
+    /// The fixed part of the header.
     pub fn head(&self) -> &ChunkHead {
         &self.head
     }
 
-    /// Names of the fields of its samples; none: one field without a name.
+    /// Names of the fields of a sample; empty if samples have one field without a name.
     pub fn fields(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &self.encoded[..self.fields_len];
         std::iter::from_fn(move || {
@@ -114,12 +114,12 @@ impl ChunkHeader {
         &self.table.field_types
     }
 
-    /// The typed columns that it has values of.
+    /// The typed columns that the chunk has values of.
     pub fn columns(&self) -> impl Iterator<Item = &ColumnSpec> {
         self.table.typed.specs()
     }
 
-    /// Its samples, in the order of slots.
+    /// The samples, in the order of slots.
     pub fn samples(&self) -> impl Iterator<Item = SampleEntry<'_>> {
         let pack = self.head.layout.pack;
         let data_start = self.head.data_start();
@@ -145,7 +145,7 @@ impl ChunkHeader {
         })
     }
 
-    /// Writes the header, padded to a multiple of 4,096, over the front of `out`.
+    /// Writes the header, padded to a multiple of 4,096, to the front of `out`.
     ///
     /// # Panics
     /// If `out` is shorter than [`ChunkHead::data_start`].
@@ -159,7 +159,7 @@ impl ChunkHeader {
     }
 }
 
-/// The table after `head`, its checksum verified.
+/// The table after `head`. Verifies its checksum.
 pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8], FormatError> {
     enough("chunk header", u64::from(head.header_len), bytes.len())?;
     let table = &bytes[HEAD_BYTES..head.header_len as usize];
@@ -171,7 +171,7 @@ pub(crate) fn table_of<'a>(head: &ChunkHead, bytes: &'a [u8]) -> Result<&'a [u8]
     Ok(table)
 }
 
-/// The longest table of a chunk of an image with this layout.
+/// Maximum length of a chunk's table in an image with this layout.
 pub(crate) fn max_table_bytes(layout: &ImageLayout) -> usize {
     layout.max_header_bytes() as usize - HEAD_BYTES
 }

@@ -1,4 +1,5 @@
-//! The fixed part of a chunk's header: the identity of a chunk and its location, enough to select chunks for a rebuild.
+//! The head: the fixed part of a chunk's header. It has the chunk's identity and location, so heads alone are enough to
+//! select the chunks for a rebuild.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -79,9 +80,9 @@ pub enum ChunkKind {
 /// Identity of a chunk. Sorts in the order of writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
-    /// The generation that wrote it.
+    /// The generation that wrote the chunk.
     pub generation: Generation,
-    /// Its number within the generation.
+    /// Sequence number within the generation.
     pub sequence: u64,
 }
 
@@ -90,37 +91,37 @@ pub struct ChunkId {
 pub struct ChunkHead {
     /// The layout of the whole image.
     pub layout: ImageLayout,
-    /// Its kind.
+    /// Samples or generation record.
     pub kind: ChunkKind,
-    /// Generation and number.
+    /// Generation and sequence number.
     pub id: ChunkId,
-    /// When it was written, in ns since 1970.
+    /// Time of writing, in ns since 1970.
     pub time_ns: u64,
-    /// Index of the namespace where it lies.
+    /// Index of the chunk's namespace.
     pub namespace: u16,
-    /// The cell where it begins.
+    /// First cell of the chunk.
     pub cell: u64,
     /// Slot of the first sample.
     pub first_slot: Slot,
-    /// How many samples.
+    /// Number of samples.
     pub num_samples: u16,
-    /// How many field names its table has.
+    /// Number of field names in the table.
     pub num_fields: u16,
     /// Bytes of head and table.
     pub header_len: u32,
-    /// Bytes of data behind the padded header.
+    /// Bytes of data after the padded header.
     pub data_len: u64,
-    /// Its part, without its number of samples.
+    /// Part of the chunk, without the part's number of samples.
     pub part: Part,
     /// CRC32C of the table.
     pub table_crc: u32,
 }
 
 impl ChunkHead {
-    /// Reads a head from the first bytes of a cell; 128 of them are enough.
+    /// Reads a head from the first bytes of a cell; 128 bytes are enough.
     ///
     /// # Errors
-    /// `Magic`: no chunk begins here. Otherwise what is wrong with it. The table is not checked.
+    /// `Magic`: no chunk begins here. Other errors: the head is invalid. The table is not checked.
     pub fn parse(bytes: &[u8]) -> Result<ChunkHead, FormatError> {
         read_sealed::<RawHead>("chunk", MAGIC, bytes)?.decode()
     }
@@ -135,7 +136,7 @@ impl ChunkHead {
         self.data_start() + padded(self.data_len)
     }
 
-    /// The cells it lies in.
+    /// The cells of the chunk.
     pub fn cell_range(&self) -> CellRange {
         let cells = self.layout.cells_of(self.len_bytes());
         CellRange { namespace: self.namespace, cell: self.cell, cells }
@@ -146,7 +147,7 @@ impl ChunkHead {
         Slot(self.first_slot.0 + u64::from(self.num_samples))
     }
 
-    /// Checks that it belongs to `layout`'s image and names the location where it was found.
+    /// Checks that the chunk belongs to `layout`'s image, and that the head names the location where it was found.
     ///
     /// # Errors
     /// `OtherImage`, or `Mismatch` with the location: a misdirected write, or a copied chunk.
@@ -251,7 +252,7 @@ impl ChunkHead {
         let range = self.cell_range();
         let last = range.cell.saturating_add(range.cells - 1);
         self.layout.offset_of(last)?;
-        // A record has no slots, but whoever asks for them must not overflow.
+        // A record has no slots, but arithmetic on its `first_slot` must not overflow either.
         at_most("first slot of a chunk", self.first_slot.0, MAX_SAMPLES)?;
         at_most("last slot of a chunk", self.end_slot().0, MAX_SAMPLES)?;
         if self.kind == ChunkKind::Record {
@@ -275,6 +276,6 @@ pub(crate) fn padded(bytes: u64) -> u64 {
     bytes.next_multiple_of(4096)
 }
 
-/// Length of the fixed part, which contains the length of the rest.
+/// Length of the head, which contains the length of the whole header.
 pub const HEAD_BYTES: usize = 128;
 const MAGIC: [u8; 8] = *b"DLFSCHNK";

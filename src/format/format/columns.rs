@@ -1,18 +1,19 @@
-//! Typed columns: what a table of the user says of each sample, beside its label.
+//! Typed columns: named, typed metadata that the user gives for each sample, besides the label.
 //!
-//! In the header of a chunk they are one column of the [table](super::table), with the number of typed columns
-//! and, for each of them, its name, the number of its type, and its values with their length before them. All
-//! samples of the chunk follow each other, in the order of slots:
+//! In a chunk's header, all typed columns together are one entry of the [table](super::table), of kind `TYPED`: the
+//! *table column*. It has the number of typed columns and, for each of them, its name, the number of its type, and its
+//! encoded values with a length prefix. There is one value per sample of the chunk, in the order of slots:
 //!
 //! | type | number | a value                                                                              |
 //! |------|--------|--------------------------------------------------------------------------------------|
-//! | int  | 1      | LEB128: 0 for none, twice the number plus 1, or minus twice a negative one           |
-//! | float| 2      | f64; NaN is none                                                                     |
-//! | f32  | 3      | f32; NaN is none                                                                     |
-//! | bool | 4      | as int, of 0 and 1                                                                   |
-//! | str  | 5      | before the values: the number of texts, and the texts; LEB128: 0, or a text's number |
+//! | int  | 1      | LEB128: 0 for no value; else 2n + 1 for n >= 0, or -2n for n < 0                     |
+//! | float| 2      | f64; NaN is no value                                                                 |
+//! | f32  | 3      | f32; NaN is no value                                                                 |
+//! | bool | 4      | as int: 0 for false, 1 for true                                                      |
+//! | str  | 5      | LEB128: 0 for no value, else 1 plus the index of a string in the list                |
 //!
-//! A reader leaves out a typed column whose type it does not know.
+//! The values of a str column follow a list of its distinct strings: their number, and the strings. A string's index
+//! counts from 0. A reader skips a typed column whose type it does not know.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,7 +28,7 @@ use crate::format::error::{at_most, equal};
 /// The type of a typed column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum ColumnType {
-    /// Numbers of 64 bits with a sign, but for the least one.
+    /// Signed 64-bit integers, except `i64::MIN`, which stands for no value.
     Int,
     /// f64.
     Float,
@@ -35,7 +36,7 @@ pub enum ColumnType {
     Float32,
     /// True or false.
     Bool,
-    /// Text in UTF-8. Each text is stored once: it is meant for few texts that many samples share.
+    /// UTF-8 strings. Each distinct string is stored once: meant for few strings that many samples share.
     Text,
 }
 
@@ -44,7 +45,7 @@ impl ColumnType {
         self as u64 + 1
     }
 
-    /// `None`: a later release has it.
+    /// The type with this number; `None` if only a later release knows it.
     pub(crate) fn from_number(number: u64) -> Option<ColumnType> {
         TYPES.into_iter().find(|(kind, _)| kind.number() == number).map(|(kind, _)| kind)
     }
@@ -54,14 +55,14 @@ impl ColumnType {
         matches!(self, ColumnType::Float | ColumnType::Float32)
     }
 
-    /// Its name: `int`, `float`, `f32`, `bool` or `str`.
+    /// Name of the type: `int`, `float`, `f32`, `bool` or `str`.
     pub fn name(self) -> &'static str {
         TYPES.into_iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
     }
 }
 
 impl ColumnType {
-    /// Returns whether a column of this type holds `value`, which as a float it may round within its range.
+    /// Returns whether a column of this type can hold `value`. A float column may round a value within its range.
     #[doc(hidden)]
     pub fn holds(self, value: Value<'_>) -> bool {
         match (self, value) {
@@ -114,14 +115,14 @@ const TYPES: [(ColumnType, &str); 5] = [
 /// Name and type of a typed column.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ColumnSpec {
-    /// Its name: see [`check_column_name`].
+    /// Name of the column: see [`check_column_name`].
     pub name: String,
     /// The type of its values.
     pub kind: ColumnType,
 }
 
-/// An error unless `name` may name a typed column: 1 to 64 bytes, without control characters and backquotes, and
-/// not the name of a column that every data set has.
+/// Checks that `name` is valid for a typed column: 1 to 64 bytes, no control characters or backquotes, and not one of
+/// the built-in columns `id`, `label`, `len` and `name`.
 pub fn check_column_name(name: &str) -> Result<(), &'static str> {
     match name {
         "" => Err("a column has a name"),
@@ -134,7 +135,7 @@ pub fn check_column_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// An error unless an image may have these columns.
+/// Checks that an image may have these typed columns: their number, and their names.
 #[doc(hidden)]
 pub fn check_columns(columns: &[ColumnSpec]) -> Result<(), FormatError> {
     at_most("number of typed columns", columns.len() as u64, MAX_COLUMNS as u64)?;
@@ -151,7 +152,7 @@ pub fn check_columns(columns: &[ColumnSpec]) -> Result<(), FormatError> {
 /// The value of a sample in a typed column.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
-    /// It has none there.
+    /// The sample has no value in this column.
     None,
     /// A value of a column of type int.
     Int(i64),
@@ -163,10 +164,10 @@ pub enum Value<'a> {
     Text(&'a str),
 }
 
-/// A value with memory of its own.
+/// A [`Value`] that owns its string.
 #[derive(Debug, Clone, PartialEq)]
 pub enum OwnedValue {
-    /// There is none.
+    /// No value.
     None,
     /// A value of a column of type int.
     Int(i64),
@@ -179,7 +180,7 @@ pub enum OwnedValue {
 }
 
 impl OwnedValue {
-    /// The value.
+    /// Borrows the value.
     pub fn as_value(&self) -> Value<'_> {
         match self {
             OwnedValue::None => Value::None,
@@ -190,7 +191,7 @@ impl OwnedValue {
         }
     }
 
-    /// The length of a text in bytes; 0 of anything else.
+    /// The length of a string in bytes; 0 for other values.
     pub fn text_len(&self) -> usize {
         if let OwnedValue::Text(text) = self { text.len() } else { 0 }
     }
@@ -208,7 +209,7 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// The values of one row of a [`ColumnTable`]; by default of none, whose values are all `None`.
+/// The values of one row of a [`ColumnTable`]. The default has no row: all its values are `Value::None`.
 #[derive(Clone, Copy, Default)]
 pub struct RowValues<'a> {
     of: Option<(&'a ColumnTable, usize)>,
@@ -222,7 +223,7 @@ impl<'a> RowValues<'a> {
         found.map_or(Value::None, |column| column.value(row))
     }
 
-    /// An error if its texts are too long.
+    /// Checks that the strings of the row together have at most [`MAX_TEXTS_BYTES`].
     pub(crate) fn check(&self) -> Result<(), FormatError> {
         let Some((table, row)) = self.of else { return Ok(()) };
         let len = |column: &TableColumn| match column.value(row) {
@@ -261,11 +262,11 @@ pub struct ColumnTable {
     num_rows: usize,
 }
 
-/// The values of a column, as numbers: see [`TableColumn::value`].
+/// The values of a column, encoded as integers: see [`TableColumn::value`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableColumn {
     pub(crate) spec: ColumnSpec,
-    /// An int; the bits of an f64; 0 or 1; or the index of a text. Or [`none_of`] the type.
+    /// An int; the bits of an f64; a bool as 0 or 1; or the index of a string. No value is [`none_of`] the type.
     raw: Vec<i64>,
     texts: Vec<String>,
     index_of: BTreeMap<String, i64>,
@@ -284,22 +285,22 @@ impl ColumnTable {
         ColumnTable::new(&self.specs().cloned().collect::<Vec<_>>())
     }
 
-    /// A table of so many rows, without columns.
+    /// A table of `num_rows` rows, without columns.
     pub(crate) fn of_rows(num_rows: usize) -> ColumnTable {
         ColumnTable { columns: Vec::new(), num_rows }
     }
 
-    /// Returns whether it has no columns.
+    /// Returns whether the table has no columns, whatever its number of rows.
     pub fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
 
-    /// The number of its rows.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.num_rows
     }
 
-    /// Its columns.
+    /// Names and types of the columns.
     pub fn specs(&self) -> impl Iterator<Item = &ColumnSpec> {
         self.columns.iter().map(|column| &column.spec)
     }
@@ -313,7 +314,7 @@ impl ColumnTable {
         RowValues { of: (row < self.num_rows).then_some((self, row)) }
     }
 
-    /// Appends a row: for each column, the value that `value` gives. A value of another type is none.
+    /// Appends a row: `value` gives the value for each column. A value of another type is stored as no value.
     pub fn push<'v>(&mut self, mut value: impl FnMut(&ColumnSpec) -> Value<'v>) {
         for column in &mut self.columns {
             let value = value(&column.spec);
@@ -322,10 +323,10 @@ impl ColumnTable {
         self.num_rows += 1;
     }
 
-    /// Adds those of `columns` that it lacks; the rows so far have no value there.
+    /// Adds the missing ones of `columns`; existing rows have no value there.
     ///
     /// # Errors
-    /// `Mismatch`: it has a column of that name and another type. `OutOfRange`: there are too many.
+    /// `Mismatch`: the table has a column of the same name and another type. `OutOfRange`: there are too many columns.
     pub(crate) fn grow<'c>(
         &mut self,
         columns: impl Iterator<Item = &'c ColumnSpec>,
@@ -369,7 +370,7 @@ impl ColumnTable {
         }
     }
 
-    /// Appends the bytes of the column of a chunk's table.
+    /// Appends the encoded table column to the table of a chunk.
     #[doc(hidden)]
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_number(out, self.columns.len() as u64);
@@ -383,10 +384,10 @@ impl ColumnTable {
         }
     }
 
-    /// Reads the column of the table of a chunk with `num_rows` samples.
+    /// Decodes the table column of a chunk with `num_rows` samples.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The bytes are damaged or exceed a limit.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8], num_rows: usize) -> Result<ColumnTable, FormatError> {
         let mut from = Cursor::new(WHAT, bytes);
@@ -506,7 +507,7 @@ impl TableColumn {
     }
 }
 
-/// The value that a raw number stands for.
+/// Decodes a raw integer of [`TableColumn`].
 pub(crate) fn value_of(kind: ColumnType, raw: i64, texts: &[String]) -> Value<'_> {
     if raw == none_of(kind) {
         return Value::None;
@@ -522,21 +523,21 @@ pub(crate) fn value_of(kind: ColumnType, raw: i64, texts: &[String]) -> Value<'_
     }
 }
 
-/// The number that stands for no value.
+/// The raw integer that stands for no value.
 fn none_of(kind: ColumnType) -> i64 {
     if kind.is_float() { NAN_BITS } else { i64::MIN }
 }
 
-/// The number that stands for a floating-point number. All NaNs are none.
+/// The raw integer of a floating-point number. Every NaN becomes no value.
 fn raw_of(number: f64) -> i64 {
     if number.is_nan() { NAN_BITS } else { number.to_bits() as i64 }
 }
 
-/// At most how many bytes the typed columns of a chunk take in its table.
+/// An upper bound of the bytes that the typed columns take in a chunk's table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ColumnBound {
     columns: Vec<ColumnSpec>,
-    /// Fixed bytes if there are columns; what each column takes without values is part of `values`.
+    /// Bytes of the table column as a whole, if there are typed columns. Fixed bytes per typed column are in `values`.
     heads: usize,
     values: usize,
     texts: Vec<BTreeSet<String>>,
@@ -585,16 +586,16 @@ fn cost(column: &ColumnSpec, values: &RowValues<'_>, texts: &BTreeSet<String>) -
     }
 }
 
-/// The most typed columns of an image.
+/// Maximum typed columns of an image.
 pub const MAX_COLUMNS: usize = 32;
-/// The most bytes of the name of a typed column.
+/// Maximum bytes of the name of a typed column.
 pub(crate) const MAX_COLUMN_NAME_BYTES: usize = 64;
-/// The most bytes of the names of all typed columns. With [`MAX_TEXTS_BYTES`], a name and the names of the fields,
-/// a sample still fits into the header of the smallest chunk.
+/// Maximum bytes of the names of all typed columns. With this limit, [`MAX_TEXTS_BYTES`] and the limits of sample and
+/// field names, a sample's entry still fits into the header of the smallest chunk.
 pub const MAX_NAMES_BYTES: usize = 1 << 10;
-/// The most bytes of the texts of a sample in all its columns.
+/// Maximum bytes of the strings of a sample in all columns together.
 pub const MAX_TEXTS_BYTES: usize = 2 << 10;
-/// The columns that every data set has.
+/// The built-in columns, which every data set has.
 pub(crate) const BUILT_IN: [&str; 4] = ["id", "label", "len", "name"];
 const NAN_BITS: i64 = 0x7ff8 << 48;
 /// The floating-point number that stands for no value.
@@ -693,9 +694,9 @@ mod tests {
 
         #[test]
         fn damaged_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..80), rows in 0usize..20) {
-            let _ = ColumnTable::decode(&bytes, rows); // whether it decodes does not matter here
+            let _ = ColumnTable::decode(&bytes, rows); // only a panic would matter
             bytes.insert(0, 1);
-            let _ = ColumnTable::decode(&bytes, rows); // nor here
+            let _ = ColumnTable::decode(&bytes, rows); // likewise
         }
     }
 }

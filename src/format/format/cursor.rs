@@ -3,7 +3,7 @@
 use crate::format::FormatError;
 use crate::format::error::{enough, out_of_range};
 
-/// Reads from the front of untrusted bytes; never past their end.
+/// Reads values from the front of untrusted bytes, and never past their end.
 pub struct Cursor<'a> {
     what: &'static str,
     rest: &'a [u8],
@@ -29,7 +29,7 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// A LEB128 number of at most 64 bits, in its shortest form only: each value has one encoding.
+    /// Reads a LEB128 number of at most 64 bits. Accepts only the shortest form, so that each value has one encoding.
     #[inline]
     pub fn number(&mut self) -> Result<u64, FormatError> {
         match self.rest.split_first() {
@@ -62,15 +62,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A count of items that take at least `least` bytes each, so that a count never allocates more than
-    /// the remaining input.
+    /// Reads a count of items that take at least `least` bytes each. Rejects a count that the remaining input cannot
+    /// hold, so that a malformed count cannot cause a huge allocation.
     pub fn count(&mut self, least: usize) -> Result<usize, FormatError> {
         let count = self.number()?;
         enough(self.what, count.saturating_mul(least as u64), self.rest.len())?;
         Ok(count as usize)
     }
 
-    /// Length-prefixed bytes.
+    /// Reads length-prefixed bytes.
     #[inline]
     pub fn string(&mut self) -> Result<&'a [u8], FormatError> {
         let len = self.number()?;
@@ -93,20 +93,20 @@ pub fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// `bytes` of `what` as text; an error names the first byte that is not UTF-8.
+/// `bytes` of structure `what` as a string. The error names the first byte that is not UTF-8.
 pub(crate) fn utf8<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, FormatError> {
     std::str::from_utf8(bytes)
         .map_err(|error| FormatError::NotUtf8 { what, at: error.valid_up_to() as u64 })
 }
 
-/// Bytes of a LEB128 number.
+/// Bytes of `value` as LEB128.
 pub(crate) fn number_len(value: u64) -> usize {
     (u64::BITS - (value | 1).leading_zeros()).div_ceil(7) as usize
 }
 
-/// A number that stands for a number with a sign, or for none: see `crate::format::table::kind::LABELS`.
+/// Encodes an optional signed number as an unsigned one: see `crate::format::table::kind::LABELS`.
 pub fn label_code(label: Option<i64>) -> u64 {
-    // The lowest number is no label, so that neither code overflows.
+    // Neither multiplication overflows, since `i64::MIN` is not a valid label.
     label.map_or(0, |label| match label {
         0.. => 2 * label as u64 + 1,
         _ => 2 * label.unsigned_abs(),

@@ -1,4 +1,4 @@
-//! A chunk that is planned before any byte of its samples is read: from their names and lengths.
+//! Plans chunks from the names and lengths of samples, before any byte of them is read.
 
 use crate::format::builder::encode_fields;
 use crate::format::chunk::{HEAD_BYTES, max_table_bytes, padded};
@@ -8,36 +8,36 @@ use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
 use crate::format::{ChunkHeader, ChunkSpec, FormatError, Pack, SampleMeta};
 
-/// Takes the samples of one chunk after the other, and says how long each chunk will be.
+/// Computes the length of each chunk in advance, from the metadata of its samples.
 ///
-/// It follows the same rules as [`crate::format::ChunkBuilder`].
+/// Follows the same rules as [`crate::format::ChunkBuilder`], so the built chunk has the planned length.
 #[derive(Debug)]
 pub struct ChunkDraft<'a> {
     spec: &'a ChunkSpec,
     fields: Vec<u8>,
     fill: Fill,
     table: Table,
-    /// Ends of the data in both ways to pack.
+    /// End of the data if packed with [`Pack::Aligned`], and with [`Pack::Tight`].
     aligned_end: u64,
     tight_end: u64,
     encoded: Vec<u8>,
 }
 
-/// The lengths of a chunk that is complete.
+/// The lengths of a complete chunk and its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DraftLen {
     /// Bytes of head and table.
     pub header_bytes: u64,
-    /// Bytes of its samples, padding between them included.
+    /// Bytes of the samples, padding between them included.
     pub data_bytes: u64,
-    /// Bytes of its samples alone.
+    /// Bytes of the samples without padding.
     pub record_bytes: u64,
-    /// How many bytes [`Pack::Aligned`] takes more than [`Pack::Tight`].
+    /// Bytes that [`Pack::Aligned`] takes more than [`Pack::Tight`].
     pub alignment_bytes: u64,
 }
 
 impl DraftLen {
-    /// The lengths of a chunk that is built.
+    /// The lengths of a built chunk.
     pub fn of(header: &ChunkHeader) -> DraftLen {
         let mut aligned = 0;
         let mut record_bytes = 0;
@@ -64,7 +64,7 @@ impl<'a> ChunkDraft<'a> {
     /// A chunk without samples.
     ///
     /// # Errors
-    /// `OutOfRange`: the names of the fields are too long or contain NUL. What is wrong with the typed columns.
+    /// The errors of [`ChunkBuilder::new`](crate::format::ChunkBuilder::new).
     pub fn new(spec: &'a ChunkSpec) -> Result<ChunkDraft<'a>, FormatError> {
         let fields = encode_fields(spec)?;
         check_columns(&spec.columns)?;
@@ -74,13 +74,13 @@ impl<'a> ChunkDraft<'a> {
         Ok(ChunkDraft { spec, fields, fill, table, aligned_end: 0, tight_end: 0, encoded })
     }
 
-    /// Its number of samples.
+    /// Number of samples in the chunk.
     pub fn num_samples(&self) -> u32 {
         self.fill.num_samples()
     }
 
-    /// Adds a sample with a record of `len` bytes if it fits, or if it is oversize and the first; returns
-    /// where it belongs.
+    /// Adds a sample with a record of `len` bytes, if it fits or if it is oversize and the chunk is empty. Returns
+    /// whether it fits.
     pub fn push(&mut self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         let fit = self.fill.fit(meta, len);
         if fit == Fit::Here || fit == Fit::Oversize && self.num_samples() == 0 {

@@ -1,27 +1,27 @@
-//! Types of the numbers that are the elements of a field.
+//! Element types of fields that hold numbers or arrays.
 
 /// The type of a field's elements: little-endian on media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Element {
     /// Unsigned, 8 bits.
     U8,
-    /// With a sign, 8 bits.
+    /// Signed, 8 bits.
     I8,
     /// Unsigned, 16 bits.
     U16,
-    /// With a sign, 16 bits.
+    /// Signed, 16 bits.
     I16,
     /// Unsigned, 32 bits.
     U32,
-    /// With a sign, 32 bits.
+    /// Signed, 32 bits.
     I32,
     /// Unsigned, 64 bits.
     U64,
-    /// With a sign, 64 bits.
+    /// Signed, 64 bits.
     I64,
     /// IEEE 754, 16 bits.
     F16,
-    /// The upper half of an f32.
+    /// bfloat16: the upper half of an f32.
     Bf16,
     /// IEEE 754, 32 bits.
     F32,
@@ -32,28 +32,28 @@ pub enum Element {
 }
 
 impl Element {
-    /// All of them.
+    /// All element types.
     pub const ALL: [Element; 13] = {
         use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
         [U8, I8, U16, I16, U32, I32, U64, I64, F16, Bf16, F32, F64, Bool]
     };
 
-    /// Its name: `u8`, `bf16`, `bool`.
+    /// Short name, such as `u8`, `bf16` or `bool`.
     pub fn name(self) -> &'static str {
         ELEMENTS.into_iter().find(|(own, ..)| *own == self).map_or("", |(_, name, ..)| name)
     }
 
-    /// The name that numpy has for it; for `Bf16`, ml_dtypes.
+    /// Name of the numpy dtype; for `Bf16`, of the ml_dtypes one.
     pub fn numpy_name(self) -> &'static str {
         ELEMENTS.into_iter().find(|(own, ..)| *own == self).map_or("", |(_, _, name, _)| name)
     }
 
-    /// Bytes of one.
+    /// Bytes of one element.
     pub fn len_bytes(self) -> u32 {
         ELEMENTS.into_iter().find(|(own, ..)| *own == self).map_or(1, |(.., len)| len)
     }
 
-    /// The element type of this name.
+    /// The element type with this short or numpy name.
     #[doc(hidden)]
     pub fn named(name: &str) -> Option<Element> {
         let found =
@@ -62,7 +62,7 @@ impl Element {
     }
 }
 
-/// Each element type, its name, the one that numpy has for it, and its bytes.
+/// Each element type with its short name, its numpy name, and its length in bytes.
 const ELEMENTS: [(Element, &str, &str, u32); 13] = [
     (Element::U8, "u8", "uint8", 1),
     (Element::I8, "i8", "int8", 1),

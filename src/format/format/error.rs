@@ -1,9 +1,9 @@
-//! Errors that a decoder of this module can find in its input.
+//! Errors of the decoders in this module.
 
 use crate::format::Uuid;
 use dlfs_base::error::{Error, ErrorKind};
 
-/// Why bytes on media were rejected. `what` names the structure and field.
+/// An error in bytes from media, or in a request for them. `what` names the structure or field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Fewer bytes than the structure needs.
@@ -11,12 +11,12 @@ pub enum FormatError {
     Truncated {
         /// The structure.
         what: &'static str,
-        /// Bytes it needs.
+        /// Bytes needed.
         expected: u64,
-        /// Bytes there are.
+        /// Bytes found.
         found: u64,
     },
-    /// The structure does not begin with its magic: something else lies here.
+    /// The structure does not begin with its magic number: something else lies here.
     #[error("{what}: the magic is missing")]
     Magic {
         /// The structure.
@@ -28,7 +28,7 @@ pub enum FormatError {
         /// The structure.
         what: &'static str,
     },
-    /// The medium cannot read the bytes.
+    /// The device failed to read the bytes.
     #[error("{what}: cannot be read: {why}")]
     Unread {
         /// The structure.
@@ -46,7 +46,7 @@ pub enum FormatError {
         /// The computed checksum.
         found: u32,
     },
-    /// Written by a release of another format.
+    /// The structure has another format version: another release wrote it.
     #[error(
         "{what}: format version {found}, and this build knows only {known}; use a newer dlfs, or make it anew"
     )]
@@ -70,22 +70,22 @@ pub enum FormatError {
         /// The bits that are not known.
         unknown: u64,
     },
-    /// A number is outside of what it may be.
+    /// A number is outside its valid range.
     #[error("{what}: {value} is out of range (limit {limit})")]
     OutOfRange {
         /// The field.
         what: &'static str,
         /// The value that was found.
         value: u64,
-        /// The limit that it breaks.
+        /// The limit that it exceeds or falls below.
         limit: u64,
     },
-    /// A text is not UTF-8.
+    /// A string is not UTF-8.
     #[error("{what}: a text is not UTF-8 from byte {at}")]
     NotUtf8 {
         /// The structure.
         what: &'static str,
-        /// The first byte that is not.
+        /// The first byte that is not UTF-8.
         at: u64,
     },
     /// Two copies of the same fact differ.
@@ -93,7 +93,7 @@ pub enum FormatError {
     Mismatch {
         /// The field.
         what: &'static str,
-        /// The other value.
+        /// The value of the other copy.
         expected: u64,
         /// The value that was found.
         found: u64,
@@ -155,7 +155,7 @@ impl From<FormatError> for Error {
     }
 }
 
-/// An error if `value` is above `limit`.
+/// Checks that `value` is at most `limit`.
 #[doc(hidden)]
 pub fn at_most(what: &'static str, value: u64, limit: u64) -> Result<u64, FormatError> {
     if value > limit { Err(out_of_range(what, value, limit)) } else { Ok(value) }
@@ -165,13 +165,13 @@ pub(crate) fn out_of_range(what: &'static str, value: impl Into<u64>, limit: u64
     FormatError::OutOfRange { what, value: value.into(), limit }
 }
 
-/// An error if two numbers that must agree differ.
+/// Checks that `found` equals `expected`.
 #[doc(hidden)]
 pub fn equal(what: &'static str, expected: u64, found: u64) -> Result<(), FormatError> {
     if expected == found { Ok(()) } else { Err(FormatError::Mismatch { what, expected, found }) }
 }
 
-/// An error if `found` bytes are fewer than `expected`.
+/// Checks that there are at least `expected` bytes.
 #[doc(hidden)]
 pub fn enough(what: &'static str, expected: u64, found: usize) -> Result<(), FormatError> {
     let found = found as u64;

@@ -1,23 +1,23 @@
-//! Types of fields: what the bytes of a field are, so that they come as numbers and arrays.
+//! Types of fields: they tell a reader to decode the bytes of a field as a number or an array.
 //!
-//! A type is a text, as users write it and as it lies on media: an element type and a shape, and then, for a field
-//! that files hold in another form, that form.
+//! A type is a string, the same on media and in the user's command: an element type, a shape and, after `=`, the file
+//! form if the field's files are not raw elements.
 //!
-//! | text           | the bytes of the field                                                     |
+//! | type           | the bytes of the field                                                     |
 //! |----------------|----------------------------------------------------------------------------|
 //! | `i64`          | one number                                                                 |
 //! | `f32[768]`     | 768 numbers                                                                |
 //! | `u8[3,224,224]`| an array of this shape, in C order                                         |
-//! | `u16[*]`       | numbers, of each sample as many as there are                               |
-//! | `u16[*,3]`     | rows of 3 numbers, of each sample as many as there are                     |
-//! | `f32[768]=npy` | as without `=npy`; a file of the field is an `.npy` file                   |
-//! | `i64=text`     | as without `=text`; a file of the field is the number in decimal           |
+//! | `u16[*]`       | numbers; each sample may have a different number of them                   |
+//! | `u16[*,3]`     | rows of 3 numbers; each sample may have a different number of rows         |
+//! | `f32[768]=npy` | as without `=npy`; the field's files are `.npy` files                      |
+//! | `i64=text`     | as without `=text`; the field's files hold the number in decimal           |
 //!
-//! Whatever the form of files, the bytes of a field are its elements alone, little-endian and without padding.
+//! On media, the bytes of a field are always the bare elements, little-endian and without padding, in every file form.
 //!
-//! In the header of a chunk the types are one column of the [table](super::table): the number of fields, and for
-//! each the text of its type, after its length, which is 0 for a field without a type; numbers are LEB128. A reader
-//! takes fields whose type it does not know for bytes.
+//! In the header of a chunk the types are one column of the [table](super::table): the number of fields, and for each
+//! field its type as a length-prefixed string, empty for a field without a type. Numbers are LEB128. A reader treats a
+//! field whose type it does not know as bytes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,20 +30,20 @@ use crate::format::npy;
 
 pub use crate::format::element::Element;
 
-/// The form of a field's files, of those that samples come from and those that they are exported or shown as.
+/// The form of a field's files: of the source files of an import, and of the files that an export or mount shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FileForm {
-    /// The elements.
+    /// The bare elements.
     #[default]
     Raw,
-    /// The number, in decimal.
+    /// One number, in decimal.
     Text,
     /// An `.npy` file.
     Npy,
 }
 
 impl FileForm {
-    /// Its name: `raw`, `text` or `npy`.
+    /// Name of the form: `raw`, `text` or `npy`.
     pub fn name(self) -> &'static str {
         match self {
             FileForm::Raw => "raw",
@@ -52,8 +52,7 @@ impl FileForm {
         }
     }
 
-    /// The form of the files of a field of this name, unless one is given: that which WebDataset has for the
-    /// last part of the name.
+    /// The default file form of a field with this name: WebDataset's convention for the last extension of the name.
     pub fn of_name(field: &[u8]) -> FileForm {
         match field.rsplit(|byte| *byte == b'.').next() {
             Some(b"npy") => FileForm::Npy,
@@ -68,7 +67,7 @@ impl FileForm {
 #[serde(try_from = "String", into = "String")]
 pub struct FieldType {
     element: Element,
-    /// True if each sample has its own number of the arrays that `dims` describe.
+    /// True if there is a first dimension that varies from sample to sample, before `dims`.
     is_free: bool,
     dims: Vec<u32>,
     form: FileForm,
@@ -79,17 +78,17 @@ pub struct FieldType {
 pub struct FieldArray<'a> {
     /// The type of an element.
     pub element: Element,
-    /// The length in each dimension; none: a single number.
+    /// The length in each dimension; empty for a single number.
     pub shape: Vec<u64>,
     /// The elements, little-endian, in C order.
     pub bytes: &'a [u8],
 }
 
 impl FieldType {
-    /// Arrays of this shape; `is_free`: each sample has its own number of them.
+    /// The type of arrays with dimensions `dims`; `is_free` adds a first dimension that varies from sample to sample.
     ///
     /// # Errors
-    /// A dimension is 0, there are more than 16, or such a field would have 4 GiB or more.
+    /// A dimension is 0, there are more than 16 dimensions, or such a field would have 4 GiB or more.
     pub fn new(element: Element, is_free: bool, dims: Vec<u32>) -> Result<FieldType, String> {
         if dims.len() + usize::from(is_free) > MAX_DIMS {
             return Err(format!("a shape has at most {MAX_DIMS} dimensions"));
@@ -105,10 +104,10 @@ impl FieldType {
         Ok(FieldType { element, is_free, dims, form: FileForm::Raw })
     }
 
-    /// The same type, of a field whose files have another form.
+    /// The same type with another file form.
     ///
     /// # Errors
-    /// Numbers of this type are not written as text.
+    /// Values of this type cannot be written as text.
     pub fn in_form(self, form: FileForm) -> Result<FieldType, String> {
         let is_text = form == FileForm::Text;
         if is_text && (self.is_free || !self.dims.is_empty()) {
@@ -130,18 +129,18 @@ impl FieldType {
         self.form
     }
 
-    /// The dimensions; `None`: the length differs from sample to sample, which only that of the first one may.
+    /// The dimensions; `None` for one that varies from sample to sample. Only the first dimension may vary.
     pub fn dims(&self) -> impl ExactSizeIterator<Item = Option<u32>> + '_ {
         let free = usize::from(self.is_free);
         (0..free + self.dims.len()).map(move |at| at.checked_sub(free).map(|at| self.dims[at]))
     }
 
-    /// Bytes of such a field; `None`: they differ from sample to sample.
+    /// Bytes of a field of this type; `None` if they vary from sample to sample.
     pub fn len_bytes(&self) -> Option<u32> {
         (!self.is_free).then(|| self.each_bytes())
     }
 
-    /// The shape of a field of `len` bytes; `None`: no such field has this length.
+    /// The shape of a field of `len` bytes; `None` if no field of this type can have this length.
     pub fn shape_of(&self, len: u64) -> Option<Vec<u64>> {
         let each = u64::from(self.each_bytes());
         let dims = self.dims.iter().map(|dim| (*dim).into());
@@ -155,7 +154,7 @@ impl FieldType {
     /// The bytes of a field as an array.
     ///
     /// # Errors
-    /// `Mismatch`: they are not as many as the type says.
+    /// `Mismatch`: the number of bytes does not match the type.
     pub fn array<'a>(&self, bytes: &'a [u8]) -> Result<FieldArray<'a>, FormatError> {
         let len = bytes.len() as u64;
         let Some(shape) = self.shape_of(len) else {
@@ -167,7 +166,7 @@ impl FieldType {
         Ok(FieldArray { element: self.element, shape, bytes })
     }
 
-    /// An error unless a field of this type may have `len` bytes: says both.
+    /// Checks that a field of this type may have `len` bytes. The error names both lengths.
     pub fn check_len(&self, len: u64) -> Result<(), String> {
         if self.shape_of(len).is_some() {
             return Ok(());
@@ -176,14 +175,14 @@ impl FieldType {
         Err(format!("is {self}, which has {of}{} bytes, and this has {len}", self.each_bytes()))
     }
 
-    /// Returns whether `shape` is one of this type.
+    /// Returns whether an array of this shape is of this type.
     pub fn fits(&self, shape: &[u64]) -> bool {
         let dims = self.dims();
         dims.len() == shape.len()
             && dims.zip(shape).all(|(dim, len)| dim.is_none_or(|dim| u64::from(dim) == *len))
     }
 
-    /// The file of a field with these elements: the elements themselves unless the type has a form of files.
+    /// Converts a field's elements to its file form. Raw files are the elements themselves.
     pub fn to_file<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         match (self.form, self.shape_of(bytes.len() as u64)) {
             (FileForm::Text, Some(_)) => text_of(self.element, bytes).into_bytes().into(),
@@ -196,7 +195,8 @@ impl FieldType {
         }
     }
 
-    /// The bytes before the elements in a file of a field of `len` bytes; `None`: the file holds no elements.
+    /// The bytes before the elements in the file of a field of `len` bytes; `None` if the file does not contain the
+    /// elements as bytes, because it is text.
     pub fn file_head(&self, len: u64) -> Option<Vec<u8>> {
         match (self.form, self.shape_of(len)) {
             (FileForm::Text, Some(_)) => None,
@@ -205,10 +205,10 @@ impl FieldType {
         }
     }
 
-    /// The number that a text gives, as the bytes of a field.
+    /// Parses a decimal number into the bytes of a field.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// `text` is not a number of this type.
     pub fn read_text(&self, text: &[u8]) -> Result<Vec<u8>, String> {
         let shown = || format!("`{}`", text.trim_ascii().escape_ascii());
         let number = std::str::from_utf8(text).unwrap_or_default().trim();
@@ -216,7 +216,7 @@ impl FieldType {
         bytes.ok_or_else(|| format!("is {}, and this is {}", self.element.name(), shown()))
     }
 
-    /// Bytes of all dimensions but a free one.
+    /// Bytes of one array of `dims`: of the whole field, or of one row if the first dimension varies.
     fn each_bytes(&self) -> u32 {
         self.dims.iter().product::<u32>() * self.element.len_bytes()
     }
@@ -303,7 +303,7 @@ impl FromStr for FileForm {
     }
 }
 
-/// The types of the fields of an image, in their order; by default no field has one.
+/// The types of an image's fields, in the order of the fields. By default no field has a type.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(from = "Vec<Option<FieldType>>")]
 pub struct FieldTypes(Vec<Option<FieldType>>);
@@ -315,7 +315,7 @@ impl From<Vec<Option<FieldType>>> for FieldTypes {
 }
 
 impl FieldTypes {
-    /// These types, one for each field.
+    /// From one entry per field; `None` for a field without a type.
     pub fn new(types: Vec<Option<FieldType>>) -> FieldTypes {
         if types.iter().all(Option::is_none) { FieldTypes::default() } else { FieldTypes(types) }
     }
@@ -325,22 +325,22 @@ impl FieldTypes {
         self.0.is_empty()
     }
 
-    /// The type of field number `field`; `None`: it is bytes.
+    /// The type of the field with 0-based index `field`; `None` if the field is bytes.
     pub fn of(&self, field: usize) -> Option<&FieldType> {
         self.0.get(field)?.as_ref()
     }
 
-    /// The number of fields; 0 if none has a type.
+    /// The number of fields; 0 if no field has a type.
     pub(crate) fn num_fields(&self) -> usize {
         self.0.len()
     }
 
-    /// Number and type of each field that has one.
+    /// Index and type of each field that has a type.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &FieldType)> {
         self.0.iter().enumerate().filter_map(|(field, kind)| Some((field, kind.as_ref()?)))
     }
 
-    /// Appends the bytes of the column of a chunk's table.
+    /// Appends the encoded types: the bytes of a column of a chunk's table.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_number(out, self.0.len() as u64);
         for kind in &self.0 {
@@ -349,7 +349,7 @@ impl FieldTypes {
         }
     }
 
-    /// Bytes of the column with its kind and length; 0 where there is none.
+    /// Bytes of the column with its kind and length; 0 if no field has a type.
     pub(crate) fn column_len(&self, kind: u64) -> usize {
         if self.is_empty() {
             return 0;
@@ -359,10 +359,10 @@ impl FieldTypes {
         number_len(kind) + number_len(column.len() as u64) + column.len()
     }
 
-    /// Reads the column of a chunk whose samples have `num_fields` fields.
+    /// Decodes the column of a chunk whose samples have `num_fields` fields.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The column is damaged, or has another number of fields.
     pub(crate) fn decode(bytes: &[u8], num_fields: usize) -> Result<FieldTypes, FormatError> {
         let mut from = Cursor::new(WHAT, bytes);
         let types = FieldTypes::read(&mut from, num_fields)?;
@@ -370,7 +370,7 @@ impl FieldTypes {
         Ok(types)
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, from the front of `from`.
+    /// Reads the output of [`encode`](Self::encode) from the front of `from`.
     pub(crate) fn read(
         from: &mut Cursor<'_>,
         num_fields: usize,
@@ -380,19 +380,19 @@ impl FieldTypes {
         let mut types = Vec::with_capacity(count);
         for _ in 0..count {
             let text = std::str::from_utf8(from.string()?).unwrap_or_default();
-            types.push(text.parse().ok()); // one of a later release is none
+            types.push(text.parse().ok()); // ignore a type that a later release added
         }
         Ok(FieldTypes::new(types))
     }
 }
 
-/// `number`, unless it is infinite and has digits in `text`, so that its type does not hold it.
+/// `number`, or `None` if it overflowed: it is infinite although `text` has digits.
 fn within<T: Copy>(text: &str, number: T, is_infinite: fn(T) -> bool) -> Option<T> {
     let has_digits = text.contains(|c: char| c.is_ascii_digit());
     Some(number).filter(|number| !(is_infinite(*number) && has_digits))
 }
 
-/// The bytes of a number that is written in decimal.
+/// Parses a decimal number into little-endian bytes.
 fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
     fn parse<T: FromStr>(text: &str) -> Option<T> {
         text.parse().ok()
@@ -417,7 +417,7 @@ fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
     })
 }
 
-/// The number of these bytes, in decimal.
+/// Formats the number in these bytes in decimal.
 fn text_of(element: Element, bytes: &[u8]) -> String {
     fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
         bytes.first_chunk().copied().unwrap_or([0; N])
@@ -436,7 +436,7 @@ fn text_of(element: Element, bytes: &[u8]) -> String {
     }
 }
 
-/// The most dimensions of a type.
+/// Maximum dimensions of a type, a varying one included.
 const MAX_DIMS: usize = 16;
 const WHAT: &str = "types of the fields";
 
@@ -552,7 +552,7 @@ mod tests {
         ) {
             if let Ok(kind) = text.parse::<FieldType>() {
                 prop_assert_eq!(kind.to_string().parse::<FieldType>(), Ok(kind.clone()));
-                let _ = kind.array(&bytes); // only panics matter
+                let _ = kind.array(&bytes); // only a panic would matter
                 let _ = kind.to_file(&bytes);
             }
             let _ = FieldTypes::decode(&bytes, n); // likewise

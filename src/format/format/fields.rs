@@ -1,15 +1,14 @@
 //! Records of several fields: for example an image, its label and its caption in one sample, read at once.
 //!
 //! A record of one field is the bytes of that field. A record of several fields begins with a table of
-//! their lengths, one u32 each, and the fields follow in the same order. The sample's CRC32C covers all of
-//! it.
+//! their lengths, a u32 for each; the fields follow in the same order. The sample's CRC32C covers the whole record.
 
 use std::ops::Range;
 
 use crate::format::FormatError;
 use crate::format::error::{at_most, enough, equal};
 
-/// The length of a record with fields of these lengths; `None`: the field is absent.
+/// The length of a record with fields of these lengths; `None` for an absent field.
 ///
 /// # Errors
 /// `OutOfRange`: the record has 4 GiB or more.
@@ -21,7 +20,7 @@ pub fn record_len(lens: &[Option<u64>]) -> Result<u32, FormatError> {
     Ok(total as u32)
 }
 
-/// The length table at the front of a record. Empty for one field.
+/// The length table at the front of a record; empty if there is only one field.
 pub fn table(lens: &[Option<u64>]) -> Vec<u8> {
     if lens.len() <= 1 {
         return Vec::new();
@@ -47,7 +46,7 @@ pub fn put_table(lens: &[Option<u64>], record: &mut [u8]) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The ranges of the fields of `record`; `None` for an absent one. `num_fields` 0 and 1 mean the same.
+/// The byte range of each field of `record`; `None` for an absent field. `num_fields` 0 and 1 mean the same.
 ///
 /// # Errors
 /// The table does not describe the record.
@@ -73,7 +72,7 @@ pub fn split(record: &[u8], num_fields: usize) -> Result<Vec<Option<Range<usize>
     Ok(ranges)
 }
 
-/// The range of field number `field`, which must be below `num_fields`; `None`: the field is absent.
+/// The byte range of the field with index `field`, which must be below `num_fields`; `None` if the field is absent.
 ///
 /// # Errors
 /// The table does not describe the record.
@@ -82,13 +81,13 @@ pub fn find(
     num_fields: usize,
     field: usize,
 ) -> Result<Option<Range<usize>>, FormatError> {
-    // The fields together have the length of the record, so each lies in it.
+    // The lengths of the fields add up to the length of the record, so each field lies in it.
     let found = field_range(record, num_fields, field, record.len() as u64)?;
     Ok(found.map(|found| found.start as usize..found.end as usize))
 }
 
-/// The range of field number `field` in a record of `len` bytes, whose first bytes are `table`: the rest need
-/// not be there. `None`: the field is absent.
+/// The byte range of the field with index `field` in a record of `len` bytes; `None` if the field is absent. Needs only
+/// the first bytes of the record: `table`.
 ///
 /// # Errors
 /// The table does not describe such a record.
@@ -119,13 +118,12 @@ pub fn field_range(
     Ok(found)
 }
 
-/// Length of the table of a record with this many fields: the overhead of a record.
+/// Length of a record's table with this many fields: the overhead of a record.
 pub fn table_len(num_fields: usize) -> u64 {
     if num_fields > 1 { num_fields as u64 * 4 } else { 0 }
 }
 
-/// The length value of an absent field. A present field cannot be this long, since the table takes space
-/// too.
+/// The length that marks an absent field. A present field cannot be this long: the record also contains the table.
 const ABSENT: u32 = u32::MAX;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How full a chunk is. Which samples fit is computed from lengths, before any byte is read.
+//! Fill level of a chunk: decides from lengths which samples fit, before any byte of them is read.
 
 use crate::format::SampleMeta;
 use crate::format::chunk::{HEAD_BYTES, padded};
@@ -6,14 +6,14 @@ use crate::format::columns::ColumnSpec;
 use crate::format::geometry::{ImageLayout, MAX_CHUNK_SAMPLES};
 use crate::format::table::Bound;
 
-/// The chunk in which a sample belongs.
+/// The chunk that a sample belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
-    /// In this chunk.
+    /// This chunk.
     Here,
-    /// In the next one: [`finish`](crate::format::ChunkBuilder::finish) this one first.
+    /// The next chunk: [`finish`](crate::format::ChunkBuilder::finish) this one first.
     NextChunk,
-    /// In no chunk: finish this one if it has samples, then see
+    /// A chunk of its own, larger than the chunk size: finish this one if it has samples, then see
     /// [`ChunkBuilder::oversize`](crate::format::ChunkBuilder::oversize).
     Oversize,
 }
@@ -21,30 +21,30 @@ pub enum Fit {
 /// The space that a chunk's samples occupy so far.
 ///
 /// [`crate::format::ChunkBuilder`] follows the same rules, so one thread can plan a chunk and another can
-/// build it. The header counts with the most that it can take, since front coding depends on
-/// all names: the chunk then ends a little before its size.
+/// build it. The header counts with an upper bound of its length, since front coding depends on all names. So a chunk
+/// may end a little below the chunk size.
 #[derive(Debug, Clone)]
 pub struct Fill {
     layout: ImageLayout,
-    /// Bytes of head, and of names and types of the fields.
+    /// Bytes of the head and of the names and types of the fields.
     fixed: usize,
     num_samples: u32,
     table: Bound,
-    /// The bound of a chunk without samples.
+    /// The bound for a chunk without samples.
     empty: Bound,
     /// End of the last sample, relative to the start of the data.
     end: u64,
 }
 
 impl Fill {
-    /// An empty chunk whose table has `fields_len` bytes of names and types of the fields, and these typed columns.
+    /// An empty chunk. `fields_len` is the encoded length of the names and types of the fields.
     pub fn new(layout: ImageLayout, fields_len: usize, typed: &[ColumnSpec]) -> Fill {
         let fixed = HEAD_BYTES + fields_len;
         let table = Bound::new(typed);
         Fill { layout, fixed, num_samples: 0, empty: table.clone(), table, end: 0 }
     }
 
-    /// Its number of samples.
+    /// Number of samples in the chunk.
     pub fn num_samples(&self) -> u32 {
         self.num_samples
     }
@@ -54,12 +54,12 @@ impl Fill {
         self.end
     }
 
-    /// The start of a record of `len` bytes if it comes next, relative to the start of the data.
+    /// The start of the next record if it has `len` bytes, relative to the start of the data.
     pub(crate) fn next_start(&self, len: u32) -> u64 {
         self.layout.pack.next_start(self.end, len)
     }
 
-    /// Decides in which chunk a sample with a record of `len` bytes belongs.
+    /// Decides which chunk a sample with a record of `len` bytes belongs to.
     pub fn fit(&self, meta: &SampleMeta<'_>, len: u32) -> Fit {
         let size = u64::from(self.layout.chunk_size_bytes);
         let alone = self.fixed + self.empty.with(meta, len);

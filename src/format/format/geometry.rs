@@ -1,4 +1,4 @@
-//! The geometry of an image: its version, cells, cell ranges, extents, and their limits.
+//! The geometry of an image: format version, cells, cell ranges, extents, and limits.
 
 use zerocopy::FromBytes;
 
@@ -41,21 +41,21 @@ pub struct CellRange {
     pub namespace: u16,
     /// First cell.
     pub cell: u64,
-    /// How many cells.
+    /// Number of cells.
     pub cells: u64,
 }
 
 /// Properties of the whole image that never change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct ImageLayout {
-    /// The image.
+    /// UUID of the image.
     pub uuid: Uuid,
-    /// Maximum length of a chunk, unless it is of one larger sample: a power of two between
-    /// [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`].
+    /// Maximum length of a chunk: a power of two between [`MIN_CHUNK_BYTES`] and [`MAX_CHUNK_BYTES`]. Only a chunk of
+    /// one oversize sample is longer.
     pub chunk_size_bytes: u32,
-    /// How samples are packed.
+    /// Packing rule of the samples in a chunk.
     pub pack: Pack,
-    /// How many namespaces.
+    /// Number of namespaces.
     pub num_namespaces: u16,
 }
 
@@ -63,7 +63,7 @@ impl ImageLayout {
     /// A layout, if the numbers are valid.
     ///
     /// # Errors
-    /// `OutOfRange`: no namespace, or a chunk size that is no power of two or out of bounds.
+    /// `OutOfRange`: there is no namespace, or the chunk size is not a power of two or out of bounds.
     pub fn new(
         uuid: Uuid,
         chunk_size_bytes: u32,
@@ -83,7 +83,7 @@ impl ImageLayout {
         CELL_BYTES
     }
 
-    /// The first cell after those of the superblocks.
+    /// The first cell after the reserved ones of superblocks, journal and lease.
     pub fn first_cell(&self) -> u64 {
         SUPERBLOCK_CELLS
     }
@@ -91,7 +91,7 @@ impl ImageLayout {
     /// Offset of `cell` in bytes.
     ///
     /// # Errors
-    /// `OutOfRange` when the cell does not end below 2^63 bytes.
+    /// `OutOfRange`: the cell ends at or above 2^63 bytes.
     pub fn offset_of(&self, cell: u64) -> Result<u64, FormatError> {
         let size = self.cell_bytes();
         at_most("cell", cell, (MAX_NAMESPACE_BYTES / size).saturating_sub(1))?;
@@ -103,7 +103,7 @@ impl ImageLayout {
         len_bytes.div_ceil(self.cell_bytes())
     }
 
-    /// Whole cells in a namespace of `len_bytes`, those of the superblocks included.
+    /// Whole cells in a namespace of `len_bytes`, reserved ones included.
     pub fn capacity_cells(&self, len_bytes: u64) -> u64 {
         len_bytes.min(MAX_NAMESPACE_BYTES) / self.cell_bytes()
     }
@@ -113,14 +113,14 @@ impl ImageLayout {
         self.chunk_size_bytes / 4
     }
 
-    /// The maximum length of all names of a chunk together. Front coding makes them shorter on media; the
-    /// limit bounds what a reader unpacks.
+    /// The maximum length of a chunk's decoded names together. Names are front-coded on media, so without this limit a
+    /// small header could decode to huge names.
     pub(crate) fn max_names_bytes(&self) -> u64 {
         u64::from(self.chunk_size_bytes) * 4
     }
 }
 
-/// An error unless `bytes` is a valid chunk size.
+/// Checks that `bytes` is a valid chunk size.
 pub(crate) fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     if !bytes.is_power_of_two() || bytes < MIN_CHUNK_BYTES {
         return Err(out_of_range("chunk size", bytes, MIN_CHUNK_BYTES.into()));
@@ -129,7 +129,7 @@ pub(crate) fn check_chunk_size(bytes: u32) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// An error unless `found`, which `what` names as its image's layout, equals `expected`.
+/// Checks that `found`, the image layout in structure `what`, equals `expected`.
 #[doc(hidden)]
 pub fn check_layout(
     what: &'static str,
@@ -153,10 +153,11 @@ pub fn check_layout(
         .try_for_each(|(name, (expected, found))| equal(name, expected, found))
 }
 
-/// Reads a structure that begins with `magic` and the version, and ends with its CRC32C, from the front of `bytes`.
+/// Reads a structure from the front of `bytes`. It begins with `magic` and the version, and ends with its CRC32C.
 ///
 /// # Errors
-/// `Truncated`, `Magic`: it is not there. `Checksum`: it is damaged. `Version`: a release of another format wrote it.
+/// `Truncated`, `Magic`: the structure is not there. `Checksum`: it is damaged. `Version`: it has another format
+/// version.
 #[doc(hidden)]
 pub fn read_sealed<T: FromBytes>(
     what: &'static str,
@@ -181,7 +182,7 @@ pub fn read_sealed<T: FromBytes>(
     Ok(T::read_from_bytes(bytes).expect("as many bytes as it has"))
 }
 
-/// An error unless `generation` is a valid committed one, which leaves room for a next one.
+/// Checks that `generation` is a valid number of a committed generation: 1 to `MAX_GENERATION`.
 #[doc(hidden)]
 pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
     match generation {
@@ -190,9 +191,9 @@ pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
     }
 }
 
-/// The version of the format, in every structure of an image.
+/// Format version, stored in every structure of an image.
 pub const FORMAT_VERSION: u16 = 2;
-/// The smallest chunk size: one name of 4,096 bytes still fits into a quarter of it.
+/// The smallest chunk size. A name of 4,096 bytes still fits into its header: a quarter of the chunk.
 pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
 /// Length of a cell.
 pub const CELL_BYTES: u64 = 4096;
@@ -200,8 +201,8 @@ pub const CELL_BYTES: u64 = 4096;
 pub(crate) const SUPERBLOCK_CELLS: u64 = 9;
 /// The largest chunk size.
 pub const MAX_CHUNK_BYTES: u32 = 256 << 20;
-/// The default chunk size. Reads of 1 MiB and more already reach the bandwidth of drive and link; four of
-/// them give a chunk enough samples for a fair shuffle.
+/// The default chunk size. Reads of 1 MiB already reach the bandwidth of drive and link; a chunk is four times as long
+/// to hold enough samples for a good shuffle.
 pub const DEFAULT_CHUNK_BYTES: u32 = 4 << 20;
 /// The largest generation number of an image.
 pub(crate) const MAX_GENERATION: u64 = i64::MAX as u64;

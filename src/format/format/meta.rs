@@ -1,4 +1,4 @@
-//! Valid names and labels of a sample.
+//! Metadata of a sample, and checks of its name and label.
 
 use crate::format::FormatError;
 use crate::format::columns::RowValues;
@@ -9,18 +9,18 @@ use dlfs_base::units::SampleId;
 /// The metadata of a sample in a chunk's table, without its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleMeta<'a> {
-    /// Its id.
+    /// Id of the sample.
     pub id: SampleId,
-    /// Its name: up to 4,096 bytes, none of them NUL.
+    /// Name: up to 4,096 bytes without NUL.
     pub name: &'a [u8],
-    /// Its label, if it has one: any number but `i64::MIN`, which the directory uses for "no label".
+    /// Label, if any: any number except `i64::MIN`, which the directory uses for "no label".
     pub label: Option<i64>,
-    /// Its values in the typed columns.
+    /// Values in the typed columns.
     pub values: RowValues<'a>,
 }
 
 impl SampleMeta<'_> {
-    /// An error unless name and label are valid.
+    /// Checks name, label and values.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), FormatError> {
         check_name(self.name)?;
@@ -29,7 +29,7 @@ impl SampleMeta<'_> {
     }
 }
 
-/// An error if a label is the reserved "no label" value.
+/// Checks that a label is not `i64::MIN`, the reserved "no label" value.
 #[doc(hidden)]
 pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
     if label == Some(i64::MIN) {
@@ -38,7 +38,7 @@ pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// An error unless `name` is a valid sample name.
+/// Checks that `name` is a valid sample name.
 pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
     at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
     if name.contains(&0) {

@@ -1,9 +1,9 @@
-//! The order of names, and what neighbours share.
+//! The order of names, and common prefixes.
 
 use std::cmp::Ordering;
 
-/// The order of names: bytewise, but a slash sorts first, so that a folder's contents directly follow its
-/// name, and class folders are in the order of their names.
+/// The order of names: bytewise, but a slash sorts before all other bytes. So the contents of a folder directly follow
+/// its own name, and class folders are in the order of their names.
 pub(crate) fn compare(a: &[u8], b: &[u8]) -> Ordering {
     let same = common(a, b);
     let next = |name: &[u8]| name.get(same).map(|byte| if *byte == b'/' { 0 } else { *byte });

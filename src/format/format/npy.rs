@@ -1,32 +1,32 @@
-//! The header of an `.npy` file: element type and shape of an array, and where its elements begin.
+//! The header of an `.npy` file: element type and shape of an array, and the offset of its elements.
 //!
 //! ```text
 //! \x93NUMPY | major, minor | length of the text: u16, from major 2 on u32 | text | elements
 //! {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
 //! ```
 //!
-//! What a header may say beyond that (other byte orders, columns first, objects) is refused with words, since a field
-//! holds elements as they lie in memory.
+//! Other headers (big-endian, Fortran order, Python objects) are refused with an error message: a field holds
+//! little-endian elements in C order.
 
 use crate::format::element::Element;
 
 /// A decoded header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NpyHeader {
-    /// The type of an element, by its name in numpy; see [`NpyHeader::element`].
+    /// The type of an element as a numpy dtype string; see [`NpyHeader::element`].
     descr: String,
-    /// The length in each dimension; none: a single number.
+    /// The length in each dimension; empty for a single number.
     pub shape: Vec<u64>,
     /// Offset of the first element.
     pub len_bytes: u64,
 }
 
-/// Why bytes are not read as a header.
+/// The error if bytes are not a complete, valid header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NpyError {
-    /// It takes so many bytes, and fewer were given.
+    /// The header takes at least this many bytes, and fewer were given.
     Needs(u64),
-    /// It is invalid, for this reason.
+    /// The header is invalid, for this reason.
     Wrong(String),
 }
 
@@ -34,7 +34,7 @@ impl NpyHeader {
     /// Reads the header at the front of `bytes`.
     ///
     /// # Errors
-    /// `Needs`: it may be right, and more bytes are needed. Otherwise what is wrong with it.
+    /// `Needs`: more bytes are needed to decide. `Wrong`: the header is invalid.
     pub fn parse(bytes: &[u8]) -> Result<NpyHeader, NpyError> {
         let magic = bytes.len().min(MAGIC.len());
         if bytes[..magic] != MAGIC[..magic] {
@@ -63,7 +63,7 @@ impl NpyHeader {
     /// The type of an element.
     ///
     /// # Errors
-    /// A field has no such elements: says why.
+    /// A field cannot have such elements, for the reason given.
     pub fn element(&self) -> Result<Element, String> {
         let descr = &*self.descr;
         let (order, kind) = descr.split_at_checked(1).unwrap_or(("", descr));
@@ -79,14 +79,14 @@ impl NpyHeader {
         }
     }
 
-    /// Returns whether its elements may be of this type. Those of bf16 have no type of their own in numpy: they are
-    /// voids of two bytes.
+    /// Returns whether the elements may be of this type. numpy has no bf16 dtype, and stores bf16 as voids of two
+    /// bytes.
     pub fn has(&self, element: Element) -> bool {
         let is_void = self.descr == "<V2" || self.descr == "|V2";
         self.element() == Ok(element) || element == Element::Bf16 && is_void
     }
 
-    /// Type and shape, for a message.
+    /// Type and shape, for an error message.
     pub fn shown(&self) -> String {
         format!("{}{}", self.descr, shown_shape(&self.shape))
     }
@@ -102,7 +102,7 @@ pub fn header(element: Element, shape: &[u64]) -> Vec<u8> {
     let shown = shown_shape(shape);
     let mut text =
         format!("{{'descr': '{order}{descr}', 'fortran_order': False, 'shape': {shown}, }}");
-    // Room for the first dimension to grow, as numpy leaves it.
+    // Leave room for the first dimension to grow, as numpy does.
     if let Some(first) = shape.first() {
         let digits = first.to_string().len();
         text.extend(std::iter::repeat_n(' ', GROWTH_DIGITS.saturating_sub(digits)));
@@ -125,7 +125,7 @@ fn shown_shape(shape: &[u64]) -> String {
     }
 }
 
-/// The text of a header: a dictionary as Python writes it.
+/// A parser of the header's text: the literal of a Python dictionary.
 struct Text<'a> {
     rest: &'a [u8],
 }
@@ -208,7 +208,7 @@ impl Text<'_> {
                 std::str::from_utf8(&self.rest[..digits]).ok().and_then(|text| text.parse().ok());
             numbers.push(number.ok_or(BROKEN)?);
             self.rest = &self.rest[digits..];
-            self.takes(b'L'); // as Python 2 wrote it
+            self.takes(b'L'); // suffix of a Python 2 long
             if !self.takes(b',') {
                 self.expect(b')')?;
                 break;
@@ -222,7 +222,7 @@ fn wrong<T>(what: &str) -> Result<T, NpyError> {
     Err(NpyError::Wrong(what.to_owned()))
 }
 
-/// Each element type, as numpy names it behind the byte order.
+/// Each element type and its numpy dtype string without the byte order.
 const DESCRS: [(Element, &str); 12] = [
     (Element::U8, "u1"),
     (Element::I8, "i1"),
@@ -241,11 +241,11 @@ const DESCRS: [(Element, &str); 12] = [
 const MAGIC: [u8; 6] = *b"\x93NUMPY";
 /// Magic, version and the length of the text.
 const FRONT: u64 = 10;
-/// Elements begin at a multiple of this.
+/// Alignment of the first element in the file, in bytes.
 const ALIGN: usize = 64;
-/// For how many digits of the first dimension numpy leaves room.
+/// Digits that numpy reserves for the first dimension.
 const GROWTH_DIGITS: usize = 21;
-/// A header of a field's array takes a few hundred.
+/// Limit for untrusted files: the header of a field's array takes a few hundred bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 const BROKEN: &str = "has a broken .npy header";
 
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn headers_are_those_that_numpy_writes() {
-        // numpy.save of numpy 2.
+        // As written by `numpy.save` of numpy 2.
         let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (768,), }";
         let bytes = header(Element::F32, &[768]);
         assert_eq!((bytes.len(), &bytes[..10]), (128, &b"\x93NUMPY\x01\x00\x76\x00"[..]));
@@ -332,7 +332,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in ".{0,80}") {
-            let _ = NpyHeader::parse(&bytes); // only panics matter
+            let _ = NpyHeader::parse(&bytes); // only a panic would matter
             if let Ok(read) = with(&text) {
                 let _ = read.element(); // likewise
             }

@@ -1,14 +1,16 @@
-//! Origins: which objects of stores an image was imported from.
+//! Origins: the object-store objects that an image was imported from.
 //!
-//! Each import from stores adds a group; nothing is removed when samples are deleted. A group is
+//! Each import from object stores adds a group; deleting samples removes nothing. A group is
 //!
 //! ```text
 //! generation | objects: count, (shared, rest of the address, bytes, tag)*
 //! ```
 //!
-//! in LEB128 numbers and strings behind their length. An address shares its first bytes with the one before it. A tag
-//! is 0 where the store gave none, or 1 and 16 bytes where it is 32 digits in quotes, as most are, or else its length
-//! plus 2, and its text.
+//! where numbers are LEB128 and strings have a length prefix. Addresses are front-coded: `shared` is the length of the
+//! prefix that an address shares with the previous one. An entity tag is encoded as
+//! - 0, if the store gave none,
+//! - 1 and 16 bytes, if it is 32 hexadecimal digits in quotes, as most are, or else
+//! - its length plus 2, and its bytes.
 
 use crate::format::FormatError;
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
@@ -20,25 +22,25 @@ use dlfs_base::units::Generation;
 pub struct Origin {
     /// The generation that it was imported into.
     pub generation: Generation,
-    /// Its address, without secrets.
+    /// Address of the object, without secrets.
     pub address: String,
-    /// Its length.
+    /// Length of the object.
     pub len_bytes: u64,
-    /// Its entity tag, if the store gave one.
+    /// Entity tag of the object, if the store gave one.
     pub etag: Option<String>,
 }
 
-/// The objects of one import, compactly.
+/// Collects the objects of one import, in encoded form.
 #[derive(Debug, Clone, Default)]
 pub struct OriginsBuilder {
     count: u64,
     bytes: Vec<u8>,
-    /// The address before the next one.
+    /// The address that was added last.
     last: String,
 }
 
 impl OriginsBuilder {
-    /// Adds an object. Those whose addresses ascend take the least space.
+    /// Adds an object. Add objects in ascending order of addresses to save space.
     pub fn push(&mut self, address: &str, len_bytes: u64, etag: Option<&str>) {
         let shared = self.last.bytes().zip(address.bytes()).take_while(|(a, b)| a == b).count();
         put_number(&mut self.bytes, shared as u64);
@@ -50,12 +52,12 @@ impl OriginsBuilder {
         self.count += 1;
     }
 
-    /// Its number of objects.
+    /// Number of objects.
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Returns whether it has none.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -63,7 +65,7 @@ impl OriginsBuilder {
     /// Calls `visit` with each object.
     ///
     /// # Panics
-    /// If it cannot read what it wrote, which would be a bug.
+    /// If the encoded objects cannot be decoded, which would be a bug.
     pub fn for_each(&self, mut visit: impl FnMut(Origin)) {
         let mut group = Vec::new();
         self.encode(Generation(0), &mut group);
@@ -74,7 +76,7 @@ impl OriginsBuilder {
         .expect("these are its own bytes");
     }
 
-    /// Appends the group, as that of an import into `generation`.
+    /// Appends the encoded group of an import into `generation`; nothing if there are no objects.
     pub fn encode(&self, generation: Generation, out: &mut Vec<u8>) {
         if self.count > 0 {
             put_number(out, generation.0);
@@ -84,10 +86,10 @@ impl OriginsBuilder {
     }
 }
 
-/// Calls `visit` with each object of some groups.
+/// Calls `visit` with each object of `groups`.
 ///
 /// # Errors
-/// What is wrong with the bytes, or the error of `visit`.
+/// The bytes are damaged; or the error of `visit`.
 pub fn visit_origins(
     groups: &[u8],
     mut visit: impl FnMut(Origin) -> Result<(), FormatError>,
@@ -115,7 +117,7 @@ pub fn visit_origins(
     Ok(())
 }
 
-/// Appends a tag.
+/// Appends an encoded entity tag.
 #[doc(hidden)]
 pub fn put_tag(out: &mut Vec<u8>, etag: Option<&str>) {
     match (etag, etag.and_then(digits)) {
@@ -131,10 +133,10 @@ pub fn put_tag(out: &mut Vec<u8>, etag: Option<&str>) {
     }
 }
 
-/// The tag that [`put_tag`] wrote at the beginning of `bytes`.
+/// Decodes the entity tag that [`put_tag`] wrote at the beginning of `bytes`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The bytes are damaged.
 #[doc(hidden)]
 pub fn tag_at(bytes: &[u8]) -> Result<Option<String>, FormatError> {
     take_tag(&mut Cursor::new(WHAT, bytes))
@@ -151,16 +153,16 @@ fn take_tag(from: &mut Cursor<'_>) -> Result<Option<String>, FormatError> {
     })
 }
 
-/// The 16 bytes of a tag that is 32 digits in quotes.
+/// The 16 bytes of an entity tag that is 32 hexadecimal digits in quotes.
 fn digits(etag: &str) -> Option<[u8; 16]> {
     let digits = etag.strip_prefix('"')?.strip_suffix('"')?;
-    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'); // upper case would not come back
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'); // upper case would not round-trip
     let number = u128::from_str_radix(digits, 16).ok()?;
     (digits.len() == 32 && digits.bytes().all(is_digit)).then(|| number.to_be_bytes())
 }
 
 const WHAT: &str = "origins";
-/// Longer than any address: keys have at most 1,024 bytes, each of which may be escaped.
+/// Limit of an address, longer than any valid one: keys have at most 1,024 bytes, each of which may be escaped.
 const MAX_ADDRESS_BYTES: u64 = 64 << 10;
 
 #[cfg(test)]
@@ -220,7 +222,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            let _ = read(&damaged); // either is well: checksums tell, and here only nothing may panic
+            let _ = read(&damaged); // either result is fine: a checksum finds the damage; only a panic would matter
         }
     }
 }

@@ -1,28 +1,27 @@
-//! The offset of the next sample in a chunk.
+//! Packing rules: they determine the offsets of samples in a chunk.
 
 use crate::format::FormatError;
 use crate::format::error::out_of_range;
 use dlfs_base::units::ALIGN_BYTES;
 
-/// How samples follow each other in a chunk. Part of the format: the directory stores lengths only, and
-/// computes offsets by laying the samples out again.
+/// The packing rule of a chunk's samples. Part of the format: the directory stores only lengths, and computes offsets
+/// by this rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub enum Pack {
-    /// A sample touches no more 4,096-byte blocks than its length needs, if that costs at most 1/8 of its
-    /// length in padding. A read of one sample then transfers one block less.
+    /// A sample begins at the next 4,096-byte boundary if it then touches one block less, and if the padding is at most
+    /// 1/8 of its length. A read of one sample then transfers one block less.
     #[default]
     Aligned,
     /// Each sample begins where the previous one ends.
     Tight,
-    /// Each sample begins at a multiple of 4,096. Never on media: this is the layout of a folder that is
-    /// read without an import.
+    /// Each sample begins at a multiple of 4,096. Never on media: used for a folder that is read without an import.
     #[serde(skip)]
     Paged,
 }
 
 impl Pack {
-    /// The start of a sample of `len` bytes whose predecessor ended at `at`, both relative to the start of the
-    /// chunk's data, which is a multiple of 4,096.
+    /// The start of a sample of `len` bytes after one that ends at `at`. Both are relative to the start of the chunk's
+    /// data, which is a multiple of 4,096.
     #[inline]
     pub(crate) fn next_start(self, at: u64, len: u32) -> u64 {
         match self {
@@ -39,7 +38,7 @@ impl Pack {
         }
     }
 
-    /// The mode as its byte on media.
+    /// The byte on media that encodes this rule.
     pub(crate) fn to_byte(self) -> u8 {
         match self {
             Pack::Aligned => 0,
@@ -48,7 +47,7 @@ impl Pack {
         }
     }
 
-    /// The mode of a byte on media.
+    /// Decodes the byte on media.
     pub(crate) fn from_byte(byte: u8) -> Result<Pack, FormatError> {
         match byte {
             0 => Ok(Pack::Aligned),

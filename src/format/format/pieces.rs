@@ -1,12 +1,11 @@
-//! Checksums of the pieces of large samples, so that a part of one is read and verified without the rest.
+//! Checksums of the pieces of large samples, so that a part of a sample can be read and verified without the rest.
 //!
 //! A record of more than [`PIECED_ABOVE_BYTES`] is divided into pieces of [`PIECE_BYTES`] from its first byte;
-//! the last one may be shorter. Their checksums lie in a column of the chunk's header
-//! (`kind::PIECES`), four bytes for 256 KiB, and take no memory until a
-//! part is read.
+//! the last piece may be shorter. Their checksums are a column of the chunk's header (`kind::PIECES`), four bytes for
+//! 256 KiB. They are loaded only when a part is read.
 //!
-//! The checksums are not believed: together they give the checksum of the record ([`whole`]), which the
-//! directory holds. So a header that is old, or belongs elsewhere, is noticed before it is used.
+//! The checksums are verified before use: combined, they must give the checksum of the record ([`whole`]), which the
+//! directory holds. So a stale or misplaced header is detected.
 
 use std::sync::LazyLock;
 
@@ -18,12 +17,12 @@ pub const PIECE_BYTES: u32 = 256 << 10;
 /// Records longer than this have checksums of their pieces.
 pub const PIECED_ABOVE_BYTES: u32 = 1 << 20;
 
-/// How many pieces a record of `len` bytes has that have checksums of their own: 0 for one that is not large.
+/// Number of piece checksums of a record of `len` bytes: 0 if the record is not large.
 pub fn num_pieces(len: u32) -> usize {
     if len <= PIECED_ABOVE_BYTES { 0 } else { len.div_ceil(PIECE_BYTES) as usize }
 }
 
-/// Bytes of the piece `index` of a record of `len` bytes.
+/// Bytes of piece `index` of a record of `len` bytes.
 ///
 /// # Panics
 /// If there is no such piece.
@@ -33,8 +32,7 @@ pub fn piece_len(len: u32, index: usize) -> u32 {
     (u64::from(len) - start).min(PIECE_BYTES.into()) as u32
 }
 
-/// The CRC32C of a record of `len` bytes whose pieces have these checksums; `None` if they are not as many
-/// as it has pieces.
+/// The CRC32C of a record of `len` bytes whose pieces have the CRC32Cs `sums`; `None` if their number is wrong.
 pub fn whole(sums: &[u32], len: u32) -> Option<u32> {
     if sums.len() != len.div_ceil(PIECE_BYTES) as usize {
         return None;
@@ -43,7 +41,7 @@ pub fn whole(sums: &[u32], len: u32) -> Option<u32> {
     Some(each.fold(0, |crc, (index, &sum)| with_piece(crc, sum, piece_len(len, index))))
 }
 
-/// The CRC32C of a record so far, whose next piece has `len` bytes and this checksum.
+/// Extends `crc`, the CRC32C of a record so far, by a piece of `len` bytes with checksum `sum`.
 fn with_piece(crc: u32, sum: u32, len: u32) -> u32 {
     static COMPLETE: LazyLock<Combination> = LazyLock::new(|| Combination::of(PIECE_BYTES.into()));
     match len {
@@ -52,25 +50,24 @@ fn with_piece(crc: u32, sum: u32, len: u32) -> u32 {
     }
 }
 
-/// The checksums of a record, computed from its bytes in any quantities.
+/// Computes the checksums of a record and its pieces, incrementally.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RecordSums {
     /// The checksums of complete pieces.
     complete: Vec<u32>,
-    /// The checksum of the piece that is not complete, and its number of bytes, so far.
+    /// The incomplete piece: the checksum and number of its bytes so far.
     open: (u32, u32),
 }
 
 impl RecordSums {
-    /// Those of `record`.
+    /// The checksums of `record`.
     pub fn of(record: &[u8]) -> RecordSums {
         let mut sums = RecordSums::default();
         sums.push(record);
         sums
     }
 
-    /// As many checksums as a record of `len` bytes has, before their values are known: for its length in a
-    /// header.
+    /// Placeholders for the checksums of a record of `len` bytes: enough to compute the length of a header.
     pub fn unknown(len: u32) -> RecordSums {
         let open = len % PIECE_BYTES;
         RecordSums { complete: vec![0; (len / PIECE_BYTES) as usize], open: (0, open) }
@@ -90,7 +87,7 @@ impl RecordSums {
         }
     }
 
-    /// The CRC32C of the record. Combining two checksums may cost microseconds, and a small record has one.
+    /// The CRC32C of the record. Combining two checksums may take microseconds, but a record of one piece needs none.
     pub fn crc32c(&self) -> u32 {
         let complete = self.complete.iter().map(|&sum| (sum, PIECE_BYTES));
         let mut pieces = complete.chain(Some(self.open).filter(|(_, len)| *len > 0));
@@ -98,7 +95,7 @@ impl RecordSums {
         pieces.fold(first, |crc, (sum, len)| with_piece(crc, sum, len))
     }
 
-    /// The checksums of its pieces, also of a record that is not large.
+    /// The checksums of the pieces, even if the record is not large.
     pub fn pieces(&self) -> impl Iterator<Item = u32> + '_ {
         let last = (self.open.1 > 0).then_some(self.open.0);
         self.complete.iter().copied().chain(last)

@@ -1,4 +1,4 @@
-//! The map from sample ids to slots: `slot = P(id)`, part by part.
+//! The map from sample ids to slots: `slot = P(id)`. Each part has its own map.
 
 use crate::format::FormatError;
 use crate::format::error::at_most;
@@ -6,17 +6,18 @@ use crate::format::geometry::MAX_SAMPLES;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{SampleId, Slot};
 
-/// The samples of one import or append: a range of ids, which is also its range of slots, in an order of its own.
+/// The samples of one import or append. Their ids are a contiguous range, and their slots are the same range of
+/// numbers, but in another order.
 ///
-/// `window`, the shuffle window, says how ids map to slots. 0 keeps source order. Otherwise the part is
-/// divided into windows of that many samples, the last one shorter, and a keyed permutation shuffles each
-/// window. A source whose length is known has one window; a stream is shuffled window by window as it
-/// arrives.
+/// `window`, the shuffle window, determines how ids map to slots. 0 keeps source order. Otherwise the part is
+/// divided into windows of that many samples (the last one may be shorter), and a keyed permutation shuffles each
+/// window. An import of a source of known length uses one window. A stream is shuffled in memory before ids are
+/// assigned, so its window is 0 or 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Part {
     /// First id, and first slot.
     pub first: u64,
-    /// How many samples, deleted and purged ones included.
+    /// Number of samples, deleted and purged ones included.
     pub count: u64,
     /// Seed of the shuffle.
     pub seed: u64,
@@ -25,13 +26,13 @@ pub struct Part {
 }
 
 impl Part {
-    /// The same as a chunk's head has it, which does not say how many samples it has: 0.
+    /// The same part with count 0, as in a chunk's head, which does not store the count.
     #[must_use]
     pub fn uncounted(self) -> Part {
         Part { count: 0, ..self }
     }
 
-    /// An error if its range exceeds the valid ids.
+    /// Checks that the part's ids are valid.
     pub fn check(&self) -> Result<(), FormatError> {
         at_most("first id of a part", self.first, MAX_SAMPLES)?;
         at_most("samples of a part", self.count, MAX_SAMPLES - self.first)?;
@@ -60,7 +61,7 @@ impl Placement {
         &self.part
     }
 
-    /// Returns whether the part has this id. Its slots are the same range.
+    /// Returns whether the part contains this id, or slot: both are the same range.
     #[inline]
     pub fn contains(&self, id: u64) -> bool {
         id.wrapping_sub(self.part.first) < self.part.count
@@ -69,16 +70,16 @@ impl Placement {
     /// The slot of the sample with `id`.
     ///
     /// # Panics
-    /// If the part does not have it.
+    /// If the part does not contain `id`.
     #[inline]
     pub fn slot_of(&self, id: SampleId) -> Slot {
         Slot(self.map(id.0, Permutation::forward))
     }
 
-    /// The sample at `slot`: the one to read next when slots are written in order.
+    /// The id of the sample at `slot`. An import calls this to find the sample to write next.
     ///
     /// # Panics
-    /// If the part does not have it.
+    /// If the part does not contain `slot`.
     #[inline]
     pub fn id_at(&self, slot: Slot) -> SampleId {
         SampleId(self.map(slot.0, Permutation::inverse))
@@ -102,12 +103,12 @@ impl Placement {
     }
 }
 
-/// The permutation of shuffle window `index`. Part of the format.
+/// The permutation of shuffle window `index`. Part of the format: it must never change.
 fn permutation(seed: u64, index: u64, len: u64) -> Permutation {
     Permutation::new(len, Key::derive(seed, &[PLACEMENT, index]))
 }
 
-/// The purpose from which placement keys are derived: "place" in ASCII.
+/// Domain separator for keys of placements: "place" in ASCII.
 const PLACEMENT: u64 = 0x70_6c61_6365;
 
 #[cfg(test)]

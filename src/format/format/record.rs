@@ -1,9 +1,9 @@
 //! The generation record: the metadata of a generation that its chunks do not hold.
 //!
-//! Chunk headers name samples, but not which of them were deleted later, the class names, or the cells that
-//! the generation freed. Each generation also writes these facts outside the snapshot, as a chunk of its
-//! own kind, so that losing the snapshot loses nothing. Deletions are recorded here and not in chunk
-//! headers: overwriting a header would change what the previous generation still reads, and could tear it.
+//! Chunk headers describe the samples, but not later deletions, class names, or the cells that the generation freed.
+//! Each generation writes these facts to the snapshot and also here, as a chunk of its own kind. So a lost snapshot
+//! can be rebuilt completely. Deletions are recorded here and not in chunk headers, since the previous generation still
+//! reads the headers: overwriting one would change it, and a power loss could tear it.
 //!
 //! The record is a chunk [head](crate::format::chunk::RawHead) of kind 2. Its table consists of LEB128
 //! numbers and length-prefixed strings:
@@ -28,34 +28,34 @@ use dlfs_base::units::{Generation, Slot};
 /// The metadata of a generation that its chunks do not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationRecord {
-    /// The image.
+    /// Layout of the image.
     pub layout: ImageLayout,
     /// The generation.
     pub generation: Generation,
-    /// When it was written, in ns since 1970.
+    /// Time of writing, in ns since 1970.
     pub time_ns: u64,
-    /// Number of chunks of the generation, including those kept from earlier ones.
+    /// Number of chunks of the generation, including chunks of earlier generations that it keeps.
     pub num_chunks: u64,
-    /// Its parts, in the order of ids, without gaps.
+    /// The parts, in the order of ids, without gaps.
     pub parts: Vec<Part>,
-    /// For each part, the time of its oldest chunk. An older chunk was left behind by a discarded import of
-    /// the same generation, and must not be used.
+    /// For each part, the time of its oldest chunk. A chunk that is older was left by a discarded import of the same
+    /// generation, and must not be used.
     pub started_ns: Vec<u64>,
-    /// Names of the fields; empty for one field without a name.
+    /// Names of the fields; empty if samples have one field without a name.
     pub fields: Vec<Vec<u8>>,
-    /// Names of the classes; a label is an index into it. Empty where labels are numbers.
+    /// Names of the classes: labels are indexes into this list. Empty if labels are plain numbers.
     pub classes: Vec<Vec<u8>>,
     /// Deleted ids, as ascending ranges of (first, length).
     pub deleted: Vec<(u64, u64)>,
-    /// Cells that the previous generation reads and this one does not.
+    /// Cells that the previous generation reads but this one does not.
     pub freed: Vec<CellRange>,
-    /// The objects that it was imported from: groups of [`crate::format::origins`].
+    /// The object-store objects that the image was imported from, as groups of [`crate::format::origins`].
     pub origins: Vec<u8>,
 }
 
 impl GenerationRecord {
-    /// The bytes to write at its location, padded to a multiple of 4,096. Their length does not depend on
-    /// the location.
+    /// The bytes to write at the given location, padded to a multiple of 4,096. Their length does not depend on the
+    /// location.
     pub fn encode(&self, namespace: u16, cell: u64) -> Vec<u8> {
         let mut out = vec![0; HEAD_BYTES];
         self.put_table(&mut out);
@@ -83,7 +83,7 @@ impl GenerationRecord {
     /// Reads a record and its head.
     ///
     /// # Errors
-    /// What is wrong with it; `Truncated` gives the length to read when `bytes` are too few.
+    /// `Truncated`: `bytes` are too few; the error has the length to read. Other errors: the record is invalid.
     pub fn parse(bytes: &[u8]) -> Result<(ChunkHead, GenerationRecord), FormatError> {
         let head = ChunkHead::parse(bytes)?;
         if head.kind != ChunkKind::Record {
@@ -142,7 +142,7 @@ pub(crate) fn put_parts(out: &mut Vec<u8>, parts: &[Part], started_ns: &[u64]) {
     }
 }
 
-/// Reads parts that are contiguous from id 0 on, and the start time of each.
+/// Reads parts and the start time of each. The parts must be contiguous from id 0 on.
 pub(crate) fn read_parts(cursor: &mut Cursor<'_>) -> Result<(Vec<Part>, Vec<u64>), FormatError> {
     let mut parts = Vec::new();
     let mut started_ns = Vec::new();
@@ -209,7 +209,7 @@ fn read_deleted(cursor: &mut Cursor<'_>) -> Result<Vec<(u64, u64)>, FormatError>
     Ok(ranges)
 }
 
-/// The record is written after all chunks of its generation.
+/// Sequence number of every record: it sorts after all chunks of its generation, as it is written after them.
 const RECORD_SEQUENCE: u64 = u64::MAX;
 
 #[cfg(test)]

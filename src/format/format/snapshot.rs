@@ -1,8 +1,8 @@
 //! The head of a directory snapshot: its sections and their locations.
 //!
-//! A snapshot is this head and the columns as they lie in memory, each with its own CRC32C: loading means
-//! reading and verifying. Names come last, and the lookup tree lies in one range, so a reader without need
-//! for names reads only what [`SnapshotHead::ranges_by_id`] says.
+//! A snapshot is this head and the columns of the directory. Columns have the same bytes as in memory, each with its
+//! own CRC32C, so loading only reads and verifies them. Names come last, and the lookup tree is one range, so a reader
+//! that needs no names can skip both: see [`SnapshotHead::ranges_by_id`].
 
 use std::ops::Range;
 
@@ -87,12 +87,13 @@ struct RawSection {
 }
 const _: () = assert!(size_of::<RawSection>() == 32);
 
-/// Kinds of sections, in the order in which they lie. `directory` describes their contents.
+/// Kinds of sections, in their order in a snapshot. `directory` describes their contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum SectionKind {
-    /// The typed columns, by id; `param` is bytes before their values. Absent when the image has none. Earlier
-    /// releases ignore it. It lies first, since kinds ascend and what is read by id comes before the names.
+    /// The typed columns, by id; `param` is the number of bytes before their values. Absent if the image has none.
+    /// Earlier releases ignore this section. Its number is 0 because kinds ascend, and data read by id must precede the
+    /// names.
     Typed = 0,
     /// Parts, fields, class names and freed cells, in the encoding of the generation record.
     Facts = 1,
@@ -106,27 +107,28 @@ pub enum SectionKind {
     Checksums = 5,
     /// Keys of the lookup tree; `param` is the number of its entries.
     TreeKeys = 6,
-    /// Ids of the lookup tree; `param` is bytes an id.
+    /// Ids of the lookup tree; `param` is the bytes per id.
     TreeIds = 7,
-    /// One bit an id: deleted. Absent when none is.
+    /// One bit per id, set if deleted. Absent if no sample is deleted.
     DeletedIds = 8,
-    /// One bit a slot: deleted. Absent when none is.
+    /// One bit per slot, set if deleted. Absent if no sample is deleted.
     DeletedSlots = 9,
-    /// Label of each sample, by id; `param` is bytes a label. Absent when no sample has one.
+    /// Label of each sample, by id; `param` is the bytes per label. Absent if no sample has a label.
     Labels = 10,
     /// The start of every 16th name in [`SectionKind::Names`].
     NameBlocks = 11,
     /// The names, front-coded, by id.
     Names = 12,
-    /// Ids in the order of names; absent where that is the order of ids. `param` is bytes an id.
+    /// Ids in the order of names; `param` is the bytes per id. Absent if names ascend with ids.
     NameOrder = 13,
-    /// The objects that the image was imported from: groups of [`crate::format::origins`]. Absent when it was imported
-    /// from none. Earlier releases ignore it. It lies behind the names, since nothing but a listing of it needs it.
+    /// The object-store objects that the image was imported from, as groups of [`crate::format::origins`]. Absent if
+    /// there are none. Earlier releases ignore this section. It follows the names, since only a listing of origins
+    /// reads it.
     Origins = 15,
 }
 
 impl SectionKind {
-    /// The kind with this number; `None`: a later release has it.
+    /// The kind with this number; `None` if only a later release knows it.
     fn of_number(number: u16) -> Option<SectionKind> {
         SectionKind::try_read_from_bytes(number.as_bytes()).ok()
     }
@@ -139,9 +141,9 @@ pub struct Section {
     pub kind: SectionKind,
     /// First byte, from the start of the snapshot.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// CRC32C of them.
+    /// CRC32C of the section's bytes.
     pub crc32c: u32,
     /// A number whose meaning depends on the kind.
     pub param: u64,
@@ -152,22 +154,22 @@ pub struct Section {
 pub struct SnapshotHead {
     /// The layout of the whole image.
     pub layout: ImageLayout,
-    /// The generation it describes.
+    /// The generation that the snapshot describes.
     pub generation: Generation,
     /// Time of that generation's record, in ns since 1970.
     pub time_ns: u64,
-    /// Ids given out.
+    /// Number of ids assigned, deleted samples included.
     pub num_samples: u64,
     /// The cells of the generation record.
     pub record: CellRange,
     /// Bytes of the whole snapshot.
     pub len_bytes: u64,
-    /// The sections, in the order in which they lie.
+    /// The sections, in their order in the snapshot.
     pub sections: Vec<Section>,
 }
 
-/// The CRC32C at the end of an encoded head, which the superblock stores to identify the snapshot. (A CRC
-/// of the whole head, its own CRC included, would be the same constant for all heads.)
+/// The CRC32C at the end of an encoded head. The superblock stores it to identify the snapshot. (A CRC of the whole
+/// head, which ends with its own CRC, would not work: it is the same constant for all heads.)
 pub fn head_crc32c(head: &[u8; SNAPSHOT_HEAD_BYTES]) -> u32 {
     let (_, crc) = head.split_last_chunk().expect("4,096 bytes end with 4");
     u32::from_le_bytes(*crc)
@@ -177,7 +179,7 @@ impl SnapshotHead {
     /// The first 4,096 bytes of the snapshot.
     ///
     /// # Panics
-    /// With more than 64 sections, which would be a bug of the caller.
+    /// If there are more than 64 sections, which would be a bug of the caller.
     pub fn encode(&self) -> [u8; SNAPSHOT_HEAD_BYTES] {
         let mut sections = [RawSection::new_zeroed(); MAX_SECTIONS];
         for (raw, section) in sections[..self.sections.len()].iter_mut().zip(&self.sections) {
@@ -219,18 +221,18 @@ impl SnapshotHead {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads the head from the first 4,096 of `bytes`.
+    /// Decodes the head from the first 4,096 of `bytes`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The head is truncated, damaged or invalid.
     pub fn parse(bytes: &[u8]) -> Result<SnapshotHead, FormatError> {
         read_sealed::<RawSnapshotHead>("snapshot", MAGIC, bytes)?.decode()
     }
 
-    /// Checks that it is the head of the snapshot that `superblock` names.
+    /// Checks that this is the head of the snapshot that `superblock` names.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` of a fact that both store.
+    /// `OtherImage`; `Mismatch`: a fact that both store differs.
     pub fn check_committed(&self, superblock: &Superblock) -> Result<(), FormatError> {
         check_layout("snapshot", &superblock.layout, &self.layout)?;
         equal("generation of the snapshot", superblock.generation.0, self.generation.0)?;
@@ -244,13 +246,13 @@ impl SnapshotHead {
         self.sections.iter().find(|section| section.kind == kind)
     }
 
-    /// Bytes from the start of the snapshot up to the names.
+    /// Number of bytes before the names.
     pub fn core_len(&self) -> u64 {
         let names = self.section(SectionKind::NameBlocks);
         names.map_or(self.len_bytes, |section| section.offset)
     }
 
-    /// The range of the names, with what belongs to them.
+    /// The range of the names, with their blocks and order.
     pub fn names_range(&self) -> Range<u64> {
         let start = self.core_len();
         start..self.origins_range().start.max(start)
@@ -262,7 +264,7 @@ impl SnapshotHead {
         origins.map_or(self.len_bytes, |section| section.offset)..self.len_bytes
     }
 
-    /// The range of the lookup tree, from its first section to the end of its last; empty if there is none.
+    /// The range of the lookup tree, from its first section to the end of its last; empty if there is no tree.
     pub fn tree_range(&self) -> Range<u64> {
         let is_tree = |section: &&Section| {
             matches!(section.kind, SectionKind::TreeKeys | SectionKind::TreeIds)
@@ -273,8 +275,8 @@ impl SnapshotHead {
         first.offset..last.offset + last.len
     }
 
-    /// The ranges that reading by id needs: all up to the names, without the blocks of 4,096 bytes that hold only the
-    /// lookup tree. The second range is empty where the first has all.
+    /// The ranges that reading by id needs: everything before the names, except the blocks of 4,096 bytes that hold
+    /// only the lookup tree. The second range may be empty.
     pub fn ranges_by_id(&self) -> [Range<u64>; 2] {
         let tree = self.tree_range();
         let end = self.core_len();
@@ -312,7 +314,7 @@ impl RawSnapshotHead {
         })
     }
 
-    /// The section table: ascending kinds, no overlap, none past the end.
+    /// Decodes the section table. Kinds must ascend; sections must not overlap or exceed the snapshot.
     fn decode_sections(&self, len_bytes: u64) -> Result<Vec<Section>, FormatError> {
         let count = u64::from(self.num_sections.get());
         at_most("sections of a snapshot", count, MAX_SECTIONS as u64)?;
@@ -344,8 +346,8 @@ impl RawSnapshotHead {
     }
 }
 
-/// Alignment of a section's offset, in bytes. Names begin with a block of their own, so that they can be left on the
-/// media; 128 bytes are a node of the lookup tree.
+/// Alignment of a section's offset, in bytes. Names begin with a block of their own, so that a reader can leave them on
+/// media. All other sections are aligned to 128 bytes: a node of the lookup tree.
 pub(crate) fn section_alignment(kind: u16) -> u64 {
     if kind == SectionKind::NameBlocks as u16 { BLOCK_BYTES } else { 128 }
 }

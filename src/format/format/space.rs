@@ -1,16 +1,16 @@
 //! Allocates cells for the generation being written.
 //!
-//! The cells that the current generation reads must not be overwritten, nor those that it freed: the
-//! previous generation reads them, and a reader of that one must find its bytes, or at worst a newer
-//! superblock, never a mixture. So a cell freed in generation g is reused in g + 2 at the earliest.
+//! Cells that the current generation reads must not be overwritten. Cells that it freed must not be overwritten either:
+//! a reader that opened the previous generation may still read them. So a cell freed in generation g is reused in g + 2
+//! at the earliest.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::format::{CellRange, FormatError, ImageLayout};
 
-/// Free and used cells of all namespaces of an image. Allocation is deterministic: it depends only on the
-/// reservations and requests so far, so a resumed import gets the same cells.
+/// Free and used cells of all namespaces of an image. Allocation is deterministic: it depends only on earlier
+/// reservations and allocations, so a resumed import gets the same cells.
 #[derive(Debug, Clone)]
 pub struct Space {
     namespaces: Vec<Cells>,
@@ -20,10 +20,10 @@ pub struct Space {
 #[derive(Debug, Clone)]
 struct Cells {
     capacity: u64,
-    /// Used cells as start and end; neighbours are merged. The first ones hold the superblocks.
+    /// Used ranges: end by start. Adjacent ranges are merged. The first range is the reserved cells.
     used: BTreeMap<u64, u64>,
-    /// For each power of two: no range of that many free cells begins below. Speeds up the search, also
-    /// among many gaps that are too small.
+    /// For each power of two, a cell below which no free range of that many cells begins. Lets a search skip many small
+    /// gaps.
     none_below: [u64; 64],
 }
 
@@ -34,8 +34,8 @@ impl Default for Cells {
 }
 
 impl Space {
-    /// All cells are free but those of the superblocks of each namespace. `len_bytes` has the length of each namespace;
-    /// `u64::MAX` for a file that can grow.
+    /// All cells are free, except the first ones of each namespace, which are reserved for superblocks, journal and
+    /// lease. `len_bytes` has the length of each namespace; `u64::MAX` for a file that can grow.
     pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
         let namespace = |len: &u64| {
             let mut cells = Cells { capacity: layout.capacity_cells(*len), ..Cells::default() };
@@ -48,17 +48,17 @@ impl Space {
         }
     }
 
-    /// Marks `range` as used: whatever the current generation reads or freed.
+    /// Marks `range` as used. Call it for all ranges that the current generation reads or freed.
     pub fn reserve(&mut self, range: CellRange) {
         if let Some(cells) = self.namespaces.get_mut(usize::from(range.namespace)) {
             cells.take(range.cell, range.cells);
         }
     }
 
-    /// Allocates `cells` consecutive cells, on namespace `preferred` (modulo their number) if it has room,
-    /// otherwise on the next one that has. `None`: no namespace has room.
+    /// Allocates `cells` consecutive cells: on namespace `preferred` (modulo the number of namespaces) if it has room,
+    /// otherwise on the next one with room. `None` if no namespace has room.
     ///
-    /// Chunk number `n` of a generation prefers namespace `n`: this stripes chunks over the namespaces.
+    /// Chunk `n` of a generation prefers namespace `n`, so that chunks are striped over the namespaces.
     pub fn allocate(&mut self, preferred: u64, cells: u64) -> Option<CellRange> {
         let count = self.namespaces.len() as u64;
         for step in 0..count {
@@ -72,14 +72,14 @@ impl Space {
         None
     }
 
-    /// Lets nothing be allocated from `cell` of a namespace on.
+    /// Limits allocation on a namespace to the cells below `cell`.
     pub fn limit(&mut self, namespace: u16, cell: u64) {
         if let Some(cells) = self.namespaces.get_mut(usize::from(namespace)) {
             cells.capacity = cells.capacity.min(cell);
         }
     }
 
-    /// Returns whether a namespace has `cells` consecutive free cells.
+    /// Returns whether any namespace has `cells` consecutive free cells.
     pub fn has_room(&mut self, cells: u64) -> bool {
         self.namespaces.iter_mut().any(|namespace| namespace.find(cells).is_some())
     }
@@ -122,7 +122,7 @@ impl Cells {
         self.used.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// The lowest range of `cells` free cells.
+    /// The start of the lowest range of `cells` free cells.
     fn find(&mut self, cells: u64) -> Option<u64> {
         let class = cells.max(1).ilog2() as usize;
         let mark = self.none_below[class];
@@ -165,7 +165,7 @@ impl Cells {
     }
 }
 
-/// The ranges of `old` that are not in `new`, merged where adjacent: what a generation frees.
+/// The ranges that a generation frees: those of `old` that are not in `new`, merged where adjacent.
 pub fn freed(
     old: impl IntoIterator<Item = CellRange>,
     new: impl IntoIterator<Item = CellRange>,
@@ -188,7 +188,7 @@ pub fn freed(
     joined
 }
 
-/// The cells of `old` that no range of `new` has.
+/// The cells of `old` that are in no range of `new`.
 pub fn without(
     old: impl IntoIterator<Item = CellRange>,
     new: impl IntoIterator<Item = CellRange>,
@@ -200,7 +200,7 @@ pub fn without(
         let namespace = range.namespace;
         let end = range.cell + range.cells;
         let mut at = range.cell;
-        // The ranges of a generation do not overlap, so at most the last one before may reach in here.
+        // The ranges of a generation do not overlap, so of those that begin before, only the last can reach in here.
         let from = kept.partition_point(|kept| (kept.namespace, kept.cell) <= (namespace, at));
         for kept in &kept[from.saturating_sub(1)..] {
             if (kept.namespace, kept.cell) >= (namespace, end) {
@@ -228,7 +228,7 @@ mod tests {
     use crate::format::{Pack, Uuid};
     use proptest::prelude::*;
 
-    /// Space of namespaces with so many cells.
+    /// The space of namespaces with these numbers of cells.
     fn space(len_cells: &[u64]) -> Space {
         let layout = ImageLayout::new(Uuid::default(), 64 << 10, Pack::Aligned, 1).unwrap();
         let lens: Vec<u64> = len_cells.iter().map(|cells| cells << 12).collect();

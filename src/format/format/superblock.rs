@@ -1,4 +1,4 @@
-//! The superblock: what an image is, and where its directory lies.
+//! The superblock: the identity and properties of an image, and the location of its directory.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -11,13 +11,13 @@ use crate::format::geometry::{
 use crate::format::{FormatError, Pack, Uuid};
 use dlfs_base::units::{Generation, total};
 
-/// A superblock copy as it lies on media: one block of 4,096 bytes.
+/// A superblock copy on media: one block of 4,096 bytes.
 ///
-/// Magic, version and checksum keep their offsets in every future version, so that a later image is
-/// distinguished from a damaged one.
+/// Magic, version and checksum keep their offsets in every future version, so that a reader can distinguish an image
+/// of a later version from a damaged one.
 ///
-/// Two superblocks differ only in the first 512 bytes, the smallest unit that a medium writes atomically:
-/// `balance` is chosen so that the checksum is 0. So a power loss during the write of a copy leaves the old
+/// Two superblocks differ only in the first 512 bytes, the smallest unit that a device writes atomically:
+/// `balance` is chosen so that the checksum is always 0. So a power loss during the write of a copy leaves the old
 /// copy or the new one, never half of each. (Superblocks of earlier releases have a `balance` of 0 and
 /// another checksum; they are read the same way.)
 ///
@@ -89,23 +89,23 @@ const _: () = assert!(std::mem::offset_of!(RawSuperblock, balance) == BALANCE_OF
 pub struct Superblock {
     /// Properties of the whole image.
     pub layout: ImageLayout,
-    /// Index of the namespace it lies on.
+    /// Index of the namespace that holds this superblock.
     pub namespace: u16,
-    /// The generation it commits, from 1.
+    /// The generation that it commits, from 1.
     pub generation: Generation,
-    /// When, in ns since 1970.
+    /// Time of the commit, in ns since 1970.
     pub time_ns: u64,
-    /// Features that a reader may ignore; stored as found.
+    /// Features that a reader may ignore.
     pub optional_features: u64,
     /// Seed of the newest part's placement.
     pub placement_seed: u64,
-    /// Bytes of this namespace that the generation may read: a shorter namespace was truncated.
+    /// Used length: bytes of this namespace that the generation may read. A shorter namespace was truncated.
     pub used_len_bytes: u64,
     /// Location of the directory's snapshot.
     pub snapshot: SnapshotLocation,
-    /// Ids given out, deleted samples included.
+    /// Number of ids assigned, deleted samples included.
     pub num_samples: u64,
-    /// Live samples.
+    /// Number of live samples.
     pub num_live: u64,
     /// Features without which the image may be read but not written: [`TYPED_COLUMNS`], [`FIELD_TYPES`], [`ORIGINS`].
     pub features_to_write: u64,
@@ -120,18 +120,18 @@ pub struct SnapshotLocation {
     pub offset_bytes: u64,
     /// Length.
     pub len_bytes: u64,
-    /// CRC32C of its first 4,092 bytes, with which its head ends. It covers the checksums of all sections,
-    /// so a snapshot with another value is not the committed one.
+    /// The CRC32C at the end of the snapshot's head. It covers the checksums of all sections, so a snapshot with
+    /// another value is not the committed one.
     pub head_crc32c: u32,
 }
 
-/// Bytes in use on all namespaces of an image, as far as its superblocks say.
+/// The sum of the used lengths of all namespaces of an image, in bytes.
 pub fn used_bytes(superblocks: &[Superblock]) -> u64 {
     total(superblocks.iter().map(|superblock| superblock.used_len_bytes))
 }
 
 impl Superblock {
-    /// The block to write at [`copy_offset`] of its generation.
+    /// The block to write at [`copy_offset`] of the superblock's generation.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut raw = RawSuperblock {
             magic: MAGIC,
@@ -166,11 +166,11 @@ impl Superblock {
         zerocopy::transmute!(raw)
     }
 
-    /// Reads one copy from the first 4,096 of `bytes`.
+    /// Decodes one copy from the first 4,096 of `bytes`.
     ///
     /// # Errors
     /// `Magic`: there is no superblock here. `Version`, `RequiredFeatures`: a later release wrote it.
-    /// Otherwise it is damaged.
+    /// Other errors: the superblock is damaged.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
         let raw: RawSuperblock = read_sealed("superblock", MAGIC, bytes)?;
         let unknown = raw.required.get() & !REQUIRED_FEATURES;
@@ -180,10 +180,10 @@ impl Superblock {
         raw.decode()
     }
 
-    /// An error if this release must not write to the image.
+    /// Checks that this release may write to the image.
     ///
     /// # Errors
-    /// `FeaturesToWrite`: a later release wrote it, in a way that this one would break.
+    /// `FeaturesToWrite`: a later release wrote the image, with a feature that writing would damage.
     pub fn check_writable(&self) -> Result<(), FormatError> {
         match self.features_to_write & !(TYPED_COLUMNS | FIELD_TYPES | ORIGINS) {
             0 => Ok(()),
@@ -250,34 +250,34 @@ pub fn copy_index(generation: Generation) -> usize {
     (generation.0 % 2) as usize
 }
 
-/// Optional feature, set by a rebuild or an `import --force` that erases the other copy: the erased copy
-/// held no newer generation. The next commit clears it.
+/// Optional feature: the other copy was erased on purpose, so it held no newer generation. A rebuild or an
+/// `import --force` that erases the other copy sets it; the next commit clears it.
 pub const OTHER_COPY_VOID: u64 = 1;
-/// Feature to write: chunks have [typed columns](crate::format::columns), which a release that does not know them
-/// would lose when it rewrites a chunk or appends.
+/// Bit of `features_to_write`: chunks have [typed columns](crate::format::columns). A release that does not know them
+/// would lose them when it appends or rewrites a chunk.
 pub const TYPED_COLUMNS: u64 = 1;
-/// Feature to write: chunks have the [types of fields](crate::format::field_type), which a release that does not
-/// know them would leave out of the chunks that it writes.
+/// Bit of `features_to_write`: chunks have the [types of fields](crate::format::field_type). A release that does not
+/// know them would omit them from the chunks that it writes.
 pub const FIELD_TYPES: u64 = 2;
 
-/// Bit of `features_to_write`: the image says which objects it was imported from. Who does not know it would forget
-/// them.
+/// Bit of `features_to_write`: the image records its [origins](crate::format::origins). A release that does not know
+/// them would lose them.
 pub const ORIGINS: u64 = 4;
 
-/// Offsets of copies A and B. B is far enough from A that one bad or torn large block does not destroy
-/// both, and lies within the smallest cell.
+/// Offsets of copies A and B. B is so far from A that one bad or torn large block does not destroy both, and lies in
+/// the reserved first 36 KiB.
 pub const COPY_OFFSETS: [u64; 2] = [0, 32 << 10];
 /// Bytes of one copy.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Offset of `balance`, in the first 512 bytes.
 const BALANCE_OFFSET: usize = 504;
-/// The CRC32C register after `balance`, from which the zeroes up to the checksum lead to a checksum of 0.
+/// The CRC32C register after `balance` that makes the checksum 0: only zeroes follow up to the checksum.
 const BALANCED: u32 = register_before(SUPERBLOCK_BYTES - 4 - BALANCE_OFFSET);
 const MAGIC: [u8; 8] = *b"DLFSIMG\0";
 /// Required features that this build knows: none so far.
 const REQUIRED_FEATURES: u64 = 0;
 
-/// The CRC32C register from which this many zero bytes lead to a checksum of 0.
+/// The CRC32C register that makes the checksum 0 if this many zero bytes follow.
 const fn register_before(zeroes: usize) -> u32 {
     const POLYNOMIAL: u32 = 0x82f6_3b78; // reflected
     let mut register = u32::MAX; // the checksum is its complement

@@ -1,4 +1,4 @@
-//! The two superblock copies of a namespace: which is usable, and what a bad one can mean. Pure: the caller
+//! The two superblock copies of a namespace: selects a usable copy, and classifies bad ones. Pure: the caller
 //! reads the blocks.
 
 use std::ops::Deref;
@@ -11,25 +11,25 @@ use dlfs_base::units::Generation;
 /// The two superblock copies of one namespace, decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuperblockCopies {
-    /// SuperblockCopies A and B.
+    /// Copies A and B: the superblock, or the reason why it is unusable.
     pub copies: [Result<Superblock, FormatError>; 2],
 }
 
-/// A copy that should hold a superblock and does not.
+/// A copy that should hold a superblock but does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadCopy {
     /// Index of the namespace in the image.
     pub namespace: u16,
     /// Offset of the copy.
     pub offset_bytes: u64,
-    /// Why it is bad.
+    /// The reason why it is bad.
     pub error: FormatError,
-    /// True if it may have held a newer generation than the opened one.
+    /// True if the copy may have held a newer generation than the opened one.
     pub may_be_newer: bool,
 }
 
 impl BadCopy {
-    /// Advice for a user who reads generation `opened`: what this copy means for the image, and what to do.
+    /// Advice for a user who reads generation `opened`: the consequences of this bad copy, and the remedy.
     pub fn advice(&self, opened: Generation) -> String {
         if self.may_be_newer {
             format!(
@@ -50,20 +50,20 @@ impl std::fmt::Display for BadCopy {
 }
 
 impl SuperblockCopies {
-    /// Parses the blocks read at [`COPY_OFFSETS`], whatever they contain. A block past the end of its
-    /// namespace is passed as an empty slice.
+    /// Parses the blocks read at [`COPY_OFFSETS`], valid or not. Pass an empty slice for a block past the end of the
+    /// namespace.
     pub fn parse(a: &[u8], b: &[u8]) -> SuperblockCopies {
         SuperblockCopies { copies: [parse_copy(a, 0), parse_copy(b, 1)] }
     }
 
-    /// Reads both copies of a namespace of `len_bytes` through `read`, which gets the offset and whether
-    /// this is the second attempt. A copy that cannot be read or decoded is read once more; if that fails
-    /// too, it is bad.
+    /// Reads both copies of a namespace of `len_bytes` with `read`. A copy that cannot be read or decoded, and is not
+    /// all zeroes, is read once more; if that fails too, the copy is bad.
     ///
-    /// `read` returns the block, or why this block alone cannot be read.
+    /// `read` gets the offset, and true for a second attempt. It returns the block, or the reason why this block alone
+    /// cannot be read.
     ///
     /// # Errors
-    /// Those of `read`: the namespace as a whole cannot be read.
+    /// The outer error of `read`: the namespace as a whole cannot be read.
     pub fn gather<B: Deref<Target = [u8]>, E>(
         len_bytes: u64,
         mut read: impl FnMut(u64, bool) -> Result<Result<B, String>, E>,
@@ -97,18 +97,18 @@ impl SuperblockCopies {
         self.copies.iter().flatten().find(|copy| copy.generation == generation)
     }
 
-    /// Returns whether the slot for the copy of `generation` was written and holds no valid superblock now.
+    /// Returns whether the copy at the offset for `generation` is neither valid nor all zeroes.
     pub fn is_bad_at(&self, generation: Generation) -> bool {
         let copy = &self.copies[copy_index(generation)];
         copy.as_ref().is_err_and(|error| !matches!(error, FormatError::Blank { .. }))
     }
 
-    /// Returns whether nothing was ever imported here: neither copy has the superblock magic.
+    /// Returns whether neither copy has the superblock magic: nothing was ever imported here.
     pub fn is_blank(&self) -> bool {
         self.copies.iter().all(|copy| copy.as_ref().is_err_and(is_no_superblock))
     }
 
-    /// Why there is no valid copy: the error of a copy that has the magic, if there is one.
+    /// The reason why a copy is not valid, preferably of a copy that has the magic. `None` if both copies are valid.
     pub(crate) fn why_not(&self) -> Option<&FormatError> {
         let mut errors = self.copies.iter().filter_map(|copy| copy.as_ref().err());
         let of_an_image = errors.clone().find(|error| !is_no_superblock(error));
@@ -121,7 +121,7 @@ fn parse_copy(bytes: &[u8], at: usize) -> Result<Superblock, FormatError> {
         return Err(FormatError::Blank { what: SUPERBLOCK });
     }
     let superblock = Superblock::parse(bytes)?;
-    // A copy with the wrong parity is a misdirected write: the next commit would not replace it.
+    // A copy at the wrong offset for its generation is a misdirected write: the next commit would not replace it.
     if copy_index(superblock.generation) != at {
         let what = "offset of a superblock copy";
         let found = COPY_OFFSETS[at];
@@ -135,8 +135,8 @@ fn is_no_superblock(error: &FormatError) -> bool {
     matches!(error, FormatError::Magic { .. } | FormatError::Blank { .. })
 }
 
-/// The copies that should hold a superblock and do not, given the committed superblock `zero` of namespace
-/// 0. `order` maps the image's namespaces to indexes of `given`.
+/// The copies that should hold a superblock but do not. `zero` is the committed superblock of namespace 0. `order` maps
+/// the image's namespaces to indexes of `given`.
 pub(super) fn bad_copies(
     given: &[SuperblockCopies],
     order: &[usize],

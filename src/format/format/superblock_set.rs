@@ -1,5 +1,5 @@
-//! Determines the generation that the superblocks of a set of namespaces commit, and the order in which a commit
-//! writes them. Pure: the caller reads and writes the blocks.
+//! The superblocks of all namespaces of an image: selects the committed generation, and orders the writes of a commit.
+//! Pure: the caller reads and writes the blocks.
 
 use crate::format::FormatError;
 use crate::format::superblock::{SUPERBLOCK_BYTES, Superblock, copy_offset};
@@ -8,16 +8,16 @@ use dlfs_base::units::Generation;
 
 pub use crate::format::superblock_copies::{BadCopy, SuperblockCopies};
 
-/// The superblocks of an image whose namespaces agree.
+/// The consistent superblocks of all namespaces of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuperblockSet {
     /// Superblock of each namespace of the image, in the image's order.
     pub superblocks: Vec<Superblock>,
-    /// For each of them, its index in the caller's list: namespaces may be given in any order.
+    /// For each superblock, the index of its namespace in the caller's list, which may be in any order.
     pub given: Vec<usize>,
-    /// True if some namespace has a newer copy: an import began to commit and did not finish.
+    /// True if some namespace has a newer copy: an import began to commit but did not finish.
     pub unfinished: bool,
-    /// Copies that should hold a superblock and do not, even after a second read.
+    /// Copies that should hold a superblock but do not, even after a second read.
     pub bad_copies: Vec<BadCopy>,
 }
 
@@ -34,11 +34,11 @@ impl SuperblockSet {
         self.bad_copies.iter().any(|copy| copy.namespace == namespace && is_own(copy))
     }
 
-    /// Checks that each namespace, given by length and address, is as long as the image says. Otherwise a
-    /// read past its end would fail later, and a write would extend it and hide what is missing.
+    /// Checks that each namespace, given by length and address, has at least the used length of its superblock. Without
+    /// this check, a read past the end would fail later, and a write could extend a truncated file and hide the loss.
     ///
     /// # Errors
-    /// `Corrupt`.
+    /// `Corrupt`: a namespace is too short.
     pub fn check_lengths(&self, namespaces: impl IntoIterator<Item = (u64, String)>) -> Result<()> {
         for (superblock, (found, address)) in self.superblocks.iter().zip(namespaces) {
             let need = superblock.used_len_bytes;
@@ -52,9 +52,8 @@ impl SuperblockSet {
         Ok(())
     }
 
-    /// The generation that may have been committed after the one that was opened: its copy on namespace 0
-    /// is bad. A commit cut off by a power loss leaves the same bytes, so the two cases cannot be
-    /// distinguished.
+    /// The generation after the opened one, if its copy on namespace 0 is bad: it may have been committed. A torn write
+    /// of that copy leaves the same bytes, so the two cases cannot be distinguished.
     pub fn lost_generation(&self) -> Option<Generation> {
         let is_lost = self.bad_copies.iter().any(|copy| copy.may_be_newer);
         is_lost.then(|| self.superblock().generation.next())
@@ -64,13 +63,14 @@ impl SuperblockSet {
 /// Selects the committed generation from the superblocks of the namespaces that a user gave as one image,
 /// in any order.
 ///
-/// Namespace 0's newest valid copy determines the committed generation; all others must have it. A newer
-/// copy on another namespace belongs to an import that did not finish, and is ignored. Where another
-/// namespace's copy of the generation is bad, the superblock of namespace 0 replaces it.
+/// Namespace 0's newest valid copy determines the committed generation; all other namespaces must have it too. A newer
+/// copy on another namespace belongs to an import that did not finish, and is ignored. If another namespace's copy of
+/// the generation is bad, the superblock of namespace 0 replaces it.
 ///
 /// # Errors
-/// `NotFound`: a namespace has no image. `InvalidArgument`: one is missing, twice there or of another image. Otherwise
-/// they are damaged or contradict each other. Numbers of namespaces are indexes of `given` where the text says so.
+/// `NotFound`: a namespace has no image. `InvalidArgument`: a namespace is missing, given twice or of another image.
+/// Other errors: the superblocks are damaged or contradict each other. Messages that say "of the list" number the
+/// namespaces by their index in `given`.
 pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet> {
     let order = put_in_order(given)?;
     let zero = given[order[0]].newest().expect("put_in_order saw a valid copy");
@@ -95,8 +95,8 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet> {
                     .hint("was one namespace restored from a copy?"));
             }
         };
-        // The snapshot is where namespace 0 says. A rebuild commits the same generation again with another
-        // snapshot, and writes namespace 0 last: until then the other namespaces are ahead.
+        // Do not compare the snapshot's location: namespace 0 determines it. A rebuild commits the same generation
+        // again with another snapshot and writes namespace 0 last, so other namespaces may name the new one already.
         let same = superblock.layout == zero.layout
             && newest.layout == zero.layout
             && superblock.namespace == namespace
@@ -110,7 +110,7 @@ pub fn select_generation(given: &[SuperblockCopies]) -> Result<SuperblockSet> {
     Ok(opened)
 }
 
-/// Maps the given namespaces to their indexes in the image: all present, none twice, all of one image.
+/// For each namespace of the image, its index in `given`. Checks that all are present, none twice, all of one image.
 fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
     let mut newest = Vec::with_capacity(given.len());
     for (index, copies) in given.iter().enumerate() {
@@ -158,7 +158,7 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
     order.into_iter().enumerate().map(find).collect()
 }
 
-/// Superblocks of one generation describe different images.
+/// The error if superblocks of one generation describe different images.
 fn contradiction(namespace: u16) -> Error {
     let text = format!(
         "the superblocks of namespaces 0 and {namespace} of the image contradict each other"
@@ -166,7 +166,7 @@ fn contradiction(namespace: u16) -> Error {
     Error::new(ErrorKind::Corrupt, text)
 }
 
-/// Both copies of a namespace are unusable, one of them for this reason.
+/// The error if both copies of a namespace are unusable. `source` is the reason of one of them.
 fn damaged(given: usize, source: FormatError) -> Error {
     let is_of_later_release = matches!(source, FormatError::Version { .. });
     let kind = Error::from(source.clone()).kind();
@@ -208,7 +208,7 @@ pub enum CommitStep {
         namespace: u16,
         /// First byte.
         offset_bytes: u64,
-        /// A superblock.
+        /// The encoded superblock.
         block: Box<[u8; SUPERBLOCK_BYTES]>,
     },
 }
@@ -232,7 +232,7 @@ pub fn commit_steps(superblocks: &[Superblock]) -> Vec<CommitStep> {
     steps
 }
 
-/// Advice where there is no image.
+/// Advice for the error that there is no image.
 #[doc(hidden)]
 pub const IMPORT: &str =
     "check the address, or make an image of a folder, a tar or a list: dlfs import SOURCE IMAGE";

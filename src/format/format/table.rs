@@ -1,16 +1,16 @@
-//! The table of a chunk's header: what it says of each sample, encoded and decoded.
+//! The table of a chunk's header: encodes and decodes the metadata of the chunk's samples.
 //!
-//! It begins with the names of the fields, each a u16 length and the bytes.
+//! The table begins with the names of the fields: for each, a u16 length and the bytes.
 //!
-//! *Columns* follow: each a kind and the number of its bytes, both LEB128, and the bytes. Kinds ascend. A reader
-//! refuses a kind below `kind::MAY_BE_IGNORED` that it does not know, and ignores others. The columns of
-//! `kind` hold one value for each sample, in the order of slots, unless their description says otherwise.
+//! *Columns* follow: for each, its kind and its length in bytes, both LEB128, and the bytes. Kinds ascend. A reader
+//! refuses an unknown kind below `kind::MAY_BE_IGNORED`, and ignores an unknown kind from there on. A column of `kind`
+//! holds one value for each sample, in the order of slots, unless its description says otherwise.
 //!
-//! Ids are not stored. They follow from the slots by the placement of the part.
+//! Ids are not stored: they are computed from the slots by the placement of the part.
 //!
-//! Names are front-coded: the number of bytes shared with the name before, the number of the other bytes,
-//! and these. The name before is the last one that is not empty. Names lie in their order, so that
-//! neighbours share much: often that is the order of ids, and else a column gives it.
+//! Names are front-coded: the length of the prefix shared with the previous nonempty name, the length of the rest, and
+//! the rest. They are stored in the order of ids or, if that saves space, sorted, so that neighbours share long
+//! prefixes. In the second case the column `kind::NAME_ORDER` gives the order.
 
 use crate::format::FormatError;
 use crate::format::chunk_head::ChunkHead;
@@ -27,28 +27,28 @@ use dlfs_base::units::Slot;
 
 /// Kinds of columns.
 pub(crate) mod kind {
-    /// The number of samples of the part, a LEB128 number: with it, ids follow from slots. Absent where they
-    /// are equal, which they are if the part's window is 0 or 1.
+    /// The number of samples of the part, one LEB128 number. It is needed to compute ids from slots. Absent if the
+    /// part's window is 0 or 1: ids and slots are then equal.
     pub(crate) const PART: u64 = 1;
     /// Bytes of the record, LEB128.
     pub(crate) const LENGTHS: u64 = 2;
     /// u32 CRC32C of the record.
     pub(crate) const CHECKSUMS: u64 = 3;
-    /// 0 for no label; otherwise twice the label plus 1, or minus twice the label if that is negative.
-    /// LEB128. Absent if no sample has one.
+    /// The label, LEB128: 0 for no label, else 2n + 1 for label n >= 0, or -2n for n < 0. Absent if no sample has a
+    /// label.
     pub(crate) const LABELS: u64 = 4;
-    /// One bit: purged, an empty place of its slot. Absent if none is.
+    /// One bit, set if the sample was purged: only its slot is left. Absent if no sample was purged.
     pub(crate) const PURGED: u64 = 5;
-    /// In the order in which the names lie, the u16 index of each sample in the chunk. Absent if that is the
-    /// order of ids.
+    /// For each stored name, in storage order, the u16 index in the chunk of its sample. Absent if names are stored in
+    /// the order of ids.
     pub(crate) const NAME_ORDER: u64 = 6;
     /// The names, front-coded.
     pub(crate) const NAMES: u64 = 7;
-    /// Columns of this kind and above may be ignored.
+    /// Readers may ignore columns of this kind and above.
     pub(crate) const MAY_BE_IGNORED: u64 = 64;
-    /// The logarithm to base 2 of the bytes of a piece, LEB128, and then, for each record of more than 1 MiB,
-    /// a u32 CRC32C of each of its pieces. Absent if no record is that long, or if an earlier release wrote
-    /// the chunk. A reader ignores it if it has pieces of other lengths.
+    /// The base-2 logarithm of the piece length, LEB128; then, for each record of more than 1 MiB, a u32 CRC32C of each
+    /// of its pieces. Absent if no record is that long, if the checksums would not fit into the header, or if an
+    /// earlier release wrote the chunk. A reader ignores the column if its piece length differs from the reader's.
     pub(crate) const PIECES: u64 = MAY_BE_IGNORED;
     /// The typed columns of the user: see [`crate::format::columns`]. Absent if the image has none.
     pub(crate) const TYPED: u64 = 65;
@@ -63,18 +63,18 @@ pub(crate) struct Row {
     pub(crate) label: Option<i64>,
     pub(crate) len: u32,
     pub(crate) crc32c: u32,
-    /// The start of its name in [`Table::names`].
+    /// Start of the name in [`Table::names`].
     name_at: u32,
     name_len: u16,
     pub(crate) purged: bool,
 }
 
-/// A table, decoded, without the names of the fields: the rows in the order of slots.
+/// A decoded table without the names of the fields. The rows are in the order of slots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
     names: Vec<u8>,
-    /// Checksums of the pieces of all large records, one after the other; none if they are not known.
+    /// Checksums of the pieces of all large records, one after the other; empty if not known.
     pub(crate) pieces: Vec<u32>,
     /// The typed columns, with a row for each sample if there are any.
     pub(crate) typed: ColumnTable,
@@ -116,7 +116,7 @@ impl Table {
         &self.names[row.name_at as usize..][..usize::from(row.name_len)]
     }
 
-    /// Removes all samples, and keeps the memory.
+    /// Removes all samples, but keeps the allocated memory.
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
         self.names.clear();
@@ -126,8 +126,8 @@ impl Table {
 
     /// Appends the encoded table to `out`, which ends with the names of the fields.
     ///
-    /// A record may have so many pieces that `out` would have more than `max_len` bytes with their checksums:
-    /// then these are left out.
+    /// Omits the checksums of pieces if `out` would have more than `max_len` bytes with them: a record may have very
+    /// many pieces.
     pub(crate) fn encode(&self, part: &Part, max_len: usize, out: &mut Vec<u8>) {
         self.encode_columns(part, out);
         let typed = self.encode_typed();
@@ -135,11 +135,11 @@ impl Table {
         out.extend_from_slice(&typed);
     }
 
-    /// Decodes the bytes behind the names of the fields. Checks every row, and that the records have the
+    /// Decodes the bytes after the names of the fields. Checks every row, and that the records have the
     /// length in `head`.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The bytes are damaged or invalid.
     pub(crate) fn decode(head: &ChunkHead, bytes: &[u8]) -> Result<Table, FormatError> {
         let table = Table::decode_columns(head, bytes)?;
         let mut end = 0;
@@ -199,7 +199,7 @@ impl Table {
         put(kind::NAMES, &|column| self.put_names(&order, column));
     }
 
-    /// Appends the column of the pieces, if there is one and `out` then has at most `max_len` bytes.
+    /// Appends the column of piece checksums, if there are any and `out` then has at most `max_len` bytes.
     pub(crate) fn encode_pieces(&self, max_len: usize, out: &mut Vec<u8>) {
         let expected: usize = self.rows.iter().map(|row| num_pieces(row.len)).sum();
         if expected == 0 || self.pieces.len() != expected {
@@ -214,7 +214,7 @@ impl Table {
         }
     }
 
-    /// The columns of the typed columns and of the types of the fields, where there are any.
+    /// Encodes the columns `TYPED` and `FIELD_TYPES`, if there are any typed columns and types of fields.
     fn encode_typed(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut column = Vec::new();
@@ -243,8 +243,8 @@ impl Table {
         Ok(())
     }
 
-    /// The order of the names on media, as indexes of the rows, and whether it is that of the ids: unless
-    /// sorting them saves more than the order takes.
+    /// The order in which to store the names, as indexes of rows, and true if it is the order of ids. Names are sorted
+    /// only if that saves more bytes than storing the order takes.
     fn name_order(&self) -> (Vec<u16>, bool) {
         let by_id = order_of_ids(self.rows.iter().map(|row| row.id));
         let unshared_by_id = self.unshared(&by_id);
@@ -261,7 +261,7 @@ impl Table {
         }
     }
 
-    /// Bytes of all names in this order that the name before does not share.
+    /// Bytes of all names, stored in this order, without the prefixes shared with the previous names.
     fn unshared(&self, order: &[u16]) -> usize {
         let mut before: &[u8] = b"";
         let mut sum: usize = 0;
@@ -297,7 +297,7 @@ impl Table {
         let purged = columns.exactly(kind::PURGED, num_samples.div_ceil(8))?.unwrap_or_default();
         let ids = ids_of(head, columns.find(kind::PART))?;
         let mut table = Table::default();
-        // Each sample has 4 bytes of checksum, so no count sizes memory that the table could not fill.
+        // Each sample has 4 bytes of checksum in the table, so check the count before it sizes memory.
         enough("checksums of a chunk", num_samples as u64 * 4, checksums.len())?;
         table.rows.reserve_exact(num_samples);
         for (index, id) in ids.into_iter().enumerate() {
@@ -363,7 +363,7 @@ impl Table {
     }
 }
 
-/// The columns of a table that are known: kind and bytes.
+/// The known columns of a table: kind and bytes.
 struct Columns<'a>(Vec<(u64, &'a [u8])>);
 
 impl<'a> Columns<'a> {
@@ -393,7 +393,7 @@ impl<'a> Columns<'a> {
         self.bytes(kind).map(|bytes| Cursor::new("column of a chunk", bytes))
     }
 
-    /// The bytes of a column that has `len` of them.
+    /// The bytes of a column, if present. Checks that there are `len` bytes.
     fn exactly(&self, kind: u64, len: usize) -> Result<Option<&'a [u8]>, FormatError> {
         let Some(column) = self.bytes(kind) else { return Ok(None) };
         equal("length of a column of a chunk", len as u64, column.len() as u64)?;
@@ -405,7 +405,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The ids at a chunk's slots.
+/// The ids of a chunk's samples, in the order of slots.
 fn ids_of(head: &ChunkHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, FormatError> {
     let slots = head.first_slot.0..head.first_slot.0 + u64::from(head.num_samples);
     if head.part.window <= 1 {
@@ -421,9 +421,9 @@ fn ids_of(head: &ChunkHead, part: Option<Cursor<'_>>) -> Result<Vec<u64>, Format
     Ok(slots.map(|slot| placement.id_at(Slot(slot)).0).collect())
 }
 
-/// The indexes of these ids in ascending order of the ids.
+/// The indexes of `ids`, sorted by id.
 fn order_of_ids(ids: impl Iterator<Item = u64>) -> Vec<u16> {
-    // An id has at most 40 bits and an index 16, so one word sorts as both.
+    // An id has at most 40 bits and an index 16, so both fit into one u64, which sorts by id.
     let mut keys: Vec<u64> = ids.zip(0..).map(|(id, index): (u64, u64)| id << 16 | index).collect();
     if !keys.is_sorted() {
         keys.sort_unstable();
@@ -431,7 +431,7 @@ fn order_of_ids(ids: impl Iterator<Item = u64>) -> Vec<u16> {
     keys.into_iter().map(|key| key as u16).collect()
 }
 
-/// An order of names; an error unless it is a permutation.
+/// Decodes an order of names, and checks that it is a permutation.
 fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
     let order: Vec<u16> = bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
     let mut is_there = vec![false; order.len()];
@@ -444,8 +444,8 @@ fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
     Ok(order)
 }
 
-/// At most how many bytes the table of a chunk takes, behind the names of the fields: from
-/// what each of its samples adds, whatever their order.
+/// An upper bound of a table's bytes, after the names of the fields. Computed sample by sample; it holds for any order
+/// of the names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bound {
     values: usize,
@@ -459,7 +459,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// The bound without samples.
+    /// The bound for a table without samples.
     pub(crate) fn new(typed: &[ColumnSpec]) -> Bound {
         Bound { typed: ColumnBound::new(typed), ..Bound::default() }
     }
@@ -471,7 +471,7 @@ impl Bound {
         let names = self.names + meta.name.len() - num_names.saturating_sub(1) * prefix;
         let num_samples = self.num_samples + 1;
         let any_label = self.any_label || meta.label.is_some();
-        // Order, shared bytes and other bytes of the name take 2 each.
+        // The index in the order, the shared length and the length of the rest take at most 2 bytes each.
         let each = num_samples * (2 + 2 + 2) + num_samples.div_ceil(8);
         let labels = if any_label { num_samples } else { 0 };
         let values = self.values + values(meta, len) + self.typed.with(&meta.values);
@@ -495,7 +495,7 @@ impl Bound {
         self.num_names += 1;
     }
 
-    /// All names together.
+    /// Bytes of all names, before front coding.
     pub(crate) fn names_len(&self) -> usize {
         self.names
     }
@@ -509,7 +509,7 @@ impl Bound {
     }
 }
 
-/// Bytes of a sample's length and checksums, and of its label less 1.
+/// Upper bound of the bytes of a sample's length, checksums and label, minus 1: [`Bound::with`] adds 1 per label.
 fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
     let label = number_len(label_code(meta.label)) - 1;
     let pieces = match num_pieces(len) {
@@ -519,12 +519,13 @@ fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
     number_len(len.into()) + 4 + label + pieces
 }
 
-/// The least that a sample takes in a table: a length, a checksum, and two lengths of a name.
+/// Minimum bytes of a sample in a table: 1 for its length, 4 for its checksum, and 1 for each of two lengths of its
+/// name.
 pub const MIN_ENTRY_BYTES: u64 = 7;
-/// Kinds and lengths of all columns, and the number of the part's samples.
+/// Maximum bytes of the kinds and lengths of all columns, and of the number of the part's samples.
 const COLUMN_HEADS: usize = KNOWN_KINDS * 6 + 10;
 const KNOWN_KINDS: usize = kind::NAMES as usize + 1;
-/// At most the kind and length of the column of pieces.
+/// Maximum bytes of the kind and length of the column of pieces.
 const PIECES_HEAD: usize = 6;
 
 #[cfg(test)]

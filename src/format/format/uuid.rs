@@ -10,15 +10,14 @@ use std::str::FromStr;
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A version 4 UUID from 16 random bytes of the caller.
+    /// A version 4 UUID from 16 random bytes that the caller provides.
     pub fn from_random_bytes(mut bytes: [u8; 16]) -> Uuid {
         bytes[6] = (bytes[6] & 0x0f) | 0x40;
         bytes[8] = (bytes[8] & 0x3f) | 0x80;
         Uuid(bytes)
     }
 
-    /// Seed of every hash for this image, so that names chosen to collide in one image do not collide in
-    /// another.
+    /// Seed of all name hashes of this image. So names chosen to collide in one image do not collide in another.
     pub(crate) fn hash_seed(&self) -> u64 {
         let (low, _) = self.0.split_first_chunk().expect("16 bytes begin with 8");
         u64::from_le_bytes(*low)

@@ -1,15 +1,15 @@
-//! Attributes of nodes, plain and extended.
+//! Attributes and extended attributes of files and folders.
 
 use super::{File, FileTree, Node};
 
-/// The attributes that `stat` reports of a node, but for its owner.
+/// The attributes of a node that `stat` reports, except the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     /// The inode number.
     pub inode: u64,
-    /// Length in bytes; of a folder 0.
+    /// Length in bytes; 0 for a folder.
     pub len_bytes: u64,
-    /// When the sample was imported, or, of a folder, when the generation was committed: in ns since 1970.
+    /// Time of the sample's import; for a folder, of the generation's commit. In ns since 1970.
     pub modified_ns: u64,
     /// Type and permissions: 0100444 or 040555.
     pub mode: u32,
@@ -22,14 +22,14 @@ impl Attributes {
     }
 }
 
-/// The names of extended attributes. A folder has only the last one, and a sample without a label has no
+/// Names of the extended attributes. A folder has only the last one. A sample without a label has no
 /// `user.dlfs.label`.
 const XATTRS: [&str; 4] =
     ["user.dlfs.id", "user.dlfs.label", "user.dlfs.crc32c", "user.dlfs.generation"];
 
 impl FileTree {
-    /// The attributes of a node. `field_len_bytes` is the length of its field, if samples have fields: the
-    /// sample's record has it.
+    /// The attributes of a node. If samples have fields, the caller reads the length of the node's field from the
+    /// sample's record and passes it as `field_len_bytes`.
     pub fn attributes(&self, node: Node, field_len_bytes: Option<u64>) -> Attributes {
         let directory = self.directory();
         let (len_bytes, modified_ns, mode) = match node {
@@ -42,7 +42,7 @@ impl FileTree {
         Attributes { inode: self.inode(node), len_bytes, modified_ns, mode }
     }
 
-    /// The value of an extended attribute, as text; `None` if the node does not have it.
+    /// The value of an extended attribute as a string; `None` if the node does not have this attribute.
     pub fn xattr(&self, node: Node, name: &[u8]) -> Option<String> {
         let directory = self.directory();
         let file = match node {
@@ -65,13 +65,14 @@ impl FileTree {
         }
     }
 
-    /// The names of the extended attributes of a node, each with a zero byte behind it.
+    /// The names of a node's extended attributes, each terminated by a NUL byte, as `listxattr` returns them.
     pub fn xattr_names(&self, node: Node) -> Vec<u8> {
         let there = XATTRS.iter().filter(|name| self.xattr(node, name.as_bytes()).is_some());
         there.flat_map(|name| [name.as_bytes(), b"\0"].concat()).collect()
     }
 
-    /// When the import of the sample began; for a plain folder, when its newest file was written.
+    /// Time at which the import of the file's sample began. For a folder opened without an import, which has no such
+    /// time: the time of the generation, when the folder's newest file was written.
     fn modified_ns(&self, file: File) -> u64 {
         let part = self.times.partition_point(|(first, _)| *first <= file.id.0);
         let time = part.checked_sub(1).map_or(0, |part| self.times[part].1);

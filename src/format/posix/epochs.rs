@@ -1,8 +1,10 @@
-//! Epochs of a program that knows only files, told apart by what it opens.
+//! Detects the epochs of a program that knows only files, from the files that it opens.
 //!
-//! An epoch ends where files are opened again that were opened in it. A program may open each file twice, from
-//! several threads, so it takes [`IN_A_ROW`] such files one after the other, or all of an epoch with fewer; the next
-//! epoch has then begun with the first of them. Where the program follows an order that is known, the order tells.
+//! A new epoch begins when the program opens files again that it has opened in the current epoch. A program may open
+//! each file twice, and from several threads, so one repeated file is not enough. A new epoch is detected after
+//! [`IN_A_ROW`] repeated files in a row, or after all files of a shorter epoch; it began with the first of them.
+//!
+//! If the program follows a known order, the epoch number in that order decides instead.
 
 use std::collections::VecDeque;
 
@@ -10,30 +12,30 @@ use dlfs_base::units::Epoch;
 
 use super::File;
 
-/// The epochs of one program, each with what `M` was when it began. The last 100 are kept.
+/// The epochs of one program, each with the caller's value `M` at its beginning. Keeps the last 100 epochs.
 #[derive(Debug)]
 pub struct Epochs<M> {
     begins: VecDeque<M>,
-    /// Epochs before those.
+    /// Number of epochs that are no longer in `begins`.
     forgotten: u64,
     num_files: u64,
-    /// A bit for each file: whether this epoch has it.
+    /// One bit per file, set if the file was opened in this epoch.
     seen: Vec<u64>,
     num_seen: u64,
-    /// Files of this epoch that were opened again, one after the other.
+    /// Files of this epoch that were opened again in a row.
     again: Vec<u64>,
-    /// The value of `M` before the first of those.
+    /// The value of `M` before the first file of `again`.
     at_again: Option<M>,
-    /// The epoch of the order, as the last file along it had it.
+    /// The latest epoch of the known order that a file has had.
     along: Option<Epoch>,
     /// Set if the next file begins an epoch.
     is_over: bool,
-    /// Set if an epoch has begun since the last file along the order.
+    /// Set if repeated files began an epoch since the last file that was in the known order.
     has_begun: bool,
 }
 
 impl<M> Epochs<M> {
-    /// Those of a program that has opened none of `num_files` files yet.
+    /// For a program that has not opened any of `num_files` files yet.
     pub fn new(num_files: u64) -> Epochs<M> {
         Epochs {
             begins: VecDeque::new(),
@@ -49,8 +51,8 @@ impl<M> Epochs<M> {
         }
     }
 
-    /// The program opens `file`, which has this number; `along` is its epoch in the order that the program follows.
-    /// `now` says what `M` is before that, where an epoch may begin.
+    /// Records that the program opens the file with number `file`. `along` is the file's epoch in the known order that
+    /// the program follows. `now` returns the value of `M` before this open; it is called only if an epoch may begin.
     pub fn opened(&mut self, file: u64, along: Option<Epoch>, now: impl FnOnce() -> M) {
         let is_next = along.is_some_and(|epoch| self.goes_along(epoch));
         if is_next || self.begins.is_empty() || std::mem::take(&mut self.is_over) {
@@ -72,17 +74,18 @@ impl<M> Epochs<M> {
         }
     }
 
-    /// The program begins another order, or the same one again.
+    /// Records that the program starts another known order, or the same one again. The next file begins an epoch.
     pub fn order_begins(&mut self) {
         (self.along, self.is_over) = (None, !self.begins.is_empty());
     }
 
-    /// The epochs so far: the number of each and what `M` was when it began.
+    /// The epochs that are kept: the number of each, and the value of `M` at its beginning.
     pub fn begins(&self) -> impl Iterator<Item = (u64, &M)> {
         (self.forgotten..).zip(&self.begins)
     }
 
-    /// Returns whether a file of `epoch` is the first of a later epoch than those before, which is not known yet.
+    /// Records a file of `epoch` in the known order. Returns whether it begins an epoch: it is of a later epoch than
+    /// all files before, and repeated files have not begun that epoch already.
     fn goes_along(&mut self, epoch: Epoch) -> bool {
         let has_begun = std::mem::take(&mut self.has_begun);
         let before = self.along.replace(self.along.map_or(epoch, |before| before.max(epoch)));
@@ -101,7 +104,7 @@ impl<M> Epochs<M> {
         files.iter().for_each(|file| _ = self.see(*file));
     }
 
-    /// Adds a file to the epoch; whether it is new there.
+    /// Adds a file to the current epoch; returns whether it is new there.
     fn see(&mut self, file: u64) -> bool {
         let word = (file / 64) as usize;
         let bit = 1 << (file % 64);
@@ -116,27 +119,27 @@ impl<M> Epochs<M> {
 }
 
 impl super::FileTree {
-    /// The number of a file among all files of live and deleted samples.
+    /// The 0-based number of a file among all files of live and deleted samples.
     pub fn number(&self, File { id, field }: File) -> u64 {
         id.0 * self.num_fields() + u64::from(field)
     }
 
-    /// How many files there are.
+    /// Number of files of live samples.
     pub fn num_files(&self) -> u64 {
         self.directory.num_live() * self.num_fields()
     }
 }
 
-/// Files that are opened again, one after the other, by which an epoch is told.
+/// Number of repeated files in a row that begin a new epoch.
 const IN_A_ROW: u64 = 8;
-/// The most epochs that are kept.
+/// Maximum number of epochs that are kept.
 const MOST_KEPT: usize = 100;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// After how many opens each epoch began, of a program that opens `opens` of `num_files` files.
+    /// For each epoch, the number of opens before it began. The program opens `opens`, of `num_files` files.
     fn begins(num_files: u64, opens: impl IntoIterator<Item = (u64, Option<u64>)>) -> Vec<usize> {
         let mut epochs = Epochs::new(num_files);
         for (nth, (file, along)) in opens.into_iter().enumerate() {
@@ -149,9 +152,9 @@ mod tests {
         opens.into_iter().map(|file| (file, None)).collect()
     }
 
-    /// Epoch `nth` of `len` files in an order of its own.
+    /// The files of epoch `nth`, of `len` files; each epoch has its own order.
     fn shuffled(nth: u64, len: u64) -> impl Iterator<Item = u64> {
-        let step = [7, 11, 13][nth as usize % 3]; // none of them divides the lengths below
+        let step = [7, 11, 13][nth as usize % 3]; // coprime to the lengths below
         (0..len).map(move |at| (at * step + nth) % len)
     }
 
@@ -170,7 +173,7 @@ mod tests {
     #[test]
     fn a_program_that_opens_each_file_twice_begins_no_epoch_with_that() {
         let twice = |nth| shuffled(nth, 100).flat_map(|file| [file, file]);
-        // The file before was opened again, too.
+        // The last file of the first epoch was opened again just before, so it counts as the first repeated file.
         assert_eq!(begins(100, plain(twice(0).chain(twice(1)))), [0, 199]);
         // Four threads, each of which opens its file twice.
         let files: Vec<u64> = (0..2).flat_map(|nth| shuffled(nth, 100)).collect();
@@ -193,14 +196,14 @@ mod tests {
     fn along_an_order_its_epochs_count_also_where_some_files_were_not_read_ahead() {
         let epoch = |nth: u64| shuffled(nth, 100).map(move |file| (file, Some(nth)));
         let misses = |nth: u64| epoch(nth).enumerate();
-        // An order that takes files more than once.
+        // An order that contains files more than once.
         let weighted = (0..300).map(|at| (at % 10, Some(5 + at / 100)));
         assert_eq!(begins(100, weighted), [0, 100, 200]);
         let some =
             (0..3).flat_map(misses).map(|(at, (file, nth))| (file, nth.filter(|_| at % 3 > 0)));
         let found = begins(100, some);
         assert_eq!(found.len(), 3, "{found:?}");
-        // Long rows of misses, which files tell of before the order does.
+        // Many misses in a row: the repeated files show the new epoch before the known order does.
         let late = (0..3).flat_map(misses).map(|(at, (file, nth))| (file, nth.filter(|_| at > 60)));
         assert_eq!(begins(100, late), [0, 100, 200]);
         // Two threads at the end of an epoch.

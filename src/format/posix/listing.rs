@@ -1,4 +1,4 @@
-//! Lists a folder from any position.
+//! Lists a folder, starting at any position: `readdir`.
 
 use crate::directory::Directory;
 use dlfs_base::units::SampleId;
@@ -8,11 +8,11 @@ use super::{File, FileTree, Folder, Node, PathError, in_file_name, is_component}
 /// One entry of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found<'a> {
-    /// Its name in the folder.
+    /// Name of the entry in the folder.
     pub name: &'a [u8],
-    /// The node.
+    /// File or folder.
     pub node: Node,
-    /// The position behind it: from there the listing continues.
+    /// The position after this entry, to continue the listing.
     pub next: u64,
 }
 
@@ -26,9 +26,9 @@ struct Position {
 }
 
 impl FileTree {
-    /// Calls `visit` with the entries of `folder` from the position `cookie` on, `.` and `..` first, until it
-    /// returns false. [`FIRST`] begins; [`Found::next`] continues. Costs a lookup an entry, and a search for
-    /// each subfolder, however many samples are in it.
+    /// Calls `visit` with the entries of `folder` from position `cookie` on, `.` and `..` first, until `visit` returns
+    /// false. Begin with [`FIRST`] and continue with [`Found::next`]. Costs a lookup per entry, and a search per
+    /// subfolder, independent of the number of samples in the subfolder.
     ///
     /// # Errors
     /// The names are damaged.
@@ -46,7 +46,7 @@ impl FileTree {
             }
         }
         let prefix = self.prefix(folder)?;
-        // The first rank of a folder is known but for the top folder, whose is 0.
+        // `folder.rank` is the rank of its first name; it is 0 for the top folder.
         let position = match cookie.saturating_sub(BEFORE) {
             0 => Position { rank: folder.rank, field: 0 },
             at => Position { rank: at / self.num_fields(), field: at % self.num_fields() },
@@ -75,7 +75,7 @@ impl FileTree {
             };
             let component = &within[..slash];
             let path = &name[..prefix.len() + slash];
-            // A position of someone else's making may lie within a subfolder.
+            // A cookie that no listing returned may point into the middle of a subfolder.
             let rank = if std::mem::take(&mut is_first) {
                 directory.rank_by_name(0, &name[..prefix.len() + slash + 1])?
             } else {
@@ -94,7 +94,7 @@ impl FileTree {
         Ok(())
     }
 
-    /// The entries of one sample; false if `visit` has enough. Moves `position` past them.
+    /// Visits the entries of one sample and moves `position` past them. Returns false if `visit` did.
     fn list_sample(
         &self,
         id: SampleId,
@@ -118,7 +118,7 @@ impl FileTree {
                 Position { rank: position.rank + 1, field: 0 }
             };
             let file = File { id, field: number as u16 };
-            // Not if a newer sample has this name.
+            // If a newer sample has the same name, only that one is listed.
             let is_there =
                 is_live && is_component(&name[folder_len..]) && self.file(name)? == Some(file);
             let found = Found {
@@ -138,5 +138,5 @@ impl FileTree {
     }
 }
 
-/// Positions of `.` and `..`, so that no other entry's position is 0.
+/// Number of positions of `.` and `..`. All other positions are offset by it.
 const BEFORE: u64 = 2;

@@ -1,9 +1,8 @@
-//! A data set as a tree of files: paths, inode numbers, listings and attributes, computed from the directory.
-//! Pure.
+//! A data set as a tree of files: computes paths, inode numbers, listings and attributes from the directory. Pure.
 //!
 //! # What it is
-//! Every door for programs that know only files is thin over it. It keeps no table: a node's inode number
-//! says by arithmetic which node it is, so nothing needs to be forgotten.
+//! The common part of all interfaces for programs that know only files. It keeps no inode table: the node is computed
+//! from its inode number, so no entry ever needs to be freed.
 //!
 //! | node           | inode number                                            |
 //! |----------------|---------------------------------------------------------|
@@ -11,26 +10,25 @@
 //! | a file         | 2^32 + id x fields + field                              |
 //! | another folder | 2^62 + (rank of the first name below it) x 2^12 + depth |
 //!
-//! Ranks are those of all names, of deleted samples too, in the order of names. So a number stays the same
-//! as long as the generation does.
+//! Ranks count all names, also of deleted samples, in the order of names. So inode numbers stay the same within a
+//! generation.
 //!
-//! A sample is one file with its name. If samples have fields, each field is a file `NAME.FIELD`, as
-//! `dlfs export` writes them; a slash in FIELD is `%2F` there ([`in_file_name`]). The length of such a file is
-//! stored in the sample's record, so it is known only to who has read the sample; a field that a sample does not
-//! have is an empty file.
+//! A sample is one file with the sample's name. If samples have fields, each field is a file `NAME.FIELD`, as
+//! `dlfs export` writes them; a slash in FIELD becomes `%2F` ([`in_file_name`]). The length of a field's file is
+//! stored in the sample's record, so it is unknown until the sample is read. An absent field is an empty file.
 //!
 //! # What it is not
-//! It reads no samples and knows no system call. It does not repair names: a sample whose name no path can
-//! spell (an empty component, `.`, `..`, a component of more than 255 bytes) is not there, and can be read
-//! by its id. Where a file and a folder have the same path, the file is listed; of several samples with one
-//! name the newest is.
+//! It reads no samples and makes no system calls. It does not change names: a sample whose name is not a valid path
+//! (an empty component, `.`, `..`, a component of more than 255 bytes) is not in the tree, and can be read only
+//! by its id. If a file and a folder have the same path, only the file is listed. If several samples have the same
+//! name, only the newest is listed.
 //!
 //! # Invariants
-//! What a listing shows can be looked up and has the same inode number. A position in a listing (a *cookie*)
-//! stays valid as long as the generation does, and after it come exactly the entries that have not come yet.
+//! Every listed entry can be looked up, with the same inode number. A position in a listing (a *cookie*) stays valid
+//! within a generation: a listing that continues there returns exactly the entries that were not returned before.
 //!
-//! Read this file first, then `listing.rs` and `attributes.rs`. `epochs.rs` tells epochs apart by the files that are
-//! opened.
+//! Read this file first, then `listing.rs` and `attributes.rs`. `epochs.rs` detects epochs from the files that a
+//! program opens.
 
 mod attributes;
 mod epochs;
@@ -65,10 +63,10 @@ pub enum Node {
     File(File),
 }
 
-/// A folder: the first name below it, and how many components of that name are the folder's.
+/// A folder, identified by the first name below it, and by the number of that name's components in the folder's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Folder {
-    /// In the order of names.
+    /// Rank of the first name below the folder, in the order of names.
     pub(crate) rank: u64,
     pub(crate) depth: u32,
 }
@@ -78,17 +76,17 @@ pub struct Folder {
 pub struct File {
     /// The sample.
     pub id: SampleId,
-    /// The number of the field; 0 if samples have no fields.
+    /// 0-based index of the field; 0 if samples have no fields.
     pub field: u16,
 }
 
-/// Why a path leads nowhere.
+/// The error if a path does not lead to a node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Nothing has this name.
+    /// There is no file or folder with this name.
     #[error("no such file or folder")]
     NotFound,
-    /// A component before the last one, or before a slash, is a file.
+    /// A component that must be a folder is a file: it is not the last one, or a slash follows it.
     #[error("not a folder")]
     NotFolder,
     /// A component has more than 255 bytes, or the path more than 4,096.
@@ -123,7 +121,7 @@ impl FileTree {
         Ok(FileTree { times: times.collect(), directory })
     }
 
-    /// The directory that it shows.
+    /// The directory that the tree shows.
     pub fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
@@ -139,7 +137,7 @@ impl FileTree {
         }
     }
 
-    /// The node with this inode number; `None` if there is none.
+    /// The node with this inode number; `None` if there is no such node.
     pub fn node(&self, inode: u64) -> Option<Node> {
         if inode == ROOT {
             return Some(Node::Folder(Folder::TOP));
@@ -174,7 +172,7 @@ impl FileTree {
         self.find(&path)?.ok_or(PathError::NotFound)
     }
 
-    /// Resolves `path` from the top folder as the kernel does, except that it ignores a slash at the front.
+    /// Resolves `path` from the top folder as the kernel does, but ignores leading slashes.
     ///
     /// # Errors
     /// See [`PathError`].
@@ -207,7 +205,7 @@ impl FileTree {
         }
     }
 
-    /// The folder that `folder` is in; the top folder is in itself.
+    /// The parent of `folder`; the top folder is its own parent.
     ///
     /// # Errors
     /// The names are damaged.
@@ -222,10 +220,10 @@ impl FileTree {
         Ok(Folder { rank, depth: folder.depth - 1 })
     }
 
-    /// The path of a node, without a slash at its ends; empty for the top folder.
+    /// The path of a node, without leading or trailing slash; empty for the top folder.
     ///
     /// # Errors
-    /// The names are damaged; `NotFound`: the sample is not there.
+    /// `Names`: the names are damaged; `NotFound`: there is no such sample or folder.
     pub fn path(&self, node: Node) -> Result<Vec<u8>, PathError> {
         match node {
             Node::Folder(folder) => {
@@ -244,7 +242,7 @@ impl FileTree {
         }
     }
 
-    /// The path of the folder with a slash behind it; empty for the top folder.
+    /// The path of the folder with a trailing slash: the prefix of all names below it. Empty for the top folder.
     fn prefix(&self, folder: Folder) -> Result<Vec<u8>, PathError> {
         let mut name = Vec::new();
         if folder.depth == 0 {
@@ -257,7 +255,7 @@ impl FileTree {
         Ok(name)
     }
 
-    /// The node of a path without superfluous slashes or dots.
+    /// The node of a normalized path: one without superfluous slashes or dots.
     fn find(&self, path: &[u8]) -> Result<Option<Node>, PathError> {
         if path.is_empty() {
             return Ok(Some(Node::Folder(Folder::TOP)));
@@ -302,9 +300,9 @@ impl FileTree {
         Ok((is_live && depth < 1 << DEPTH_BITS).then_some(Folder { rank, depth }))
     }
 
-    /// The first rank after all names below the folder `path`, of which `rank` is one.
+    /// The first rank after all names below the folder `path`. `rank` is the rank of a name below it.
     fn past(&self, rank: u64, path: &[u8]) -> Result<u64, PathError> {
-        // No name has a zero byte, and a slash sorts before all others.
+        // No name contains NUL, and a slash sorts before all other bytes, so \x01 is the next byte after a slash.
         Ok(self.directory.rank_by_name(rank + 1, &[path, b"\x01"].concat())?)
     }
 
@@ -316,7 +314,7 @@ impl FileTree {
         }
     }
 
-    /// Why there is nothing at `path`.
+    /// The error for a `path` that does not exist.
     fn missing(&self, path: &[u8]) -> PathError {
         let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
         for (at, _) in slashes {
@@ -335,22 +333,23 @@ impl FileTree {
 }
 
 impl Folder {
-    /// The folder that holds everything.
+    /// The top folder.
     pub const TOP: Folder = Folder { rank: 0, depth: 0 };
 }
 
-/// Returns whether `name` can be a component of a path: not empty, `.` or `..`, without `/`, of at most 255 bytes.
+/// Returns whether `name` is a valid component of a path: not empty, `.` or `..`, without `/`, at most 255 bytes.
 fn is_component(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..")
         && name.len() <= MAX_COMPONENT_BYTES
         && !name.contains(&b'/')
 }
 
-/// The inode number of the top folder, as FUSE wants it.
+/// The inode number of the top folder, as FUSE requires.
 pub const ROOT: u64 = 1;
 /// The first inode number of a file.
 const FILES: u64 = 1 << 32;
-/// A field as the end of a file's name: a slash in it, as in `image/encoded`, would make a folder.
+/// A field's name as the end of a file's name. A slash in it, as in `image/encoded`, becomes `%2F`: it would make a
+/// folder.
 pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
     if !field.contains(&b'/') {
         return field.into();
@@ -359,11 +358,11 @@ pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
     parts.join(&b"%2F"[..]).into()
 }
 
-/// Added to the inode numbers of folders. Files stay below: there are at most 2^40 samples of 2^16 fields.
+/// The first inode number of a folder. Those of files are smaller: there are at most 2^40 samples of 2^16 fields.
 const FOLDERS: u64 = 1 << 62;
-/// A name has at most 4,096 bytes, so a folder is less deep than this many bits can count.
+/// Bits for the depth of a folder. A name has at most 4,096 bytes, so the depth fits.
 const DEPTH_BITS: u32 = 12;
-/// The longest name in a folder, as everywhere in Linux.
+/// Maximum bytes of a path component: `NAME_MAX` of Linux.
 pub const MAX_COMPONENT_BYTES: usize = 255;
-/// The longest path, as everywhere in Linux.
+/// Maximum bytes of a path: `PATH_MAX` of Linux.
 const MAX_PATH_BYTES: usize = 4096;

@@ -1,4 +1,4 @@
-//! A file of views: named views of one generation of an image, with a checksum.
+//! A view file: named views of one generation of an image, with a checksum.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -12,24 +12,24 @@ use dlfs_base::units::Generation;
 
 use super::{IdSet, View, other_generation, other_image};
 
-/// A view, its name, and how it was made.
+/// A view with its name and a description.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedView {
     /// The name, such as `train`.
     pub name: String,
-    /// How it was made, for people.
+    /// Description of how the view was made, for people.
     pub made: String,
     /// The view.
     pub view: View,
 }
 
-/// Views of one generation of an image.
+/// The contents of a view file: views of one generation of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ViewFile {
     views: Vec<NamedView>,
 }
 
-/// The beginning of a file of views.
+/// The header of a view file.
 ///
 /// | bytes  | field         | meaning                                            |
 /// |--------|---------------|----------------------------------------------------|
@@ -38,17 +38,18 @@ pub struct ViewFile {
 /// | 10..12 | `num_views`   | the number of views, at least 1                    |
 /// | 12..16 | `reserved_a`  | zero                                               |
 /// | 16..32 | `uuid`        | the image                                          |
-/// | 32..40 | `generation`  | its generation                                     |
-/// | 40..48 | `num_samples` | ids assigned by then: those of views are below it  |
+/// | 32..40 | `generation`  | the generation                                     |
+/// | 40..48 | `num_samples` | ids assigned in it: all ids of views are below     |
 /// | 48..56 | `body_len`    | bytes that follow                                  |
 /// | 56..60 | `reserved_b`  | zero                                               |
-/// | 60..64 | `crc`         | CRC32C of bytes 0..60 and of what follows          |
+/// | 60..64 | `crc`         | CRC32C of bytes 0..60 and of the bytes that follow |
 ///
-/// Then, for each view: its name and how it was made, both with their length before them; the number of keyed
-/// splits that led to it; its number of samples; the kind of its set, 0 or 1; and the set. Numbers and lengths
-/// are LEB128. A set of kind 0 is a bit for each id, the lowest bit of the first byte first, in
-/// ceil(`num_samples` / 8) bytes. One of kind 1 is the number of its ranges, and for each range the ids
-/// skipped before it and its length. A writer takes the kind that is shorter.
+/// For each view follow: name and description, as length-prefixed strings; the number of keyed splits that led to it;
+/// its number of samples; a byte for the kind of its set, 0 or 1; and the set of ids. Numbers and lengths are LEB128.
+///
+/// A set of kind 0 is a bitmap of ceil(`num_samples` / 8) bytes: id `i` is bit `i % 8`, counted from the least
+/// significant, of byte `i / 8`. A set of kind 1 is the number of its ranges, and for each range the number of ids
+/// skipped before it and its length. A writer uses the shorter kind.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct ViewHeader {
@@ -66,10 +67,11 @@ struct ViewHeader {
 const _: () = assert!(size_of::<ViewHeader>() == VIEW_HEADER_BYTES);
 
 impl ViewFile {
-    /// The file of `views`, which are of one image and generation.
+    /// A file of `views`, which must be of the same image and generation.
     ///
     /// # Errors
-    /// There is no view or there are too many, a name is none, or two are equal. They differ in image or generation.
+    /// There is no view or there are too many; a name is invalid or used twice; the views differ in image or
+    /// generation.
     pub fn new(views: Vec<NamedView>) -> Result<ViewFile> {
         let Some(first) = views.first() else {
             return Err(invalid("a file of views has at least one"));
@@ -99,10 +101,10 @@ impl ViewFile {
         &self.views
     }
 
-    /// The view called `name`, or the only one.
+    /// The view called `name`; without a name, the only view of the file.
     ///
     /// # Errors
-    /// There is none, or there are several and `name` is `None`.
+    /// There is no view of this name; or `name` is `None` and there are several views.
     pub fn view(&self, name: Option<&str>) -> Result<&NamedView> {
         let found = match name {
             Some(name) => self.views.iter().find(|named| named.name == name),
@@ -147,27 +149,27 @@ impl ViewFile {
         bytes
     }
 
-    /// The length of the whole file, according to its first [`VIEW_HEADER_BYTES`].
+    /// The length of the whole file, as stated in its first [`VIEW_HEADER_BYTES`].
     ///
     /// # Errors
-    /// This is no file of views, or of a later version.
+    /// The file is not a view file, or has a later version.
     pub fn len_of(head: &[u8]) -> Result<u64> {
         let header = header(head)?;
         Ok((VIEW_HEADER_BYTES as u64).saturating_add(header.body_len.get()))
     }
 
-    /// Reads a file of views of `directory`.
+    /// Decodes a view file whose views are of `directory`.
     ///
     /// # Errors
-    /// It is damaged, no file of views, or of a later version. Its views are of another image or generation.
+    /// The file is damaged, not a view file, or has a later version; its views are of another image or generation.
     pub fn from_bytes(bytes: &[u8], directory: &Directory) -> Result<ViewFile> {
         let image = directory.uuid();
         let generation = directory.generation();
         ViewFile::read(bytes, (image, generation, directory.num_samples()))
     }
 
-    /// Reads views of an image at a generation with a number of ids, which sizes memory: that of the file may
-    /// be forged.
+    /// Decodes views of the opened image. `open` is the image, its generation and its number of ids. The number sizes
+    /// memory, so it is not taken from the file, where it may be forged.
     fn read(bytes: &[u8], open: (Uuid, Generation, u64)) -> Result<ViewFile> {
         let header = header(bytes)?;
         let body = &bytes[VIEW_HEADER_BYTES..];
@@ -240,7 +242,7 @@ fn put_set(bytes: &mut Vec<u8>, ids: &IdSet) {
         put_number(&mut packed, range.end - range.start);
         end = range.end;
         if packed.len() >= len {
-            break; // it is not taken
+            break; // ranges are not shorter
         }
     }
     if packed.len() < len {
@@ -254,7 +256,7 @@ fn put_set(bytes: &mut Vec<u8>, ids: &IdSet) {
     bytes.truncate(all);
 }
 
-/// Reads a set of `count` ids below `limit`, which is that of the open image.
+/// Decodes a set of `count` ids below `limit`, the number of ids of the opened image.
 fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet> {
     let kind = cursor.bytes(1)?[0];
     let ids = match kind {
@@ -282,7 +284,7 @@ fn set(cursor: &mut Cursor<'_>, limit: u64, count: u64) -> Result<IdSet> {
                 let len = cursor.number()?;
                 let start = end.saturating_add(skipped);
                 end = start.saturating_add(len);
-                // Ranges that touch would be a second form of the same set.
+                // Adjacent ranges would be a second encoding of the same set.
                 if len == 0 || at > 0 && skipped == 0 || end > limit {
                     return Err(out_of_range("range of ids of a view", end, limit));
                 }
@@ -304,7 +306,7 @@ fn out_of_range(what: &'static str, value: u64, limit: u64) -> Error {
     FormatError::OutOfRange { what, value, limit }.into()
 }
 
-/// Checks the name of a view.
+/// Checks that a view's name is valid.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let is_bad = |c: char| c.is_control() || matches!(c, ':' | ',' | '=' | '/');
     if name.is_empty() || name.len() > MAX_NAME || name.contains(is_bad) || name.trim() != name {
@@ -316,7 +318,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes before the views.
+/// Bytes of the header.
 pub const VIEW_HEADER_BYTES: usize = 64;
 
 const CRC_OFFSET: usize = 60;
@@ -359,7 +361,7 @@ mod tests {
         assert_eq!(&bytes[64..], b"\x05train\x054 ids\x01\x04\x01\x02\0\x03\x60\x01");
         assert_eq!(bytes[48] as usize, bytes.len() - 64);
         assert_eq!(ViewFile::len_of(&bytes[..64]).unwrap(), bytes.len() as u64);
-        // Every second id: bits are shorter than ranges.
+        // Every second id: a bitmap is shorter than ranges.
         let ids: Vec<u64> = (0..100).step_by(2).collect();
         let bytes = ViewFile::new(vec![named("even", 100, &ids)]).unwrap().to_bytes();
         assert_eq!(&bytes[bytes.len() - 15..], b"\x32\0UUUUUUUUUUUU\x05");
@@ -408,7 +410,7 @@ mod tests {
             prop_assert!(read(&bytes[..cut.index(bytes.len())], limit).is_err());
         }
 
-        /// Whoever forges a file gives it a valid checksum.
+        /// The checksum is valid, as in a forged file, so that the body is decoded.
         #[test]
         fn any_body_is_read_or_refused(
             body in prop::collection::vec(any::<u8>(), 0..200), num_samples in 0u64..300, num_views in 0u16..4

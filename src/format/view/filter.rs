@@ -1,4 +1,4 @@
-//! An expression over the columns of a directory, and its evaluation, 4,096 samples at a time.
+//! Filter expressions over the columns of a directory: binds and evaluates them, 4,096 samples at a time.
 //!
 //! | column  | is                                                                                      |
 //! |---------|-----------------------------------------------------------------------------------------|
@@ -8,9 +8,9 @@
 //! | `name`  | the name, any bytes, compared bytewise                                                  |
 //! | others  | the value in the typed column of this name                                              |
 //!
-//! A sample without a label has the label `none`, which equals no number: `!=` and `not in` hold for it, and
-//! no other comparison does. So it is with one that has no value in a typed column. A text is compared with a string,
-//! bytewise; a bool with `true` and `false`; a number of type f32 with what f32 makes of a decimal.
+//! A sample without a label has the label `none`, which equals no number. For it, only comparisons with `none`, `!=`
+//! and `not in` can hold. The same is true of a sample without a value in a typed column. Values of type str are
+//! compared with strings, bytewise; bools with `true` and `false`; f32 values with the decimal rounded to f32.
 
 use crate::directory::{self, Directory, Ones};
 use crate::format::FormatError;
@@ -22,7 +22,7 @@ use super::glob::Glob;
 use super::text::{Compare, Expr, Problem, Test, Value, number_at, order_of, parse};
 use super::{IdSet, not_loaded};
 
-/// An expression, made for one directory.
+/// An expression, parsed and bound to the columns of one directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
     text: String,
@@ -38,17 +38,17 @@ enum Node {
     Name(NameTest),
 }
 
-/// A column of numbers.
+/// A column whose values are compared as integers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Column {
     Id,
     Label,
     Len,
-    /// A typed column, by its place among them. Texts count as their numbers, and floats as their [`order_of`].
+    /// A typed column, by its index. Its strings are compared by their index, and its floats by their [`order_of`].
     Typed(usize),
 }
 
-/// Ascending numbers, as ranges that include their ends, and whether the absence of one fits, too.
+/// A set of numbers as ascending inclusive ranges. `is_none` is set if a sample without a value matches too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ranges {
     ranges: Vec<(i64, i64)>,
@@ -57,7 +57,7 @@ struct Ranges {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NameTest {
-    /// Sorted.
+    /// The names to match, sorted.
     In(Vec<Vec<u8>>),
     Glob(Glob),
     Less(Vec<u8>),
@@ -68,24 +68,25 @@ impl Filter {
     /// Parses `text`, an expression over the columns of `directory`, which may be a view.
     ///
     /// # Errors
-    /// It is none, or has a column or class that there is not, or a value that does not fit its column.
+    /// `text` is not a valid expression, names an unknown column or class, or has a value of the wrong type for its
+    /// column.
     pub fn parse(text: &str, directory: &Directory) -> Result<Filter> {
         let root = parse(text).and_then(|expr| Binding { directory }.node(&expr));
         let root = root.map_err(|problem| problem.of(text))?;
         Ok(Filter { text: text.to_owned(), root })
     }
 
-    /// Its text.
+    /// The text of the expression.
     pub(super) fn text(&self) -> &str {
         &self.text
     }
 
-    /// Returns whether it compares names, which then have to be loaded.
+    /// Returns whether the filter compares names, so that they must be loaded.
     pub fn needs_names(&self) -> bool {
         self.root.cost() >= NAME_COST
     }
 
-    /// Removes from `set`, ids of `directory`, all for which it does not hold.
+    /// Removes from `set` all ids of `directory` for which the filter does not hold.
     pub(super) fn restrict(&self, directory: &Directory, set: &mut IdSet) -> Result<()> {
         let mut rows = Rows { directory, name: Vec::new() };
         for (index, words) in set.words_mut().chunks_mut(BLOCK_WORDS).enumerate() {
@@ -99,7 +100,7 @@ impl Filter {
     }
 }
 
-/// One bit for each of some consecutive ids.
+/// A bitmap of 4,096 consecutive ids.
 type Block = [u64; BLOCK_WORDS];
 
 struct Rows<'a> {
@@ -167,7 +168,7 @@ impl Rows<'_> {
     }
 }
 
-/// Keeps the bits of those ids that `fits`.
+/// Clears the bits of the ids for which `fits` is false. `first` is the first id of the block.
 #[inline]
 fn keep(first: u64, block: &mut Block, mut fits: impl FnMut(u64) -> bool) {
     for (index, word) in block.iter_mut().enumerate() {
@@ -193,7 +194,7 @@ impl Ranges {
         }
     }
 
-    /// The numbers that compare so with `bound`.
+    /// The numbers for which `compare` with `bound` holds.
     fn compared(compare: Compare, bound: i64) -> Ranges {
         let range = match compare {
             Compare::Less => bound.checked_sub(1).map(|last| (i64::MIN, last)),
@@ -224,7 +225,7 @@ impl NameTest {
 }
 
 impl Node {
-    /// Relative cost for one sample. Cheap tests come first, and leave fewer samples to the others.
+    /// Relative cost per sample. Cheap tests are evaluated first, so that expensive ones see fewer samples.
     fn cost(&self) -> u32 {
         match self {
             Node::All(nodes) | Node::Any(nodes) => nodes.iter().map(Node::cost).max().unwrap_or(0),
@@ -236,7 +237,7 @@ impl Node {
     }
 }
 
-/// Looks up columns and classes.
+/// Binds a parsed expression: looks up its columns and classes in a directory.
 struct Binding<'a> {
     directory: &'a Directory,
 }
@@ -317,7 +318,7 @@ impl Binding<'_> {
         Ok(Ranges::compared(test.compare, numbers[0]))
     }
 
-    /// The values of a typed column, as numbers, for which `test` holds.
+    /// The values of a typed column, as integers, for which `test` holds.
     fn typed_ranges(&self, test: &Test, column: &directory::Column) -> Result<Ranges, Problem> {
         let kind = column.kind();
         let texts = column.texts();
@@ -354,7 +355,7 @@ impl Binding<'_> {
                 (ColumnType::Text, Value::Bytes(bytes)) if is_equal => {
                     match texts.binary_search_by(|text| text.as_bytes().cmp(bytes)) {
                         Ok(number) => number as i64,
-                        Err(_) => continue, // no sample has it
+                        Err(_) => continue, // no i64, so no sample has this value
                     }
                 }
                 (ColumnType::Text, Value::Bytes(bytes)) => {
@@ -389,7 +390,7 @@ impl Binding<'_> {
         }
     }
 
-    /// The label of the class `name`.
+    /// The label of the class called `name`.
     fn class(
         &self,
         test: &Test,
@@ -423,7 +424,7 @@ impl Binding<'_> {
         })
     }
 
-    /// The labels of the classes whose names fit.
+    /// The labels of the classes whose names match the pattern.
     fn classes_like(&self, test: &Test, column: Column) -> Result<Ranges, Problem> {
         let (glob, at) = self.glob(test)?;
         let classes = self.directory.classes();
@@ -465,10 +466,10 @@ impl Binding<'_> {
     }
 }
 
-/// Samples of a block: 4,096.
+/// 64-bit words of a block: 4,096 samples.
 const BLOCK_WORDS: usize = 64;
 
 const NAME_COST: u32 = 2;
 
-/// The most classes that a message names.
+/// Maximum classes that an error message lists.
 const MOST_NAMED: usize = 10;

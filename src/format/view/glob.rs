@@ -1,7 +1,7 @@
-//! Patterns of names, as a shell has them, over bytes.
+//! Glob patterns for names, as in a shell, matched bytewise.
 
-/// A pattern: `*` is any bytes, slashes too; `?` is one byte; `[a-z]` and `[!a-z]` are one byte of a set; a
-/// backslash takes the next byte as it is.
+/// A pattern: `*` matches any bytes, slashes too; `?` matches one byte; `[a-z]` and `[!a-z]` match one byte in or not
+/// in the set; a backslash escapes the next byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Glob {
     parts: Vec<Part>,
@@ -16,10 +16,10 @@ enum Part {
 }
 
 impl Glob {
-    /// The pattern that `text` is.
+    /// Parses `text` as a pattern.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// `text` is not a valid pattern; the message says why.
     pub(super) fn parse(text: &[u8]) -> Result<Glob, &'static str> {
         let mut parts = Vec::new();
         let mut rest = text.iter().copied();
@@ -36,11 +36,12 @@ impl Glob {
         Ok(Glob { parts })
     }
 
-    /// Returns whether the whole of `text` fits. Takes at most as many steps as the product of both lengths.
+    /// Returns whether the pattern matches the whole of `text`. Takes at most as many steps as the product of both
+    /// lengths.
     pub(super) fn fits(&self, text: &[u8]) -> bool {
         let mut part = 0;
         let mut at = 0;
-        // Behind the last star, and where the text that it does not take begins.
+        // The part after the last star, and the offset of the first byte that the star does not match.
         let mut star: Option<(usize, usize)> = None;
         loop {
             match self.parts.get(part) {
@@ -56,7 +57,7 @@ impl Glob {
                 None if at == text.len() => return true,
                 _ => {}
             }
-            // The last star takes one byte more; earlier ones need not.
+            // Backtrack: the last star matches one byte more. Earlier stars need not.
             let Some((behind, from)) = star.filter(|(_, from)| *from < text.len()) else {
                 return false;
             };
@@ -79,7 +80,7 @@ impl Part {
     }
 }
 
-/// The set behind a `[`; a `]` that comes first belongs to it.
+/// Parses the set after a `[`. A `]` that comes first belongs to the set.
 fn set(rest: &mut impl Iterator<Item = u8>) -> Option<Part> {
     let mut rest = rest.by_ref().peekable();
     let is_negated = rest.next_if(|byte| matches!(byte, b'!' | b'^')).is_some();
@@ -149,7 +150,7 @@ mod tests {
         assert!(Glob::parse(b"a[b").is_err() && Glob::parse(b"a\\").is_err());
     }
 
-    /// By definition, in time exponential in the stars.
+    /// Matches by the definition of patterns, in time exponential in the number of stars.
     fn model(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
             None => text.is_empty(),
@@ -171,7 +172,7 @@ mod tests {
             pattern in prop::collection::vec(any::<u8>(), 0..40), text in prop::collection::vec(any::<u8>(), 0..40)
         ) {
             if let Ok(glob) = Glob::parse(&pattern) {
-                let _ = glob.fits(&text); // that it ends, without a panic
+                let _ = glob.fits(&text); // must end without a panic
             }
         }
     }

@@ -1,20 +1,19 @@
 //! Views: a part of the samples of one generation, chosen by an expression, by ids, or by a keyed split.
 //!
 //! A [`View`] is a set of ids of one image and generation, with a hash. [`View::directory`] makes a
-//! [`Directory`] of it, in which all other samples are absent as deleted ones are; columns and names are
-//! shared. So whatever takes a directory takes a view: orders, shares of ranks, tiers, peers, listings. The
-//! state of a run holds the hash, and a run over another view refuses it.
+//! [`Directory`] of it, in which all other samples are marked as deleted; columns and names are
+//! shared. So everything that takes a directory takes a view: orders, shares of ranks, tiers, peers, listings. The
+//! checkpoint of a run contains the hash, so that it is refused by a run over another view.
 //!
-//! A view belongs to one generation, since orders count the samples of one. What stays from one generation
-//! to the next is how it was made: ids keep their meaning, so an expression selects the same samples again,
-//! and a [`split`](Split) leaves each of them in its part, because the part follows from a keyed hash of the
-//! sample alone.
+//! A view belongs to one generation, since orders depend on the number of samples. To get the same view of a later
+//! generation, make it again: samples keep their ids, so an expression selects the same samples, and a
+//! [`split`](Split) puts each sample into the same part, since the part depends only on a keyed hash of the sample.
 //!
 //! # What it is not
 //! It reads no samples and no files: `dataset` loads and saves [`ViewFile`]s. Views are not stored on the image.
 //!
 //! Read this file first, then `filter.rs` (the expression language, which `text.rs` parses), `split.rs` and
-//! `file.rs` (the bytes of a file of views).
+//! `file.rs` (the format of a view file).
 
 mod file;
 mod filter;
@@ -32,7 +31,7 @@ pub use file::{NamedView, VIEW_HEADER_BYTES, ViewFile};
 pub use filter::Filter;
 pub use split::{Split, SplitBy, Splitter};
 
-/// Some samples of one generation of an image.
+/// A nonempty set of samples of one generation of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     image: Uuid,
@@ -43,10 +42,10 @@ pub struct View {
 }
 
 impl View {
-    /// The view of `ids`, which are samples of `directory`.
+    /// The view of `ids`, which must be live samples of `directory`.
     ///
     /// # Errors
-    /// There are none. One of them is no sample of `directory`.
+    /// There are no ids; or an id is not a live sample of `directory`.
     pub fn of_ids(directory: &Directory, ids: impl IntoIterator<Item = SampleId>) -> Result<View> {
         let mut set = IdSet::new(directory.num_samples());
         for id in ids {
@@ -61,16 +60,16 @@ impl View {
     /// The view of all samples of `directory`, which may be a view itself.
     ///
     /// # Errors
-    /// There are none.
+    /// `directory` has no live samples.
     pub fn whole(directory: &Directory) -> Result<View> {
         View::of_set(directory, directory.live_ids())
     }
 
-    /// The view of the samples of `directory` for which `filter` holds. The filter must have been made for
-    /// this directory. Takes tens of nanoseconds a sample, and more for one whose name is compared.
+    /// The view of the samples of `directory` for which `filter` holds. The filter must have been parsed for
+    /// this directory. Takes tens of nanoseconds a sample, and more if names are compared.
     ///
     /// # Errors
-    /// It holds for none. It compares names, and they are not loaded.
+    /// The filter holds for no sample; or it compares names, and they are not loaded.
     pub fn select(directory: &Directory, filter: &Filter) -> Result<View> {
         let mut set = directory.live_ids();
         filter.restrict(directory, &mut set)?;
@@ -79,10 +78,10 @@ impl View {
         })
     }
 
-    /// The parts of the samples of `directory`, one for each share of `split`.
+    /// Divides the samples of `directory` into parts, one for each share of `split`.
     ///
     /// # Errors
-    /// A part has no sample. The parts follow from names, and they are not loaded.
+    /// A part has no sample; or the split hashes names, and they are not loaded.
     pub fn split(directory: &Directory, split: &Split) -> Result<Vec<View>> {
         let splits = directory.view().map_or(0, |mark| mark.splits);
         let splitter = Splitter::new(split, splits);
@@ -121,41 +120,41 @@ impl View {
         View { image, generation, ids, splits, hash }
     }
 
-    /// The image.
+    /// UUID of the image.
     pub fn image(&self) -> Uuid {
         self.image
     }
 
-    /// Its generation.
+    /// The generation of the image.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// The ids of its samples.
+    /// The ids of the samples.
     pub fn ids(&self) -> &IdSet {
         &self.ids
     }
 
-    /// The number of its samples; never 0.
+    /// The number of samples; never 0.
     pub fn len(&self) -> u64 {
         self.ids.count()
     }
 
-    /// Returns whether it has no samples; no view is empty.
+    /// Always returns false: no view is empty.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// A hash of image, generation and ids: views with one hash are the same samples.
+    /// A hash of image, generation and ids: views with the same hash have the same samples.
     pub fn hash(&self) -> [u8; 16] {
         self.hash
     }
 
-    /// The directory of these samples alone. `directory` is of the same image and generation, or a view of it.
-    /// Takes tens of nanoseconds for each of its samples or of the others, whichever are fewer.
+    /// The directory of only the view's samples. `directory` must be of the same image and generation; it may be a view
+    /// itself. Takes tens of nanoseconds for each sample in the view, or for each sample not in it if those are fewer.
     ///
     /// # Errors
-    /// The view is of another image or generation. `directory` lacks one of its samples.
+    /// The view is of another image or generation; or `directory` lacks a sample of the view.
     pub fn directory(&self, directory: &Directory) -> Result<Directory> {
         if self.image != directory.uuid() {
             return Err(other_image(self.image, directory.uuid()));
@@ -204,7 +203,7 @@ fn other_generation(view: Generation, open: Generation) -> Error {
     )
 }
 
-/// The only error of names here: they are checked when they are loaded.
+/// The only possible error when names are read here: they were verified when they were loaded.
 fn not_loaded(_: FormatError) -> Error {
     invalid("the names of the samples are not loaded")
 }

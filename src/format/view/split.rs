@@ -1,4 +1,6 @@
-//! Keyed splits: which part a sample is in follows from a hash of the sample, so it stays there.
+//! Keyed splits: a hash of the sample determines its part, for example `train` or `val`.
+//!
+//! So a sample stays in its part when other samples are added or deleted.
 
 use crate::directory::Directory;
 use dlfs_base::error::{Error, Result, invalid};
@@ -11,16 +13,16 @@ use super::not_loaded;
 /// The property of a sample that a split hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SplitBy {
-    /// The id. It stays when samples are appended, deleted and purged; a new import numbers samples anew.
+    /// The id. It stays the same when samples are appended, deleted or purged, but a new import assigns new ids.
     #[default]
     Id,
-    /// The name. It also stays in a new import, in another image.
+    /// The name. It stays the same also in a new import, in another image.
     Name,
-    /// The folder in the name: all samples of one folder come into the same part.
+    /// The folder in the name: all samples of a folder are in the same part.
     Folder,
 }
 
-/// Shares of a data set, each with a name.
+/// The definition of a split: the name and share of each part, the seed, and the hashed property.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     shares: Vec<(String, f64)>,
@@ -29,10 +31,10 @@ pub struct Split {
 }
 
 impl Split {
-    /// The split into `shares`. A single share below 1 gets a second part, called `rest`.
+    /// A split into `shares`. If there is a single share below 1, a second part called `rest` is added.
     ///
     /// # Errors
-    /// There are none, one of them is not above 0, their sum is not 1, or two have one name.
+    /// There are no shares, a share is not above 0, their sum is not 1, or a name is invalid or used twice.
     pub fn new(shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split> {
         let refuse = |why: String| Err(no_shares(why));
         let mut shares = shares;
@@ -64,10 +66,10 @@ impl Split {
         Ok(Split { shares, seed, by })
     }
 
-    /// The split that `text` is: `train=0.9,val=0.1`.
+    /// Parses a split such as `train=0.9,val=0.1`.
     ///
     /// # Errors
-    /// It is none.
+    /// `text` is not a valid split.
     pub fn parse(text: &str, seed: u64, by: SplitBy) -> Result<Split> {
         let share = |part: &str| {
             let (name, share) = part.split_once('=')?;
@@ -78,17 +80,17 @@ impl Split {
         Split::new(shares.collect::<Result<_, _>>()?, seed, by)
     }
 
-    /// The parts: name and share.
+    /// Name and share of each part.
     pub fn shares(&self) -> &[(String, f64)] {
         &self.shares
     }
 
-    /// The property of a sample that it hashes.
+    /// The property of a sample that is hashed.
     pub fn by(&self) -> SplitBy {
         self.by
     }
 
-    /// The split as text, for a file of views.
+    /// Describes part `part` of the split, for a view file.
     pub fn describe(&self, part: &str) -> String {
         let shares = self.shares.iter().map(|(name, share)| format!("{name}={share}"));
         let by = match self.by {
@@ -101,22 +103,23 @@ impl Split {
     }
 }
 
-/// Computes the parts of samples.
+/// Computes the part of each sample.
 ///
-/// Frozen, as `tests/golden/views.txt` pins: with key = `Key::derive(seed, ["split", splits])`, where
-/// `splits` counts the splits that led to the data set, h = `key.with(id).word()`, or XXH3-64 of name or
-/// folder with the seed `key.word()`; a sample is in the first part whose shares, summed up to it, exceed
-/// h / 2^64. The count makes a split of a split independent of the first one, also with the same seed.
+/// The function is frozen; `tests/golden/views.txt` pins it:
+/// - key = `Key::derive(seed, ["split", splits])`, where `splits` is the number of earlier splits that led to the data
+///   set. So a split of a split is independent of the first one, even with the same seed.
+/// - h = `key.with(id).word()`, or XXH3-64 of the name or folder with seed `key.word()`.
+/// - The sample is in the first part for which the sum of shares, up to and including its own, exceeds h / 2^64.
 #[derive(Debug, Clone)]
 pub struct Splitter {
     key: Key,
     by: SplitBy,
-    /// The end of each part but the last.
+    /// The end of each part's range of hashes, except the last part's.
     ends: Vec<u64>,
 }
 
 impl Splitter {
-    /// For a data set that `splits` splits led to.
+    /// A splitter for a data set that is the result of `splits` earlier splits.
     pub fn new(split: &Split, splits: u32) -> Splitter {
         let key = Key::derive(split.seed, &[LABEL, splits.into()]);
         let mut sum = 0.0;
@@ -128,10 +131,10 @@ impl Splitter {
         Splitter { key, by: split.by, ends: ends.collect() }
     }
 
-    /// The part of the sample; `name` is scratch memory.
+    /// The index of the sample's part; `name` is scratch memory.
     ///
     /// # Errors
-    /// It follows from the name, and names are not loaded.
+    /// The split hashes names, and they are not loaded.
     pub fn part_of(
         &self,
         directory: &Directory,
@@ -159,18 +162,18 @@ fn no_shares(why: String) -> Error {
     invalid(why).hint("write the shares as in train=0.9,val=0.1")
 }
 
-/// The name of what a single share leaves.
+/// The name of the second part if only one share is given.
 const REST: &str = "rest";
 
-/// Decimal fractions are not exact in binary.
+/// Tolerance of the sum of shares: decimal fractions are not exact in binary.
 const TOLERANCE: f64 = 1e-9;
 
 const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
 
-/// "split", as a word of the key.
+/// Domain separator for keys of splits: "split" in ASCII.
 const LABEL: u64 = u64::from_be_bytes(*b"\0\0\0split");
 
-/// A share as it is said: sums and differences of decimal numbers are not quite what they stand for.
+/// A share rounded for messages: sums and differences of decimal fractions are not exact in binary.
 pub(super) fn shown(share: f64) -> f64 {
     (share * 1e10).round() / 1e10
 }

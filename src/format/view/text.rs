@@ -1,5 +1,4 @@
-//! The text of an expression, parsed: which columns it compares with what. [`Filter`](super::Filter) looks
-//! the columns up.
+//! The parser of filter expressions. [`Filter`](super::Filter) looks up the columns that an expression names.
 //!
 //! ```text
 //! any      = all ("or" all)*                            also ||
@@ -14,7 +13,7 @@
 //! string   = '...' or "...", with \\ \' \" \n \t \xHH
 //! ```
 //!
-//! Words are lower or upper case. Everything is bounded: text by [`MAX_LEN`], nesting by [`MAX_DEPTH`].
+//! Keywords are in lower or upper case. [`MAX_LEN`] limits the length of an expression, [`MAX_DEPTH`] its nesting.
 
 use std::fmt;
 
@@ -32,10 +31,10 @@ pub(super) enum Expr {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Test {
     pub(super) column: String,
-    /// Its position, in bytes.
+    /// Byte offset of the column in the expression.
     pub(super) at: usize,
     pub(super) compare: Compare,
-    /// One, unless the comparison is `In`.
+    /// Values with their byte offsets: one value, or several if the comparison is `In`.
     pub(super) values: Vec<(Value, usize)>,
 }
 
@@ -54,7 +53,7 @@ pub(super) enum Compare {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Value {
     Number(i64),
-    /// A decimal, as its [`order_of`].
+    /// A floating-point literal, as its [`order_of`].
     Decimal(i64),
     Bool(bool),
     Bytes(Vec<u8>),
@@ -64,7 +63,7 @@ pub(super) enum Value {
 /// An error in an expression, and its position.
 #[derive(Debug)]
 pub(super) struct Problem {
-    /// In bytes.
+    /// Byte offset in the expression.
     at: usize,
     what: String,
 }
@@ -74,7 +73,7 @@ impl Problem {
         Problem { at, what: what.into() }
     }
 
-    /// The character of `text` at which it is, from 1.
+    /// The position in `text` in characters, from 1.
     fn column(&self, text: &str) -> usize {
         text.char_indices().take_while(|(at, _)| *at < self.at).count() + 1
     }
@@ -87,7 +86,7 @@ impl Problem {
     }
 }
 
-/// The text without control characters, and not endless.
+/// The text for an error message: control characters escaped, and cut after [`MAX_SHOWN`] characters.
 fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect();
     if text.chars().nth(MAX_SHOWN).is_some() {
@@ -99,7 +98,7 @@ fn shown(text: &str) -> String {
 /// Parses `text`.
 ///
 /// # Errors
-/// What is wrong with it, and at which character.
+/// `text` is not a valid expression; the error has the message and the position.
 pub(super) fn parse(text: &str) -> Result<Expr, Problem> {
     if text.len() > MAX_LEN {
         let len = text.len();
@@ -119,7 +118,7 @@ enum Token {
     Column(String),
     Value(Value),
     Compare(Compare),
-    /// A word of the language in lower case, a parenthesis, or a comma.
+    /// A keyword in lower case, a parenthesis, or a comma.
     Sign(&'static str),
     End,
 }
@@ -141,7 +140,7 @@ impl fmt::Display for Token {
 }
 
 struct Parser {
-    /// With where each begins, in bytes. The last one is the end.
+    /// Tokens with their byte offsets. The last token is `End`.
     tokens: Vec<(Token, usize)>,
     next: usize,
     depth: usize,
@@ -314,7 +313,7 @@ enum Operand {
 }
 
 impl Compare {
-    /// The same with its sides exchanged.
+    /// The same comparison with both sides exchanged.
     fn turned(self) -> Compare {
         match self {
             Compare::Less => Compare::Greater,
@@ -355,7 +354,7 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, Problem> {
     Ok(tokens)
 }
 
-/// Longer ones first.
+/// Operators and signs, longer ones first, so that `<=` is not read as `<`.
 const SIGNS: [(&str, Token); 13] = [
     ("==", Token::Compare(Compare::Equal)),
     ("!=", Token::Compare(Compare::NotEqual)),
@@ -390,7 +389,7 @@ fn word(rest: &str) -> (Token, usize) {
     (token, len)
 }
 
-/// The name of a column in backquotes.
+/// Reads the name of a column in backquotes.
 fn quoted(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     match text[at + 1..].find('`') {
         Some(len) => Ok((Token::Column(text[at + 1..at + 1 + len].to_owned()), len + 2)),
@@ -431,14 +430,14 @@ fn number(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     }
 }
 
-/// Returns whether this is written as a number with a point or an exponent.
+/// Returns whether this is a floating-point literal: a number with a decimal point or an exponent.
 fn is_decimal(written: &str) -> bool {
     let digits = written.strip_prefix(['-', '+']).unwrap_or(written);
     let starts = digits.starts_with(|first: char| first.is_ascii_digit());
     starts && digits.contains(['.', 'e', 'E'])
 }
 
-/// A number that orders floating-point numbers as they are: equal ones have the same, and -0 is 0.
+/// Maps floating-point numbers to integers in the same order. Equal numbers map to the same integer, also -0 and 0.
 pub(super) fn order_of(number: f64) -> i64 {
     let bits = (number + 0.0).to_bits() as i64;
     if bits < 0 { bits ^ i64::MAX } else { bits }
@@ -478,7 +477,7 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
                 next += 2;
                 byte.ok_or_else(|| Problem::new(next - 4, "`\\x` has two hexadecimal digits"))?
             }
-            // Keep the backslash before a sign of a pattern: the pattern reads it.
+            // Keep the backslash before a special character of a glob pattern: `Glob` reads it.
             Some(byte @ (b'*' | b'?' | b'[' | b']' | b'-' | b'!')) => {
                 value.push(b'\\');
                 byte
@@ -493,10 +492,10 @@ fn string(text: &str, at: usize) -> Result<(Token, usize), Problem> {
     }
 }
 
-/// The longest text.
+/// Maximum bytes of an expression.
 pub(super) const MAX_LEN: usize = 1 << 16;
 
-/// Each level takes some stack of the parser.
+/// Maximum nesting of an expression: each level takes stack of the recursive parser.
 const MAX_DEPTH: usize = 100;
 
 const MAX_SHOWN: usize = 200;
