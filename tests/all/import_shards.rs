@@ -551,6 +551,27 @@ fn shards_longer_than_a_sample_may_be_are_shards() {
 
 /// TensorFlow's `TFRecordOptions(compression_type="ZLIB")`.
 #[test]
+fn a_compressed_shard_is_read_again_after_more_shards_than_may_be_open() {
+    let plain = (0..70).map(|number| (format!("s{number:02}.tar"), file(&format!("{number}"))));
+    let mut shards: Vec<(String, Vec<u8>)> =
+        plain.map(|(name, member)| (name, tar(&[member]))).collect();
+    shards.push(("a.tgz".to_owned(), gzip(&tar(&[file("first")]))));
+    let dir =
+        folder(&shards.iter().map(|(name, bytes)| (&**name, bytes.clone())).collect::<Vec<_>>());
+    let spool = tempfile::tempdir().unwrap();
+    let spool = Some(spool.path().to_path_buf());
+    let options = SourceOptions { spool, ..SourceOptions::default() };
+    let source = Source::open(&[dir.path().to_path_buf()], &options).unwrap();
+    assert_eq!(source.index().len(), 71);
+    let mut reader = source.reader();
+    for row in (0..71).chain(0..71) {
+        let payload = source.index().payloads(row).next().unwrap();
+        let mut bytes = vec![0; payload.len_bytes as usize];
+        reader.read(row, &payload, &mut bytes).unwrap();
+    }
+}
+
+#[test]
 fn tfrecords_in_zlib_are_read_as_those_in_gzip_are() {
     let records = [record(b"one"), record(&[7; 100_000]), record(b"")].concat();
     // Its length begins with two bytes that a zlib stream may begin with.

@@ -67,6 +67,8 @@ impl Input for FrontToBack {
 /// The open shards of one thread, limited in number.
 #[derive(Debug, Default)]
 pub(crate) struct OpenShards {
+    /// Files without a path, which cannot be opened again.
+    nameless: Vec<(u32, Arc<File>)>,
     open: Vec<(u32, Arc<File>)>,
     next_out: usize,
 }
@@ -74,8 +76,8 @@ pub(crate) struct OpenShards {
 impl OpenShards {
     /// Shards are opened on first use, except the files in `nameless`, which have no path any more.
     pub(crate) fn new(nameless: &[Option<Arc<File>>]) -> OpenShards {
-        let open = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
-        OpenShards { open: open.collect(), next_out: 0 }
+        let there = (0..).zip(nameless).filter_map(|(number, file)| Some((number, file.clone()?)));
+        OpenShards { nameless: there.collect(), open: Vec::new(), next_out: 0 }
     }
 
     /// Fills `into` from byte `at` of a payload.
@@ -121,7 +123,8 @@ impl OpenShards {
     }
 
     fn file(&mut self, containers: &[Container], number: u32) -> Result<Arc<File>, BadReason> {
-        if let Some((_, file)) = self.open.iter().find(|(open, _)| *open == number) {
+        let mut there = self.nameless.iter().chain(&self.open);
+        if let Some((_, file)) = there.find(|(open, _)| *open == number) {
             return Ok(file.clone());
         }
         let container = &containers[number as usize];
