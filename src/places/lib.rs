@@ -13,8 +13,7 @@
 //!   Callers block, but never for ever: each request has a deadline, and retries stop after a time limit.
 //! - An object that has changed since it was listed is never read, if its entity tag shows the change. Each
 //!   request for a range has `If-Match`, and tag, range and length of the response are compared. For web
-//!   servers
-//! without entity tags, only the length is compared.
+//!   servers without entity tags, only the length is compared.
 //! - Memory use is bounded, whatever the store does.
 //! - No message contains a secret: neither a signature nor a URL's user or query.
 //!
