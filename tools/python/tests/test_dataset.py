@@ -17,7 +17,6 @@ import pytest
 
 import dlfs
 from conftest import command
-from dlfs.fsspec import DlfsFileSystem
 
 
 def test_every_sample_is_what_the_source_had(address, source):
@@ -254,7 +253,9 @@ def test_a_field_of_what_is_not_divided_is_refused(image):
 
 def test_torch_grain_and_fsspec_take_the_field_that_is_named(divided):
     torch = pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
     import dlfs.torch
+    from dlfs.fsspec import DlfsFileSystem
     from dlfs.grain import DataSource
 
     with dlfs.open(divided) as ds:

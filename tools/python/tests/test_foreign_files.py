@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
-import pyarrow.ipc
-import pyarrow.parquet
-import pyarrow.types as types
 import pytest
 
 import dlfs
+
+pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+import pyarrow.ipc  # noqa: E402
+import pyarrow.parquet  # noqa: E402
+import pyarrow.types as types  # noqa: E402
 
 # What pyarrow reads and the reader of Parquet or Arrow here does not, with what it says.
 REFUSED = {

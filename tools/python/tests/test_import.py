@@ -1,5 +1,7 @@
 """dlfs.import_: files, arrays, tables, data sets of other libraries, and iterables become images."""
 
+import importlib
+import importlib.util
 import os
 import random
 import signal
@@ -11,13 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
-import pyarrow.parquet
 import pytest
-import torch
 
-import datasets
 import dlfs
+
+datasets, pyarrow, torch = (
+    importlib.import_module(name) if importlib.util.find_spec(name) else None for name in ("datasets", "pyarrow", "torch")
+)
+if pyarrow is not None:
+    importlib.import_module("pyarrow.parquet")
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """Skips a test where one of these modules is not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
 
 
 def bytes_of(value: Any) -> bytes | None:
@@ -133,6 +143,7 @@ def test_an_interrupt_ends_the_wait_for_a_store_that_is_tried_again(
         server.shutdown()
 
 
+@needs("pyarrow", "datasets")
 def test_files_of_rows_are_imported_with_their_types(tmp_path: Path) -> None:
     rows = range(200)
     table = pyarrow.table({
@@ -171,6 +182,7 @@ def test_files_of_rows_are_imported_with_their_types(tmp_path: Path) -> None:
     assert hub[7] == content(7)  # the only field
 
 
+@needs("pyarrow")
 def test_what_gives_an_arrow_stream_is_imported(tmp_path: Path) -> None:
     class Frame:
         """As tables of Polars and DuckDB, which have this method and views of text."""
@@ -184,6 +196,7 @@ def test_what_gives_an_arrow_stream_is_imported(tmp_path: Path) -> None:
     assert [(bytes_of(dataset[id]["text"]), int(dataset[id]["n"])) for id in range(2)] == [(b"a", 1), (b"bc", 2)]
 
 
+@needs("torch")
 def test_arrays_and_tensors_become_typed_fields(tmp_path: Path) -> None:
     images = numpy.random.default_rng(5).integers(0, 256, (300, 4, 3), "uint8")
     classes = torch.arange(300) % 10
@@ -201,7 +214,7 @@ def test_arrays_and_tensors_become_typed_fields(tmp_path: Path) -> None:
         dlfs.import_({"x": images, "y": [1, 2]}, tmp_path / "other")
 
 
-def arrow_table() -> pyarrow.Table:
+def arrow_table() -> Any:
     rows = range(100)
     vectors = pyarrow.array([[n, n + 0.5] for n in rows], pyarrow.list_(pyarrow.float32(), 2))
     columns = {
@@ -231,6 +244,7 @@ def check_table(path: Path) -> None:
     assert [dataset.classes[dataset.label(dataset.id_of(f"k{n}"))] for n in (4, 5)] == ["de", "en"]
 
 
+@needs("pyarrow")
 def test_arrow_tables_and_readers_are_imported(tmp_path: Path) -> None:
     table, how = arrow_table(), {"name": "key", "label": "lang", "columns": {"width": int}}
     dlfs.import_(table, tmp_path / "table", **how)
@@ -248,6 +262,7 @@ def test_arrow_tables_and_readers_are_imported(tmp_path: Path) -> None:
         dlfs.import_(table, tmp_path / "third", name="nme")
 
 
+@needs("datasets")
 def test_a_data_set_of_hugging_face_is_imported(tmp_path: Path) -> None:
     features = datasets.Features(
         {
@@ -311,8 +326,8 @@ def test_map_style_data_sets_and_iterables_are_imported(tmp_path: Path) -> None:
         dlfs.import_(iter(()), tmp_path / "failed")
 
 
+@needs("pyarrow")
 def test_texts_of_a_table_become_values_of_a_column(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
     table = pyarrow.table({"x": [b"a", b"b"], "lang": ["de", "fr"]})
     dlfs.import_(table, tmp_path / "image", columns={"lang": str})
     dataset = dlfs.open(tmp_path / "image")
