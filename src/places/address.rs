@@ -18,7 +18,7 @@ pub struct Place {
     scheme: Scheme,
     /// The bucket or container; host and port of a URL; `datasets/OWNER/NAME[@REVISION]`.
     authority: String,
-    /// The key or prefix, decoded, without the leading slash.
+    /// The key or prefix, without the slash that ends the authority; of a URL, decoded.
     key: String,
     /// `user:password` of a URL.
     user: Option<String>,
@@ -152,7 +152,7 @@ impl Place {
         &self.key
     }
 
-    /// Returns whether the address is a prefix of keys: it is empty or ends with a slash.
+    /// Returns whether the key is a prefix of keys: it is empty or ends with a slash.
     pub fn is_folder(&self) -> bool {
         self.key.is_empty() || self.key.ends_with('/')
     }
@@ -229,7 +229,7 @@ pub(super) fn unescape(text: &str) -> Option<String> {
     String::from_utf8(percent::unescape(text, |_| true)).ok()
 }
 
-/// Percent-encodes the characters that a URL's path must not contain.
+/// Percent-encodes all bytes except slashes and a URL's unreserved characters.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -9,11 +9,11 @@
 //! It writes nothing, and knows neither samples nor blocks; `dlfs-import` and `dlfs-io` handle these.
 //!
 //! # Invariants
-//! - One thread, `dlfs-cloud`, does all of a store's I/O. It runs the library's only asynchronous executor.
+//! - One thread, `dlfs-cloud`, does all I/O of a client. It runs the library's only asynchronous executor.
 //!   Callers block, but never for ever: each request has a deadline, and retries stop after a time limit.
-//! - An object that has changed since it was listed is never read, if its entity tag shows the change. Each
-//!   request for a range has `If-Match`, and tag, range and length of the response are compared. For web
-//!   servers without entity tags, only the length is compared.
+//! - An object that has changed since it was listed is never read, if its entity tag shows the change: tag,
+//!   range and length of each response are compared. For web servers without entity tags, only the length
+//!   is compared.
 //! - Memory use is bounded, whatever the store does.
 //! - No message contains a secret: neither a signature nor a URL's user or query.
 //!
@@ -84,9 +84,11 @@ pub struct PlaceOptions {
     pub settings: Vec<(String, String)>,
     /// Length of the ranges into which objects are split.
     pub range_bytes: u64,
-    /// Maximum bytes that one reader holds: ranges in flight, and ranges that arrived before their turn.
+    /// Maximum bytes that one reader holds: ranges in flight, and ranges that arrived before their turn. A
+    /// reader always holds at least one range.
     pub window_bytes: u64,
-    /// Time limit for the store's silence: before a response begins, and between two parts of it.
+    /// Time limit for the store's silence: before a response begins, and between two parts of it. Also limits
+    /// the whole of a short request, such as for a page of a listing.
     pub silence: Duration,
     /// Time limit for retrying a failed request.
     pub patience: Duration,
@@ -117,10 +119,10 @@ pub struct PlaceStats {
     pub requests: u64,
     /// Requests that failed and were retried.
     pub retries: u64,
-    /// Responses that refused a request because there were too many.
+    /// Reads of ranges that the store refused because there were too many requests.
     pub throttled: u64,
     /// Hedged requests: second requests for bytes that were slow to arrive.
     pub hedges: u64,
-    /// Bytes delivered to callers.
+    /// Bytes of the ranges received.
     pub bytes: u64,
 }

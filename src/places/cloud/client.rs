@@ -72,8 +72,9 @@ impl Client {
     /// A client of the store with the address `place`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the settings of the environment are invalid or incomplete. `Unsupported`: this
-    /// build lacks the feature `cloud`.
+    /// `InvalidArgument`: the settings are invalid or incomplete. `NotFound`: the environment names an AWS
+    /// profile that does not exist. `Unsupported`: the profile's credentials come from elsewhere, or this
+    /// build lacks the feature `cloud`. `Interrupted`: the wait was cancelled.
     pub fn open(place: &Place, options: &PlaceOptions) -> Result<Client> {
         // Fails if a provider is installed already; any provider works.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -94,8 +95,8 @@ impl Client {
         Ok(Client(Arc::new(Inner { _metered, shared, executor })))
     }
 
-    /// A client of another store on the same web server, for signed URLs. It shares this client's thread,
-    /// connections, window and counters.
+    /// A client of the same web server for URLs with another user or query, such as signed ones. It shares
+    /// this client's thread, connections, window and counters.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).
@@ -150,7 +151,8 @@ impl Client {
     /// The object with this key.
     ///
     /// # Errors
-    /// `NotFound`: no such object. `Refused`: access is denied. Otherwise those of [`Pending::read_into`].
+    /// `NotFound`: no such object. `Refused`: access is denied. `InvalidArgument`: the key cannot be named.
+    /// Otherwise those of [`Pending::read_into`].
     pub fn head(&self, key: &str) -> Result<Object> {
         self.look(key, true)
     }
@@ -182,7 +184,8 @@ impl Client {
     /// Returns the keys that the client library cannot name and therefore cannot read.
     ///
     /// # Errors
-    /// The errors of `found`, and those of [`head`](Self::head) except `NotFound`.
+    /// The errors of `found` and of [`head`](Self::head). A prefix without objects is `NotFound` only on the
+    /// Hub.
     pub fn list(
         &self,
         prefix: &str,
@@ -209,7 +212,7 @@ impl Client {
         Ok(refused)
     }
 
-    /// Requests a range of an object.
+    /// Requests a range of an object, in the version that `object` describes.
     pub fn fetch(&self, object: &Object, range: Range<u64>) -> Pending {
         let version = Version::Tag(object.etag.clone());
         self.ask(&object.key, range, object.len_bytes, version)
@@ -361,7 +364,8 @@ async fn page(
     }
 }
 
-/// Lists a web server: in one response if it supports WebDAV, otherwise from its pages that list files.
+/// Lists a web server: in one response if it supports WebDAV. Otherwise, and if WebDAV lists nothing, from
+/// its pages that list files.
 async fn list_of_web(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
     let mut all = match (list_by_webdav(shared, prefix).await, &shared.store.web) {
         (Ok(all), Some(web)) if all.is_empty() => list_by_pages(shared, web, prefix).await?,
@@ -469,7 +473,9 @@ impl Pending {
     ///
     /// # Errors
     /// `BadSource`: the object has changed since it was listed. `NotFound`, `Refused`: as the store says.
-    /// `Busy`, `Disconnected`, `TimedOut`: all attempts within the time limit of the options failed.
+    /// `Unsupported`: the store sends no ranges, or several entity tags for one version. `Busy`,
+    /// `Disconnected`, `TimedOut`, `Io`: all attempts within the time limit of the options failed.
+    /// `Interrupted`: the wait was cancelled.
     pub fn read_into(self, into: &mut [u8]) -> Result<()> {
         into.copy_from_slice(&self.bytes()?);
         Ok(())

@@ -1,4 +1,4 @@
-//! Temporary copies of files, for web servers that send neither lengths nor ranges.
+//! Temporary copies of files, for web servers that do not state lengths or do not send ranges.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -54,7 +54,7 @@ impl Copies {
 }
 
 impl Copied {
-    /// Reads a file to its end. `silence` limits the time between two pieces.
+    /// Copies a file of a web server. `silence` limits the time to the response and between two pieces.
     pub(super) async fn from(
         web: &Web,
         key: &str,

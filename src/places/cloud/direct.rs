@@ -3,7 +3,7 @@
 //! The client library's HTTP client receives a body into its own memory, from which it must be copied
 //! again. Here the kernel's copy is the only one. Redirects, chunked bodies and bodies without a length are
 //! not handled here: the request, and all later ones to its host, go to the HTTP client. So do requests
-//! over TLS or through a proxy.
+//! over TLS, through a proxy, or with a user in the URL.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -37,7 +37,7 @@ struct Landed {
     body: Option<Body>,
 }
 
-/// The body of a response received here.
+/// The body of a successful response received here.
 #[derive(Debug)]
 pub(super) enum Body {
     /// A body of the right length.
@@ -63,7 +63,8 @@ impl Landing {
         self.0.lock().begun
     }
 
-    /// Notes that a response with a body of this length begins; returns a buffer if the length is right.
+    /// Notes that a response with a body of this length begins; returns a buffer if the length is right and
+    /// there is memory.
     fn begin(&self, len: u64) -> Option<RangeBuf> {
         let mut landed = self.0.lock();
         landed.begun = Some(Instant::now());
@@ -71,10 +72,10 @@ impl Landing {
             landed.body = Some(Body::OfLen(len));
             return None;
         }
-        landed.pool.take(landed.len).ok() // without memory, the caller takes no body and reports it
+        landed.pool.take(landed.len).ok() // without memory, `fetch.rs` finds no body and reports that
     }
 
-    /// The body, if it was received here.
+    /// Takes the body, or its wrong length, if the response was received here.
     pub(super) fn take(&self) -> Option<Body> {
         self.0.lock().body.take()
     }
@@ -105,7 +106,8 @@ enum End {
     Answer(HttpResponse, Option<TcpStream>),
     /// A response that cannot be handled here.
     Irregular,
-    /// The host closed the connection before the response, because it had been idle for too long.
+    /// The request could not be sent, or the host closed the connection before the response. An idle
+    /// connection may have been closed because it had been idle for too long.
     Closed(io::Error),
 }
 
@@ -124,7 +126,7 @@ impl Direct {
     /// Sends a request and returns the response; `None`: another client must send the request.
     ///
     /// # Errors
-    /// No response, or an incomplete one.
+    /// No response, or an incomplete or invalid one.
     pub(super) async fn get(
         &self,
         request: &HttpRequest,
@@ -388,7 +390,8 @@ fn broken(error: io::Error) -> HttpError {
     HttpError::new(kind, error)
 }
 
-/// Initial buffer for a head: most heads are shorter. It bounds the bytes of a body that arrive with the head.
+/// Initial buffer for a head: most heads are shorter. It is small, since bytes of the body that arrive with
+/// the head are copied once more.
 const LEAST_HEAD: usize = 2 << 10;
 const MOST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 128;

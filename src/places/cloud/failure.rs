@@ -91,7 +91,8 @@ impl Failure {
         })
     }
 
-    /// The error after the last attempt; `failures` attempts have failed.
+    /// The error after the last of `failures` attempts. `was_sent`: the last attempt was sent; otherwise there
+    /// were no credentials to sign it with.
     pub(super) fn given_up(self, failures: u32, was_sent: bool) -> Error {
         match self {
             Failure::Final(error) => error,

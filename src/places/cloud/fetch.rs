@@ -100,8 +100,9 @@ impl Shared {
     /// Reads a range.
     ///
     /// # Errors
-    /// `BadSource`: the object has changed. `NotFound`, `Refused`: as the store says. `Busy`, `Disconnected`,
-    /// `TimedOut`: all attempts failed.
+    /// `BadSource`: the object has changed. `NotFound`, `Refused`: as the store says. `Unsupported`: the store
+    /// sends no ranges, or several entity tags for one version. `Busy`, `Disconnected`, `TimedOut`, `Io`: all
+    /// attempts failed.
     pub(super) async fn fetch(&self, wanted: &Wanted) -> Result<RangeBuf> {
         let place = self.place.with_key(wanted.key.as_ref());
         let note = Note::default();
@@ -118,7 +119,7 @@ impl Shared {
         result.map_err(|error| error.target(place.to_string()))
     }
 
-    /// After `error`, tries the other methods that a web server may support, or explains the error.
+    /// After `error`, copies the whole file if the web server sends no ranges of it, or explains the error.
     async fn otherwise(
         &self,
         web: &Web,
@@ -128,7 +129,7 @@ impl Shared {
     ) -> Result<RangeBuf> {
         let place = self.place.with_key(wanted.key.as_ref());
         match error.kind() {
-            // The server sends whole files only: copies the file.
+            // Waits its turn: another request may be copying the same file.
             ErrorKind::Unsupported => {
                 let _turn = self.host.copies.again.lock().await;
                 self.again(place.key(), note, || async {
@@ -200,8 +201,8 @@ impl Shared {
             let Failure::Passing { after, why, .. } = &failure else {
                 return Err(failure.given_up(1, was_sent).target(address()));
             };
-            // Nothing was sent because there are no credentials. Their providers retry themselves, so give
-            // up early.
+            // If nothing was sent, there are no credentials. The providers of credentials retry by
+            // themselves, so give up early.
             let most = if was_sent { Duration::MAX } else { UNSIGNED };
             let PlaceOptions { patience, silence, .. } = self.options;
             let patience = Patience { total: patience.min(most), longest: silence };
@@ -291,7 +292,7 @@ impl Shared {
         let same = wanted.version.is_of(wanted.len_bytes, &meta.e_tag);
         match meta.size == wanted.len_bytes {
             true if same => {}
-            // The same version must have the same length.
+            // A version has only one length, so the response is wrong.
             false if same && meta.e_tag.is_some() => {
                 return Err(Failure::bad_answer(format!("the answer is of {} bytes", meta.size)));
             }
@@ -364,8 +365,8 @@ impl Flow {
         Some(Slot { flow: self, permit: Some(permit) })
     }
 
-    /// Reports the end of a request to the window through `tell`, which also gets whether other requests
-    /// wait.
+    /// Reports the end of a request to the window through `tell`, which also gets whether the window was
+    /// full. Then adds permits if the window has grown.
     fn ended(&self, tell: impl FnOnce(&mut Window, bool)) {
         let is_full = self.semaphore.available_permits() == 0;
         let mut state = self.state.lock();

@@ -26,7 +26,7 @@ pub(super) struct Limits {
 /// A client with connections to any host.
 ///
 /// # Errors
-/// The operating system has no certificates, or no sockets.
+/// TLS cannot be set up: for example, the operating system has no certificates.
 pub(super) fn client(limits: Limits) -> reqwest::Result<Client> {
     Client::builder()
         .user_agent(concat!("dlfs-places/", env!("CARGO_PKG_VERSION")))
@@ -40,7 +40,8 @@ pub(super) fn client(limits: Limits) -> reqwest::Result<Client> {
         .build()
 }
 
-/// Sends a request and follows redirects; returns the last response. `headers` go to the first origin only.
+/// Sends a request and follows redirects, unless the request may change something; returns the last
+/// response. `headers` go to the first origin only.
 pub(super) async fn answer(
     client: &Client,
     mut request: HttpRequest,

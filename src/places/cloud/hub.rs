@@ -33,9 +33,8 @@ pub(super) struct Hub {
     commit: OnceCell<String>,
 }
 
-/// The URL of the Hub, and the headers for each request: the token, which a redirect to another host does
-/// not take along. Both come from `options`, or from the environment variables and the file of the Hub's
-/// own tools.
+/// The URL of the Hub, and the headers for each request: the token, if there is one. Both come from
+/// `options`, or from the environment variables and the file of the Hub's own tools.
 ///
 /// # Errors
 /// `InvalidArgument`: the token has invalid characters.
@@ -147,7 +146,7 @@ impl Hub {
         self.commit.get_or_try_init(ask).await.map(|sha| &**sha)
     }
 
-    /// The key beneath [`files`](Self::files) of the file `key`, and the commit.
+    /// The key of the file `key` beneath the base URL [`files`](Self::files), and the commit.
     pub(super) async fn pinned(
         &self,
         key: &Key,
@@ -222,7 +221,7 @@ impl Hub {
     }
 }
 
-/// Adds a hint to the Hub's refusal.
+/// Replaces the source of the Hub's refusal by a hint.
 pub(super) fn refused(error: Cause) -> Cause {
     match error {
         Cause::PermissionDenied { path, .. } | Cause::Unauthenticated { path, .. } => {
@@ -248,7 +247,7 @@ fn cursor_of_next(links: &str) -> Option<&str> {
     None
 }
 
-/// The error for an invalid response, which is retried.
+/// The error for an invalid response or a failed request; [`Failure::of`] decides whether it is retried.
 fn wrong(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Cause {
     Cause::Generic { store: "Hugging Face hub", source: source.into() }
 }

@@ -1,10 +1,11 @@
-//! Cuts keys that the client library cannot name out of a store's response.
+//! Cuts the keys that the client library cannot name out of a page of a listing.
 //!
-//! The client library names objects by paths without empty, `.` and `..` parts; one other key makes it
-//! refuse a whole page of a listing. So such keys are cut out of the page and reported. Folder markers of
-//! some tools (empty objects whose keys end with a slash) are cut out without a report.
+//! The client library names objects by paths without control characters and without empty, `.` and `..`
+//! parts; a single other key makes it refuse the whole page. So such keys are cut out of the page and
+//! reported. Folder markers of some tools (empty objects whose keys end with a slash) are cut out without a
+//! report.
 
-/// Returns the page without the keys that cannot be named, and those keys.
+/// Returns the page without folder markers and keys that cannot be named, and the latter.
 pub(super) fn sift(page: &str) -> (String, Vec<String>) {
     let mut kept = String::with_capacity(page.len());
     let mut refused = Vec::new();
@@ -52,13 +53,13 @@ fn next_entry(page: &str) -> Option<(&str, String, usize, usize)> {
     Some((block, plain(value), start, end))
 }
 
-/// Decodes the character references of XML and HTML in a string; leaves anything else unchanged.
+/// Decodes XML's character references, by name and by number; leaves anything else unchanged.
 pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once('&') {
         plain.push_str(before);
-        // The search is limited because names are short: a string of ampersands would take quadratic time.
+        // The search is limited: otherwise, a string of ampersands would take quadratic time.
         let end = behind.bytes().take(MAX_NAME_BYTES).position(|byte| byte == b';');
         let found = end.and_then(|end| Some((character(&behind[..end])?, &behind[end + 1..])));
         let (character, behind) = found.unwrap_or(('&', behind));

@@ -23,8 +23,8 @@ pub(super) fn names(page: &str, prefix: &str) -> Option<BTreeSet<String>> {
     Some(links.filter_map(|link| name(link, prefix)).collect())
 }
 
-/// The name in the folder to which a link leads; `None`: it leads elsewhere, such as to the parent, or
-/// sorts the list.
+/// The name of the link's destination, if it is in the folder. `None`: the link leads elsewhere, such as to
+/// the parent, or sorts the list.
 fn name(link: &str, prefix: &str) -> Option<String> {
     let link = unescape(&plain(link.split(['?', '#']).next()?))?;
     let name = match link.strip_prefix('/') {

@@ -9,7 +9,7 @@ use dlfs_base::error::{Result, zeroed_vec};
 
 /// Free buffers for ranges. They are kept only while a reader exists.
 ///
-/// A new buffer is made only if none is free, so the windows of the readers bound the number of buffers.
+/// A new buffer is made only if none is free, so there are never more buffers than ranges were held at once.
 #[derive(Debug)]
 pub(super) struct Pool {
     range_bytes: usize,
@@ -24,7 +24,7 @@ struct Free {
 }
 
 impl Pool {
-    /// Keeps buffers of `range_bytes`, `window_bytes` in total at most.
+    /// Keeps free buffers of `range_bytes`, at most `window_bytes` in total.
     pub(super) fn new(range_bytes: u64, window_bytes: u64) -> Pool {
         let most = (window_bytes / range_bytes.max(1)) as usize;
         Pool { range_bytes: range_bytes as usize, most, free: Mutex::default() }
@@ -44,7 +44,7 @@ impl Pool {
         Ok(RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) })
     }
 
-    /// Keeps free buffers until all returned handles are dropped; a reader holds one.
+    /// Makes the pool keep free buffers while any handle from this function exists; each reader holds one.
     pub(super) fn keep(self: &Arc<Pool>) -> Kept {
         self.free.lock().readers += 1;
         Kept(Arc::clone(self))
@@ -65,7 +65,7 @@ impl Drop for Kept {
     }
 }
 
-/// The received bytes of a range. Dropping it returns its memory to the pool.
+/// The received bytes of a range. Dropping it returns its memory to its pool, if it has one.
 #[derive(Debug)]
 pub(super) struct RangeBuf {
     /// The buffer; the bytes from `filled` on are stale.

@@ -7,8 +7,8 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 /// The settings of the profile that the environment names, or of the profile `default`.
 ///
 /// # Errors
-/// `NotFound`: neither file has the named profile. `Unsupported`: its credentials come from a program or
-/// from single sign-on.
+/// `NotFound`: neither file has the named profile. `Unsupported`: the profile's credentials come from a
+/// program, single sign-on or another profile.
 pub(super) fn settings(
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, String)>> {
@@ -33,7 +33,7 @@ pub(super) fn settings(
     }
 }
 
-/// The contents of a file; a missing file counts as empty.
+/// The contents of a file; a file that cannot be read counts as empty.
 fn text_of(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
@@ -54,7 +54,8 @@ fn of_profile(config: &str, credentials: &str, profile: &str) -> Option<Pairs> {
     }
 }
 
-/// The key-value pairs of a section. Skips indented lines, which belong to the setting above.
+/// The key-value pairs of a section; `None` if there is no such section. Skips indented lines, which belong
+/// to the setting above.
 fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<Pairs> {
     let mut found: Option<Pairs> = None;
     let mut inside: bool = false;

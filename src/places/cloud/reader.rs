@@ -47,7 +47,7 @@ impl Reader {
     }
 
     /// Reads `objects` in this order, the first from offset `begin`, which must not exceed its length.
-    /// Holds at most `ahead_bytes` and the window of the client's options, but always one range.
+    /// Holds at most the lesser of `ahead_bytes` and the client's window, but always one range.
     pub fn from(client: Client, objects: Vec<Object>, begin: u64, ahead_bytes: u64) -> Reader {
         let range_bytes = client.range_bytes();
         let window_bytes = client.window_bytes().min(ahead_bytes);
@@ -112,9 +112,9 @@ impl Reader {
         }
     }
 
-    /// Lends the next `len` bytes of the object, if they lie in one range that has arrived; otherwise
-    /// returns `None`, and the caller reads them. A loan keeps the memory of its whole range, in addition
-    /// to the window; 32 MiB of ranges may be on loan.
+    /// Lends the next `len` bytes of the object, if they lie in the range that is being read and no more
+    /// than 32 MiB of ranges are then on loan; otherwise returns `None`, and the caller reads the bytes. A
+    /// loan keeps the memory of its whole range, in addition to the window.
     pub fn lend(&mut self, len: usize) -> Option<Lent> {
         let Current { bytes, read } = self.current.as_mut()?;
         self.lent.retain(|range| range.strong_count() > 0);

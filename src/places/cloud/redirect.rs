@@ -1,7 +1,7 @@
 //! Decides which redirects are followed, and which parts of the request go along. Pure.
 //!
 //! Only headers that select bytes go to another origin (scheme, host and port), since other headers may be
-//! credentials. A redirect whose URL repeats a credential of the request is not followed.
+//! credentials. A redirect to another origin is not followed if its URL repeats a credential of the request.
 
 use http::header::{
     ACCEPT, HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE,
@@ -24,8 +24,8 @@ pub(super) enum Refused {
     Credential,
 }
 
-/// The URL to which the response from `from` redirects with `location`. Removes from `headers` those that
-/// must not go to another origin.
+/// The URL to which the response from `from` redirects with `location`. If that URL has another origin,
+/// removes from `headers` those that must not go there.
 pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Result<Url, Refused> {
     let to = from.join(location).map_err(|_| Refused::Nowhere)?;
     match (from.scheme(), to.scheme()) {
@@ -53,8 +53,8 @@ pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Res
     Ok(to)
 }
 
-/// Returns whether a URL parameter or header of this name may be a credential: it knows the names used by
-/// Amazon, Google, Microsoft and others. The key of an object and its author are no credentials.
+/// Returns whether a URL parameter or header of this name may be a credential, by the names that Amazon,
+/// Google, Microsoft and others use. `key` and `author` are no such names, so they must not match.
 fn is_credential(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name == "sig" || name == "auth" || CREDENTIALS.iter().any(|part| name.contains(part))

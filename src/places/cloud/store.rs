@@ -40,7 +40,7 @@ pub(super) enum Pages {
 }
 
 impl Store {
-    /// Requests an object.
+    /// Requests an object, or the range of it that `options` name.
     pub(super) async fn get(
         &self,
         key: &Key,
@@ -59,10 +59,11 @@ impl Store {
         Ok(answer)
     }
 
-    /// The store at `place`. Asks Amazon for the bucket's region if no region is set.
+    /// The store at `place`. Asks Amazon for the bucket's region if neither region nor endpoint is set.
     ///
     /// # Errors
-    /// `InvalidArgument`: the settings contradict each other, or one is missing.
+    /// `InvalidArgument`: the settings contradict each other, or one is missing or invalid. For S3, also the
+    /// errors of [`profile::settings`].
     pub(super) async fn open(
         place: &Place,
         options: &PlaceOptions,
@@ -143,7 +144,7 @@ async fn s3(place: &Place, options: &PlaceOptions, seen: Arc<Seen>) -> Result<St
     let has_own = own_keys.iter().any(|name| environment(name).is_some())
         || options.settings.iter().any(is_own);
     let profile = profile::settings(&environment).or_else(|error| {
-        // As with Amazon's tools, keys in the environment suffice.
+        // As with Amazon's tools, keys in the environment suffice; here, keys in the settings do, too.
         if has_own { Ok(Vec::new()) } else { Err(error) }
     })?;
     let of_profile = profile.into_iter().filter(|(key, _)| {
@@ -213,7 +214,7 @@ fn endpoint_is_plain(options: &PlaceOptions, variables: &[&str]) -> bool {
         || variables.iter().any(|name| std::env::var(name).is_ok_and(|value| is_plain(&value)))
 }
 
-/// Settings by the names that Azure's own tools use.
+/// Settings from the environment variables of Azure's own tools.
 fn azure_words() -> Vec<(String, String)> {
     let mut settings = Vec::new();
     let mut add = |key: &str, value: Option<&str>| {

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 /// Number of bytes to request ahead, at most `window_bytes`, from a store whose responses begin after
-/// `delay`.
+/// `delay`; `None`: the delay is not known yet.
 ///
 /// Ranges in flight hide the delay. More ranges than that cost time: bytes that wait long for their turn
-/// leave the CPU caches, and each further buffer is fresh memory. Ranges that share a link end at about the
-/// same time, and then nothing arrives for one delay. So the readahead covers [`DELAYS`] delays at
-/// [`RATE`].
+/// leave the CPU caches, and each further buffer is fresh memory. But ranges that share a link end at about
+/// the same time, and then nothing arrives for one delay. So that this loss is small, the readahead covers
+/// [`DELAYS`] delays at [`RATE`].
 pub(crate) fn ahead(delay: Option<Duration>, range_bytes: u64, window_bytes: u64) -> u64 {
     let Some(delay) = delay else { return window_bytes };
     let bytes = (delay.as_secs_f64() * DELAYS * RATE) as u64; // saturates

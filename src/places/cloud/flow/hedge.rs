@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Latencies of recent requests of similar size.
 ///
 /// The slowest of a hundred requests holds up all that follow it in order. A second request, sent after
-/// twice the 99th percentile, usually answers first. At most one request in fifty is hedged, which costs
-/// little.
+/// twice the 99th percentile, usually answers first. At most one request in fifty, and one more, is hedged,
+/// which costs little.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
     recent: Vec<Duration>,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A range of an object, which is named by its index in the list.
+/// A range of an object; `object` is the object's index in the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) object: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Ranges {
 
 impl Ranges {
     /// Splits objects with these lengths into ranges of `range_bytes`; starts at offset `at` of the first
-    /// object. At most `budget_bytes` are handed out at once.
+    /// object. At most `budget_bytes` are handed out at once, but always one range.
     pub(crate) fn new(
         lens: impl IntoIterator<Item = u64>,
         at: u64,
@@ -45,8 +45,8 @@ impl Ranges {
         Ranges { lens, object: 0, at, range_bytes, budget_bytes, held_bytes: 0, held: 0 }
     }
 
-    /// The next range, if the budget has room. At least one range is always handed out. Empty objects have
-    /// no range.
+    /// The next range. `None`: all have been handed out, or the budget or [`MOST_HELD`] is reached and at
+    /// least one range is held. Empty objects have no range.
     pub(crate) fn next(&mut self) -> Option<Piece> {
         while *self.lens.front()? == self.at {
             self.skip_to(self.object + 1);

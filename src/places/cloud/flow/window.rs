@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// Number of requests that may be in flight at once.
 ///
-/// A store that gets too many requests answers 503 or 429; the window then halves. Otherwise, while
-/// requests wait for it, the window grows by one per second.
+/// A store that gets too many requests answers 503 or 429; the window then halves. Otherwise, while it is
+/// full, the window grows by one per second.
 #[derive(Debug)]
 pub(crate) struct Window {
     size: usize,
@@ -24,7 +24,7 @@ impl Window {
         self.size
     }
 
-    /// Notes a successful request; `is_full` tells whether other requests wait for the window.
+    /// Notes a successful request; `is_full` tells whether as many requests were in flight as are allowed.
     pub(crate) fn succeeded(&mut self, now: Instant, is_full: bool) {
         if is_full && now.saturating_duration_since(self.changed) >= STEP {
             self.size = (self.size + 1).min(MOST);
@@ -34,7 +34,8 @@ impl Window {
 
     /// Notes that the store refused a request, sent at `sent`, because there were too many.
     ///
-    /// Ignores requests sent before the window last shrank: they do not show that the new size is too large.
+    /// Unless the window has its initial size, ignores requests sent before its last change: they do not
+    /// show that the new size is too large.
     pub(crate) fn throttled(&mut self, now: Instant, sent: Instant) {
         if self.size == FIRST || sent >= self.changed {
             self.size = (self.size / 2).max(1);
