@@ -4,8 +4,8 @@
 //! versions and their addresses.
 //!
 //! This crate does not read samples for users, and defines no format (`dlfs-format` does). It keeps no state but
-//! images, catalogues, and a cache of catalogue answers. Sources in object stores need the feature `cloud`, sources
-//! in tables `formats`, catalogues in a server `catalog`.
+//! images, plans of imports, catalogues, and a cache of catalogue answers. Sources in object stores need the
+//! feature `cloud`, Parquet, Arrow, MDS and LitData `formats`, catalogues in a server `catalog`.
 //!
 //! Begin with [`import::import`], or with [`import::Writer`] to write samples from memory.
 

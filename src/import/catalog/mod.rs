@@ -54,7 +54,7 @@ use record::{AliasEntry, VersionEntry};
 use store::MAX_LOG_BYTES;
 
 /// An open catalogue. Each call has a deadline, [`DEADLINE`] by default, which it keeps even if the
-/// store hangs.
+/// store hangs. [`remove`](Self::remove) consists of three such calls.
 #[derive(Clone)]
 pub struct Catalog {
     place: CatalogPlace,
@@ -163,7 +163,7 @@ impl Catalog {
         })
     }
 
-    /// The past targets of an alias, oldest first. `None`: the alias was removed at that point.
+    /// All targets of an alias, oldest first. `None`: the alias was removed at that point.
     ///
     /// # Errors
     /// As [`Catalog::names`].
@@ -378,7 +378,7 @@ impl Catalog {
     }
 }
 
-/// The error for a data set without a version or alias.
+/// The error for a version or alias, `what`, that a data set does not have.
 fn none_of(name: &str, what: &str) -> Error {
     let message = format!("the catalogue has no {what} of {name}");
     Error::new(ErrorKind::NotFound, message).hint("dlfs catalog show lists what there is")

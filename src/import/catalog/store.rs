@@ -11,12 +11,13 @@ use dlfs_base::error::Result;
 pub enum Log {
     /// The versions of a data set.
     Versions(String),
-    /// The past targets of an alias of a data set: name of the data set, then alias.
+    /// All targets of an alias of a data set: name of the data set, then alias.
     Alias(String, String),
 }
 
 /// Storage for the logs and indexes of a catalogue. Calls may block. The caller has checked all
-/// names ([`dlfs_io::address::catalog_name::is_catalog_word`]).
+/// names ([`dlfs_io::address::catalog_name::is_catalog_word`]). A store that cannot tell whether a
+/// catalogue exists treats a missing one as empty.
 pub trait Store: Send + Sync {
     /// Creates an empty catalogue, unless there is one.
     ///

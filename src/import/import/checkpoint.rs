@@ -1,11 +1,11 @@
-//! The checkpoint of an import of shards from an object store: its position in the stream, so that a resume
-//! continues there. Pure: bytes in, bytes out.
+//! The checkpoint of an import of shards or rows from an object store: positions in the stream, so that a
+//! resume continues there. Pure: bytes in, bytes out.
 //!
 //! A stream is read once. The media show which samples have arrived, but not the object and offset where the
 //! next sample begins. So a block beside the journal records this position with the number of samples before
-//! it. A resume uses it only if it belongs to the same journal, the objects up to that position are unchanged,
-//! and every chunk before it is on the media with matching checksums. Otherwise the stream is read from its
-//! beginning.
+//! it: a *point*. A resume continues at the newest point of the same journal before which every chunk is on the
+//! media with matching checksums; if there is none, it reads the stream from its beginning. If an object up to
+//! the newest point has changed, the resume is refused.
 //!
 //! The image's list of class names exists only after the commit. Until then the class names that rows have used
 //! are stored between the first superblock copy and the journal. A point states how many of these names it
@@ -49,14 +49,14 @@ pub(super) struct PointClasses {
 /// The content of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Checkpoint {
-    /// Hash of the journal and of the kind that the objects are read as.
+    /// Hash of the journal, and of the kind and options by which the objects are read.
     import: u64,
     /// Number of listed objects.
     num_objects: u64,
     /// At most two points, the newest first.
     points: Vec<Point>,
-    /// 16-bit hashes, one for each group of equally many objects (a group may be a single object). They are
-    /// stored after the JSON.
+    /// A 16-bit hash of each group of [`at_once`] consecutive objects; the last group may be shorter. They tell
+    /// which object has changed. Stored after the JSON.
     #[serde(skip)]
     marks: Vec<u16>,
 }
@@ -145,7 +145,8 @@ impl Checkpoint {
         self.points.truncate(2);
     }
 
-    /// The points, newest first, if `other` is a checkpoint of the same import without points; otherwise none.
+    /// The points, newest first; none if `other`, the new checkpoint of the resuming import, is of another
+    /// import.
     ///
     /// # Errors
     /// One of the objects up to the newest point has changed.
@@ -250,7 +251,7 @@ pub(super) const CLASSES: Block =
 
 /// This many marks fit after the longest JSON of two points.
 const MAX_MARKS: u64 = 1600;
-/// Longer lists of names do not fit even when they are compressed.
+/// Maximum length of a list of names. It also limits the memory for decompressing what the media hold.
 const MAX_NAMES_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Writes chunks while their samples arrive, in the order of slots. Used by imports of streams, and by programs
-//! that write samples themselves.
+//! Writes chunks while their samples arrive, in the order of slots. Used by imports of streams, and by
+//! [`Writer`](super::Writer), for programs that write samples themselves.
 //!
 //! An indexed import plans the place of every chunk before it begins; here a chunk gets its place when it is
 //! full. A resumed import skips chunks that are on the media with the expected bytes.
@@ -240,8 +240,8 @@ impl<'a> ChunkStream<'a> {
         let draft = header(&unknown, nowhere)?;
         let location = self.next_location(spec.layout.cells_of(draft.head().len_bytes()))?;
         let data_at = draft.head().data_start();
-        // If the sample is bad, the next chunk takes its number. Its cells stay unused until the next
-        // generation, since writes to them may be in flight.
+        // If the sample is bad, the next chunk takes the number of this one, but not its cells: writes to them
+        // may be in flight. They stay unused until the next generation.
         let written = self.put_pieces(location, data_at, give).inspect_err(|_| self.sequence -= 1);
         let header: ChunkHeader = header(&written?, location)?;
         let mut front = IoBuf::zeroed(data_at as usize);
@@ -323,7 +323,7 @@ impl<'a> ChunkStream<'a> {
     }
 
     /// Completes a chunk. A lost connection ends the import, since the samples of lost chunks cannot be read
-    /// from the stream again. A resumed import reads the stream from its beginning and compares.
+    /// from the stream again. A resumed import opens the stream anew, and compares what it reads with the media.
     fn close(&mut self, head: &ChunkHead) -> Result<()> {
         self.writes.close(head.first_slot);
         self.unflushed_bytes += head.len_bytes();
@@ -388,8 +388,8 @@ impl<'a> ChunkStream<'a> {
         Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
     }
 
-    /// Writes the open chunk of a part. Returns the totals of its chunks, and the remaining space. Nothing is
-    /// flushed.
+    /// Writes the open chunk of a part. Returns the totals of its chunks, and the remaining space. The caller
+    /// must flush.
     ///
     /// # Errors
     /// Errors of writing.

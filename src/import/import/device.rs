@@ -1,4 +1,5 @@
-//! Opens the namespaces of an image for writing. If a subsystem has several namespaces, the user must select.
+//! Opens the namespaces of an image for writing. An address may name a subsystem with several namespaces:
+//! [`Meaning`] says which of them it stands for.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

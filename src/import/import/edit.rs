@@ -1,8 +1,8 @@
 //! Deletion of samples.
 //!
 //! A delete writes a record and a snapshot, and changes no chunk. `purge.rs` frees the space of deleted
-//! samples. Both create generations as an import does, and the previous generation stays intact until the
-//! commit.
+//! samples. Both create generations as an import does, and the current generation stays intact until the next
+//! one is committed.
 
 use std::fmt::Display;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Returns the space that only earlier generations use to the file systems that hold the image files. The last
-//! step of a purge.
+//! Returns space to the file systems of the image files: space that only earlier generations use. The last step
+//! of a purge.
 //!
 //! The other superblock copies are first declared void, then erased; only then is space freed. Otherwise a
 //! reader might find the previous generation in such a copy and read wrong bytes. The process may be killed

@@ -46,9 +46,9 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// Imports `sources` onto the image at `image`.
 ///
-/// A path that does not exist is created, and files grow as needed. If the import fails because of its source,
-/// or before there is anything to resume, the files that it created are removed. After any other failure,
-/// [`Onto::Resume`](crate::import::Onto::Resume) continues the import.
+/// Creates files that do not exist, except for an append; files grow as needed. If the import fails because of
+/// its source, or before there is anything to resume, the files that it created are removed. After any other
+/// failure, [`Onto::Resume`](crate::import::Onto::Resume) continues the import.
 ///
 /// # Errors
 /// `BadSource`: some entries cannot be imported; the cause lists all of them, and nothing is committed.
@@ -222,7 +222,7 @@ pub(super) fn ready<'a>(
     let index = source.index();
     options.check_classes(&index.classes)?;
     if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
-        columns.of_rows(index)?; // while the image is still there
+        columns.of_rows(index)?; // checks the values before `prepare` discards the image
     }
     let of_columns = columns.as_ref().map_or(0, ColumnFile::fingerprint);
     let told = field_types::fingerprint(&options.field_types, &options.field_columns);
@@ -301,7 +301,7 @@ pub(super) struct Import<'a> {
     pub(super) state: ImportState,
     options: &'a ImportOptions,
     pub(super) lease: Lease,
-    /// The values of typed columns.
+    /// The file with values of typed columns, if one is given.
     pub(super) columns: Option<ColumnFile>,
     /// The types of the source's fields.
     typing: Typing,
@@ -414,7 +414,8 @@ impl Import<'_> {
         }))
     }
 
-    /// Commits. After a lost connection it first verifies every chunk that may be lost.
+    /// Commits. First verifies every chunk that a lost connection may have lost; without digests, every chunk.
+    /// Returns the rows that this found to be bad; nothing is committed then.
     fn commit(
         &self,
         commit: &Commit,
@@ -611,7 +612,7 @@ fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock])
     }
 }
 
-/// Length of the region with both superblock copies, and the journal and the lease between them.
+/// Length of the region with both superblock copies and the states of an unfinished import between them.
 const HEAD_BYTES: u64 = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The journal: the data that an import needs to resume after a kill, a power loss or a full disk.
 //!
 //! It is stored at the start of each namespace, between the superblock copies. It is written and flushed before
-//! anything else. From then on the import is a function of the journal and the source: the same inputs give the
+//! any chunk. From then on the import is a function of journal, source and options: the same inputs give the
 //! same bytes, however often the import is interrupted. The journal stays after the import, but is obsolete
 //! once its generation is committed.
 
@@ -27,9 +27,11 @@ pub struct Journal {
     pub generation: Generation,
     /// The time stamp of everything that the import writes, in ns since 1970.
     pub time_ns: u64,
-    /// First id, seed and window of the new part. Its count is the number of samples of the source.
+    /// First id, seed and window of the new part. Its count, which is not stored, is the number of samples of
+    /// an indexed source.
     pub part: Part,
-    /// Hash of the indexed source; 0 for a stream.
+    /// Hash of the indexed source, of the file of column values, and of the given types; 0 for a stream. For a
+    /// writer, a number that stands for no source.
     pub fingerprint: u64,
 }
 

@@ -1,8 +1,9 @@
 //! The lease: the right to write an image. One importer has it at a time.
 //!
 //! The engine locks the files that it opens. But some file systems have no locks, and no kind of lock on remote
-//! namespaces is supported by all targets. So the importer keeps a *lease* in cell 0 of namespace 0: a block
-//! with a random owner number and a counter, which the importer increments while it runs.
+//! namespaces is supported by all targets. If a namespace is not locked, the importer keeps a *lease* in cell 6
+//! of namespace 0, or of the namespace of its part: a block with a random owner number and a counter, which the
+//! importer increments while it runs.
 //!
 //! Two rules keep the writes of two importers apart, even if a process is suspended or a write is delayed:
 //!
@@ -10,8 +11,9 @@
 //!   wherever it was queued. An importer that was suspended for longer first reads the block. It continues if
 //!   the block is still its own, and otherwise ends.
 //! - An importer that finds another importer's block waits until the block has not changed for half a lease
-//!   plus the maximum delay of the holder's writes. A write that was sent in time but delayed by the network
-//!   ends together with the holder's controller. The block states the time to wait.
+//!   plus the maximum delay of the holder's writes, and at least for a whole lease. A write that was sent in
+//!   time but delayed by the network ends together with the holder's controller. The block states the time to
+//!   wait.
 //!
 //! If several importers claim the lease at once, the last block written wins: each importer waits for the time
 //! in which all of them must send their block, then reads the block again.
@@ -224,7 +226,8 @@ impl Holder {
         }
     }
 
-    /// Releases the lease: at once, unless our own writes may still be in transit.
+    /// Releases the lease. If our own writes may still be in transit, the block stays and states the time until
+    /// they have ended.
     fn give_back(&mut self) -> Result<()> {
         self.fence.open_until(self.until);
         if self.read()?.is_none_or(|block| block.owner != self.owner) {
@@ -237,8 +240,8 @@ impl Holder {
     }
 
     /// Reads the lease on the media, if there is one. A block that was torn, or that another release wrote, may
-    /// still have a holder. Such a holder counts as dead when the block has not changed for the duration of our
-    /// own lease.
+    /// still have a holder. Such a holder counts as dead when the block has not changed for the time that our
+    /// own block states.
     fn read(&mut self) -> Result<Option<Holding>> {
         let Some(block) = LEASE.bytes(&mut self.channel, 0)? else { return Ok(None) };
         if let Ok(Some((holding, _))) = LEASE.open(&block) {
@@ -284,7 +287,7 @@ struct Holding {
     wait_ms: u64,
 }
 
-/// Offset of the lease on namespace 0: in cell 0, after the journal.
+/// Offset of the lease on namespace 0: cell 6, after the checkpoint.
 pub(super) const LEASE_OFFSET: u64 = 24 << 10;
 
 const LEASE: Block =

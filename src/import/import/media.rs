@@ -22,7 +22,7 @@ pub(super) struct Media {
     devices: Arc<[Arc<dyn Device>]>,
     /// Closed until the lease is held: see `lease.rs`.
     fence: Arc<Fence>,
-    /// Time of the last failed write that may still be in transit, in ns of [`Fence::now`].
+    /// Time of the last failed call, whose writes may still be in transit, in ns of [`Fence::now`]; 0: none.
     lost_write_ns: Arc<AtomicU64>,
     retry_budget: Arc<RetryBudget>,
 }
@@ -108,8 +108,8 @@ impl Media {
         Media { devices, ..self.clone() }
     }
 
-    /// Returns an image of `count` namespaces, in which this one has the number `namespace`. The others are too
-    /// short to take any data.
+    /// Returns an image of `count` namespaces, in which the first of these has the number `namespace`. The
+    /// others are too short to take any data.
     ///
     /// # Errors
     /// None in practice: it allocates memory for a block.
@@ -418,7 +418,7 @@ const MIN_PAIRS: usize = RESERVED_PAIRS + 1;
 /// The deadline of a call.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The deadline of a call after earlier failures have used up the retry time.
+/// The shortest deadline of a call, for when earlier failures have used up the retry time.
 const MIN_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Zeroes per write command.

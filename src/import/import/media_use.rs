@@ -8,7 +8,7 @@ use dlfs_format::format::{DraftLen, ImageLayout, Pack};
 pub struct MediaUse {
     /// Records of samples.
     pub sample_bytes: u64,
-    /// Headers of chunks: checksums, lengths, labels and names.
+    /// Headers of chunks: checksums, lengths, labels, names and typed columns.
     pub header_bytes: u64,
     /// Bytes that aligned packing (the default) takes in addition to `--pack tight`. Counted in both modes; 0
     /// if both give the same image.

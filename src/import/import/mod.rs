@@ -2,9 +2,9 @@
 //!
 //! # What it is
 //! [`import`] indexes a source, lays out the chunks, and commits after several threads have read samples and
-//! written chunks in parallel. The written bytes depend only on the source and on a [`journal`], which is
-//! written first. So an import that was killed, ran out of space or lost its target can be resumed, and ends
-//! with the same bytes.
+//! written chunks in parallel. A stream has no index: one thread reads it and lays out chunks meanwhile. The
+//! written bytes depend only on the source, the options, and a [`journal`], which is written first. So an import
+//! that was killed, ran out of space or lost its target can be resumed, and ends with the same bytes.
 //!
 //! # What it is not
 //! It does not read samples for users (`reader` does), does not define formats (`format` does), and keeps
@@ -12,9 +12,10 @@
 //!
 //! # Invariants
 //! - Until the last write of a commit, a reader opens the previous generation, complete.
-//! - An import never writes to a cell that the current generation or the previous one reads.
+//! - An import never writes to a cell that the current generation or the previous one reads, unless the user
+//!   discards the image.
 //! - An import commits only samples that it read completely and unchanged from the source.
-//! - Only one importer at a time writes an image: see `lease.rs`.
+//! - Only one importer at a time writes an image, or, in an import by many, each of its namespaces: see `lease.rs`.
 //!
 //! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the image to
 //! write. [`many`] divides an import among processes. [`Writer`] takes samples from a program that creates

@@ -41,7 +41,7 @@ pub struct ImportOptions {
     pub pack: Pack,
     /// Treatment of entries that cannot be imported.
     pub on_error: OnError,
-    /// A table with values for the samples. They become typed columns.
+    /// A file with values for the samples, which become typed columns.
     pub columns: Option<ColumnsFrom>,
     /// Typed columns whose values come from fields.
     pub field_columns: Vec<FieldColumn>,
@@ -71,13 +71,14 @@ pub struct ImportOptions {
     pub reader_threads: usize,
     /// UUID of a new image. `None`: random. If `time_ns` is set too, the same source gives the same bytes.
     pub uuid: Option<Uuid>,
-    /// The time stamp of the image, in ns since 1970. `None`: now.
+    /// The time stamp of the new generation, in ns since 1970. `None`: now. An append takes the previous
+    /// generation's time stamp instead if that is later.
     pub time_ns: Option<u64>,
     /// Duration of the lease: a namespace without its own lock stays reserved for this time after the
     /// importer's last renewal.
     pub lease: Duration,
-    /// If a bad superblock copy may have committed a newer generation, appends to the older one and discards
-    /// the newer one. Otherwise such an import is refused.
+    /// If a bad superblock copy may have committed a newer generation, writes the generation after the older
+    /// one and discards the newer one. Otherwise such an import is refused.
     pub accept_older_generation: bool,
 }
 
@@ -88,7 +89,7 @@ pub struct ColumnsFrom {
     /// The file.
     pub path: PathBuf,
     /// The column with the samples' names. `None`: the column called name, file, filename, file_name, path, key
-    /// or `__key__`, or else the first column of CSV.
+    /// or `__key__`, or else, not in JSON Lines, the first column.
     pub key: Option<String>,
     /// The columns to take, with their types; a type of `None` is derived from the values. Empty: all columns.
     pub only: Vec<(String, Option<ColumnType>)>,
@@ -97,7 +98,8 @@ pub struct ColumnsFrom {
 /// Treatment of the columns of a source that consists of rows: Parquet, Arrow, MDS, LitData, JSON Lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RowOptions {
-    /// The column of the names. `None`: a row's name is made of its file and its number in the file.
+    /// The column of the names. `None`: the name of the file that a line of JSON Lines names; otherwise, a row's
+    /// name is made of its own file and its number there.
     pub name: Option<String>,
     /// The column of the labels: integers, or names of classes. `None`: the only column that the file declares
     /// to hold classes, as Hugging Face files do.
@@ -105,8 +107,8 @@ pub struct RowOptions {
     /// The columns that become fields. Empty: all others.
     pub fields: Vec<String>,
     /// The JSON Lines key whose values are paths of files, relative to the folder of the JSON Lines file. The
-    /// files become a field with the key as its name. `None`: `file_name`, as in Hugging Face image folders,
-    /// unless `fields` leaves it out.
+    /// files become the field `file`; if `file` is a key of the lines, the field has the name of this key
+    /// instead. `None`: `file_name`, as in Hugging Face image folders, unless `fields` leaves it out.
     pub files: Option<String>,
     /// Accepts files that lack columns of other files: their rows have no value there. Otherwise such files are
     /// refused.
@@ -188,13 +190,14 @@ pub struct ImportReport {
     pub sample_bytes: u64,
     /// Live samples of the image after the import.
     pub live_samples: u64,
-    /// Number of chunks, found ones included.
+    /// Number of chunks, found ones included; 0 if a resumed import was complete already.
     pub chunks: u64,
     /// Chunks that a resumed import found on the media.
     pub chunks_found: u64,
     /// Bytes in use by the image, on all namespaces.
     pub image_bytes: u64,
-    /// Bytes that this import wrote, by purpose. All zero if a resumed import was complete already.
+    /// Bytes of the new chunks and of the directory, by purpose. All zero if a resumed import was complete
+    /// already.
     pub media: MediaUse,
     /// Packing of samples in the image.
     pub pack: Pack,
@@ -354,7 +357,7 @@ impl BadEntries {
     }
 }
 
-/// The error for samples of `whose` whose fields differ from the image's fields.
+/// The error for samples with other fields than the image's. `whose` names their origin, such as the source.
 pub(super) fn other_fields(whose: &str, own: &[Vec<u8>], image: &[Vec<u8>]) -> Error {
     let list = |fields: &[Vec<u8>]| fields.join(&b", "[..]).escape_ascii().to_string();
     let text = format!(

@@ -149,7 +149,8 @@ impl<'a, 'b> Collector<'a, 'b> {
         self.outcome.chunks += 1;
         self.outcome.found += u64::from(found);
         self.unflushed_bytes += if found { 0 } else { header.head().len_bytes() };
-        // The chunks of a part have only some of the numbers. Numbers and places are both ascending.
+        // In an import by many, a part has only some of the generation's chunk numbers, in ascending order. So
+        // a chunk's place in the pass is found by its number.
         let before = |other: &ChunkLayout| other.sequence < chunk.sequence;
         let place = self.pass.chunks.partition_point(before) as u64;
         self.waiting.insert(place, header);

@@ -1,5 +1,5 @@
-//! The points where an import of shards from an object store may resume. A point is noted while samples arrive,
-//! and written when its chunks are written.
+//! The points where an import of shards or rows from an object store may resume. A point is noted while samples
+//! arrive, and written when all chunks before it are written. `checkpoint.rs` has the format.
 
 use std::collections::VecDeque;
 
@@ -56,7 +56,7 @@ impl Points {
     }
 
     /// The points that an interrupted import has written, newest first. With each, the names of the classes
-    /// that occur in the samples before it.
+    /// that occur in the samples before it. Points whose class names are not on the media are left out.
     ///
     /// # Errors
     /// `BadSource`: an object that the import had read has changed.
@@ -182,6 +182,6 @@ fn error(changed: &Changed, files: &[FoundFile], shards: &[(Client, Object)]) ->
     }
 }
 
-/// Minimum distance between points: the import waits for each point's write.
+/// Bytes or samples between two points. Fewer would cost time: the import waits for each point's write.
 const POINT_BYTES: u64 = 16 << 20;
 const POINT_SAMPLES: u64 = 1 << 17;

@@ -83,7 +83,8 @@ impl ImportState {
 }
 
 /// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that
-/// `Onto::Force` erases old superblocks.
+/// `Onto::Force` erases superblocks and journals, and that an append or a resume cancels a planned append
+/// (`give_up.rs`).
 ///
 /// # Errors
 /// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to
@@ -152,7 +153,7 @@ pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, 
     load_current(opened, media)
 }
 
-/// Opens the generation before the one of `journal`, whose commit may have been interrupted.
+/// Opens the generation before the one of `journal`; the commit of the latter may have been interrupted.
 ///
 /// # Errors
 /// As [`open_current`].
@@ -504,9 +505,9 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
     probes
 }
 
-/// Erases the superblocks, so that the namespaces hold no image. The copies of the committed generation are
-/// erased last, so the image stays usable until then. If they were erased first, a power loss could make the
-/// previous generation current.
+/// Erases superblocks and journals, so that the namespaces hold no image. The copies of the committed generation
+/// are erased last, so the image stays usable until then. If they were erased first, a power loss could make
+/// the previous generation current.
 fn give_up(channel: &mut Channel) -> Result<()> {
     let opened = judge_now(channel.media())?.ok();
     if let Some(opened) = &opened {

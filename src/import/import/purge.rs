@@ -33,9 +33,9 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 /// the new chunks do not fit beside the old ones. If there are no such chunks, it writes nothing, unless an
 /// earlier purge was killed before it had returned all space: then it returns the rest.
 ///
-/// A file shrinks in place to the size that an import of the remaining samples would give it: space that no
-/// generation reads is cut off its end or becomes a hole. So readers of earlier generations have to open the
-/// image again.
+/// A file shrinks in place to about the size that an import of the remaining samples would give it: space that
+/// the new generation does not read is cut off its end or becomes a hole. So readers of earlier generations
+/// have to open the image again.
 ///
 /// # Errors
 /// `Corrupt`: a sample to be kept is damaged; the error names it. `NoSpace`: there is no room for a single

@@ -4,11 +4,11 @@
 //! generation. Then their headers are read completely, and the directory is committed again as the same
 //! generation, so that training runs continue.
 //!
-//! Samples are not read: a scan skips them. But if a chunk was abandoned, newer heads may have been written
-//! among its samples. A purge abandons chunks with deleted samples; [`sound_chunks`] are those that it cannot
-//! have abandoned. The scan also reads the cells of all other chunks. It reads the cells of every chunk if the
-//! superblocks do not show the current generation, the record does not show the deletions, or samples are
-//! missing.
+//! A scan skips the cells of the chunks that it finds. But a purge abandons chunks with deleted samples, and
+//! newer heads may have been written into their cells since. So the scan continues inside all chunks except
+//! the [`sound_chunks`], which no purge can have abandoned. It continues inside every chunk if the superblocks
+//! do not show the current generation, the record does not show the deletions, or samples are missing. Samples
+//! are read only if two chunks have slots in common.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -75,8 +75,8 @@ pub struct RebuildReport {
 /// Rebuilds the directory of `image` from its chunk headers, and commits it.
 ///
 /// The result is the generation that the superblocks commit. But if a bad copy may have committed a newer
-/// generation, and that generation's record exists, the result is the newer one. This completes an interrupted
-/// commit: all data of a generation is durable before its superblock is written.
+/// generation, that generation's record exists, and it has lost no more samples, the result is the newer one.
+/// This completes an interrupted commit: all data of a generation is durable before its superblock is written.
 ///
 /// If the record of the committed generation is damaged, its snapshot is used, which has the same information.
 /// Without either, deleted samples become live again.
@@ -135,7 +135,8 @@ pub fn rebuild_on(
         };
         let bad = void_bad_copies(&copies, &mut commit.superblocks);
         commit::write(&media, &lease, &commit)?;
-        // Erase bad copies last: until here, the old copies may be the only valid ones.
+        // Erase bad copies last: only now does a superblock declare them void, so that a blank copy does not
+        // count as a lost generation.
         let mut channel = media.channel();
         for &(namespace, offset) in &bad {
             lease.check()?;
@@ -169,8 +170,8 @@ pub fn rebuild_on(
 }
 
 /// Assembles the directory from chunk headers, with the time of writing of each chunk, in ns since 1970. Writes
-/// nothing. Reads the snapshot only if the generation's record is missing or damaged. An index of chunks is
-/// rebuilt from the result, and compared with it.
+/// nothing. Reads the snapshot only if the generation's record is missing or damaged. For the index of chunks in
+/// a catalogue, which is compared with the result or rebuilt from it.
 ///
 /// # Errors
 /// As [`rebuild`], except `Busy`.
@@ -196,7 +197,7 @@ fn beside_all(
     directory: &Directory,
     copies: &[SuperblockCopies],
 ) -> Space {
-    // With a base, the heads of chunks that only the base has were not read.
+    // With a base, the scan has not read the heads of the base's chunks; their cells are the directory's.
     let mut space = beside_own(media, scan, directory);
     scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
     valid(copies).for_each(|superblock| space.reserve(superblock.snapshot_range()));
@@ -253,8 +254,9 @@ fn search(
     }
 }
 
-/// All cells up to the end of the committed image, except those of the base and of the snapshots that
-/// superblocks name: the next generation does not write to these; the one after it may.
+/// The cells that may hold heads: up to the end of the committed image, or all cells if it is not certain which
+/// generation is committed. Skips the chunks of the base. If a generation can be opened, also skips the snapshots
+/// that superblocks name: the next generation does not write to these; the one after it may.
 fn cells_to_search(
     media: &Media,
     layout: &ImageLayout,

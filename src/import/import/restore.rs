@@ -1,7 +1,8 @@
 //! Takes over the chunks that an interrupted import of a stream has written, up to a point of its checkpoint.
 //!
-//! The chunks must be where an import from the beginning would have put them, with the same headers, and every
-//! sample must match its checksum. So the chunks are the same as an import would write again.
+//! The chunks must be where an import from the beginning would have put them, with the same heads, and every
+//! sample must match its checksum. `points.rs` has checked that the objects are unchanged. So the chunks are
+//! the same as an import would write again.
 
 use std::collections::HashSet;
 
@@ -16,10 +17,10 @@ use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::chunk::SampleEntry;
 use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, SampleMeta};
 
-/// The state taken over from the chunks on media.
+/// The state taken over from the chunks on the media, up to the point.
 #[derive(Debug, Default)]
 pub(super) struct Restored {
-    /// Fingerprints of the names of these samples.
+    /// Fingerprints of the names of the samples.
     pub(super) names: HashSet<u128>,
     /// Names of the fields.
     pub(super) fields: Vec<Vec<u8>>,
@@ -27,7 +28,7 @@ pub(super) struct Restored {
     pub(super) field_types: FieldTypes,
     /// Names of the classes that the samples use. They come from the point.
     pub(super) classes: Vec<Vec<u8>>,
-    /// Bytes of these samples.
+    /// Bytes of the samples.
     pub(super) sample_bytes: u64,
 }
 

@@ -173,7 +173,7 @@ pub(super) fn read_twice(
     }
 }
 
-/// The number of cells of each namespace.
+/// The number of cells of each namespace, and one more.
 pub(super) fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
     let capacity = |device: &Arc<dyn Device>| layout.capacity_cells(device.namespace().len_bytes());
     // The last cell of a file may be truncated after its used part, so it counts, too.

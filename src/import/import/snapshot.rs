@@ -1,5 +1,5 @@
-//! Saves a snapshot of the directory to a file, so that an image can be opened without reading the snapshot
-//! from the target.
+//! Saves a snapshot of the directory to a file, and verifies such a file. With it, an image can be opened without
+//! reading the snapshot from the target.
 
 use std::path::Path;
 

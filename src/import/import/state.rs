@@ -1,10 +1,14 @@
-//! The block format of every state that an unfinished import keeps on the media: journal, checkpoint, lease,
-//! marks.
+//! The block format of the states that an unfinished import keeps on the media: journal, checkpoint, class
+//! names, lease, mark of a plan, and records of written parts.
 //!
-//! A state is a JSON object in a block of a fixed length. The block's magic names the kind of state. A torn
-//! block has a wrong checksum, and counts as absent. A state of another release is refused, since this release
-//! cannot continue it. A state of a few numbers fits into the first 512 bytes, which a device writes
-//! atomically: overwriting it leaves either the old state or the new one.
+//! A state is a JSON value in a block of a fixed length. The block's magic names the kind of state. A torn
+//! block has a wrong checksum, and counts as absent. [`Block::read`], which reads journals and marks, refuses a
+//! state of another release, since this release cannot continue that import. The owners of the other states
+//! call [`Block::open`]: another release's checkpoint, class names or record count as absent, and its lease as
+//! one that may have a holder.
+//!
+//! A state of a few numbers fits into the first 512 bytes, which a device writes atomically: overwriting it
+//! leaves either the old state or the new one.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -67,7 +71,8 @@ impl Block {
     /// The state in a block, and the bytes after its JSON. `None`: there is none, or its write was torn.
     ///
     /// # Errors
-    /// Another release wrote it.
+    /// Another release wrote it: its version differs, or its content is not this release's although the
+    /// checksum matches.
     pub(super) fn open<'b, T: DeserializeOwned>(
         &self,
         block: &'b [u8],

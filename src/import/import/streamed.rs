@@ -2,8 +2,8 @@
 //!
 //! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed
 //! import reads the stream again, but does not write chunks again that are on the media with the expected
-//! bytes. If the stream consists of shards in an object store, it does not read samples again that are on the
-//! media: see `points.rs` and `restore.rs`.
+//! bytes. If the stream consists of shards or rows in an object store, it reads only what follows the last
+//! point that the interrupted import has recorded: see `points.rs` and `restore.rs`.
 
 use std::cell::OnceCell;
 
@@ -92,7 +92,7 @@ pub(super) fn run(
     }
     let bad = found.bad.iter().chain(source.bad());
     let bad: Vec<BadEntry> = bad.cloned().collect();
-    // The later member of a name was left out, so the earlier one would wrongly stay.
+    // A later member of the same name was left out. It should have replaced the earlier one, which is imported.
     let is_older = bad.iter().any(|bad| bad.reason == BadReason::ComesAgain);
     if is_older || options.on_error == OnError::Stop && !bad.is_empty() {
         return Err(BadEntries(bad).into_error());
@@ -208,7 +208,7 @@ fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
     }
 }
 
-/// Opens the samples of shards in an object store that follow the samples on the media.
+/// Opens the samples that follow those on the media, from the position of the last point.
 fn go_on<'a>(
     opened: Opened<'a>,
     files: Vec<FoundFile>,
@@ -296,8 +296,8 @@ impl<'a> StreamImport<'a> {
         })
     }
 
-    /// Takes over the samples on the media up to the last point of an interrupted import. Returns the position
-    /// at which to continue reading.
+    /// Takes over the samples on the media up to the last point of an interrupted import before which no chunk
+    /// is missing. Returns the position at which to continue reading; `None`: at the beginning.
     fn restore(
         &mut self,
         files: &[FoundFile],

@@ -1,8 +1,8 @@
 //! The records of a file of values: lines of CSV, of tab-separated values, or of JSON.
 //!
 //! CSV is that of RFC 4180: a quoted value may contain commas, line ends and doubled quotes, and nothing may follow
-//! its closing quote. Tab-separated values have no quotes. A line ends with \n, \r\n or \r; a line of JSON not with
-//! \r. Empty lines are skipped.
+//! its closing quote. Tab-separated values have no quotes. A line ends with \n, \r\n or \r; a line of JSON only with
+//! \n or \r\n. Empty lines are skipped.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -114,7 +114,7 @@ pub(super) fn is_wanted(column: &Column, options: &RowOptions) -> bool {
 /// The roles of the columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chosen {
-    /// The column of the names; `None`: a row is named after its file and number.
+    /// The column of the names; `None`: a row names itself, or is named after its file and number.
     pub(super) name: Option<usize>,
     /// The column of the labels.
     pub(super) label: Option<usize>,
@@ -123,8 +123,8 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Chooses from `columns` by `options`. `image`: the fields of the image that rows are appended to, whose order the
-    /// chosen fields follow.
+    /// Chooses from `columns` by `options`. The chosen fields follow the order of `image`, the fields of the image that
+    /// rows are appended to.
     ///
     /// # Errors
     /// `InvalidArgument`: a column does not exist, or its values do not fit its role.

@@ -119,5 +119,5 @@ impl Input {
 }
 
 const BUFFER_BYTES: usize = 1 << 20;
-/// The name of the threads that look up files named by an index.
+/// The name of the threads that open row files, or look up files that an index or a line names.
 pub(super) const LOOKING_UP: &str = "dlfs-open";

@@ -2,8 +2,9 @@
 //!
 //! A first pass reads all lines to find the columns and their types. Of an object in a store it reads only the first
 //! lines, since the object would be fetched twice. Strings become a column of bytes. Numbers become `i64`, `u64` if a
-//! number needs it, or `f64` if a number has a fraction. Lists of numbers become arrays. Other nested values, and
-//! values that fit none of these types, are stored as JSON. `NaN` and `Infinity` are numbers, as Python writes them.
+//! number needs it, or `f64` if a number has a fraction; `true` and `false` become `bool`. Lists of these become
+//! arrays. Other nested values, and values that fit none of these types, are stored as JSON. `NaN` and `Infinity` are
+//! numbers, as Python writes them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;

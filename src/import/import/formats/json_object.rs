@@ -113,6 +113,7 @@ fn marked(line: &[u8]) -> Vec<u8> {
         let digits = text.strip_prefix('-').unwrap_or(text);
         let is_whole = digits.len() > 18 && digits.bytes().all(|byte| byte.is_ascii_digit());
         let is_rounded = is_whole && text.parse::<i64>().is_err() && text.parse::<u64>().is_err();
+        // A leading zero is not JSON: such a number stays, so that parsing refuses it.
         if WORDS.contains(&text) || is_rounded && !digits.starts_with('0') {
             out.extend_from_slice(format!("\"{MARK_IN_JSON}{text}\"").as_bytes());
         } else {

@@ -184,7 +184,7 @@ impl Seen {
 
 /// The key that names files in Hugging Face's image folders.
 const FILE_NAME: &str = "file_name";
-/// The name of the column that holds the files.
+/// The name of the column that holds the files, unless it is a key of the lines.
 const FILE: &str = "file";
 /// Limits of the survey of an object in a store, in lines and in bytes.
 const SURVEYED_LINES: usize = 1024;

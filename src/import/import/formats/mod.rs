@@ -10,10 +10,10 @@
 //!
 //! All but JSON Lines need the feature `formats`.
 //!
-//! Files are read front to back. A first pass reads local JSON Lines and shards with arrays to find their types.
-//! `rows.rs` combines the columns of all files and makes samples of rows; `column.rs` chooses the columns' roles.
-//! Files are local, or objects of a store: `input.rs` opens both, and `binary/blocks.rs` reads an object at several
-//! places.
+//! Rows are read front to back. A first pass reads JSON Lines, and shards with arrays, to find their types; in a store,
+//! it reads only the beginning of an object. `rows.rs` combines the columns of all files and makes samples of rows;
+//! `column.rs` chooses the columns' roles. Files are local, or objects of a store: `input.rs` opens both, and
+//! `binary/blocks.rs` reads an object at several places.
 
 #[cfg(feature = "formats")]
 mod binary;

@@ -487,7 +487,8 @@ struct Types<'a> {
 }
 
 impl Types<'_> {
-    /// The kind that a column with `kind` in the files has in the image; `None` if options and image define none.
+    /// The kind that a column with `kind` in the files has in the image. `None`: its values stay as they are, since
+    /// options and image define no type, or since they are the bytes of elements already.
     fn of(&self, name: &str, kind: &CellKind) -> Option<CellKind> {
         let given = self.given.iter().find(|spec| is_named(name.as_bytes(), &spec.field));
         let kept =

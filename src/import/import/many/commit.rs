@@ -1,4 +1,5 @@
-//! Common steps of the two kinds of commits: they run once, under leases, and list missing parts in the error.
+//! The steps that the commits of both kinds of parts share: a commit takes effect once, is made under leases, and
+//! lists missing parts in its error.
 
 use std::sync::Arc;
 

@@ -5,9 +5,9 @@
 //! namespace. The *commit* makes the parts one generation. There are two kinds of parts:
 //!
 //! - Parts from sources: [`plan_import`] indexes the sources and lays out all chunks. A part ([`import_part`])
-//!   reads its rows of the plan piece by piece; its samples are a random subset of the source.
-//!   [`commit_import`] reads the headers of all chunks. The image is byte for byte the one that a single import
-//!   or append would have made.
+//!   reads its rows of the plan piece by piece; with shuffled placement, its samples are a random subset of the
+//!   source. [`commit_import`] reads the headers of all chunks. The image is byte for byte the one that a
+//!   single import or append would have made.
 //! - Parts from programs that do not know each other's number of samples: a [`PartWriter`] writes a part of any
 //!   length after the complete parts on its namespace. Its chunks number ids and slots from 0.
 //!   [`WritePlan::commit`] concatenates the parts: it reads the header of each chunk, and rewrites the chunk's
@@ -20,12 +20,12 @@
 //!
 //! # Invariants
 //! - A part holds only the lease of its own namespace, and writes nowhere else. The commit of written parts
-//!   holds the leases of all namespaces.
+//!   holds the leases of all namespaces, the commit of parts from sources that of namespace 0.
 //! - A part may be retried any number of times. A part from a source finds the chunks that are on the namespace
-//!   already. A part from a program is free space until its record is written; a complete part is never
-//!   overwritten.
-//! - The commit relies only on the mark of a namespace (`mark.rs`), which is written when all chunks are
-//!   durable, and on the records after the chunks (`record.rs`).
+//!   already. A part from a program is free space until the mark names its record. From then to the commit,
+//!   nothing overwrites it.
+//! - A part counts as complete only by the mark of its namespace (`mark.rs`), which is written when all chunks
+//!   are durable. The mark of written parts names the last of their records (`record.rs`).
 //! - Chunks without a final place belong to another image, whose UUID is the plan's id, so a rebuild does not
 //!   take abandoned attempts for samples of the image. The head that the commit rewrites lies in one block, and
 //!   only its first 128 bytes change. The new head depends only on data that the record covers, so rewriting it

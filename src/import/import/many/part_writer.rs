@@ -14,8 +14,8 @@ pub enum PartPlace {
     /// second attempt while the first one runs is `Busy`.
     #[default]
     Own,
-    /// The part's own namespace, or the next one that no other process writes to. For engines that decide which
-    /// attempt counts.
+    /// The part's own namespace, or the next one that no other process writes to. For frameworks that run a
+    /// part several times at once and then choose an attempt.
     AnyFree,
 }
 

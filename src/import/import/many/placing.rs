@@ -91,7 +91,7 @@ fn write(
         sample_bytes,
         digest: sum.digest(),
     };
-    let mut channel = media.channel(); // no channel is open while the program writes
+    let mut channel = media.channel(); // only now, when the channel of the chunks is closed
     if !media.checks_writes() {
         // The samples cannot be read again, so damage is reported, not repaired.
         check_part(&mut channel, &layout, &record)?;

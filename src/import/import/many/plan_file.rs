@@ -155,7 +155,7 @@ impl<P: Parts> Plan<P> {
         })
     }
 
-    /// The mark of a namespace, if the namespace is prepared for this plan.
+    /// The mark of a namespace that is prepared for this plan; `None`: its part of a new image has not begun.
     ///
     /// # Errors
     /// `InvalidArgument`: it is not prepared, or the plan is committed. `Stale`: the image has changed since.
@@ -234,7 +234,7 @@ mod as_text {
     }
 }
 
-/// The error for a namespace without the plan's mark.
+/// The error for a namespace without the journal or the mark of a plan.
 pub(super) fn not_prepared(address: String) -> Error {
     let text = "this namespace is not prepared for this plan";
     Error::new(ErrorKind::InvalidArgument, text)

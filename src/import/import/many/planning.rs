@@ -28,7 +28,7 @@ pub struct PlanReport {
     pub id: [u8; 16],
     /// The UUID of the new image, or of the image that is appended to.
     pub uuid: Uuid,
-    /// The namespaces, each of which is a part, with their numbers of chunks.
+    /// The parts: the address of each namespace, and its number of chunks.
     pub parts: Vec<(String, u64)>,
     /// Samples of all parts.
     pub samples: u64,

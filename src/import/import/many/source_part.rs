@@ -19,7 +19,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::{Placement, Uuid};
 use dlfs_io::qpair::ConnectOptions;
 
-/// The report of a written part.
+/// The report of an imported part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PartReport {
     /// The UUID of the image.

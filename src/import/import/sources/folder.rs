@@ -2,7 +2,7 @@
 //!
 //! Ids equal those of torchvision's ImageFolder: classes sorted by name, within a class the folders sorted
 //! by path, within a folder the files sorted by name. Files outside class folders have no label and come
-//! last, so they shift no id.
+//! last, so they shift no id. Several trees follow one another, and share their classes.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;

@@ -21,7 +21,7 @@ pub(crate) struct Found {
     pub kind: SourceKind,
     /// Evidence for this kind, if it was detected among kinds that look alike.
     pub decided: Option<Decided>,
-    /// Shards or lists, in order; empty if the source is folders of samples.
+    /// Shards or lists, in order; empty if the samples are files of folders, or objects.
     pub files: Vec<FoundFile>,
     /// Indexed samples, if each sample is a file of a folder or an object.
     pub(super) samples: Option<Samples>,

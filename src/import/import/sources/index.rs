@@ -59,9 +59,10 @@ struct Values {
 pub struct Container {
     /// Path to open it again.
     pub path: PathBuf,
-    /// Changes when the file changes: see `stamp` of `mod.rs`. Zero for folders.
+    /// Changes when the file changes: see `stamp` of `mod.rs`. Zero for folders and prefixes of stores; for lists
+    /// and spooled files, a hash of the bytes.
     pub stamp: u64,
-    /// Length in bytes; for folders and lists, the length of the prefix of their names.
+    /// Length of a shard in bytes; otherwise, the length of the prefix that was put in front of the names.
     pub len_bytes: u64,
 }
 
@@ -72,7 +73,7 @@ pub struct Payload {
     pub field: u16,
     /// Length in bytes.
     pub len_bytes: u32,
-    /// Byte offset in the container; for a file of a folder, its stamp.
+    /// Byte offset in the shard; for a file or object that is a sample by itself, its stamp.
     pub offset_or_stamp: u64,
     /// Index of the container in [`Index::containers`].
     pub container: u32,
@@ -473,8 +474,8 @@ impl Index {
         Index { columns, bad, file_counts, ..self.select(left()) }
     }
 
-    /// An index of the rows `rows` only, in this order, for another process to read. Lacks the values of typed columns,
-    /// the bad entries and the file counts.
+    /// An index of the rows `rows` only, in this order. Lacks the values of typed columns, the bad entries and the file
+    /// counts.
     pub(in crate::import) fn select(&self, rows: impl Iterator<Item = u64>) -> Index {
         let mut selected = Index {
             containers: self.containers.clone(),
@@ -739,7 +740,8 @@ impl Names {
     }
 }
 
-/// The label column's value for a row without a label; ImageFolder's classes count from 0.
+/// The label column's value for a row without a label: ImageFolder's classes count from 0. So the label -1 in a list
+/// counts as none.
 pub(crate) const NO_LABEL: i64 = -1;
 
 /// Maximum bytes of a name.

@@ -29,7 +29,7 @@ pub enum SourceKind {
     Mds,
     /// Chunks of LitData, found through their `index.json`.
     LitData,
-    /// JSON Lines: every line is a sample, or names a file that is the sample.
+    /// JSON Lines: every line is a sample, and may name a file that becomes a field.
     JsonLines,
 }
 

@@ -1,12 +1,12 @@
 //! Sources of samples: folder trees, lists, tar archives, WebDataset and TFRecord shards, and objects of stores.
 //!
 //! A source is read twice. Indexing finds every sample's name, length, label and location, and every entry
-//! that cannot be imported; it reads no payloads. Then several threads read the payloads in the order of
-//! placement, each with its own [`SourceReader`]. Payloads must match the index: a file or shard that
+//! that cannot be imported; it reads no payloads but labels. Then several threads read the payloads in the
+//! order of placement, each with its own [`SourceReader`]. Payloads must match the index: a file or shard that
 //! changed meanwhile is a bad entry, never a torn sample.
 //!
-//! A source that can be read only once (a pipe, a compressed archive) is first copied to a file
-//! (`spool.rs`), or imported by [`stream`] in its own order.
+//! A pipe or a compressed archive can be read only once: it is first copied to a file (`spool.rs`), or is a
+//! stream ([`sample_stream`]). Shards in a store and rows (`formats`) are always streams.
 //!
 //! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `tree.rs`), and
 //! `file_counts.rs` reports how each file was treated.

@@ -127,8 +127,8 @@ pub struct StreamSample {
     pub fields: Vec<Option<FieldBytes>>,
     /// Its values of typed columns that are made from fields.
     pub values: Vec<OwnedValue>,
-    /// If its only field is too large for memory, the field's length; [`SampleStream::read_on`] must read these bytes
-    /// before the next sample is read. Otherwise 0.
+    /// If its only field is too large to be read at once, the field's length; [`SampleStream::read_on`] must read these
+    /// bytes before the next sample is read. Otherwise 0.
     pub unread: u64,
 }
 

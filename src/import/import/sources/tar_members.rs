@@ -54,7 +54,7 @@ pub(crate) struct Member {
     pub kind: MemberKind,
     /// Length of its payload in bytes.
     pub len_bytes: u64,
-    /// Byte offset of its payload in the archive.
+    /// Byte offset of its payload in the file or stream.
     pub offset: u64,
 }
 
@@ -79,9 +79,9 @@ pub(crate) enum MemberKind {
     File,
     /// A folder.
     Folder,
-    /// A hard link to an earlier member, relative to the archive's root.
+    /// A hard link; its target, an earlier member, relative to the archive's root.
     HardLink(Vec<u8>),
-    /// A symbolic link, relative to its folder.
+    /// A symbolic link; its target, relative to the link's folder.
     SymLink(Vec<u8>),
     /// A type that cannot be imported.
     Special(&'static str),
@@ -124,7 +124,7 @@ impl<I: Input> Members<I> {
         }
     }
 
-    /// The members from byte `position` of an archive on, where a member begins. `input` is at this byte.
+    /// The members from byte `position` of a file or stream on, where a member begins. `input` is at this byte.
     pub(crate) fn from(input: I, position: u64) -> Members<I> {
         Members { position, ..Members::new(input) }
     }
@@ -144,7 +144,7 @@ impl<I: Input> Members<I> {
         self.appended
     }
 
-    /// Bytes consumed so far.
+    /// Offset of the next byte to read.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }

@@ -105,8 +105,8 @@ impl Tree {
 
     /// Detects the content of every file, in the order of their names.
     ///
-    /// The second list holds entries that are neither files nor links to files. With `may_give_up`, opens no more
-    /// files once many files, shards and others, are found: then nothing is imported anyway.
+    /// The second list holds the bad entries that cannot be shards. With `may_give_up`, opens no more files once
+    /// many files, shards and others, are found: then nothing is imported anyway.
     pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
         let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
             .map(|row| (self.index.name(row), self.index.payload_bytes(row)))

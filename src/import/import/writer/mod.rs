@@ -9,8 +9,8 @@
 //! space, which the next writer uses.
 //!
 //! # Invariants
-//! - Until `finish` returns, a reader opens the previous generation, complete; if there was none, opening
-//!   fails.
+//! - Until `finish` commits, a reader opens the previous generation, complete; if there was none, or
+//!   `Onto::Force` has discarded it, opening fails.
 //! - A refused sample changes nothing: the writer continues with the next one.
 //! - Memory does not grow with the number of bytes: it holds two windows, and a few chunks. It grows with the
 //!   number of samples, for fingerprints of their names and for the directory at the end.
@@ -234,7 +234,7 @@ impl Writer {
         SampleId(self.started.first_id)
     }
 
-    /// Writes a sample, and returns its id. Blocks while two windows wait to be written.
+    /// Writes a sample, and returns its id. Blocks while one full window waits until another is written.
     ///
     /// # Errors
     /// `InvalidArgument`: the sample is not valid; the writer continues without it. All others are errors of
@@ -272,7 +272,7 @@ impl Writer {
     /// Writes the remaining samples, and commits all samples as one generation.
     ///
     /// # Errors
-    /// Errors of writing: the image is unchanged. `InvalidArgument`: there is no sample, or fewer than
+    /// Errors of writing: nothing is committed. `InvalidArgument`: there is no sample, or fewer than
     /// announced.
     pub fn finish(mut self) -> Result<WriteReport> {
         if let (WriteOrder::Whole { count }, true) = (self.order, self.next_id().is_some()) {

@@ -11,7 +11,7 @@ use dlfs_format::format::{FieldTypes, Superblock, Uuid};
 #[derive(Debug, Clone)]
 pub struct WriterOptions {
     /// The options of the image: `onto` (`Onto::Resume` is refused, `Onto::Force` discards the old contents at
-    /// once), seed, chunk size, packing, UUID, time and lease. Options of sources, and `placement`, are
+    /// once), seed, chunk size, packing, UUID, time, lease and `accept_older_generation`. All others are
     /// ignored.
     pub image: ImportOptions,
     /// Names of the fields. Empty: samples have a single field without a name, or the fields of the image to
@@ -62,7 +62,7 @@ pub enum WriteOrder {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NewSample<'a> {
     /// Its name, unique in the image: up to 4,096 bytes without NUL. `None`: the name is the id, as a decimal
-    /// number of at least nine digits.
+    /// number of at least nine digits; in a part, after the number of the part.
     pub name: Option<&'a [u8]>,
     /// Its label.
     pub label: Label<'a>,
@@ -89,7 +89,8 @@ pub enum Label<'a> {
     None,
     /// A number other than `i64::MIN`.
     Number(i64),
-    /// The name of a class. Classes are numbered in the order of their first use.
+    /// The name of a class. Classes that the image lacks are numbered in the order of their first use; in a
+    /// part, the plan must have the class.
     Class(&'a [u8]),
 }
 

@@ -1,4 +1,8 @@
-//! Splits of data sets on the Hugging Face Hub: finds the split of each file, and selects splits.
+//! Splits by file name, as on the Hugging Face Hub: finds the split of each file, selects splits of data sets on
+//! the Hub, and warns if files from elsewhere are of several splits.
+//!
+//! A split here is a named part of a data set, such as `train`, made by the author of the data set. dlfs's own
+//! splits, which divide samples by a hash, have nothing to do with it.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -20,7 +24,7 @@ pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
     name.rsplit(is_end).find_map(canonical).map(Cow::from)
 }
 
-/// Warns if shards are of several splits: a user who names their folder may want only one split.
+/// Warns if the files are shards of several splits: a user who imports the whole folder may want only one split.
 pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
     let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
     let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
@@ -56,7 +60,8 @@ fn canonical(word: &str) -> Option<&'static str> {
 /// Keeps only the objects of these splits, and side files, such as the data set's description.
 ///
 /// # Errors
-/// `InvalidArgument`: the sources have no splits, or lack one of these; the error names the splits that exist.
+/// `InvalidArgument`: a source is not on the Hub, or the sources have no splits or lack one of these; the error names
+/// the splits that exist.
 pub(super) fn only(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<Listed>> {
     if splits.is_empty() {
         return Ok(listed);
