@@ -31,9 +31,9 @@ use dlfs_base::units::{Generation, SampleId, Slot};
 ///
 /// Memory while building, per new sample: about 9 bytes and its front-coded name; at the end 16 bytes more, or 8 from
 /// 17 million samples on. If slots are not in the order of ids, each sample of the last part also takes 8 bytes for
-/// its id, and 8 bytes and its whole name unless the caller gives the names at the end
-/// ([`without_names`](Self::without_names)). Earlier parts do not: a part is put in the order of ids when the next
-/// part begins.
+/// its id, and 8 bytes and its whole name. Earlier parts do not: a part is put in the order of ids when the next part
+/// begins. If the caller gives the names at the end ([`without_names`](Self::without_names)), each sample of every such
+/// part takes the 8 bytes for its id and no name.
 #[derive(Debug, Default)]
 pub struct DirectoryBuilder {
     layout: ImageLayout,
@@ -60,7 +60,7 @@ pub struct DirectoryBuilder {
     settled: u64,
     /// Set if the names of shuffled slots come from [`DirectoryBuilder::finish_named`].
     names_come_last: bool,
-    /// Slots that were purged or are lost.
+    /// Slots whose samples were purged, are lost, or were deleted in a copied chunk.
     purged: Vec<u64>,
     fields: Vec<Vec<u8>>,
     field_types: FieldTypes,
@@ -105,7 +105,7 @@ impl DirectoryBuilder {
     /// Same result as copying `base` chunk by chunk, but faster: its columns are copied as plain bytes.
     ///
     /// # Errors
-    /// `NotLoaded`: the names of `base` are still on media.
+    /// `NotLoaded`: names or origins of `base` are still on media.
     pub fn after(base: &Directory) -> Result<DirectoryBuilder, FormatError> {
         let mut typed = ColumnTable::default();
         typed.grow(base.columns().iter().map(Column::spec))?;
@@ -157,7 +157,8 @@ impl DirectoryBuilder {
     /// Adds the chunk that `header` describes. It must start at the next slot.
     ///
     /// # Errors
-    /// The header belongs to another image, does not come next, or contradicts its part.
+    /// The header belongs to another image, does not come next, or contradicts its part, the fields or the typed
+    /// columns.
     pub fn add_chunk(&mut self, header: &ChunkHeader) -> Result<(), FormatError> {
         let head = header.head();
         head.check_location(&self.layout, head.namespace, head.cell)?;
@@ -185,7 +186,8 @@ impl DirectoryBuilder {
     /// Adds chunk `c` of `from`, the previous generation's directory, unchanged.
     ///
     /// # Errors
-    /// The chunk does not start at the next slot, or the names of `from` are not loaded.
+    /// The chunk does not start at the next slot, contradicts its part or the typed columns so far, or the names of
+    /// `from` are not loaded.
     pub fn copy_chunk(&mut self, from: &Directory, c: u32) -> Result<(), FormatError> {
         let info = from.chunk(c);
         equal("first slot of a chunk", self.next_slot().0, info.first_slot.0)?;
@@ -258,9 +260,9 @@ impl DirectoryBuilder {
         Ok(())
     }
 
-    /// Adds `files`, each with name, length and label, as one chunk without a header: this is how a folder of files
-    /// is presented as an image. The files lie one after the other from the start of `cell`, each at a multiple of
-    /// 4,096 bytes.
+    /// Adds `files`, at most 65,535, each with name, length and label, as one chunk without a header: this is how a
+    /// folder of files is presented as an image, with [`Pack::Paged`](crate::format::Pack::Paged). The files lie one
+    /// after the other from the start of `cell`, each at a multiple of 4,096 bytes.
     ///
     /// # Errors
     /// There would be too many samples.
@@ -331,7 +333,8 @@ impl DirectoryBuilder {
     /// Builds the directory of `generation`. The generation record has no location yet: [`super::commit`] assigns one.
     ///
     /// # Errors
-    /// A sample is not at the slot that its part's placement gives, or a deleted id was never assigned.
+    /// A sample is not at the slot that its part's placement gives, a deleted id was never assigned, the chunks are
+    /// inconsistent, or the lookup tree of the base is still on media.
     pub fn finish(self, generation: Generation, time_ns: u64) -> Result<Directory, FormatError> {
         assert!(
             !self.names_come_last,
@@ -493,7 +496,8 @@ impl DirectoryBuilder {
         }
     }
 
-    /// Moves the names of the complete parts from `shuffled` to `names`, in the order of ids.
+    /// Moves the names of the complete parts from `shuffled` to `names`, in the order of ids. Does nothing if the names
+    /// come last.
     fn settle(&mut self) -> Result<(), FormatError> {
         let Some(shuffled) = self.shuffled.as_ref().filter(|_| !self.names_come_last) else {
             return Ok(());
@@ -684,7 +688,8 @@ fn placement_of(placements: &[Placement], id: u64) -> &Placement {
 
 /// The id of a lost slot until the length of its part is known.
 const UNKNOWN: u64 = u64::MAX;
-/// Most entries, of 8 bytes each, in memory while a tree is built. Larger trees take several passes over all names.
+/// Most entries, of 8 bytes each, in memory while a tree is built without a base. Larger trees take several passes over
+/// all names, up to 2^32 samples.
 const ENTRIES_AT_ONCE: u64 = 1 << 24;
-/// Slots per placeholder chunk of lost slots.
+/// Most slots of a placeholder chunk of lost slots.
 const LOST_CHUNK_SLOTS: u64 = 65_535;

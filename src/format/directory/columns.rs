@@ -162,8 +162,8 @@ impl Columns {
         chunk as u32
     }
 
-    /// The chunk of `slot`, and its offset in the chunk's data, computed sample by sample from the
-    /// checkpoint before it.
+    /// The chunk of `slot`, and the sample's offset in the chunk's data, computed sample by sample from the checkpoint
+    /// before it.
     #[inline]
     fn find(&self, slot: Slot, lengths: &[U32], pack: Pack) -> (usize, u64) {
         let slot = slot.0 as usize;
@@ -221,8 +221,8 @@ impl Columns {
         there.map(|chunk| chunk.cell_range(layout))
     }
 
-    /// Computes every sample's offset once. Checks that every chunk lies within the image, every sample within its
-    /// chunk, and that the checkpoints match.
+    /// Computes every sample's offset once. Checks that every chunk is on a namespace of the image, that every sample
+    /// lies within its chunk, and that the checkpoints match.
     pub(crate) fn check(&self, layout: &ImageLayout) -> Result<(), FormatError> {
         let num_slots = self.num_slots();
         let checksums = self.checksums.len() as u64;
@@ -341,8 +341,8 @@ impl RawChunk {
         CellRange { namespace: self.namespace.get(), cell: self.cell.get(), cells }
     }
 
-    /// Checks that `num_slots` samples with `data_len` bytes of data lie within the chunk, and the chunk within the
-    /// image.
+    /// Checks that `num_slots` samples with `data_len` bytes of data lie within the chunk, and that the chunk has a
+    /// valid length and is on a namespace of the image, below the largest offset.
     fn check(
         &self,
         num_slots: u64,
@@ -368,8 +368,9 @@ impl RawChunk {
     }
 }
 
-/// Returns whether the samples from offset `at` on all have the same length, a multiple of 4,096 bytes. Then there is
-/// no padding between them, and offsets need neither a search nor a branch per sample.
+/// Returns whether the samples from offset `at` on all have the same length, and this length and `at` are multiples of
+/// 4,096 bytes. Then there is no padding between the samples, and offsets need neither a search nor a branch per
+/// sample.
 #[inline]
 fn are_equal_blocks(lengths: &[U32], at: u64) -> bool {
     let Some(first) = lengths.first() else { return false };

@@ -1,4 +1,4 @@
-//! Commit of a generation: the writes of an import, append, delete or purge after its chunks.
+//! Commit of a generation: the writes of an import, append, delete, purge or rebuild after its chunks.
 //!
 //! ```text
 //! let mut commit = Commit::prepare(directory, &mut space)?;     // record and snapshot get their cells
@@ -7,9 +7,9 @@
 //! for step in commit.steps() { do it, and wait for it }         // flushes, superblocks, namespace 0 last
 //! ```
 //!
-//! `space` has reserved the cells that the previous generation reads ([`reserve_current`]), so they are not
-//! overwritten. The commit is atomic: a reader opens the previous generation before the last step, and the new one
-//! after it.
+//! `space` has reserved the cells that the previous generation reads or freed ([`reserve_current`]), so they are not
+//! overwritten. The commit is atomic: a reader opens the previous generation before the last write of a superblock, and
+//! the new one after it.
 
 use crate::directory::used_len::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
@@ -39,8 +39,8 @@ impl Commit {
     /// keeps its cells.
     ///
     /// # Errors
-    /// `NoSpace`: record and snapshot do not fit; nothing is lost. `NotLoaded`: the directory was opened
-    /// without its names. Other errors: the directory is inconsistent and could not be opened after the commit.
+    /// `NoSpace`: record and snapshot do not fit; nothing is lost. `NotLoaded`: names, lookup tree or origins are still
+    /// on media. Other errors: the directory is inconsistent and could not be opened after the commit.
     pub fn prepare(mut directory: Directory, space: &mut Space) -> Result<Commit, FormatError> {
         directory.check()?;
         let layout = directory.layout;

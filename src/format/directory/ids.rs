@@ -122,6 +122,7 @@ impl Iterator for Ones {
 /// The 64-bit words of a bitmap that contain `ids`: index of each word, and mask of the ids' bits in it.
 pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     (ids.start / 64..ids.end.div_ceil(64)).map(move |word| {
+        // An empty range may touch one word, without bits.
         let first = ids.start.max(word * 64) - word * 64;
         let end = ids.end.min((word + 1) * 64) - word * 64;
         let bits = if first < end { (!0 >> (64 - (end - first))) << first } else { 0 };

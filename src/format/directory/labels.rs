@@ -121,7 +121,7 @@ impl LabelRange {
 /// The value for "no label" while the column is built.
 pub(crate) const NO_LABEL: i64 = i64::MIN;
 
-/// The value for "no label": the smallest. So `i64::MIN` is not a valid label.
+/// The value for "no label" in a column of this width: the smallest one. So `i64::MIN` is not a valid label.
 fn absent(width: usize) -> i64 {
     i64::MIN >> (64 - width * 8)
 }

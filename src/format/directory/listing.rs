@@ -23,11 +23,11 @@ pub enum EntryKind {
 }
 
 impl Directory {
-    /// Calls `visit` with each direct child of `folder`, in the order of names, until it returns false.
-    /// Costs one search per entry, independent of the number of samples in subfolders.
+    /// Calls `visit` with each direct child of `folder`, in the order of names, until `visit` returns false. A
+    /// subfolder costs one search, and a look at its samples up to the first live one.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: a name is damaged.
     pub fn for_each_in(
         &self,
         folder: &[u8],
@@ -66,11 +66,11 @@ impl Directory {
         Ok(())
     }
 
-    /// Calls `visit` with the id and name of every live sample below `folder`, in the order of names, until
-    /// it returns false.
+    /// Calls `visit` with the id and name of every live sample below `folder`, in the order of names, until `visit`
+    /// returns false.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: a name is damaged.
     pub fn for_each_below(
         &self,
         folder: &[u8],
@@ -94,7 +94,7 @@ impl Directory {
     /// number of samples if there is none. A slash sorts before all other bytes.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: a name is damaged.
     pub(crate) fn rank_by_name(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
         self.names()?.lower_bound(from, name)
     }
@@ -103,7 +103,7 @@ impl Directory {
     /// past the last sample.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: the name is damaged.
     pub(crate) fn at_rank_by_name(
         &self,
         rank: u64,

@@ -4,10 +4,10 @@
 //!
 //! # What it is
 //! Columns and one search tree. Users see a sample's *id*: its position in the source. Its *slot* is its position on
-//! media. The map from id to slot is computed (see [`crate::format::Placement`]), not stored. So an extent needs only
-//! the columns by slot (length, checksum): its offset is computed from the lengths after the nearest checkpoint, and
-//! every 32nd slot has a checkpoint. A static search tree maps fingerprints of names to ids; a lookup always compares
-//! the name too.
+//! media. The map from id to slot is computed (see [`crate::format::Placement`]), not stored. The columns by slot hold
+//! an extent's length and checksum. Its offset is computed from the lengths after the nearest checkpoint; every 32nd
+//! slot has a checkpoint. A static search tree maps fingerprints of names to ids; a lookup always compares the name
+//! too.
 //!
 //! | part        | bytes a sample                     | contents                                     |
 //! |-------------|------------------------------------|----------------------------------------------|
@@ -18,23 +18,25 @@
 //! | chunk table | 40 / samples a chunk: 0.63 from 64 | location and identity of each chunk          |
 //! | deletions   | 0.27, none while nothing is deleted | one bit by id, one by slot, and ranks       |
 //!
-//! That is at most 17.3 of the 20 bytes that the design allows. Names, labels and typed columns are extra.
+//! That is at most 17.3 of the 20 bytes that the design allows, up to 2^32 samples and from 64 samples a chunk on.
+//! Names, labels and typed columns are extra.
 //!
 //! The columns have the same bytes in memory as in the snapshot on media, so loading only reads and verifies them.
 //! Tree and names may stay on media until the first lookup by name ([`Directory::attach_tree`],
 //! [`Directory::attach_names`]). Reading by id, as training does, takes at most 9.2 bytes of memory a sample.
 //!
 //! # What it is not
-//! It is not mutable: a new generation has a new directory, which shares the unchanged columns. It does no I/O and
-//! has no state of readers.
+//! It is not mutable: a new generation has a new directory, which shares the columns if samples were only deleted. It
+//! does no I/O and has no state of readers.
 //!
 //! # Invariants
-//! Every extent lies within its chunk, and every chunk within its namespace's cells, even if the snapshot is
-//! malformed: [`Directory::from_snapshot`] computes the offset of every sample once and rejects a bad snapshot.
+//! Every extent lies within its chunk, even if the snapshot is malformed: [`Directory::from_snapshot`] computes the
+//! offset of every sample once and rejects a bad snapshot. [`Directory::check_opened`] checks that every chunk lies
+//! within the used length of its namespace.
 //!
-//! Read [`columns`](self) (`columns.rs`) first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs` prepares the
-//! last writes of an import, `rebuild.rs` restores the directory without a snapshot, and `rewritten.rs` makes the
-//! directory after a purge.
+//! Read `columns.rs` first, then `tree.rs`, `names.rs`, `builder.rs`. `commit.rs` prepares the last writes of an
+//! import, `rebuild.rs` restores the directory without a snapshot, and `rewritten.rs` makes the directory after a
+//! purge.
 
 mod aside;
 mod builder;
@@ -108,7 +110,7 @@ pub struct Directory {
     typed: TypedColumns,
     /// Checksums computed at first read, if none are on media.
     learned: Option<Arc<Learned>>,
-    /// Shared by all generations and views of it that have the same names.
+    /// Shared by all generations and views of the image that have the same names.
     names: Arc<OnceLock<Names>>,
     /// The objects that the image was imported from. Shared like `names`.
     origins: Arc<OnceLock<Bytes>>,
@@ -307,7 +309,8 @@ impl Directory {
     /// Compares the name itself, never only its fingerprint.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media; see [`attach_names`](Self::attach_names).
+    /// `NotLoaded`: names or lookup tree are still on media; see [`attach_names`](Self::attach_names) and
+    /// [`attach_tree`](Self::attach_tree).
     pub fn lookup(&self, name: &[u8]) -> Result<Option<SampleId>, FormatError> {
         let names = self.names()?;
         let tree = self.tree()?;
@@ -324,7 +327,7 @@ impl Directory {
     /// Finds two samples with the same name, deleted or not; `None` if all names differ.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: names or lookup tree are still on media. Other errors: a name is damaged.
     pub fn find_same_names(&self) -> Result<Option<(SampleId, SampleId)>, FormatError> {
         for ids in self.tree()?.sharing() {
             let mut named = Vec::with_capacity(ids.len());
@@ -339,11 +342,11 @@ impl Directory {
         Ok(None)
     }
 
-    /// Name of the sample, deleted or not; `None` if its id was not assigned, or if a purge dropped its
-    /// name.
+    /// Name of the sample, deleted or not; `None` if its id was not assigned, or if its name was lost with its chunk or
+    /// dropped by a purge.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: the name is damaged.
     pub fn name(&self, id: SampleId) -> Result<Option<Vec<u8>>, FormatError> {
         let mut name = Vec::new();
         Ok(self.name_into(id, &mut name)?.then_some(name))
@@ -352,7 +355,7 @@ impl Directory {
     /// As [`name`](Self::name), but writes into a reused buffer. Returns false if there is no name.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// As [`name`](Self::name).
     pub fn name_into(&self, id: SampleId, name: &mut Vec<u8>) -> Result<bool, FormatError> {
         let names = self.names()?;
         name.clear();
@@ -367,7 +370,7 @@ impl Directory {
     /// folder; other folders may end with a slash.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: the names are still on media. Other errors: a name is damaged.
     pub fn list(&self, folder: &[u8]) -> Result<Vec<Entry>, FormatError> {
         let mut entries = Vec::new();
         self.for_each_in(folder, &mut |entry| {
@@ -411,7 +414,7 @@ impl Directory {
         &self.metadata.classes
     }
 
-    /// Names of a sample's fields, in their order in its record; an unnamed field has an empty name.
+    /// Names of a sample's fields, in their order in its record; empty if samples have one field without a name.
     pub fn fields(&self) -> &[Vec<u8>] {
         &self.metadata.fields
     }
@@ -421,7 +424,7 @@ impl Directory {
         &self.metadata.field_types
     }
 
-    /// The parts of the image, in the order of ids: one per import or append.
+    /// The parts of the image, in the order of ids: one per import or append, or several if many processes import.
     pub fn parts(&self) -> impl Iterator<Item = &Part> {
         self.placements.iter().map(Placement::part)
     }
@@ -485,7 +488,7 @@ impl Directory {
         })
     }
 
-    /// The generation record: the metadata that chunks do not hold.
+    /// The generation record: the metadata that chunks do not hold. It lacks origins that are still on media.
     pub fn record(&self) -> GenerationRecord {
         GenerationRecord {
             layout: self.layout,
@@ -582,7 +585,7 @@ const NO_SLOT: Slot = Slot(u64::MAX);
 /// Memory of a directory in bytes, by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Memory {
-    /// Length and checksum columns: 8 bytes a sample.
+    /// Length and checksum columns: 8 bytes a sample; in a plain folder also the checksums of the files read.
     pub lengths_and_checksums: u64,
     /// The checkpoints: the position of every 32nd slot.
     pub checkpoints: u64,

@@ -1,7 +1,7 @@
 //! The names by id, front-coded in blocks of 16; and the ids in the order of names, if that order differs.
 //!
 //! Each block begins with a whole name. Every other name is stored as the length of the prefix that it shares with the
-//! previous name, and the rest. `NAME_BLOCKS` has the offset of each block as a u64, and the end of the last block.
+//! previous name, and the rest. A second column has the offset of each block as a u64, and the end of the last block.
 
 use std::cmp::Ordering;
 

@@ -19,7 +19,7 @@ pub(crate) struct NamesWriter {
     /// Names of the earlier generation, which have the first ids.
     base: Option<Names>,
     text: Vec<u8>,
-    /// Offset in the text of all names of each block that begins with a new name.
+    /// For each block that begins with a new name, its offset in the text of all names.
     blocks: Vec<u8>,
     /// The name that was added last.
     before: Vec<u8>,

@@ -10,11 +10,11 @@
 //! record  = GenerationRecord at newest_record(&heads, committed generation if a superblock tells it)
 //! selection = select_chunks(base, &heads, record, most_slots)
 //! for step in selection.steps: Base(c) → copy_chunk;  Head(i) → read, parse, add_chunk;  Lost → add_lost
-//! builder.set_classes(record.classes), delete(&record.deleted), set_freed(record.freed)
+//! builder.set_classes(record.classes), add_origins, delete(&record.deleted), set_freed(record.freed)
 //! directory = builder.finish(record.generation, record.time_ns); set_record_range(its cells)
 //! ```
 //!
-//! If the caller has an older directory as `base`, only heads of later generations (or times) need to be read.
+//! If the caller has an older directory as `base`, only heads of later generations are needed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub struct ChunkSelection {
     pub steps: Vec<Step>,
     /// Samples whose chunk was not found.
     pub lost_samples: u64,
-    /// Heads that do not belong to the generation: replaced, or never committed.
+    /// Heads that no step reads: chunks that were replaced or never committed, and generation records.
     pub unused_heads: u64,
 }
 
@@ -55,11 +55,11 @@ pub enum Step {
 
 /// Selects the chunks of a generation: that of `record`, or the newest one if there is no record.
 ///
-/// `most_slots` is the number of cells of the image times the maximum samples of a chunk. It bounds the number of
-/// slots, so that a malformed head with a huge slot cannot make the directory larger than the image.
+/// `most_slots` is the number of samples whose shortest entries would fill the image. It bounds the number of slots, so
+/// that a malformed head with a huge slot cannot make the directory larger than the image.
 ///
 /// # Errors
-/// `OutOfRange`: the heads name more than `most_slots` slots.
+/// `OutOfRange`: the heads or the record name more than `most_slots` slots.
 pub fn select_chunks(
     base: Option<&Directory>,
     heads: &[ChunkHead],
@@ -171,8 +171,8 @@ fn candidates(
     of_heads.chain(of_base).collect()
 }
 
-/// Returns whether a chunk may belong to the record's generation: no later generation wrote it, and it is not older
-/// than its part, as a chunk of a discarded import is.
+/// Returns whether a chunk may belong to the record's generation: the record has its part, no later generation wrote
+/// the chunk, and the chunk is not older than the part, as a chunk of a discarded import is.
 fn is_of(head: &ChunkHead, record: &GenerationRecord) -> bool {
     let part = record.parts.binary_search_by_key(&head.part.first, |part| part.first);
     let started_ns = part.ok().map(|index| record.started_ns[index]);

@@ -1,7 +1,7 @@
 //! Makes the directory after a purge, which rewrites chunks without their deleted samples.
 //!
 //! Ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are cleared. The
-//! result equals a directory built from all chunks, but takes only a few passes over flat columns.
+//! result equals a directory built from all chunks, but making it takes only a few passes over flat columns.
 
 use std::sync::Arc;
 

@@ -29,10 +29,10 @@ use dlfs_base::units::SampleId;
 
 impl Directory {
     /// Decodes a directory from the bytes of its snapshot: all bytes, or the first
-    /// [`SnapshotHead::core_len`] bytes. In the second case the names stay on media.
+    /// [`SnapshotHead::core_len`] bytes. In the second case names and origins stay on media.
     ///
-    /// Copies nothing: the columns are slices of `bytes`. Verifies every CRC32C, and checks for every sample that
-    /// it lies within its chunk.
+    /// Copies no column: all are slices of `bytes`. Verifies the CRC32C of every section in `bytes`, and checks for
+    /// every sample that it lies within its chunk.
     ///
     /// # Errors
     /// The snapshot is truncated, damaged or inconsistent.
@@ -56,8 +56,8 @@ impl Directory {
     }
 
     /// As [`from_snapshot`](Self::from_snapshot), but `bytes` are only the two ranges in
-    /// [`SnapshotHead::ranges_by_id`], one after the other. Lookup tree and names stay on media: they are most of a
-    /// snapshot, and training needs neither.
+    /// [`SnapshotHead::ranges_by_id`], one after the other. Lookup tree, names and origins stay on media: they are most
+    /// of a snapshot, and training needs none of them.
     ///
     /// # Errors
     /// The errors of [`from_snapshot`](Self::from_snapshot).
@@ -74,7 +74,7 @@ impl Directory {
         })
     }
 
-    /// Decodes everything except tree and names, which are attached later.
+    /// Decodes everything except tree, names and origins, which are attached later.
     fn decode(source: &Source<'_>) -> Result<Directory, FormatError> {
         let head = source.head;
         let n = head.num_samples;
@@ -210,7 +210,7 @@ impl Directory {
     /// The snapshot of this directory, to be written in pieces.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// `NotLoaded`: names, lookup tree or origins are still on media.
     pub fn snapshot(&self) -> Result<SnapshotWriter, FormatError> {
         let tree = self.tree()?;
         let names = self.names()?;
@@ -263,7 +263,7 @@ impl Directory {
     /// All bytes of the snapshot.
     ///
     /// # Errors
-    /// `NotLoaded`: the names are still on media.
+    /// As [`snapshot`](Self::snapshot); or a column in external storage cannot be read.
     pub fn to_snapshot(&self) -> Result<Vec<u8>, FormatError> {
         let snapshot = self.snapshot()?;
         let mut bytes = vec![0; snapshot.len_bytes() as usize];
@@ -288,8 +288,8 @@ impl Directory {
     }
 
     /// Checks that this is the directory of the opened image, and that everything it reads lies within the used length
-    /// that each namespace's superblock states. If namespace 0's superblock replaces a bad one, the used length is
-    /// taken from the directory instead.
+    /// that each namespace's superblock states. If namespace 0's superblock replaces a bad one, or the namespace's own
+    /// names another snapshot, the used length is taken from the directory instead.
     ///
     /// # Errors
     /// The errors of [`Directory::check_current`]; `OutOfRange`: the directory reads past a used length.
@@ -521,7 +521,7 @@ fn read_metadata(source: &Source<'_>) -> Result<(Vec<Part>, ImageMetadata), Form
     let metadata = ImageMetadata {
         started_ns,
         fields: read_strings(&mut cursor)?,
-        field_types: FieldTypes::default(), // read from a section of their own
+        field_types: FieldTypes::default(), // read with the typed columns
         classes: read_strings(&mut cursor)?,
         freed: read_cell_ranges(&mut cursor, &source.head.layout)?,
     };

@@ -4,7 +4,7 @@
 //! has the last key of each node below it, up to a root of one node. The tree is built once, so nodes are full, the
 //! position of a child is computed, and the height is at most ceil(log32(entries)): 4 for a million samples, 5 for
 //! 20 million, 8 for 2^40. The DLFS paper uses a balanced binary (AVL) tree of 16-byte entries plus links. This tree is
-//! logarithmic too, takes a quarter of the steps, and 8.13 bytes an entry.
+//! logarithmic too, and takes at most a quarter of the steps, and 8.13 bytes an entry.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub(crate) struct Tree {
 pub(crate) struct TreeEntry(u64);
 
 impl TreeEntry {
-    /// `nth` is the id minus the `first_id` passed to [`Tree::extended`].
+    /// `nth` is the id minus the `first_id` passed to [`Tree::extended`], or the id itself for [`Tree::in_passes`].
     pub(crate) fn new(key: u32, nth: u32) -> TreeEntry {
         TreeEntry(u64::from(key) << 32 | u64::from(nth))
     }
@@ -203,7 +203,8 @@ impl Tree {
         equal.enumerate().map(move |(index, _)| self.id(start + index))
     }
 
-    /// The index of the first leaf key that is at least `key`. Visits one node a level.
+    /// The index of the first leaf key that is at least `key`; past the last one, or `None`, if there is none. Visits
+    /// one node a level.
     #[inline]
     fn lower_bound(&self, key: u32) -> Option<usize> {
         let keys = self.keys.items::<U32>();

@@ -1,10 +1,10 @@
 //! The typed columns: named values of each sample, held in memory like the [label](super::Labels).
 //!
-//! In memory they have the same bytes as in the snapshot's section. The section begins with the number of columns.
-//! For each column follow its name, the number of its type, the bytes a value and, for type str, the number of distinct
-//! strings and the strings, ascending. Next come the [types of the fields](crate::format::field_type), if any field has
-//! a type. The values of each column follow, by id, from a multiple of 8 bytes. Numbers are LEB128; strings have a
-//! length prefix.
+//! Their values have the same bytes in memory as in the snapshot's section. The section begins with the number of
+//! columns. For each column follow its name, the number of its type, the bytes a value and, for type str, the number of
+//! distinct strings and the strings, ascending. Next come the [types of the fields](crate::format::field_type), if any
+//! field has a type. The values of each column follow, by id, from a multiple of 8 bytes. Numbers are LEB128; strings
+//! have a length prefix.
 //!
 //! | type       | a value                                                                             |
 //! |------------|-------------------------------------------------------------------------------------|

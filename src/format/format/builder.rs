@@ -75,7 +75,7 @@ pub struct ChunkBuilder {
     buf: IoBuf,
     fields: Vec<u8>,
     table: Table,
-    /// The encoded table. [`ChunkBuilder::cells`] encodes it for its length.
+    /// The encoded table of the present samples, if [`ChunkBuilder::cells`] has already needed its length.
     encoded: Option<Vec<u8>>,
     fill: Fill,
 }
@@ -89,8 +89,9 @@ impl ChunkBuilder {
     /// An empty chunk whose first sample has `first_slot`. The contents of `buf` do not matter.
     ///
     /// # Errors
-    /// `OutOfRange`: the names of the fields are too long or contain NUL, or there are too many typed columns, or their
-    /// names together are too long. `Mismatch`: a typed column's name is invalid or used twice.
+    /// `OutOfRange`: names or types of the fields are too long, a name contains NUL, there are too many typed columns,
+    /// or their names together are too long. `Mismatch`: a typed column's name is invalid or used twice, or there are
+    /// types, but not one for each field.
     ///
     /// # Panics
     /// If the length of `buf` is not [`buf_len_bytes`](Self::buf_len_bytes).
@@ -125,10 +126,10 @@ impl ChunkBuilder {
         self.fill.fit(meta, len)
     }
 
-    /// The space for the next sample's record of `len` bytes.
+    /// The space for the next sample's record of `len` bytes, if the sample [`fit`](Self::fit)s here.
     ///
     /// # Panics
-    /// If the sample does not [`fit`](Self::fit) here.
+    /// If the record would end behind the buffer.
     pub fn space(&mut self, len: u32) -> &mut [u8] {
         let at = self.data_at() + self.fill.next_start(len) as usize;
         &mut self.buf[at..at + len as usize]
@@ -137,7 +138,7 @@ impl ChunkBuilder {
     /// Adds the `len` bytes in [`space`](Self::space) as a sample; returns their CRC32C.
     ///
     /// # Errors
-    /// `OutOfRange`: the name is too long or contains NUL; nothing was added.
+    /// `OutOfRange`: name or texts are too long, the name contains NUL, or the label is invalid; nothing was added.
     ///
     /// # Panics
     /// If the sample does not [`fit`](Self::fit) here.
@@ -157,7 +158,7 @@ impl ChunkBuilder {
     /// Copies `record` into the chunk as a sample, if it fits. Returns the result of [`fit`](Self::fit).
     ///
     /// # Errors
-    /// `OutOfRange`: the name is too long or contains NUL, or the record is 4 GiB or more.
+    /// Those of [`add`](Self::add). `OutOfRange`: the record is 4 GiB or more.
     pub fn push(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<Fit, FormatError> {
         meta.check()?;
         at_most("length of a sample", record.len() as u64, u64::from(u32::MAX))?;
@@ -232,7 +233,7 @@ impl ChunkBuilder {
     /// depend on their values ([`RecordSums::unknown`]).
     ///
     /// # Errors
-    /// `OutOfRange`: the sample's name or a field's name is too long or contains NUL.
+    /// Those of [`new`](Self::new) and [`add`](Self::add).
     pub fn oversize(
         spec: &ChunkSpec,
         slot: Slot,

@@ -33,7 +33,7 @@ pub struct Several(pub BTreeMap<Uuid, Vec<usize>>);
 /// An unnamed blank candidate is never chosen.
 ///
 /// # Errors
-/// The candidates hold several images, and no named candidate selects one.
+/// The candidates that are not named hold several images, and no named candidate selects one.
 pub fn choose(candidates: &[Candidate]) -> Result<Vec<usize>, Several> {
     let uuid = |candidate: &Candidate| Some(candidate.copies.newest()?.layout.uuid);
     let named = candidates.iter().filter(|candidate| candidate.is_named).find_map(uuid);

@@ -46,7 +46,8 @@ pub struct SampleEntry<'a> {
     pub len_bytes: u32,
     /// CRC32C of the record.
     pub crc32c: u32,
-    /// CRC32C of each [piece](crate::format::pieces) of the record; empty if not known.
+    /// CRC32C of each [piece](crate::format::pieces) of a large record; empty if not known, or if the record is not
+    /// large.
     pub pieces: &'a [u32],
     /// True if the sample was deleted and a purge dropped its bytes: only its slot is left.
     pub purged: bool,

@@ -77,7 +77,7 @@ pub enum ChunkKind {
     Record = 2,
 }
 
-/// Identity of a chunk. Sorts in the order of writing.
+/// Identity of a chunk. Sorts by generation, then by sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
     /// The generation that wrote the chunk.
@@ -147,10 +147,11 @@ impl ChunkHead {
         Slot(self.first_slot.0 + u64::from(self.num_samples))
     }
 
-    /// Checks that the chunk belongs to `layout`'s image, and that the head names the location where it was found.
+    /// Checks that image and chunk size are those of `layout`, and that the head names the location where it was found.
     ///
     /// # Errors
-    /// `OtherImage`, or `Mismatch` with the location: a misdirected write, or a copied chunk.
+    /// `OtherImage`. `Mismatch`: the chunk size differs; or the location does, by a misdirected write or a copied
+    /// chunk.
     pub fn check_location(
         &self,
         layout: &ImageLayout,

@@ -62,7 +62,8 @@ impl ColumnType {
 }
 
 impl ColumnType {
-    /// Returns whether a column of this type can hold `value`. A float column may round a value within its range.
+    /// Returns whether a column of this type can hold `value`. An f32 column rounds a float in its range, but no column
+    /// rounds an integer.
     #[doc(hidden)]
     pub fn holds(self, value: Value<'_>) -> bool {
         match (self, value) {
@@ -156,7 +157,7 @@ pub enum Value<'a> {
     None,
     /// A value of a column of type int.
     Int(i64),
-    /// A value of a column of type float or f32; never NaN.
+    /// A value of a column of type float or f32. NaN is stored as no value.
     Float(f64),
     /// A value of a column of type bool.
     Bool(bool),
@@ -171,7 +172,7 @@ pub enum OwnedValue {
     None,
     /// A value of a column of type int.
     Int(i64),
-    /// A value of a column of type float or f32; never NaN.
+    /// A value of a column of type float or f32. NaN is stored as no value.
     Float(f64),
     /// A value of a column of type bool.
     Bool(bool),
@@ -314,7 +315,8 @@ impl ColumnTable {
         RowValues { of: (row < self.num_rows).then_some((self, row)) }
     }
 
-    /// Appends a row: `value` gives the value for each column. A value of another type is stored as no value.
+    /// Appends a row: `value` gives the value for each column. A value of another type is stored as no value, except
+    /// that a column of floats also takes integers.
     pub fn push<'v>(&mut self, mut value: impl FnMut(&ColumnSpec) -> Value<'v>) {
         for column in &mut self.columns {
             let value = value(&column.spec);
@@ -326,7 +328,7 @@ impl ColumnTable {
     /// Adds the missing ones of `columns`; existing rows have no value there.
     ///
     /// # Errors
-    /// `Mismatch`: the table has a column of the same name and another type. `OutOfRange`: there are too many columns.
+    /// `Mismatch`: the table has a column of the same name and another type. The errors of [`check_columns`].
     pub(crate) fn grow<'c>(
         &mut self,
         columns: impl Iterator<Item = &'c ColumnSpec>,

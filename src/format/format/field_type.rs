@@ -88,7 +88,8 @@ impl FieldType {
     /// The type of arrays with dimensions `dims`; `is_free` adds a first dimension that varies from sample to sample.
     ///
     /// # Errors
-    /// A dimension is 0, there are more than 16 dimensions, or such a field would have 4 GiB or more.
+    /// A dimension is 0, there are more than 16, or such a field (one row of it, if `is_free`) would have 4 GiB or
+    /// more.
     pub fn new(element: Element, is_free: bool, dims: Vec<u32>) -> Result<FieldType, String> {
         if dims.len() + usize::from(is_free) > MAX_DIMS {
             return Err(format!("a shape has at most {MAX_DIMS} dimensions"));
@@ -182,7 +183,8 @@ impl FieldType {
             && dims.zip(shape).all(|(dim, len)| dim.is_none_or(|dim| u64::from(dim) == *len))
     }
 
-    /// Converts a field's elements to its file form. Raw files are the elements themselves.
+    /// Converts a field's elements to its file form. Raw files are the elements themselves. A field
+    /// whose length does not match its type is returned unchanged.
     pub fn to_file<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         match (self.form, self.shape_of(bytes.len() as u64)) {
             (FileForm::Text, Some(_)) => text_of(self.element, bytes).into_bytes().into(),
@@ -205,7 +207,7 @@ impl FieldType {
         }
     }
 
-    /// Parses a decimal number into the bytes of a field.
+    /// Parses a decimal number, or for a bool also a word such as `true`, into the bytes of a field.
     ///
     /// # Errors
     /// `text` is not a number of this type.
@@ -380,7 +382,7 @@ impl FieldTypes {
         let mut types = Vec::with_capacity(count);
         for _ in 0..count {
             let text = std::str::from_utf8(from.string()?).unwrap_or_default();
-            types.push(text.parse().ok()); // ignore a type that a later release added
+            types.push(text.parse().ok()); // no type is an empty text; ignore a type that a later release added
         }
         Ok(FieldTypes::new(types))
     }
@@ -392,7 +394,7 @@ fn within<T: Copy>(text: &str, number: T, is_infinite: fn(T) -> bool) -> Option<
     Some(number).filter(|number| !(is_infinite(*number) && has_digits))
 }
 
-/// Parses a decimal number into little-endian bytes.
+/// Parses a number, or the word for a bool, into little-endian bytes.
 fn bytes_of(element: Element, text: &str) -> Option<Vec<u8>> {
     fn parse<T: FromStr>(text: &str) -> Option<T> {
         text.parse().ok()

@@ -83,7 +83,7 @@ impl ImageLayout {
         CELL_BYTES
     }
 
-    /// The first cell after the reserved ones of superblocks, journal and lease.
+    /// The first cell after the reserved ones.
     pub fn first_cell(&self) -> u64 {
         SUPERBLOCK_CELLS
     }
@@ -191,13 +191,13 @@ pub fn check_generation(generation: u64) -> Result<Generation, FormatError> {
     }
 }
 
-/// Format version, stored in every structure of an image.
+/// Format version, stored in every structure of a generation.
 pub const FORMAT_VERSION: u16 = 2;
 /// The smallest chunk size. A name of 4,096 bytes still fits into its header: a quarter of the chunk.
 pub const MIN_CHUNK_BYTES: u32 = 64 << 10;
 /// Length of a cell.
 pub const CELL_BYTES: u64 = 4096;
-/// Cells of the superblock copies, the journal and the lease: the first 36 KiB.
+/// Reserved cells: the first 36 KiB, for the superblock copies and the states of an unfinished import.
 pub(crate) const SUPERBLOCK_CELLS: u64 = 9;
 /// The largest chunk size.
 pub const MAX_CHUNK_BYTES: u32 = 256 << 20;

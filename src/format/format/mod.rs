@@ -2,9 +2,10 @@
 //!
 //! # What it is
 //! An *image* stores the generations of a data set on 1 to 65,535 namespaces. Each namespace is divided
-//! into *cells* of 4,096 bytes. The first 9 cells are reserved for the two superblock copies, the journal and the
-//! lease. Every other cell is free, or belongs to a *cell range* that holds a chunk of samples, a generation record, or
-//! a snapshot of the directory.
+//! into *cells* of 4,096 bytes. The first 9 cells are reserved: cells 0 and 8 are superblock copies A and B. Between
+//! them, an unfinished import keeps class names (1 to 3), journal (4), checkpoint (5), lease (6) and the mark of a
+//! plan (7). Every other cell is free, or belongs to a *cell range* that holds a chunk of samples, a generation record,
+//! or a snapshot of the directory.
 //!
 //! ```text
 //! namespace 0   | superblocks A B | chunk 0 | chunk 2 | record | snapshot .............. | free
@@ -13,8 +14,8 @@
 //! ```
 //!
 //! Every structure starts at a multiple of 4,096 bytes, whatever the LBA size of the namespace, so an
-//! image can be copied byte by byte. All numbers are little-endian. Every structure begins with a magic
-//! number, a version, the image UUID and the generation, and has a CRC32C. Reserved bytes are zero.
+//! image can be copied byte by byte. All numbers are little-endian. Every structure of a generation begins with a magic
+//! number and a version, names the image UUID and the generation, and has a CRC32C. Reserved bytes are zero.
 //!
 //! # What it is not
 //! This module does no I/O, reads no clock and draws no random numbers; `import` does. `directory` builds
@@ -29,7 +30,7 @@
 //! 4. Superblock copy (generation mod 2) on namespaces 1.., Flush on each of them.
 //! 5. The same copy on namespace 0, Flush. *This write commits.*
 //!
-//! Two superblocks differ in only one sector of 512 bytes, so a superblock write cannot be torn.
+//! Two superblocks of this release differ in only one sector of 512 bytes, so a superblock write cannot be torn.
 //! `tests/all/power.rs` checks what a power loss leaves at every point of this sequence.
 //!
 //! Opening takes the newest valid copy on namespace 0 and requires the same generation on all other namespaces.
@@ -44,24 +45,26 @@
 //! | it held | because | correct generation |
 //! |---|---|---|
 //! | g - 1 | it was damaged later | g; nothing is lost |
-//! | half of g + 1 | the medium tore a sector, or an earlier release wrote it | g, or g + 1 |
+//! | half of g + 1 | power was lost, and the medium tore a sector, or a copy was an earlier release's | g, or g + 1 |
 //! | g + 1 | it was damaged later | g + 1 |
 //!
 //! The bytes do not distinguish these cases, with one exception: if another namespace still has the copy of
 //! g - 1, it is the first case, since a commit writes namespace 0 last. The journal does not distinguish
 //! the second case from the third. So readers open g and warn, `verify` reports damage, and a commit of
-//! another g + 1 is refused unless the user accepts the loss. Both repairs restore g + 1 if it was ever
-//! complete, since a whole generation is flushed before its first superblock is written (step 3):
+//! another g + 1 is refused unless the user accepts the loss. There are two repairs, a rebuild and `import --resume`.
+//! Both restore g + 1 if it was ever complete, since a whole generation is flushed before its first superblock is
+//! written (step 3):
 //!
-//! - A rebuild takes g + 1 if its record exists and it is as complete as g. Otherwise it commits g again,
-//!   erases the other copy, and sets the void bit. In both cases no copy is bad afterwards.
+//! - A rebuild takes g + 1 if its record exists and it is as complete as g. Otherwise it commits g again with the void
+//!   bit, and erases the other copy. In both cases no copy is bad afterwards.
 //! - `import --resume` continues if the journal belongs to g + 1 and the media hold no other record of g + 1
 //!   (from a delete or purge, which have no journal). It writes the same bytes again.
 //!
-//! On other namespaces, the superblock of namespace 0 replaces a bad copy of g.
+//! On other namespaces, the superblock of namespace 0 replaces a bad copy of g if the other copy there is valid. But if
+//! the bad copy is zeroes, opening fails.
 //!
-//! A power loss alone never makes a copy bad. An import that discards an image first sets the void bit, then erases
-//! the other copies, and the copies of g last.
+//! On media that write sectors of 512 bytes whole, a power loss never makes a copy of this release bad. An import that
+//! discards an image first sets the void bit, then erases the other copies, and the copies of g last.
 //!
 //! # Untrusted media
 //! Superblock, snapshot and chunks have checksums, but any program can write a valid checksum. So every

@@ -26,7 +26,7 @@ pub struct NpyHeader {
 pub enum NpyError {
     /// The header takes at least this many bytes, and fewer were given.
     Needs(u64),
-    /// The header is invalid, for this reason.
+    /// The header is invalid or not supported, for this reason.
     Wrong(String),
 }
 
@@ -34,7 +34,7 @@ impl NpyHeader {
     /// Reads the header at the front of `bytes`.
     ///
     /// # Errors
-    /// `Needs`: more bytes are needed to decide. `Wrong`: the header is invalid.
+    /// `Needs`: more bytes are needed to decide. `Wrong`: the header is invalid or not supported.
     pub fn parse(bytes: &[u8]) -> Result<NpyHeader, NpyError> {
         let magic = bytes.len().min(MAGIC.len());
         if bytes[..magic] != MAGIC[..magic] {

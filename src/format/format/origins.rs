@@ -9,7 +9,7 @@
 //! where numbers are LEB128 and strings have a length prefix. Addresses are front-coded: `shared` is the length of the
 //! prefix that an address shares with the previous one. An entity tag is encoded as
 //! - 0, if the store gave none,
-//! - 1 and 16 bytes, if it is 32 hexadecimal digits in quotes, as most are, or else
+//! - 1 and 16 bytes, if it is 32 hexadecimal digits in lower case and in quotes, as most are, or else
 //! - its length plus 2, and its bytes.
 
 use crate::format::FormatError;
@@ -62,7 +62,7 @@ impl OriginsBuilder {
         self.count == 0
     }
 
-    /// Calls `visit` with each object.
+    /// Calls `visit` with each object, with 0 for its generation.
     ///
     /// # Panics
     /// If the encoded objects cannot be decoded, which would be a bug.
@@ -153,7 +153,7 @@ fn take_tag(from: &mut Cursor<'_>) -> Result<Option<String>, FormatError> {
     })
 }
 
-/// The 16 bytes of an entity tag that is 32 hexadecimal digits in quotes.
+/// The 16 bytes of an entity tag that is 32 hexadecimal digits in lower case and in quotes.
 fn digits(etag: &str) -> Option<[u8; 16]> {
     let digits = etag.strip_prefix('"')?.strip_suffix('"')?;
     let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'); // upper case would not round-trip

@@ -6,8 +6,8 @@ use crate::format::geometry::MAX_SAMPLES;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{SampleId, Slot};
 
-/// The samples of one import or append. Their ids are a contiguous range, and their slots are the same range of
-/// numbers, but in another order.
+/// The samples of one import or append; of an import by many processes, those of one namespace or writer. Their ids are
+/// a contiguous range. Their slots are the same range of numbers, in another order if they are shuffled.
 ///
 /// `window`, the shuffle window, determines how ids map to slots. 0 keeps source order. Otherwise the part is
 /// divided into windows of that many samples (the last one may be shorter), and a keyed permutation shuffles each

@@ -1,8 +1,8 @@
 //! The head of a directory snapshot: its sections and their locations.
 //!
 //! A snapshot is this head and the columns of the directory. Columns have the same bytes as in memory, each with its
-//! own CRC32C, so loading only reads and verifies them. Names come last, and the lookup tree is one range, so a reader
-//! that needs no names can skip both: see [`SnapshotHead::ranges_by_id`].
+//! own CRC32C, so loading only reads and verifies them. Names come last, except for the origins, and the lookup tree is
+//! one range, so a reader that needs no names can skip both: see [`SnapshotHead::ranges_by_id`].
 
 use std::ops::Range;
 
@@ -91,9 +91,9 @@ const _: () = assert!(size_of::<RawSection>() == 32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum SectionKind {
-    /// The typed columns, by id; `param` is the number of bytes before their values. Absent if the image has none.
-    /// Earlier releases ignore this section. Its number is 0 because kinds ascend, and data read by id must precede the
-    /// names.
+    /// The typed columns, by id, and the types of the fields; `param` is the number of bytes before the columns'
+    /// values. Absent if the image has neither. Earlier releases ignore this section. Its number is 0 because kinds
+    /// ascend, and data read by id must precede the names.
     Typed = 0,
     /// Parts, fields, class names and freed cells, in the encoding of the generation record.
     Facts = 1,
@@ -246,7 +246,7 @@ impl SnapshotHead {
         self.sections.iter().find(|section| section.kind == kind)
     }
 
-    /// Number of bytes before the names.
+    /// Number of bytes before the names; without names, of the whole snapshot.
     pub fn core_len(&self) -> u64 {
         let names = self.section(SectionKind::NameBlocks);
         names.map_or(self.len_bytes, |section| section.offset)

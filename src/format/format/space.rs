@@ -34,8 +34,8 @@ impl Default for Cells {
 }
 
 impl Space {
-    /// All cells are free, except the first ones of each namespace, which are reserved for superblocks, journal and
-    /// lease. `len_bytes` has the length of each namespace; `u64::MAX` for a file that can grow.
+    /// All cells are free, except the reserved first ones of each namespace. `len_bytes` has the length of each
+    /// namespace; `u64::MAX` for a file that can grow.
     pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
         let namespace = |len: &u64| {
             let mut cells = Cells { capacity: layout.capacity_cells(*len), ..Cells::default() };

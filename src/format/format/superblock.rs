@@ -19,7 +19,7 @@ use dlfs_base::units::{Generation, total};
 /// Two superblocks differ only in the first 512 bytes, the smallest unit that a device writes atomically:
 /// `balance` is chosen so that the checksum is always 0. So a power loss during the write of a copy leaves the old
 /// copy or the new one, never half of each. (Superblocks of earlier releases have a `balance` of 0 and
-/// another checksum; they are read the same way.)
+/// another checksum. They are read the same way, but a power loss while one is replaced may leave half of each.)
 ///
 /// | bytes      | field                | meaning                                                |
 /// |------------|----------------------|--------------------------------------------------------|
@@ -169,7 +169,7 @@ impl Superblock {
     /// Decodes one copy from the first 4,096 of `bytes`.
     ///
     /// # Errors
-    /// `Magic`: there is no superblock here. `Version`, `RequiredFeatures`: a later release wrote it.
+    /// `Magic`: there is no superblock here. `Version`: another release wrote it. `RequiredFeatures`: a later one did.
     /// Other errors: the superblock is damaged.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, FormatError> {
         let raw: RawSuperblock = read_sealed("superblock", MAGIC, bytes)?;
@@ -191,7 +191,7 @@ impl Superblock {
         }
     }
 
-    /// The cells of the snapshot, if it begins at the start of a cell.
+    /// The cells of the snapshot. It begins at the start of a cell: decoding checks this.
     pub fn snapshot_range(&self) -> crate::format::CellRange {
         let cell = self.snapshot.offset_bytes / self.layout.cell_bytes();
         let cells = self.layout.cells_of(self.snapshot.len_bytes);
@@ -250,8 +250,8 @@ pub fn copy_index(generation: Generation) -> usize {
     (generation.0 % 2) as usize
 }
 
-/// Optional feature: the other copy was erased on purpose, so it held no newer generation. A rebuild or an
-/// `import --force` that erases the other copy sets it; the next commit clears it.
+/// Optional feature: the other copy was erased on purpose, so it held no newer generation. A rebuild, a purge or an
+/// `import --force` sets the bit before it erases the other copy; the next commit clears it.
 pub const OTHER_COPY_VOID: u64 = 1;
 /// Bit of `features_to_write`: chunks have [typed columns](crate::format::columns). A release that does not know them
 /// would lose them when it appends or rewrites a chunk.
@@ -283,7 +283,7 @@ const fn register_before(zeroes: usize) -> u32 {
     let mut register = u32::MAX; // the checksum is its complement
     let mut bits = zeroes * 8;
     while bits > 0 {
-        // Run the CRC backwards: the polynomial was added if and only if its highest bit is set.
+        // Run the CRC backwards. A step shifts right, so the highest bit is set only if the step added the polynomial.
         let was_added = register >> 31 == 1;
         register = if was_added { (register ^ POLYNOMIAL) << 1 | 1 } else { register << 1 };
         bits -= 1;

@@ -103,7 +103,7 @@ impl SuperblockCopies {
         copy.as_ref().is_err_and(|error| !matches!(error, FormatError::Blank { .. }))
     }
 
-    /// Returns whether neither copy has the superblock magic: nothing was ever imported here.
+    /// Returns whether neither copy has the superblock magic: the namespace holds no image.
     pub fn is_blank(&self) -> bool {
         self.copies.iter().all(|copy| copy.as_ref().is_err_and(is_no_superblock))
     }
@@ -147,8 +147,8 @@ pub(super) fn bad_copies(
     // The first generation has no other copy; a rebuild may have declared the other copy void.
     let other_is_void =
         zero.generation == Generation(1) || zero.optional_features & OTHER_COPY_VOID != 0;
-    // A commit writes the other namespaces first, so an older copy on one of them proves that namespace 0
-    // did not commit.
+    // A commit writes the other namespaces first, so an older copy on one of them proves that namespace 0 did not
+    // commit a newer generation.
     let is_older = |copies: &SuperblockCopies| {
         copies.copies[other].as_ref().is_ok_and(|copy| copy.generation < zero.generation)
     };

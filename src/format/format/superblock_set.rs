@@ -52,8 +52,9 @@ impl SuperblockSet {
         Ok(())
     }
 
-    /// The generation after the opened one, if its copy on namespace 0 is bad: it may have been committed. A torn write
-    /// of that copy leaves the same bytes, so the two cases cannot be distinguished.
+    /// The generation after the opened one, if it may have been committed: its copy on namespace 0 is bad, and no other
+    /// namespace proves the contrary ([`BadCopy::may_be_newer`]). A torn write of that copy leaves the same bytes, so
+    /// the two cases cannot be distinguished.
     pub fn lost_generation(&self) -> Option<Generation> {
         let is_lost = self.bad_copies.iter().any(|copy| copy.may_be_newer);
         is_lost.then(|| self.superblock().generation.next())
@@ -65,7 +66,7 @@ impl SuperblockSet {
 ///
 /// Namespace 0's newest valid copy determines the committed generation; all other namespaces must have it too. A newer
 /// copy on another namespace belongs to an import that did not finish, and is ignored. If another namespace's copy of
-/// the generation is bad, the superblock of namespace 0 replaces it.
+/// the generation is bad, but not zeroes, the superblock of namespace 0 replaces it.
 ///
 /// # Errors
 /// `NotFound`: a namespace has no image. `InvalidArgument`: a namespace is missing, given twice or of another image.
@@ -158,7 +159,7 @@ fn put_in_order(given: &[SuperblockCopies]) -> Result<Vec<usize>> {
     order.into_iter().enumerate().map(find).collect()
 }
 
-/// The error if superblocks of one generation describe different images.
+/// The error if the superblocks of two namespaces contradict each other.
 fn contradiction(namespace: u16) -> Error {
     let text = format!(
         "the superblocks of namespaces 0 and {namespace} of the image contradict each other"

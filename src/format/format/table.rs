@@ -3,8 +3,8 @@
 //! The table begins with the names of the fields: for each, a u16 length and the bytes.
 //!
 //! *Columns* follow: for each, its kind and its length in bytes, both LEB128, and the bytes. Kinds ascend. A reader
-//! refuses an unknown kind below `kind::MAY_BE_IGNORED`, and ignores an unknown kind from there on. A column of `kind`
-//! holds one value for each sample, in the order of slots, unless its description says otherwise.
+//! refuses an unknown kind below `kind::MAY_BE_IGNORED`, and ignores an unknown kind from there on. A column holds one
+//! value for each sample, in the order of slots, unless its description in `kind` says otherwise.
 //!
 //! Ids are not stored: they are computed from the slots by the placement of the part.
 //!
@@ -76,7 +76,7 @@ pub(crate) struct Table {
     names: Vec<u8>,
     /// Checksums of the pieces of all large records, one after the other; empty if not known.
     pub(crate) pieces: Vec<u32>,
-    /// The typed columns, with a row for each sample if there are any.
+    /// The typed columns, with a row for each sample even if there are no columns.
     pub(crate) typed: ColumnTable,
     /// The types of the fields.
     pub(crate) field_types: FieldTypes,
@@ -244,7 +244,7 @@ impl Table {
     }
 
     /// The order in which to store the names, as indexes of rows, and true if it is the order of ids. Names are sorted
-    /// only if that saves more bytes than storing the order takes.
+    /// only if that saves more bytes than storing the order takes. Sorting is not tried if it could save little.
     fn name_order(&self) -> (Vec<u16>, bool) {
         let by_id = order_of_ids(self.rows.iter().map(|row| row.id));
         let unshared_by_id = self.unshared(&by_id);
@@ -444,8 +444,8 @@ fn read_order(bytes: &[u8]) -> Result<Vec<u16>, FormatError> {
     Ok(order)
 }
 
-/// An upper bound of a table's bytes, after the names of the fields. Computed sample by sample; it holds for any order
-/// of the names.
+/// An upper bound of a table's bytes, without the names and types of the fields. Computed sample by sample; it holds
+/// for any order of the samples' names.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Bound {
     values: usize,
@@ -471,7 +471,8 @@ impl Bound {
         let names = self.names + meta.name.len() - num_names.saturating_sub(1) * prefix;
         let num_samples = self.num_samples + 1;
         let any_label = self.any_label || meta.label.is_some();
-        // The index in the order, the shared length and the length of the rest take at most 2 bytes each.
+        // The index in the order, the shared length and the length of the rest take at most 2 bytes each; `PURGED` a
+        // bit.
         let each = num_samples * (2 + 2 + 2) + num_samples.div_ceil(8);
         let labels = if any_label { num_samples } else { 0 };
         let values = self.values + values(meta, len) + self.typed.with(&meta.values);
@@ -509,7 +510,8 @@ impl Bound {
     }
 }
 
-/// Upper bound of the bytes of a sample's length, checksums and label, minus 1: [`Bound::with`] adds 1 per label.
+/// Upper bound of the bytes of a sample's length, checksums and label. The label's first byte is not counted here, but
+/// by [`Bound::with`].
 fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
     let label = number_len(label_code(meta.label)) - 1;
     let pieces = match num_pieces(len) {

@@ -23,7 +23,7 @@ impl Attributes {
 }
 
 /// Names of the extended attributes. A folder has only the last one. A sample without a label has no
-/// `user.dlfs.label`.
+/// `user.dlfs.label`; a file of a plain folder has no `user.dlfs.crc32c` before it was read.
 const XATTRS: [&str; 4] =
     ["user.dlfs.id", "user.dlfs.label", "user.dlfs.crc32c", "user.dlfs.generation"];
 

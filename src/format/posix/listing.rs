@@ -27,8 +27,8 @@ struct Position {
 
 impl FileTree {
     /// Calls `visit` with the entries of `folder` from position `cookie` on, `.` and `..` first, until `visit` returns
-    /// false. Begin with [`FIRST`] and continue with [`Found::next`]. Costs a lookup per entry, and a search per
-    /// subfolder, independent of the number of samples in the subfolder.
+    /// false. Begin with [`FIRST`] and continue with [`Found::next`]. Costs a lookup per entry; and per subfolder a
+    /// search, and a look at its samples up to the first live one.
     ///
     /// # Errors
     /// The names are damaged.

@@ -137,7 +137,8 @@ impl FileTree {
         }
     }
 
-    /// The node with this inode number; `None` if there is no such node.
+    /// The node with this inode number; `None` if there is no such node. Only for numbers of [`inode`](Self::inode):
+    /// some others lead to folders that are not listed.
     pub fn node(&self, inode: u64) -> Option<Node> {
         if inode == ROOT {
             return Some(Node::Folder(Folder::TOP));
@@ -208,7 +209,7 @@ impl FileTree {
     /// The parent of `folder`; the top folder is its own parent.
     ///
     /// # Errors
-    /// The names are damaged.
+    /// `Names`: the names are damaged. `NotFound`: there is no such folder.
     pub fn parent(&self, folder: Folder) -> Result<Folder, PathError> {
         if folder.depth <= 1 {
             return Ok(Folder::TOP);
@@ -348,8 +349,8 @@ fn is_component(name: &[u8]) -> bool {
 pub const ROOT: u64 = 1;
 /// The first inode number of a file.
 const FILES: u64 = 1 << 32;
-/// A field's name as the end of a file's name. A slash in it, as in `image/encoded`, becomes `%2F`: it would make a
-/// folder.
+/// A field's name as the end of a file's name. A slash in the field's name, as in `image/encoded`, would make a folder,
+/// and becomes `%2F`.
 pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
     if !field.contains(&b'/') {
         return field.into();
@@ -360,7 +361,7 @@ pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
 
 /// The first inode number of a folder. Those of files are smaller: there are at most 2^40 samples of 2^16 fields.
 const FOLDERS: u64 = 1 << 62;
-/// Bits for the depth of a folder. A name has at most 4,096 bytes, so the depth fits.
+/// Bits for the depth of a folder. It fits: a name has at most 4,096 bytes, and each folder takes two of them or more.
 const DEPTH_BITS: u32 = 12;
 /// Maximum bytes of a path component: `NAME_MAX` of Linux.
 pub const MAX_COMPONENT_BYTES: usize = 255;

@@ -8,9 +8,10 @@
 //! | `name`  | the name, any bytes, compared bytewise                                                  |
 //! | others  | the value in the typed column of this name                                              |
 //!
-//! A sample without a label has the label `none`, which equals no number. For it, only comparisons with `none`, `!=`
-//! and `not in` can hold. The same is true of a sample without a value in a typed column. Values of type str are
-//! compared with strings, bytewise; bools with `true` and `false`; f32 values with the decimal rounded to f32.
+//! A sample without a label has the label `none`, which equals no number. For such a sample, only comparisons with
+//! `none` and negations (`!=`, `not`) can hold. The same is true of a sample without a value in a typed column. Values
+//! of type str are compared with strings, bytewise; bools with `true` and `false`, or 1 and 0; f32 values with the
+//! decimal rounded to f32.
 
 use crate::directory::{self, Directory, Ones};
 use crate::format::FormatError;
@@ -355,7 +356,7 @@ impl Binding<'_> {
                 (ColumnType::Text, Value::Bytes(bytes)) if is_equal => {
                     match texts.binary_search_by(|text| text.as_bytes().cmp(bytes)) {
                         Ok(number) => number as i64,
-                        Err(_) => continue, // no i64, so no sample has this value
+                        Err(_) => continue, // no sample has this text
                     }
                 }
                 (ColumnType::Text, Value::Bytes(bytes)) => {

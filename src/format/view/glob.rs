@@ -1,7 +1,7 @@
 //! Glob patterns for names, as in a shell, matched bytewise.
 
-/// A pattern: `*` matches any bytes, slashes too; `?` matches one byte; `[a-z]` and `[!a-z]` match one byte in or not
-/// in the set; a backslash escapes the next byte.
+/// A pattern: `*` matches any bytes, slashes too; `?` matches one byte; `[a-z]` matches one byte in the set, `[!a-z]`
+/// or `[^a-z]` one byte not in it; a backslash escapes the next byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Glob {
     parts: Vec<Part>,

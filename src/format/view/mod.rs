@@ -3,7 +3,7 @@
 //! A [`View`] is a set of ids of one image and generation, with a hash. [`View::directory`] makes a
 //! [`Directory`] of it, in which all other samples are marked as deleted; columns and names are
 //! shared. So everything that takes a directory takes a view: orders, shares of ranks, tiers, peers, listings. The
-//! checkpoint of a run contains the hash, so that it is refused by a run over another view.
+//! checkpoint of a run contains the hash, so that a run over another view refuses the checkpoint.
 //!
 //! A view belongs to one generation, since orders depend on the number of samples. To get the same view of a later
 //! generation, make it again: samples keep their ids, so an expression selects the same samples, and a
@@ -203,7 +203,8 @@ fn other_generation(view: Generation, open: Generation) -> Error {
     )
 }
 
-/// The only possible error when names are read here: they were verified when they were loaded.
+/// The error if names cannot be read. They are not loaded: loading verifies their checksum, so only names of a forged
+/// image can be damaged here.
 fn not_loaded(_: FormatError) -> Error {
     invalid("the names of the samples are not loaded")
 }

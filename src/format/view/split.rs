@@ -31,10 +31,11 @@ pub struct Split {
 }
 
 impl Split {
-    /// A split into `shares`. If there is a single share below 1, a second part called `rest` is added.
+    /// A split into `shares`. If there is a single share below 1, not called `rest`, a second part called `rest` is
+    /// added.
     ///
     /// # Errors
-    /// There are no shares, a share is not above 0, their sum is not 1, or a name is invalid or used twice.
+    /// There are no shares, a share is not above 0 or above 1, their sum is not 1, or a name is invalid or used twice.
     pub fn new(shares: Vec<(String, f64)>, seed: u64, by: SplitBy) -> Result<Split> {
         let refuse = |why: String| Err(no_shares(why));
         let mut shares = shares;
@@ -109,7 +110,8 @@ impl Split {
 /// - key = `Key::derive(seed, ["split", splits])`, where `splits` is the number of earlier splits that led to the data
 ///   set. So a split of a split is independent of the first one, even with the same seed.
 /// - h = `key.with(id).word()`, or XXH3-64 of the name or folder with seed `key.word()`.
-/// - The sample is in the first part for which the sum of shares, up to and including its own, exceeds h / 2^64.
+/// - The sample is in the first part for which the sum of shares, up to and including the part's own, exceeds h / 2^64;
+///   or in the last part.
 #[derive(Debug, Clone)]
 pub struct Splitter {
     key: Key,

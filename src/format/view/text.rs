@@ -10,7 +10,7 @@
 //! compare  = "==" | "=" | "!=" | "<" | "<=" | ">" | ">="
 //! column   = letter (letter | digit | "_" | ".")* | "`" any characters "`"
 //! value    = integer ["K" | "M" | "G" | "T"] | decimal | string | "true" | "false" | "none"
-//! string   = '...' or "...", with \\ \' \" \n \t \xHH
+//! string   = '...' or "...", with \\ \' \" \n \t \xHH     and, for patterns, \* \? \[ \] \- \!
 //! ```
 //!
 //! Keywords are in lower or upper case. [`MAX_LEN`] limits the length of an expression, [`MAX_DEPTH`] its nesting.
