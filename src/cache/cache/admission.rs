@@ -20,8 +20,8 @@ use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, P
 pub(super) type Claim = (u32, PageSet);
 
 impl Shared {
-    /// Returns the part of `pages` that a tier keeps, for which the owner reserves room. The caller is
-    /// about to read `pages` from the origin.
+    /// Returns the part of `pages` that a tier is to keep. The caller is about to read `pages` from the
+    /// origin. The owner reserves room for the result here; an attached process only estimates it.
     pub(super) fn wants(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.is_avoided(unit) {
             return PageSet::NONE;
@@ -94,7 +94,7 @@ impl Shared {
         let chunk = if is_more { ledger.begin_chunk(unit) } else { None };
         self.copies.set_room(ledger.room());
         drop(ledger);
-        // A plan fetches other units when it is their turn.
+        // In other units, first-touch keeps only the pages that are read, and a plan fetches each in its turn.
         if is_more && is_one_sample && !is_border {
             self.send(Job::Fill(together));
         }
@@ -109,7 +109,7 @@ impl Shared {
         ledger.planned(unit).filter(|_| !first.is_empty())
     }
 
-    /// The pages of a unit that are kept if any page of it is.
+    /// The pages of a unit that are kept together: the planned ones under a plan, otherwise all.
     pub(super) fn kept(&self, ledger: &Ledger, unit: u32) -> PageSet {
         ledger.kept(unit, self.units.get(unit).all())
     }
@@ -206,7 +206,7 @@ impl Shared {
     fn reserve_border(&self, ledger: &mut Ledger, unit: u32, tier: u8) -> bool {
         let first = self.units.together_with(unit).start;
         if self.copies.location(unit).is_none() && ledger.planned(first).is_some() {
-            // The unit will be kept whole; a place for one page would be in the way then.
+            // The plan keeps pages of this unit, too; a place for one page would be in the way then.
             self.place_together(ledger, unit);
         }
         let last = self.units.get(unit).pages() - 1;

@@ -124,7 +124,7 @@ impl Environment {
     /// The tiers as stages of the performance model, and the origin's table.
     ///
     /// # Errors
-    /// `InvalidArgument`: an empty or unsorted table, or a rate of 0 or less.
+    /// `InvalidArgument`: an empty or unsorted table, a rate of 0 or less, or a tier without threads.
     pub fn stages(&self) -> Result<(Vec<Stage>, Option<Curve>)> {
         let mut stages = Vec::new();
         for (number, tier) in self.tiers.iter().enumerate() {

@@ -276,7 +276,7 @@ impl Copier {
         }
     }
 
-    /// Returns whether copies of the unit are being written or read, or are waited for.
+    /// Returns whether pages of the unit are being fetched, written, verified or summed up.
     fn is_moving(&self, unit: u32) -> bool {
         let is_used = |active: &Active| match &active.what {
             What::Check { kept, .. } => kept.unit == unit,
@@ -287,7 +287,8 @@ impl Copier {
         self.writing.contains_key(&unit) || self.active.iter().any(is_used)
     }
 
-    /// Requests all reserved pages of the unit.
+    /// Requests all reserved pages of the unit without copies. Does nothing while older copies of the unit
+    /// are still to be verified.
     fn fill(&mut self, unit: u32, now: Instant) {
         let missing = self.shared.copies.reserved(unit).without(self.shared.copies.there(unit));
         if missing.is_empty() || self.checks.contains(unit) {
@@ -362,7 +363,7 @@ impl Copier {
     /// Returns the part of `pages` to write now; `pages` must not include pages that are being written.
     fn keep(&self, unit: u32, pages: PageSet) -> PageSet {
         if self.checks.contains(unit) {
-            return PageSet::NONE; // their older copies are being read
+            return PageSet::NONE; // older copies of the unit are still to be verified
         }
         self.shared.wants(unit, pages.without(self.shared.copies.there(unit)))
     }
@@ -641,7 +642,9 @@ impl Copier {
         missing.is_empty() || self.shared.is_avoided(unit)
     }
 
-    /// Returns whether no reader has used the unit for long enough. Releases pages that have not
+    /// Returns whether the copier may fetch the unit now: none of its own fetches of the unit is outstanding,
+    /// no page of the unit has arrived for [`GRACE`] (unless it is fetched ahead), and no reader waits for the
+    /// origin (unless [`LOW_PRIORITY`] has passed since the unit was requested). Releases pages that have not
     /// arrived in time: the process that claimed them has died.
     fn is_due(&mut self, unit: u32, now: Instant) -> bool {
         let Some(filling) = self.filling.get_mut(&unit) else { return false };
@@ -694,7 +697,7 @@ impl Copier {
             && self.shared.demand.load(Ordering::Acquire) == 0
     }
 
-    /// The pages of a unit to fetch: without a copy and not in flight.
+    /// The pages of a unit to fetch: without a copy, not in flight, and not lent.
     fn missing(&self, unit: u32) -> PageSet {
         if !self.filling.contains_key(&unit) {
             return PageSet::NONE;
@@ -821,7 +824,7 @@ impl Copier {
 /// Time that a unit waits for pages that readers may still request, before the copier fetches it.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Time by which a fetch is deferred while readers wait for the origin.
+/// Maximum time by which a fetch is deferred while readers wait for the origin.
 const LOW_PRIORITY: Duration = Duration::from_millis(500);
 
 /// Timeout from the claim of a page to its arrival; after it the claiming process counts as dead.

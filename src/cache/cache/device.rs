@@ -121,7 +121,7 @@ impl Device for TieredDevice {
             is_exclusive: false,
             late_writes: origin.late_writes,
             checks_writes: origin.checks_writes,
-            // Whole units are copied, so whole chunks should be read.
+            // Copies are made of units, not of samples: loaders should read whole chunks, as without a page cache.
             is_page_cached: false,
             local_path: origin.local_path.filter(|_| self.view.is_none()),
             allocated_bytes: self.view.as_ref().map(|view| self.held_bytes(&view.held)),

@@ -59,7 +59,7 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
     })
 }
 
-/// Checks the first storage class; returns its keys, which have no effect.
+/// Checks the first storage class; returns its description for the warning, since it has no effect.
 fn staging_buffer(class: Value) -> Result<Vec<String>> {
     let what = "storage_classes[0], the staging buffer,";
     let mut class = Group::of(what, class)?;

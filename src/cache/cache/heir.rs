@@ -103,8 +103,8 @@ impl Waiting {
         let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
         // Cannot fail: only this thread sets it, once.
         let _ = before.next.set(Arc::clone(&next));
-        // Must come after `next.set`: a plan that is set at this time is stored before the state is
-        // looked up.
+        // Must come after `next.set`: a plan that is set meanwhile is stored first, so either this call or
+        // its caller passes it on.
         self.opening.tell_again(&next);
         true
     }

@@ -50,7 +50,7 @@ pub(super) struct Media {
     memory: Option<SharedMemory>,
     /// Long samples as files of their own; only for a tier in a folder.
     pub(super) own_files: Option<OwnFiles>,
-    /// The index that survives a restart; none for a tier in memory.
+    /// The index that survives a restart; none for a tier in memory, or of another process.
     pub(super) index: Option<Mutex<Index>>,
     /// The address of a tier in a remote namespace.
     remote: Option<String>,
@@ -188,9 +188,9 @@ impl Media {
         origins: &[Arc<dyn Device>],
         connect: &ConnectOptions,
     ) -> Result<(Media, Vec<Kept>)> {
-        // Under first-touch, if a tier has a place for a unit but no room, the next tier has none
-        // either, so only the last tier is sparse. A plan knows the room of each tier, so all tiers are
-        // sparse.
+        // A sparse tier may have a place for a unit, but later no room for all of its pages; a unit has one
+        // place, so no other tier can keep the rest. So under first-touch only the last tier is sparse. A
+        // plan knows the room of each tier, so all tiers are sparse.
         let space = |capacity| {
             if is_last || policy == Policy::Clairvoyant {
                 Ledger::sparse_space(capacity, units)
@@ -478,7 +478,7 @@ fn open_index(
 /// The quota, or the free space of the file system if that is less.
 ///
 /// # Errors
-/// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: it is full.
+/// `InvalidArgument`: the quota is larger than the whole file system. `NoSpace`: not even the index fits.
 fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Result<u64> {
     let Some((free, all)) = room_on_disk(path) else { return Ok(quota) };
     if quota > all {
@@ -561,14 +561,15 @@ fn open_file(path: &Path, quota: u64) -> Result<FileNamespace> {
     FileNamespace::open(path, options)
 }
 
-/// The file is sparse: it may be long and still fit into the page cache.
+/// Decides whether the tier's I/O bypasses the page cache. A file may be sparse, so the bytes that it uses
+/// decide and not its length.
 fn direct_for(path: &Path, used_bytes: u64) -> Direct {
     let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
     if is_device { Direct::Auto } else { Direct::for_sparse(used_bytes) }
 }
 
 /// Extends the file to an address space of `space_pages`, if its file system can free single pages and
-/// supports files of that length. Otherwise the address space equals the quota.
+/// supports files of that length. Returns whether it did; otherwise the address space equals the quota.
 fn grow_sparse(device: &FileNamespace, data_offset: u64, space_pages: u64) -> bool {
     let Some(len) =
         space_pages.checked_mul(PAGE_BYTES).and_then(|len| len.checked_add(data_offset))

@@ -171,16 +171,17 @@ pub struct Identity {
 impl Cache {
     /// Opens the tiers of `options` in front of `origins`, the namespaces that `units` divide.
     ///
-    /// Copies of an earlier run in a local tier are reused. The copier verifies their checksums first,
-    /// in the background. If another process of the same user has these tiers open for the same data
-    /// set, this process attaches to it: see `share`.
+    /// Copies of an earlier run are reused, unless they were in memory. The copier verifies their
+    /// checksums first, in the background. If another process of the same user has these tiers open for
+    /// the same data set, this process attaches to it: see `share`.
     ///
     /// # Errors
     /// `NotFound`, `Refused`: a tier's path is missing, cannot be written, or contains other data.
     /// `Busy`: another process or a file system uses it, and does not share it. `Unsupported`: the
-    /// process that has it runs another version of dlfs. `InvalidArgument`: too many tiers, a tier
-    /// too small for its own index, or a tier that is the data set itself. `OutOfMemory`: for a
-    /// tier in memory.
+    /// process that has it runs another version of dlfs. `InvalidArgument`: contradictory options, a
+    /// tier too small for its own index or too large for its storage, or a tier that is the data set
+    /// itself. `NoSpace`: a file system has no room for the index. `OutOfMemory`: for a tier in memory.
+    /// Errors of connecting to a remote tier.
     pub fn new(
         origins: &[Arc<dyn Device>],
         units: Units,
@@ -234,7 +235,7 @@ impl Cache {
         self.tiers.latest().attached_to
     }
 
-    /// The name of the node that the tiers are on, if its user has named it.
+    /// The name of the node that the tiers are on, if the user has named it.
     pub fn node(&self) -> Option<&str> {
         self.tiers.opening.options.node.as_deref()
     }
@@ -274,7 +275,7 @@ impl Cache {
 
     /// Sets the number of processes of the job that read from the origin at once; the default is 1. If
     /// rates are known, this number decides which tiers are faster than the origin. A slower tier is
-    /// not read, and gets no more copies. Warns of each such tier.
+    /// not read, and gets no more copies. Warns of each tier that was not slower at the last call.
     pub fn set_processes(&self, processes: u32) {
         let sources = &self.tiers.opening.sources;
         for tier in sources.choose_for(processes) {
@@ -314,7 +315,7 @@ impl Cache {
     }
 
     /// Keeps room for the chunks that this node holds for all nodes of its job. Other pages are kept
-    /// only in the remaining room; copies of an earlier run that exceed it are evicted. `chunks` lists
+    /// only in the remaining room; if copies of other pages exceed it, they are all evicted. `chunks` lists
     /// the namespace and byte range of each chunk, and whether this node holds it. With `fills`, the
     /// copier fetches all chunks that this node holds; otherwise it completes a chunk once somebody
     /// begins to read it. Samples that arrive whole are compared with `intact` before they are
@@ -344,8 +345,8 @@ impl Cache {
         }
     }
 
-    /// Compares samples that arrive whole with `intact` before their copies are published, since other
-    /// nodes rely on them.
+    /// From now on, samples that arrive whole are compared with `intact` before their copies are published,
+    /// since other nodes rely on these copies.
     pub fn set_checked(&self, intact: &Arc<Intact>) {
         // A second round has the same samples.
         let _ = self.tiers.opening.intact.set(Arc::clone(intact));
@@ -359,7 +360,7 @@ impl Cache {
     }
 
     /// Identifier of these tiers, the same for all processes of this machine that share them, and
-    /// unique while this machine runs; 0 if they are not shared.
+    /// unique while this machine runs; 0 if they are not shared, or if the machine's boot id is unknown.
     pub fn shared_id(&self) -> u64 {
         let Opening { options, identity, .. } = &self.tiers.opening;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -534,7 +535,7 @@ impl Shared {
         pages_of(&self.units, portion, keep_parts).map(move |(unit, pages)| {
             let reserved = self.copies.reserved(unit).and(pages);
             let outside = reserved.without(by_unit[unit as usize].1);
-            // Its last page also belongs to the next unit's first sample.
+            // The unit's last page may also belong to the next unit's first sample, which the plan keeps.
             let serves_next =
                 first_is_kept(unit + 1) && self.units.border_of(unit + 1) == Some(unit);
             let last = PageSet(u64::from(serves_next) << (self.units.get(unit).pages() - 1));
@@ -587,7 +588,7 @@ impl Shared {
     /// The location of the unit's copies, and the pages whose copies may be read.
     fn copies_of(&self, unit: u32) -> Option<(CopyLocation, PageSet)> {
         let (location, pages) = self.copies.copies(unit)?;
-        // Another process wrote the table.
+        // Another process may have written the table, so its numbers are checked.
         let is_known = usize::from(location.tier) < self.media.len();
         (is_known && !self.is_detached()).then_some((location, pages))
     }

@@ -287,7 +287,7 @@ pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> L
     })
 }
 
-/// Returns whether the error is final: neither retrying nor owning the tiers helps.
+/// Returns whether the error is final: trying to own the tiers cannot succeed either.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
 }

@@ -65,7 +65,7 @@ impl TierOptions {
     /// Checks the options for contradictions.
     ///
     /// # Errors
-    /// `InvalidArgument`: too many tiers, a tier without room, or two tiers with the same path.
+    /// `InvalidArgument`: too many tiers, a tier without room, two tiers in the same place, or a bandwidth of 0.
     pub fn check(&self) -> Result<()> {
         let refuse = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
         if self.tiers.len() > MAX_TIERS {
@@ -137,7 +137,7 @@ impl FromStr for TierSpec {
 /// The suffix that allows destroying existing data.
 const OVERWRITE: &str = ":overwrite";
 
-/// Limit of tiers: a copy location encodes the tier in this range.
+/// Limit of tiers: the address of a planned copy (`dlfs_order::plan`) encodes the tier in 4 bits; all ones: none.
 pub(super) const MAX_TIERS: usize = 15;
 
 #[cfg(test)]

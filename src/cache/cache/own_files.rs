@@ -38,8 +38,8 @@ impl OwnFiles {
     pub(super) fn create(&self) -> Result<()> {
         match fs::DirBuilder::new().mode(0o700).create(&self.folder) {
             Err(_) if fs::symlink_metadata(&self.folder).is_ok_and(|found| found.is_dir()) => {
-                // An earlier version created the folder. If another user owns it, its permissions stay
-                // as they are.
+                // The folder exists. An earlier version may have given it wider permissions, so they are set
+                // again. That fails if another user owns the folder, and its permissions then stay.
                 let _ = fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o700));
                 Ok(())
             }
@@ -47,7 +47,8 @@ impl OwnFiles {
         }
     }
 
-    /// A device of `medium`, whose copies begin at `data_offset`, followed by the files.
+    /// Returns a device that appends the files to `medium`: the file of a sample begins at the address of the
+    /// sample's pages. Copies begin at `data_offset` of the medium.
     pub(super) fn behind(&self, medium: Arc<dyn Device>, data_offset: u64) -> Arc<dyn Device> {
         let file = |sample: &LongSample| BesideFile {
             name: name_of(sample),
@@ -118,9 +119,10 @@ pub(super) fn bytes_beside(path: &Path) -> u64 {
     entries.flatten().map(blocks).sum::<u64>().saturating_mul(512) // `stat(2)`
 }
 
-/// Completes long samples of which an earlier run has left only a part: a sample is kept whole or not at all.
-/// Returns the units to fetch. If the quota has no room for a sample, calls `forget` with the tier and each unit of
-/// the sample.
+/// Finds long samples of which an earlier run has left only a part: a sample is kept whole or not at all. Reserves
+/// room for the missing pages and returns the units of these samples, which the caller must fetch. If the quota has
+/// no room, drops the sample instead: removes its units from `to_check`, frees their pages, and calls `forget` with
+/// the tier and each unit that has a place.
 pub(super) fn complete(
     units: &Units,
     ledger: &mut Ledger,
@@ -166,8 +168,9 @@ impl Cache {
     /// Calls `open` with the path of the file; returns the result of `open` and the tier's number, and counts an open
     /// of the tier. Also returns `None`, and drops the result of `open`, if the copy was evicted meanwhile.
     ///
-    /// The file contains exactly the sample's bytes, as they were copied or, after a restart, verified. It never
-    /// changes, and is unlinked when the copy is evicted.
+    /// The file has exactly the sample's length, and the bytes that came from the origin; after a restart, it is used
+    /// only once they match the tier's index. It is unlinked when the copy is evicted, and changes only where a page
+    /// was found corrupt and is written again.
     pub fn open_copy<T>(
         &self,
         namespace: u16,

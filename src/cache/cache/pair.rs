@@ -77,7 +77,7 @@ pub(super) struct TieredPair {
     requester: Requester,
     namespace: Namespace,
     sources: Vec<Source>,
-    /// Counters of bytes that did not come from the origin, by place.
+    /// Counters of bytes by the place that served them; they leave out the origin.
     places: Arc<PlaceCounters>,
     pieces: Pieces<Way>,
     ready: VecDeque<Completion>,
@@ -87,8 +87,8 @@ pub(super) struct TieredPair {
     waiting: Vec<Waiting>,
     /// Time of the next check of `waiting`.
     look_again: Option<Instant>,
-    /// Number of copies of an earlier run that were verified at the last check, and the time since which it
-    /// is unchanged.
+    /// Number of copies of an earlier run that had been verified at the last check, and the time since which
+    /// this number is unchanged.
     checks: (u64, Instant),
     /// Set if the last poll made progress. A source may then have left transfers to the next poll, which must
     /// come without waiting for a completion of this queue pair.
@@ -236,8 +236,8 @@ impl TieredPair {
         AHEAD
     }
 
-    /// End of an ahead read that starts with `range`: the end of the sample, or the first page that has a
-    /// copy or is being fetched.
+    /// End of an ahead read that starts with `range`: the end of the sample, the first page that has a copy or
+    /// is being fetched, or the end of the longest transfer.
     fn end_of_ahead(&self, range: &Range<u64>) -> u64 {
         let shared = &*self.shared;
         let namespace = self.sources[0].pair.namespace();
@@ -540,9 +540,9 @@ impl TieredPair {
         self.end_piece(id, buf, result, place);
     }
 
-    /// Reads a piece of a tier again, since copies were evicted during the read: it may have read another
-    /// unit's copies, even if its own are back by now. Reads from their current place; the second time, from
-    /// the origin.
+    /// Reads a piece again that a tier has served, since copies were evicted during the read: the bytes may be
+    /// another unit's, even if the piece's own copies are back by now. Reads these copies at their current
+    /// place; the second time, reads the origin.
     fn read_again(&mut self, id: PieceId, buf: IoBuf) {
         let evictions = self.shared.copies.evictions();
         let piece = self.pieces.get_mut(id);

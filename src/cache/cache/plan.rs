@@ -133,8 +133,8 @@ impl TierPlan {
         tiers
     }
 
-    /// Calls `visit` with each portion that is kept, in the order of first access. Copies lie in their tier
-    /// in this order, so the lowest address is copied first.
+    /// Calls `visit` with each portion that is kept, in the order of first access. The addresses are those of
+    /// tiers that are filled in this order; the owner of the tiers may choose others.
     pub fn copies_in_order(&self, units: &Units, mut visit: impl FnMut(PlannedCopy)) {
         let mut next = [0; MAX_TIERS];
         for (&(portion, tier), first_access) in self.copies.iter().zip(0..) {

@@ -38,7 +38,7 @@ impl Default for Probe {
 /// a single file is only read; its write rate is assumed to equal its read rate.
 ///
 /// # Errors
-/// Errors of opening a tier and of I/O.
+/// `Unsupported`: a tier in a remote namespace. Errors of opening a tier and of I/O.
 pub fn probe(
     tiers: &[TierSpec],
     origin: &[Arc<dyn Device>],
@@ -175,8 +175,8 @@ fn mb_per_s(runs: &[Moved]) -> f64 {
     (bytes as f64 / 1e6 / time.as_secs_f64().max(1e-9)).max(0.001)
 }
 
-/// Offsets of one thread's I/O: every offset comes once before any repeats, and no two in a row are adjacent.
-/// Otherwise the CPU cache would be measured.
+/// Offsets of one thread's I/O: every offset comes once before any repeats, and unless there are very few, no two
+/// in a row are adjacent. Otherwise the CPU cache would be measured.
 struct Offsets {
     count: u64,
     step: u64,

@@ -1,9 +1,9 @@
 //! Readahead: turns small sequential reads of the origin into few large ones.
 //!
 //! A read that starts where an earlier read of the origin ended, before the end of its sample, becomes the
-//! first piece of an *ahead read*: one read as large as the origin allows, up to the end of the sample. The
-//! following pieces are served from the ahead read, or wait for it. A queue pair has few ahead reads, and
-//! only for small sequential reads: whole samples and large pieces are read directly.
+//! first piece of an *ahead read*: one read up to the end of the sample, of at most 1 MiB and as large as the
+//! origin allows. The following pieces are served from the ahead read, or wait for it. A queue pair has few
+//! ahead reads, and only for small sequential reads: whole samples and large pieces are read directly.
 
 use std::collections::VecDeque;
 use std::ops::Range;

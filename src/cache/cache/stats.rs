@@ -102,11 +102,11 @@ pub struct TierStats {
     pub fill_s: f64,
     /// Units of an earlier run whose copies were verified and reused.
     pub restored: u64,
-    /// Units that were evicted for units that a later plan reads more often.
+    /// Units that lost copies to units that a later plan reads more often, or to chunks that this node holds.
     pub left: u64,
     /// Units with corrupt, truncated or unreadable copies: each was a miss and is written again.
     pub damaged: u64,
-    /// Set once it accepts no more copies, because a write failed.
+    /// Set once the tier accepts no more copies: a write failed, its target is lost, or the copier has died.
     pub is_off: bool,
 }
 
@@ -146,7 +146,7 @@ pub(super) struct Counters {
     joined_bytes: AtomicU64,
     copier_reads: AtomicU64,
     copier_bytes: AtomicU64,
-    /// Amount of outstanding work: units to fetch or verify, and writes.
+    /// Amount of outstanding work: messages to the copier, units to fetch or verify, and writes.
     unsettled: AtomicI64,
 }
 
@@ -227,7 +227,7 @@ impl Counters {
         add(&self.tiers[usize::from(tier)].damaged, 1);
     }
 
-    /// Adds `by` units, possibly negative, to the copier's outstanding work.
+    /// Adds `by`, possibly negative, to the copier's outstanding work.
     pub(super) fn unsettle(&self, by: i64) {
         self.unsettled.fetch_add(by, Ordering::AcqRel);
     }

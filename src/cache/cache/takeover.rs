@@ -1,9 +1,10 @@
 //! Checks of a tier's storage before it is overwritten: a tier destroys no data that anybody could need.
 //!
-//! The path of a tier is checked before it is opened for writing: an empty file, a zeroed device or an
-//! earlier tier may be used. Anything else needs the user's consent for this path
+//! The path of a tier is checked before it is opened for writing: a file without data, a device with zeroes at
+//! both ends or an earlier tier may be used. Anything else needs the user's consent for this path
 //! (`file:PATH:SIZE:overwrite`). Storage that a file system uses, or that contains the data set itself, is
-//! always refused. The same holds for a remote namespace.
+//! always refused. The same holds for a remote namespace, but for its use by a file system, which cannot be
+//! seen from here.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};

@@ -42,7 +42,7 @@ impl ChunkPlaces {
         &chunks[first..first + count]
     }
 
-    /// The end of the last sample of each namespace, in bytes.
+    /// The end of the last chunk of each namespace, in bytes.
     pub(crate) fn ends(&self) -> Vec<u64> {
         let last = |chunks: &Vec<Chunk>| chunks.last().map_or(0, |chunk| chunk.bytes.end);
         self.namespaces.iter().map(last).collect()

@@ -78,7 +78,7 @@ pub struct PeerKeys {
 /// when the job starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyMark {
-    /// Equal on ranks with the same key; 0 if rank 0 generates the key. It does not help to guess the key.
+    /// Equal on ranks with the same key; 0 if rank 0 generates the key. The key cannot be guessed from it.
     fingerprint: u64,
     /// Set if the rank connects inside TLS.
     pub(super) tls: bool,
@@ -236,8 +236,8 @@ pub(super) fn host_of_all() -> Nqn {
     Nqn::new("nqn.2026-11.io.dlfs:rank").expect("it is short and has no control characters")
 }
 
-/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, which a job's
-/// key cannot. Also, all nodes connect to each other when a job starts, and a target limits the
+/// The Diffie-Hellman groups between ranks: none. A group protects keys that can be guessed, and a job's key
+/// cannot be guessed. Also, all nodes connect to each other when a job starts, and a target limits the
 /// exponentiations of hosts that have not authenticated yet to 2 % of a core: with a group, many nodes would
 /// wait for seconds.
 pub(super) const GROUPS: [Group; 1] = [Group::Null];

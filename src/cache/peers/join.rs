@@ -76,7 +76,7 @@ pub struct Served<'a> {
     pub views: Views<'a>,
     /// Identifier of the tiers: the same for all processes that share them; 0 if the tiers cannot be shared.
     pub tiers: u64,
-    /// Pages that each of the node's tiers holds, fastest first.
+    /// Capacity of each of the node's tiers in pages, fastest first.
     pub room_pages: Vec<u64>,
     /// A hash of the options that must be the same on all ranks.
     pub order: u64,
@@ -152,8 +152,8 @@ impl Peers {
     /// Serves the cache, and waits until all ranks of the round do the same.
     ///
     /// # Errors
-    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is present twice, or
-    /// has another image, generation, order or version. `Busy`: the port is in use. Errors of the rendezvous.
+    /// `TimedOut`: ranks are missing; the message names them. `InvalidArgument`: a rank is present twice, or does
+    /// not belong to this start of the job ([`Round::new`]). `Busy`: the port is in use. Errors of the rendezvous.
     pub fn join(
         served: &Served<'_>,
         options: &PeerOptions,

@@ -217,7 +217,7 @@ impl Links {
         self.open(&self.peers[usize::from(node)])
     }
 
-    /// Connects to a peer, and checks that it serves the image that this process would serve.
+    /// Connects to a peer, and checks that it serves the image and generation that this process reads.
     fn open(&self, peer: &Peer) -> Result<Namespaces> {
         let Some((address, rank)) = &peer.address else {
             let error = Error::new(ErrorKind::Disconnected, "it serves nothing");
@@ -283,9 +283,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// [`LEAST_PROGRESS_BYTES`] arrive.
 const NO_PROGRESS: Duration = Duration::from_secs(1);
 
-/// A peer sends an answer when it has all of its bytes. So while an answer arrives, only the network and the peer
-/// itself can delay it, and a slower peer is of no use. Before the answer, the peer's origin may be slow; then every
-/// read that ends counts as progress.
+/// Bytes that count as progress. A peer sends an answer once it has all bytes of it. So while the answer arrives, only
+/// the network and the peer itself can delay it, and a slower peer is of no use. Before the answer, the peer's origin
+/// may be slow; then every read that ends counts as progress.
 const LEAST_PROGRESS_BYTES: u32 = 128 << 10;
 
 /// Timeout of reads that wait for a connection. The steps of connecting have their own timeouts, which may
@@ -296,7 +296,8 @@ pub(super) const CONNECT_WAIT: Duration = Duration::from_millis(1500);
 /// [`MISMATCH_SPAN`].
 const SET_ASIDE: Duration = Duration::from_secs(600);
 
-/// Wrong bytes of one sample may mean one bad page; of several samples, a bad machine.
+/// Number of mismatches that set a peer aside: wrong bytes of one sample may mean one bad page; of several samples, a
+/// bad machine.
 const MISMATCHES: usize = 3;
 
 /// Time within which mismatches are counted together.

@@ -31,12 +31,13 @@ pub enum Means {
 pub struct JoinOptions {
     /// The means by which the ranks find each other.
     pub means: Means,
-    /// Rank and world size; `None`: from the launcher, or from this machine's position in the list.
+    /// Rank and world size; `None`: from the launcher, or from this machine's position in the list; without either,
+    /// rank 0 of 1.
     pub place: Option<(u32, u32)>,
     /// The name of the round; `None`: the launcher's name.
     pub round: Option<String>,
-    /// The address on which peers reach this rank; `None`: the local address on the route to `MASTER_ADDR`,
-    /// or the address in the list. Port 0 takes a free port.
+    /// The address on which peers reach this rank; `None`: the local address on the route to `MASTER_ADDR`, or the
+    /// address in the list; a single rank needs neither. Port 0 takes a free port.
     pub address: Option<SocketAddr>,
     /// The port on which rank 0 gathers the records; `None`: the port after `MASTER_PORT`, or after the port
     /// of the list's first entry.
@@ -79,7 +80,7 @@ impl Means {
     /// Parses `auto`, a folder, `HOST:PORT,HOST:PORT,...`, or a file with one `HOST:PORT` per line.
     ///
     /// # Errors
-    /// The file cannot be read, or has a line without an address.
+    /// The file cannot be read, has a line without an address, or has no address at all.
     pub fn of(text: &str) -> Result<Means> {
         let path = Path::new(text);
         if text == "auto" {

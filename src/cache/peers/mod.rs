@@ -7,14 +7,15 @@
 //! ([`ChunkHolders`](dlfs_order::plan::ChunkHolders)).
 //!
 //! Each rank serves its cache by a [`Target`](dlfs_target::Target): a view of each origin namespace with the
-//! origin's size and LBAs, so that a reader only chooses a node. A read goes to the node that holds its
+//! origin's size and offsets, so that a reader only chooses a node. A read goes to the node that holds its
 //! chunk. That node answers from its tiers. If its tiers lack the data, it reads the data from the origin and
-//! keeps them; it never asks another peer. If no node has room for the data, the reader reads them from the
-//! origin itself.
+//! keeps them ([`Serving::ReadThrough`], the default); it never asks another peer. If no node has room for the
+//! data, the reader reads them from the origin itself.
 //!
-//! A peer that is dead, slow or wrong never makes a read fail: the next node in the chunk's order serves the
-//! read, and finally the reader's own origin. If this node has kept copies in that time, it reads them before
-//! it asks the holder again.
+//! A peer that is dead or slow never makes a read fail: the next node in the chunk's order serves the read,
+//! and finally the reader's own origin. A peer that was wrong is asked once more, and then the reader's own
+//! origin. If this node has kept copies while the holder was away, it reads them before it asks the holder
+//! again.
 //!
 //! Under [`Serving::Planned`] the plan of the run determines the holders instead ([`PlanMap`]). A node keeps
 //! the data that its own ranks read most often, and other nodes ask it for these data. If it does not have

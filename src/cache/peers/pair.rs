@@ -571,7 +571,7 @@ impl QueuePair for PeersPair {
         self.split(range, &mut spans);
         let from = |(range, keeper)| (self.nearest_source_of(keeper, &range, now), range);
         let sources: Vec<_> = spans.into_iter().map(from).collect();
-        // After the sources were looked up, so that a bad copy of this node is not blamed on its holder.
+        // Must come after the sources are looked up: a bad copy of this node must not be blamed on a peer.
         self.cache.report_corrupt(slba, len_bytes);
         for (source, range) in sources {
             if let Source::Peer(node) = source {

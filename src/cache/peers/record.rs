@@ -39,7 +39,7 @@ pub struct Record {
     pub addresses: Vec<SocketAddr>,
     /// Identifier of the tiers: the same for all processes that share them; 0 if the tiers cannot be shared.
     pub tiers: u64,
-    /// Pages that each tier holds, fastest first: its quota less its index.
+    /// Capacity of each tier in pages, fastest first: its quota less its index.
     pub room_pages: Vec<u64>,
     /// The keys by which the rank authenticates to its peers; `None`: no authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -26,12 +26,12 @@ pub struct Node {
     pub host: String,
     /// The node's ranks, ascending.
     pub ranks: Vec<u32>,
-    /// Pages that each of the node's tiers holds, fastest first.
+    /// Capacity of each of the node's tiers in pages, fastest first.
     pub room_pages: Vec<u64>,
 }
 
 impl Node {
-    /// Bytes that the node's tiers hold together.
+    /// Capacity of all tiers of the node together, in bytes.
     pub fn room_bytes(&self) -> u64 {
         bytes_of(&self.room_pages)
     }
@@ -46,8 +46,8 @@ impl Round {
     /// The round of `records`, which are in the order of ranks, as seen by rank `own`.
     ///
     /// # Errors
-    /// A record does not belong to this start of the job: its world size, image, generation, order or version
-    /// differs from this rank's. The message names the rank and both values.
+    /// A record does not belong to this start of the job: its world size, version, image, generation, order or job
+    /// key differs from this rank's; the message names both ranks and both values. Or two nodes have the same tiers.
     pub fn new(records: Vec<Record>, own: u32) -> Result<Round> {
         let mine = &records[own as usize];
         records.iter().try_for_each(|record| check_alike(mine, record))?;
@@ -61,7 +61,8 @@ impl Round {
                 room_pages: Vec::new(),
             });
             node.ranks.push(record.rank);
-            // All ranks of a node use the tiers of the rank that came first.
+            // The ranks of a node share the tiers of the rank that has opened them first. A rank that has not attached
+            // to them, or has its own smaller ones, reports less room, so the largest room counts.
             if bytes_of(&record.room_pages) > bytes_of(&node.room_pages) {
                 node.room_pages.clone_from(&record.room_pages);
             }
@@ -89,8 +90,8 @@ impl Round {
         index.expect("each rank has a node") as u16
     }
 
-    /// Computes the node that holds each chunk. `chunk_bytes` has the bytes of pages with live samples of
-    /// each chunk. With `keep_shares`, a node holds at most 1.02 times its ranks' share while other nodes
+    /// Computes the node that holds each chunk. `chunk_bytes`: for each chunk, the total length of its pages that
+    /// contain live samples. With `keep_shares`, a node holds at most 1.02 times its ranks' share while other nodes
     /// have room.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub struct PeerStats {
     pub not_there_bytes: u64,
     /// The reads of `not_there_bytes`: wrong guesses of the data that a peer has.
     pub not_there_reads: u64,
-    /// Bytes that were read elsewhere after a peer had failed.
+    /// Bytes that were read elsewhere after a peer had failed, had lacked them, or had delivered wrong bytes.
     pub rerouted_bytes: u64,
     /// Bytes from a peer that differ from the directory's checksum. The caller never gets them.
     pub mismatched_bytes: u64,

@@ -57,9 +57,9 @@ impl Board {
         Ticket(ticket)
     }
 
-    /// Sets the number of readers to `of` and all readers to `place`, unless the number is already `of`. If
-    /// another process is changing the number, waits until it has finished, since it would overwrite this
-    /// reader's place; for a second at most, since it may have died.
+    /// Sets the number of readers to `of` and all readers to `place`, unless the number is already `of`. Waits
+    /// while another process changes the number, since that process would overwrite this reader's place; for a
+    /// second at most, since the process may have died.
     fn be_of(&self, of: u32, place: u64) {
         let readers = self.word(READERS);
         let mut patience = 1000;

@@ -230,7 +230,8 @@ impl QueuePair for StorePair {
         self.media.shared_queue()
     }
 
-    /// Fetches the pages again; the next read waits for them. Reports of peers are ignored.
+    /// Removes the pages, which the thread then fetches again; the next read waits for them. Reports of peers are
+    /// ignored.
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
         let start = slba.0.saturating_mul(PAGE_BYTES);
         let bytes = start..start.saturating_add(len_bytes as u64);

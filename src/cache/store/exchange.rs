@@ -1,5 +1,5 @@
-//! Thread of a store: fetches the share, exchanges samples during an epoch, and deletes the samples that have
-//! left.
+//! Exchange of a store: fetches the share; then a thread exchanges samples during an epoch, and deletes the
+//! samples that have left.
 //!
 //! The work of an epoch has two parts. While the loader reads the epoch, the thread fetches the samples of
 //! the steps that are due. After the epoch, it fetches the remaining samples; then it asks each rank that
@@ -40,7 +40,7 @@ pub(super) struct Parts {
     pub(super) options: StoreOptions,
 }
 
-/// The state of the thread.
+/// The state of the exchange. The store's thread and callers of [`super::Store::begin`] lock it.
 pub(super) struct Exchange {
     parts: Parts,
     work: Option<Work>,
@@ -361,7 +361,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Deletes the samples that their new ranks have received.
+    /// Deletes the samples that their new ranks have received, or could read from the data set if these are gone.
     fn let_leave(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
         let ranks: Vec<u32> = work.leaving.keys().copied().collect();
         let mut silent = None;
@@ -712,7 +712,7 @@ impl Work {
         Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, silent: None }
     }
 
-    /// Removes the steps whose samples are already in the store.
+    /// Removes the steps whose samples are already in the store, and publishes the progress.
     fn begun(mut self, exchange: &Exchange) -> Work {
         self.open.retain(|&step| !exchange.has(self.steps[step].receives));
         self.publish(&exchange.parts.shared, false);

@@ -14,10 +14,12 @@
 //! - *Everything is verified.* A sample is stored only after its checksum has been verified, and every reader
 //!   verifies it again. Samples of an earlier run are read and verified before they are used.
 //! - *Nothing is lost.* A sample is deleted only after the rank that gets it has reported that it has the
-//!   sample. The rank reports this in the first page of its first namespace, where an image has a superblock.
-//!   Peers read that page like any other (`progress`), so reads are the only messages.
+//!   sample; or, if that rank is gone, while the data set can be read. The rank reports this in the first page
+//!   of its first namespace, where an image has a superblock. Peers read that page like any other
+//!   (`progress`), so reads are the only messages.
 //! - *Room is bounded.* The exchange of the next epoch begins when the samples of this epoch have left. So a
-//!   store never exceeds (1 + q) times its share, plus a page at each sample's end.
+//!   store takes about (1 + q) times its share, plus a page at each sample's end, and never more than its part
+//!   of the quota.
 //! - *The epoch's order does not change.* Received samples are read from the next epoch on; a read of a
 //!   sample that has not arrived waits for it.
 //!
@@ -165,8 +167,9 @@ impl Store {
     /// Opens the store and joins the other ranks; `meet` is `None` if there are none.
     ///
     /// # Errors
-    /// `InvalidArgument`: the order gives ranks no shares, the quota is smaller than (1 + q) times the share,
-    /// the path is not a folder, or the data set is a plain folder, whose checksums are not known in advance.
+    /// `InvalidArgument`: the order gives ranks no shares, or has no such rank; ranks exchange samples, and
+    /// `meet` is `None`; the quota is smaller than (1 + q) times the share; the path is not a folder; or the data
+    /// set is a plain folder, whose checksums are not known in advance. `NotFound`: there is no such folder.
     /// `Unsupported`: the file system cannot free parts of a file. `Busy`: another process has this rank's
     /// store. Errors of [`Peers::join`].
     pub fn open(
@@ -250,7 +253,8 @@ impl Store {
     /// reports.
     ///
     /// # Errors
-    /// Errors of reading the origin; `NoSpace`: the file system is full. `Interrupted`: `goes_on` returned `false`.
+    /// Errors of reading the origin. `NoSpace`: the file system, or this rank's part of the quota, is full.
+    /// `Interrupted`: `goes_on` returned `false`.
     pub fn begin(
         &self,
         reader: Reader,
@@ -434,5 +438,5 @@ const LOOK_AT_CHILDREN: Duration = Duration::from_millis(10);
 /// The name of the thread.
 const THREAD: &str = "dlfs-exchange";
 
-/// Timeout of dropping a store: as long as reads of a peer that does not answer.
+/// Timeout of dropping a store: longer than a read of a peer that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);

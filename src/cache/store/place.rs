@@ -8,13 +8,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::cache::{TierKind, TierSpec};
 use dlfs_io::qpair::machine_uuid;
 
-/// The node of a rank, and the folder or memory of its store there. In a round, ranks send it to each other
-/// as the name of their node.
+/// The node of a rank, and the folder or memory of its store there. Each rank encodes it in `Record::host`, the
+/// name of its node in the round, so that the other ranks learn it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     /// The node's name; without one, the host's name and a hash of the machine's id.
     node: String,
-    /// Identifies the folder in its file system; 0: memory.
+    /// A hash that identifies the folder on its node, never 0; 0: memory.
     folder: u64,
 }
 
@@ -61,7 +61,7 @@ fn id_of(folder: &Path) -> u64 {
         Ok(found) => format!("{} {}", found.dev(), found.ino()),
         Err(_) => folder.display().to_string(),
     };
-    xxh3_64(text.as_bytes()) | 1
+    xxh3_64(text.as_bytes()) | 1 // 0 means memory
 }
 
 #[cfg(test)]

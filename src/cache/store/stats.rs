@@ -33,15 +33,16 @@ pub struct StoreCounts<T> {
     pub received_bytes: T,
     /// The part of `received_bytes` from ranks on the same node, which crossed no network.
     pub near_bytes: T,
-    /// Samples that were fetched from the origin because the rank that had them was late or dead.
+    /// Samples that were fetched from the origin because the rank that had them was late or dead, or because the
+    /// rank's or this store's copy was damaged.
     pub from_origin: T,
     /// Bytes of the pages of those samples.
     pub from_origin_bytes: T,
-    /// Samples that were deleted after their new ranks had received them.
+    /// Samples that were deleted after their new ranks had received them, or were gone.
     pub deleted: T,
     /// Samples from a peer with wrong checksums. They are never stored.
     pub mismatched: T,
-    /// Completed steps of exchanges, including steps in which this rank kept its own sample.
+    /// Steps of exchanges that have become due, including steps in which this rank keeps its own sample.
     pub steps: T,
     /// Reads that waited for a sample that had not arrived.
     pub waits: T,

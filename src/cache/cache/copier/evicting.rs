@@ -7,8 +7,8 @@ use super::Copier;
 use dlfs_order::tier::PageSet;
 
 impl Copier {
-    /// Evicts the copies of a unit and of units kept together with it. Copies that are being written or
-    /// verified stay for now.
+    /// Evicts the copies of a unit and of units kept together with it. Copies of units whose pages are being
+    /// fetched, written or verified stay.
     pub(super) fn evict(&mut self, unit: u32) {
         let together = self.shared.units.together_with(unit);
         if together.clone().any(|unit| self.is_moving(unit)) {
@@ -25,7 +25,7 @@ impl Copier {
     }
 
     /// Evicts the copies of some pages of a unit; if they must be verified first, evicts them after
-    /// that.
+    /// that. As in [`evict`](Self::evict), other copies that are in use by the copier stay.
     pub(super) fn evict_pages(&mut self, unit: u32, pages: PageSet, now: Instant) {
         let is_whole = self.shared.copies.reserved(unit).without(pages).is_empty();
         let is_moving = self.is_moving(unit);

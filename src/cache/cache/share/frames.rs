@@ -3,7 +3,7 @@
 //! | bytes  | field   | meaning                                                          |
 //! |--------|---------|------------------------------------------------------------------|
 //! | 0..4   | `kind`  | 1 corrupt, 2 expect, 3 piece, 4 gone, 5 plan, 6 hold             |
-//! | 4..8   | `unit`  | index of the unit; number of a plan's copies, or of held chunks  |
+//! | 4..8   | `unit`  | index of the unit; kind 5: number of copies; kind 6: of chunks   |
 //! | 8..16  | `pages` | bit i: the unit's page i; kind 3: contiguous, their bytes follow |
 //!
 //! For kind 5 (plan), `pages` is the number of portions of the data set. The portions of the plan's copies
@@ -123,7 +123,7 @@ fn parse_plan<'a>(
     rest: &'a [u8],
     units: &Units,
 ) -> Result<Parsed<'a>, Malformed> {
-    // Units without portions of their own are portions.
+    // Without portions of their own, units are the portions.
     if u64::from(num_copies) > num_portions || num_portions > units.num_pages() {
         return Err(Malformed);
     }

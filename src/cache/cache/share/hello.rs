@@ -99,7 +99,8 @@ impl Hello {
 ///
 /// # Errors
 /// `Refused`: the owner belongs to another user. `Unsupported`: the owner runs another version of dlfs.
-/// `TimedOut`, `Internal`: there is no answer within a second, or the answer is not an owner's.
+/// `TimedOut`, `Disconnected`, `Internal`: there is no answer within a second, the owner has just ended, or the
+/// answer is not an owner's. Errors of the operating system.
 pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
     let welcomes = place::paths_of(name).into_iter().map(|path| connect_at(&path));
     welcomes.filter_map(Result::transpose).next().transpose()

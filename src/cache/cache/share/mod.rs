@@ -1,20 +1,20 @@
 //! Sharing of tiers on one node: the process that opens them first owns them, the others attach.
 //!
 //! The owner keeps the table of copies, and the copies of tiers in memory, in shared memory that all
-//! processes map. It listens on a Unix socket. A process that attaches gets the table, the memory and the
-//! paths of the tiers in files. From then on it reads copies itself, as fast as the owner and without a
-//! message. It sends the owner the pages that it reads from its own origin, and the owner's copier assembles
-//! and writes all copies. So each page is kept once and read from the origin once. A forked child of the
-//! owner or of an attached process attaches in the same way.
+//! processes map. It listens on a Unix socket. A process that attaches gets the table, the memory, and the
+//! paths and addresses of the other tiers. From then on it reads copies itself, as fast as the owner and
+//! without a message. It sends the owner the pages that it reads from its own origin, and the owner's copier
+//! assembles and writes all copies. So each page is kept once and read from the origin once. A forked child
+//! of the owner or of an attached process attaches in the same way.
 //!
 //! The alternative was to read copies through the owner's target. Each read would then cost the owner a turn
 //! and copy each byte twice through a socket, and a stopped owner would block all reads.
 //!
 //! The socket lies in a folder of the user (`place.rs`). Its name consists of the device and inode of the
-//! first tier in a file. If no tier is in a file, the name consists of the image, its generation and the
-//! node's name, if it has one; the process that has bound the name then owns the tiers, since there is no
-//! file to lock. The socket of a killed owner is replaced. Both sides check that the other side belongs to
-//! the same user.
+//! first tier in a file, or of the number of a block device. If no tier has either, the name is a hash of the
+//! image, its generation and the node's name, if it has one; the process that has bound the name then owns
+//! the tiers, since there is no file to lock. The socket of a killed owner is replaced. Both sides check that
+//! the other side belongs to the same user.
 //!
 //! Under the policy *clairvoyant* each process sends the owner its plan, and the owner follows the merged
 //! plans (`TierPlan::merge`). Under *first-touch*, each process whose node holds chunks for other nodes sends
@@ -48,8 +48,8 @@ use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
 use dlfs_base::process::mark_ours;
 
-/// Name of the socket on which the owner of these tiers listens; `None` if they are not shared, or if the
-/// first tier in a file has no file yet.
+/// Name of the socket on which the owner of these tiers listens; `None` if the first tier in a file has no
+/// file yet, or its path is neither a file nor a block device.
 pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<String> {
     match first_path(options, identity) {
         Some(path) => name_of(&path),
@@ -58,6 +58,7 @@ pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<S
 }
 
 /// Returns whether the lock on the first tier in a file is free; then no process of dlfs owns these tiers.
+/// Always false without such a tier: the socket's name is then the lock.
 pub(super) fn is_free(options: &TierOptions, identity: Identity) -> bool {
     match first_path(options, identity) {
         Some(path) => folder::is_unused(&path),

@@ -60,7 +60,8 @@ impl Owner {
 pub(in crate::cache) struct Sharing {
     /// The name of the socket.
     pub(in crate::cache) name: String,
-    /// `None` while another process has the name; the owner then retries to listen on it.
+    /// `None` while another process has the name, or after a failure to accept; the owner then retries to
+    /// listen on it.
     pub(in crate::cache) listener: Option<Listener>,
     pub(in crate::cache) hello: Hello,
     /// Descriptors of the table and of the tiers in memory.
@@ -306,7 +307,7 @@ pub(in crate::cache) struct Listener {
 
 impl Listener {
     /// Like [`Listener::on`], but waits a moment for a name whose last user has just been killed and has not
-    /// released it yet. Warns if the name stays in use.
+    /// released it yet. Warns if it cannot listen.
     pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
         let until = Instant::now() + NAME_WAIT;
         loop {

@@ -1,4 +1,4 @@
-//! Rendezvous in a folder that all nodes share, on any file system with hard links or exclusive creation.
+//! Rendezvous in a folder that all nodes share, on any file system with hard links.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound};

@@ -111,7 +111,8 @@ fn of_round(found: Vec<Option<Vec<u8>>>, own: &Record) -> Result<Vec<Option<Reco
             let hint = "give each process a rank of its own";
             return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
         }
-        // A rank of a larger world has no entry here, so `Round::new` cannot report it.
+        // A rank at or above this rank's world size has no entry. `Round::new` reports the other records of
+        // such a larger world.
         if let Some(place) = records.get_mut(record.rank as usize) {
             *place = Some(record);
         }
