@@ -1,4 +1,5 @@
-//! Advice on what to try next: one sentence for each cause that cost time, with its figure.
+//! Advice on what to try next: a sentence, with a figure, for each cause of waits, and for damaged samples, for
+//! repeated reading of the same bytes and for small batches. Only the most useful are given.
 
 use super::cause::Cause;
 use super::run::Report;
@@ -6,8 +7,9 @@ use super::text::{bytes, count, duration, percent, share};
 use crate::metrics::Place;
 
 impl Report {
-    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first. Only
-    /// advice that may save a hundredth of the time is given; if there is none, one sentence says so.
+    /// Advice on what to try next: up to three sentences, each with its figure, the most useful first. Samples
+    /// left out as unreadable come first of all. Other advice is given only if it may save a hundredth of the time.
+    /// If there is none, or if no batch was delivered, one sentence says so.
     pub fn advice(&self) -> Vec<String> {
         let total = self.timeline.total();
         let time = self.timeline.time();
@@ -96,7 +98,8 @@ fn faster_reads(report: &Report) -> String {
     )
 }
 
-/// The share of the run's time that the advice may save, and the sentence.
+/// The share of the run's time that the advice may save, and the sentence. The share is 1 for damaged data, to
+/// put that sentence first.
 type Advice = Option<(f64, String)>;
 
 fn damaged_data(report: &Report) -> Advice {

@@ -1,8 +1,9 @@
 //! Report on a run: how long, when, and for which cause the consumer of batches waited.
 //!
 //! `cause` names the causes. A loader divides each wait among them. This module adds up the parts and
-//! presents them: `timeline` over the course of the run, `trace` as events for Perfetto, `page` as an HTML
-//! page with charts, and `advice` as what to try next. It is pure: times are arguments.
+//! presents them: `timeline` over the course of the run, `trace` as events for Perfetto, `json` as data,
+//! `page` as an HTML page with charts, and `advice` as what to try next. No code here reads a clock: times are
+//! arguments.
 //!
 //! Invariants: memory is bounded for any length of run; the parts of a wait add up to the wait, and all parts
 //! of a run to its time.

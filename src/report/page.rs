@@ -1,4 +1,4 @@
-//! The report as one HTML page, light and dark: no network, no other file, no script.
+//! The report as one HTML page, light and dark: no network, no other file, and no script that runs.
 
 use std::time::Duration;
 
@@ -126,7 +126,7 @@ impl Column {
     }
 }
 
-/// The columns of a run: few enough that each has several batches, and at most 240.
+/// The columns of a run: at most one for every four batches, within the limits of 12 and 240.
 fn columns(timeline: &Timeline) -> Vec<Column> {
     let buckets: Vec<_> = timeline.buckets().collect();
     let batches = usize::try_from(timeline.total().batches).unwrap_or(usize::MAX);
@@ -247,7 +247,8 @@ fn chart(
     )
 }
 
-/// The next larger number of the form 1, 2, 2.5 or 5 times a power of ten.
+/// The smallest number of at least `value` that is 1, 2, 2.5 or 5 times a power of ten; 1 if `value` is not
+/// positive and finite.
 fn nice(value: f64) -> f64 {
     if !(value > 0.0 && value.is_finite()) {
         return 1.0;

@@ -46,7 +46,7 @@ pub struct Facts {
 pub struct Reads {
     /// Read commands completed.
     pub commands: u64,
-    /// Bytes that they requested.
+    /// Bytes that these commands requested.
     pub bytes: u64,
     /// Reads that were repeated after an error or a wrong checksum.
     pub repeated: u64,
@@ -72,7 +72,7 @@ pub struct StoreUse {
     pub received_bytes: u64,
     /// Bytes of these that came from ranks on the same node.
     pub near_bytes: u64,
-    /// Bytes that came from the data set because the rank that held them was late or dead.
+    /// Bytes that came from the data set because the rank that held them was late or dead, or a copy was damaged.
     pub from_origin_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Formats numbers for people: three digits and a unit.
+//! Formats numbers for people: counts in full, other quantities with a unit and mostly three digits.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! A loader's deliveries and waits over the course of a run, in bounded memory.
 //!
 //! The run is divided into buckets of equal length. When all buckets are in use, pairs of neighbours are
-//! merged, so that the buckets always cover the whole run, and at least half of them are in use.
+//! merged. So the buckets always cover the whole run, and from the first merge on at least half of them are in
+//! use.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -214,7 +215,7 @@ impl Timeline {
         self.epochs_left_out
     }
 
-    /// Durations of the waits for batches.
+    /// Durations of the calls for batches, each with its waits and its handing over.
     pub(crate) fn waits(&self) -> &Histogram {
         &self.waits
     }
@@ -273,7 +274,7 @@ impl Timeline {
         if amount == 0 {
             return;
         }
-        let last = self.bucket_at(range.end); // first, since it may merge buckets
+        let last = self.bucket_at(range.end); // must come first, since this call may merge buckets
         let first = self.bucket_at(range.start);
         let len = (range.end - range.start).max(1);
         let mut given = 0;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::cause::{Cause, Stalls};
 use super::timeline::Timeline;
 
-/// A span of time on one of the two threads.
+/// A span of time on one of the two threads, or a count at one moment, `begin`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Event {
     /// Start, counted from the start of the run.
@@ -125,6 +125,7 @@ impl Lines {
             What::Next { epoch, samples, bytes, stalls } => {
                 let args = json!({"epoch": epoch, "samples": samples, "bytes": bytes});
                 self.slice(thread, "next batch", (begin, len), args);
+                // Only the sum of each cause is known, so its waits are drawn as one, after those of the cause before.
                 let mut begin = begin;
                 for (cause, waited) in stalls.each().filter(|(_, waited)| !waited.is_zero()) {
                     self.slice(
