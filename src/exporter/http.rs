@@ -62,10 +62,10 @@ impl Exporter {
         self.local_addr
     }
 
-    /// Checks that the thread still runs.
+    /// Checks that the thread has not died.
     ///
     /// # Errors
-    /// `Internal`: the thread has ended.
+    /// `Internal`: the thread has died.
     pub fn check(&self) -> Result<()> {
         self.fate.died().map_or(Ok(()), Err)
     }

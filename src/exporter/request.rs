@@ -1,4 +1,4 @@
-//! Parses the head of an HTTP/1.1 request; a body is ignored.
+//! Parses the head of a request of HTTP/1.0 or 1.1; a body is ignored.
 
 /// A request, parsed from the bytes so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
