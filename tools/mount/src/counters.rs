@@ -1,4 +1,5 @@
-//! Counts of programs' reads, as seen by FUSE: reads that the kernel's page cache answers are not counted.
+//! Counts of programs' opens and reads, as seen by FUSE: reads that the kernel answers itself, from its page
+//! cache or by passthrough, are not counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,7 @@ impl Counters {
         Counters { files, opens, reads, bytes }
     }
 
-    /// Counts that a program starts to read `file`. `along` is the file's epoch in the order, if it was read
+    /// Counts an open: a program starts to read `file`. `along` is the file's epoch in the order, if it was read
     /// ahead.
     pub(crate) fn opened(&self, file: File, along: Option<Epoch>) {
         self.files.opened(file, along, self.so_far());

@@ -1,4 +1,5 @@
-//! The FUSE operations: answers the kernel's requests from the tree.
+//! The FUSE operations. Answers lookups, attributes and listings from the file tree; leaves reads to `reads.rs`,
+//! and opens to `passthrough.rs`.
 
 use std::ffi::OsStr;
 use std::io;
@@ -24,9 +25,10 @@ pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
     counters: Arc<Counters>,
-    /// Passthrough, by which the kernel itself reads opened files; `None` if files need no open.
+    /// Lets the kernel itself read long files. `None` without passthrough: files then need no open.
     passthrough: Option<Passthrough>,
-    /// True if a listing may include attributes: with fields, that would read every sample.
+    /// True if listings may include attributes, that is, without fields: with fields, each length would take a
+    /// read of the sample.
     lists_attributes: bool,
     len_bytes: u64,
     owner: u32,
@@ -162,7 +164,7 @@ impl fuser::Filesystem for Filesystem {
         }
     }
 
-    /// Without passthrough, this answer makes the kernel open files itself from now on.
+    /// Without passthrough, answers ENOSYS: from then on, the kernel opens files without a request.
     fn open(&self, _: &Request, inode: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         match (&self.passthrough, self.node(inode)) {
             (None, _) => reply.error(Errno::ENOSYS),
@@ -191,7 +193,7 @@ impl fuser::Filesystem for Filesystem {
         reply.ok();
     }
 
-    /// As `open`; the kernel then also caches listings.
+    /// Always answers ENOSYS: the kernel then opens folders without a request, and caches listings.
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         reply.error(Errno::ENOSYS);
     }
@@ -298,7 +300,7 @@ impl fuser::Filesystem for Filesystem {
     }
 }
 
-/// Answers with the bytes, or with their number if `size` is 0.
+/// Answers with the bytes, with their number if `size` is 0, or with ERANGE if they are longer than `size`.
 fn put(bytes: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
     match bytes {
         Err(errno) => reply.error(errno),
@@ -332,13 +334,13 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
 const EPOCHS: &str = "user.dlfs.epochs";
 /// The attribute of the top folder with the counters of readahead along an order.
 const ORDER: &str = "user.dlfs.order";
-/// Entries whose attributes a listing includes. The kernel asks for attributes at the start of each folder,
-/// and makes an inode of each entry, which costs more than the rest of the listing. It asks for the
-/// attributes of later entries only if the program has looked at the first ones.
+/// The first answer of a listing has the attributes of fewer entries than this. The kernel asks for attributes
+/// at the start of each folder, and makes an inode of each entry, which costs more than the rest of the
+/// listing. It asks for the attributes of later entries only if the program has looked at the first ones.
 const FIRST_WITH_ATTRIBUTES: usize = 64;
 /// Validity of the kernel's caches: a generation never changes.
 const FOR_EVER: Duration = Duration::from_secs(1 << 31);
-/// The size of programs' reads, and of the kernel's readahead.
+/// The size that programs are told to read in: that of the kernel's default readahead.
 const BLOCK_BYTES: u32 = 128 << 10;
 /// Limit of readahead requests, of all files together.
 const MOST_IN_BACKGROUND: u16 = 128;

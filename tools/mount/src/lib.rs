@@ -6,15 +6,13 @@
 //! The kernel is told this, and told that files need no open; a small file whose entry is cached thus costs
 //! one request.
 //!
-//! Reads that wait at the same time become one batch ([`reads`](self)), which the reader merges and sorts
-//! like any other.
+//! Reads that wait at the same time become one batch (`reads.rs`), which the reader merges and sorts like any
+//! other.
 //!
 //! # What it is not
-//! A newer generation needs another mount. A request leaves no state behind, except samples that were read in
-//! part.
-//!
-//! The kernel may read long files itself (`passthrough.rs`, `memory.rs`); files are then opened, which costs
-//! a request.
+//! It does not follow the image: a newer generation needs another mount. It keeps no table of inodes, and of
+//! open files only with passthrough: the kernel then reads long files itself (`passthrough.rs`, `memory.rs`),
+//! and each open costs a request.
 //!
 //! Read this file first, then `place.rs`, `filesystem.rs`, `reads.rs` and `unanswered.rs`.
 
@@ -47,13 +45,13 @@ use reads::Reads;
 /// Options of a mount.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Threads that take the kernel's requests, at least 2. All but one may wait for samples.
+    /// Threads that take the kernel's requests, at least 2. At most all but one of them read batches.
     pub threads: usize,
     /// Lets other users use the mount. Without root this needs `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// Lets the kernel read files above 1 MiB itself: from the tier's own file, from the file of a plain
     /// folder without tiers, or from memory that the file is read into at its open. The value limits that
-    /// memory. Needs root and Linux 6.9; otherwise it has no effect.
+    /// memory. Needs root, Linux 6.9, and samples without fields; otherwise it has no effect.
     pub passthrough_bytes: Option<u64>,
 }
 
@@ -75,7 +73,8 @@ pub struct Mounted {
 /// Mounts `files` on the folder `place`. `mount` shows `source` as the device.
 ///
 /// # Errors
-/// `NotFound`: the folder or `/dev/fuse` does not exist. `Refused`: the kernel or `fusermount3` refuses.
+/// `NotFound`: the folder, `/dev/fuse` or `fusermount3` does not exist. `InvalidArgument`: `place` is not a
+/// folder. `Refused`, `Io`: the kernel or `fusermount3` refuses.
 pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -> Result<Mounted> {
     let wrong = |error: io::Error| {
         let hint = match error.kind() {
@@ -99,8 +98,8 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     let counts = Arc::clone(&counters);
     let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, counts));
     let passed = Arc::new(AtomicU64::new(0));
-    // At most half of the threads read whole files, which takes long.
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
+    // At most half of the threads read whole files, which takes long.
     let passthrough = passthrough.map(|bytes| {
         Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
     });
@@ -120,8 +119,8 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     Ok(Mounted { session, place: at, reads, passed })
 }
 
-/// Raises the kernel's readahead from its default of 128 KiB to the length at which a long sample is read at
-/// once. Needs root.
+/// Raises the kernel's readahead from its default of 128 KiB to [`READ_AHEAD_KIB`], so that long files are read
+/// in larger steps. Needs root.
 fn read_far_ahead(place: &Path) {
     let set = std::fs::metadata(place).and_then(|found| {
         let device = found.dev();
@@ -134,11 +133,12 @@ fn read_far_ahead(place: &Path) {
 
 impl Mounted {
     /// Reads ahead along an order from now on, instead of any other order. The extended attribute
-    /// `user.dlfs.order` of the top folder shows how many samples were ready when they were asked for. Starts
-    /// an epoch.
+    /// `user.dlfs.order` of the top folder shows how many files were ready when they were asked for. In the
+    /// counters of epochs, the next file that a program reads begins an epoch.
     ///
     /// # Errors
-    /// `InvalidArgument`, `Stale`: the order belongs to another image. The previous order then stays.
+    /// `InvalidArgument`, `Stale`: the order belongs to another image. Errors of starting a thread. The previous
+    /// order then stays.
     pub fn follow(&self, order: &OrderFile) -> Result<()> {
         self.reads.follow(order)
     }
@@ -148,7 +148,8 @@ impl Mounted {
         self.passed.load(Ordering::Relaxed)
     }
 
-    /// Returns whether somebody else unmounted it, or its threads have ended.
+    /// Returns whether the session's threads have ended: after an unmount, also by somebody else, once no file is
+    /// open, or because the connection to the kernel failed.
     pub fn has_ended(&self) -> bool {
         self.session.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -158,7 +159,8 @@ impl Mounted {
     /// alone.
     ///
     /// # Errors
-    /// `Busy`: another file system is mounted on top of it. `Refused`: the kernel or `fusermount3` refuses.
+    /// `Busy`: another file system is mounted on top of it. `Refused`, `Io`: the kernel or `fusermount3` refuses.
+    /// Errors of [`Mounted::wait`].
     pub fn unmount(self) -> Result<()> {
         if !self.has_ended() {
             self.place.unmount()?;
@@ -173,10 +175,10 @@ impl Mounted {
         self.wait()
     }
 
-    /// Waits until somebody unmounts it.
+    /// Waits until the session has ended: see [`Mounted::has_ended`].
     ///
     /// # Errors
-    /// The reason why the connection to the kernel ended otherwise.
+    /// The reason why the connection to the kernel ended, if not by an unmount.
     pub fn wait(mut self) -> Result<()> {
         let ended = self.session.take().map(JoinHandle::join);
         match ended {
@@ -201,9 +203,10 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Measured by `cargo bench --bench doors -- --only long`: a larger value is not faster.
+/// The kernel's readahead in KiB. A larger value is not faster, as `cargo bench --bench doors -- --only long`
+/// measures.
 const READ_AHEAD_KIB: &str = "4096";
-/// The longest time that an unmount waits for requests in progress.
+/// The longest time that an unmount waits for the session's threads.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Interval between checks.
+/// Interval between checks of whether the session has ended.
 const LOOK: Duration = Duration::from_millis(5);

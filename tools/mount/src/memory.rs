@@ -1,9 +1,9 @@
 //! Memory for whole files, from which the kernel reads them.
 //!
 //! The kernel reads memory in large pages nearly twice as fast as in pages of 4 KiB. A memfd gets large pages
-//! only if `/sys/kernel/mm/transparent_hugepage/shmem_enabled` allows it, and mostly it does not. A private
-//! tmpfs has its own setting. It is not mounted at any path, so no other process can reach its files, and it
-//! ends with its last file.
+//! only if `/sys/kernel/mm/transparent_hugepage/shmem_enabled` allows it, and by default it does not. A private
+//! tmpfs has its own setting. The tmpfs is not mounted at any path, so other processes have no path to its
+//! files, and it ends when nobody has it or one of its files open.
 
 use std::fs::File;
 use std::io;
@@ -54,7 +54,7 @@ impl Memory {
 /// A tmpfs that is not mounted at any path. Needs CAP_SYS_ADMIN, as passthrough does.
 fn tmpfs() -> rustix::io::Result<OwnedFd> {
     let made = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    // `Passthrough` enforces the limit; the default would be half of the machine's memory.
+    // A size of 0 is no limit: `Passthrough` enforces one. The default would be half of the machine's memory.
     for (key, value) in [(c"huge", c"within_size"), (c"mode", c"0700"), (c"size", c"0")] {
         fsconfig_set_string(&made, key, value)?;
     }

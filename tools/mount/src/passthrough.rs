@@ -2,7 +2,8 @@
 //!
 //! The other file is the tier's own file, if a tier keeps the whole file as one; the file of a plain folder,
 //! if there are no tiers; or memory that the file was read into, whole and verified, at its open. The memory
-//! is kept for the next open while there is room.
+//! is kept for the next open while there is room. A file up to 1 MiB, or without such another file, is read by
+//! requests.
 //!
 //! The kernel reads all open handles of an inode in one mode, from the first open until the last close.
 
@@ -28,7 +29,7 @@ pub(crate) struct Passthrough {
     memory_bytes: u64,
     memory: Memory,
     state: Mutex<State>,
-    /// Threads that read a file whole, and their limit.
+    /// Opens that are reading a file whole, and their limit.
     num_reading: AtomicUsize,
     most_reading: usize,
     /// Set after the kernel has refused, as it does without CAP_SYS_ADMIN.
@@ -60,12 +61,12 @@ enum Mode {
     /// No handle is open, or the first open is not yet answered.
     #[default]
     Undecided,
-    /// By requests, and the kernel's page cache.
+    /// The kernel sends requests, and has a page cache.
     Requests,
     Kernel(BackingId),
 }
 
-/// The bytes of a file.
+/// A file in memory that has all bytes of a file of the data set.
 struct Whole {
     file: Opened,
     len: u64,
@@ -113,12 +114,12 @@ impl Passthrough {
             return Begun::First;
         }
         if matches!(known.mode, Mode::Undecided) {
-            known.mode = Mode::Requests; // the first open is still looking for its bytes
+            known.mode = Mode::Requests; // the first open has no answer yet: it, too, must use requests
         }
         Begun::Again
     }
 
-    /// Another file with the bytes of `file`.
+    /// Another file with the bytes of `file`, for its first handle; `None`: the file is read by requests.
     fn source(&self, inode: u64, file: File, len: u64) -> Option<Opened> {
         if let Some((_, Ok(copy))) = self.files.open_copy(file, |path| Opened::open(path)) {
             return Some(copy);
@@ -166,8 +167,8 @@ impl Passthrough {
         is_whole.then_some(memory)
     }
 
-    /// Copies pieces of a file from `next` on, which several threads advance; returns whether all reads
-    /// succeeded.
+    /// Copies pieces of a file to `memory`. Threads share `next`, the offset of the next piece. Returns whether
+    /// all of this thread's reads and writes succeeded.
     fn copy(&self, file: File, len: u64, next: &AtomicU64, memory: &Opened) -> bool {
         loop {
             let at = next.fetch_add(PIECE_BYTES, Ordering::Relaxed);
@@ -210,7 +211,7 @@ impl Passthrough {
         }
     }
 
-    /// A handle was closed.
+    /// Notes that a handle was closed.
     pub(crate) fn release(&self, inode: u64) {
         let mut state = self.state.lock();
         let Some(known) = state.inodes.get_mut(&inode) else { return };

@@ -1,7 +1,7 @@
 //! The place of a mount: mounts there, and later unmounts only that mount.
 //!
-//! Not left to `fuser`: its handle unmounts whatever is mounted at the path later, even after its own session
-//! has ended.
+//! `fuser` is not used for this: its handle would unmount whatever is mounted at the path by then, even after
+//! its own session has ended.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut, Read};
@@ -32,7 +32,7 @@ pub(crate) struct Place {
 type Device = (u32, u32);
 
 impl Place {
-    /// Mounts on `path`; without root, through `fusermount3`. Also returns the connection to the kernel.
+    /// Mounts on `path`; if the kernel answers EPERM, through `fusermount3`. Also returns the connection to the kernel.
     pub(crate) fn mount(path: &Path, source: &str, all: bool) -> io::Result<(OwnedFd, Place)> {
         let path = path.canonicalize()?; // the program may change its working directory
         let opened = match mount_directly(&path, source, all) {
@@ -53,7 +53,7 @@ impl Place {
     /// Unmounts, even while files are open, unless somebody else did.
     ///
     /// # Errors
-    /// `Busy`: another file system is mounted on top. `Refused`: by the kernel and by `fusermount3`.
+    /// `Busy`: another file system is mounted on top. `Refused`, `Io`: the kernel or `fusermount3` refuses.
     pub(crate) fn unmount(&self) -> Result<()> {
         let is_on_top = device_at(&self.path).ok() == Some(self.device);
         let is_mounted = self.is_mounted();
@@ -111,7 +111,7 @@ impl Place {
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The device of the file system at `path`, from the kernel alone: no file system is asked.
+/// The device of the file system at `path`. Asks only the kernel, since the file system may not answer.
 fn device_at(path: &Path) -> io::Result<Device> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
     let found = rustix::fs::statx(CWD, path, flags, StatxFlags::empty())?;
@@ -153,7 +153,7 @@ fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> 
         format!("ro,nodev,nosuid,noatime,default_permissions,subtype=dlfs,fsname={source}{allow}");
     let (mut child, ours) = helper(|command| {
         let (ours, theirs) = UnixStream::pair()?;
-        // The socket is the helper's standard input, the only inherited descriptor.
+        // The helper finds the socket at descriptor 0, its standard input.
         command.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0");
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
         Ok((command.spawn()?, ours))

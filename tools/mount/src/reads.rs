@@ -1,11 +1,11 @@
-//! Reads of files. Reads that wait at the same time become one batch; a sample that the kernel reads in parts
-//! is read once from storage.
+//! Reads of files. Reads that wait at the same time become one batch. A file that the kernel reads in parts is
+//! cached, so that it is read from storage once.
 //!
-//! No thread has reads handed to it. A thread that brings a read becomes a *leader* if there are too few
-//! leaders: it takes all waiting reads, reads them as one batch, and answers them. Otherwise the thread
-//! leaves its read in the queue and takes further requests.
+//! A thread with a new read becomes a *leader* if there are fewer than `most_leaders`: it takes the waiting
+//! reads, reads them as one batch, answers them, and takes the next ones until none is left. Otherwise the
+//! thread leaves its read in the queue, for a leader, and takes further requests.
 //!
-//! From a sample above 1 MiB, only the pieces that the range touches are read, and more ahead of a sequential
+//! From a sample above 1 MiB, only the pieces that a read touches are read, and more ahead of a sequential
 //! reader.
 
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub(crate) struct Part {
     pub(crate) size: u32,
     /// The time of the kernel's request.
     pub(crate) asked: Instant,
-    /// Set if this read alone shows that a program has opened the file.
+    /// Set if this read counts as an open: it begins at offset 0, and the kernel sends no opens.
     pub(crate) opens: bool,
     pub(crate) reply: ReplyData,
 }
@@ -116,7 +116,7 @@ impl Reads {
         ))
     }
 
-    /// Answers `part`, on this thread or on the leader's.
+    /// Answers `part`: on this thread, or later on a leader's.
     pub(crate) fn read(&self, part: Part) {
         if let Some(bytes) = self.kept(part.file) {
             self.count(&part, None);
@@ -138,7 +138,7 @@ impl Reads {
             let mut queue = self.queue.lock();
             queue.waiting.push(part);
             if queue.leaders >= self.most_leaders {
-                return; // a leader takes the part before it ends
+                return; // a leader takes the part before it stops leading
             }
             queue.leaders += 1;
             queue.take(&mut batch);
@@ -169,7 +169,7 @@ impl Reads {
         let mut ids: Vec<SampleId> = batch.iter().map(|part| part.file.id).collect();
         ids.sort_unstable();
         ids.dedup();
-        // Samples that were read in the meantime are in the cache.
+        // Another leader may have cached some of the files since they were queued.
         let (there, absent): (Vec<_>, Vec<_>) = batch
             .drain(..)
             .map(|part| (self.kept(part.file), part))
@@ -179,7 +179,7 @@ impl Reads {
         }
         let absent = absent.into_iter().map(|(_, part)| part).collect();
         let absent = self.answer_in_pieces(absent);
-        // Repeated parts have a short time limit, so they are not read in one batch with the others.
+        // Limited parts are read in a batch of their own: the limit would end the others' reads, too.
         let limited = absent.into_iter().map(|part| (self.limit(&part), part));
         let (again, first): (Vec<_>, Vec<_>) = limited.partition(|(limit, _)| limit.is_some());
         for parts in [first, again].into_iter().filter(|parts| !parts.is_empty()) {
@@ -246,7 +246,7 @@ impl Reads {
                     part.reply.data(&buffer[..len]);
                 }
                 Err(error) => {
-                    // If the target did not answer this part, do not try the parts behind it.
+                    // If the target did not answer, the remaining parts fail, too, instead of waiting each.
                     let behind = unanswered::is(&error).then(|| pieces.by_ref());
                     let behind = behind.into_iter().flatten().map(|(part, _)| part);
                     self.fail(&error, began, std::iter::once(part).chain(behind).collect());
@@ -263,7 +263,7 @@ impl Reads {
 
     /// Answers `parts` with an error.
     fn fail(&self, error: &Error, began: Instant, parts: Vec<Part>) {
-        // Before the reply, since the kernel repeats the read at once.
+        // Noted before the replies, since the kernel repeats such a read at once.
         self.unanswered.note(error, began, parts.iter().map(|part| (part.file, part.asked)));
         let errno = match error.kind() {
             ErrorKind::Interrupted => Errno::ETIMEDOUT, // it had the short limit
@@ -330,11 +330,12 @@ impl Queue {
     }
 }
 
-/// Memory limit of files that were read in part, for their remaining reads: also at most an eighth of the
-/// memory.
+/// Memory limit of the cache of files that were read in part; also at most an eighth of the memory. The newest
+/// file is cached even if it is longer.
 const MOST_KEPT_BYTES: u64 = 64 << 20;
-/// The most files that are cached to be read in pieces, and the bytes that each caches at most.
+/// The most files that stay open to be read in pieces; together they take at most a quarter of the memory.
 const MOST_IN_PIECES: u64 = 16;
+/// The most bytes that each of these files caches.
 const OF_PIECES_BYTES: u64 = 8 << 20;
-/// The most samples that one batch reads.
+/// The most reads that one batch answers.
 const MOST_AT_ONCE: usize = 256;

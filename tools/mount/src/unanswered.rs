@@ -2,9 +2,9 @@
 //!
 //! The kernel repeats the read of a page that it could not read, and reads queue behind a batch that waits
 //! for the target. If each read waited for its own deadline, a program would wait for all these deadlines in
-//! turn. So a *repeated* read gets an eighth of the time that the read before it took to fail. That is enough
-//! if the target is back, and a program waits for little more than one deadline. A read that a program starts
-//! after the failure gets the full time.
+//! turn. So for a second after a failure, a *repeated* read gets an eighth of the time that the failed read
+//! took: a read of the same file, or one that the kernel requested before the failure. That is enough if the
+//! target is back, and a program waits for little more than one deadline. Other reads get the full time.
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,8 @@ impl Unanswered {
         let has_waited = |asked: Instant| failures.iter().any(|failure| asked < failure.at);
         let files = match error.kind() {
             ErrorKind::TimedOut | ErrorKind::Disconnected => reads.map(|(file, _)| file).collect(),
-            // This read had the short limit. Only a read that the kernel requested before an earlier failure
-            // is noted: the short waits after one deadline then end, even if programs go on to read.
+            // These reads had the short limit. The files are noted only of those that the kernel requested
+            // before an earlier failure: the short limits then end, even if programs go on to read.
             ErrorKind::Interrupted => {
                 reads.filter(|(_, asked)| has_waited(*asked)).map(|(file, _)| file).collect()
             }
@@ -67,7 +67,7 @@ pub(crate) fn is(error: &Error) -> bool {
 pub(crate) struct Until(Option<Instant>);
 
 impl Until {
-    /// In `limit` from now.
+    /// The time `limit` from now; `None`: no limit.
     pub(crate) fn after(limit: Option<Duration>) -> Until {
         Until(limit.map(|limit| Instant::now() + limit))
     }
@@ -79,9 +79,9 @@ impl Watch for Until {
     }
 }
 
-/// A read of the same file after this time counts as a new read.
+/// A failure limits reads for this time.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// A repeated read gets this fraction of the failed read's time: one eighth.
+/// A repeated read gets the failed read's time divided by this.
 const AGAIN_SHARE: u32 = 8;
 
 #[cfg(test)]
