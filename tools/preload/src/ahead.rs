@@ -16,7 +16,7 @@ use crate::own::{self, called, most_descriptors};
 /// The files of one sample.
 pub(crate) type Held = Arc<[Waiting]>;
 
-/// A memfd that waits. The program could close its number, so its identity is stored too.
+/// A memfd that waits. The program could close `fd` and reuse the number, so the inode number is stored too.
 pub(crate) struct Waiting {
     fd: c_int,
     inode: u64,
@@ -26,7 +26,8 @@ pub(crate) struct Waiting {
 }
 
 impl Mount {
-    /// A new descriptor of a file that was read ahead, and the file's epoch in the order.
+    /// Opens a file that was read ahead: returns a new descriptor and the file's epoch in the order. The first
+    /// call starts readahead.
     pub(crate) fn read_ahead(
         &'static self,
         opened: &'static Opened,
@@ -71,7 +72,7 @@ impl Mount {
         let bytes = files.bytes(batch, index, file).ok()?;
         let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
         memory.fill(&bytes).ok()?;
-        // Above the low numbers that programs use.
+        // Above the low numbers that programs use: 2048 and up, or from half of the limit.
         let least = (most_descriptors() / 2).min(MOST_HELD) as c_long;
         // SAFETY: the command touches no memory.
         let fd = called(unsafe {
@@ -104,5 +105,6 @@ impl Drop for Waiting {
     }
 }
 
-/// The most samples that wait; also at most a quarter of the descriptors that the process may have.
+/// The most samples that wait; also at most a quarter of the limit of descriptors, but at least one batch. A
+/// sample takes a descriptor for each of its files.
 const MOST_HELD: usize = 2048;

@@ -1,4 +1,5 @@
-//! Descriptors: a file is a sealed memfd with its content; the memfd's name identifies the node.
+//! Descriptors of the program: a sealed memfd with the content of a file. The name of the memfd identifies the
+//! node. For files that are opened in place instead, see `long.rs`.
 
 use std::ffi::{CStr, CString, c_int, c_long};
 use std::io::Write as _;
@@ -15,7 +16,7 @@ use crate::own::{self, called};
 use crate::paths::Place;
 
 impl Place {
-    /// The node at this place. The caller is [inside](own::inside), as for all methods here.
+    /// The node at this place. The caller is [inside](own::inside), as for all methods in this file.
     pub(crate) fn node(&self) -> Result<(&'static Opened, Node), c_int> {
         let opened = self.mount.opened()?;
         let path = self.path.strip_prefix(b"/").unwrap_or(&self.path);
@@ -29,7 +30,8 @@ impl Place {
     }
 
     /// As `open(2)` on a file system mounted read-only. `whole`: the descriptor is for a stream. The C
-    /// library's own reads cannot be intercepted, so a long file is then copied whole.
+    /// library's own reads cannot be intercepted, so a long file behind tiers is then copied into memory, if
+    /// `;copy=` allows its length.
     pub(crate) fn open(&self, flags: c_int, whole: bool) -> Result<c_int, c_int> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
         let is_path = flags & libc::O_PATH != 0;
@@ -100,7 +102,7 @@ impl Mount {
             ));
             return Err(libc::EFBIG);
         }
-        // Made first: if the program has no descriptors left, no file is read.
+        // Made before the file is read: if the program has no descriptors left, the read would be wasted.
         let memory = Memory::new(&self.name_of(opened, node), flags)?;
         self.fill(&memory, opened, file)?;
         if let Some(stat) = stat_of(memory.fd()) {
@@ -110,7 +112,7 @@ impl Mount {
     }
 
     /// Returns whether a long file of a plain folder with tiers is copied into memory rather than opened in
-    /// place: if a tier has all of it, or if the C library will read it.
+    /// place: if the tiers have all of it, or the C library will read it, and `;copy=` allows its length.
     fn is_copied(&self, opened: &Opened, file: File, len: u64, whole: bool) -> bool {
         let is_there = || opened.files.kept_bytes(file) == len;
         opened.has_tiers() && len <= self.setting.copy_bytes && (whole || is_there())
@@ -128,8 +130,8 @@ impl Mount {
         memory.seal()
     }
 
-    /// A descriptor of the same file in another place: in the plain folder that is the data set, unless the
-    /// file there has changed, or in the FUSE mount.
+    /// A descriptor of the same file in another place: in the plain folder that is the data set, or otherwise in
+    /// the FUSE mount. `None`: there is neither, or the file in the folder has changed.
     fn elsewhere(&self, opened: &Opened, file: File, flags: c_int) -> Result<Option<c_int>, c_int> {
         let Some(place) = opened.folder.as_ref().or(self.setting.fuse.as_ref()) else {
             return Ok(None);
@@ -156,8 +158,8 @@ impl Mount {
     }
 }
 
-/// Reads a file into `memory` and returns its length. Reads pieces that stay in the processor's cache, if
-/// pieces can be verified.
+/// Reads a file into `memory` and returns its length; the inner error is that of a write. If the sample is
+/// verified in pieces, reads it in steps that stay in the processor's cache.
 fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64, c_int>> {
     // A plain folder has no checksums of pieces.
     let is_folder = opened.files.dataset().image().folder().is_some();
@@ -179,8 +181,8 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
     }
 }
 
-/// The mount and the node behind the descriptor, if this library made it in this program or in one that
-/// started it.
+/// The mount and the node behind the descriptor, if this library made it, in this program or in another one
+/// with the same settings.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     let mounts = mounts::all();
     if mounts.is_empty() || fd < 0 || own::is_inside() {
@@ -243,7 +245,7 @@ pub(crate) fn open_again(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
     own::open(path, flags)
 }
 
-/// A descriptor that is not yet given to the program, mostly of a memfd.
+/// A descriptor that is not yet given to the program, mostly of a memfd. Dropping it closes it.
 pub(crate) struct Memory(c_int);
 
 impl Memory {
@@ -346,15 +348,16 @@ fn write_at(fd: c_int, bytes: &[u8], at: u64) -> Result<(), c_int> {
 }
 
 pub(crate) fn close(fd: c_int) {
-    // SAFETY: this library made the descriptor and gave it to nobody.
+    // SAFETY: the call touches no memory. The callers pass a descriptor that only this library uses, or one that
+    // the program has asked to close.
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
 /// Prefix of the names of memfds.
 const NAME: &str = "dlfs:";
-/// Files up to this length are always copied.
+/// Files up to this length are copied into memory, unless they are of a plain folder without tiers.
 const IN_MEMORY_BYTES: u64 = 16 << 20;
 /// Cleared when the kernel turns out not to know MFD_NOEXEC_SEAL.
 static NO_EXEC: AtomicBool = AtomicBool::new(true);
-/// Cleared after the first report of a failure to read or to allocate; later failures are not reported.
+/// Cleared after the first report of a failed read or a refused memfd; later failures are not reported.
 static SAYS: AtomicBool = AtomicBool::new(true);

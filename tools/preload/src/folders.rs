@@ -1,5 +1,5 @@
-//! Open folders. A `DIR` of ours is told from the C library's by its first words: the C library has its
-//! descriptor there, which is never negative.
+//! Open folders. A `DIR` of ours is told from the C library's by its first 8 bytes. The C library's begins with
+//! its descriptor, which is never negative; ours begins with -1.
 
 use std::ffi::{c_int, c_long};
 use std::sync::atomic::Ordering;
@@ -55,23 +55,24 @@ impl OpenFolder {
     /// The folder behind `pointer`, if it is one of ours.
     ///
     /// # Safety
-    /// `pointer` is NULL, or an open folder of ours or of the C library, which only the caller uses.
+    /// `pointer` is NULL, or an open folder of ours or of the C library; nobody else uses it while the result
+    /// lives.
     pub(crate) unsafe fn of<'a>(pointer: *mut DIR) -> Option<&'a mut OpenFolder> {
         if pointer.is_null() || crate::mounts::all().is_empty() {
             return None;
         }
         // SAFETY: the C library's DIR is longer than a `u64` and aligned to one; so is ours.
         let magic = unsafe { pointer.cast::<u64>().read() };
-        // SAFETY: only ours begins with a negative descriptor.
+        // SAFETY: only ours begins with a negative descriptor, and nobody else uses it, as the caller promises.
         (magic == MAGIC).then(|| unsafe { &mut *pointer.cast::<OpenFolder>() })
     }
 
     /// Closes the folder; returns its descriptor, or -1.
     ///
     /// # Safety
-    /// `of` returned a folder for this pointer, and nobody uses it any more.
+    /// `of` returned a folder for this pointer, and nobody uses the folder any more.
     pub(crate) unsafe fn close(pointer: *mut DIR) -> c_int {
-        // SAFETY: `open` made it with `Box::into_raw`.
+        // SAFETY: it is one of ours, so `open` made it with `Box::into_raw`; nobody uses it any more.
         unsafe { Box::from_raw(pointer.cast::<OpenFolder>()) }.fd
     }
 
@@ -108,11 +109,12 @@ impl OpenFolder {
         Ok(Some(current))
     }
 
-    /// As `telldir` and `seekdir`.
+    /// As `telldir`.
     pub(crate) fn position(&self) -> c_long {
         self.position as c_long
     }
 
+    /// As `seekdir` and, to 0, `rewinddir`.
     pub(crate) fn seek(&mut self, position: c_long) {
         self.ready.clear();
         self.next = position as u64;
@@ -129,7 +131,7 @@ impl OpenFolder {
     }
 }
 
-/// A descriptor of -1, and a marker of ours.
+/// A descriptor of -1 in the first 4 bytes, and a marker of ours.
 const MAGIC: u64 = 0xd1f5_0d1f_ffff_ffff;
 /// Entries that are listed in one go.
 const AT_A_TIME: usize = 256;

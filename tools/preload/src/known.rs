@@ -1,7 +1,8 @@
 //! A cache of the nodes behind the newest descriptors: asking the kernel for the name of a memfd takes longer
-//! than the rest of an `fstat`, and programs ask for the attributes of each file at least twice.
+//! than the rest of an `fstat`, and programs often ask for a file's attributes more than once.
 //!
-//! Nothing is removed: a descriptor that was closed and reused has another inode or a later change time.
+//! An entry need not be removed when its descriptor is closed: a file that reuses the number has another inode
+//! or a later change time, so the entry does not match it.
 
 use std::ffi::c_int;
 use std::sync::Mutex;

@@ -4,21 +4,22 @@
 //! Replaces the C library's functions that take paths. A path below one of the prefixes in `DLFS_MOUNTS` is
 //! answered from a data set; every other path is passed on to the C library. Opening a file gives a *real
 //! descriptor*: a sealed memfd with the verified bytes of the whole file. So the kernel itself handles
-//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` correctly. Two kinds of files are opened
-//! in place: those of a plain folder without tiers, and long files of a plain folder with tiers. For the
-//! latter, `read` and `pread` go through the tiers (`long.rs`); calls that are not interposed read the file
-//! itself.
+//! `read`, `mmap`, `sendfile`, `dup`, `fork`, `exec` and `io_uring` correctly. Some files are opened in place
+//! instead: those of a plain folder without tiers; and, if they are long, those of a plain folder with tiers,
+//! and those that a FUSE mount of the data set shows. For long files of a folder with tiers, `read` and `pread`
+//! go through the tiers (`long.rs`), and calls that are not interposed read the file itself.
 //!
 //! # What it is not
 //! It sees calls of programs and libraries to the C library. It does not see the C library's own calls
 //! (`nftw`, `glob`), raw system calls, static binaries, or Go. It writes nothing: calls that write get EROFS.
 //!
 //! # Invariants
-//! - Until a path is known to be below a mount, nothing allocates, locks, connects or starts a thread. A data
-//!   set is opened at the first path below its prefix.
-//! - A descriptor is identified without state in the process: the name of its memfd identifies the node, and
-//!   the kernel keeps that name through `dup`, `fork`, `exec` and `SCM_RIGHTS`. A folder's descriptor is a
-//!   memfd too, opened with `O_PATH`: functions that are not interposed fail on it and read nothing.
+//! - After the settings are read, nothing allocates, waits for a lock, connects or starts a thread until a path
+//!   or descriptor is known to belong to a mount. A data set is opened at its first such path or descriptor.
+//! - A memfd is identified without state in the process: its name identifies the node, and the kernel keeps
+//!   that name through `dup`, `fork`, `exec` and `SCM_RIGHTS`. A folder's descriptor is a memfd too, opened with
+//!   `O_PATH`: functions that are not interposed fail on it and read nothing. Only files opened in place are in
+//!   a table of the process.
 //! - The library does not answer its own calls: a thread marks when it is inside the library, and the
 //!   library's own threads are known by their names.
 //!

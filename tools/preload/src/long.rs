@@ -1,9 +1,9 @@
-//! Files of a plain folder that are opened in place, so that calls that are not interposed are correct too.
-//! Without tiers, these are all files, and reads are only counted. With tiers, these are the long files:
-//! `read` and `pread` go through the tiers in pieces, and the tiers fetch the rest in the background. A
-//! mapping is of the file itself, since the library cannot see which pages are read; it only makes the tiers
-//! fetch the rest. Once a tier in a folder keeps the whole file as one file, the descriptor is of that copy,
-//! and the kernel reads it.
+//! Files that are opened in place, so that calls that are not interposed are correct too. Of a plain folder
+//! without tiers, these are all files; of a FUSE mount, the long ones. The kernel reads them, and reads are
+//! only counted. Of a plain folder with tiers, these are long files: `read` and `pread` go through the tiers in
+//! pieces, and the tiers fetch the rest in the background. A mapping is of the file itself, since the library
+//! cannot see which pages are read; it only makes the tiers fetch the rest. Once a tier in a folder keeps the
+//! whole file as one file, a later open gives a descriptor of that copy, and the kernel reads it.
 //!
 //! A bit for each descriptor number says only that the number *may* be such a file. If it is set, `fstat`
 //! shows whether the file behind the number is still the same. So `close`, `dup` and `fork` need not be
@@ -35,10 +35,10 @@ pub(crate) struct Long {
     file: posix::File,
     /// Device and inode number.
     identity: (u64, u64),
-    /// Time of the last change, and length.
+    /// Time of the last modification, in seconds and nanoseconds, and length.
     stamp: (i64, i64, i64),
     bytes: Bytes,
-    /// Held from reading the position until setting it.
+    /// Held from reading the descriptor's position until setting it.
     position: Forked<Mutex<()>>,
 }
 
@@ -51,7 +51,7 @@ enum Bytes {
     Kernel { tier: Option<u8> },
 }
 
-/// By descriptor.
+/// The files by descriptor.
 type Table = Mutex<HashMap<c_int, Arc<Long>>>;
 
 static TABLE: Forked<Table> = Forked::empty();
@@ -59,7 +59,7 @@ static TABLE: Forked<Table> = Forked::empty();
 static MAY_BE: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 
 impl Mount {
-    /// Remembers that `fd` is the file in another place, mostly in the plain folder. The caller is
+    /// Remembers that `fd` is the file in the plain folder or in the FUSE mount. The caller is
     /// [inside](own::inside).
     pub(crate) fn remember(
         &'static self,
@@ -112,7 +112,8 @@ fn insert(fd: c_int, long: Arc<Long>) {
     MAY_BE[fd as usize / 64].fetch_or(1 << (fd % 64), Ordering::Release);
 }
 
-/// The reads of the folder's own file `fd` through the tiers, which get a duplicate of it.
+/// Reads through the tiers of the folder's own file, open as `fd`. Lends the folder a duplicate of `fd`, with
+/// which it reads for the tiers.
 fn through_tiers(
     opened: &Opened,
     fd: c_int,
@@ -155,7 +156,7 @@ pub(crate) fn before_lock(fd: c_int) {
     own::set_errno(before);
 }
 
-/// The mount and the node behind the descriptor, if it is a long file.
+/// The mount and the node behind the descriptor, if it is a file opened in place.
 pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     if !may_be(fd) {
         return None;
@@ -163,7 +164,8 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
     find(fd).map(|long| (long.mount, Node::File(long.file)))
 }
 
-/// As `read` or `pread`, through the tiers. `None`: not ours, or better read by the kernel.
+/// As `read` or `pread`, counted, and through the tiers if there are any. `None`: the C library's function must
+/// read, since the file is not ours, or this read failed.
 ///
 /// # Safety
 /// `out` has `len` bytes.
@@ -178,11 +180,11 @@ pub(crate) unsafe fn read(
         return None;
     }
     let iov = libc::iovec { iov_base: out, iov_len: len };
-    // SAFETY: the caller's promise.
+    // SAFETY: `out` has `len` bytes, as the caller promises.
     unsafe { read_all(fd, &[iov], at) }
 }
 
-/// As `readv` or `preadv`, through the tiers. `None`: not ours, or better read by the kernel.
+/// As `readv` or `preadv`; otherwise as [`read`].
 ///
 /// # Safety
 /// `parts` points to `count` parts, each with as many bytes as it says.
@@ -196,10 +198,12 @@ pub(crate) unsafe fn read_parts(
     if !may_be(fd) || parts.is_null() || !(1..=libc::UIO_MAXIOV).contains(&count) {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `parts` has `count` parts with the bytes that they name, as the caller promises.
     unsafe { read_all(fd, std::slice::from_raw_parts(parts, count as usize), at) }
 }
 
+/// Reads into `parts`, as [`read`].
+///
 /// # Safety
 /// Each part has as many bytes as it says.
 #[cold]
@@ -211,13 +215,13 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
         let long = find(fd).ok_or(libc::EBADF)?;
         let reads = match &long.bytes {
             Bytes::Tiers { reads, .. } => reads,
-            // SAFETY: the caller's promise.
+            // SAFETY: each part has its bytes, as the caller promises.
             Bytes::Kernel { tier } => return unsafe { long.read_by_kernel(*tier, fd, parts, at) },
         };
         if let Some(at) = at {
             // A negative position is EINVAL, as in the kernel.
             let at = u64::try_from(at).map_err(|_| libc::EINVAL)?;
-            // SAFETY: the caller's promise.
+            // SAFETY: as above.
             return unsafe { long.fill(reads, parts, at) };
         }
         let lock = long.position.get_or_init(Mutex::default);
@@ -238,6 +242,8 @@ unsafe fn read_all(fd: c_int, parts: &[libc::iovec], at: Option<i64>) -> Option<
 }
 
 impl Long {
+    /// Reads into `parts` through the tiers, from byte `at` of the file on.
+    ///
     /// # Safety
     /// Each part has as many bytes as it says.
     unsafe fn fill(
@@ -252,8 +258,8 @@ impl Long {
             if len == 0 {
                 continue;
             }
-            // SAFETY: the caller promises the length. The bytes may be uninitialised; they are only written
-            // here.
+            // SAFETY: the part has at least `len` bytes, as the caller promises. They may be uninitialised, but
+            // are only written here.
             let out = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), len) };
             let read = reads.read_at(at + done as u64, out, &mut ());
             let read = read.map_err(|error| crate::mounts::errno_of(&error))?;
@@ -266,7 +272,7 @@ impl Long {
         Ok(done as isize)
     }
 
-    /// Reads as the kernel does, and counts the read.
+    /// Makes the kernel read, and counts the read.
     ///
     /// # Safety
     /// Each part has as many bytes as it says.
@@ -280,7 +286,7 @@ impl Long {
         let began = Instant::now();
         let first = parts.as_ptr();
         let count = parts.len();
-        // SAFETY: the caller's promise.
+        // SAFETY: the kernel writes to the `count` parts at `first`, which have their bytes, as the caller promises.
         let read = called(unsafe {
             match at {
                 Some(at) => libc::syscall(libc::SYS_preadv, fd, first, count, at, 0),
@@ -298,8 +304,8 @@ impl Long {
     }
 }
 
-/// Makes the tiers copy the file in the background, if `fd` is one of theirs: it is being mapped from byte
-/// `at` on.
+/// Notes that `fd` is being mapped from byte `at` on: if the file is read through tiers, makes them copy it in
+/// the background.
 #[inline]
 pub(crate) fn mapped(fd: c_int, at: i64) {
     if may_be(fd) {
@@ -324,7 +330,8 @@ fn read_one(fd: c_int, at: i64) {
     let _ = read; // without a copy the mapping is still correct
 }
 
-/// The file that was opened as `fd`, if `fd` is still that file and the file is unchanged.
+/// The file that was opened as `fd`, if `fd` is still that file and the file is unchanged. Forgets `fd` if it is
+/// another file now.
 fn find(fd: c_int) -> Option<Arc<Long>> {
     let stat = files::stat_of(fd)?;
     let mut table = lock(table());

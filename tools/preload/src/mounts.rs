@@ -22,7 +22,8 @@ pub(crate) struct Mount {
     opened: AtomicPtr<Opened>,
     /// Set when opening begins: from then on the library may have descriptors.
     in_use: AtomicBool,
-    /// Held during opening. A forked child has its own, since its parent's may stay locked.
+    /// Held during opening; true once a failure was reported. A forked child has its own lock, since its
+    /// parent's may stay locked.
     opening: Forked<Mutex<bool>>,
     pub(crate) counters: Counters,
 }
@@ -32,11 +33,11 @@ pub(crate) struct Opened {
     pub(crate) files: Files,
     /// The plain folder with the files, if the data set is one.
     pub(crate) folder: Option<PathBuf>,
-    /// Counters of the files that the kernel opened and read there for the program.
+    /// Counters of the files that the kernel opened and read in the plain folder for the program.
     pub(crate) origin: Counters,
     /// Readahead, which begins at the first opened file; `None` if it failed.
     pub(crate) ahead: Forked<Option<Ahead<Held>>>,
-    /// Total bytes and files, for `statfs`.
+    /// The bytes that the data set uses on its namespaces, for `statfs`.
     pub(crate) len_bytes: u64,
 }
 
@@ -61,7 +62,7 @@ static SETTINGS: AtomicU32 = AtomicU32::new(0);
 /// All mounts; empty before the settings are read.
 #[inline]
 pub(crate) fn all() -> &'static [Mount] {
-    // SAFETY: the pointer is NULL or was leaked by `set`.
+    // SAFETY: the pointer is NULL or was leaked by `set`, so that it is valid for ever.
     unsafe { MOUNTS.load(Ordering::Acquire).as_ref() }.map_or(&[], |mounts| &mounts[..])
 }
 
@@ -120,11 +121,11 @@ impl Mount {
 
     /// The data set, if it is already open.
     pub(crate) fn if_opened(&self) -> Option<&'static Opened> {
-        // SAFETY: the pointer is NULL or was leaked by `opened`.
+        // SAFETY: the pointer is NULL or was leaked by `opened`, so that it is valid for ever.
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The data set, which the first call opens. The caller is [inside](own::inside).
+    /// The data set; opens it if it is not open yet. The caller is [inside](own::inside).
     pub(crate) fn opened(&self) -> Result<&'static Opened, c_int> {
         if let Some(opened) = self.if_opened() {
             return Ok(opened);
@@ -166,7 +167,7 @@ impl Mount {
             [Address::Path(path)] if path.is_dir() => Some(path.clone()),
             _ => None,
         };
-        // Reads no sample: makes the first reader, with its descriptors.
+        // Reads no sample, but makes the first reader: its descriptors, too, are made above the low numbers.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
         let origin = Counters::default();
         Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })

@@ -6,7 +6,8 @@ use std::ffi::{CStr, c_int, c_long};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
-    /// Nesting depth of the library's own work on this thread. It has no destructor, so it allocates nothing.
+    /// Nesting depth of the library's own work on this thread. Without a destructor, its first use allocates
+    /// nothing.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
     /// True if this thread is one of the library's; `None` until that is checked.
     static OURS: Cell<Option<bool>> = const { Cell::new(None) };
@@ -17,8 +18,8 @@ pub(crate) fn is_inside() -> bool {
     INSIDE.with(Cell::get) > 0 || is_thread_of_ours()
 }
 
-/// Does the library's own work; calls made by `work` go to the C library. A panic becomes EIO, and success
-/// leaves `errno` unchanged.
+/// Does the library's own work; calls made by `work` go to the C library. A panic becomes EIO. Leaves `errno`
+/// unchanged.
 pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
     let before = errno();
     INSIDE.with(|depth| depth.set(depth.get() + 1));
@@ -29,8 +30,8 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_
 }
 
 /// Does `work` while the lowest descriptor numbers are occupied, so that its descriptors get higher ones:
-/// shells use low numbers freely. Only done while the program has one thread, since other threads might open
-/// descriptors meanwhile.
+/// shells use low numbers freely. Does `work` alone if the program has several threads, which might open
+/// descriptors meanwhile, or a low limit of descriptors.
 pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let mut taken = [-1; LOW as usize];
@@ -89,7 +90,7 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// The limit of descriptors of this process.
+/// The limit of descriptors of this process, at most 2^20.
 pub(crate) fn most_descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let none = std::ptr::null::<libc::rlimit>();

@@ -1,5 +1,5 @@
-//! Decides which mount a path belongs to, without allocation, lock or system call; only paths relative to a
-//! folder's descriptor need system calls.
+//! Decides which mount a path belongs to. A path below no mount costs no allocation, lock or system call, unless
+//! it is relative to a folder's descriptor.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,8 @@ pub(crate) struct Place {
     pub(crate) path: Vec<u8>,
 }
 
-/// The place of `path`, if it is below a mount. A relative path starts at the descriptor `folder`.
+/// The place of `path`, if it is below a mount, and if the library itself does not call. A relative path starts
+/// at the descriptor `folder`.
 #[inline]
 pub(crate) fn place(folder: c_int, path: &CStr) -> Option<Place> {
     let mounts = mounts::all();
@@ -48,7 +49,7 @@ fn absolute(mounts: &'static [Mount], path: &[u8]) -> Option<Place> {
     if is_odd && path.len() <= MOST_BYTES { odd(path) } else { None }
 }
 
-/// Follows the path as the kernel does: when it reaches a mount, the rest is below that mount.
+/// Follows the path like the kernel, but no links: when it reaches a mount, the rest is below that mount.
 #[cold]
 fn odd(path: &[u8]) -> Option<Place> {
     // On the stack, since most such paths are below no mount.
@@ -109,8 +110,7 @@ fn relative(path: &[u8]) -> Option<Place> {
     joined(&mut whole, len, path)
 }
 
-/// The place of a path relative to a folder. The first `len` bytes of `whole` are the folder's path; 0: it is
-/// unknown.
+/// The place of a path relative to a folder, whose path is the first `len` bytes of `whole`; 0: it is unknown.
 fn joined(whole: &mut [u8; MOST_BYTES], len: usize, path: &[u8]) -> Option<Place> {
     let end = len + 1 + path.len();
     if len == 0 || end > MOST_BYTES {
@@ -138,7 +138,7 @@ pub(crate) fn learn_working_folder() {
     WORKING.len.store(len, Ordering::Release);
 }
 
-/// A path relative to a folder's descriptor: the folder is ours, or above a mount.
+/// The place of a path relative to a folder's descriptor: the folder is ours, or above a mount.
 fn below(folder: c_int, path: &[u8]) -> Option<Place> {
     if let Some((mount, node)) = files::identity(folder) {
         // If the descriptor is a file's, resolving the path reports ENOTDIR.
@@ -146,7 +146,8 @@ fn below(folder: c_int, path: &[u8]) -> Option<Place> {
             own::inside(|| mount.opened()?.files.tree().path(node).map_err(|_| libc::EIO)).ok()?;
         return Some(Place { mount, path: [&above[..], b"/", path].concat() });
     }
-    // Ask for the folder's path only if the first component occurs in a mount's path: it costs a system call.
+    // Asking for the folder's path costs a system call. So do it only if the first component occurs in a mount's
+    // path; a path to a mount that begins with another component, such as `..`, is not recognised.
     let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
     let leads =
         |mount: &Mount| mount.prefix().split(|byte| *byte == b'/').any(|part| part == first);
@@ -158,7 +159,7 @@ fn below(folder: c_int, path: &[u8]) -> Option<Place> {
     if whole[0] == b'/' { joined(&mut whole, len, path) } else { None }
 }
 
-/// The path without `//`, `/./` and `/../`, and without a trailing slash.
+/// The path with `//`, `.` and `..` resolved, and without a trailing slash.
 pub(crate) fn normalise(path: &[u8]) -> Vec<u8> {
     let mut plain = vec![0; path.len() + 1];
     let len = path.split(|byte| *byte == b'/').fold(0, |len, part| step(&mut plain, len, part));
@@ -179,5 +180,5 @@ fn step(plain: &mut [u8], len: usize, component: &[u8]) -> usize {
     }
 }
 
-/// A longer path is below no mount.
+/// The longest path that is joined, or followed by component; a longer one counts as below no mount.
 const MOST_BYTES: usize = 4096;

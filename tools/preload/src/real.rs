@@ -1,4 +1,5 @@
-//! The C library's own functions. All are looked up before `main`; an earlier call looks up its own.
+//! The C library's own functions. All are looked up before `main`; a call before that looks up the function that
+//! it needs.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::null_mut;
@@ -33,7 +34,8 @@ impl Real {
     }
 }
 
-/// Set once all functions are looked up: a lookup may allocate.
+/// Set once all functions are looked up. Before that, calls that allocators make must not look up a function,
+/// since a lookup may allocate.
 pub(crate) static RESOLVED: AtomicBool = AtomicBool::new(false);
 
 /// The value that a function returns on failure, with `errno` set.

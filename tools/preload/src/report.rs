@@ -22,7 +22,8 @@ pub(crate) fn start(place: Option<&[u8]>) {
     }
 }
 
-/// Writes a line for each used mount, and for each place that its bytes came from.
+/// For each mount in use, writes a line of totals, then lines about readahead, epochs, and the places that bytes
+/// came from.
 pub(crate) fn write() {
     let Some(place) = PLACE.get() else { return };
     let text = own::inside(|| Ok(mounts::all().iter().map(lines).collect::<String>()));
@@ -32,6 +33,7 @@ pub(crate) fn write() {
     }
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC;
     let fd = if place.as_bytes() == b"-" { Ok(2) } else { own::open(place, flags) };
+    // If the file cannot be opened, the write fails and is ignored: the program is ending.
     own::write(fd.unwrap_or(-1), &text);
 }
 
@@ -81,7 +83,7 @@ fn places(opened: &Opened) -> Vec<String> {
     let places = dataset.places().into_iter().flat_map(|places| places.places);
     let mut lines = Vec::new();
     for (number, place) in places.enumerate() {
-        // The tiers come first.
+        // The first places are the tiers, in the same order: only tiers count opens.
         let opens = tiers.as_ref().and_then(|tiers| tiers.get(number)).map(|tier| tier.opens);
         let opens = opens.map_or(String::new(), |opens| format!(", opens {opens}"));
         let Place { reads, bytes, .. } = place;

@@ -20,14 +20,14 @@ pub(crate) struct Setting {
     pub(crate) tiers: Vec<TierSpec>,
     /// The longest file that is copied into memory.
     pub(crate) copy_bytes: u64,
-    /// The FUSE mount of the same data set, for longer files.
+    /// The FUSE mount of the same data set, where files above 16 MiB are opened.
     pub(crate) fuse: Option<PathBuf>,
     /// The file with the order that the program reads in.
     pub(crate) order: Option<PathBuf>,
 }
 
-/// Reads the environment. An error in it is reported in one line, and the program then runs without this
-/// library.
+/// Reads the environment. `DLFS_ORDER` is the order of the first mount, unless that has `;order=`. An error in
+/// `DLFS_MOUNTS` is reported in one line, and the program then runs without this library.
 pub(crate) fn start() {
     if has_more_rights_than_its_caller() {
         return;
@@ -49,14 +49,15 @@ pub(crate) fn start() {
     }
 }
 
-/// Returns whether this is a set-uid program, whose environment is not trusted because its caller sets it.
+/// Returns whether this program has rights that its caller lacks, as set-uid programs have. The environment is
+/// the caller's, and is then not trusted.
 fn has_more_rights_than_its_caller() -> bool {
     // SAFETY: it only reads what the kernel gave this process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends with NUL; no other thread runs yet that could change the environment.
+    // SAFETY: the name ends with NUL; before `main`, no other thread changes the environment.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     // SAFETY: the value is NULL, or a string that is valid until the environment changes.
     let value = (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())?;
@@ -93,7 +94,7 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
         return Err("the whole file system cannot be one".to_owned());
     }
     let mut parts = rest.split(';');
-    // An address has its own escape for `%`.
+    // `%25` stays: an address decodes it itself.
     let addresses = Address::parse_list(&unescaped(parts.next().unwrap_or_default()));
     let addresses = addresses.map_err(|error| error.to_string())?;
     let mut tiers = Vec::new();
@@ -114,7 +115,7 @@ fn parse_one(mount: &str) -> Result<Setting, String> {
     Ok(Setting { prefix, addresses, tiers, copy_bytes, fuse, order })
 }
 
-/// Decodes the escapes of the separators only.
+/// Decodes the escapes of separators only, not that of `%`.
 fn unescaped(text: &str) -> String {
     let escapes = [("%20", " "), ("%09", "\t"), ("%0A", "\n"), ("%0a", "\n")];
     let more = [("%3D", "="), ("%3d", "="), ("%3B", ";"), ("%3b", ";")];

@@ -7,7 +7,7 @@ use dlfs::posix::{Attributes, Node};
 
 use crate::mounts::{Mount, Opened, errno_of};
 
-/// The attributes of a node, and the fields that only this library knows.
+/// The attributes of a node, and what the file tree does not know: device and owner.
 pub(crate) struct Full {
     attributes: Attributes,
     device: libc::dev_t,
@@ -110,7 +110,7 @@ fn vfs(mount: &Mount, opened: &Opened) -> libc::statvfs {
     stat
 }
 
-/// The block size in attributes: the size of programs' reads.
+/// The block size in attributes: the size that programs are told to read in.
 const BLOCK_BYTES: u32 = 128 << 10;
 /// The major number of the mounts' devices.
 const MAJOR: u32 = 0xd1f5;

@@ -19,7 +19,8 @@ enum Subject {
 }
 
 impl Subject {
-    /// The subject of `path`; with an empty path and AT_EMPTY_PATH in `flags`, of the descriptor.
+    /// The subject of `path` relative to `folder`; with AT_EMPTY_PATH in `flags` and an empty path, of the
+    /// descriptor `folder` itself.
     fn of(folder: c_int, path: Option<&CStr>, flags: c_int) -> Option<Subject> {
         if flags & AT_EMPTY_PATH != 0 && path.is_none_or(CStr::is_empty) {
             Subject::of_descriptor(folder)
@@ -39,7 +40,7 @@ impl Subject {
         }
     }
 
-    /// Calls `work` with the node, and writes its result for the caller.
+    /// Calls `work` with the node, and `put` with the result of `work`, to write it for the caller.
     fn tell<T>(
         &self,
         work: impl FnOnce(&Mount, &Opened, Node) -> Result<T, c_int>,
@@ -52,7 +53,7 @@ impl Subject {
         }))
     }
 
-    /// Returns whether the node may be accessed in this mode.
+    /// As `access`: every node may be read, none written, and only folders may be entered.
     fn access(&self, mode: c_int) -> c_int {
         returned(own::inside(|| match self.node()?.2 {
             _ if mode & libc::W_OK != 0 => Err(libc::EROFS),
@@ -77,8 +78,8 @@ impl Subject {
     }
 }
 
-/// `stat` and related functions: `$subject` are the arguments before the result, `$behind` the flags after
-/// it.
+/// Defines functions like `stat`: each `$argument` stands before the result, `$flags` after it, and `$subject`
+/// is the expression of the subject.
 macro_rules! stats {
     ($($($name:ident)|+ ($($argument:ident: $kind:ty),*; $($flags:ident)?) $subject:expr;)*) => {$(
         instead! {
@@ -102,12 +103,12 @@ stats! {
         Subject::of(folder, text(path), flags);
 }
 
-/// The subject of a path without a descriptor.
+/// The subject of a path that, if it is relative, starts at the working directory.
 ///
 /// # Safety
 /// As [`text`].
 unsafe fn at(path: Text) -> Option<Subject> {
-    // SAFETY: the string is dropped before this returns.
+    // SAFETY: the caller's promise; the string is used only until this returns.
     Subject::of(AT_FDCWD, unsafe { text(path) }, 0)
 }
 
@@ -179,7 +180,7 @@ unsafe fn put(bytes: Result<Vec<u8>, c_int>, out: *mut c_void, len: size_t) -> s
     returned(bytes.and_then(|bytes| {
         if len != 0 {
             let enough = bytes.len() <= len;
-            // SAFETY: the copy fits into `out`, whose memory the caller had before `bytes` was allocated.
+            // SAFETY: `bytes` fits into the `len` bytes at `out`, and is memory of its own, so they do not overlap.
             let copy = || unsafe {
                 out.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
             };

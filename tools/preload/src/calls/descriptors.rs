@@ -1,9 +1,10 @@
 //! Calls that would close or replace this library's descriptors: a program closes all descriptors that it did
 //! not open, or duplicates a descriptor onto a number. The library's descriptors stay; see
-//! `dlfs::process::mark_ours`.
+//! `dlfs::process::mark_ours`. `flock` is here because of the library's duplicates.
 //!
 //! `close` is not here, since that would slow down each `close` of every program. Children between `vfork`
-//! and `exec` run this code on their parent's memory, so nothing here allocates or locks.
+//! and `exec` run this code on their parent's memory. So it neither allocates nor locks, except to refuse a
+//! `dup2` or `dup3`, and for descriptors of [files opened in place](crate::long).
 
 use std::ffi::{c_int, c_long, c_uint};
 
@@ -15,7 +16,7 @@ use crate::{files, long, mounts};
 
 instead! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        // With CLOSE_RANGE_CLOEXEC, our descriptors may be marked too.
+        // CLOSE_RANGE_CLOEXEC only sets a flag of the descriptors, and may set it for ours too.
         if !has_any() || first > last || flags as c_uint & libc::CLOSE_RANGE_CLOEXEC != 0 {
             return real(first, last, flags);
         }
@@ -44,7 +45,7 @@ instead! {
         put(old, new, || real(old, new, flags))
     }
 
-    // With the program's descriptors, the lock must end too: drop the library's duplicate first.
+    // The lock must end when the program closes its descriptors, so the library's duplicate is closed first.
     fn flock(fd: c_int, operation: c_int) -> c_int {
         long::before_lock(fd);
         real(fd, operation)
@@ -91,11 +92,12 @@ fn close_others(first: c_uint, last: c_uint, flags: c_int) -> Result<(), c_int> 
 }
 
 fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int> {
-    // SAFETY: all descriptors in the range are the program's own.
+    // SAFETY: the call touches no memory, and the caller leaves out the library's descriptors.
     called(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
 }
 
-/// Calls `visit` with open descriptors from `first` to `last` in ascending order, this library's included.
+/// Calls `visit` with the open descriptors from `first` to `last` in ascending order, this library's included;
+/// without `/proc`, with all numbers from `first` to the limit, open or not.
 fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let Ok(folder) = own::open(c"/proc/self/fd", flags) else {
@@ -106,7 +108,7 @@ fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     let mut entries = Entries([0; 2048]);
     loop {
         let buffer = &mut entries.0;
-        // SAFETY: the buffer has its length.
+        // SAFETY: the kernel writes at most `buffer.len()` bytes to `buffer`.
         let len = called(unsafe {
             libc::syscall(libc::SYS_getdents64, folder, buffer.as_mut_ptr(), buffer.len())
         });
@@ -127,14 +129,14 @@ fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     files::close(folder);
 }
 
-/// A buffer for `getdents64`, aligned as it wants.
+/// A buffer for `getdents64`, aligned like the entries that the kernel writes to it.
 #[repr(align(8))]
 struct Entries([u8; 2048]);
 
 /// The offset of the name in an entry.
 const NAME_AT: usize = 19;
 
-/// The number above all descriptors.
+/// The number above all descriptors, as far as the present limit tells.
 fn limit() -> c_int {
     own::most_descriptors() as c_int
 }

@@ -124,30 +124,30 @@ unsafe fn scan(
     filter: Filter,
     order: Order,
 ) -> Result<c_int, c_int> {
-    // SAFETY: `folder` is one of ours.
+    // SAFETY: `folder` is one of ours, and only the caller uses it.
     let ours = unsafe { OpenFolder::of(folder) }.ok_or(libc::EBADF)?;
     let mut found = Vec::new();
     while let Some(entry) = own::inside(|| ours.next())? {
-        // The caller's filter may call any function of this library.
-        // SAFETY: the entry is valid until the next call of `next`.
+        // Not called inside of `own::inside`, since the filter may call functions that this library answers.
+        // SAFETY: the caller passed a filter of this type; the entry is valid until the next call of `next`.
         if filter.is_none_or(|takes| unsafe { takes(entry) } != 0) {
             // SAFETY: the entry is still valid, and `d_reclen` is its length in bytes.
             found.push(unsafe { Malloced::copy_of(entry.cast(), (*entry).d_reclen.into()) }?);
         }
     }
     let entries: Vec<*mut c_void> = found.iter().map(|copy| copy.0).collect();
-    // SAFETY: the vector's own bytes.
+    // SAFETY: `entries` has this many bytes.
     let list = unsafe { Malloced::copy_of(entries.as_ptr().cast(), size_of_val(&*entries)) }?;
     if let Some(order) = order {
         type Compare = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-        // SAFETY: both functions take pointers to pointers to entries.
+        // SAFETY: the two types differ only in what their pointers point to, and C passes all pointers alike.
         let order = unsafe {
             std::mem::transmute::<
                 unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int,
                 Compare,
             >(order)
         };
-        // SAFETY: the list has `entries.len()` pointers, each to an entry.
+        // SAFETY: the list has `entries.len()` pointers, each to an entry, and `order` compares two such pointers.
         unsafe { libc::qsort(list.0, entries.len(), size_of::<*mut dirent>(), Some(order)) };
     }
     // SAFETY: the caller of `scandir` provides `out`, and frees the list and its entries.

@@ -62,8 +62,8 @@ use crate::{mounts, own};
 /// A C string.
 type Text = *const c_char;
 
-/// The string of a path or a mode; `None` for NULL, and while there are no mounts: its length is then not
-/// needed.
+/// The string of a path or a mode. `None` for NULL, and if there are no mounts: nobody needs the string then, so
+/// its length is not computed.
 ///
 /// # Safety
 /// `text` is NULL or ends with NUL, and stays as long as the result is used.
@@ -79,7 +79,7 @@ unsafe fn text<'a>(text: Text) -> Option<&'a CStr> {
 /// As [`text`].
 #[inline]
 unsafe fn place(folder: c_int, path: Text) -> Option<Place> {
-    // SAFETY: the string is dropped before this returns.
+    // SAFETY: the caller's promise; the string is used only until this returns.
     paths::place(folder, unsafe { text(path) }?)
 }
 

@@ -1,5 +1,5 @@
-//! Opening files. `mode` is declared where the C library's function takes a variadic argument: 64-bit Linux
-//! passes both in the same way, and `mode` is only passed on to that function.
+//! Opening files. In C, `mode` of `open` and `openat` is a variadic argument, and may be missing. Here it is an
+//! ordinary argument: 64-bit Linux passes both in the same way, and `mode` is only passed on to the C library.
 
 use std::ffi::{CStr, c_int};
 

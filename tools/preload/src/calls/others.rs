@@ -1,4 +1,4 @@
-//! Other calls that take a path and write nothing: working directories, links, and real paths.
+//! Other calls that write nothing: working directories, links, and real paths.
 
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -12,7 +12,7 @@ use crate::{files, own, paths};
 
 instead! {
     // Changes the working directory. A folder below a mount is refused, because the kernel cannot enter it.
-    // Only the mount's top folder can be entered, if a real folder lies under it.
+    // Only the mount's top folder can be entered, if there is a real folder with the same path.
     fn chdir(path: Text) -> c_int {
         if let Some(place) = place(AT_FDCWD, path) {
             match own::inside(|| Ok(place.node()?.1)) {
@@ -33,7 +33,7 @@ instead! {
         }
     }
 
-    // Fails below a mount, which has no links.
+    // Fails for every path below a mount: mounts have no links.
     fn readlink(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
         place(AT_FDCWD, path).map_or_else(|| real(path, out, len), |place| no_link(&place))
     }
@@ -55,7 +55,7 @@ instead! {
     }
 }
 
-/// The result of changing the working directory, which is then looked up again.
+/// Returns the result of changing the working directory; looks the directory up again if it has changed.
 fn entered(result: c_int) -> c_int {
     if result == 0 {
         paths::learn_working_folder();
@@ -75,6 +75,8 @@ fn no_link(place: &Place) -> ssize_t {
     returned(own::inside(|| place.node().and(Err(libc::EINVAL))))
 }
 
+/// As `realpath`.
+///
 /// # Safety
 /// `out` is NULL or has PATH_MAX bytes.
 unsafe fn real_path(place: &Place, out: *mut c_char) -> *mut c_char {
@@ -90,8 +92,8 @@ unsafe fn real_path(place: &Place, out: *mut c_char) -> *mut c_char {
         if path.len() > libc::PATH_MAX as usize {
             return Err(libc::ENAMETOOLONG);
         }
-        // SAFETY: the destination is either PATH_MAX bytes, which are enough, or memory just allocated with
-        // this length.
+        // SAFETY: the destination is either the caller's PATH_MAX bytes, which were found above to be enough,
+        // or memory just allocated with this length.
         unsafe {
             let out = if out.is_null() { libc::malloc(path.len()).cast() } else { out };
             if out.is_null() {

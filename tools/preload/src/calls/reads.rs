@@ -1,5 +1,5 @@
-//! Reads and mappings of descriptors; only [long files](crate::long) need them. For other descriptors they
-//! cost one load.
+//! Reads and mappings of descriptors; only [files opened in place](crate::long) need them. For other
+//! descriptors they cost a few loads.
 //!
 //! Allocators map memory and read files while they start, before this library's constructor. So nothing here
 //! looks up a function or allocates, unless the descriptor is this library's.
@@ -64,7 +64,7 @@ parts! {
     preadv2 | preadv64v2(at: off_t, flags: c_int), SYS_preadv2, (at != -1).then_some(at), flags;
 }
 
-/// Makes the system call, without looking up the C library's function, which does the same.
+/// Makes the system call: the C library's function does the same, and need not be looked up.
 macro_rules! maps {
     ($($name:ident)*) => {$(
         /// As the C library's.

@@ -8,13 +8,13 @@ use super::{Text, place, returned};
 use crate::own;
 use crate::paths::Place;
 
-/// Changing a file or folder, which must exist.
+/// Answers a change of a file or folder, which must exist.
 fn change(place: &Place) -> c_int {
     returned(own::inside(|| place.node().and(Err(libc::EROFS))))
 }
 
-/// Removing a name, of which only the folder must exist: the kernel, too, checks for a read-only file system
-/// before it looks up the name.
+/// Answers the removal of a name. Only its folder must exist: the kernel, too, checks for a read-only file
+/// system before it looks up the name.
 fn remove_name(place: &Place) -> c_int {
     let path = &place.path;
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
@@ -23,7 +23,7 @@ fn remove_name(place: &Place) -> c_int {
     change(&folder)
 }
 
-/// Creating a file or folder, which must not exist.
+/// Answers the creation of a file or folder, which must not exist.
 fn make(place: &Place) -> c_int {
     returned(own::inside(|| match place.node() {
         Ok(_) => Err(libc::EEXIST),
@@ -61,7 +61,7 @@ writes! {
     change removexattr | lremovexattr(path: Text, name: Text), AT_FDCWD, path;
 }
 
-/// Answers a call with two paths: EROFS below one mount, EXDEV between two file systems.
+/// Answers a call with two paths, if one is ours: EROFS below one mount, EXDEV between two file systems.
 fn two(from: Option<Place>, to: Option<Place>) -> Option<c_int> {
     match (from, to) {
         (None, None) => None,
