@@ -140,7 +140,7 @@ fn train(
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// `dlfs read` at three rates of the origin, without tiers and with both policies, in both orders.
+/// `dlfs read` at three rates of the origin: without tiers in both orders, and with both policies in global order.
 fn read(place: &Path) -> Result<(), Failure> {
     let Some(command) = command() else {
         println!("SKIPPED: no command dlfs; build it with cargo build --release -p dlfs-cli");

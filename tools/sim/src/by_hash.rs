@@ -1,9 +1,10 @@
-//! Simulated peers by hash, as in `dlfs read --peers`: each chunk has one holder, by the program's own table.
+//! Simulated peers by hash, as in `dlfs read --peers`: the program's own table gives each chunk at most one
+//! holder.
 //!
-//! A chunk has at most one holder. A node that lacks a sample reads it from the holder; if the holder lacks
-//! it too, the holder reads it from the origin and keeps it. The first read of a chunk makes its holder copy
-//! the rest in the background, chunk after chunk in the order of these first reads; a node that wants a
-//! sample that is being copied waits for the copy.
+//! Nodes read a sample from the holder of its chunk; if the holder lacks the sample, the holder reads it from the
+//! origin and keeps it. The first read of a chunk makes its holder copy the rest in the background, chunk after
+//! chunk in the order of these first reads; a node that wants a sample that is being copied waits for the copy.
+//! A sample for which no node has room always comes from the origin.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use crate::engine::Job;
 #[derive(Debug)]
 pub(crate) struct ByHash {
     per_chunk: u32,
-    /// The place of each sample, present or future; `None` if no node has room for it.
+    /// The place of each sample, present or future; `None` if its chunk has no holder, or the holder no room.
     places: Vec<Option<Place>>,
     states: Vec<State>,
     /// By chunk: set after its first read.
@@ -103,7 +104,7 @@ impl ByHash {
         }
     }
 
-    /// The source from which `node` reads `sample` now: the holder once it has the copy, else the origin.
+    /// The source from which `node` reads `sample` now: the holder if it has a copy, else the origin.
     pub(crate) fn source(&self, node: u32, sample: u32) -> Source {
         match (self.places[sample as usize], self.states[sample as usize]) {
             (Some(place), State::Held) if u32::from(place.node) == node => {
@@ -124,8 +125,8 @@ impl ByHash {
         self.states[sample as usize] == State::Coming
     }
 
-    /// Notes that some node reads `sample`, which its holder keeps. Returns the holder if it now has more to
-    /// copy.
+    /// Notes that some node reads `sample`: from now on its holder has it. Returns the holder if this is the
+    /// first read of the chunk, so that the holder has to copy the rest.
     pub(crate) fn claimed(&mut self, sample: u32) -> Option<u32> {
         let place = self.places[sample as usize]?;
         self.states[sample as usize] = State::Held;
@@ -139,7 +140,7 @@ impl ByHash {
         Some(place.node.into())
     }
 
-    /// The next sample that thread `thread` of `tier` of `node` copies.
+    /// Starts the next copy of thread `thread` of `tier` of `node`; returns its sample.
     pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let fills = &mut self.fills[node as usize][tier];
         while let Some(&chunk) = fills.chunks.front() {

@@ -46,7 +46,7 @@ pub(crate) struct FirstTouch {
 /// The planned tiers of all nodes, and their filling.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    /// The other nodes that hold each sample; `None` if each node reads only its own tiers.
+    /// For each sample, the node with the best planned copy; `None` if each node reads only its own tiers.
     holders: Option<HolderMap>,
     nodes: Vec<NodePlan>,
     /// Set if staging threads keep planned samples that are missing. Fill threads then leave them the samples
@@ -114,8 +114,8 @@ impl Copies {
         matches!(self, Copies::ByHash(held) if held.is_elsewhere(node, sample))
     }
 
-    /// Returns whether a fill thread is copying `sample` to the place where `node` would read it: its staging
-    /// threads then wait.
+    /// Returns whether the staging threads of `node` wait for `sample`: a fill thread is copying it to the place
+    /// where they would read it, and the policy lets them wait.
     pub(crate) fn is_coming(&self, node: u32, sample: u32) -> bool {
         let planned = match self {
             Copies::Planned(planned) => planned,
@@ -128,7 +128,7 @@ impl Copies {
     }
 
     /// Notes that `node` stages `sample`; some policies keep it. Returns the node whose fill threads now have
-    /// more to do.
+    /// more to do, if any.
     pub(crate) fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
         match self {
             Copies::Shared(shared) if shared.fill => {
@@ -145,7 +145,7 @@ impl Copies {
         None
     }
 
-    /// The next sample that thread `thread` of `tier` copies.
+    /// Starts the next copy of thread `thread` of `tier` of `node`; returns its sample.
     pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let planned = match self {
             Copies::Planned(planned) => planned,
@@ -164,7 +164,7 @@ impl Copies {
         Some(fill.sample)
     }
 
-    /// Ends the copy of thread `thread` of `tier`; returns its sample.
+    /// Ends the copy of thread `thread` of `tier` of `node`; returns its sample.
     pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         match self {
             Copies::Planned(planned) => {
@@ -321,6 +321,7 @@ pub(crate) fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<us
     samples * node / nodes..samples * (node + 1) / nodes
 }
 
+/// No holder.
 const NOBODY: u32 = u32::MAX;
 const TIER_SHIFT: u32 = 40;
 const LBA_MASK: u64 = (1 << TIER_SHIFT) - 1;

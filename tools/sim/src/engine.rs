@@ -1,17 +1,17 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
 //! A node has `threads` staging threads. Each claims the next access of the node's string while the staging
-//! buffer has room, fetches the sample from the source that `Copies` gives, decodes it and writes it. The
-//! node consumes the buffer strictly in order; when it has consumed its share of a step it waits for all
-//! other nodes. Meanwhile fill threads copy from the origin to tiers. The network has no congestion. The
-//! origin is shared in one of two ways ([`Sharing`]):
+//! buffer has room, and fetches the sample from the source that `Copies` gives; a sample from the origin is then
+//! decoded and written. The node consumes the buffer strictly in order; when it has consumed its share of a step
+//! it waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. The network has no
+//! congestion. The origin is shared in one of two ways ([`Sharing`]):
 //!
 //! - by the *nodes* that read from it, as in the thesis: each thread of a node gets the node's
 //!   whole share, and a transfer keeps its initial rate (transfers that begin at the same instant
 //!   are counted together);
 //! - by *transfers*, like a link or a throttled device: all proceed at one rate, which changes whenever a
-//!   transfer begins or ends. One number thus determines the end of each transfer: the bytes that a transfer
-//!   since the start would have received.
+//!   transfer begins or ends. So one number determines the end of each transfer: the bytes that a transfer
+//!   since the start of the simulation would have received.
 //!
 //! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current epochs, and
 //! the state of `Copies`.
@@ -73,11 +73,11 @@ pub(crate) enum Hides {
 pub(crate) enum Readers {
     /// The nodes that read from the origin at the moment.
     Now,
-    /// All nodes, always: the worst case, assumed for loading before training.
+    /// All nodes, always: the worst case, as for loading before training.
     All,
 }
 
-/// The sequence of each epoch, position by position.
+/// The samples of each epoch, position by position.
 pub(crate) type Sequence<'a> = dyn Fn(u32) -> Vec<u32> + 'a;
 
 /// The result of a simulation.
@@ -93,7 +93,7 @@ pub struct Outcome {
     pub remote_bytes: u64,
     /// Bytes staged from the origin.
     pub origin_bytes: u64,
-    /// Bytes copied from the origin to tiers during the training.
+    /// Bytes that fill threads copied from the origin to tiers during the training.
     pub filled_bytes: u64,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Engine<'a> {
     /// Transfers from the origin that begin at this instant: thread, and bytes.
     beginning: Vec<(u32, u64)>,
     transfers: Transfers,
-    /// Nodes that wait for a sample that another node's fill thread is copying.
+    /// The nodes that wait for each sample that a fill thread is copying.
     waiting: HashMap<u32, Vec<u32>>,
     steps_done: u64,
     at_barrier: u32,
@@ -152,9 +152,9 @@ struct Task {
     index: u64,
     /// True if it reads from the origin now.
     reads_origin: bool,
-    /// The time to decode and write the sample after the fetch.
+    /// The time from the end of the fetch to the end of the task: to decode, write and send on the sample.
     then_ns: u64,
-    /// The time when the thread finishes writing its previous sample.
+    /// The earliest end of the task: that of a write which overlaps the fetch.
     not_before: u64,
 }
 
@@ -234,7 +234,7 @@ impl<'a> Engine<'a> {
         Outcome { load_seconds, seconds, ..self.outcome }
     }
 
-    /// Advances to the next event.
+    /// Advances to the next event; returns its thread.
     fn next_event(&mut self) -> Option<usize> {
         self.begin_transfers();
         let other = self.events.peek().map(|&Reverse((time, _))| time);
@@ -271,7 +271,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// The rate at which a node gets bytes from the origin, given the nodes that read from it now.
+    /// The rate at which a node gets bytes from the origin, given the nodes that share it by [`Rules::readers`].
     fn origin_rate(&self) -> Rate {
         let readers = match self.rules.readers {
             Readers::All => self.nodes.len() as u32,
@@ -285,7 +285,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Begins the next step that reads anything, when all nodes are at the barrier.
+    /// Begins the next step, when all nodes are at the barrier. Nodes without a share of the step stay there.
     fn begin_step(&mut self) {
         self.at_barrier = 0;
         let step = self.steps_done % self.job.schedule.steps();
@@ -380,7 +380,8 @@ impl<'a> Engine<'a> {
         self.begin(node, worker, end, Task { index, ..Task::default() });
     }
 
-    /// Lets a thread fetch from the origin. The next fetch overlaps `hidden_ns`, and waits for `then_ns`.
+    /// Lets a thread fetch from the origin. The task takes the time of the fetch and then `then_ns`, and at least
+    /// `hidden_ns`, the time of a write that overlaps the fetch.
     fn read_origin(
         &mut self,
         node: usize,

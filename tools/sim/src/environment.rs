@@ -98,13 +98,13 @@ pub struct Training {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// Equal shares of ceil(B / N); the last node gets the rest. A smaller batch at the end of an epoch is
-    /// shared as in `dlfs`: the shares differ by at most one sample.
+    /// Shares of ceil(B / N), node after node, until none of B is left. A smaller batch at the end of an epoch
+    /// is shared as in `dlfs`: the shares differ by at most one sample.
     #[default]
     Uniform,
     /// Each node has its own B samples in each step.
     Whole,
-    /// The first half of the nodes gets 2 * ceil(B / N), the others ceil(B / N) / 2.
+    /// Each node of the first half gets 2 * ceil(B / N), each other one ceil(B / N) / 2, rounded up.
     Imbalanced,
 }
 
@@ -135,7 +135,7 @@ pub enum ConfigError {
     /// Rates that do not make a valid model.
     #[error("{0}")]
     Model(String),
-    /// No samples, or empty batches.
+    /// Nothing to simulate: for example no samples, empty batches, or no such scenario.
     #[error("{0}")]
     Empty(&'static str),
     /// The tables of `dlfs probe` cannot be used.
@@ -249,7 +249,8 @@ impl Dataset {
     /// if the deviation is large.
     ///
     /// # Errors
-    /// There are no samples, there are more than 2^32 - 1, or a size exceeds 4 GiB.
+    /// There are no samples, there are 2^32 - 1 or more, or a size reaches 2^32 - 1 bytes; the mean or the
+    /// deviation is out of range.
     pub fn sizes(&self, seed: u64) -> Result<Vec<u32>, ConfigError> {
         let mean = bytes("dataset.mean_mb", self.mean_mb)? as f64;
         let deviation = bytes("dataset.deviation_mb", self.deviation_mb)? as f64;
@@ -274,7 +275,7 @@ impl Dataset {
     }
 }
 
-/// The standard normal deviate of `index`: a Box-Muller transform of two words drawn with a key.
+/// The standard normal deviate of `index`: a Box-Muller transform of two words hashed from seed and index.
 fn normal(seed: u64, index: u64) -> f64 {
     let word = |nth: u64| {
         let mut word = seed.wrapping_add((2 * index + nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -309,7 +310,7 @@ fn out_of(what: &str, value: f64, range: &'static str) -> ConfigError {
 /// The cost of 1,000 MB must be less than this.
 const MAX_COST: f64 = 1e9;
 
-/// A petabyte, or a petabyte per second.
+/// Sizes and rates must be less than this: a petabyte, or a petabyte per second.
 const MAX_MB: f64 = 1e9;
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub(crate) struct InputArgs {
 }
 
 impl InputArgs {
-    /// `config` with the measured tiers.
+    /// `config` with the measured tiers and, if measured, the origin.
     pub(crate) fn machines(&self, config: Config) -> Result<Config, Failure> {
         let Some(file) = &self.tiers else { return Ok(config) };
         let probed = dlfs::cache::Environment::parse(&read(file)?)

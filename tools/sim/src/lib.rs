@@ -1,8 +1,8 @@
 //! A simulator of the HDMLP thesis (R. Böhringer, 2020), built on dlfs's own planning code.
 //!
-//! It predicts how long a training takes on hypothetical machines under each of the published input policies.
-//! The order and the ranks' shares are dlfs's; frequencies, placement and holders come from `dlfs::plan`.
-//! Only the threads, the network and the clock are simulated.
+//! It predicts how long a training takes on hypothetical machines under each of the thesis's input policies and
+//! dlfs's own. The order and the ranks' shares are dlfs's; frequencies, placement and holders come from
+//! `dlfs::plan`. Only the threads, the storage, the network and the clock are simulated.
 //!
 //! Read `environment.rs` (the inputs), `policy.rs` (the policies) and `engine.rs` (the events), in that
 //! order.

@@ -34,7 +34,7 @@ pub enum Policy {
     DeepioOrdered,
     /// The same, but nodes train only on samples in memory.
     DeepioOpportunistic,
-    /// Each node trains on its own slice, which it loads before training.
+    /// Each node trains on its own slice, as much as its tiers hold, loaded before training.
     ParallelStaging,
     /// A distributed memory store, filled in the first epoch.
     LbannDynamic,
@@ -117,7 +117,7 @@ impl Policy {
     }
 }
 
-/// A configuration with drawn sizes, ready to simulate policies.
+/// A configuration with the sizes of its samples, ready to simulate policies.
 #[derive(Debug, Clone)]
 pub struct Simulation {
     config: Config,
@@ -135,7 +135,7 @@ impl Simulation {
         Simulation::with_sizes(config, sizes)
     }
 
-    /// The same with given sizes, those of a real data set.
+    /// As [`Simulation::new`], but with given sizes, those of a real data set.
     ///
     /// # Errors
     /// The first number that is out of range.
@@ -159,8 +159,9 @@ impl Simulation {
         self.total_bytes
     }
 
-    /// The lower bound of all policies with tiers of this size, in seconds. In the first epoch, all samples
-    /// come from the origin; in later epochs, those that fit in no tier do; in each epoch the nodes compute.
+    /// The lower bound, in seconds, of policies that read every sample in every epoch, with tiers of this size.
+    /// In the first epoch, all samples come from the origin; in later epochs, those that fit in no tier do. In
+    /// each epoch, the nodes compute meanwhile.
     pub fn cache_bound(&self) -> f64 {
         let job = &self.job;
         let nodes = u64::from(self.job.schedule.nodes());
@@ -499,5 +500,5 @@ const HDMLP: Use = Use { keep_staged: false, peers: false };
 const CLAIRVOYANT: Use = Use { keep_staged: true, peers: false };
 const PEERS_BY_PLAN: Use = Use { keep_staged: true, peers: true };
 
-/// Chunks of the grouped order.
+/// The length of chunks, as `dlfs import` makes them by default.
 const CHUNK_BYTES: u64 = 4 << 20;

@@ -8,10 +8,11 @@ use crate::environment::{Class, ConfigError, Environment, Sharing};
 impl Environment {
     /// These machines with the tiers of `probed`, and with its origin if that was measured.
     ///
-    /// The rate that one machine got with a number of clients is the rate that the same number of clients get
-    /// over all nodes together. A node is as many clients as it has staging threads, and gets at most the one
-    /// machine's highest rate. In a table by processes, like HDMLP's, a node is one process. The limit of
-    /// copying (`copy_bandwidth`) and the policy are not properties of the machines.
+    /// The probe ran on one machine. Its rate for a number of clients is taken as the rate of that many clients
+    /// on all nodes together; each staging thread of a node is a client. A node alone gets at most the link's
+    /// rate or, if that was not measured, the highest rate of the probe. In a table by processes, like HDMLP's,
+    /// a node is one process. Not used: the limit of copying (`copy_bandwidth`) and the policy, which are not
+    /// properties of the machines.
     ///
     /// # Errors
     /// A table, a size or a policy is invalid.
@@ -55,7 +56,7 @@ fn class(quota_bytes: u64, stage: &Stage, read: &[u32], write: &[u32]) -> Class 
     }
 }
 
-/// The rate that 1, 2, 4 ... nodes get together, with `clients` each.
+/// The rates that 1, 2, 4 ... and all nodes get together, with `clients` each.
 fn of_nodes(origin: &Curve, nodes: u32, clients: u32) -> Vec<(u32, f64)> {
     let next = |&count: &u32| (count < nodes).then(|| count.saturating_mul(2).min(nodes));
     let counts = std::iter::successors(Some(1), next);

@@ -1,4 +1,6 @@
 //! Division of the global order's batches: which node reads which sample in which step.
+//!
+//! dlfs's planner walks a `Schedule` too (`Accesses`), so that plans and simulation follow the same order.
 
 use dlfs::order::{EpochOrder, OrderSpec, Population, Positions};
 use dlfs::plan::Accesses;
@@ -24,7 +26,7 @@ pub(crate) struct Schedule {
 pub(crate) struct Samples {
     /// The number of samples.
     pub(crate) count: u64,
-    /// The number per chunk.
+    /// The number of samples of each chunk but the last.
     pub(crate) per_chunk: u64,
 }
 

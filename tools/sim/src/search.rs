@@ -50,9 +50,9 @@ pub struct Advice {
     pub fastest: Option<Point>,
 }
 
-/// Simulates `policy` on samples of `sizes` with each memory and each disk size, in MB, row by row.
+/// Simulates `policy` on samples of `sizes` with each memory and each disk size, in MB: a row for each disk size.
 ///
-/// The rates are those of the configuration's first and second tier.
+/// The rates are those of the configuration's first and second tier; a tier that it lacks has no effect.
 ///
 /// # Errors
 /// The policy cannot run, or a number is out of range.
@@ -71,7 +71,7 @@ pub fn sweep(
 /// bound's speed on samples of `sizes`.
 ///
 /// Simulates environments in ascending order of price. Skips an environment if one with at least as much
-/// memory and disk was too slow: no policy here gets slower with more. The result holds for the program if
+/// memory and disk was too slow, as if no policy were slower with more. The result holds for the program if
 /// `policy` is one of [`Policy::of_program`].
 ///
 /// # Errors
@@ -138,7 +138,7 @@ pub mod thesis {
     /// Sizes of the second tier, in MB.
     pub const DISK_MB: [f64; 4] = [0.0, 20_480.0, 40_960.0, 81_920.0];
 
-    /// The published times, row by row.
+    /// The published times, row by row: a row for each size of the second tier.
     pub const PRINTED: [f64; 16] = [
         9947.0, 9554.5, 9239.7, 8613.1, //
         9579.5, 9212.1, 8889.2, 8249.8, //
