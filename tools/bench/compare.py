@@ -4,9 +4,9 @@
   compare.py BENCH FILE [--image IMAGE] [--only TEXT] [--rounds N] [--runtime S] [--size SIZE] [--direct 0|1] JOBFILE...
 
 BENCH is the program dlfs-bench, FILE the plain file that both work on, IMAGE the data set of job files
-that are not for fio. Rounds are interleaved, and who begins changes with each; each cell is the median.
-Without job files: the null engine at depth 32, for the tools' own cost, and io_uring on the disk
-(O_DIRECT), which in dlfs-bench is dlfs's own engine, with the range of the ratio over the rounds.
+that are not for fio. Rounds are interleaved, and the program that begins changes with each round. Each cell is
+the median over the rounds; the ratio also has its range. Without job files, two comparisons are made: the null
+engine at depth 32, for the tools' own cost, and io_uring on the disk, which in dlfs-bench is dlfs's own engine.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def run(program, arguments, environment):
 
 
 def figures(job):
-    """I/Os a second, mean and 99th percentile in us, CPU ns an I/O, of the direction that moved more."""
+    """I/Os a second, mean and 99th percentile latency in us, of the direction that moved more; CPU ns an I/O."""
     direction = max(("read", "write"), key=lambda d: job[d]["io_bytes"])
     found = job[direction]
     ios = job["read"]["total_ios"] + job["write"]["total_ios"]
@@ -39,7 +39,7 @@ def figures(job):
 def engines(args):
     """Name and arguments of each run that compares the tools' own engines."""
     base = ["--name=x", "--bs=4k", "--rw=randread", "--time_based", f"--runtime={args.runtime}"]
-    base += ["--randrepeat=0"]  # or one tool's blocks, the same each time, come from a cache behind the disk
+    base += ["--randrepeat=0"]  # otherwise a cache behind the disk has the blocks of the earlier rounds
     runs = [("null, depth 32", [*base, "--ioengine=null", "--size=64g", "--iodepth=32"])]
     base += [f"--filename={args.file}", f"--size={args.size}"]
     for depth in (1, 32):
@@ -49,7 +49,7 @@ def engines(args):
 
 
 def line(label, fio, ours):
-    """One row; `fio` is empty where it cannot run the job."""
+    """Prints one row; `fio` is empty where fio cannot run the job."""
     medians = [[statistics.median(column) for column in zip(*rounds)] if rounds else None for rounds in (fio, ours)]
     ratio = "not for fio"
     if fio:

@@ -1,7 +1,7 @@
 //! Runs the jobs: those between two stonewalls form a stage and run in parallel.
 //!
-//! All checks come before the first I/O of a stage: this thread opens the targets and makes the queue
-//! pairs, then the threads of the stage start together.
+//! All checks come before the first I/O of a stage's jobs: this thread opens the targets and data sets, and makes
+//! the queue pairs of block jobs. Then the threads of the stage start together.
 
 use std::collections::HashMap;
 use std::collections::hash_map;
@@ -89,7 +89,8 @@ fn check(job: &Job, request: &Request) -> Result<(), String> {
     check_name(job)
 }
 
-/// Runs all tasks until they end, or until `stop` is set; returns their figures in the same order.
+/// Runs all tasks until they end, or until `stop` is set; then no further stage begins. Returns the figures of the
+/// tasks that ran, in the same order.
 ///
 /// # Errors
 /// Errors of targets, found before their stage starts. I/O errors are in the figures.
@@ -179,13 +180,14 @@ impl Setup {
 
 /// The processors for the threads of `job`.
 fn cpus_of(job: &Job) -> Result<Option<Cpus>, String> {
-    // In fio's job files a colon would end the value.
+    // A colon separates processors, too.
     let list = job.cpus_allowed.as_ref().map(|list| list.replace(':', ","));
     let cpus = list.map(|list| Cpus::parse(&list)).transpose();
     cpus.map_err(|error| format!("cpus_allowed: {}", error.report()))
 }
 
-/// The processors were checked before; if one has since gone offline, the thread warns and runs elsewhere.
+/// Binds this thread to `cpus`, which were checked before. If one has since gone offline, warns, and the thread
+/// runs elsewhere.
 fn pin(cpus: Option<&Cpus>) {
     if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
         eprintln!("dlfs-bench: {}", error.report());

@@ -13,7 +13,7 @@ use dlfs::qpair::blocking::Blocking;
 use super::target::unescaped;
 use crate::options::Job;
 
-/// Checks that a block device is not mounted.
+/// Checks that a block device is not in use, unless the job consents.
 ///
 /// # Errors
 /// A sentence that names the option for consent.
@@ -30,7 +30,7 @@ pub(super) fn check_unmounted(job: &Job, name: &str, path: &Path) -> Result<(), 
     ))
 }
 
-/// Checks that a namespace, open for reading, holds no data set.
+/// Checks that a namespace, open for reading, holds no data set, unless the job consents.
 ///
 /// # Errors
 /// A sentence that names the option for consent; errors of reading, since unreadable blocks may hold a data

@@ -1,4 +1,5 @@
-//! Targets: the namespaces of `filename=`, opened once and shared by all jobs that name them.
+//! Targets: the namespaces of `filename=`. Each is opened once, with the options of the first job that names it,
+//! and shared by all jobs that name it with the same `ioengine=` and `direct=`.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -73,7 +74,7 @@ impl Targets {
     }
 }
 
-/// The name of a job's target.
+/// The name of the target of the `number`th clone of a job.
 pub(crate) fn name_of(job: &Job, number: u64) -> Option<String> {
     let folder = job.directory.as_deref().map(|folder| unescaped(folder.trim_end_matches('/')));
     match (&job.filename, folder) {
@@ -86,7 +87,7 @@ pub(crate) fn name_of(job: &Job, number: u64) -> Option<String> {
     }
 }
 
-/// Fio separates files by colons; a colon in a name is escaped by a backslash.
+/// Removes fio's escapes: as colons separate files, a colon in a name follows a backslash.
 pub(super) fn unescaped(text: &str) -> String {
     text.replace("\\:", ":")
 }
@@ -142,7 +143,7 @@ pub(crate) fn connect_options(job: &Job, writable: bool) -> Result<ConnectOption
     })
 }
 
-/// The bytes that a target must have; 0 if `size=` gives none.
+/// The bytes that a target must have, without the parts of options that are in percent.
 fn wanted_len(job: &Job) -> u64 {
     let size = job.size.map_or(0, |size| size.of(0));
     let parts = job.offset_increment.of(0).saturating_mul(job.numjobs - 1);
@@ -203,7 +204,7 @@ fn device(job: &Job, name: &str, writable: bool) -> Result<Arc<dyn Device>, Stri
     Ok(device)
 }
 
-/// Creates the file, or extends it to `wanted` bytes, as fio does.
+/// Creates the file, or extends it to `wanted` bytes, as fio does. Leaves devices and longer files as they are.
 fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     let metadata = std::fs::metadata(path).ok();
     if metadata.as_ref().is_some_and(|found| !found.is_file() || found.len() >= wanted) {

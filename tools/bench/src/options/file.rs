@@ -101,7 +101,7 @@ fn parse(line: &str, origin: &str, sections: &mut Vec<Section>) -> Result<(), St
     Ok(())
 }
 
-/// Replaces every `${NAME}`; `len` grows by the values, up to a little more than [`MAX_BYTES`].
+/// Replaces every `${NAME}`, and adds the lengths of the values to `len`. Stops once `len` is above [`MAX_BYTES`].
 fn expanded(text: &str, env: &Environment<'_>, len: &mut u64) -> Result<String, String> {
     let mut out = String::new();
     let mut rest = text;
@@ -131,7 +131,8 @@ fn without_comment(line: &str) -> &str {
     &line[..end.unwrap_or(line.len())]
 }
 
-/// Larger than files written by hand. Parsed sections take much more memory than their text.
+/// The most bytes of a job file with its variables, since parsed sections take much more memory than their text.
+/// Files written by hand have fewer.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

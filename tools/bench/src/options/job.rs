@@ -51,7 +51,7 @@ pub(crate) enum Engine {
     Null,
 }
 
-/// How blocks are verified.
+/// The verification of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
 pub(crate) enum Verify {
@@ -200,7 +200,7 @@ pub(crate) struct Job {
     #[arg(long, visible_alias = "busy-poll")]
     pub(crate) busy_poll: Flag,
 
-    /// Write blocks that can be checked, and check blocks that are read
+    /// Write blocks that can be checked; check blocks that are read by a job without writes
     #[arg(long, value_enum, default_value = "0")]
     pub(crate) verify: Verify,
     /// Read everything back at the end of a job that writes
@@ -305,7 +305,7 @@ impl Job {
     }
 }
 
-/// fio's default.
+/// The block size of a direction for which none is given: fio's default.
 const DEFAULT_BLOCK_BYTES: u64 = 4096;
 /// As in fio.
 const PERCENTILES: &str = "1:5:10:20:30:40:50:60:70:80:90:95:99:99.5:99.9:99.95:99.99";

@@ -140,7 +140,8 @@ fn command_line_sections(
     Ok(sections)
 }
 
-/// Parses each section after the options of the global sections before it.
+/// Makes a job of each section, from the options of the global sections before it and then its own. Also returns
+/// all global options.
 fn jobs_of(sections: Vec<Section>, wanted: &[String]) -> Result<(Vec<Job>, Given), String> {
     if sections.len() > MAX_JOBS {
         return Err(format!("{} sections are more than {MAX_JOBS}", sections.len()));
@@ -195,8 +196,8 @@ fn job_of<'a>(
     })
 }
 
-/// The options of a job in the order in which they were written. Options of the run have no heading in the
-/// help.
+/// The options of a job in the order in which they were written. They are told from options of the run by their
+/// heading in the help, which those lack.
 fn given(matches: &ArgMatches, command: &Command) -> Given {
     let ids = command.get_arguments().filter(|arg| arg.get_help_heading().is_some());
     let mut given: Vec<(usize, (String, String))> = ids

@@ -20,7 +20,7 @@ use crate::stats::Stats;
 /// The program's version; tools look for `fio-3`.
 pub(crate) const VERSION: &str = concat!("fio-3.42-dlfs-bench-", env!("CARGO_PKG_VERSION"));
 
-/// Prints only `text` on standard output.
+/// Prints `text` on standard output.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -30,7 +30,7 @@ pub(crate) fn print(text: &str) -> Result<(), String> {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(format!("cannot write to standard output: {error}"))
         }
-        _ => Ok(()), // the reader has closed the pipe
+        _ => Ok(()), // also if the reader has closed the pipe
     }
 }
 

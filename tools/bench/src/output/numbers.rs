@@ -1,6 +1,6 @@
-//! Formats numbers as fio does: four digits and a unit.
+//! Formats numbers as fio does: at most four digits, and a unit.
 
-/// `value` with four digits: `1607k`, `12.3G`.
+/// `value` with at most four digits: `1607k`, `12.3G`.
 pub(crate) fn short(value: f64, base: f64, units: &[&str]) -> String {
     let mut value = value.max(0.0);
     let mut unit = 0;

@@ -1,4 +1,4 @@
-//! CPU time, context switches and page faults of a thread.
+//! CPU time, context switches and page faults of a thread, or of the process.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -21,7 +21,7 @@ impl CpuUse {
         CpuUse::read(ClockId::ThreadCPUTime, "/proc/thread-self")
     }
 
-    /// The counters of all threads now.
+    /// The counters of all threads now, but the context switches of the first thread only.
     pub(crate) fn of_process() -> CpuUse {
         CpuUse::read(ClockId::ProcessCPUTime, "/proc/self")
     }
@@ -71,7 +71,7 @@ impl CpuUse {
     }
 }
 
-/// Minor faults, major faults, ticks in user mode and in the kernel of `/proc/.../stat`.
+/// From `/proc/.../stat`: minor faults, major faults, ticks in user mode and in the kernel.
 fn fields_of(stat: &str) -> Option<[u64; 4]> {
     let (_, rest) = stat.rsplit_once(')')?; // the name may contain anything
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();

@@ -45,7 +45,7 @@ fn group(count: usize) -> usize {
     [0, 4, 8, 16, 32, 64].iter().position(|&most| count <= most).unwrap_or(6)
 }
 
-/// The names of the groups.
+/// The names of the groups: of depths, and of bursts and polls.
 pub(crate) const LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
 pub(crate) const CALLS: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 

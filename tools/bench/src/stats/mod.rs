@@ -1,6 +1,6 @@
 //! Statistics: latencies, rates over time, depths, CPU time; and adding jobs together.
 //!
-//! All times are nanoseconds. Recording allocates only where a histogram grows.
+//! Latencies are in nanoseconds. Recording allocates only where a histogram or a list of rates grows.
 
 pub(crate) mod cpu;
 pub(crate) mod depths;
@@ -14,10 +14,10 @@ use latency::{Latency, add_beside, summary};
 
 use crate::samples::SampleFigures;
 
-/// Read, write: the index into figures by direction.
+/// The names of the directions; their indices are those of figures by direction.
 pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];
 
-/// The interval of the averages whose minimum, mean and maximum are reported; as in fio.
+/// The interval over which rates are averaged, as in fio. Of these averages, minimum, mean and maximum are reported.
 pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Figures of one direction of one job.
@@ -49,7 +49,7 @@ pub(crate) struct Stats {
     pub(crate) first_error: i32,
     pub(crate) message: String,
     pub(crate) verified: u64,
-    /// Since the run began: the time when counting began, and the end.
+    /// Times since the run began: when counting began, and when the job ended.
     pub(crate) began_ms: u64,
     pub(crate) elapsed_s: u64,
     /// Figures of a sample job.
@@ -70,7 +70,8 @@ impl Direction {
         self.runtime_ms = self.runtime_ms.max(other.runtime_ms);
     }
 
-    /// Counts the rates since the last sample, `seconds` ago.
+    /// Adds the rates since the last sampling, `seconds` ago, when the I/Os and bytes were `since`. Adds nothing
+    /// before the first I/O.
     pub(crate) fn sample(&mut self, since: (u64, u64), seconds: f64) {
         if self.ios > 0 {
             self.iops.push(self.ios.saturating_sub(since.0) as f64 / seconds);
@@ -143,7 +144,7 @@ impl Stats {
         self.directions.each_ref().map(|direction| (direction.ios, direction.bytes))
     }
 
-    /// CPU time of the job's threads per I/O.
+    /// CPU time of the job's threads per I/O; `None` without I/O.
     pub(crate) fn cpu_ns_per_io(&self) -> Option<f64> {
         let ios: u64 = self.directions.iter().map(|direction| direction.ios).sum();
         (ios > 0).then(|| self.cpu.total_s() * 1e9 / ios as f64)

@@ -7,7 +7,7 @@ use crate::stats::cpu::CpuUse;
 use crate::stats::{SAMPLE_INTERVAL, Stats};
 
 impl Worker {
-    /// Starts counting now; after the ramp it starts a second time.
+    /// Starts counting now, and returns the CPU use so far; after the ramp it starts a second time.
     pub(super) fn start_counting(&mut self) -> CpuUse {
         self.begin = self.now;
         self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
@@ -85,7 +85,7 @@ impl Worker {
         self.stopped = true;
     }
 
-    /// Samples the rates, at the end of a pass through the loop.
+    /// Samples the rates if an interval has passed; called in each pass of the loop.
     #[inline]
     pub(super) fn at_rest(&mut self) {
         if self.now >= self.sample_at {

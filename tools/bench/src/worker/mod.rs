@@ -1,9 +1,9 @@
 //! The loop of one job's thread: fill the queue, submit, poll, account.
 //!
-//! It reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after
-//! completions have arrived. An I/O's submission latency is that of its burst; its completion latency ends
-//! with the poll that returned it, which is when a caller could use it. The loop allocates only for
-//! histograms and for the list of blocks to verify, which grow.
+//! It reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after completions
+//! have arrived or a wait has ended. An I/O's submission latency is that of its burst; its completion latency
+//! ends with the poll that returned it, which is when a caller could use it. The loop allocates only for figures
+//! and for the list of blocks to verify, which grow.
 //!
 //! `setup` checks the job against its target, `account` processes completions.
 
@@ -185,8 +185,8 @@ impl Worker {
         true
     }
 
-    /// Prepares I/Os while there is room. If a rate delays the next I/O, returns the time when it may be
-    /// issued.
+    /// Prepares I/Os while there is room. Returns the time when the next I/O may be issued, if a rate delays it;
+    /// otherwise `u64::MAX`.
     fn fill(&mut self) -> u64 {
         while !self.free.is_empty() {
             if std::mem::take(&mut self.flush_is_due) {
@@ -277,7 +277,8 @@ impl Worker {
         }
     }
 
-    /// Spins for a moment, then sleeps until a completion arrives or `until` has come.
+    /// Sleeps, at most until a completion arrives or `until` has come. Spins once instead if `until` is near, or if
+    /// I/O is outstanding and either its last completion is recent or the job or engine needs spinning.
     fn wait(&mut self, until: u64) {
         let is_busy = self.in_flight > 0;
         let idle = self.now.saturating_sub(self.last_completion.max(self.begin));
@@ -350,9 +351,9 @@ fn nanoseconds(time: Duration) -> u64 {
 
 /// The direction of a flush.
 const FLUSH: usize = 2;
-/// Time that a thread spins before it sleeps.
+/// The time after the last completion for which a thread spins before it sleeps.
 const SPIN_NS: u64 = 20_000;
 /// Limit of a sleep, so that signals and the end are noticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
-/// The shortest time that a sleep takes; for less, the thread spins.
+/// A sleep is shorter than the wait by this time, since the kernel wakes a thread late; then the thread spins.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);

@@ -93,5 +93,5 @@ pub(super) fn slots(job: &Job) -> Result<Vec<Slot>, String> {
     }
 }
 
-/// The same in every run, as in fio.
+/// The seed if the user gives none: the same in every run, as in fio.
 pub(super) const DEFAULT_SEED: u64 = 0x89;

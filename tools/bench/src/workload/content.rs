@@ -1,7 +1,7 @@
 //! The data to write, and the verification of data that was read.
 //!
 //! With `verify=crc32c` each interval of a block begins with a header. Each interval can thus be verified by
-//! itself, even if blocks have partly overwritten each other:
+//! itself, even if blocks have partly overwritten each other, if all their lengths are multiples of an interval:
 //!
 //! | bytes  | field    | meaning                                                        |
 //! |--------|----------|----------------------------------------------------------------|
@@ -22,7 +22,7 @@ use crate::options::job::Verify;
 pub(crate) struct Content {
     verify: Verify,
     pattern: Vec<u8>,
-    /// The length that one header covers: the smallest block.
+    /// The length that one header covers: the smallest block, but at least the header itself.
     interval: u64,
     seed: u64,
     refill: bool,
@@ -100,7 +100,8 @@ impl Content {
     }
 }
 
-/// The intervals of a block; a rest too short for a header belongs to the interval before it.
+/// The intervals of a block. A rest shorter than an interval belongs to the interval before it. There are none if
+/// the block is too short for a header.
 fn pieces(offset: u64, interval: u64, bytes: &mut [u8]) -> impl Iterator<Item = (u64, &mut [u8])> {
     let len = bytes.len();
     let interval = (interval as usize).min(len).max(1);

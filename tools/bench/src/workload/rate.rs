@@ -17,13 +17,13 @@ impl Rates {
         Rates { paces: [0, 1].map(|direction| Pace::new(job, direction)), is_mixed }
     }
 
-    /// The job starts now.
+    /// Starts the limits: the job starts at `now_ns`.
     pub(crate) fn start(&mut self, now_ns: u64) {
         self.paces.iter_mut().flatten().for_each(|pace| pace.start(now_ns));
     }
 
-    /// The direction to issue instead of the drawn one, and its time. As in fio, a direction delayed by its
-    /// rate gives way to the other, so that each keeps its own rate whatever the mix.
+    /// The direction to issue, and the time from which it may be issued. As in fio, a drawn direction that its
+    /// rate delays gives way to the other, so that each keeps its own rate whatever the mix.
     #[inline]
     pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
         let due_ns = |direction: usize| self.paces[direction].as_ref().map_or(0, Pace::due_ns);
