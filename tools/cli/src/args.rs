@@ -1,4 +1,6 @@
 //! Arguments that several commands share.
+//!
+//! Options of one subject are in a file of their own: `mix_args.rs`, `tier_args.rs` and the others.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -14,7 +14,8 @@ use crate::text::safe_text;
 pub(crate) enum Outcome {
     /// All work is done.
     Done,
-    /// The work is done except for some items, which the command has listed.
+    /// The work is not done, or not wholly: the command has listed the missing items, or was stopped and cannot be
+    /// continued.
     Incomplete,
     /// The command found damage, and has listed it.
     Damaged,
@@ -34,7 +35,7 @@ impl Outcome {
     }
 }
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// An error of the library or the operating system.

@@ -1,8 +1,8 @@
 //! The command `dlfs`: all operations on a data set, from the shell.
 //!
 //! It is a library only for the Python package, whose wheel contains the command; the binary only calls
-//! [`main`]. It uses only dlfs's public interface. Only results go to standard output; progress, warnings and
-//! errors go to stderr. Read `commands/mod.rs` first.
+//! [`main`]. It uses only the public interfaces of dlfs and dlfs-mount. Only results go to standard output;
+//! progress, warnings and errors go to stderr. Read `commands/mod.rs` first.
 
 mod args;
 mod commands;
@@ -40,7 +40,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches};
 
 /// Runs the command with its arguments, which begin with the program's name, and returns the exit code.
-/// Invalid arguments, `--help` and `--version` end the process at once.
+/// Invalid arguments, `--help` and `--version` end the process at once, unless their text must be escaped.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let is_brief = arguments.iter().any(|argument| argument == "-h");

@@ -1,6 +1,6 @@
 //! Writes the events of the library to stderr, one line each.
 //!
-//! A short command writes its lines at once, without time stamps. A server adds the time and writes from a
+//! A short command writes its lines at once, without time stamps. A service adds the time and writes from a
 //! separate thread: if stderr is read too slowly or not at all, lines are dropped and counted, and no host is
 //! delayed.
 
@@ -17,7 +17,7 @@ use tracing_subscriber::{Registry, reload};
 use crate::line_queue::{LineQueue, LineWriter};
 use crate::text::safe_text;
 
-/// Writes the library's events from now on; for a server (`serves`), as a log with times.
+/// Writes the library's events from now on; for a service (`serves`), as a log with times.
 pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
     let level = match (quiet, verbose) {
         (true, _) => LevelFilter::ERROR,
@@ -35,7 +35,7 @@ pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
             let behind = BEHIND.get_or_init(|| behind);
             registry.with(lines.with_writer(|| behind.clone())).init();
         }
-        // Without the thread, the server writes directly and without times.
+        // A short command; or a service whose thread could not be started, which then writes in the same way.
         Ok(None) | Err(_) => registry.with(lines.with_writer(|| SafeStderr).without_time()).init(),
     }
 }
@@ -59,7 +59,7 @@ pub(crate) fn set_level(level: &str) -> Result<(), String> {
     }
 }
 
-/// Changes the level of the log once the log is started.
+/// The handle that changes the level of the log, once the log is started.
 static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Writes a line with the time, at any log level.
@@ -67,7 +67,7 @@ pub(crate) fn say(line: &str) {
     let text = format!("{} {line}\n", now());
     match BEHIND.get() {
         Some(behind) => behind.push(Some(text.into_bytes())),
-        None => _ = SafeStderr.write(text.as_bytes()), // as below
+        None => _ = SafeStderr.write(text.as_bytes()), // a closed stderr concerns only its reader
     }
 }
 
@@ -86,8 +86,8 @@ pub(crate) fn finish() {
 
 static BEHIND: OnceLock<LineQueue> = OnceLock::new();
 
-/// Escapes control characters in lines that quote other programs' strings. Escape characters (ESC) stay,
-/// since only `tracing` writes them, for colours.
+/// Escapes control characters in lines that quote other programs' strings. Escape characters (ESC) stay, since
+/// `tracing` writes them for colours; `tracing` itself escapes those that it quotes.
 struct SafeStderr;
 
 /// A closed stderr concerns only its reader.

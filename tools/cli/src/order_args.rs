@@ -17,6 +17,8 @@ pub(crate) fn unweighted(order: &Order, world_size: u32) -> Result<OrderSpec, Fa
     order.spec(world_size).map_err(usage)
 }
 
+/// Checks that shares of this kind suit the order and the run.
+///
 /// # Errors
 /// `Usage`: aligned shares in an order that does not read whole chunks; local shares without peers, or in an
 /// order that gives each rank its own samples.

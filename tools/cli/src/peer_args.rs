@@ -19,7 +19,7 @@ pub(crate) struct Joined {
 }
 
 /// The meeting of the ranks and this rank's number in it, if `--peers` is given. `place` is the rank and the
-/// world size from the command line.
+/// world size from the command line or the launcher.
 ///
 /// # Errors
 /// `Usage`: as [`JoinOptions::meeting`](dlfs::peers::JoinOptions::meeting).
@@ -55,7 +55,7 @@ impl Joined {
         Ok((image, Joined { meeting, connect }))
     }
 
-    /// Serves until all ranks have finished reading.
+    /// Serves until all ranks have finished reading, at most for the timeout of the meeting.
     pub(crate) fn wait_for_end(&self, image: &Image) {
         let Some(peers) = image.peers() else { return };
         let Joined { meeting, connect } = self;
@@ -64,7 +64,7 @@ impl Joined {
             peers.wait_for_end(&mut *rendezvous, meeting.options.timeout)
         });
         if let Err(error) = ended {
-            // Only a message: this rank has read everything, and the others read elsewhere.
+            // Only a message: this rank reads no more, and the others read elsewhere.
             eprintln!("dlfs: {}", error.report());
         }
     }

@@ -16,7 +16,7 @@ pub(crate) struct RunReport {
     pub(crate) samples: u64,
     /// Bytes of these samples.
     pub(crate) bytes: u64,
-    /// Time from the first request of a batch to the last delivery.
+    /// Time from [`RunStats::start`] to [`RunStats::finish`].
     pub(crate) seconds: f64,
     /// `samples / seconds`.
     pub(crate) samples_per_s: f64,

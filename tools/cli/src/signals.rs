@@ -1,4 +1,4 @@
-//! Signals. Ctrl-C and SIGTERM stop a run in order; a second one ends the process at once. A server survives
+//! Signals. Ctrl-C and SIGTERM stop a run in order; a second one ends the process at once. A service survives
 //! SIGHUP, and prints statistics on SIGUSR1.
 
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Stop {
     }
 }
 
-/// Signals that a server handles without ending.
+/// Signals that a service handles without ending.
 #[derive(Debug)]
 pub(crate) struct Asked {
     hang_up: Arc<AtomicBool>,

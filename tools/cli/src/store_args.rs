@@ -21,7 +21,7 @@ pub(crate) fn restart(store: &Store, image: &Image, options: &mut LoaderOptions)
     Ok(())
 }
 
-/// Shows the progress of staging the share.
+/// Returns a closure that shows the progress of staging the share, and never stops it.
 pub(crate) fn staging(quiet: bool) -> impl FnMut(Staged) -> bool {
     let mut meter = None;
     move |Staged { samples, done, bytes, .. }| {

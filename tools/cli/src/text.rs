@@ -83,8 +83,8 @@ pub(crate) fn safe_name(name: &[u8]) -> String {
     text
 }
 
-/// A string that may quote names, paths or strings from a target, escaped as in [`safe_name`], except for
-/// line breaks.
+/// A string that may quote names, paths or strings from a target, escaped as in [`safe_name`], except that line
+/// breaks, tabs and backslashes stay.
 pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
     let harms = |character| is_unsafe(character) && !matches!(character, '\n' | '\t');
     if !text.contains(harms) {

@@ -25,7 +25,7 @@ pub(crate) fn tiers(given: &Tiers, node: Option<String>) -> Result<TierOptions, 
     given.with(probe(&specs, &[], &Probe::default())?.options()?, node)
 }
 
-/// The memory that is available without evicting anything.
+/// The memory that programs can get without swapping.
 pub(crate) fn free_memory_bytes() -> Result<u64, Error> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

@@ -1,4 +1,6 @@
 //! `dlfs cached`: owns the tiers of an image, so that they outlive the jobs that use them.
+//!
+//! The library's `Cache` (`src/cache/`) does the work; this file waits for ownership, and reports.
 
 use std::time::{Duration, Instant};
 
@@ -140,8 +142,7 @@ fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), 
     out.flush()
 }
 
-/// One line with the content and counters of the tiers. Hits are those of this process, which serves no
-/// reads: jobs count their own.
+/// One line with the content and counters of the tiers. Hits are left out, since jobs count their own.
 fn statistics(stats: &CacheStats) -> String {
     let mut line = format!("statistics attached={}", stats.attached.unwrap_or_default());
     for (number, tier) in stats.tiers.iter().enumerate() {

@@ -69,7 +69,7 @@ pub(crate) fn run(args: CatArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Writes `range` of each sample, a few pieces at a time.
+/// Writes `range` of each sample, at most `AT_ONCE` bytes at a time.
 fn write_ranges(
     dataset: Dataset,
     ids: &[SampleId],
@@ -104,7 +104,7 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
     Ok((side(start, 0)?, side(end, u64::MAX)?))
 }
 
-/// Bytes of a sample that are read and written at a time.
+/// The most bytes of a sample that are read and written at a time.
 const AT_ONCE: usize = 4 << 20;
 
 /// The index of the selected field.

@@ -1,4 +1,6 @@
 //! `dlfs catalog`: data sets by name.
+//!
+//! The library's `Catalog` (`src/import/catalog/`) reads and changes catalogues; this file has arguments and output.
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};

@@ -26,11 +26,10 @@ pub(crate) struct DeleteArgs {
     /// The samples' names
     #[arg(value_name = "NAME", required_unless_present = "from", value_parser = Name::parser())]
     names: Vec<Name>,
-    /// A file with more names, one on each line, or - for standard input: any number of samples in one
-    /// generation
+    /// A file with more names, one on each line, or - for standard input; their number is not limited
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// The names end with NUL and not with a line, as those of dlfs ls -0
+    /// Names in FILE end with NUL instead of a line feed, as printed by dlfs ls -0
     #[arg(long, short = '0', requires = "from")]
     null: bool,
     /// The names are ids, as dlfs stat prints them

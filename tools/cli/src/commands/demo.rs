@@ -1,5 +1,8 @@
 //! `dlfs demo`: imports, serves, reads twice and compares with the source, in a new user's first
 //! minute.
+//!
+//! `demo_data.rs` generates files, `demo_source.rs` compares samples with them, and `demo_compare.rs` measures the
+//! three ways of reading.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -182,7 +185,8 @@ impl Demo<'_> {
         Ok(target)
     }
 
-    /// Reads the epochs, and again to compare every sample, so that reading files does not count as reading samples.
+    /// Reads the epochs twice: to measure, and to compare every sample, so that the time of reading the source files is
+    /// not measured.
     fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
         let epochs = self.read_epochs(image, "reading", None)?;
         for (number, epoch) in epochs.iter().enumerate() {

@@ -1,4 +1,6 @@
 //! `dlfs export`: writes samples to files or to a tar archive.
+//!
+//! This file reads batches and decides which files a sample becomes; `export/` has the rule for names, and writes.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -103,7 +105,7 @@ fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
     }
 }
 
-/// Fills `batches` with the next batches, up to the limits; returns the number of samples in them.
+/// Fills `batches` with the next batches until a limit is reached; returns the number of samples in them.
 fn read_some(loader: &mut Prefetcher, batches: &mut Vec<Batch>) -> Result<usize, Failure> {
     let mut samples = 0;
     let mut bytes = 0;
@@ -128,7 +130,7 @@ struct Export<'a> {
     directory: &'a Directory,
     sink: &'a mut dyn Sink,
     escape: bool,
-    /// Folders that are not samples, nor are any of the folders above them.
+    /// Folders already checked: neither they nor the folders above them are names of samples.
     checked_folders: HashSet<Vec<u8>>,
     done: Done,
 }
@@ -136,6 +138,7 @@ struct Export<'a> {
 /// The result of an export.
 #[derive(Default)]
 struct Done {
+    /// Samples that were read, including those whose files were refused.
     samples: u64,
     files: u64,
     bytes: u64,
@@ -183,7 +186,7 @@ impl Export<'_> {
         Ok(false)
     }
 
-    /// Adds the files of one sample to `files`, or gives the reason why it has none.
+    /// Adds the files of one sample to `files`; a file that cannot be written is recorded in `done.refused`.
     fn sample<'b>(
         &mut self,
         batch: &'b Batch,
@@ -250,8 +253,8 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// The folder of `name` that is also a sample's name; the sample is kept, whichever of the two comes
-    /// first.
+    /// The first folder in `name` that is also the name of a sample. A path cannot be both, so the sample is exported
+    /// and `name` is refused, even if `name` comes first.
     fn sample_in_the_way<'n>(&mut self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
         let Some(end) = name.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
         if self.checked_folders.contains(&name[..end]) {
@@ -313,9 +316,10 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     out.flush()
 }
 
-/// The most samples in memory at a time.
+/// Batches are collected until they have this many samples, so that files are written in large groups. A batch has
+/// at most as many, too.
 const MOST_SAMPLES: usize = 256;
-/// The most bytes in memory at a time, not counting the last sample.
+/// Batches are collected until they have this many bytes. A batch has at most as many, unless it is one longer sample.
 const MOST_BYTES: u64 = 32 << 20;
 /// The most checked folders to remember: a name may have 4 KiB.
 const CHECKED_FOLDERS: usize = 4096;

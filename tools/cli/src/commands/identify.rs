@@ -28,7 +28,7 @@ pub(crate) struct IdNsArgs {
     namespace_id: Option<u32>,
 }
 
-/// Options of all three.
+/// Options of all three commands.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
     /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]

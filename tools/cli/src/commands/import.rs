@@ -1,4 +1,7 @@
 //! `dlfs import`: writes a data set to an image.
+//!
+//! This file turns arguments into `ImportOptions`, shows the progress and prints the report. The import itself is in
+//! `src/import/import/`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -530,7 +533,7 @@ fn print_report(
     out.line(out.dim(&format!("  next       dlfs read {image}   or   dlfs serve {image}")))
 }
 
-/// Prints the share of the media that is not samples, and the cost or benefit of the packing.
+/// Prints the share of the media that is not samples, and a note if tight packing saves little.
 fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
     let media = &report.media;
     let pack = report.pack;
@@ -605,7 +608,7 @@ fn within(entry: &BadEntry) -> Option<String> {
     Some(text::safe_name(path.as_os_str().as_bytes()))
 }
 
-/// The most lines for file extensions of samples.
+/// The lines for file extensions of samples, before one line for all others.
 const MOST_SORTS: usize = 6;
 const CHUNK_SIZES: std::ops::RangeInclusive<u32> = (64 << 10)..=(256 << 20);
 const EXAMPLES: &str = "\

@@ -89,7 +89,7 @@ pub(super) fn json_values(
 }
 
 impl Listing<'_> {
-    /// Prints an entry, a sample or a folder; `false` if the reader of the output has gone.
+    /// Prints a sample or a folder. Returns whether to go on: not if writing failed, and `failed` then says why.
     fn entry(&mut self, name: &[u8], sample: Option<SampleId>) -> bool {
         self.lines += 1;
         self.failed = self.print(name, sample).err();
@@ -123,8 +123,8 @@ impl Listing<'_> {
         self.out.line(format!("{id:>10} {bytes:>12} {label:>6}  {name}"))
     }
 
-    /// An empty listing is correct only for an empty image; otherwise the folder may be a sample, or not
-    /// exist.
+    /// Ends the listing. If a folder was given and nothing is below it, it may itself be a sample, which is then
+    /// listed; otherwise it does not exist, which is an error.
     fn finish(mut self, folder: &[u8]) -> Result<(), Failure> {
         if let Some(failure) = self.failed.take() {
             return Err(failure);

@@ -101,7 +101,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Returns whether the command runs until it is stopped, and writes a log.
+    /// Returns whether the command is a service, which writes a log.
     pub(crate) fn serves(&self) -> bool {
         matches!(self.command, Command::Serve(_) | Command::Cached(_))
     }

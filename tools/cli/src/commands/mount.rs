@@ -1,4 +1,6 @@
 //! `dlfs mount`: shows an image as a folder, through FUSE.
+//!
+//! The file system is in `tools/mount/`. This file opens the image, goes to the background, and follows an order file.
 
 use std::io::{BufRead, BufReader, Seek};
 use std::os::unix::fs::MetadataExt;
@@ -100,7 +102,7 @@ pub(crate) fn run(args: MountArgs) -> Result<Outcome, Failure> {
         std::env::set_current_dir("/").map_err(Error::from)?;
     }
     let ended = wait(mounted, &stop, order);
-    // Open files keep the session alive, and its tiers with it.
+    // Open files may keep the session and its tiers alive beyond this function, so nobody else would flush the tiers.
     files.dataset().image().tiers().into_iter().for_each(Cache::flush);
     ended
 }
@@ -153,7 +155,7 @@ impl Order {
     }
 }
 
-/// Starts this command again in the background, and returns after that process reports that it has mounted.
+/// Starts this command again in the background, and returns once that process has mounted or has ended.
 fn start_in_background() -> Result<Outcome, Failure> {
     let mut arguments = std::env::args_os();
     let _ = arguments.next(); // the program's own name
@@ -187,9 +189,9 @@ fn start_in_background() -> Result<Outcome, Failure> {
     })
 }
 
-/// Set for the background process, which this command starts.
+/// The environment variable that is set for the background process.
 const DETACHED: &str = "DLFS_MOUNT_DETACHED";
-/// Interval of checks for an unmount.
+/// Interval of checks for an unmount and a changed order.
 const LOOK: Duration = Duration::from_millis(200);
 
 const EXAMPLES: &str = "\

@@ -1,4 +1,7 @@
 //! `dlfs read`: reads epochs as a training job would, verifies every sample, and prints a report.
+//!
+//! The options are those of the library (`src/options/`) and of the files `*_args.rs`. `epochs.rs` takes batches from
+//! the loader, and `run_stats.rs` measures.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -225,7 +228,7 @@ impl Keeper {
         }
     }
 
-    /// Saves the state of a run that was stopped, and tells the user how to continue.
+    /// Saves the state of a run that was stopped. Without a file for it, says that --state would allow to resume.
     fn stopped(&self) -> Outcome {
         if self.file.is_none() {
             eprintln!("dlfs: stopped; with --state FILE the run could be resumed");
@@ -285,7 +288,7 @@ impl RunArgs {
 /// The number of samples that the run will deliver to this rank.
 fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     let start = options.resume.clone().unwrap_or_else(|| {
-        // The counts depend only on the order.
+        // The counts depend only on the order, so any image and generation will do.
         State::start([0; 16], Generation(0), options.order.started(options.world_size))
     });
     let first = start.epoch.0;
@@ -319,7 +322,7 @@ impl IdsFile {
                 Some(sources) => (sources.iter().zip(batch.ids()))
                     .try_for_each(|(source, id)| writeln!(self.file, "{source} {id}"))?,
             }
-            self.file.flush() // never behind the state, however the process ends
+            self.file.flush() // the file is never behind the state, however the process ends
         };
         write().map_err(|error| about_file("cannot write", &self.path, error))
     }
@@ -395,7 +398,7 @@ fn print_report(
     out.flush()
 }
 
-/// The causes with a hundredth of the stalls or more, the longest first; `None` without a stall.
+/// The causes with more than a hundredth of the stalls, the longest first; `None` without a stall.
 fn stall_line(stalls: &Stalls) -> Option<String> {
     let least = stalls.total() / 100;
     let mut causes: Vec<_> = stalls.each().filter(|(_, waited)| *waited > least).collect();
@@ -472,7 +475,7 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
 /// The most samples of a batch by default, and about the most bytes of one.
 const MOST_SAMPLES: usize = 256;
 const MOST_BYTES: u64 = 256 << 20;
-/// The most samples whose lengths decide the default batch size.
+/// The lengths of this many samples, or of up to twice as many, decide the default batch size.
 const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options that apply to one image only.
 const OF_ONE_IMAGE: [&str; 12] = [

@@ -1,4 +1,7 @@
 //! `dlfs serve`: serves an image as the namespaces of an NVMe/TCP subsystem.
+//!
+//! This file turns the command line into a service, prints its addresses, and has the loop in which signals and changes
+//! are handled. `service/` has the rest, also for a configuration file with several subsystems.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd as _;
@@ -104,8 +107,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
     let asked = Asked::on_signals()?;
     let manager = Manager::of_environment();
-    // Before any other thread starts: it changes the umask of the process for a moment, which would affect
-    // their files.
+    // Before other threads create files: opening the control socket changes the umask of the process for a moment.
     let mut control = args.control.as_deref().map(Control::open).transpose()?;
     allow_many_files();
     let _metrics = args.metrics.serve()?;
@@ -269,8 +271,8 @@ fn allow_many_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Prints the address of each subsystem and, for an image, the command to read it; as JSON for programs that
-/// start this one.
+/// Prints where a subsystem is served and, for an image, the commands to read it and to connect to it. With --json,
+/// prints one line for programs.
 fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Failure> {
     let nqn = &running.config.nqn;
     let served = running.target.namespaces();

@@ -1,4 +1,6 @@
 //! `dlfs shuffle-report`: how random an order is, compared with chance.
+//!
+//! The observers of `src/order/order/report/` compute the figures; this file gives them the ids in their order.
 
 use clap::Args;
 use serde::Serialize;
@@ -261,8 +263,8 @@ fn ranks(
     let mut ids = Vec::new();
     let mut picks = Vec::new();
     let mut aligner = Aligner::default();
-    // The part of a global batch that a rank takes.
     let is_aligned = args.shard.0 == Sharding::Aligned;
+    // Aligned shares are computed by global batch: a step is then the part of one that a rank takes.
     let step = if is_aligned { a_rank } else { STEP };
     for rank in 0..args.world_size {
         let shard = Shard::new(rank, args.world_size, Tail::Keep)?;

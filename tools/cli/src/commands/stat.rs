@@ -88,9 +88,10 @@ fn list_origins(args: &StatArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Sums over the samples and origins of an image.
+/// Sums over the samples and origins of an image, or over the samples of an open view.
 struct Sums {
     sample_bytes: u64,
+    /// Deleted samples of the whole image, also when a view is open.
     deleted: u64,
     /// Samples without a label.
     unlabelled: u64,
@@ -122,12 +123,12 @@ impl Sums {
     }
 }
 
-/// The hash of the open view, whose samples and bytes are counted.
+/// The hash of the view, if the image was opened through one. Then only the view's samples and bytes are reported.
 fn view(directory: &Directory) -> Option<String> {
     directory.view().map(|mark| format!("{:032x}", u128::from_be_bytes(mark.hash)))
 }
 
-/// Seconds since 1970.
+/// The time when the generation was written, in seconds since 1970.
 fn written(directory: &Directory) -> u64 {
     directory.time_ns() / 1_000_000_000
 }

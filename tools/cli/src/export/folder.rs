@@ -189,7 +189,8 @@ fn split(name: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// The number of folders that may stay open: half of this process's limit of open files.
+/// The number of folders that all writers together may keep open: half of this process's limit of open files, at most
+/// [`MOST_KEPT_OPEN`].
 fn kept_open() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST_KEPT_OPEN)
@@ -229,7 +230,7 @@ const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::EXCL)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// The most folders that stay open, whatever the limit of the process.
+/// The most folders that stay open, even if the process may open more files.
 const MOST_KEPT_OPEN: usize = 4096;
 /// The most threads that write at once.
 const MOST_WRITERS: usize = 8;

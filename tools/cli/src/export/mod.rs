@@ -67,7 +67,7 @@ impl NewFile<'_> {
 /// The reason why a file was not written.
 #[derive(Debug)]
 pub(crate) enum SinkError {
-    /// Another file or folder is in the way of the file or of one of its folders.
+    /// Something is in the way of the file or of one of its folders, or the file system refuses the name.
     Conflict(&'static str),
     /// No further file can be written.
     Failed(Failure),

@@ -7,7 +7,8 @@ use std::path::Path;
 use dlfs::directory::Directory;
 use dlfs::{Error, ErrorKind};
 
-/// Writes a line for each sample into a new file: its name and its values.
+/// Writes a line for each sample into a new file, its name and its values, after a line with the names and types of
+/// the columns. Returns the number of samples.
 ///
 /// # Errors
 /// The file exists or cannot be written. `InvalidArgument`: the image has no typed columns, or a name is not

@@ -71,7 +71,7 @@ impl Sink for TarSink {
 impl Drop for TarSink {
     fn drop(&mut self) {
         if !self.finished && !self.to_stdout {
-            // The export has already failed with its own error; the user will see a leftover file.
+            // The export was stopped, or has failed with its own error: an error of the removal adds nothing.
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -19,9 +19,9 @@ enum Form {
     Hex,
     /// ASCII, padded with spaces or terminated by NUL.
     Text,
-    /// Bytes in hexadecimal; an OUI of three bytes, and identifiers.
+    /// The bytes of an identifier, in hexadecimal.
     Bytes,
-    /// As `Bytes`, but the lowest byte first.
+    /// An OUI, stored with its lowest byte first: hexadecimal in text, a number in JSON.
     Oui,
     /// A UUID.
     Uuid,

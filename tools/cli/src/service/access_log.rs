@@ -75,7 +75,7 @@ impl AccessLog {
         Ok(AccessLog { lines: LineQueue::start("dlfs-access-log", writer)?, next })
     }
 
-    /// Switches to `output` from the next line on.
+    /// Switches to `output` before the next line is written, which may be in the queue already.
     pub(crate) fn switch(&self, output: Output) {
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
     }
@@ -156,7 +156,7 @@ impl Output {
         Output { to, is_torn: false }
     }
 
-    /// Writes a line and its newline. After a partial write, the next call first starts a new line.
+    /// Writes a line, which has its newline. After a partial write, the next call first starts a new line.
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let whole = if self.is_torn { [b"\n", line].concat() } else { line.to_vec() };
         let mut rest = &whole[..];
@@ -179,7 +179,7 @@ impl Output {
 struct Writer {
     next: Next,
     output: Output,
-    /// Set once the service's log has reported that writing fails.
+    /// Set while writing fails, which the service's log has reported once.
     is_failing: bool,
 }
 

@@ -118,7 +118,7 @@ impl Changes {
         self.openings.waker()
     }
 
-    /// SIGHUP has arrived.
+    /// Notes that SIGHUP has arrived.
     pub(crate) fn hung_up(&mut self) {
         self.wanted.hung_up = true;
     }

@@ -125,7 +125,7 @@ fn yes() -> bool {
 ///
 /// # Errors
 /// `NotFound`: the file does not exist. `InvalidArgument`: the file is not valid; the message names the line
-/// and column.
+/// and column. Errors of reading the hosts files.
 pub(crate) fn read(path: &Path) -> Result<ServiceConfig> {
     let read =
         std::fs::read_to_string(path).and_then(|text| Ok((text, std::path::absolute(path)?)));

@@ -335,7 +335,7 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// `NotFound`, `Refused`, ...: there is no service. `TimedOut`, `Disconnected`: the service does not answer.
-/// Otherwise the service's own error, with its message.
+/// `Refused` with the message of the service: the service has answered with an error.
 pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     let about = |error: io::Error| {
         let hint = "start it with dlfs serve --control PATH, and name the same path with --socket";

@@ -1,4 +1,6 @@
 //! The methods of the control socket, by name.
+//!
+//! Their parameters are types, which `dlfs ctl` fills from its arguments. Methods that take long are in `changes.rs`.
 
 use std::path::Path;
 

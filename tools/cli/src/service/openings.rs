@@ -1,5 +1,5 @@
-//! Opens namespaces in the background, each on its own thread: a remote target may take long to answer, and
-//! the service goes on meanwhile.
+//! Opens namespaces in the background, those of each request or reload on a thread: a remote target may take long
+//! to answer, and the service goes on meanwhile.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,7 @@
 //! The running targets of a service.
+//!
+//! This file starts and ends them, and finds their sockets. `reload.rs` changes them while they run; `leaving.rs` ends
+//! those that a reload has removed.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
@@ -135,8 +138,8 @@ impl Service {
         self.subsystems.push(running);
     }
 
-    /// A socket that listens on this address: from a subsystem that is ending, from the service manager, or
-    /// else a new one.
+    /// A socket that listens on this address: from a subsystem that a reload is about to replace, from the service
+    /// manager, or else a new one.
     fn listen(&self, address: SocketAddr) -> Result<TcpListener> {
         let running = self.subsystems.iter().flat_map(|running| &running.listeners);
         let mut known = running.chain(&self.inherited);

@@ -35,7 +35,7 @@ impl Manager {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
     }
 
-    /// The service ends.
+    /// Reports that the service ends.
     pub(crate) fn stopping(&self) {
         self.tell("STOPPING=1\nSTATUS=sending hosts away");
     }

@@ -36,7 +36,7 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. Peers count as jobs.
+/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. Rows of peers are not counted: a job has one of its own.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let rows = &report.rows[0];
     let count = |role| rows.iter().filter(|row| row.role == Some(role)).count() as u64;

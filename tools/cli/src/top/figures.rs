@@ -1,4 +1,4 @@
-//! Numbers as short strings: at most seven characters, and `-` for unknown values.
+//! Numbers as short strings, for columns of tables.
 
 use std::time::Duration;
 

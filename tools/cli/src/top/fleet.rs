@@ -16,6 +16,7 @@ pub(super) struct Fleet {
     began: Instant,
 }
 
+/// An address, and what it has answered.
 #[derive(Debug)]
 struct Watched {
     address: String,
@@ -95,7 +96,8 @@ impl Watched {
 
     fn known(&self, now: Instant, began: Instant, late: Duration) -> Known<'_> {
         let error = self.failure.as_ref().map(|failure| (&*failure.why, failure.since));
-        // Looking up a host name has no time limit of its own.
+        // A request may hang without failing, since looking up a host name has no time limit. So an address that has
+        // not answered for `late` counts as failed.
         let last = self.last.as_ref().map_or(began, |(at, _)| *at);
         let error =
             error.or_else(|| (now.saturating_duration_since(last) > late).then_some((LATE, last)));
@@ -114,7 +116,8 @@ impl Watched {
         let ((began, before), (at, after)) = self.before.as_ref().zip(self.last.as_ref())?;
         let mut began = *began;
         if self.restarted_at == Some(*at) {
-            // Not before the last failure: the process may have started since then.
+            // A restarted process counts from 0. It began after the last failed request, if there was one since the
+            // previous answer; the time before that does not count.
             began = self.failed_at.map_or(began, |failed| failed.max(began));
         }
         let seconds = at.saturating_duration_since(began).as_secs_f64();

@@ -6,8 +6,8 @@
 //! `screen.rs` show on a terminal and [`once`] prints; `view.rs` holds the choices that the user made by
 //! keys.
 //!
-//! Everything but `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Every answer is limited
-//! in size and made harmless for the terminal; a slow address does not delay the others.
+//! Everything but this file, `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Every answer is
+//! limited in size and made harmless for the terminal; a slow address does not delay the others.
 //!
 //! Read `sections.rs` first.
 

@@ -142,7 +142,8 @@ fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == ':'
 }
 
-/// A process has at most 1,000 series of a metric, and a series of latencies has 28 values.
+/// The most values of an answer. A process has at most 1,000 series of a metric, and a series of latencies has 28
+/// values.
 const MAX_SERIES: usize = 100_000;
 const MAX_LABELS: usize = 16;
 const NO_END: &str = "the answer ends early: it has no # EOF";

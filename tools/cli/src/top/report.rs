@@ -178,7 +178,7 @@ impl Report {
         });
     }
 
-    /// Returns whether all addresses have answered.
+    /// Returns whether no address has failed, or answered without metrics of dlfs.
     pub(super) fn is_complete(&self) -> bool {
         self.rows[0].iter().all(|row| row.style != BAD)
     }

@@ -246,7 +246,8 @@ fn name(of: &Subject) -> Value {
     Value::Text(of.name.to_owned())
 }
 
-/// Bytes from the origin include readahead, and reads that shared pages with others.
+/// Bytes per second from a tier or from the origin. Those from the origin include readahead, and reads that shared
+/// pages with others.
 fn bytes_of_tier(of: &Subject) -> Option<f64> {
     of.rate(&m::TIER_HIT_BYTES).or(of.of_row(ORIGIN, &m::ORIGIN_READ_BYTES))
 }

@@ -4,8 +4,8 @@ use super::Finding;
 use super::load::{Load, Loads};
 use crate::text::{self, percent};
 
-/// The conclusion from all measurements. If there is a data set, the mean length of its samples decides which
-/// measurement counts.
+/// The conclusion from all measurements. If the mean length of samples is known, also says how many samples can
+/// arrive a second.
 pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Finding {
     let bound = bound(loads);
     let mut found = bound.words(loads);
@@ -33,7 +33,7 @@ enum Bound {
     Beyond,
 }
 
-/// If four queue pairs read this much more than one, the path behind them was not the bottleneck.
+/// If four queue pairs read this many times as much as one, the path behind them was not the bottleneck of one.
 const GAIN: f64 = 1.3;
 /// A thread, or a machine, that is busy for this share of the time has no capacity left.
 const FULL: f64 = 0.9;
@@ -100,7 +100,7 @@ impl Bound {
 /// queue pair to four.
 fn samples_per_s(loads: &Loads, bytes: u64) -> f64 {
     let by_bandwidth = loads.best_bytes_per_s() / bytes as f64;
-    // In a shuffled order, samples shorter than a block rarely share a read with a neighbour.
+    // In a shuffled order, samples rarely share a read with a neighbour: each costs at least a small read.
     by_bandwidth.min(
         loads.small.reads_per_s() * (loads.four.bytes_per_s() / loads.one.bytes_per_s()).max(1.0),
     )

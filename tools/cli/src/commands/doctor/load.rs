@@ -243,7 +243,7 @@ fn processor_ticks() -> Option<(u64, u64)> {
     ticks_of(&std::fs::read_to_string("/proc/stat").ok()?)
 }
 
-/// The first line of `/proc/stat` has user, nice, system, idle, iowait, irq, softirq and steal.
+/// The busy and all ticks in the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq and steal.
 fn ticks_of(stat: &str) -> Option<(u64, u64)> {
     let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
@@ -257,7 +257,7 @@ fn busy_between((before, after): ((u64, u64), (u64, u64))) -> Option<f64> {
     Some(after.0.saturating_sub(before.0) as f64 / all as f64)
 }
 
-/// The interval at which engines that cannot signal are polled again.
+/// The longest wait for a completion before the queue pair is polled again.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Features of this machine for user-level NVMe, and how to enable the missing ones.
 //!
-//! They are read from `/proc`, `/sys` and `/dev`, below a root that tests can set.
+//! Most are read from `/proc`, `/sys` and `/dev`, below a root that tests can set.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -143,7 +143,7 @@ fn examine(
     });
     let Reached { findings: reached, route } = path::reach(addresses);
     let mut findings: Vec<Finding> = named.into_iter().chain(reached).collect();
-    // Another path or another site may work.
+    // If there is another path or another site, goes on, since that may work.
     if let Some(finding) = findings.iter().find(|finding| !finding.good)
         && connect.paths.is_empty()
         && resolved.sites.len() == 1
@@ -160,7 +160,7 @@ fn examine(
     }
 }
 
-/// `addresses` are the resolved addresses of `image`.
+/// Measures an image, and adds what it finds. `addresses` are the resolved addresses of `image`.
 fn examine_data(
     image: &[Address],
     addresses: &[Address],
@@ -261,7 +261,7 @@ impl Opened {
     }
 }
 
-/// The report about this machine as lines: first whether anything is wrong, then the optional features.
+/// The report about this machine as lines. It is always healthy: everything that is examined here is optional.
 fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<String> {
     let absent = findings.iter().filter(|finding| !finding.good).count();
     let mut lines = vec![format!(

@@ -14,17 +14,17 @@ use super::Finding;
 use crate::args::host_and_port;
 use crate::text::{self, percent};
 
-/// A connection to the first address that is on a network, to examine the route.
+/// A connection to the first host that accepted one, to examine the route.
 pub(super) struct Route(TcpStream);
 
-/// The outcome of connecting to all addresses that are on a network.
+/// The outcome of connecting to the hosts of the addresses.
 pub(super) struct Reached {
-    /// A finding for each host and port.
+    /// A finding for each host and port that was tried, and one more if some were not.
     pub(super) findings: Vec<Finding>,
     pub(super) route: Option<Route>,
 }
 
-/// Connects to all hosts of the addresses.
+/// Connects to the hosts of the addresses, at most [`MOST_PLACES`].
 pub(super) fn reach(addresses: &[Address]) -> Reached {
     let mut places: Vec<Place> = Vec::new();
     for place in addresses.iter().filter_map(Place::of) {
@@ -221,7 +221,7 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
     })
 }
 
-/// Reports which digests protect the transfers.
+/// Reports what protects the transfers: TLS or digests.
 pub(super) fn digests(device: &Arc<dyn Device>) -> Finding {
     let engine = device.namespace().engine;
     let found = match (engine.contains("TLS"), engine.contains("digest")) {
@@ -252,7 +252,7 @@ pub(super) fn clock(root: &Path) -> Finding {
         read(&format!("sys/devices/system/cpu/cpu0/cpufreq/{name}")).trim().parse::<f64>().ok()
     };
     let mhz: Vec<f64> = field("cpu MHz").iter().filter_map(|value| value.parse().ok()).collect();
-    // Only x86 processors show their clock in this file.
+    // Only x86 processors show their clock in `/proc/cpuinfo`.
     let mean = if mhz.is_empty() {
         khz("scaling_cur_freq").map(|khz| khz / 1e3)
     } else {
