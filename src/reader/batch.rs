@@ -11,8 +11,9 @@ use crate::units::{Epoch, SampleId};
 
 /// Samples that were requested together, in the order of the request, every byte verified.
 ///
-/// The bytes are not copied: a batch shares the read buffers. The buffers return to their pool when the batch is
-/// dropped or reused.
+/// The bytes are usually not copied: a batch shares the read buffers. They are copied into one buffer by reads of
+/// thousands of scattered samples (`gather.rs`), and by loaders with [`copy_threads`](crate::prefetch::LoaderOptions).
+/// Buffers return to their pool when the batch is dropped or reused.
 #[derive(Default)]
 pub struct Batch {
     directory: Option<Arc<Directory>>,
@@ -36,8 +37,8 @@ pub(crate) struct SampleLocation {
     pub(crate) offset: usize,
 }
 
-/// A sample whose checksum is compared again when the batch is delivered. Its memory was also part of an earlier
-/// epoch's batch, whose caller could have written to it through an alias.
+/// A sample that is verified again when the batch is delivered: its memory was also part of an earlier epoch's batch,
+/// and the caller may have written to it through a writable view.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recheck {
     /// Position in the batch.
@@ -55,7 +56,7 @@ pub(crate) struct Recheck {
 pub(crate) struct BatchOfSource {
     source: u32,
     batch: Batch,
-    /// The number of its samples, and of its rechecks, that were taken.
+    /// The samples taken so far, and the rechecks among them.
     taken: usize,
     rechecked: usize,
     /// For each buffer: the number of the batch that took it last, and the buffer's index in that batch.
@@ -68,7 +69,7 @@ impl BatchOfSource {
         BatchOfSource { source, batch, taken: 0, rechecked: 0, bufs }
     }
 
-    /// The batch without its samples.
+    /// Returns the batch without samples, so that its memory can be reused.
     pub(crate) fn into_empty(mut self) -> Batch {
         self.batch.clear();
         self.batch
@@ -164,7 +165,8 @@ impl Batch {
             [location.offset..location.offset + location.len_bytes as usize]
     }
 
-    /// Returns whether the data set has labels. The samples of this batch may still have none.
+    /// Returns whether the data set, or a source of the mixture, has labels. The samples of this batch may still have
+    /// none.
     pub fn has_labels(&self) -> bool {
         let mut directories =
             self.directory.iter().chain(self.mixed.iter().flat_map(|all| all.iter()));
@@ -200,7 +202,7 @@ impl Batch {
         Ok(range.map(|range| &record[range]))
     }
 
-    /// As [`Batch::field`], as an array of the field's type; a field without a type is a `u8[*]`.
+    /// The field as [`Batch::field`] finds it, as an array of its type; a field without a type is a `u8[*]`.
     ///
     /// # Errors
     /// As [`Batch::field`]. `Corrupt`: the length of the field does not match its type.
@@ -235,7 +237,7 @@ impl Batch {
 
     /// The whole batch as one `[batch, length]` array, without a copy.
     ///
-    /// `None` if lengths differ or the samples are not contiguous; [`Batch::copy_to`] makes them contiguous.
+    /// `None` if lengths differ or are 0, or the samples are not contiguous; [`Batch::copy_to`] makes them contiguous.
     pub fn contiguous(&self) -> Option<&[u8]> {
         let first = self.samples.first()?;
         let len = first.len_bytes as usize;
@@ -289,8 +291,8 @@ impl Batch {
         }
     }
 
-    /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` differs from that of
-    /// every batch that took samples of `part` before; 0 if no batch will take samples of `part` later.
+    /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` identifies this batch
+    /// among all that take samples of `part`; 0 stands for the last of them, which takes over the buffers.
     #[inline]
     pub(crate) fn push_next_of(&mut self, part: &mut BatchOfSource, number: u32) -> u32 {
         let nth = part.taken;
@@ -448,5 +450,5 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// Buffer index of a sample without a location.
+/// Buffer index of a sample without a location; in [`BatchOfSource::bufs`], the number of no batch.
 const MISSING: u32 = u32::MAX;

@@ -1,7 +1,8 @@
 //! Plans reads: sorts samples by offset, merges neighbours, splits at the transfer limit. Pure.
 //!
 //! A [`Fetch`] describes the content of one contiguous buffer: the transfers that fill it, and the samples
-//! in it. A block that several samples of a batch share is read once.
+//! in it. With [`Merge::Neighbours`], samples that share a block share its read, unless the fetch would become too
+//! long, or all samples are whole blocks.
 
 use crate::directory::ChunkInfo;
 use crate::format::Extent;
@@ -12,7 +13,7 @@ use crate::units::{SampleId, round_up};
 pub(crate) struct Transfer {
     /// Index of the namespace in the image.
     pub(crate) namespace: u16,
-    /// First byte on the namespace: a multiple of its block length.
+    /// First byte on the namespace: a multiple of the namespace's block length.
     pub(crate) offset_bytes: u64,
     /// First byte in the buffer.
     pub(crate) buf_offset: usize,
@@ -109,7 +110,7 @@ pub(crate) struct SampleRequest {
 /// Merging of the reads of a batch's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Merge {
-    /// Each sample has its own command, in the order of the batch.
+    /// Each sample has its own commands, in the order of the batch.
     Never,
     /// Samples that are neighbours on media share commands.
     Neighbours,
@@ -117,9 +118,9 @@ pub(crate) enum Merge {
 
 /// Appends to `out` the fetches that read `requests`, each of about `max_fetch_bytes` at most.
 ///
-/// Takes used fetches from `free`, so that planning allocates nothing in steady state. If all samples are whole
-/// blocks of one length, they are in the buffer in the order of the batch, which is then one contiguous `[batch,
-/// length]` array. Otherwise they are in the buffer in the order on media.
+/// Takes used fetches from `free`, so that planning allocates nothing in steady state. With [`Merge::Never`], or if all
+/// samples are whole blocks of one length, samples lie in the buffers in the order of the batch: a batch in one buffer
+/// may then be a contiguous `[batch, length]` array. Otherwise they lie in the order on media.
 pub(crate) fn plan_samples(
     requests: &mut [SampleRequest],
     geometry: &[Geometry],
@@ -279,8 +280,8 @@ impl Range {
     }
 
     /// The length of the transfer that begins `done` bytes into the range. A range longer than the transfer limit
-    /// is split at multiples of the limit on media, so that transfers do not cross the device's stripes. If this
-    /// takes one more transfer, it is not done: a command costs more than crossing a stripe.
+    /// is split at multiples of the limit on media, so that transfers do not cross the device's stripes. It is not if
+    /// this takes one more transfer, since a command costs more than crossing a stripe.
     fn transfer_len_from(&self, done: usize, geometry: Geometry) -> usize {
         let max = u64::from(geometry.max_transfer_bytes);
         let left = self.len_bytes() - done;

@@ -1,9 +1,9 @@
 //! Reads many scattered samples through a small window, and copies them into one buffer.
 //!
-//! A sample of a few hundred bytes needs a block of 4 KiB. [`Reader::read_batch`] shares the blocks with the batch,
-//! so a million scattered samples would keep gigabytes. Here blocks live only until their samples are verified and
-//! copied to their places in the batch's one buffer. A call takes the length of the samples, 32 bytes per sample,
-//! and [`WINDOW_BYTES`].
+//! A sample of a few hundred bytes needs a block of 4 KiB. Other reads share these blocks with the batch, so a
+//! million scattered samples would keep gigabytes. Here blocks live only until their samples are verified and
+//! copied to their places in the batch's one buffer. A call takes the length of the samples, at most 32 bytes for
+//! each sample, and [`WINDOW_BYTES`].
 //!
 //! Ids are read in the order on media: a block that several samples share is read once, and neighbours share
 //! commands. Samples longer than [`COPIED_UP_TO`] bytes are not copied and keep their read buffers: a copy would
@@ -22,8 +22,8 @@ use super::watch::{Call, Watch};
 use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
 
 impl Reader {
-    /// Returns whether `ids` are read in this way: their blocks may exceed the window, and they are so many that
-    /// they waste memory.
+    /// Returns whether samples are read through [`Reader::gather`]: there are [`GATHERED_FROM`] or more, and their
+    /// blocks may exceed the window.
     pub(super) fn gathers(&self, ids: &[SampleId]) -> bool {
         if ids.len() < GATHERED_FROM {
             return false;
@@ -106,7 +106,7 @@ impl Reader {
         self.plans.plan(copied.., Merge::Neighbours, FETCH_LEN_BYTES);
     }
 
-    /// Starts a fetch as soon as the window has room for it.
+    /// Starts a fetch as soon as the window has room for it, or is empty.
     fn begin_gathering(
         &mut self,
         fetch: Fetch,
@@ -197,8 +197,8 @@ impl Gathered<'_> {
     }
 }
 
-/// Replaces `places` with the live samples of `ids`, sorted by place on media, each as slot * [`PART`] + position.
-/// A number of 8 bytes sorts fast, and a data set has at most 2^40 slots.
+/// Replaces `places` with the live samples of `ids`, sorted by place on media. Each is the number slot * [`PART`] +
+/// position, since numbers of 8 bytes sort fast; they do not overflow, since a data set has at most 2^40 slots.
 fn by_place(directory: &Directory, ids: &[SampleId], places: &mut Vec<u64>) {
     places.clear();
     places.extend(ids.iter().zip(0..).filter_map(|(&id, position): (_, u64)| {

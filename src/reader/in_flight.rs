@@ -25,7 +25,8 @@ pub(super) struct InFlight {
     pub(super) unread: Vec<(usize, Error)>,
     /// The number of transfers that have failed.
     pub(super) num_failed: usize,
-    /// Set if some samples span several transfers; they are verified when all transfers have completed.
+    /// Set if some samples span several transfers: those not verified by [`InFlight::carry`] are verified when all
+    /// transfers have completed.
     pub(super) crossing: bool,
     /// The sample that continues after the last completed transfer.
     pub(super) carried: Option<Carried>,
@@ -45,7 +46,7 @@ pub(super) struct Carried {
     crc32c: u32,
 }
 
-/// The state of one transfer. It has its part of the buffer while no read is outstanding.
+/// The state of one transfer. It has the transfer's part of the buffer while no read is outstanding.
 #[derive(Default)]
 pub(super) struct TransferState {
     pub(super) buf: Option<IoBuf>,
@@ -53,11 +54,11 @@ pub(super) struct TransferState {
     pub(super) submitted: Option<Instant>,
     /// The number of times it was read again.
     pub(super) repeats: u8,
-    /// The error of its second read.
+    /// The error of its last read, if the transfer is not read again as a whole.
     pub(super) failed: Option<IoError>,
-    /// Set for a piece of a transfer that could not be read.
+    /// Set if this is a piece of a transfer that could not be read, and is not split again.
     pub(super) is_piece: bool,
-    /// Set for the inner piece of such a transfer: the first and the last piece are tried first.
+    /// Set if this is the unread middle of such a transfer: while the namespace seems lost, it is not split.
     pub(super) was_probed: bool,
     /// The sample that began in an earlier transfer and ends in this one, if its checksum was right.
     pub(super) verified_across: Option<usize>,
@@ -181,8 +182,8 @@ impl InFlight {
 
     /// Splits the first failed transfer that can be split, and returns the pieces to read. Splits one transfer at a
     /// time, to save reads that would fail. `namespace` gives the block length of a transfer's namespace, and
-    /// whether that namespace seems lost. If so, only the first and the last piece are read, and the rest only if
-    /// one of them succeeds.
+    /// whether that namespace seems lost. If so, only the first and the last piece are read, and the pieces between
+    /// them only once a read of the namespace has succeeded.
     ///
     /// Call this only while no read of the fetch is outstanding: reads identify transfers by their index.
     pub(super) fn split_failed(
@@ -282,7 +283,8 @@ fn merge_inner(pieces: &mut Vec<Transfer>) -> Option<usize> {
     Some(1)
 }
 
-/// Returns whether `found` is the sample's checksum. A directory without checksums stores the first one computed.
+/// Returns whether `found` is the sample's checksum. A directory without checksums accepts and stores the first one
+/// computed.
 #[inline]
 fn is_right(sample: &FetchSample, found: u32, learned: Option<&Learned>) -> bool {
     match learned {

@@ -2,8 +2,9 @@
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an order
 //! on its own thread. `fetch` plans reads, `sample_plans` keeps the memory of plans, `pump` submits and polls
-//! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `sample_ranges` reads parts of
-//! large samples. These modules do not depend on an engine.
+//! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `gather` reads thousands of
+//! scattered samples, `sample_ranges` parts of large samples, and `range` whole ranges of a namespace. These modules
+//! do not depend on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread executes all steps except the last:
 //!
@@ -22,8 +23,9 @@
 //! 12  dataset/loader.rs     Loader::next          the caller's thread takes it
 //! ```
 //!
-//! Invariants: every byte of a batch has been verified by a checksum; a buffer has one owner, the pump while it is
-//! read and the batch afterwards; nothing is allocated per sample.
+//! Invariants: every byte of a batch has been verified by a checksum, except that the first read of a file of a plain
+//! folder only stores its checksum; only the pump has a buffer while it is filled, and afterwards batches share it,
+//! read-only; nothing is allocated for each sample.
 //!
 //! Read `pump.rs` first.
 
@@ -71,8 +73,9 @@ use watch::Call;
 /// Options of a [`Reader`].
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// Memory for batches, in bytes. A batch that needs more allocates the rest from the system, with a warning. A
-    /// batch of thousands of samples is copied into one buffer, through a few megabytes of this memory.
+    /// Memory for batches, in bytes. A batch that needs more allocates the rest from the system, and the first such
+    /// batch logs a warning. A batch of at least 4,096 samples that needs more is instead copied into one buffer,
+    /// through a few megabytes of this memory.
     pub window_bytes: usize,
     /// Queue pairs for each namespace.
     pub queue_pairs: usize,
@@ -168,14 +171,14 @@ impl Reader {
 
     /// Reads the samples with these `ids` into `batch`, in the order of `ids`.
     ///
-    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows. If `ids` are
-    /// thousands and their blocks exceed the window, copies the samples into one buffer: the call then takes the
-    /// length of the samples and at most 64 MiB.
+    /// Polls on the calling thread until all have arrived. Allocates only while `batch` still grows, or if the window
+    /// has no room. If `ids` are thousands and their blocks exceed the window, copies the samples into one buffer: the
+    /// call then takes the length of the samples, 32 bytes for each sample, and a few megabytes.
     ///
     /// # Errors
     /// `NotFound`: an id is not in the directory, or deleted; nothing was read. `Corrupt`: a checksum is wrong even
     /// after a second read; the error names the sample and its LBA. `Stale`: the image has a newer generation.
-    /// `TimedOut`, `Disconnected`: the limits of the connection options were reached.
+    /// `TimedOut`: the deadline has passed. `Disconnected`: reconnecting failed. `OutOfMemory`. Errors of the target.
     pub fn read_batch(&mut self, ids: &[SampleId], batch: &mut Batch) -> Result<()> {
         let mut failures = self.read_batch_each(ids, batch)?;
         if failures.is_empty() {
@@ -190,7 +193,7 @@ impl Reader {
     /// `ids` that failed, ascending, with their errors; the samples there are empty in `batch`.
     ///
     /// # Errors
-    /// `NotFound`, `TimedOut`, `OutOfMemory`: the whole call failed.
+    /// `NotFound`, `Stale`, `TimedOut`, `OutOfMemory`: the whole call failed.
     pub fn read_batch_each(
         &mut self,
         ids: &[SampleId],
@@ -207,7 +210,7 @@ impl Reader {
     /// notified of each sample that arrives, and may interrupt the call.
     ///
     /// # Errors
-    /// `Interrupted`: `watch` interrupted it. `TimedOut`, `OutOfMemory`: the whole call failed.
+    /// `Interrupted`: `watch` interrupted it. `Stale`, `TimedOut`, `OutOfMemory`: the whole call failed.
     pub fn read_batch_watched(
         &mut self,
         ids: &[SampleId],
@@ -256,8 +259,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Polls until all fetches after `first_token` have finished; passes each of them to `take`, which may return
-    /// its plan for reuse. Abandons the fetches if the call must end.
+    /// Polls until all fetches after `first_token` have finished. Passes each to `take`, which may return the fetch's
+    /// plan for reuse. If the call must end early, abandons the remaining fetches.
     fn finish(
         &mut self,
         first_token: u64,
@@ -286,7 +289,7 @@ impl Reader {
                 self.plans.recycle(fetch);
             }
         }
-        // Not in the loop: fetches left over by an interrupted call would reach the next call.
+        // Not in the loop: an interruption there would leave finished fetches to the next call.
         call.ask()?;
         if self.pump()?.in_flight() > 0 {
             if now >= call.deadline {
@@ -299,7 +302,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Sorts the failures of a call. If a newer generation explains them, returns its error.
+    /// Sorts the failures of a call by position. If samples are corrupt because the image has a newer generation,
+    /// returns `Stale` instead.
     fn judge(
         &mut self,
         mut failures: Vec<(usize, Error)>,
@@ -360,7 +364,7 @@ impl Reader {
         }
     }
 
-    /// A forked child must not use its parent's queue pairs: it opens its own.
+    /// Opens new queue pairs in a forked child, which must not use its parent's; also if opening failed before.
     fn notice_fork(&mut self) -> Result<()> {
         if self.pump.as_ref().is_some_and(Forked::is_ours) {
             return Ok(());
@@ -411,8 +415,8 @@ fn not_in_directory(directory: &Directory, id: SampleId) -> Error {
     Error::new(ErrorKind::NotFound, text).sample(id).hint(format!("ids go from 0 to {last}"))
 }
 
-/// The error for a read of `len` bytes outside the window that the system has no memory for; `sample` is the first
-/// sample of the read.
+/// The error if the system has no memory for a buffer of `len` bytes outside the window; `sample` is the first
+/// sample that the buffer was to hold.
 pub(crate) fn no_room(directory: &Directory, len: usize, sample: Option<SampleId>) -> Error {
     let name = sample.and_then(|id| directory.name(id).ok().flatten());
     let what = name.map_or_else(

@@ -8,8 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::units::SampleId;
 
-/// Checksums of pieces, shared by the readers of one process. At most [`MAX_SUMS`] are kept; the oldest tables are
-/// evicted first.
+/// Checksums of pieces, shared by the readers of one data set. At most [`MAX_SUMS`] are kept: the oldest tables are
+/// evicted first, and the newest stays even if it alone is longer.
 #[derive(Default)]
 pub(crate) struct PieceTables {
     known: Mutex<Known>,

@@ -1,9 +1,9 @@
 //! The I/O loop of all reads: submits I/O, polls, verifies, and returns finished fetches.
 //!
 //! It knows fetches, transfers and checksums, but not batches or orders. A transfer is read a second time, from the
-//! same blocks, after an error that may be transient and after a wrong checksum. If it fails again, it is read
-//! piece by piece, so that only the samples with unreadable blocks fail. On a namespace on which every read fails,
-//! the loop stops reading piece by piece.
+//! same blocks, after an error that may be transient and after a wrong checksum. A transfer that cannot be read is
+//! read piece by piece, unless the connection is lost, so that only the samples with unreadable blocks fail. On a
+//! namespace where hundreds of pieces have failed in a row, only the first and the last piece of a transfer are tried.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct ReadStats {
     pub repeated: u64,
     /// Repeated commands whose data had arrived with a wrong checksum.
     pub corrupt: u64,
-    /// Samples, and pieces of large samples, whose checksum was computed and correct.
+    /// Samples, and pieces of large samples, that passed verification.
     pub verified: u64,
 }
 
@@ -211,7 +211,8 @@ impl Pump {
         self.group.use_pool(pool);
     }
 
-    /// Verifies samples with the checksums that `directory` learns from reads, if it has none of its own.
+    /// Verifies samples of the selected image with the checksums that `directory` learns from reads, if it has none of
+    /// its own.
     pub(crate) fn learn(&mut self, directory: &Directory) {
         self.images[self.image as usize].learned = directory.learned().cloned();
     }
@@ -531,8 +532,8 @@ impl Pump {
         !pieces.is_empty()
     }
 
-    /// Finishes the fetch, after all its transfers have completed: verifies the samples that span several
-    /// transfers.
+    /// Continues a fetch whose transfers have all completed: reads failed transfers in pieces, verifies the samples
+    /// that span several transfers, and reads wrong ones again. If nothing is left to read, finishes the fetch.
     fn finish(&mut self, key: usize) {
         let in_flight = &mut self.in_flight[key];
         if in_flight.abandoned {
@@ -602,7 +603,7 @@ fn may_help(error: &IoError) -> bool {
     match error {
         IoError::Short { .. } | IoError::DataDigest | IoError::Os(_) => true,
         IoError::Status(status) => !status.dnr,
-        // The engine has already retried, within the limits of the connection options.
+        // After `Disconnected`, the engine has already retried; the other errors are not transient.
         _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Reads one large range of a namespace, such as a snapshot, with many commands outstanding.
+//! Reads large ranges of a namespace, such as a snapshot, with many commands outstanding.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,7 +33,8 @@ impl RangeReader {
     /// Create a new reader after an error: reads of this reader may still be in flight.
     ///
     /// # Errors
-    /// Errors of the engine; `TimedOut` after a minute without progress; `Corrupt` if the range exceeds the namespace.
+    /// Errors of the engine; `TimedOut` after a minute without progress; `Corrupt` if the range exceeds the namespace;
+    /// `OutOfMemory`.
     pub(crate) fn read(&mut self, offset_bytes: u64, len: u64) -> Result<SharedBuf> {
         let Some(end) = offset_bytes.checked_add(len) else {
             return Err(self.past_the_end(&(offset_bytes..u64::MAX)));
@@ -61,8 +62,8 @@ impl RangeReader {
         if len == 0 {
             return Ok(SharedBuf::empty());
         }
-        // Allocated before the transfers: the list of transfers of a sparse file of exbibytes would not fit memory,
-        // either.
+        // Allocated before the list of transfers: if a sparse file has exbibytes, this allocation returns an error, but
+        // the list would end the process.
         let whole = round_up(len, block_len).unwrap_or(u64::MAX);
         let buf = IoBuf::try_zeroed(whole as usize)?;
         let mut fetch = Fetch::default();

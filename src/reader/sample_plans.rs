@@ -41,7 +41,7 @@ impl SamplePlans {
         directory.extents(ids, &mut self.slots, &mut self.extents);
     }
 
-    /// Plans the reads of some requests, each of about `max_fetch_bytes` at most.
+    /// Appends to `fetches` the reads of this range of `requests`, each of about `max_fetch_bytes` at most.
     pub(crate) fn plan(
         &mut self,
         requests: impl SliceIndex<[SampleRequest], Output = [SampleRequest]>,

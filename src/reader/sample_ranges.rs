@@ -1,16 +1,15 @@
 //! Reads ranges of samples: of a large sample only the touched pieces, each verified separately.
 //!
 //! A sample up to 1 MiB is read whole. For a larger one, the chunk's header has checksums of pieces of 256 KiB
-//! ([`crate::format::pieces`]). The header is read with the first range of the sample. Its checksums of pieces must
-//! combine to the sample's checksum in the directory. The pump then reads pieces like samples: neighbours share
-//! commands, and a piece with a wrong checksum is read again.
+//! ([`crate::format::pieces`]). The header is read before the first range that leaves out a piece of the sample. Its
+//! checksums of pieces must combine to the sample's checksum in the directory. The pump then reads pieces like
+//! samples: neighbours share commands, and a piece with a wrong checksum is read again.
 //!
 //! If the header has no checksums of pieces, for lack of space, or is damaged, the sample is read whole once,
 //! through a few megabytes of memory. Its checksum is compared, and the checksums of its pieces are kept. Threads
 //! that want the same sample meanwhile wait.
 //!
-//! A plain folder has no checksums of a file until the file was read whole. Until then, parts of a large file are
-//! not verified.
+//! A plain folder has no checksums of pieces, so a range that leaves out a piece of a large file is not verified.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -179,7 +178,7 @@ impl Reader {
         self.judge(failures, call.deadline)
     }
 
-    /// Reads the headers of the chunks with large samples whose pieces are not known yet, all at the same time.
+    /// Reads the headers of the chunks that may have the missing checksums of pieces, [`HEADERS_AT_ONCE`] at a time.
     fn load_tables(&mut self, wanted: &[Wanted], call: &mut Call<'_>) -> Result<()> {
         let mut chunks: Vec<u32> = Vec::new();
         for (nth, wanted) in wanted.iter().enumerate() {
@@ -195,7 +194,7 @@ impl Reader {
         }
         chunks.sort_unstable();
         chunks.dedup();
-        // Headers in the same burst need memory together.
+        // Bursts limit the memory: the headers of one burst need it at the same time.
         for burst in chunks.chunks(HEADERS_AT_ONCE) {
             let fetches = burst.iter().map(|&chunk| {
                 let info = self.directory.chunk(chunk);
@@ -244,7 +243,8 @@ impl Reader {
         num_pieces(wanted.extent.len_bytes) > 0 && span != (0..wanted.extent.len_bytes)
     }
 
-    /// Selects the method of verifying the range. Computes the checksums of pieces if the header has none.
+    /// Selects the method of verifying the range. Computes the checksums of pieces if the range needs them and the
+    /// header has none.
     fn unit_of(&mut self, wanted: &Wanted, call: &mut Call<'_>) -> Result<Unit> {
         if num_pieces(wanted.extent.len_bytes) == 0 {
             return Ok(Unit::Whole);
@@ -307,8 +307,8 @@ impl Reader {
         if !unread && whole(&sums, len) == Some(extent.crc32c) {
             return Ok(sums.into());
         }
-        // Damaged, or changed during the transfer: reads the sample again like any other. If that fails, the error
-        // names it.
+        // Damaged, or changed during the transfer: the sample is read again like any other. If that fails, the error
+        // names the sample.
         let mut batch = Batch::new();
         let failures = self.read_batch_watched(&[id], &mut batch, call.watch)?;
         match failures.into_iter().next() {

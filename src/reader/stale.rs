@@ -15,7 +15,7 @@ use super::fetch::{Fetch, Transfer};
 use super::pump::Pump;
 
 /// `Stale` if namespace 0's superblocks name a newer generation than that of `directory`, or another image. `None`
-/// if the generation is the same, or could not be read before `until`: the caller then reports its own error.
+/// if they do not, are damaged, or could not be read before `until`: the caller then reports its own error.
 ///
 /// Uses the queue pairs of `pump`, since the target may refuse another one.
 pub(crate) fn stale_error(pump: &mut Pump, directory: &Directory, until: Instant) -> Option<Error> {

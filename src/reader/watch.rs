@@ -17,7 +17,7 @@ pub trait Watch {
     }
 
     /// Called when the sample at `index` of `batch` has arrived and is verified, in the order of arrival. Only
-    /// reads by id call it. It may read this sample, but no others: they may be moving to another buffer.
+    /// reads by id call this. The watch may read this sample, but no others: they may be moving to another buffer.
     fn arrived(&mut self, _batch: &Batch, _index: usize) {}
 }
 
