@@ -27,7 +27,7 @@ use crate::units::{Epoch, Generation, SampleId};
 use super::state_file::read_limited;
 use super::{Dataset, Loader, Sampler};
 
-/// The order that a program reads in, its position, and limits of readahead, from a JSON file.
+/// The order that a program reads in, the program's position, and limits of readahead, from a JSON file.
 ///
 /// The file is a reading state as loaders save it, with a few more keys; or only `order` and those keys.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -44,10 +44,10 @@ pub struct OrderFile {
     /// Samples of that epoch that all ranks together have read already.
     #[serde(default)]
     pub consumed: u64,
-    /// Samples of one batch. `None`: 64, or fewer if the samples are too long for the window.
+    /// Samples of one batch. `None`: 64, or fewer if one rank reads alone and four such batches exceed the window.
     pub batch: Option<usize>,
-    /// Memory limit of readahead, in bytes. `None`: the least of 256 MiB, the size of the data set, and a
-    /// quarter of the memory that this process may use.
+    /// Memory limit of readahead, in bytes. `None`: 256 MiB, or a quarter of the memory that this process may
+    /// use if that is less. A small data set takes less than the limit.
     pub window: Option<u64>,
     /// This rank.
     #[serde(default)]
@@ -115,7 +115,7 @@ impl OrderFile {
         let long = loader / 4 / mean_bytes.max(1);
         let batch = self.batch.unwrap_or_else(|| match self.world_size {
             1 => long.clamp(1, DEFAULT_BATCH) as usize,
-            _ => DEFAULT_BATCH as usize, // fixed, so that the same rank reads each sample
+            _ => DEFAULT_BATCH as usize, // equal on all ranks, whatever memory each has
         });
         Room { loader: usize::try_from(loader).unwrap_or(usize::MAX), waiting, batch }
     }
@@ -173,7 +173,7 @@ pub struct AheadStats {
     pub hits: u64,
     /// Files that were not ready.
     pub misses: u64,
-    /// Samples that were dropped before anybody asked for them.
+    /// Samples that were read ahead and never handed out.
     pub unused: u64,
 }
 
@@ -191,7 +191,7 @@ impl Measured for AheadStats {
     }
 }
 
-/// Readahead along an order by a thread, which ends with this value. Each sample is kept as a `T`.
+/// Readahead along an order. Its thread ends when this value is dropped. Each sample is kept as a `T`.
 #[derive(Debug)]
 pub struct Ahead<T: Clone + Send + 'static> {
     shared: Arc<Shared<T>>,
@@ -211,11 +211,11 @@ struct Window<T> {
     kept: VecDeque<Kept<T>>,
     /// The number of the first entry of `kept`; the entries are numbered consecutively.
     first: u64,
-    /// For each sample, the number of its first entry that is not taken; if all are taken, of its last entry.
+    /// For each sample, the number of one of its entries. [`Window::take`] moves on from a taken entry to the next.
     of: HashMap<SampleId, u64>,
-    /// The samples of the batch that the thread waits for, and those of the batch after it. With both, a
-    /// program that follows the order waits for a sample that is being read, also between two batches,
-    /// instead of reading it itself.
+    /// The samples of the batch that the thread waits for (`coming`), and those of the batch after it
+    /// (`following`). A program that follows the order asks for one of these, also between two batches: it then
+    /// waits for the sample instead of reading it itself.
     coming: HashSet<SampleId>,
     following: HashSet<SampleId>,
     bytes: u64,
@@ -228,10 +228,10 @@ struct Window<T> {
     missed: VecDeque<(SampleId, u64)>,
     /// Samples that the program waits for.
     awaited: HashSet<SampleId>,
-    /// Misses since the last hit, counted while the window is full.
+    /// Misses since the last hit, or since the window last had room.
     misses: u64,
-    /// Samples skipped in search of the program's position in the order, which is where the order has a
-    /// recently missed sample. `None`: no search is under way.
+    /// Samples skipped in search of the program's position. The search ends at a sample that the program has
+    /// recently missed or waits for. `None`: no search is under way.
     sought: Option<u64>,
     /// Searches since the last hit.
     moves: u32,
@@ -260,7 +260,8 @@ enum End {
 
 impl<T: Clone + Send + 'static> Ahead<T> {
     /// Starts readahead. `make` makes the value that is handed out, from a sample at an index of a batch; a
-    /// sample for which it returns `None` is not kept. At most `most_samples` are kept at a time.
+    /// sample for which it returns `None` is not kept. At most `most_samples` are kept at a time, or one batch if
+    /// that is more.
     ///
     /// # Errors
     /// `InvalidArgument`, `Stale`: the order belongs to another image. Errors of starting a thread.
@@ -409,7 +410,8 @@ impl<T: Clone> Shared<T> {
         }
     }
 
-    /// Waits until the window has room; `None` if readahead has ended.
+    /// Waits until the window has room; `None` if readahead has ended, or has found no position of the program in
+    /// [`MOVES`] searches.
     fn with_room<'a>(
         &self,
         mut window: MutexGuard<'a, Window<T>>,
@@ -453,18 +455,19 @@ impl<T: Clone> Window<T> {
         self.kept.get_mut((number - self.first) as usize)
     }
 
-    /// Returns whether the sample is being read, so that waiting for it is worthwhile.
+    /// Returns whether the sample is being read, so that waiting for it is worthwhile. Lets the window drop entries
+    /// to make room for it.
     fn is_coming(&mut self, id: SampleId) -> bool {
-        if self.coming.contains(&id) {
-            self.misses = self.misses.max(MISSES); // the program is past the whole window
-            return true;
-        }
-        // Samples that other threads of the program have yet to take stay.
+    if self.coming.contains(&id) {
+    self.misses = self.misses.max(MISSES); // the program is past the window: all entries may be dropped
+    return true;
+    }
+    // Other threads of the program have yet to take some entries: these stay, so there may be no room.
         self.following.contains(&id) && self.make_room()
     }
 
-    /// Keeps a sample that was read ahead, unless the program has already read it. A readahead thread that
-    /// has fallen behind thus catches up, since it does not wait for room.
+    /// Keeps a sample that was read ahead, unless the program has already read it or its position is sought.
+    /// Dropped samples need no room, so a readahead thread that has fallen behind catches up.
     fn keep(&mut self, id: SampleId, len: u64, what: T) {
         let is_missed = self.missed.iter().any(|(missed, _)| *missed == id);
         let is_awaited = self.awaited.contains(&id);
@@ -515,7 +518,7 @@ impl<T: Clone> Window<T> {
             }
             self.drop_first();
         }
-        // A thread of the program that waits for such an entry may not have woken up yet.
+        // If a thread of the program waits for an entry, nothing is dropped until it has woken up and taken the entry.
         let is_awaited = |kept: &Kept<T>| !kept.is_taken && self.awaited.contains(&kept.id);
         if self.is_full() && self.misses >= MISSES && !self.kept.iter().any(is_awaited) {
             (0..self.kept.len()).for_each(|_| self.drop_first());

@@ -28,7 +28,7 @@ impl Image {
     /// A catalogue's record of this image at `sites`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the image is a plain folder, which has neither UUID nor generations.
+    /// `InvalidArgument`: the image is a plain folder, which has no generations.
     pub fn record(&self, sites: &[Vec<Address>], origin: Origin) -> Result<Record> {
         let superblock =
             self.superblocks().first().filter(|_| self.directory().learned().is_none());

@@ -37,7 +37,7 @@ pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>
     Ok(names)
 }
 
-/// The content of a text file; `None`: the file is an image, not text.
+/// The content of a text file; `None`: `path` is not a regular file, or is an image.
 fn text_of(path: &Path) -> Result<Option<Vec<u8>>> {
     if !path.is_file() {
         return Ok(None);
@@ -74,7 +74,7 @@ fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// An image has a superblock in this range, with zeroes.
+/// The first bytes of an image hold a superblock, which has zeroes; text has none.
 const HEAD_BYTES: u64 = 4096;
 /// More bytes than the class names of any image.
 const MAX_TEXT_BYTES: u64 = 64 << 20;

@@ -1,4 +1,4 @@
-//! Counters of each epoch of a program that knows only files, by the place that its bytes came from.
+//! Counters of each epoch of a program that knows only files: its file operations, and the reads from each place.
 
 use serde::Serialize;
 
@@ -42,7 +42,7 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// The counts since the epoch of this number began.
+    /// The counts of `epoch`, from `begin` to this moment.
     pub(super) fn since(&self, begin: &Counted, epoch: u64) -> EpochCounts {
         let files = FileCounts {
             opens: self.files.opens.saturating_sub(begin.files.opens),

@@ -33,7 +33,7 @@ pub struct Files {
 pub struct FileBytes {
     batch: Batch,
     field: Option<usize>,
-    /// The whole file, if it is more than the bytes of the field.
+    /// The whole file, if its form differs from the bytes of the field.
     file: Option<Vec<u8>>,
 }
 
@@ -89,8 +89,8 @@ impl Files {
         Ok(FileBytes { batch, field, file: whole })
     }
 
-    /// Opens the file of a sample that is verified in pieces, which are samples above 1 MiB: a read then
-    /// takes only the pieces that its range touches. `None`: the sample is smaller, and is read whole.
+    /// Opens the file of a sample above 1 MiB: a read then takes only the pieces that its range touches. `None`:
+    /// the sample is smaller, or lacks the field; the caller then reads it whole.
     ///
     /// # Errors
     /// As [`Dataset::open_sample`].
@@ -106,7 +106,7 @@ impl Files {
         }
     }
 
-    /// The content of `file` in a batch whose sample `index` is the file's. If the type of the field has a
+    /// The content of `file`, whose sample is number `index` of `batch`. If the type of the field has a
     /// [form of files](crate::format::field_type::FileForm), the content has that form.
     ///
     /// # Errors
@@ -218,7 +218,7 @@ impl Files {
 
     fn field_len(&self, file: File, watch: &mut dyn Watch) -> Result<u64> {
         let slot = file.id.0 as usize % KEPT;
-        // A forked child may inherit the lock while another thread held it: it then uses no cached lengths.
+        // Without a wait: a read is the alternative if another thread has the lock.
         if let Some(kept) = self.kept().try_lock()
             && let Some((id, lens)) = &kept[slot]
             && *id == file.id

@@ -18,8 +18,7 @@ struct Of {
 }
 
 impl Latencies {
-    /// Adds a recorder. It counts while another owner holds it; when the last owner drops it, its latencies
-    /// join `ended`.
+    /// Adds a recorder. Once all its other owners have dropped it, its latencies are moved to `ended`.
     pub(super) fn add(&self, recorder: &Arc<Recorder>) {
         let mut of = self.0.lock();
         of.forget_ended();

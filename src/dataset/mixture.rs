@@ -48,7 +48,8 @@ pub struct Mixture {
 impl Mixture {
     /// A mixture of `parts`. `epoch_size`: samples of an epoch; `None`: the number that `repeat` and `choose`
     /// give, or the number of samples of all data sets. With [`Batching::PerSource`], a batch of 0 stands for
-    /// the global batch of the loader, and an open epoch ends with its last whole batch.
+    /// the global batch of the loader; with weights and without `epoch_size`, the epoch is then cut to whole
+    /// batches.
     ///
     /// # Errors
     /// `InvalidArgument`: a data set is there twice, is empty, or is never read; weights and numbers of

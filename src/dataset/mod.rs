@@ -105,7 +105,7 @@ pub use views::{ViewSource, save_views};
 pub struct Options {
     /// Options of the connections to its namespaces, and the source of its directory.
     pub open: OpenOptions,
-    /// Options of reads by id. Each thread that reads has a window of this size.
+    /// Options of reads by id. Threads that read at the same time have a window of this size each.
     pub read: ReaderOptions,
 }
 
@@ -194,7 +194,7 @@ impl Dataset {
         self.0.image.directory()
     }
 
-    /// The number of samples. If none was deleted, the ids are `0..len`.
+    /// The number of samples. If none was deleted, and the data set is no view, the ids are `0..len`.
     pub fn len(&self) -> u64 {
         self.directory().num_live()
     }
@@ -308,8 +308,8 @@ impl Dataset {
     }
 
     /// Reads ranges of samples on the calling thread, which polls until all have arrived. From a sample above
-    /// 1 MiB it reads only the pieces that the range touches. Returns the positions in the request that
-    /// failed, ascending, with their errors.
+    /// 1 MiB it reads only the pieces that the range touches, if the chunk has their checksums. Returns the
+    /// positions in the request that failed, ascending, with their errors.
     ///
     /// # Errors
     /// `Interrupted`: `watch` interrupted the call; `Stale`: the image has a newer generation; `TimedOut`: the

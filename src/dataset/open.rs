@@ -1,4 +1,4 @@
-//! Opening an image: connect, superblocks, snapshot, directory.
+//! Opens an image: connects, reads superblocks and snapshot, and makes the directory.
 
 use std::fs::File;
 use std::io::Read;
@@ -34,8 +34,8 @@ pub struct OpenOptions {
     pub connect: ConnectOptions,
     /// A saved snapshot of the directory, used instead of the one on the image.
     pub snapshot: Option<PathBuf>,
-    /// Location of a snapshot that another process of this machine shares: [`Image::share_snapshot`]. If the
-    /// snapshot is not there, or is not the one that the image has committed, it is read from the image.
+    /// Location of a snapshot that another process of this machine shares: [`Image::share_snapshot`]. Ignored
+    /// if the snapshot is not there, or is not the one that the image has committed.
     pub shared_snapshot: Option<SealedLocation>,
     /// The tiers in front of the namespaces.
     pub tiers: TierOptions,
@@ -51,9 +51,10 @@ impl OpenOptions {
 }
 
 impl Image {
-    /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue. The address of a
-    /// subsystem, without `?ns=`, stands for all of its namespaces that hold the image. A plain folder is an
-    /// image too; its checksums are learned when its files are first read.
+    /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue: of a name with
+    /// several sites, the first copy that can be opened. The address of a subsystem, without `?ns=`, stands for
+    /// all of its namespaces that hold the image. A plain folder is an image too; its checksums are learned when
+    /// its files are first read.
     ///
     /// # Errors
     /// Errors of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not one
@@ -153,7 +154,7 @@ impl Image {
     }
 }
 
-/// Indices of the namespaces that hold the image, if an address named only their subsystem.
+/// Indices of the namespaces that hold the image: all, unless an address names a subsystem with several.
 fn chosen(
     devices: &[Arc<dyn Device>],
     copies: &[SuperblockCopies],
@@ -200,7 +201,7 @@ fn select_superblocks(
     Ok(opened)
 }
 
-/// Reports a truncated namespace now; otherwise the first read past its end would fail.
+/// Reports a truncated namespace now, before a read past its end fails.
 fn check_sizes(opened: &SuperblockSet, devices: &[Arc<dyn Device>]) -> Result<()> {
     opened.check_lengths(devices.iter().map(|device| {
         let namespace = device.namespace();

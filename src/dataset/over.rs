@@ -59,7 +59,7 @@ impl Over {
         }
     }
 
-    /// `options` completed from the data: the nodes that hold chunks and, if batches have a budget, an
+    /// `options` completed from the data: with local shares, the nodes that hold chunks; with a budget, an
     /// estimate of the samples of a batch from the lengths of all samples.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl Over {
         let Some(mix) = &self.mix else {
             return self.first().image().prefetcher_in(options, window);
         };
-        // A tier's plan is for a run over one data set: in a mixture, tiers keep what was read last.
+        // A tier's plan is for a run over one data set, so none is made: clairvoyant tiers add no copies.
         self.datasets.iter().for_each(|dataset| dataset.image().expect_ranks(options.world_size));
         let options = LoaderOptions { mixture: Some(Arc::clone(mix)), ..options };
         Prefetcher::in_window(Arc::clone(self.directory()), self.devices(), options, window)

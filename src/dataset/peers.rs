@@ -101,8 +101,9 @@ impl Image {
         Ok(LoaderOptions { locality: Some(Arc::new(peers.locality())), ..options })
     }
 
-    /// Decides by the known rates whether peers are asked while `processes` read from the origin. They are
-    /// not if the origin is faster than every tier read over the network. Warns when it stops asking peers.
+    /// Decides by the known rates whether peers are avoided while `processes` read from the origin: they are if the
+    /// origin is faster than every tier read over the network. Warns when it begins to avoid them. Returns whether
+    /// they are avoided.
     pub(super) fn avoid_slow_peers(&self, processes: u32) -> bool {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return false };
         let tiers = 0..cache.capacities().len() as u8;
@@ -201,7 +202,8 @@ impl Image {
         }
     }
 
-    /// Keeps room in the tiers for the chunks that this node holds, unless nobody would ask for them.
+    /// Makes the tiers verify copies, and keep room for the chunks that this node holds unless nobody would ask for
+    /// them.
     fn hold(&self, intact: &Arc<Intact>) {
         let (Some(cache), Some(peers)) = (self.tiers(), self.peers()) else { return };
         let serving = peers.serving();
@@ -238,7 +240,7 @@ impl Dataset {
         object: Option<&mut dyn Rendezvous>,
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
-        // Before the round is counted: the other ranks will fail in the same way, or time out.
+        // Checked before `of_this_round` counts the round: a call that is refused joins none.
         self.image().check_mode(run, meeting.options.serving)?;
         self.image().served(run, meeting.options.serving)?;
         let meeting = of_this_round(meeting);
@@ -288,7 +290,7 @@ impl Dataset {
 
 /// Counters of the places that bytes came from so far: the same in `dlfs read --json`, Python and C.
 ///
-/// A tier and the origin count the reads of this process, for itself and for its peers.
+/// The counters of a tier and of the origin are of all reads of this process, for itself and for its peers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Places {
     /// This node's tiers, fastest first; the other nodes; the data set.
@@ -339,7 +341,7 @@ pub enum PlaceKind {
     Origin,
 }
 
-/// `meeting` with a name that no earlier round of this process has.
+/// `meeting` with a name that no earlier round of this process has, unless the user has named the round.
 pub(super) fn of_this_round(meeting: &Meeting) -> Meeting {
     let mut meeting = meeting.clone();
     if meeting.options.round.is_none() {

@@ -21,12 +21,12 @@ use super::Dataset;
 pub struct SampleFile {
     dataset: Dataset,
     id: SampleId,
-    /// The bytes in the file before those of the field.
+    /// The first bytes of the file, which the record lacks: the header of its form, or a whole number as text.
     head: Vec<u8>,
     /// The range of the record that holds the rest of the file.
     span: Range<u64>,
     record_len: u64,
-    /// Taken out while it is used: a thread that finds it missing reads for itself. The lock is only tried,
+    /// Taken out while a thread uses it: a thread that finds none reads for itself. The lock is only tried,
     /// so that a lock held at a fork does not block the child.
     window: Mutex<Option<Window>>,
 }
@@ -213,9 +213,9 @@ impl SampleFile {
         Ok(len)
     }
 
-    /// Calls `work` with verified bytes of the file at `offset`, as many as one read brings; with none at its
-    /// end. Uses neither cached bytes nor readahead: for a reader of the whole file, who needs no copy of the
-    /// bytes.
+    /// Calls `work` with verified bytes of the file at `offset`, as many as one read brings; with none at the
+    /// end of the file. Uses neither cached bytes nor readahead: for callers that read the whole file and need no
+    /// copy of the bytes.
     ///
     /// # Errors
     /// Errors of [`Dataset::read_range`].
@@ -242,7 +242,8 @@ impl SampleFile {
         }
     }
 
-    /// Reads the range `wanted` of the record, and more if it continues the last read.
+    /// Reads the range `wanted` of the record, or the first [`MAX_WINDOW_BYTES`] of it: of a small record all bytes,
+    /// of a large one whole pieces, and more of them if `wanted` continues the last read.
     fn read_window(
         &self,
         wanted: Range<u64>,

@@ -73,7 +73,7 @@ impl Sampler {
         Ok(Some(head.ends_epoch))
     }
 
-    /// The data set in the mixture of each sample of the last batch; empty over a single data set.
+    /// The source of each sample of the last batch, counted from 0 in the mixture; empty over a single data set.
     pub fn sources(&self) -> &[u32] {
         &self.sources
     }
@@ -113,7 +113,7 @@ impl Sampler {
         self.share.batches_after(&self.state)
     }
 
-    /// Returns whether any batches are left.
+    /// Returns whether any batches are left in the current epoch.
     pub fn has_batches_left(&self) -> bool {
         self.has_more || self.share.has_batch_after(&self.state)
     }
@@ -165,7 +165,7 @@ impl Share {
     /// The share of the rank in `options`.
     ///
     /// # Errors
-    /// `InvalidArgument`: there is no such rank.
+    /// `InvalidArgument`: there is no such rank, or the budget is invalid.
     pub fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Share> {
         Share::over(&Over::dataset(dataset), options)
     }

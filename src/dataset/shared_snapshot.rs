@@ -22,8 +22,8 @@ impl SharedSnapshot {
     }
 
     /// The directory in the snapshot that another process shares at `location`; `None` unless it is the
-    /// snapshot that the image has committed. It is verified as if it was read from the image, so the sharing
-    /// process need not be trusted.
+    /// snapshot that the image has committed. The snapshot is verified as if it was read from the image, so the
+    /// sharing process need not be trusted.
     pub(super) fn open(
         location: &SealedLocation,
         opened: &SuperblockSet,

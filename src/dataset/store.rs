@@ -1,4 +1,4 @@
-//! Opens a rank's store, which keeps the rank's share in its own storage, and joins the other ranks' stores.
+//! Opens a rank's store, which keeps the rank's share in its node's storage, and joins the other ranks' stores.
 //! The loader stages the share (`loader/stored.rs`), since it knows where the run begins.
 
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl Dataset {
         (connect, object): (&ConnectOptions, Option<&mut dyn Rendezvous>),
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
-        // Before the round is counted: the other ranks will fail in the same way, or time out.
+        // Checked before `of_this_round` counts the round: a call that is refused joins none.
         self.image().check_store(run)?;
         let image = self.image().clone();
         let Some(meeting) = meeting else {

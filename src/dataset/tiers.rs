@@ -39,7 +39,7 @@ impl Image {
     }
 
     /// Makes the tiers verify samples against the directory's checksums before they keep them: for a process
-    /// without peers whose copies other nodes rely on.
+    /// that has no peers itself, but whose copies other nodes rely on.
     pub fn check_copies(&self) {
         let intact = Arc::new(Intact::new(Arc::clone(&self.whole)));
         self.tiers().into_iter().for_each(|cache| cache.set_checked(&intact));

@@ -39,11 +39,12 @@ impl Default for VerifyOptions {
 /// Result of a verification: counts of verified items, and all damage.
 #[derive(Debug, Clone, Default)]
 pub struct VerifyReport {
-    /// Samples whose bytes were compared with the directory's checksum.
+    /// Samples whose bytes match the directory's checksum. Of a plain folder, which has none, samples that could
+    /// be read.
     pub samples: u64,
-    /// Bytes read.
+    /// Bytes of chunks read.
     pub bytes: u64,
-    /// Chunks whose header was compared with the directory.
+    /// Chunks whose header agrees with the directory. Of a plain folder, which has no headers, all.
     pub chunks: u64,
     /// All damage, in the order of the media.
     pub damages: Vec<Damage>,
@@ -134,7 +135,7 @@ impl Image {
         fetch
     }
 
-    /// Reads both copies of each superblock again, including those of the previous generation.
+    /// Reads both superblock copies of each namespace again, those of the previous generation too.
     fn verify_superblocks(&self, report: &mut VerifyReport) -> Result<()> {
         if self.directory.learned().is_some() {
             return Ok(()); // a plain folder has no superblock
@@ -222,7 +223,7 @@ fn check_header(bytes: &[u8], chunk: &ChunkInfo, directory: &Directory) -> Resul
 
 fn agrees(entry: &SampleEntry<'_>, directory: &Directory) -> bool {
     if directory.id_at(entry.slot) != Some(entry.id) {
-        return false; // deleted samples count too: a purge relies on it
+        return false; // checked for deleted samples, too: a purge relies on it
     }
     let Some(extent) = directory.extent(entry.id) else { return true }; // deleted since
     let name = directory.name(entry.id).ok().flatten(); // unknown until the names are loaded

@@ -31,7 +31,7 @@ pub enum ViewSource {
 
 impl ViewSource {
     /// The view that `text` names: a path, optionally followed by a colon and the name of a view in the file.
-    /// If the whole of `text` is an existing path, it wins.
+    /// If `text` is an existing path, the whole of it is the path.
     pub fn of_text(text: &Path) -> ViewSource {
         let split = || {
             let (path, name) = text.to_str()?.rsplit_once(':')?;
@@ -102,7 +102,7 @@ impl Image {
         Ok(Image { directory, store: None, ..self.clone() })
     }
 
-    /// The image of all samples, if this image is a view.
+    /// The image with all samples: this one, unless it is a view.
     #[must_use]
     pub fn unviewed(&self) -> Image {
         if self.directory.view().is_none() {

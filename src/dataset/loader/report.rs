@@ -102,7 +102,7 @@ fn facts(options: &LoaderOptions, datasets: &[Dataset], window_bytes: usize) -> 
     }
 }
 
-/// The options as the user would write them.
+/// The options, by name and value in words.
 fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(String, String)> {
     let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
     let batch = match &options.budget {

@@ -24,7 +24,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// `None`: `run` does not belong to this store's rank.
+    /// `None`: `run` is not a run of this store's rank along its order.
     pub(super) fn new(store: &Arc<Store>, run: &LoaderOptions) -> Option<Stored> {
         let reader = reader_of(store, run)?;
         Some(Stored { store: Arc::downgrade(store), reader, ticket: Arc::default() })
