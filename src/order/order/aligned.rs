@@ -36,7 +36,7 @@ pub struct Aligner {
     strays: Vec<u32>,
     /// Samples of one rank: the number of blocks that the sample touches, and its index in `samples`.
     compared: Vec<(u32, u32)>,
-    /// Positions of this rank, each with whether it is a stray.
+    /// Positions of this rank, each with whether its sample is read alone.
     own: Vec<(u64, bool)>,
     counted: Counted,
 }
@@ -53,7 +53,7 @@ pub struct Counted {
 #[derive(Debug, Clone, Copy)]
 struct LaneRange {
     lane: u32,
-    /// Indices of its samples in the batch: `start..end`.
+    /// The samples of the batch in this lane, as indices in the lane: `start..end`.
     start: u64,
     end: u64,
 }
@@ -136,7 +136,8 @@ impl Aligner {
 
     /// Appends the samples that the rank of `shard` takes of `batch`, by position.
     ///
-    /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after it.
+    /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after
+    /// `shard.consumed`.
     /// `blocks_of` returns the number of blocks that a sample touches, given by chunk and index in the chunk.
     pub(super) fn share(
         &mut self,
@@ -233,7 +234,7 @@ impl Aligner {
                 compared.push((blocks_of(chunk, nth), at));
                 at = before;
             }
-            // Ties go to the last samples: if all samples touch equally many blocks, the choice stays the same.
+            // The last samples were compared first and win ties: if all touch equally many blocks, they are the strays.
             compared.sort_by_key(|&(blocks, _)| blocks);
             strays.extend(compared[..over].iter().map(|&(_, at)| at));
         }

@@ -4,8 +4,8 @@
 //! 2. They are concatenated in this order and divided into K lanes: of N samples, lane l takes floor(N / K), and
 //!    one more if l < N mod K. A chunk at a lane border is divided in slot order: its first samples end one lane,
 //!    the others begin the next lane.
-//! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk of several cells, with one oversize
-//!    sample, counts as that many chunks; a group ends before a chunk that would exceed its size.
+//! 3. Each lane is divided into groups of `group` consecutive chunks. A chunk with one oversize sample counts as many
+//!    chunks as its length is chunk sizes, rounded up; a group ends before a chunk that would exceed the group's size.
 //! 4. The samples of a group are shuffled together, by a key of the epoch, the lane and the group.
 //! 5. The sequence takes one sample of each lane in turn: position p is sample floor(p / K) of lane p mod K.
 //!

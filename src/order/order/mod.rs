@@ -6,9 +6,9 @@
 //! compute what every other node will read. (`local` and `partial` depend on the world size; their specification
 //! contains it.)
 //!
-//! All orders are built from keyed permutations ([`dlfs_base::permutation`]): any position is computed directly,
-//! nothing is allocated per sample, and memory is at most a few words per chunk. The sequence of a specification is
-//! frozen; `tests/golden/orders.txt` pins it.
+//! All shuffles are keyed permutations ([`dlfs_base::permutation`]): any position is computed directly, nothing is
+//! allocated per sample, and memory is a few words for each chunk (and in `partial` order, for each past epoch).
+//! Weighted order is the exception. The sequence of a specification is frozen; `tests/golden/orders.txt` pins it.
 //!
 //! This module does not read samples. A [`Population`] provides the number of samples and their chunks, a reader
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
@@ -67,7 +67,7 @@ pub trait Population {
     /// The number of live samples in `chunk`.
     fn live_in_chunk(&self, chunk: u32) -> u32;
 
-    /// The length of `chunk` in cells: more than one only if it holds one oversize sample.
+    /// The length of `chunk` in chunk sizes, rounded up: more than one only if it holds one oversize sample.
     fn span_of_chunk(&self, _chunk: u32) -> u32 {
         1
     }
@@ -111,8 +111,8 @@ enum Sequence {
 impl EpochOrder {
     /// The order of the samples of `population` in `epoch`, by `spec`.
     ///
-    /// Takes constant time for `global` and `sequential` by id. The other orders visit each chunk once, and keep 20
-    /// bytes per chunk.
+    /// Takes constant time for `global` and `sequential` by id. The other orders visit each chunk once, and keep some
+    /// 20 bytes per chunk at most; `partial` also prepares the exchanges of all earlier epochs.
     ///
     /// # Errors
     /// A number of `spec` is out of range, or the epoch does not exist. The order is weighted: use
@@ -173,8 +173,8 @@ impl EpochOrder {
         Ok(EpochOrder { len: spec.kind.epoch_len(samples), epoch, sequence })
     }
 
-    /// Replaces this order with the one that [`EpochOrder::new`] returns. A grouped order reuses its memory, so
-    /// that the next epoch allocates nothing.
+    /// Replaces this order with that of another epoch, as [`EpochOrder::new`] or, with the same weights,
+    /// [`EpochOrder::weighted`] returns it. A grouped order reuses its memory: the next epoch allocates nothing.
     ///
     /// # Errors
     /// As [`EpochOrder::new`]; the order is then unchanged.

@@ -22,9 +22,9 @@ impl Reads {
 
 impl EpochOrder {
     /// Predicts the reads of an epoch that `world_size` ranks share by `sharding`, each in batches of `batch_size`.
-    /// `None` if the order does not visit chunks, or if shares depend on the chunks' holders.
+    /// `None` if the order does not visit chunks or has no samples, or if shares depend on the chunks' holders.
     ///
-    /// Visits each chunk once, or the first global batch.
+    /// Visits each chunk once or, for aligned shares, the samples of the first global batch.
     pub fn reads(&mut self, sharding: Sharding, world_size: u32, batch_size: u64) -> Option<Reads> {
         let len = self.len;
         if !self.is_chunked() || len == 0 || sharding == Sharding::Local {

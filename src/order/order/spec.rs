@@ -119,7 +119,7 @@ impl OrderSpec {
 
 impl OrderSpec {
     /// The order with which a run of `world_size` ranks starts: grouped order without a number of lanes gets
-    /// [`LANES_A_RANK`] lanes per rank.
+    /// [`LANES_A_RANK`] lanes per rank, or fewer within the limit on lanes.
     #[must_use]
     pub fn started(self, world_size: u32) -> OrderSpec {
         let kind = match self.kind {
@@ -230,7 +230,7 @@ const MAX_PARTIAL_EPOCHS: u64 = 1 << 16;
 /// The most lanes: each lane costs about a hundred bytes of state.
 const MAX_LANES: u32 = 65_536;
 
-/// The default number of lanes per rank: a batch then draws from 32 chunks.
+/// The default number of lanes per rank: with groups of 4 chunks, a batch of a rank then draws from 32 chunks.
 pub const LANES_A_RANK: u32 = 8;
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
     /// A run of `epochs` over `population` by `world_size` ranks.
     ///
     /// # Errors
-    /// A number of the order is out of range, or the world size is 0.
+    /// A number of the order or an epoch is out of range, or the world size is 0.
     pub fn new(
         population: &'a P,
         order: OrderSpec,

@@ -48,7 +48,8 @@ pub struct ChunkHolders {
 }
 
 impl ChunkHolders {
-    /// Places the chunks of `image`. `chunk_bytes` is, for each chunk, the bytes of its pages with live samples.
+    /// Places the chunks of `image`. `chunk_bytes` has, for each chunk, the total length of its pages that contain live
+    /// samples.
     ///
     /// Takes about 5 ns for each pair of chunk and member.
     ///

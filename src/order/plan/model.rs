@@ -146,7 +146,7 @@ impl Stage {
 pub enum Source {
     /// A tier of this node, counted from 0.
     Local(u8),
-    /// The same tier on another node.
+    /// A tier of another node, counted from 0.
     Remote(u8),
     /// The origin of all samples: a parallel file system or a storage target.
     Origin,

@@ -62,8 +62,8 @@ impl SourceRates {
         }
     }
 
-    /// Chooses the source of data with a copy in tier `own` of this node and a copy in tier `other` of another
-    /// node.
+    /// Chooses the source of data that has copies in tier `own` of this node and in tier `other` of another node, where
+    /// `None` is no copy.
     pub fn choose(&self, own: Option<u8>, other: Option<u8>, processes: u32) -> Source {
         let known = |rate: Option<Rate>| rate.unwrap_or(Rate(u64::MAX));
         let tier = own.or(other).unwrap_or(0);

@@ -15,7 +15,7 @@ struct Chunk {
     units: Range<u32>,
     pages: u64,
     is_held: bool,
-    /// Set once a page of the chunk has been requested.
+    /// Set once the whole chunk is to be fetched, because one of its pages is kept and the others have room.
     has_begun: bool,
 }
 
@@ -61,7 +61,7 @@ impl Holding {
         self
     }
 
-    /// The number of pages of the chunk of `unit`, if no page of the chunk was requested before.
+    /// The number of pages of the chunk of `unit`, if the chunk has not begun.
     pub(super) fn unbegun(&self, unit: u32) -> Option<u64> {
         let chunk = &self.chunks[self.find(unit)?];
         (!chunk.has_begun).then_some(chunk.pages)

@@ -56,8 +56,8 @@ const _: () = assert!(std::mem::offset_of!(RawHeader, crc) == CRC_OFFSET);
 ///
 /// | bytes  | field   | meaning                                                                            |
 /// |--------|---------|------------------------------------------------------------------------------------|
-/// | 0..8   | `place` | bits 0..56: where the unit's copies begin, in pages from the first copy, plus 1;   |
-/// |        |         | bits 56..64: the unit's page that lies there; those behind it follow               |
+/// | 0..8   | `place` | bits 0..56: place of the unit's first page with room, in pages from the tier's     |
+/// |        |         | first copy, plus 1; bits 56..64: number of that page. Later pages follow           |
 /// | 8..16  | `pages` | bit i: the unit's page i has a copy                                                |
 /// | 16..20 | `sum`   | exclusive or of the copies' CRC32Cs, each of the page's bytes and of its number in |
 /// |        |         | the unit as 4 bytes                                                                |

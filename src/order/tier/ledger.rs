@@ -221,7 +221,7 @@ impl Ledger {
         is_free
     }
 
-    /// Frees the place of `unit` in address space. During a run, only a new plan evicts copies.
+    /// Frees the place of `unit` in address space; a separate file takes none.
     pub fn give_back(&mut self, unit: u32, tier: u8, place: Range<u64>) {
         if let Some(lacking) = self.lacking(unit) {
             lacking.space += place.end - place.start;

@@ -1,9 +1,9 @@
 //! Decides which copies are kept in which tier, and at which location; `cache` moves them. Pure.
 //!
-//! A *tier* is bounded, faster storage in front of an *origin*: memory, or a local file. Presence is tracked by
-//! page of 4 KiB. [`Units`] divide the data set into ranges of at most 64 pages: each gets one location in a tier,
-//! and one bit per page records its presence. The [`Ledger`] finds the location and reserves the pages within the
-//! quota before anything is copied. The [`CopyTable`] holds location and pages and changes atomically, so for each
+//! A *tier* is bounded, faster storage in front of an *origin*: memory, a drive, a file or a folder. Presence is
+//! tracked by page of 4 KiB. [`Units`] divide the data set into ranges of at most 64 pages: each gets one location in a
+//! tier, and one bit per page records its presence. The [`Ledger`] finds the location and reserves the pages within
+//! the quota before anything is copied. The [`CopyTable`] holds location and pages and changes atomically, so for each
 //! page a reader sees either the origin or a complete copy. It also records the pages that are being read from the
 //! origin, so that each page is read by only one of several readers.
 //!

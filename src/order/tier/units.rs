@@ -60,10 +60,10 @@ impl Unit {
 
 /// All units of a data set, sorted by namespace and offset: 16 bytes per unit, and 4 for the search.
 ///
-/// Adjacent small samples share a unit of up to 64 KiB, so that tracking small samples costs as little as tracking
-/// large ones. A sample of 64 KiB or more has its own units, which are kept together. Each file of a plain folder
-/// also has its own units, whatever its length, since a copy saves opening the file. Units do not overlap: a page
-/// with bytes of two units belongs to the first.
+/// Adjacent small samples share a unit until it has 64 KiB or more, so that tracking small samples costs as little as
+/// tracking large ones. A sample of 64 KiB or more has its own units, which are kept together. Each file of a plain
+/// folder also has its own units, whatever its length, since a copy saves opening the file. Units do not overlap: a
+/// page with bytes of two units belongs to the first.
 #[derive(Debug, Clone, Default)]
 pub struct Units {
     units: Vec<Unit>,
@@ -308,7 +308,7 @@ impl Units {
         is_shared && this.pages > 1 && pages.0 == 1 << (this.pages - 1)
     }
 
-    /// The previous unit, if the first sample of `unit` begins in its last page.
+    /// The previous unit, if the first sample of `unit` begins in that unit's last page.
     pub fn border_of(&self, unit: u32) -> Option<u32> {
         self.get(unit).begins_before.then(|| unit.checked_sub(1)).flatten()
     }
@@ -374,7 +374,8 @@ impl Units {
         (unit != Units::NO_UNIT).then(|| (unit, self.get(unit).pages_in(&range)))
     }
 
-    /// A sample that begins in the last page of one unit and continues in the next unit belongs to the next.
+    /// The unit of a sample. A sample that begins in the last page of one unit and continues in the next unit belongs
+    /// to the next.
     fn of_sample(&self, extent: &Extent) -> u32 {
         let end = extent.offset_bytes + u64::from(extent.len_bytes);
         let within = self.within(extent.namespace, &(extent.offset_bytes..end));
@@ -448,7 +449,7 @@ fn divide(pages: Range<u64>, is_one_sample: bool, begins_before: bool, units: &m
     }
 }
 
-/// The most bytes of a unit that samples share.
+/// A unit with this many bytes takes no further small sample; samples from this length on have their own units.
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// Files of a plain folder above this length are long samples.

@@ -87,7 +87,7 @@ impl<T: Copy> Deal<T> {
     /// `draw` appends the samples at consecutive positions, and the tokens of each.
     ///
     /// # Errors
-    /// Errors of `draw`. The consumed positions do not end with a batch; the first call checks this.
+    /// Errors of `draw`. The position after the consumed ones does not begin a batch; the first call checks this.
     pub fn next(
         &mut self,
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,

@@ -206,7 +206,7 @@ impl Mixture {
         word.step(&mut self.walk)
     }
 
-    /// The same for `position` of the run, in a permuted window of the segment.
+    /// As [`Mixture::dealt`], for `position` of the run, in a permuted window of the segment.
     fn permuted(&mut self, position: u64) -> (u32, u64) {
         let Dealt { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
         let at = position - start;
@@ -257,7 +257,8 @@ pub fn source_seed(seed: u64, source: usize) -> u64 {
     Key::derive(seed, &[LABEL_SOURCE, source as u64]).word()
 }
 
-/// The first words of keys. The kinds of orders have 0 to 4. Frozen.
+/// The first words of keys. Orders have 0 to 5. Weighted order shares the 5, but orders of sources have other seeds
+/// ([`source_seed`]). Frozen.
 const LABEL_WORD: u64 = 5;
 const LABEL_WINDOW: u64 = 6;
 const LABEL_SOURCE: u64 = 7;

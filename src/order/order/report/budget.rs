@@ -32,7 +32,7 @@ pub struct BudgetObserver {
     /// The counts so far.
     report: BudgetReport,
     is_padded: bool,
-    /// The sum of the costs of all batches, each at most the budget.
+    /// The sum of the costs of all batches; a cost above the budget counts as the budget.
     cost: u64,
 }
 

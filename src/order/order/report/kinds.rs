@@ -60,8 +60,8 @@ impl Kinds {
     }
 
     /// Distinct kinds in a batch. A kind of n_k samples is absent from a batch of b with probability
-    /// C(N - n_k, b) / C(N, b). The variance is that of the occupancy problem (kinds drawn independently), times 1
-    /// - b / N for drawing without replacement.
+    /// C(N - n_k, b) / C(N, b). The variance is that of the occupancy problem (kinds drawn independently), times
+    /// (1 - b / N) for drawing without replacement.
     pub(super) fn per_batch(&self, batch: u64, batches: u64) -> Option<Compared> {
         if batches == 0 {
             return None;

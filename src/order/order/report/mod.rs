@@ -61,8 +61,8 @@ pub struct ShuffleReport {
     pub samples: u64,
     /// Samples of a batch.
     pub batch: u64,
-    /// Whole batches. The remaining samples count only in statistics of neighbours. If there are no whole batches,
-    /// the statistics of batches are `None`.
+    /// Whole batches. The statistics of batches ignore the remaining samples, and are `None` if there are no whole
+    /// batches.
     pub batches: u64,
     /// The mean distance between a sample's position and its rank in the source, divided by the number of samples.
     pub displacement: Compared,

@@ -2,14 +2,14 @@
 //!
 //! With replacement, the sample at a position depends only on the key and the position, through an alias table
 //! (Walker 1977, Vose 1991): 8 bytes per sample. If weights belong to labels, a class is drawn first and then one
-//! of its samples: 4 bytes per sample and 8 per class. Without replacement, an epoch is a weighted shuffle: each
+//! of its samples: 4 bytes per sample and 12 per class. Without replacement, an epoch is a weighted shuffle: each
 //! sample draws an exponentially distributed number and divides it by its weight; the smallest results come first
 //! (Efraimidis and Spirakis 2006). This sorts all samples at the start of each epoch, and keeps 4 bytes per sample,
 //! besides 8 for its weight.
 //!
-//! In both cases the state of a run is one counter, as in other orders: a position does not depend on earlier
-//! positions, ranks or batches. All arithmetic is that of IEEE 754 without functions of the C library, so the
-//! sequence is the same on all machines.
+//! In both cases the state of a run is one counter, as in other orders: the sequence of an epoch depends only on
+//! weights, seed and epoch. All arithmetic is that of IEEE 754 without functions of the C library, so the sequence is
+//! the same on all machines.
 //!
 //! The order is not stratified: a class of weight 1/10 gets a tenth of an epoch on average, as with
 //! `torch.utils.data.WeightedRandomSampler`. For exact shares, use a [mixture](super::mixture) of views.
@@ -356,7 +356,7 @@ fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Ve
 }
 
 const ALL_ZERO: &str = "no sample has a weight above 0, so none can be drawn";
-/// Entries of tables have 32 bits.
+/// The most samples: entries of tables have 32 bits.
 const MAX_SAMPLES: u64 = u32::MAX as u64;
 
 #[cfg(test)]
