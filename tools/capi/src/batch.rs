@@ -100,7 +100,7 @@ unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
 
-/// Points the field table of each item with a single field to that item. Call it when the items no
+/// Points the field table of each item with a single field to that item. Call this when the items no
 /// longer move.
 pub(crate) fn show_whole(items: &mut [Item]) {
     const { assert!(offset_of!(Item, len) - offset_of!(Item, data) == offset_of!(Field, len)) };
@@ -148,14 +148,14 @@ pub(crate) unsafe fn hand_out(
     };
     value.handle =
         handles::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
-    // SAFETY: `out` satisfies the contract of `give` by this function's own contract, and the
-    // handle in `value` keeps the memory that it points to.
+    // SAFETY: the caller promises that `out` satisfies the contract of `give`.
     unsafe { give(out, value) }
 }
 
 /// The total length of all fields.
 fn len_bytes(item: &Item) -> u64 {
-    // SAFETY: an item that was passed out has its fields, in memory that lives as long.
+    // SAFETY: `FieldTable::add` and `show_whole` have set `fields` to `num_fields` entries, in the table or
+    // in the item itself; `hand_out` still owns both.
     let fields = unsafe { std::slice::from_raw_parts(item.fields, item.num_fields) };
     fields.iter().map(|field| field.len as u64).sum()
 }

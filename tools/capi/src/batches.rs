@@ -41,7 +41,7 @@ impl SequenceOptions {
             let text = "weights are of the samples of one data set, not of a mixture";
             return Err(Failure::invalid(text));
         };
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises `num_weights` entries in both arrays, unless they are NULL.
         let (numbers, labels) = unsafe {
             let labels = if self.weight_labels.is_null() {
                 None

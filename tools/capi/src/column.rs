@@ -177,14 +177,15 @@ unsafe fn give_values<T>(
     values: *mut T,
     value: impl Fn(u64) -> T,
 ) -> Result<(), Failure> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller promises `count` elements, unless `ids` is NULL.
     let ids: &[u64] = unsafe { array(ids, count, "ids")? };
     if let Some(id) = ids.iter().find(|id| !directory.is_live(SampleId(**id))) {
         let text = format!("there is no sample {id}");
         return Err(Error::new(ErrorKind::NotFound, text).into());
     }
     for (at, id) in ids.iter().enumerate() {
-        // SAFETY: `at` is less than `count`; NULL is refused at the first.
+        // SAFETY: `at` is less than `count`, and the caller promises room for `count` values. `put` refuses
+        // NULL, which only the first address can be.
         unsafe { put(values.wrapping_add(at), value(*id), "values")? };
     }
     Ok(())

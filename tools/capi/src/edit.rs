@@ -99,10 +99,10 @@ impl Image {
         accept_older_generation: u32,
     ) -> Result<Image, Failure> {
         let accept_older_generation = flag(accept_older_generation, "accept_older_generation")?;
-        // SAFETY: as this function.
+        // SAFETY: the caller promises that both satisfy the header.
         let (given, addresses) =
             unsafe { (take_or_zeroed(options)?, structs::addresses(addresses, "addresses")?) };
-        // SAFETY: as this function.
+        // SAFETY: the caller promises that the strings in `options` satisfy the header.
         let connect = unsafe { given.options()?.open.connect };
         let options = EditOptions { accept_older_generation };
         Ok(Image { addresses, connect, options, stop: given.stop() })

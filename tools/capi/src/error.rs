@@ -46,7 +46,7 @@ pub const DLFS_E_TOO_SMALL: c_int = -16;
 /// A bug in the library.
 pub const DLFS_E_INTERNAL: c_int = -17;
 
-/// Why a call failed: its number and its text.
+/// The failure of a call: the error's number and text.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: c_int,

@@ -167,7 +167,8 @@ impl File {
     }
 
     fn loaded(&self) -> Option<&SampleFile> {
-        // SAFETY: NULL or a box that `opened` has set and that stays until this is dropped.
+        // SAFETY: NULL, or a box that `opened` has set; it is freed only when `self` is dropped, and the result
+        // borrows `self`.
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
     }
 }
@@ -176,7 +177,7 @@ impl Drop for File {
     fn drop(&mut self) {
         let opened = *self.opened.get_mut();
         if !opened.is_null() {
-            // SAFETY: a box that `opened` has set, and nobody has a reference to it any more.
+            // SAFETY: a box that `opened` has set; references to it borrow `self`, so there are none any more.
             drop(unsafe { Box::from_raw(opened) });
         }
     }

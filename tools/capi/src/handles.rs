@@ -1,8 +1,8 @@
 //! The table of handles. A handle is an index and a generation; it is looked up, never
 //! dereferenced.
 //!
-//! A spin lock is held for a few instructions, and across a fork: the child finds it free and the
-//! table consistent, whatever other threads were doing.
+//! A spin lock guards the table for a few instructions at a time. A fork takes it, too: the child then
+//! finds a free lock and a consistent table, whatever other threads were doing.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -27,7 +27,8 @@ pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {
     TABLE.with(|table| table.insert(Arc::new(object)))
 }
 
-/// Runs the body of a function that stores a handle in `*to`, which is NULL until `make` has made its object.
+/// Runs the body of a function that stores the handle of a new object in `*to`. `*to` is NULL until `make`
+/// has made the object.
 ///
 /// # Safety
 /// `to` is NULL or a place for a handle.
@@ -36,15 +37,14 @@ pub(crate) unsafe fn open<H, T: Kind>(
     what: &str,
     make: impl FnOnce() -> Result<T, Failure>,
 ) -> c_int {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller's promise is the one that `put` requires.
     guard(|| unsafe {
         put(to, std::ptr::null_mut(), what)?;
         put(to, insert(make()?)?.cast(), what)
     })
 }
 
-/// The object of `handle`; it lives while the result does, even if another thread closes the
-/// handle.
+/// The object of `handle`. The result keeps the object alive, even if another thread closes the handle.
 pub(crate) fn get<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
     let object = TABLE.with(|table| table.get(handle).cloned());
     object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong::<T>(handle))
@@ -136,7 +136,7 @@ struct Locked {
 static TABLE: Locked =
     Locked { taken: AtomicBool::new(false), table: UnsafeCell::new(Table::new()) };
 
-// SAFETY: only `with` accesses the table, and it holds the lock; objects may move between threads.
+// SAFETY: only `with` accesses the table, and it holds the lock; objects are `Send` and `Sync`.
 unsafe impl Sync for Locked {}
 
 impl Locked {
@@ -191,13 +191,13 @@ extern "C" fn after_fork() {
     TABLE.unlock();
 }
 
-/// In the lowest bits: not NULL, and not aligned as real pointers are.
+/// The lowest bits of a handle, which is thus never NULL, nor aligned as real pointers are.
 const TAG: u64 = 7;
 
 /// Not 0, so that small numbers are not valid handles.
 const FIRST_GENERATION: u32 = 0x0d1f_0001;
 
-/// The bits between the tag and the generation.
+/// The most handles at a time: 28 bits lie between the tag and the generation.
 const MAX_HANDLES: usize = 1 << 28;
 
 const _: () = assert!(size_of::<usize>() == 8, "a handle has 64 bits");

@@ -200,7 +200,7 @@ unsafe fn parsed<T: FromStr<Err = dlfs::Error>>(
     text: *const c_char,
     what: &str,
 ) -> Result<T, Failure> {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller's promise is the one that `utf8` requires.
     let text = unsafe { utf8(text, what)? };
     text.parse().map_err(|error| Failure::invalid(format!("{what}: {error}")))
 }

@@ -82,7 +82,7 @@ pub(crate) struct Queue {
     namespace: Namespace,
     buffers: Buffers,
     stop: Stop,
-    /// A forked child leaves its parent's alone.
+    /// A forked child does not use its parent's queue pair.
     work: Forked<Mutex<Work>>,
 }
 
@@ -98,7 +98,7 @@ struct Work {
     group: PollGroup,
     /// Buffers without an outstanding I/O.
     free: Vec<Option<IoBuf>>,
-    /// For the others: the rest of the buffer, which the I/O does not use, and the I/O's address.
+    /// For each other buffer: the part that its I/O does not use, and the I/O's address.
     busy: Vec<(IoBuf, Lba)>,
     pending: VecDeque<Io>,
     done: Vec<(usize, Completion)>,
@@ -395,7 +395,7 @@ impl Work {
         NsDone { buffer: tag as u32, status }
     }
 
-    /// Returns the buffer to the caller, and returns the I/O's address.
+    /// Makes the buffer of an I/O free again, and returns the I/O's address.
     fn restore(&mut self, tag: u64, mut buf: IoBuf) -> Lba {
         let index = tag as usize; // a tag is a buffer's number
         let (rest, slba) = std::mem::replace(&mut self.busy[index], (IoBuf::empty(), Lba(0)));
@@ -405,5 +405,5 @@ impl Work {
     }
 }
 
-/// How often a waiting call checks whether to continue.
+/// The interval at which a waiting call asks `should_stop`.
 const ASK_EVERY: Duration = Duration::from_millis(100);

@@ -361,14 +361,14 @@ unsafe impl Struct for SequenceOptions {
     const NAME: &str = "dlfs_sequence_options";
 }
 
-/// The options for connections in `given`, which may be NULL, to write with, and whom to ask whether to stop.
+/// The connection options for writing, and the caller's `should_stop`, from `given`, which may be NULL.
 ///
 /// # Safety
 /// `given` satisfies the header.
 pub(crate) unsafe fn to_write(
     given: *const MountOptions,
 ) -> Result<(ConnectOptions, Stop), Failure> {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller promises that `given` satisfies the header, which is what both require.
     let (given, connect) = unsafe {
         let given = take_or_zeroed(given)?;
         (given, given.options()?.open.connect)
@@ -386,12 +386,12 @@ pub(crate) struct Stop {
 // SAFETY: the header says that any thread that makes a call may call the function, so the caller's
 // function and its argument allow that.
 unsafe impl Send for Stop {}
-// SAFETY: as for `Send`: `&Stop` does no more than call the function.
+// SAFETY: as for `Send`; a `&Stop` can only be copied.
 unsafe impl Sync for Stop {}
 
 impl Watch for Stop {
     fn goes_on(&mut self) -> bool {
-        // SAFETY: the caller's function, with the caller's argument, on the caller's thread.
+        // SAFETY: the caller's function, with the caller's argument, on a thread that makes a call.
         self.should_stop.is_none_or(|ask| unsafe { ask(self.user) } == 0)
     }
 }
@@ -406,7 +406,7 @@ impl MountOptions {
     /// # Safety
     /// Strings and arrays satisfy the header.
     pub(crate) unsafe fn options(&self) -> Result<Options, Failure> {
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises that strings and arrays satisfy the header.
         let (connect, tiers, open, node) =
             unsafe { (self.connect()?, self.tiers()?, self.open()?, owned(self.node, "node")?) };
         let read = read(self.window_bytes, self.queue_pairs, self.deadline_ms, self.busy_poll)?;
@@ -422,8 +422,8 @@ impl MountOptions {
             u32::MAX => Seconds(Duration::ZERO),
             ms => time(ms, default.keep_alive_tmo),
         };
-        // SAFETY: the strings end with NUL and the array has as many entries as it states, by this function's own
-        // contract; all of it is copied before it returns.
+        // SAFETY: the caller promises that strings end with NUL and that the array has `num_paths` entries; all of
+        // it is copied before this returns.
         unsafe {
             Ok(Connect {
                 hdr_digest: flag(self.hdr_digest, "hdr_digest")?,
@@ -452,9 +452,9 @@ impl MountOptions {
     /// # Safety
     /// Strings and arrays satisfy the header.
     unsafe fn tiers(&self) -> Result<Tiers, Failure> {
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises that strings and arrays satisfy the header.
         unsafe {
-            Ok(Tiers {
+        Ok(Tiers {
                 tiers: texts(self.tiers, self.num_tiers, "tiers")?,
                 tiers_file: file(self.tiers_file)?,
                 policy: match self.policy {
@@ -470,7 +470,7 @@ impl MountOptions {
     /// # Safety
     /// Strings satisfy the header.
     unsafe fn open(&self) -> Result<Open, Failure> {
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises that strings satisfy the header.
         unsafe { Ok(Open { snapshot: file(self.snapshot)?, view: file(self.view)? }) }
     }
 }
@@ -480,20 +480,20 @@ impl SequenceOptions {
         Stop { should_stop: self.should_stop, user: self.user }
     }
 
-    /// How the rank keeps its share.
+    /// The options of the store that keeps the rank's share.
     ///
     /// # Safety
     /// `store` is NULL or ends with NUL.
     pub(crate) unsafe fn store(&self) -> Result<Store, Failure> {
         Ok(Store {
-            // SAFETY: by this function's own contract.
+            // SAFETY: the caller promises that `store` is NULL or ends with NUL.
             store: unsafe { owned(self.store, "store")? },
             blocking_exchange: flag(self.blocking_exchange, "blocking_exchange")?,
             restart_shares: flag(self.restart_shares, "restart_shares")?,
         })
     }
 
-    /// How the ranks share the tiers of their nodes.
+    /// The options by which ranks share the tiers of their nodes.
     ///
     /// # Safety
     /// Strings satisfy the header.
@@ -501,9 +501,9 @@ impl SequenceOptions {
         let default = Peers::default();
         let port = u16::try_from(self.rendezvous_port);
         let port = port.map_err(|_| Failure::invalid("rendezvous_port is at most 65,535"))?;
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises that strings satisfy the header.
         unsafe {
-            Ok(Peers {
+        Ok(Peers {
                 peers: owned(self.peers, "peers")?,
                 round: owned(self.round, "round")?,
                 peer_mode: choice(self.peer_mode, "peer_mode")?,
@@ -517,8 +517,8 @@ impl SequenceOptions {
         }
     }
 
-    /// The library's options for this struct. `launched` are rank and world size where the struct has none;
-    /// `directory` is that of the data set, and `None` for a mixture.
+    /// The library's options for this struct. `launched` are the launcher's rank and world size, used if the
+    /// struct has no world size above 1. `directory` is that of the data set, `None` for a mixture.
     ///
     /// # Safety
     /// Strings and arrays satisfy the header.
@@ -529,12 +529,12 @@ impl SequenceOptions {
     ) -> Result<LoaderOptions, Failure> {
         let read = read(self.window_bytes, self.queue_pairs, self.deadline_ms, self.busy_poll)?;
         let load = self.load(launched.is_none())?;
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises that strings satisfy the header.
         let tokens = unsafe { self.tokens()? };
         let mut options = load.options(&self.order()?, &tokens, &read, launched)?;
         let count = if self.epochs == 0 { u64::MAX } else { self.epochs };
         options.epochs = self.epoch..self.epoch.saturating_add(count);
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller promises that arrays satisfy the header.
         unsafe { self.weighted(options, load.draws(), directory) }
     }
 
@@ -568,7 +568,7 @@ impl SequenceOptions {
         Ok(Order {
             order,
             seed: self.seed,
-            // Those of another order are ignored.
+            // Parameters of other orders are ignored.
             lanes: given(self.lanes).filter(|_| is(Kind::Grouped)),
             group: given(self.group).filter(|_| is(Kind::Grouped)),
             exchange: (self.exchange != 0.0 && is(Kind::Partial)).then_some(self.exchange),
@@ -584,7 +584,7 @@ impl SequenceOptions {
             bucket_window: or(self.bucket_window, default.bucket_window),
             max_batch: given(self.max_batch),
             token_bytes: or(self.token_bytes, default.token_bytes),
-            // SAFETY: by this function's own contract.
+            // SAFETY: the caller promises that `lengths` is NULL or ends with NUL.
             lengths: unsafe { owned(self.lengths, "lengths")? },
             batch_cost: choice(self.batch_cost, "batch_cost")?,
             too_long: choice(self.too_long, "too_long")?,
@@ -642,14 +642,14 @@ fn short(value: u32, default: u16, what: &str) -> Result<u16, Failure> {
 /// # Safety
 /// `text` is NULL or ends with NUL.
 unsafe fn owned(text: *const c_char, what: &str) -> Result<Option<String>, Failure> {
-    // SAFETY: not NULL where it is read, and it ends with NUL by this function's own contract.
+    // SAFETY: not NULL, so the caller promises that `text` ends with NUL.
     (!text.is_null()).then(|| unsafe { utf8(text, what) }.map(str::to_owned)).transpose()
 }
 
 /// # Safety
 /// As [`owned`].
 unsafe fn file(text: *const c_char) -> Result<Option<PathBuf>, Failure> {
-    // SAFETY: as in `owned`.
+    // SAFETY: not NULL, so the caller promises that `text` ends with NUL.
     (!text.is_null()).then(|| unsafe { path(text, "path") }.map(PathBuf::from)).transpose()
 }
 
@@ -660,6 +660,6 @@ unsafe fn texts(
     count: usize,
     what: &str,
 ) -> Result<Vec<String>, Failure> {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller's promise is the one that `strings` and, for each string, `utf8` require.
     unsafe { strings(at, count, what, |&text| Ok(utf8(text, what)?.to_owned())) }
 }

@@ -211,7 +211,7 @@ unsafe fn import_options(given: ImportOptionsIn) -> Result<ImportOptions, Failur
         from: if given.from.is_null() {
             image.from
         } else {
-            // SAFETY: as this function.
+            // SAFETY: the caller promises that the string ends with NUL.
             unsafe { utf8(given.from, "from")? }.parse()?
         },
         placement: match given.order {

@@ -37,26 +37,26 @@ impl Mount {
         &self,
         given: &SequenceOptions,
     ) -> Result<(Dataset, LoaderOptions), Failure> {
-        // SAFETY: by this function's own contract, which is that of both.
+        // SAFETY: the caller's promise is the one that both functions require.
         let (join, stored) = unsafe { (given.join()?, given.store()?.options()?) };
         if let Some(stored) = stored {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise is the one that the called function requires.
             return unsafe { self.with_store(given, stored, join) };
         }
         let directory = Some(&**self.dataset.directory());
         let Some(join) = join else {
-            // SAFETY: by this function's own contract, as below.
+            // SAFETY: the caller's promise is the one that the called function requires.
             return Ok((self.dataset.clone(), unsafe { given.options(None, directory)? }));
         };
         let mut joined = self.joined("joins")?;
         if let Some(Joined { dataset, .. }) = &*joined {
             let place = dataset.image().peers().map(Peers::place);
-            // SAFETY: by this function's own contract.
+            // SAFETY: the caller's promise is the one that the called function requires.
             return Ok((dataset.clone(), unsafe { given.options(place, directory)? }));
         }
         let meeting = join.meeting_here()?;
         let place = Some((meeting.rank, meeting.world_size));
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller's promise is the one that the called function requires.
         let options = unsafe { given.options(place, directory)? };
         let object: &mut dyn Rendezvous = &mut Functions::of(given);
         let dataset = self.dataset.with_peers(
@@ -70,7 +70,7 @@ impl Mount {
         Ok((dataset, options))
     }
 
-    /// The data set as a rank reads it from a store of its own, which ends with its sequence.
+    /// The data set as a rank reads it from its own store. The store ends with the sequence.
     ///
     /// # Safety
     /// Strings and arrays satisfy the header.
@@ -82,7 +82,7 @@ impl Mount {
     ) -> Result<(Dataset, LoaderOptions), Failure> {
         let meeting = join.map(|join| join.meeting_here()).transpose()?;
         let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size));
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller's promise is the one that the called function requires.
         let options = unsafe { given.options(place, Some(&**self.dataset.directory()))? };
         let object: &mut dyn Rendezvous = &mut Functions::of(given);
         let how = (&self.connect, Some(object));
@@ -117,7 +117,7 @@ impl Mount {
 
     /// The data set as the last sequence has read it.
     pub(crate) fn latest(&self) -> Dataset {
-        // While a thread joins, nothing has come from peers.
+        // While a thread joins, nothing has come from peers. While one leaves, the peers are left out.
         let joined = self.through_peers.try_lock().ok();
         let joined = joined.as_ref().and_then(|joined| joined.as_ref());
         joined.map_or_else(|| self.dataset.clone(), |joined| joined.dataset.clone())
@@ -125,7 +125,7 @@ impl Mount {
 }
 
 impl SequenceOptions {
-    /// How to join the peers, if any are named.
+    /// The options to join the peers, if any are named.
     ///
     /// # Safety
     /// Strings satisfy the header.
@@ -140,7 +140,7 @@ impl SequenceOptions {
             }
             _ => return Err(Failure::invalid("peer_set and peer_get go together")),
         };
-        // SAFETY: by this function's own contract.
+        // SAFETY: the caller's promise is the one that the called function requires.
         let peers = unsafe { self.peers()? };
         let means = match &peers.peers {
             _ if has_functions => Means::Object,
@@ -212,7 +212,7 @@ fn absent() -> Error {
     Error::new(ErrorKind::InvalidArgument, "neither peers nor peer_set and peer_get are given")
 }
 
-/// How long the caller's function may wait at a time, so that `should_stop` is asked meanwhile.
+/// The longest wait that is asked of the caller's function: `should_stop` is called between two waits.
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
 
 const _: () = assert!(DLFS_PEER_RECORD as usize == MAX_RECORD_BYTES);

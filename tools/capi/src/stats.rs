@@ -1,4 +1,4 @@
-//! Counters.
+//! Counters of mounts, sequences and stores, and reports on a sequence.
 
 use std::ffi::{c_char, c_int};
 

@@ -1,4 +1,5 @@
-//! Structs that carry their size, strings and buffers: inputs from C, checked as far as possible.
+//! Passes data between C and Rust: strings, arrays, and structs that begin with their own size. Pointers
+//! and sizes from C are checked as far as possible; the caller promises the rest (`lib.rs`).
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -9,40 +10,40 @@ use dlfs::units::SampleId;
 
 use crate::error::{DLFS_E_SIZE, DLFS_E_TOO_SMALL, DLFS_E_UNSUPPORTED, Failure, guard};
 
-/// A struct of the ABI: `repr(C)`, `size` first, and any bytes are valid.
+/// A struct of the ABI: `repr(C)`, with its own size as the first field.
 ///
 /// # Safety
 /// Its first field is a `usize` at offset 0, and no byte pattern is invalid for it.
 pub(crate) unsafe trait Struct: Copy {
     const NAME: &str;
-    /// Its sizes in earlier versions: fields added later are zero for programs of that time.
+    /// Its sizes in earlier versions: fields added later are zero for programs compiled with these.
     const EARLIER: &[usize] = &[];
 
-    /// With all fields zero, which is the default of each.
+    /// The struct with all fields zero, which means the default of each.
     fn zeroed() -> Self {
         // SAFETY: no byte pattern is invalid.
         unsafe { std::mem::zeroed() }
     }
 }
 
-/// Reads the struct at `from`, whose size must be known. Missing fields are zero; fields that this
-/// version does not know must be zero.
+/// Reads the struct at `from`. Its size must be that of this or an earlier version, or larger: missing
+/// fields are zero, and bytes after the last known field must be zero.
 ///
 /// # Safety
 /// `from` is NULL or points to a struct of the size in its first field.
 pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
     let size = known_size(from)?;
     let known = size.min(size_of::<T>());
-    // SAFETY: `from` is not NULL, and the caller promises that the `size` bytes stated in its first
-    // field exist; `known` is at most that.
+    // SAFETY: `known_size` refuses NULL, and the caller promises that the `size` bytes stated in the
+    // first field exist; `known` is at most `size`.
     let rest = unsafe { std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
     if rest.iter().any(|byte| *byte != 0) {
         let text = format!("{} has fields that this version does not know", T::NAME);
         return Err(Failure::new(DLFS_E_UNSUPPORTED, text));
     }
     let mut value = T::zeroed();
-    // SAFETY: `known` bytes exist and fit in `value`; whole fields or zeroes, and any bytes are a
-    // valid `T`.
+    // SAFETY: `known` bytes exist at `from` and fit in `value`, which is ours; any bytes are a valid
+    // `T` by the trait.
     unsafe { (&raw mut value).cast::<u8>().copy_from_nonoverlapping(from.cast(), known) };
     Ok(value)
 }
@@ -52,7 +53,7 @@ pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
 /// # Safety
 /// As [`take`].
 pub(crate) unsafe fn take_or_zeroed<T: Struct>(from: *const T) -> Result<T, Failure> {
-    // SAFETY: not NULL, so by this function's own contract a struct of the size that it states.
+    // SAFETY: not NULL, so the caller promises that a struct of the size in its first field is there.
     if from.is_null() { Ok(T::zeroed()) } else { unsafe { take(from) } }
 }
 
@@ -64,7 +65,7 @@ pub(crate) unsafe fn fill<T: Struct>(
     to: *mut T,
     value: impl FnOnce() -> Result<T, Failure>,
 ) -> c_int {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller's promise is the one that the called functions require.
     guard(|| unsafe {
         check_out(to)?;
         give(to, value()?)
@@ -88,7 +89,9 @@ pub(crate) unsafe fn give<T: Struct>(to: *mut T, value: T) -> Result<(), Failure
     let size = known_size(to.cast_const())?;
     let known = size.min(size_of::<T>());
     let bytes = to.cast::<u8>();
-    // SAFETY: aligned, and `size` bytes exist.
+    // SAFETY: `known_size` has checked that `to` is aligned and not NULL, and the caller promises that
+    // `size` bytes are there, which nobody else accesses. `known` is at most `size` and the length of
+    // `value`; the first field is a `usize` by the trait.
     unsafe {
         bytes.copy_from_nonoverlapping((&raw const value).cast(), known);
         bytes.cast::<usize>().write(size);
@@ -105,7 +108,8 @@ fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
     if !at.is_aligned() {
         return Err(Failure::invalid(format!("{name} is not aligned")));
     }
-    // SAFETY: not NULL and aligned; by the trait, the first field is a `usize`.
+    // SAFETY: not NULL and aligned. The callers are the functions above, whose callers promise a struct
+    // there, and its first field is a `usize` by the trait.
     let size = unsafe { at.cast::<usize>().read() };
     let known = size_of::<T>();
     if (known..=MAX_SIZE).contains(&size) || T::EARLIER.contains(&size) {
@@ -123,7 +127,7 @@ fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
 /// # Safety
 /// `text` is NULL or ends with NUL, and does not change during `'a`.
 pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a [u8], Failure> {
-    // SAFETY: `text` is NULL or ends with NUL by this function's own contract, which is the other's.
+    // SAFETY: the caller's promise is the one that the called function requires.
     unsafe { optional_text(text) }.ok_or_else(|| Failure::invalid(format!("{what} is NULL")))
 }
 
@@ -135,12 +139,12 @@ pub(crate) unsafe fn optional_text<'a>(text: *const c_char) -> Option<&'a [u8]> 
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
-/// A UTF-8 string; any other encoding is an error, since it could name something else.
+/// A UTF-8 string. Other bytes are an error: replacing them could turn one name into another.
 ///
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
-    // SAFETY: `text` is NULL or ends with NUL by this function's own contract, which is the other's.
+    // SAFETY: the caller's promise is the one that the called function requires.
     let bytes = unsafe { self::text(text, what)? };
     std::str::from_utf8(bytes)
         .map_err(|_| Failure::invalid(format!("{what} is not UTF-8: '{}'", bytes.escape_ascii())))
@@ -149,21 +153,21 @@ pub(crate) unsafe fn utf8<'a>(text: *const c_char, what: &str) -> Result<&'a str
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn path<'a>(path: *const c_char, what: &str) -> Result<&'a Path, Failure> {
-    // SAFETY: `path` is NULL or ends with NUL by this function's own contract, which is the other's.
+    // SAFETY: the caller's promise is the one that the called function requires.
     Ok(Path::new(OsStr::from_bytes(unsafe { text(path, what) }?)))
 }
 
-/// The addresses in a list with commas.
+/// The addresses in a list, separated by commas.
 ///
 /// # Safety
 /// As [`text`].
 pub(crate) unsafe fn addresses(list: *const c_char, what: &str) -> Result<Vec<Address>, Failure> {
-    // SAFETY: by this function's own contract, which is the other's.
+    // SAFETY: the caller's promise is the one that the called function requires.
     let list = OsStr::from_bytes(unsafe { text(list, what) }?);
     Ok(Address::parse_list_os(list).map_err(dlfs::Error::from)?)
 }
 
-/// The strings at `at`, each made by `make`.
+/// Calls `make` with each of the `count` strings at `at`, and returns the results.
 ///
 /// # Safety
 /// `at` is NULL or points to `count` strings, each NULL or with a NUL at its end, which do not change during `'a`.
@@ -173,11 +177,11 @@ pub(crate) unsafe fn strings<T>(
     what: &str,
     make: impl FnMut(&*const c_char) -> Result<T, Failure>,
 ) -> Result<Vec<T>, Failure> {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller's promise is the one that the called function requires.
     unsafe { array(at, count, what)? }.iter().map(make).collect()
 }
 
-/// Copies of the strings at `at`, each of which `each` names in errors.
+/// Copies the strings at `at`. Errors call the array `what` and one of its strings `each`.
 ///
 /// # Safety
 /// As [`strings`].
@@ -187,7 +191,7 @@ pub(crate) unsafe fn names(
     what: &str,
     each: &str,
 ) -> Result<Vec<Vec<u8>>, Failure> {
-    // SAFETY: by this function's own contract.
+    // SAFETY: the caller's promise is the one that the called functions require.
     unsafe { strings(at, count, what, |&name| Ok(text(name, each)?.to_vec())) }
 }
 
@@ -196,7 +200,7 @@ pub(crate) unsafe fn names(
 /// # Safety
 /// As [`array`].
 pub(crate) unsafe fn ids(at: *const u64, count: usize) -> Result<Vec<SampleId>, Failure> {
-    // SAFETY: by this function's own contract, which is the other's.
+    // SAFETY: the caller's promise is the one that the called function requires.
     Ok(unsafe { array(at, count, "ids")? }.iter().map(|&id| SampleId(id)).collect())
 }
 
@@ -223,8 +227,10 @@ pub(crate) unsafe fn array<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
-/// Copies `text` and a NUL to `out`. Without room for both, only stores the needed length in
-/// `needed`.
+/// Stores the length of `text` with its NUL in `needed`, then copies both to `out`.
+///
+/// # Errors
+/// `DLFS_E_TOO_SMALL`: `out` is NULL or has no room for both; nothing is copied.
 ///
 /// # Safety
 /// `out` is NULL or has `len` bytes, `needed` is NULL or a `size_t`, and nobody else accesses them.
@@ -243,7 +249,7 @@ pub(crate) unsafe fn give_text(
         let text = format!("the text has {need} bytes with its NUL, there is room for {len}");
         return Err(Failure::new(DLFS_E_TOO_SMALL, text));
     }
-    // SAFETY: `need` bytes of `out` are there, and `text` is ours.
+    // SAFETY: `out` is not NULL and has at least `need` of its `len` bytes, which nobody else accesses.
     unsafe {
         out.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
         out.cast::<u8>().add(text.len()).write(0);
@@ -269,11 +275,11 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T, what: &str) -> Result<(), Fail
 /// # Safety
 /// As [`put`].
 pub(crate) unsafe fn put_if_asked<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
-    // SAFETY: by this function's own contract, which is the other's.
+    // SAFETY: the caller's promise is the one that the called function requires.
     if to.is_null() { Ok(()) } else { unsafe { put(to, value, what) } }
 }
 
-/// No struct of this library will ever be that large: such a size is an error.
+/// No struct of this library will ever be larger: such a size is an error.
 const MAX_SIZE: usize = 4096;
 
 /// The most entries of an array, so that lengths in bytes cannot overflow.

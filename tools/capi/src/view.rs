@@ -119,7 +119,7 @@ pub unsafe extern "C" fn dlfs_save_view(
     })
 }
 
-/// The mount of `dataset`, which is a view of that of `mount`.
+/// A mount of `dataset`, a view of the data set of `mount`.
 fn viewed(mount: &Mount, dataset: Dataset) -> Mount {
     Mount {
         dataset,

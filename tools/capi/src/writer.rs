@@ -269,7 +269,7 @@ impl Kind for Writing {
 }
 
 impl Writing {
-    /// The output, taken out: the lock is free again when this returns.
+    /// Takes the output out of the lock, which is free again when this returns.
     fn taken(&self) -> Option<Output> {
         self.held().take()
     }
@@ -313,7 +313,7 @@ pub(crate) unsafe fn writer_options(given: WriteOptions) -> Result<WriterOptions
     };
     let num_types = if given.field_types.is_null() { 0 } else { given.num_fields };
     let shuffle_bytes = usize::try_from(given.shuffle_bytes).unwrap_or(usize::MAX);
-    // SAFETY: as this function.
+    // SAFETY: the caller promises that the pointers in `given` satisfy the header.
     unsafe {
         let types = strings(given.field_types, num_types, "field_types", |&kind| {
             if kind.is_null() { Ok(None) } else { type_of(utf8(kind, "a type")?).map(Some) }
@@ -345,14 +345,14 @@ fn column_of(text: &str) -> Result<ColumnSpec, Failure> {
 /// # Safety
 /// The strings of `value` end with NUL, and do not change during `'a`.
 unsafe fn value_of<'a>(value: &NewValue) -> Result<(&'a str, Value<'a>), Failure> {
-    // SAFETY: as this function.
+    // SAFETY: the caller promises that the string ends with NUL and does not change during `'a`.
     let column = unsafe { utf8(value.column, "the column of a value")? };
     let found = match value.r#type {
         DLFS_COLUMN_INT => Value::Int(value.number),
         DLFS_COLUMN_BOOL => Value::Bool(value.number != 0),
         DLFS_COLUMN_FLOAT | DLFS_COLUMN_F32 if value.real.is_nan() => Value::None,
         DLFS_COLUMN_FLOAT | DLFS_COLUMN_F32 => Value::Float(value.real),
-        // SAFETY: as this function.
+        // SAFETY: as for the column.
         DLFS_COLUMN_STR => Value::Text(unsafe { utf8(value.text, "the text of a value")? }),
         other => return Err(unknown("the type of a value", other)),
     };
@@ -364,7 +364,7 @@ unsafe fn value_of<'a>(value: &NewValue) -> Result<(&'a str, Value<'a>), Failure
 /// # Safety
 /// Its strings end with NUL, and do not change during `'a`.
 unsafe fn label_of<'a>(sample: &NewSampleIn) -> Result<Label<'a>, Failure> {
-    // SAFETY: as this function.
+    // SAFETY: the caller promises that the string ends with NUL and does not change during `'a`.
     match (sample.label, unsafe { optional_text(sample.class_name) }) {
         (DLFS_NO_LABEL, None) => Ok(Label::None),
         (DLFS_NO_LABEL, Some(name)) => Ok(Label::Class(name)),
