@@ -145,16 +145,17 @@
 // Samples are drawn in proportion to weights: `weights`, or `balanced`.
 #define DLFS_ORDER_WEIGHTED 5
 
-// A batch by tokens costs its longest sample times their number, as a padded tensor has it. The default.
+// A batch by tokens costs the tokens of its longest sample times the number of its samples, as a padded
+// tensor does. The default.
 #define DLFS_COST_PADDED 0
 
-// It costs the sum of their tokens.
+// A batch by tokens costs the sum of its samples' tokens.
 #define DLFS_COST_SUM 1
 
-// A sample that is longer than a batch by tokens is an error of dlfs_sequence. The default.
+// A sample with more tokens than a batch may cost is an error of dlfs_sequence. The default.
 #define DLFS_TOO_LONG_RAISE 0
 
-// It is a batch of its own.
+// A sample with more tokens than a batch may cost is a batch of its own.
 #define DLFS_TOO_LONG_ALONE 1
 
 // A rank takes every W-th sample of each global batch, for W ranks. The default.
@@ -194,20 +195,20 @@
 // default.
 #define DLFS_DIRECT_AUTO 0
 
-// Always.
+// Bypass the page cache always.
 #define DLFS_DIRECT_ON 1
 
-// Never.
+// Never bypass the page cache.
 #define DLFS_DIRECT_OFF 2
 
-// Links are followed, as torchvision's ImageFolder does, but none back to a folder around it. The
+// Follow links, as torchvision's ImageFolder does, except a link to a folder that contains it. The
 // default.
 #define DLFS_LINKS_FOLLOW 0
 
-// Those that stay in the folder; others are errors.
+// Follow links that stay in the folder; others are errors.
 #define DLFS_LINKS_INSIDE 1
 
-// None: each is an error.
+// Follow no links: each is an error.
 #define DLFS_LINKS_REFUSE 2
 
 // Tiers keep what is read first, while there is room. The default.
@@ -222,10 +223,10 @@
 // A node that lacks what a peer asks for reads it from the data set, keeps it and answers. The default.
 #define DLFS_PEER_READ_THROUGH 0
 
-// It answers that it is not there, and fetches what it holds by itself.
+// A node that lacks what a peer asks for says so, and fetches by itself what it holds for all nodes.
 #define DLFS_PEER_COPIES 1
 
-// A node holds what its own ranks read most often, by the plan of the run, not what a hash names, and
+// A node holds what its own ranks read most often, by the plan of the run instead of a hash, and
 // answers as with DLFS_PEER_COPIES (NoPFS). For DLFS_POLICY_CLAIRVOYANT.
 #define DLFS_PEER_PLAN 2
 
@@ -406,8 +407,8 @@ typedef struct {
     uint32_t queue_size;
     // Keep-alive timeout in ms; default 15,000; UINT32_MAX disables it.
     uint32_t keep_alive_tmo_ms;
-    // How long to keep reconnecting after a connection is lost, in ms; default 600,000. After that it is
-    // lost for good: DLFS_E_DISCONNECTED, until the data set is mounted again.
+    // How long to keep reconnecting after a connection is lost, in ms; default 600,000. After that the
+    // connection is lost for good: DLFS_E_DISCONNECTED, until the data set is mounted again.
     uint32_t ctrl_loss_tmo_ms;
     // How long a queue may make no progress before its reads are repeated on another connection, in
     // ms; default 5,000.
@@ -420,16 +421,16 @@ typedef struct {
     uint32_t queue_pairs;
     // 1: spin instead of sleeping while a call waits.
     uint32_t busy_poll;
-    // Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
+    // Memory for reads by id or name, in bytes for each thread that reads at the same time; default 64 MiB.
     uint64_t window_bytes;
     // Called while a call on this mount waits; or NULL. Any thread that makes a call may call it.
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
     // Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
-    // "ram:4G", "file:/fast/cache:20G" for a folder, or an empty file or block device, or
-    // "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that this node has to itself (with
-    // ":overwrite" appended to one of the last two: any).
+    // "ram:4G"; "file:/fast/cache:20G" for a folder, file or block device; or
+    // "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that no other node uses. Files, devices and
+    // namespaces must be empty, unless ":overwrite" is appended.
     const char *const *tiers;
     // The number of tiers.
     size_t num_tiers;
@@ -588,7 +589,7 @@ typedef struct {
     // Zero.
     uint32_t reserved;
     // Called for each sample as it arrives, while others are still being read, and at the end for
-    // samples that failed. NULL: nothing is called.
+    // samples that failed, unless the whole call fails. NULL: nothing is called.
     dlfs_arrived arrived;
     // Passed to `arrived`.
     void *user;
@@ -626,8 +627,8 @@ typedef int (*dlfs_peer_set)(void *user,
                              const void *record,
                              size_t len);
 
-// Copies the records of all `world_size` ranks that are there under `round`: rank r's to `records` +
-// r * DLFS_PEER_RECORD, where all bytes are zero before. It may wait for missing ones, for
+// Copies the records that are there under `round`, of `world_size` ranks: rank r's to `records` +
+// r * DLFS_PEER_RECORD, where all bytes are zero before. It may wait for missing records, for
 // `wait_ms` at most; it is called again until all are there. A value other than zero ends the call
 // with DLFS_E_IO.
 typedef int (*dlfs_peer_get)(void *user,
@@ -677,7 +678,8 @@ typedef struct {
     // The most memory for samples that are read ahead and not yet dropped, in bytes; default 256
     // MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time.
     uint64_t window_bytes;
-    // Called while dlfs_bread waits; or NULL. Any thread that makes a call may call it.
+    // Called while a call for this sequence waits, dlfs_sequence included; or NULL. Any thread that makes a
+    // call may call it.
     dlfs_should_stop should_stop;
     // Passed to `should_stop`.
     void *user;
@@ -691,9 +693,9 @@ typedef struct {
     // tiers lack: DLFS_PEER_...
     uint32_t peer_mode;
     // Meeting place of the ranks, which then share the tiers of all nodes of the job: "auto" (at
-    // rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes see,
-    // "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount needs
-    // a tier. With peers, a world size of 1 means rank and world size of the launcher.
+    // rank 0, which the launcher's MASTER_ADDR and MASTER_PORT name), a folder that all nodes see,
+    // "HOST:PORT,HOST:PORT,..." with an address for each rank, or a file with one address a line; or NULL.
+    // The mount needs a tier. With peers, a world size of 1 means rank and world size of the launcher.
     const char *peers;
     // A name for this start of the job, not used before; NULL: the launcher's.
     const char *round;
@@ -704,15 +706,15 @@ typedef struct {
     uint32_t rendezvous_port;
     // How long to wait for all ranks, in ms; default 60,000.
     uint32_t peer_timeout_ms;
-    // With `peer_get`, instead of `peers`: where the ranks find each other, such as MPI.
+    // With `peer_get`, and instead of `peers`: the ranks meet by functions of the program, such as MPI's.
     dlfs_peer_set peer_set;
     // With `peer_set`.
     dlfs_peer_get peer_get;
     // Passed to `peer_set` and `peer_get`.
     void *peer_user;
     // Store for this rank's share of the samples, in partial and local order: "ram:SIZE" or
-    // "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks
-    // exchange samples as `peers`, or `peer_set` and `peer_get`, say; the mount needs no tier.
+    // "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks meet
+    // as `peers`, or `peer_set` and `peer_get`, say, and exchange samples; the mount needs no tier.
     const char *store;
     // 1: Exchange samples at the end of each epoch instead of during it.
     uint32_t blocking_exchange;
@@ -723,13 +725,13 @@ typedef struct {
     uint64_t batch_tokens;
     // Batches by tokens: positions of the epoch that are sorted by length together; default 8192.
     uint32_t bucket_window;
-    // Batches by tokens: the most samples of one; 0: as many as have room.
+    // Batches by tokens: the most samples of a batch; 0: as many as have room.
     uint32_t max_batch;
-    // Batches by tokens: bytes of a token; default 1. A part of one counts as one.
+    // Batches by tokens: bytes of a token; default 1. A part of a token counts as a token.
     uint32_t token_bytes;
     // Batches by tokens: what a batch costs: DLFS_COST_...
     uint32_t batch_cost;
-    // Batches by tokens: what to do with a sample that is longer than a batch: DLFS_TOO_LONG_...
+    // Batches by tokens: what to do with a sample that costs more than a batch may: DLFS_TOO_LONG_...
     uint32_t too_long;
     // Weighted: 1: each label gets the same share, instead of `weights`.
     uint32_t balanced;
@@ -743,8 +745,8 @@ typedef struct {
     const int64_t *weight_labels;
     // The number of weights.
     size_t num_weights;
-    // Weighted: samples of an epoch; 0: as many as the data set has, or without replacement as many
-    // as have a weight above 0.
+    // Weighted: samples of an epoch; 0: as many as the data set has, or, without replacement, as have a
+    // weight above 0.
     uint64_t epoch_size;
     // Weighted: 1: no sample comes twice in an epoch.
     uint32_t without_replacement;
@@ -771,12 +773,12 @@ typedef struct {
     // Samples of an epoch; 0: what repeat and choose say, or as many as all data sets have.
     uint64_t epoch_size;
     // "stratified": each global batch has its share of each data set, one or two samples more or less;
-    // "random": what chance gives; "per-source": each global batch is of one data set. "per-source:N" with
-    // the N samples of a global batch of all ranks stays the same sequence in a run that resumes with
-    // another one. NULL: "stratified".
+    // "random": what chance gives; "per-source": each global batch is of one data set. "per-source:N" names
+    // the samples of a global batch of all ranks: a run may then resume with another batch size in the same
+    // sequence. NULL: "stratified".
     const char *batching;
     // A curriculum: `num_phases` strings "SAMPLE:WEIGHT,WEIGHT...", the weights of all data sets from this
-    // sample of the run on, counted over all ranks. With them a weight may be 0.
+    // sample of the run on, counted over all ranks. With phases, a weight may be 0.
     const char *const *phases;
     // The number of phases.
     size_t num_phases;
@@ -808,7 +810,7 @@ typedef struct {
     uint64_t over_window;
     // The time that dlfs_bread has waited, in ns.
     uint64_t stall_ns;
-    // Reads served by tiers; only in dlfs_stats, like the following ones.
+    // Reads served by tiers; this and the next fields, up to `origin_bytes`, are only in dlfs_stats.
     uint64_t tier_hits;
     // Bytes of those reads.
     uint64_t tier_hit_bytes;
@@ -840,7 +842,7 @@ typedef struct {
     uint64_t received;
     // Bytes of the pages of those samples.
     uint64_t received_bytes;
-    // Those of them that came from ranks on the same node, and crossed no network.
+    // The part of `received_bytes` that came from ranks on the same node, and crossed no network.
     uint64_t near_bytes;
     // Samples that came from the origin, because the rank that had them was late or dead.
     uint64_t from_origin;
@@ -880,12 +882,12 @@ typedef struct {
     uint32_t onto;
     // DLFS_WRITE_SHUFFLED or DLFS_WRITE_IN_ORDER.
     uint32_t order;
-    // If not 0, how many samples are written: all of them are shuffled together, and each time the one
-    // that dlfs_writer_next_id says is written.
+    // If not 0, the number of samples to write: all of them are shuffled together, and each dlfs_write must
+    // pass the sample with the id that dlfs_writer_next_id stores.
     uint64_t count;
     // Seed of the shuffle.
     uint64_t seed;
-    // Bytes of samples that are shuffled together, twice as many of which are in memory; 0: 64 MiB.
+    // Bytes of samples that are shuffled together; twice as many are in memory. 0: 64 MiB.
     uint64_t shuffle_bytes;
     // Bytes of a chunk, a power of two from 64 KiB to 256 MiB; 0: 4 MiB.
     uint32_t chunk_size;
@@ -929,9 +931,10 @@ typedef struct {
     size_t num_fields;
     // Its label, or DLFS_NO_LABEL.
     int64_t label;
-    // The name of its class; then `label` is DLFS_NO_LABEL. Classes are numbered as they come first.
+    // The name of its class; then `label` is DLFS_NO_LABEL. Classes are numbered in the order of their first
+    // samples.
     const char *class_name;
-    // Its values in typed columns; those that are not there it does not have.
+    // Its values in typed columns; it has no value in the others.
     const dlfs_new_value *values;
     // Their number.
     size_t num_values;
@@ -956,8 +959,8 @@ typedef struct {
     uint32_t tight;
     // 1: entries that cannot be imported are left out; 0: they are an error, which lists them.
     uint32_t skip_bad;
-    // 1: the folder, list or shard stands in front of each name; 0: a shard does in front of names that
-    // an earlier one has.
+    // 1: each name begins with its folder, list or shard; 0: only a name that an earlier shard has, too,
+    // begins with its shard.
     uint32_t prefix;
 } dlfs_import_options;
 
@@ -1088,7 +1091,7 @@ int dlfs_list(const dlfs_fs *fs, const char *folder, int recursive, dlfs_visit v
 // Stores in `*view` a handle to those samples of `fs` that fit `expression`, over the columns id,
 // label, len, name and the typed ones, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
 // data set of its own, to be closed with dlfs_unmount, and shares the connections of `fs`, which
-// may be unmounted before. Reads the names first if it compares them. Any thread.
+// may be unmounted before. Reads the names first if the expression compares names. Any thread.
 //
 // DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
 // sample fits.
@@ -1137,7 +1140,7 @@ int dlfs_column_ints(const dlfs_fs *fs,
                      size_t count,
                      int64_t *values);
 
-// As dlfs_column_ints, of type float, f32, int or bool; NaN where a sample has no value.
+// As dlfs_column_ints, for a column of type float, f32, int or bool; NaN where a sample has no value.
 //
 // DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of texts.
 int dlfs_column_floats(const dlfs_fs *fs,
@@ -1188,7 +1191,8 @@ int64_t dlfs_read(const dlfs_file *file, void *buf, size_t len);
 //
 // Of a sample of more than 1 MiB it reads and verifies only the pieces of 256 KiB that the range
 // touches. DLFS_E_CORRUPT: one of these is damaged; other parts may be readable. Images of earlier
-// releases have no checksums of pieces: the first call for a sample reads it whole once.
+// releases have no checksums of pieces: the first call for a sample reads it whole once. Parts of a
+// file of a plain folder are not verified.
 int64_t dlfs_pread(const dlfs_file *file, void *buf, size_t len, uint64_t offset);
 
 // Closes the handle and releases its memory. Any thread.
@@ -1322,11 +1326,11 @@ int dlfs_mixture_sequence(const dlfs_mixture *mixture,
 // already, or never filled.
 int dlfs_release(dlfs_batch *batch);
 
-// Stores the counters of reads by id and name on this mount. Any thread.
+// Stores the counters of reads by id and name on this mount, and of its tiers. Any thread.
 int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
 
-// Copies where the bytes of this mount and of its sequences came from, as one line of JSON and a
-// NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
+// Copies the places that the bytes of this mount and of its sequences came from, as one line of JSON
+// and a NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
 //
 // `places`: each tier, each other node and the data set, with `place` ("memory", "drive", "peer",
 // "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `not_there_reads`,
@@ -1338,7 +1342,7 @@ int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);
 // Copies the metrics of this process as OpenMetrics text and a NUL to `text`, which has `len` bytes; `needed` as for
 // dlfs_name. Any thread.
 //
-// What mounts, sequences, tiers and stores have counted, also those that are closed; docs/metrics.md lists the
+// They are the counts of all mounts, sequences, tiers and stores, also of closed ones; docs/metrics.md lists the
 // names. The text is longer after the next mount: ask again where DLFS_E_TOO_SMALL comes.
 int dlfs_metrics(char *text,
                  size_t len,
@@ -1430,7 +1434,7 @@ int dlfs_writer_open(const char *addresses,
                      dlfs_writer **writer);
 
 // Writes a sample, and stores its id in `*id`, which may be NULL. Blocks while two windows wait to be
-// written. Any thread; ids ascend as the calls are made, but with `count`.
+// written. Any thread; ids ascend in the order of the calls, except with `count`.
 //
 // DLFS_E_INVALID: the sample cannot be written, and dlfs_last_error says why; the writer goes on without
 // it. Any other error: only dlfs_writer_discard is of use any more.
@@ -1499,7 +1503,8 @@ int dlfs_import_commit(const char *plan,
 // `plan`. There may be more parts than namespaces, of any length; each namespace takes one at a time. `classes`: the
 // names of all classes, `num_classes` of them. `options` and `connection` as for dlfs_writer_open. Any thread.
 //
-// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: an append, or `count`.
+// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: `options` asks for an
+// append, or has a `count`.
 int dlfs_write_plan(const char *addresses,
                     const dlfs_writer_options *options,
                     const char *const *classes,
@@ -1509,8 +1514,8 @@ int dlfs_write_plan(const char *addresses,
 
 // Begins to write part number `part` of the plan of dlfs_write_plan in the file at `plan`, and stores in
 // `*writer` a handle for dlfs_write; the ids count the samples of the part. dlfs_writer_finish completes the
-// part, and dlfs_writer_discard gives it up. `anywhere` 1: onto the next namespace that is free; 0: onto that of its
-// number. `connection` as for dlfs_writer_open. Any thread.
+// part, and dlfs_writer_discard gives it up. `anywhere` 0: onto namespace `part` modulo their number; 1: or, if that
+// is busy, onto the next free one. `connection` as for dlfs_writer_open. Any thread.
 //
 // DLFS_E_BUSY: another part, or another attempt, is being written there.
 int dlfs_writer_open_part(const char *plan,
@@ -1558,8 +1563,8 @@ int64_t dlfs_ns_submit(const dlfs_ns *ns, const dlfs_ns_io *ios, size_t num);
 // are outstanding. Threads and forks as for dlfs_ns_submit.
 int64_t dlfs_ns_poll(const dlfs_ns *ns, dlfs_ns_done *done, size_t max, uint32_t wait_ms);
 
-// Closes the handle and frees its buffers. Waits for outstanding I/Os, at most as long as a
-// connection may be lost. Any thread, while no other thread is in a call with it.
+// Closes the handle and frees its buffers. May wait for outstanding I/Os, for a limited time. Any
+// thread, while no other thread is in a call with the handle.
 int dlfs_ns_close(dlfs_ns *ns);
 
 #ifdef __cplusplus

@@ -103,7 +103,7 @@ pub unsafe extern "C" fn dlfs_column_ints(
     })
 }
 
-/// As dlfs_column_ints, of type float, f32, int or bool; NaN where a sample has no value.
+/// As dlfs_column_ints, for a column of type float, f32, int or bool; NaN where a sample has no value.
 ///
 /// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of texts.
 #[unsafe(no_mangle)]

@@ -96,7 +96,8 @@ pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, le
 ///
 /// Of a sample of more than 1 MiB it reads and verifies only the pieces of 256 KiB that the range
 /// touches. DLFS_E_CORRUPT: one of these is damaged; other parts may be readable. Images of earlier
-/// releases have no checksums of pieces: the first call for a sample reads it whole once.
+/// releases have no checksums of pieces: the first call for a sample reads it whole once. Parts of a
+/// file of a plain folder are not verified.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_pread(
     file: *const FileHandle,

@@ -35,12 +35,12 @@ pub struct MixtureOptions {
     /// Samples of an epoch; 0: what repeat and choose say, or as many as all data sets have.
     pub epoch_size: u64,
     /// "stratified": each global batch has its share of each data set, one or two samples more or less;
-    /// "random": what chance gives; "per-source": each global batch is of one data set. "per-source:N" with
-    /// the N samples of a global batch of all ranks stays the same sequence in a run that resumes with
-    /// another one. NULL: "stratified".
+    /// "random": what chance gives; "per-source": each global batch is of one data set. "per-source:N" names
+    /// the samples of a global batch of all ranks: a run may then resume with another batch size in the same
+    /// sequence. NULL: "stratified".
     pub batching: *const c_char,
     /// A curriculum: `num_phases` strings "SAMPLE:WEIGHT,WEIGHT...", the weights of all data sets from this
-    /// sample of the run on, counted over all ranks. With them a weight may be 0.
+    /// sample of the run on, counted over all ranks. With phases, a weight may be 0.
     pub phases: *const *const c_char,
     /// The number of phases.
     pub num_phases: usize,

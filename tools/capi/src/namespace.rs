@@ -239,8 +239,8 @@ pub unsafe extern "C" fn dlfs_ns_poll(
     })
 }
 
-/// Closes the handle and frees its buffers. Waits for outstanding I/Os, at most as long as a
-/// connection may be lost. Any thread, while no other thread is in a call with it.
+/// Closes the handle and frees its buffers. May wait for outstanding I/Os, for a limited time. Any
+/// thread, while no other thread is in a call with the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
     guard(|| handles::remove::<Queue>(ns.cast()).map(drop))

@@ -30,14 +30,15 @@ pub const DLFS_ORDER_PARTIAL: u32 = 4;
 /// Samples are drawn in proportion to weights: `weights`, or `balanced`.
 pub const DLFS_ORDER_WEIGHTED: u32 = 5;
 
-/// A batch by tokens costs its longest sample times their number, as a padded tensor has it. The default.
+/// A batch by tokens costs the tokens of its longest sample times the number of its samples, as a padded
+/// tensor does. The default.
 pub const DLFS_COST_PADDED: u32 = 0;
-/// It costs the sum of their tokens.
+/// A batch by tokens costs the sum of its samples' tokens.
 pub const DLFS_COST_SUM: u32 = 1;
 
-/// A sample that is longer than a batch by tokens is an error of dlfs_sequence. The default.
+/// A sample with more tokens than a batch may cost is an error of dlfs_sequence. The default.
 pub const DLFS_TOO_LONG_RAISE: u32 = 0;
-/// It is a batch of its own.
+/// A sample with more tokens than a batch may cost is a batch of its own.
 pub const DLFS_TOO_LONG_ALONE: u32 = 1;
 
 /// A rank takes every W-th sample of each global batch, for W ranks. The default.
@@ -70,17 +71,17 @@ pub const DLFS_ON_ERROR_KEEP: u32 = 2;
 /// Bypass the page cache for block devices and for files larger than half of the memory. The
 /// default.
 pub const DLFS_DIRECT_AUTO: u32 = 0;
-/// Always.
+/// Bypass the page cache always.
 pub const DLFS_DIRECT_ON: u32 = 1;
-/// Never.
+/// Never bypass the page cache.
 pub const DLFS_DIRECT_OFF: u32 = 2;
 
-/// Links are followed, as torchvision's ImageFolder does, but none back to a folder around it. The
+/// Follow links, as torchvision's ImageFolder does, except a link to a folder that contains it. The
 /// default.
 pub const DLFS_LINKS_FOLLOW: u32 = 0;
-/// Those that stay in the folder; others are errors.
+/// Follow links that stay in the folder; others are errors.
 pub const DLFS_LINKS_INSIDE: u32 = 1;
-/// None: each is an error.
+/// Follow no links: each is an error.
 pub const DLFS_LINKS_REFUSE: u32 = 2;
 
 /// Tiers keep what is read first, while there is room. The default.
@@ -92,9 +93,9 @@ pub const DLFS_POLICY_NONE: u32 = 2;
 
 /// A node that lacks what a peer asks for reads it from the data set, keeps it and answers. The default.
 pub const DLFS_PEER_READ_THROUGH: u32 = 0;
-/// It answers that it is not there, and fetches what it holds by itself.
+/// A node that lacks what a peer asks for says so, and fetches by itself what it holds for all nodes.
 pub const DLFS_PEER_COPIES: u32 = 1;
-/// A node holds what its own ranks read most often, by the plan of the run, not what a hash names, and
+/// A node holds what its own ranks read most often, by the plan of the run instead of a hash, and
 /// answers as with DLFS_PEER_COPIES (NoPFS). For DLFS_POLICY_CLAIRVOYANT.
 pub const DLFS_PEER_PLAN: u32 = 2;
 
@@ -114,8 +115,8 @@ pub type PeerSet = Option<
     ) -> c_int,
 >;
 
-/// Copies the records of all `world_size` ranks that are there under `round`: rank r's to `records` +
-/// r * DLFS_PEER_RECORD, where all bytes are zero before. It may wait for missing ones, for
+/// Copies the records that are there under `round`, of `world_size` ranks: rank r's to `records` +
+/// r * DLFS_PEER_RECORD, where all bytes are zero before. It may wait for missing records, for
 /// `wait_ms` at most; it is called again until all are there. A value other than zero ends the call
 /// with DLFS_E_IO.
 pub type PeerGet = Option<
@@ -158,8 +159,8 @@ pub struct MountOptions {
     pub queue_size: u32,
     /// Keep-alive timeout in ms; default 15,000; UINT32_MAX disables it.
     pub keep_alive_tmo_ms: u32,
-    /// How long to keep reconnecting after a connection is lost, in ms; default 600,000. After that it is
-    /// lost for good: DLFS_E_DISCONNECTED, until the data set is mounted again.
+    /// How long to keep reconnecting after a connection is lost, in ms; default 600,000. After that the
+    /// connection is lost for good: DLFS_E_DISCONNECTED, until the data set is mounted again.
     pub ctrl_loss_tmo_ms: u32,
     /// How long a queue may make no progress before its reads are repeated on another connection, in
     /// ms; default 5,000.
@@ -172,16 +173,16 @@ pub struct MountOptions {
     pub queue_pairs: u32,
     /// 1: spin instead of sleeping while a call waits.
     pub busy_poll: u32,
-    /// Memory for reads by id or name of one thread at a time, in bytes; default 64 MiB.
+    /// Memory for reads by id or name, in bytes for each thread that reads at the same time; default 64 MiB.
     pub window_bytes: u64,
     /// Called while a call on this mount waits; or NULL. Any thread that makes a call may call it.
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
     /// Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
-    /// "ram:4G", "file:/fast/cache:20G" for a folder, or an empty file or block device, or
-    /// "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that this node has to itself (with
-    /// ":overwrite" appended to one of the last two: any).
+    /// "ram:4G"; "file:/fast/cache:20G" for a folder, file or block device; or
+    /// "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that no other node uses. Files, devices and
+    /// namespaces must be empty, unless ":overwrite" is appended.
     pub tiers: *const *const c_char,
     /// The number of tiers.
     pub num_tiers: usize,
@@ -275,7 +276,8 @@ pub struct SequenceOptions {
     /// The most memory for samples that are read ahead and not yet dropped, in bytes; default 256
     /// MiB, or up to 1 GiB if a grouped order of large chunks has more open at a time.
     pub window_bytes: u64,
-    /// Called while dlfs_bread waits; or NULL. Any thread that makes a call may call it.
+    /// Called while a call for this sequence waits, dlfs_sequence included; or NULL. Any thread that makes a
+    /// call may call it.
     pub should_stop: ShouldStop,
     /// Passed to `should_stop`.
     pub user: *mut c_void,
@@ -289,9 +291,9 @@ pub struct SequenceOptions {
     /// tiers lack: DLFS_PEER_...
     pub peer_mode: u32,
     /// Meeting place of the ranks, which then share the tiers of all nodes of the job: "auto" (at
-    /// rank 0, as the launcher's MASTER_ADDR and MASTER_PORT name it), a folder that all nodes see,
-    /// "HOST:PORT,HOST:PORT,..." of each rank, or a file with one a line; or NULL. The mount needs
-    /// a tier. With peers, a world size of 1 means rank and world size of the launcher.
+    /// rank 0, which the launcher's MASTER_ADDR and MASTER_PORT name), a folder that all nodes see,
+    /// "HOST:PORT,HOST:PORT,..." with an address for each rank, or a file with one address a line; or NULL.
+    /// The mount needs a tier. With peers, a world size of 1 means rank and world size of the launcher.
     pub peers: *const c_char,
     /// A name for this start of the job, not used before; NULL: the launcher's.
     pub round: *const c_char,
@@ -302,15 +304,15 @@ pub struct SequenceOptions {
     pub rendezvous_port: u32,
     /// How long to wait for all ranks, in ms; default 60,000.
     pub peer_timeout_ms: u32,
-    /// With `peer_get`, instead of `peers`: where the ranks find each other, such as MPI.
+    /// With `peer_get`, and instead of `peers`: the ranks meet by functions of the program, such as MPI's.
     pub peer_set: PeerSet,
     /// With `peer_set`.
     pub peer_get: PeerGet,
     /// Passed to `peer_set` and `peer_get`.
     pub peer_user: *mut c_void,
     /// Store for this rank's share of the samples, in partial and local order: "ram:SIZE" or
-    /// "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks
-    /// exchange samples as `peers`, or `peer_set` and `peer_get`, say; the mount needs no tier.
+    /// "file:FOLDER:SIZE", for all ranks of a node together; or NULL. See dlfs_sequence_stage. The ranks meet
+    /// as `peers`, or `peer_set` and `peer_get`, say, and exchange samples; the mount needs no tier.
     pub store: *const c_char,
     /// 1: Exchange samples at the end of each epoch instead of during it.
     pub blocking_exchange: u32,
@@ -321,13 +323,13 @@ pub struct SequenceOptions {
     pub batch_tokens: u64,
     /// Batches by tokens: positions of the epoch that are sorted by length together; default 8192.
     pub bucket_window: u32,
-    /// Batches by tokens: the most samples of one; 0: as many as have room.
+    /// Batches by tokens: the most samples of a batch; 0: as many as have room.
     pub max_batch: u32,
-    /// Batches by tokens: bytes of a token; default 1. A part of one counts as one.
+    /// Batches by tokens: bytes of a token; default 1. A part of a token counts as a token.
     pub token_bytes: u32,
     /// Batches by tokens: what a batch costs: DLFS_COST_...
     pub batch_cost: u32,
-    /// Batches by tokens: what to do with a sample that is longer than a batch: DLFS_TOO_LONG_...
+    /// Batches by tokens: what to do with a sample that costs more than a batch may: DLFS_TOO_LONG_...
     pub too_long: u32,
     /// Weighted: 1: each label gets the same share, instead of `weights`.
     pub balanced: u32,
@@ -341,8 +343,8 @@ pub struct SequenceOptions {
     pub weight_labels: *const i64,
     /// The number of weights.
     pub num_weights: usize,
-    /// Weighted: samples of an epoch; 0: as many as the data set has, or without replacement as many
-    /// as have a weight above 0.
+    /// Weighted: samples of an epoch; 0: as many as the data set has, or, without replacement, as have a
+    /// weight above 0.
     pub epoch_size: u64,
     /// Weighted: 1: no sample comes twice in an epoch.
     pub without_replacement: u32,

@@ -40,8 +40,8 @@ pub struct ImportOptionsIn {
     pub tight: u32,
     /// 1: entries that cannot be imported are left out; 0: they are an error, which lists them.
     pub skip_bad: u32,
-    /// 1: the folder, list or shard stands in front of each name; 0: a shard does in front of names that
-    /// an earlier one has.
+    /// 1: each name begins with its folder, list or shard; 0: only a name that an earlier shard has, too,
+    /// begins with its shard.
     pub prefix: u32,
 }
 // SAFETY: numbers and pointers, the size first.
@@ -151,7 +151,8 @@ pub unsafe extern "C" fn dlfs_import_commit(
 /// `plan`. There may be more parts than namespaces, of any length; each namespace takes one at a time. `classes`: the
 /// names of all classes, `num_classes` of them. `options` and `connection` as for dlfs_writer_open. Any thread.
 ///
-/// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: an append, or `count`.
+/// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: `options` asks for an
+/// append, or has a `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_write_plan(
     addresses: *const c_char,
@@ -176,8 +177,8 @@ pub unsafe extern "C" fn dlfs_write_plan(
 
 /// Begins to write part number `part` of the plan of dlfs_write_plan in the file at `plan`, and stores in
 /// `*writer` a handle for dlfs_write; the ids count the samples of the part. dlfs_writer_finish completes the
-/// part, and dlfs_writer_discard gives it up. `anywhere` 1: onto the next namespace that is free; 0: onto that of its
-/// number. `connection` as for dlfs_writer_open. Any thread.
+/// part, and dlfs_writer_discard gives it up. `anywhere` 0: onto namespace `part` modulo their number; 1: or, if that
+/// is busy, onto the next free one. `connection` as for dlfs_writer_open. Any thread.
 ///
 /// DLFS_E_BUSY: another part, or another attempt, is being written there.
 #[unsafe(no_mangle)]

@@ -41,7 +41,7 @@ pub struct ReadRequest {
     /// Zero.
     pub reserved: u32,
     /// Called for each sample as it arrives, while others are still being read, and at the end for
-    /// samples that failed. NULL: nothing is called.
+    /// samples that failed, unless the whole call fails. NULL: nothing is called.
     pub arrived: Arrived,
     /// Passed to `arrived`.
     pub user: *mut c_void,

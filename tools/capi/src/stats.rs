@@ -52,7 +52,7 @@ pub struct Stats {
     pub over_window: u64,
     /// The time that dlfs_bread has waited, in ns.
     pub stall_ns: u64,
-    /// Reads served by tiers; only in dlfs_stats, like the following ones.
+    /// Reads served by tiers; this and the next fields, up to `origin_bytes`, are only in dlfs_stats.
     pub tier_hits: u64,
     /// Bytes of those reads.
     pub tier_hit_bytes: u64,
@@ -91,7 +91,7 @@ pub struct StoreStatsOut {
     pub received: u64,
     /// Bytes of the pages of those samples.
     pub received_bytes: u64,
-    /// Those of them that came from ranks on the same node, and crossed no network.
+    /// The part of `received_bytes` that came from ranks on the same node, and crossed no network.
     pub near_bytes: u64,
     /// Samples that came from the origin, because the rank that had them was late or dead.
     pub from_origin: u64,
@@ -109,7 +109,7 @@ unsafe impl Struct for StoreStatsOut {
     const NAME: &str = "dlfs_store_stats_t";
 }
 
-/// Stores the counters of reads by id and name on this mount. Any thread.
+/// Stores the counters of reads by id and name on this mount, and of its tiers. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
@@ -127,8 +127,8 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     }
 }
 
-/// Copies where the bytes of this mount and of its sequences came from, as one line of JSON and a
-/// NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
+/// Copies the places that the bytes of this mount and of its sequences came from, as one line of JSON
+/// and a NUL, to `json`, which has `len` bytes; `needed` as for dlfs_name. Any thread.
 ///
 /// `places`: each tier, each other node and the data set, with `place` ("memory", "drive", "peer",
 /// "origin"), `name`, `reads`, `bytes` and `read_s`; then `not_there_bytes`, `not_there_reads`,
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn dlfs_places(
 /// Copies the metrics of this process as OpenMetrics text and a NUL to `text`, which has `len` bytes; `needed` as for
 /// dlfs_name. Any thread.
 ///
-/// What mounts, sequences, tiers and stores have counted, also those that are closed; docs/metrics.md lists the
+/// They are the counts of all mounts, sequences, tiers and stores, also of closed ones; docs/metrics.md lists the
 /// names. The text is longer after the next mount: ask again where DLFS_E_TOO_SMALL comes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mut usize) -> c_int {

@@ -24,7 +24,7 @@ pub const DLFS_SPLIT_BY_FOLDER: u32 = 2;
 /// Stores in `*view` a handle to those samples of `fs` that fit `expression`, over the columns id,
 /// label, len, name and the typed ones, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
 /// data set of its own, to be closed with dlfs_unmount, and shares the connections of `fs`, which
-/// may be unmounted before. Reads the names first if it compares them. Any thread.
+/// may be unmounted before. Reads the names first if the expression compares names. Any thread.
 ///
 /// DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
 /// sample fits.

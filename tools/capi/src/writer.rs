@@ -65,12 +65,12 @@ pub struct WriteOptions {
     pub onto: u32,
     /// DLFS_WRITE_SHUFFLED or DLFS_WRITE_IN_ORDER.
     pub order: u32,
-    /// If not 0, how many samples are written: all of them are shuffled together, and each time the one
-    /// that dlfs_writer_next_id says is written.
+    /// If not 0, the number of samples to write: all of them are shuffled together, and each dlfs_write must
+    /// pass the sample with the id that dlfs_writer_next_id stores.
     pub count: u64,
     /// Seed of the shuffle.
     pub seed: u64,
-    /// Bytes of samples that are shuffled together, twice as many of which are in memory; 0: 64 MiB.
+    /// Bytes of samples that are shuffled together; twice as many are in memory. 0: 64 MiB.
     pub shuffle_bytes: u64,
     /// Bytes of a chunk, a power of two from 64 KiB to 256 MiB; 0: 4 MiB.
     pub chunk_size: u32,
@@ -124,9 +124,10 @@ pub struct NewSampleIn {
     pub num_fields: usize,
     /// Its label, or DLFS_NO_LABEL.
     pub label: i64,
-    /// The name of its class; then `label` is DLFS_NO_LABEL. Classes are numbered as they come first.
+    /// The name of its class; then `label` is DLFS_NO_LABEL. Classes are numbered in the order of their first
+    /// samples.
     pub class_name: *const c_char,
-    /// Its values in typed columns; those that are not there it does not have.
+    /// Its values in typed columns; it has no value in the others.
     pub values: *const NewValue,
     /// Their number.
     pub num_values: usize,
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn dlfs_writer_open(
 }
 
 /// Writes a sample, and stores its id in `*id`, which may be NULL. Blocks while two windows wait to be
-/// written. Any thread; ids ascend as the calls are made, but with `count`.
+/// written. Any thread; ids ascend in the order of the calls, except with `count`.
 ///
 /// DLFS_E_INVALID: the sample cannot be written, and dlfs_last_error says why; the writer goes on without
 /// it. Any other error: only dlfs_writer_discard is of use any more.
