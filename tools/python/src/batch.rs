@@ -108,8 +108,8 @@ impl Batch {
     }
 
     /// batch[i]: the bytes of sample i, as a read-only memoryview; batch[i:j]: a list of them;
-    /// batch[name]: the field of this name, as `field` returns it; if its type has a fixed shape, one array
-    /// [B, ...] instead, of which NoArray is raised where a sample lacks the field.
+    /// batch[name]: the field of this name, as `field` returns it. If the field's type has a fixed shape, it is
+    /// one array [B, ...] instead, and NoArray is raised if a sample lacks the field.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
         if names::is_name(index) {
@@ -201,7 +201,7 @@ impl Batch {
         }
     }
 
-    /// Lengths in bytes: int64[B]. If samples are several fields, their total.
+    /// Lengths in bytes: int64[B]. If samples have several fields, the total length of these.
     #[getter]
     fn lengths<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         numpy::int64(py, self.lens(py)?.into_iter().map(|len| len as i64))
@@ -418,9 +418,9 @@ impl Batch {
     }
 }
 
-/// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of`, a tuple in Python. The
-/// bytes of the records, the end of each, ids, labels, epoch and whether it ends, fields, failures as positions,
-/// classes and texts, sources, and names, kinds and values of columns.
+/// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of`, a tuple in Python. In this
+/// order: the bytes of the records; the end of each record; ids; labels; the epoch, and whether the batch ends it; the
+/// fields; failures (position, class, text); sources; columns (name, kind, values).
 #[derive(FromPyObject, IntoPyObject)]
 pub(crate) struct Pickle(
     PyBackedBytes,
@@ -434,7 +434,8 @@ pub(crate) struct Pickle(
     Vec<(String, String, Vec<i64>)>,
 );
 
-/// The names of the fields, the one that is shown or those that are, and their types.
+/// The names of all fields; the field that represents the sample, or the fields that a sample maps, if they were
+/// chosen; the types of all fields.
 #[derive(FromPyObject, IntoPyObject)]
 struct PickledFields(
     Vec<PyBackedBytes>,

@@ -50,7 +50,7 @@ pub(crate) struct Dataset {
     options: Py<PyDict>,
     /// How to connect, also to peers.
     connect: ConnectOptions,
-    /// How this process has joined peers, if it has. Locked while a thread does.
+    /// The peers that this process has joined, if it has. Locked while a thread joins.
     joining: Mutex<Option<(Join, Meeting)>>,
 }
 
@@ -63,7 +63,7 @@ impl Dataset {
         let given = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let parsed = addresses(address)?;
         let options = open_options(&given)?;
-        // Lasts only as long as the process that shares it.
+        // Not kept for later pickles: the location lasts only as long as the process that shares it.
         without(&given, ["shared_snapshot".to_owned()])?;
         log::install(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
@@ -164,7 +164,7 @@ impl Dataset {
     /// Reads parts of samples at once, each byte verified: `ranges` are (id or name, start, end), with end
     /// None for the sample's end. Returns a list of bytes, shorter where a sample ends. Of a sample of
     /// more than 1 MiB only the pieces of 256 KiB that a range touches are read; one that was imported
-    /// by an earlier release is read whole once.
+    /// by an earlier release is read whole once. Parts of a large file of a plain folder are not verified.
     ///
     /// fields: the name of the field that the ranges are parts of, if samples have several. on_error:
     /// "raise" the first error, or "return" errors in the places of their ranges.
@@ -659,13 +659,13 @@ impl Dataset {
         Batch::new(py, read.batch, Arc::clone(&self.fields), Vec::new())
     }
 
-    /// The fields that its samples show, or those of them that the option `fields` chooses.
+    /// The fields that samples show: those that the option `fields` chooses, or else those that `dlfs.open` chose.
     pub(crate) fn fields_shown(&self, option: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Fields>> {
         Ok(self.fields.chosen(option)?.map_or_else(|| Arc::clone(&self.fields), Arc::new))
     }
 
-    /// Joins peers, unless that was done before. `run` are the options of the loader that reads then, for
-    /// a rank and world size. Returns this rank's.
+    /// Joins peers, unless that was done before. `run` returns the options of the loader that will read, if they are
+    /// known, for a rank and world size. Returns this process's rank and world size.
     pub(crate) fn through_peers(
         &self,
         py: Python<'_>,
@@ -710,7 +710,7 @@ impl Dataset {
         left
     }
 
-    /// How it connects.
+    /// The options of the data set's connections.
     pub(crate) fn connect(&self) -> &ConnectOptions {
         &self.connect
     }
@@ -787,7 +787,7 @@ fn picked(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<impl ExactSizeIterat
     Ok((0..slice.slicelength).map(move |n| (slice.start + n as isize * slice.step) as u64))
 }
 
-/// The argument of `read_batch`.
+/// Ids or names of samples, as `read_batch` takes them.
 pub(crate) enum Keys {
     Ids(Vec<SampleId>),
     Names(Vec<Vec<u8>>),
@@ -803,7 +803,7 @@ impl Keys {
         // Arrays become lists of plain integers in one call.
         let given =
             if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
-        // Only once: a generator yields its elements only once.
+        // Iterated only once: a generator yields its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
         if keys.first().is_some_and(names::is_name) {
             return Ok(Keys::Names(keys.iter().map(names::to_bytes).collect::<PyResult<_>>()?));

@@ -26,7 +26,7 @@ pub(crate) fn delete(
 ) -> PyResult<u64> {
     let py = address.py();
     if names::is_name(samples) {
-        // Its letters, or its bytes as ids, would be deleted.
+        // As a sequence, it would delete samples called like its letters, or with its bytes as ids.
         return Err(PyTypeError::new_err(
             "dlfs.delete takes a sequence of ids or names, not one name",
         ));
@@ -77,7 +77,7 @@ pub(crate) fn save_views(path: PathBuf, views: &Bound<'_, PyDict>) -> PyResult<(
     })
 }
 
-/// The image, and how to edit and to reach it.
+/// The addresses of the image, and the options to edit it and to connect.
 fn target(
     address: &Bound<'_, PyAny>,
     given: Option<&Bound<'_, PyDict>>,

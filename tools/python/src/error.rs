@@ -13,7 +13,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         return make(py, class(error.kind()), error.report(), sample);
     }
     let raised = make(py, "FileNotFound", error.report(), sample);
-    // Beside the text, which has it too.
+    // The text names the file, too, so a failure here is ignored.
     let _ = error.file().map(|file| raised.value(py).setattr("filename", file));
     raised
 }
@@ -42,7 +42,7 @@ pub(crate) fn raise_lookup(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// An error of the caller.
+/// The exception for a mistake of the caller.
 pub(crate) fn raise_invalid(py: Python<'_>, text: String) -> PyErr {
     make(py, class(ErrorKind::InvalidArgument), text, None)
 }

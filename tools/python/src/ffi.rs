@@ -54,7 +54,7 @@ pub(crate) const WHOLE: usize = usize::MAX;
 #[pyclass(frozen, subclass, module = "dlfs")]
 pub(crate) struct Memory {
     source: Source,
-    /// The part that the next export shows; only [`views`] changes it, of a `Memory` that it
+    /// The part that the next export shows. Only [`Views`] changes it, and only in the `Memory` that it
     /// created.
     part: AtomicUsize,
 }
@@ -82,8 +82,8 @@ impl Memory {
         let len = bytes.len() as isize;
         // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a
         // reference to `slf`, which owns the source, so the bytes outlive the view. A `Held` and a
-        // `Directory` are behind an `Arc` and show their bytes only through `&`, so the bytes do
-        // not change. The view is read-only (1), so nobody writes through the pointer.
+        // `Directory` are behind an `Arc` and show their bytes only through `&`, so they neither
+        // move nor change. The view is read-only (1): Python code must not write through it.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
@@ -157,9 +157,9 @@ impl Output {
         if self.len() == 0 {
             return &mut [];
         }
-        // SAFETY: writable, contiguous and initialised (checked in `new`); the export holds the memory
-        // in place until the buffer is dropped; Python code that could read or write it needs the
-        // interpreter, which `_py` holds for as long as the slice lives.
+        // SAFETY: `new` has checked that the bytes are writable and contiguous; the export holds the memory in
+        // place until the buffer is dropped; Python code that could read or write it needs the interpreter, which
+        // `_py` holds for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.buf_ptr().cast(), self.len()) }
     }
 }

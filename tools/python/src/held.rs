@@ -121,7 +121,7 @@ impl Fields {
         chosen.map_err(|error| raise(given.py(), &error))
     }
 
-    /// The choice that [`Fields::choose`] has been given.
+    /// The choice from which [`Fields::choose`] made these.
     pub(crate) fn choice(&self) -> Option<Choice> {
         match &self.shown {
             Shown::All => None,
@@ -173,7 +173,7 @@ impl Fields {
         }
     }
 
-    /// The numbers of the fields of that mapping.
+    /// The numbers of the fields that a sample maps.
     pub(crate) fn mapped(&self) -> Vec<usize> {
         match &self.shown {
             Shown::All => (0..self.names.len()).collect(),
@@ -182,7 +182,7 @@ impl Fields {
         }
     }
 
-    /// The number of the field of that mapping with this name.
+    /// The number of the field with this name, if a sample maps it.
     pub(crate) fn mapped_as(&self, py: Python<'_>, name: &[u8]) -> PyResult<usize> {
         let number = self.number_of(name).and_then(|number| match &self.shown {
             Shown::Several(numbers) if !numbers.contains(&number) => {
@@ -238,7 +238,7 @@ impl Fields {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// Why a sample of several fields is not a single buffer.
+    /// The error for using a sample of several fields as a single buffer.
     pub(crate) fn unnamed(&self) -> Error {
         let name = self.names[self.mapped()[0]].escape_ascii();
         let list = self.list(&self.mapped());
@@ -314,7 +314,7 @@ impl Copied {
 /// Requested samples that could not be read: positions, ascending, and why.
 type Failures = Vec<(usize, Error)>;
 
-/// The directories of the samples of a batch, each of them once if they follow each other.
+/// The directories of the samples of a batch; samples in a row with the same directory count once.
 fn directories(batch: &reader::Batch) -> impl Iterator<Item = &Arc<Directory>> {
     let mut last: Option<&Arc<Directory>> = None;
     (0..batch.len()).filter_map(move |index| {
@@ -400,7 +400,7 @@ impl Held {
         }
     }
 
-    /// Names of the typed columns: of a mixture, those of the data sets that its samples are of.
+    /// Names of the typed columns. In a batch of a mixture: of all data sets that have a sample in the batch.
     pub(crate) fn column_names(&self) -> Vec<String> {
         match &*self.samples {
             Samples::Read(batch) => {

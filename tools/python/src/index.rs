@@ -42,7 +42,7 @@ fn absent(given: &Bound<'_, PyAny>, why: &str) -> PyErr {
     }
 }
 
-/// An integer; `None` if it is greater than any count.
+/// An integer; `None` if it does not fit 64 bits.
 fn integer(given: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     match given.extract() {
         Ok(number) => Ok(Some(number)),

@@ -3,10 +3,10 @@
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
 //! `typed.rs` makes arrays of fields with types, `ranges.rs` reads parts of samples, `edit.rs` deletes
-//! samples, `writer.rs` and `import.rs` write them. `index.rs`, `names.rs` and `options.rs` parse
-//! arguments from Python, `peers.rs` those that name the other nodes of a job;
-//! `error.rs` creates exceptions, `panics.rs` those of panics; `log.rs` passes warnings to `logging`.
-//! The Python half is in `python/dlfs`. Read `dataset.rs` first.
+//! samples, `writer.rs`, `parts.rs` and `import.rs` write them. `index.rs`, `names.rs`, `options.rs` and
+//! `weights.rs` parse arguments from Python, `peers.rs` and `store.rs` those about the other ranks of a job.
+//! `error.rs` creates exceptions, `panics.rs` those of panics; `watch.rs` checks for signals; `log.rs` passes
+//! warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
 
 mod batch;
 mod dataset;
@@ -81,7 +81,7 @@ mod _dlfs {
         module.add("NO_LABEL", super::batch::NO_LABEL)
     }
 
-    /// Passes the library's warnings to `logging`. Every call does that, too.
+    /// Passes the library's warnings to `logging`, as every call that may wait does.
     #[pyfunction]
     fn flush_log(py: Python<'_>) -> PyResult<()> {
         super::log::hand_over(py)

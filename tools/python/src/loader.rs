@@ -44,8 +44,8 @@ use crate::watch::{Signals, detached};
 /// The subclass dlfs.Loader documents the options in its constructor.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Loader", weakref)]
 pub(crate) struct Loader {
-    /// Locked while attached to the interpreter, like `dataset`: so is every fork, which therefore
-    /// never happens while it is locked.
+    /// Locked while attached to the interpreter, like `dataset`. A fork needs the interpreter, too, so it does not
+    /// happen meanwhile. Only an iterator that ends takes this lock while detached.
     runs: Mutex<Runs>,
     /// `None` once closed.
     dataset: Mutex<Option<Py<PyAny>>>,
@@ -59,7 +59,7 @@ pub(crate) struct Loader {
 
 /// The current run, and the runs of older iterators that still exist.
 struct Runs {
-    /// The run of the newest iterator, and of the next one after that is gone.
+    /// The run of the newest iterator; the next iterator takes it over if that one has ended.
     newest: Arc<Run>,
     others: Vec<Arc<Run>>,
     /// Counters of other runs that have ended.
@@ -68,10 +68,10 @@ struct Runs {
 
 struct Run {
     loader: dataset::Loader,
-    /// A state was loaded and nothing was read since: neither set_epoch of the same epoch nor an
-    /// iterator may lose the position.
+    /// Set if a state was loaded and nothing was read since: neither set_epoch of the same epoch nor a new
+    /// iterator may then lose the position.
     resumed: AtomicBool,
-    /// Set while an iterator uses it and has not reached its end.
+    /// Set while an iterator uses the run and has not ended.
     taken: AtomicBool,
 }
 
@@ -128,8 +128,8 @@ impl Loader {
         })
     }
 
-    /// The same run, of which this is worker `worker` of `workers`, each of which takes every `workers`-th batch: for
-    /// the forked children of the process that has the store.
+    /// A loader for worker `worker` of `workers`, which divide this rank's samples among them: for the forked
+    /// children of the process that has the store.
     fn _worker(&self, py: Python<'_>, worker: u32, workers: u32) -> PyResult<Loader> {
         let held = self.stored.lock().unwrap_or_else(|held| held.into_inner()).clone();
         let dataset = held.ok_or_else(|| {
@@ -406,7 +406,8 @@ impl Loader {
         Ok(Arc::clone(&runs.newest))
     }
 
-    /// An iterator has ended or was dropped: its run ends, too, unless the next iterator takes it.
+    /// Takes back the run of an iterator that has ended or was dropped. Ends the run, unless it is the newest: the next
+    /// iterator takes that one over.
     fn give_back(&self, run: &Arc<Run>) {
         run.taken.store(false, Ordering::Relaxed);
         let mut runs = self.runs();
@@ -441,7 +442,8 @@ pub(crate) struct Epoch {
     loader: Py<Loader>,
     run: Arc<Run>,
     epoch: u64,
-    /// Threads that share it take turns: whether the epoch has ended is decided together with what is taken.
+    /// Held while a thread checks for the end of the epoch and takes its batch: threads that share the iterator take
+    /// turns.
     turn: parking_lot::Mutex<()>,
     ended: AtomicBool,
 }
@@ -523,14 +525,14 @@ impl Drop for Epoch {
     }
 }
 
-/// How long a thread waits for its turn before it asks whether to go on.
+/// The interval at which a thread that waits for its turn asks whether to go on.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]
 pub(crate) struct Sampler {
     sampler: Mutex<dataset::Sampler>,
-    /// Unless it is over a mixture.
+    /// The directory of the data set; `None` over a mixture.
     directory: Option<Arc<Directory>>,
 }
 
@@ -562,7 +564,7 @@ impl Sampler {
         Ok(Sampler { sampler, directory })
     }
 
-    /// Passes over as many batches, and stops where the epoch ends; whether it ended.
+    /// Skips this many batches, but none of the next epoch; returns whether the epoch has ended.
     fn skip(&self, py: Python<'_>, batches: u64) -> PyResult<bool> {
         let mut held = self.sampler();
         for _ in 0..batches {
@@ -637,12 +639,12 @@ impl Sampler {
     }
 }
 
-/// The keywords that say how a rank joins others, and how it keeps its share.
+/// The names of the options by which a rank joins others and keeps its share.
 fn joining() -> Vec<String> {
     [of_peers(), names::<Store>()].concat()
 }
 
-/// Refuses the keywords that join others.
+/// Refuses options that make a rank join others.
 fn refuse_joining(options: &Bound<'_, PyDict>) -> PyResult<()> {
     for keyword in ["peers", "store"] {
         if options.get_item(keyword)?.is_some_and(|value| !value.is_none()) {
@@ -656,8 +658,8 @@ fn refuse_joining(options: &Bound<'_, PyDict>) -> PyResult<()> {
     Ok(())
 }
 
-/// Joins the peers that the options name. The data set then reads through them, so the options lose them, and
-/// get the rank and world size that the launcher has given.
+/// Joins the peers that the options name, if they name some: the data set then reads through them. The options get
+/// the launcher's rank and world size, unless they have a world size above 1.
 fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyResult<()> {
     if let Some(join) = Join::of(options)? {
         let is_placed = given_or(options, "world_size", 1_u32)? > 1;
@@ -679,8 +681,8 @@ fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyRe
     Ok(())
 }
 
-/// The data set with the store of this rank that the options name, if they name one. The options get the
-/// rank and world size that the launcher has given.
+/// The data set with the store of this rank that the options name, if they name one. If ranks meet, the options get
+/// the launcher's rank and world size, unless they have a world size above 1.
 fn open_store(
     dataset: &Bound<'_, Dataset>,
     options: &Bound<'_, PyDict>,

@@ -78,7 +78,7 @@ fn store(message: Message) {
         Level::WARN => 30,
         _ => 20,
     };
-    // A loader's window is an option here, which has another name.
+    // In Python, the option of a loader that these messages are about is called `window`.
     let of_loader = message.target.starts_with("dlfs::prefetch");
     let text = message.whole(|name| match name {
         "window_bytes" if of_loader => "window",
@@ -97,5 +97,5 @@ fn store(message: Message) {
 /// The most records; older ones are dropped.
 const MAX_RECORDS: usize = 256;
 
-/// How many times to try a lock that is held for a few instructions.
+/// The number of attempts to take the lock, which is held for a few instructions.
 const LOCK_TRIES: usize = 1000;

@@ -31,7 +31,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Bou
         match value {
             Value::Count(count) => dict.set_item(series, count)?,
             Value::Seconds(seconds) => dict.set_item(series, seconds)?,
-            // Its count and its sum are there by themselves.
+            // The count and the sum of a histogram are series of their own.
             Value::Histogram(_) => {}
         }
     }

@@ -15,7 +15,7 @@ use crate::error::{raise, raise_invalid};
 use crate::held::Fields;
 use crate::watch::detached;
 
-/// Data sets, and the part of each. The subclass dlfs.Mixture documents it.
+/// Data sets, and the part of each. The subclass dlfs.Mixture documents the class.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Mixture")]
 pub(crate) struct Mixture {
     datasets: Vec<Py<Dataset>>,

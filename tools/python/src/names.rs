@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
-/// Returns whether it is a name, and neither an id nor a sequence.
+/// Returns whether `given` is a name, a str or bytes, and not an id or a sequence of names.
 pub(crate) fn is_name(given: &Bound<'_, PyAny>) -> bool {
     given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
 }

@@ -23,7 +23,7 @@ pub(crate) fn of_bytes<'py>(
     view(PyBytes::new(py, &bytes).as_any(), len, dtype)
 }
 
-/// A read-only array over the `len` bytes of an object with the buffer protocol, which it keeps alive.
+/// A read-only array over the `len` bytes of an object with the buffer protocol. The array keeps the object alive.
 pub(crate) fn view<'py>(
     object: &Bound<'py, PyAny>,
     len: usize,

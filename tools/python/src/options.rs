@@ -20,14 +20,14 @@ use crate::dataset::addresses;
 use crate::error::{raise, raise_invalid};
 use crate::weights;
 
-/// The options of `dlfs.open` beside the address.
+/// The options of `dlfs.open`, apart from the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     let py = given.py();
     let own = ["node", "fields", "shared_snapshot"].map(String::from).to_vec();
     let known =
         [names::<Connect>(), names::<Tiers>(), names::<Read>(), names::<Open>(), own].concat();
     check_names(given, "open", &known)?;
-    // Addresses and paths need not be UTF-8, which all that serde reads is.
+    // Addresses and paths may have bytes that are not UTF-8, which serde cannot represent: they are taken out first.
     let rest = given.copy()?;
     let apart = |name: &str| -> PyResult<Option<Bound<'_, PyAny>>> {
         let value = rest.get_item(name)?.filter(|value| !value.is_none());
@@ -61,7 +61,7 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
         options.open.connect.paths = about("paths", &paths, addresses(&paths))?;
     }
     if let Some(bytes) = bytes_of_view {
-        // The bytes of a view: what `Dataset.__reduce__` gives of one that was selected.
+        // A selected data set has the bytes of its view among its options, for `Dataset.__reduce__`.
         options.open.view = Some(ViewSource::Bytes(bytes.extract()?));
     }
     if let Some(location) = given.get_item("shared_snapshot")? {
@@ -72,7 +72,7 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     Ok(options)
 }
 
-/// The options of `dlfs.Loader` and the samplers beside the data set.
+/// The options of `dlfs.Loader` and the samplers, apart from the data set.
 /// `directory` is that of the data set, and `None` for a mixture.
 pub(crate) fn loader_options(
     given: &Bound<'_, PyDict>,
@@ -90,7 +90,7 @@ pub(crate) fn loader_options(
     let read: Read = take(given)?;
     let made = load.options(&order, &tokens, &read, None);
     let mut options = made.map_err(|error| raise(py, &error))?;
-    options.verify_kept = true; // views of a batch can be made writable
+    options.verify_kept = true; // Python code may write into a batch, and later epochs use some of its memory
     if order.order.0 == Kind::Weighted {
         let weights = weights::weights(given, load.draws(), directory)?;
         return Ok(options.weighted(weights));
@@ -118,13 +118,13 @@ pub(crate) fn without(
     Ok(())
 }
 
-/// Options for connections, with which to write.
+/// The options of a connection for writing.
 pub(crate) fn connection(given: &Bound<'_, PyDict>) -> PyResult<ConnectOptions> {
     let connect = open_options(given)?.open.connect;
     Ok(ConnectOptions { writable: true, ..connect })
 }
 
-/// The options of joining peers. The name of a node is that of its tiers, which `dlfs.open` is told.
+/// The names of the options for joining peers, without `node`: `dlfs.open` takes it, since it also names the tiers.
 pub(crate) fn of_peers() -> Vec<String> {
     names::<Peers>().into_iter().filter(|name| name != "node").collect()
 }
@@ -152,7 +152,7 @@ fn check_names(given: &Bound<'_, PyDict>, whose: &str, known: &[String]) -> PyRe
     Ok(())
 }
 
-/// The fields of a struct that are given, and the defaults of the others; None is the default.
+/// Parses the given options that are fields of `T`; fields that are absent or None have their defaults.
 pub(crate) fn take<T: Serialize + DeserializeOwned + Default>(
     given: &Bound<'_, PyDict>,
 ) -> PyResult<T> {
@@ -180,10 +180,10 @@ pub(crate) fn take<T: Serialize + DeserializeOwned + Default>(
     Ok(taken)
 }
 
-/// A value of an option, as serde reads it. Paths are their texts.
+/// A Python value as JSON, for serde. A path becomes its text.
 fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     let py = value.py();
-    // Also those of NumPy.
+    // Also accepts NumPy's bool.
     if let Ok(flag) = value.extract::<bool>() {
         return Ok(Value::Bool(flag));
     }
@@ -214,8 +214,8 @@ fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     Ok(Value::String(path.extract()?))
 }
 
-/// The result of parsing `value`, or an error that names the option: the interpreter's own names
-/// only the type.
+/// Adds the name of the option to an error from converting `value`: the interpreter's message has only the
+/// type.
 pub(crate) fn about<T>(key: &str, value: &Bound<'_, PyAny>, read: PyResult<T>) -> PyResult<T> {
     read.map_err(|error| {
         let py = value.py();

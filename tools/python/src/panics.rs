@@ -24,7 +24,7 @@ pub(crate) fn raise_internal(py: Python<'_>) -> PyResult<()> {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |panicked| {
             let at = panicked.location().map(ToString::to_string);
-            // It fails where the thread ends, and so no call does.
+            // Fails only in a thread that is ending, where no call will ask for the place.
             let _ = PLACE.try_with(|place| *place.borrow_mut() = at);
             before(panicked);
         }));
@@ -32,7 +32,8 @@ pub(crate) fn raise_internal(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>().setattr("__new__", wrap_pyfunction!(instead, py)?)
 }
 
-/// The exception in place of a `PanicException` with this text. Before 3.12, Python asks again, with that exception.
+/// The exception in place of a `PanicException` with this text. Before Python 3.12, this is called a second time, with
+/// that exception.
 #[pyfunction]
 fn instead<'py>(_class: &Bound<'py, PyAny>, text: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
     if text.is_instance_of::<PyBaseException>() {

@@ -61,18 +61,18 @@ impl WritePlan {
         PyBytes::new(py, &self.plan.to_bytes())
     }
 
-    /// Writes it to a file, from which `dlfs import-parts commit` and `WritePlan.load` read it.
+    /// Writes the plan to a file, from which `dlfs import-parts commit` and `WritePlan.load` read it.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         detached(py, |_| self.plan.save(&path))
     }
 
-    /// The image to be.
+    /// The UUID of the image to be.
     #[getter]
     fn image(&self) -> String {
         self.plan.uuid().to_string()
     }
 
-    /// Its addresses: so many parts may be written at once.
+    /// The addresses of the image: as many parts may be written at the same time.
     #[getter]
     fn addresses(&self) -> Vec<String> {
         self.plan.image().iter().map(ToString::to_string).collect()

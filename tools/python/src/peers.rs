@@ -1,4 +1,4 @@
-//! Peers: where the ranks of a job meet, as Python says it.
+//! Peers: parses the options that name them, and meets the other ranks, also through an object of Python.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::log;
 use crate::options::{about, given_or, of_peers, take};
 use crate::watch::Signals;
 
-/// The keywords that say how to join peers.
+/// The names of the options for joining peers.
 pub(crate) fn keywords() -> Vec<String> {
     [of_peers(), vec!["rank".to_owned(), "world_size".to_owned()]].concat()
 }
@@ -26,7 +26,7 @@ pub(crate) fn keywords() -> Vec<String> {
 /// The result of dlfs._peers for `peers`: a text or an object, and rank and world size if the object knows them.
 type Resolved = (Option<OsString>, Option<Py<PyAny>>, Option<(u32, u32)>);
 
-/// How to join the peers, and the object of Python where the ranks meet, if there is one.
+/// The options to join the peers, and the object of Python through which the ranks meet, if there is one.
 pub(crate) struct Join {
     pub(crate) options: JoinOptions,
     object: Option<Py<PyAny>>,
@@ -34,10 +34,10 @@ pub(crate) struct Join {
 
 impl Join {
     /// Goes on serving peers until all ranks have left, or for `timeout`, on this thread, which is detached from
-    /// the interpreter meanwhile. What goes wrong is a warning: this rank has read what it wanted.
+    /// the interpreter meanwhile. Failures are only warnings: this rank has read what it wanted.
     ///
     /// # Errors
-    /// What a handler of signals raised, also while it ran code of the object.
+    /// The exception that a signal handler raised, also while it interrupted code of the object.
     pub(crate) fn leave(
         &self,
         py: Python<'_>,
@@ -101,7 +101,7 @@ impl Join {
         joined.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
     }
 
-    /// As `meet`. Returns also what the object and what a handler of signals raised.
+    /// Runs `work` as `meet` does. Also returns the exceptions that the object and that a signal handler raised.
     fn with_object<T: Send>(
         &self,
         py: Python<'_>,

@@ -13,8 +13,8 @@ use crate::held::Fields;
 use crate::watch::detached;
 use crate::{index, names};
 
-/// A sample, or one field of it, as a file: reads at offsets, each byte verified. `Dataset.open_sample`
-/// returns it.
+/// A sample, or one field of it, as a file: reads at offsets, each byte verified (except parts of a large file of a
+/// plain folder). `Dataset.open_sample` returns it.
 ///
 /// It keeps the bytes that it read last: a sample up to 1 MiB whole, of a larger one at most 8 MiB. Reads that
 /// follow one another read ahead. Threads may share it.

@@ -47,7 +47,7 @@ impl Report {
         format!("<dlfs.Report: {}>", self.advice.first().map_or("", String::as_str))
     }
 
-    /// A frame of its own, so that its style and the notebook's do not meet.
+    /// The page in a frame, so that its style and the notebook's do not affect each other.
     fn _repr_html_(&self) -> String {
         let page = self.html.replace('&', "&amp;").replace('"', "&quot;");
         format!(
@@ -62,7 +62,7 @@ pub(crate) fn save(py: Python<'_>, path: &Path, text: &str) -> PyResult<()> {
 }
 
 impl Report {
-    /// Without the interpreter, since it makes a page of thousands of figures.
+    /// Makes the report, detached from the interpreter: the page has thousands of figures.
     pub(crate) fn of(py: Python<'_>, loader: &dlfs::dataset::Loader) -> Report {
         py.detach(|| {
             let report = loader.report();

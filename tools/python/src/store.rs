@@ -1,4 +1,4 @@
-//! The share of a rank in its own storage, as Python says it.
+//! The store of a rank: parses its options, opens it, and stages the rank's share.
 
 use dlfs::dataset::{Dataset, Loader};
 use dlfs::options::Store;
@@ -43,7 +43,7 @@ pub(crate) fn stage(py: Python<'_>, loader: &Loader, progress: Option<Py<PyAny>>
     let staged = detached(py, |watch| {
         loader.stage(watch, |Staged { done, samples, .. }| {
             if let Some(progress) = progress.as_ref().filter(|_| raised.is_none()) {
-                // `None`: the interpreter is exiting, which the watch says, too.
+                // `None`: the interpreter is exiting, which `watch` notices, too.
                 let told = Python::try_attach(|py| progress.call1(py, (done, samples)).map(drop));
                 raised = told.and_then(Result::err);
             }

@@ -96,12 +96,13 @@ pub(crate) fn mapped_types<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bo
 fn shape_of(held: &Held, index: usize, kind: &FieldType, bytes: &[u8]) -> Result<Vec<u64>> {
     let array = kind.array(bytes);
     let array = array.map_err(|error| {
-        Error::from(error).sample(SampleId(held.id(index) as u64)) // written by another program
+        Error::from(error).sample(SampleId(held.id(index) as u64)) // the writer ignored the type
     });
     Ok(array?.shape)
 }
 
-/// An array over `bytes`, which `view` exports: copied if they are not aligned. A number if `shape` has no dimension.
+/// An array over `bytes`, which `view` exports, or over a copy if they are not aligned. A number if `shape` has no
+/// dimension.
 fn over<'py>(
     py: Python<'py>,
     element: Element,

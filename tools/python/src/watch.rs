@@ -68,7 +68,7 @@ pub(crate) fn try_detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
 ) -> PyResult<Result<T, Error>> {
-    // Before the work, whose result must not be lost: list(ds) checks for a Ctrl-C nowhere else.
+    // Checked before the work, so that its result is not lost. A loop such as list(ds) checks for Ctrl-C nowhere else.
     py.check_signals()?;
     log::hand_over(py)?;
     let mut signals = Signals::default();

@@ -51,7 +51,7 @@ pub(crate) fn weights(
     made.map(Arc::new).map_err(|error| raise(py, &error))
 }
 
-/// Weights of labels, if they are these; otherwise they are numbers, as bytes.
+/// The weights as weights of labels; `None` if they are the bytes of numbers, one for each sample.
 fn by_label(weights: &Bound<'_, PyAny>, directory: &Directory) -> PyResult<Option<LabelWeights>> {
     let py = weights.py();
     if let Ok(text) = weights.cast::<PyString>() {

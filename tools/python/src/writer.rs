@@ -139,7 +139,7 @@ impl Writer {
         }
     }
 
-    /// Commits what was written, as one generation; returns a dict that says what it was.
+    /// Commits what was written as one generation; returns the keywords of `dlfs.Written`.
     fn _finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let Output::Image(writer) = py.detach(|| self.taken()).ok_or_else(ended)? else {
             return Err(raise_invalid(py, "a part is committed by its plan".into()));
@@ -155,7 +155,7 @@ impl Writer {
         written(py, &report)
     }
 
-    /// Writes what is left of a part; returns a dict that says what it is.
+    /// Writes the rest of a part; returns the keywords of `dlfs.WrittenPart`.
     fn _finish_part<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let Output::Part(part) = py.detach(|| self.taken()).ok_or_else(ended)? else {
             return Err(raise_invalid(py, "this is not a part of an image".into()));
@@ -185,7 +185,7 @@ impl Writer {
         self.look(|writer| writer.next_id().map(|id| id.0))
     }
 
-    /// The ids of the samples that are written as numbers `start` to `stop`, from 0.
+    /// The ids of the samples written as numbers `start` to `stop` - 1, counted from 0.
     fn ids(&self, start: u64, stop: u64) -> PyResult<Vec<u64>> {
         self.look(|writer| {
             (start..stop).map_while(|nth| writer.id_of(nth)).map(|id| id.0).collect()
@@ -409,8 +409,8 @@ pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> 
     }
 }
 
-/// Tells the catalogues of a commit, and adds the image to the one that is named. `done` is what an error says
-/// has happened anyway.
+/// Updates the catalogue of an image that was named there, and adds the image to `catalog`. If that fails, the hint
+/// begins with `done`, since the commit stands.
 pub(crate) fn committed(
     (image, generation): (&[Address], Generation),
     connect: &ConnectOptions,
@@ -434,7 +434,7 @@ pub(crate) fn onto(py: Python<'_>, append: bool, overwrite: bool) -> PyResult<On
     }
 }
 
-/// How samples are packed.
+/// Parses the packing of samples.
 pub(crate) fn pack(py: Python<'_>, text: &str) -> PyResult<Pack> {
     match text {
         "aligned" => Ok(Pack::Aligned),
@@ -490,7 +490,7 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
     };
     let dtype = array.getattr("dtype")?;
     let found: String = dtype.getattr("name")?.extract()?;
-    // Without ml_dtypes, the halves of floats are numbers without a meaning.
+    // Without ml_dtypes, numpy has bf16 elements only as uint16.
     let is_half = kind.element() == Element::Bf16 && found == "uint16";
     if found != name && !is_half {
         let text = format!("an array of {name} is expected, not of {found}");
@@ -513,7 +513,7 @@ fn value_of(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Owned> {
         ColumnType::Int => Owned::Int(given.extract()?),
         ColumnType::Float | ColumnType::Float32 => {
             let number: f64 = given.extract()?;
-            // As an integer it may have more digits.
+            // An integer may have more digits than a float keeps.
             if !number.is_nan() && !given.eq(number)? {
                 return Err(changes(given, kind));
             }
@@ -534,16 +534,16 @@ fn changes(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyErr {
     PyValueError::new_err(format!("{given:?} is not of type {kind}, which would change it"))
 }
 
-/// Names the key of a value that does not fit.
+/// Adds the key of a value to the error of converting the value.
 fn about<T>(key: &Py<PyString>, result: PyResult<T>) -> PyResult<T> {
     result
         .map_err(|error| Python::attach(|py| behind(py, format_args!("{}", key.bind(py)), &error)))
 }
 
-/// `error`, which says first what it is about.
+/// `error` with `what` in front of its text.
 fn behind(py: Python<'_>, what: fmt::Arguments<'_>, error: &PyErr) -> PyErr {
     let text = format!("{what}: {}", error.value(py));
-    // Those of texts are not made of a text alone.
+    // A UnicodeError cannot be made from a text alone.
     if error.is_instance_of::<PyUnicodeError>(py) {
         PyValueError::new_err(text)
     } else {
