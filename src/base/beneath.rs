@@ -12,15 +12,15 @@ use rustix::io::Errno;
 /// of a new file, limited by the umask; empty if `flags` create none.
 ///
 /// # Errors
-/// Errors of the operating system. `LOOP`: a component is a symbolic link. `XDEV`: the path leads out of
-/// the folder.
+/// Errors of the operating system. `LOOP`: a component is a symbolic link. `XDEV`: the path is absolute, or
+/// a component is `..`.
 pub fn open_beneath(
     root: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
     mode: Mode,
 ) -> Result<OwnedFd, Errno> {
-    // Rejected here because opening by components would follow them.
+    // Opening by components would follow `..`, and take an absolute path for a relative one.
     if path.starts_with(b"/") || components(path).any(|name| name == b"..") {
         return Err(Errno::XDEV);
     }
@@ -72,7 +72,8 @@ fn enter(at: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Rejects symbolic links: `O_PATH | O_NOFOLLOW` opens the link itself, while other flags fail.
+/// Rejects symbolic links: `O_PATH | O_NOFOLLOW` opens the link itself. With `O_DIRECTORY` or without
+/// `O_PATH`, opening a link has already failed.
 fn refuse_a_link(fd: OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     if !flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) {
         return Ok(fd);

@@ -33,8 +33,7 @@ pub struct Combination([u32; 32]);
 impl Combination {
     /// Prepares for second parts of `len` bytes. Costs a millisecond.
     pub fn of(len: u64) -> Combination {
-        // The contribution of the first part is linear in its CRC32C: the XOR of the contributions of its
-        // bits.
+        // The result is linear in the first CRC32C, so it suffices to know what each bit of that contributes.
         Combination(std::array::from_fn(|bit| crc32c_combine(1 << bit, 0, len)))
     }
 

@@ -19,7 +19,7 @@ pub enum ErrorKind {
     NotFound,
     /// The call's arguments are invalid: correct them.
     InvalidArgument,
-    /// Bytes on media or on the wire are damaged, even after a second read.
+    /// Bytes on media or on the wire are damaged. For a sample, a second read did not help.
     Corrupt,
     /// This build does not know a newer format, a feature or a device property.
     Unsupported,
@@ -29,13 +29,13 @@ pub enum ErrorKind {
     TimedOut,
     /// The target or the operating system refused.
     Refused,
-    /// Another user has it in use, for example another importer.
+    /// The image, medium or port is in use, for example by another importer.
     Busy,
     /// The image has a newer generation: open it again.
     Stale,
     /// The medium is full.
     NoSpace,
-    /// The configured memory limits do not suffice.
+    /// The configured memory limits do not suffice, or the operating system has no memory.
     OutOfMemory,
     /// The source of an import is unusable or changed while it was read.
     BadSource,
@@ -197,7 +197,8 @@ impl std::error::Error for Error {
     }
 }
 
-/// `len` zero bytes, where media, a peer or a source states `len`.
+/// `len` zero bytes. For lengths that media, a peer or a source states: if one is absurd, this is an error
+/// instead of the end of the process.
 ///
 /// # Errors
 /// `OutOfMemory`: the operating system has no memory.

@@ -17,7 +17,8 @@ pub struct FolderOptions {
 /// The symbolic links of a folder that are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Links {
-    /// All links, as torchvision's ImageFolder does, except those to a parent folder of the link.
+    /// All links, as torchvision's ImageFolder does, except links to a folder that contains them, and paths
+    /// through more than 8 linked folders.
     #[default]
     Follow,
     /// Links that stay within the folder; others are errors.
@@ -42,7 +43,7 @@ impl FromStr for Links {
     }
 }
 
-/// Returns whether a component of a path is hidden, or is a name that file systems and tools leave behind.
+/// Returns whether any component of a path is hidden, or is a name that file systems and tools leave behind.
 pub fn is_dropping(name: &[u8]) -> bool {
     name.split(|&byte| byte == b'/').any(|part| {
         part.starts_with(b".") && part != b"." && part != b".."

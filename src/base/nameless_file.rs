@@ -17,7 +17,8 @@ pub fn nameless_file(folder: &Path) -> io::Result<File> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         Err(error) => return Err(error),
     }
-    // Some file systems do not support O_TMPFILE: creates a named file and unlinks it.
+    // Some file systems do not support O_TMPFILE: creates a named file and unlinks it. If the process dies in
+    // between, an empty file remains.
     for attempt in 0..100 {
         let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
         match options.clone().create_new(true).open(&path) {

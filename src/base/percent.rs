@@ -1,4 +1,4 @@
-//! Percent-encodes bytes in strings as `%XX`. Pure.
+//! Percent-encoding: writes bytes in strings as `%XX`, and decodes them. Pure.
 
 use std::fmt::{Result, Write};
 
@@ -20,7 +20,8 @@ pub fn escape(out: &mut impl Write, bytes: &[u8], is_special: impl Fn(char) -> b
     Ok(())
 }
 
-/// Decodes each `%XX` in `text` whose byte satisfies `counts`; leaves other percent signs unchanged.
+/// Decodes each `%XX` in `text` that encodes a byte for which `counts` is true; leaves other percent signs
+/// unchanged.
 pub fn unescape(text: &str, counts: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut rest = text.as_bytes();
     let mut out = Vec::with_capacity(rest.len());

@@ -1,4 +1,4 @@
-//! Keyed permutations of 0..N: they determine each sample's slot, and the order of reading.
+//! Keyed permutations of 0..N, which determine the slot of each sample and the order of reading.
 //!
 //! Every rank, every resumed run and every later release must compute the same shuffle. The next version of
 //! a library may shuffle differently, and a table of N entries grows with the data set. So the shuffle is
@@ -26,8 +26,8 @@
 //! `key[i]` = mix(key + (i + 1) * 0x9e3779b97f4a7c15), and a [`Key`] of a seed and words is
 //! key = mix(seed + 0x9e3779b97f4a7c15), then for each word key = mix((key XOR mix(word)) + 0x9e3779b97f4a7c15).
 //!
-//! It is not a cipher: do not use it to hide anything. It is balanced, which the statistical tests below
-//! check. One evaluation takes tens of nanoseconds.
+//! A permutation is not a cipher: do not use it to hide anything. It is balanced; the statistical tests below
+//! check this. One evaluation takes tens of nanoseconds.
 
 /// The key of a permutation, derived from a seed and words that name its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

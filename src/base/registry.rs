@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use crate::metrics::{Measured, Snapshot};
 use crate::process::{Forked, process_id};
 
-/// Registers a source, whose metrics [`collect`] reads, until this handle is dropped. The source's final
+/// A registered source: [`collect`] reads its metrics until this handle is dropped. The source's final
 /// counts remain part of the process's counters.
 pub struct Registration {
     id: u64,
     source: Arc<dyn Measured + Send + Sync>,
-    /// The process that registered the source. A forked child must not use it: a thread that is missing
-    /// there may hold its locks.
+    /// The process that registered the source. A forked child must not use the source: a thread that does
+    /// not exist in the child may hold the source's locks.
     pid: u32,
 }
 
@@ -64,7 +64,7 @@ impl Drop for Registration {
             return;
         }
         let last = Snapshot::of(&*self.source).ended();
-        // Both under one lock, so that a snapshot contains the counts exactly once.
+        // Leaves the list and adds its counts under one lock, so that a snapshot contains them exactly once.
         let mut registry = registry().lock();
         registry.sources.retain(|(id, _)| *id != self.id);
         registry.ended.add(&last);

@@ -24,8 +24,9 @@ pub enum NewMode {
 /// a new file has `mode`.
 ///
 /// # Errors
-/// On an error the old file is unchanged. `InvalidArgument`: `path` is not a regular file but, for example,
-/// a device node. Otherwise those of the file system.
+/// On an error the old file is unchanged, unless only the fsync of the folder failed: then the new file is
+/// there, but may be lost in a crash. `InvalidArgument`: `path` is not a regular file but, for example, a
+/// device node. Otherwise those of the file system.
 pub fn replace_file(path: &Path, mode: NewMode, bytes: &[u8]) -> Result<()> {
     replace_file_with(path, mode, |file| file.write_all(bytes))
 }
@@ -101,7 +102,7 @@ fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> 
         name.push(format!(".{number:08x}"));
         match OpenOptions::new().write(true).create_new(true).mode(mode as u32).open(&name) {
             Ok(file) => return Ok((file, name.into())),
-            // Another thread is writing it, or a process with this identifier died and left it.
+            // Another thread is writing a draft, or an earlier process with this identifier has left one.
             Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
                 number = number.wrapping_add(1 << 24);
             }

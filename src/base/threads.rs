@@ -1,9 +1,9 @@
 //! Starts the threads of the library, and reports their panics.
 //!
 //! A thread that panics unwinds and drops everything it owns, including its channel ends. The other side
-//! would take this for an orderly end. So [`start`] starts every thread between an engine and a caller, and
-//! stores a panic message in the thread's [`Fate`] *before* it drops anything that the thread owns. Code
-//! that finds a channel closed checks the fate; an orderly end has a message of its own.
+//! would take this for an orderly end. So a thread started by [`start`] stores a panic message in its
+//! [`Fate`] *before* it drops anything that it owns. Code that finds a channel closed checks the fate; an
+//! orderly end has a message of its own. Threads with another way to report a panic do not use [`start`].
 //!
 //! `docs/threads.md` lists all threads: their creator, their end, and who notices their death.
 
@@ -19,7 +19,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The death of a group of threads; only the first is recorded. Clones share the record.
+/// The first death in a group of threads, if any; later deaths are not recorded. Clones share the record.
 #[derive(Debug, Clone, Default)]
 pub struct Fate(Arc<OnceLock<String>>);
 
@@ -49,8 +49,8 @@ pub struct Thread {
     alive: Receiver<Infallible>,
 }
 
-/// Starts the thread `name`, which runs `work`. After a panic, stores the message in `fate` and then drops
-/// `owned`.
+/// Starts the thread `name`, which runs `work` and then drops `owned`. If `work` panics, the thread first
+/// stores the message in `fate`.
 ///
 /// # Errors
 /// The operating system cannot start the thread.
@@ -101,7 +101,7 @@ impl Thread {
 ///
 /// # Errors
 /// The error of the first item in order whose work failed; no further work is started. A panic counts as an
-/// error.
+/// error, except of a single item: that one runs in the calling thread, where its panic continues.
 pub fn map_at_once<T: Sync, R: Send>(
     name: &str,
     items: &[T],

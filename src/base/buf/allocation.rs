@@ -1,6 +1,6 @@
 //! Reference-counted allocations.
 //!
-//! The count is in a header beside the memory instead of an `Arc`. A pool creates one header per slot in
+//! A header outside of the memory has the count, as an `Arc` would. A pool creates one header per slot in
 //! advance, so taking slots does not allocate.
 #![allow(unsafe_code)] // counts the owners of raw memory
 
@@ -27,7 +27,8 @@ pub(super) struct Header {
 enum Backing {
     /// Heap memory; the header is a separate `Box`.
     Heap { start: NonNull<u8>, layout: Layout },
-    /// A mapping. It returns to `home` or is unmapped with the header, which is a separate `Box`.
+    /// A mapping, which returns to `home` if there is one; otherwise it is unmapped. The header is a separate
+    /// `Box`.
     Mapped { mapping: Mapping, home: Option<Arc<Spares>> },
     /// Memory owned by somebody else, who lends it. The header, a separate `Box`, keeps it alive.
     Lent { _memory: Arc<dyn Send + Sync> },
@@ -36,19 +37,19 @@ enum Backing {
     Pool { pool: AtomicPtr<Inner>, num_slots: AtomicU32 },
 }
 
-// SAFETY: the header is atomics and, for the heap, a pointer that only the last handle uses; the
-// memory behind it may be freed by any thread.
+// SAFETY: any thread may use and drop a handle. The count is atomic, and only the last handle frees the memory.
+// While a handle exists, nobody changes `backing`: `of_slots` has set it before the first handle existed.
 unsafe impl Send for Allocation {}
-// SAFETY: as above; `&Allocation` can only clone the handle, which is atomic.
+// SAFETY: as above; through `&Allocation` the count is changed atomically, and `backing` is only read.
 unsafe impl Sync for Allocation {}
-// SAFETY: the pointers in a header are used by the last handle only, see `Allocation`.
+// SAFETY: `Mapping`, the `Arc`s and the atomics in a header are `Send`; only the last handle uses the heap pointer.
 unsafe impl Send for Header {}
-// SAFETY: as for `Send`: what `&Header` reaches is atomics, and pointers that the last handle alone uses.
+// SAFETY: as for `Send`; other handles only read `backing`, and the pool to which it points is `Sync`.
 unsafe impl Sync for Header {}
 
 impl Allocation {
-    /// Allocates `len` zero bytes: on the heap, or mapped if `len` is at least `mapped_from_len`. Returns
-    /// the allocation and its start; `None`: the operating system has no memory.
+    /// Allocates `len` zero bytes: mapped if `len` is at least `mapped_from_len`, on the heap if it is shorter
+    /// or mapping fails. Returns the allocation and its start; `None`: the operating system has no memory.
     pub(super) fn allocate_zeroed(
         len: usize,
         mapped_from_len: usize,
@@ -60,8 +61,8 @@ impl Allocation {
         Some((Allocation(NonNull::from(Box::leak(header))), start))
     }
 
-    /// Maps memory for a large buffer, in huge pages if available: large long-lived data (the directory)
-    /// are accessed at random.
+    /// Maps memory for a large buffer, in transparent huge pages if available: these make random accesses
+    /// to large long-lived data, such as the directory, faster.
     fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
         let mapping = Mapping::transparent_or_base(len).ok()?;
         let start = mapping.start();
@@ -167,7 +168,7 @@ impl Drop for Allocation {
             Backing::Heap { start, layout } => {
                 let start = *start;
                 let layout = *layout;
-                // SAFETY: allocated with this layout in `allocate_zeroed`; this was the last handle.
+                // SAFETY: allocated with this layout in `on_the_heap`; this was the last handle.
                 unsafe { std::alloc::dealloc(start.as_ptr(), layout) };
                 // SAFETY: leaked from a `Box` in `allocate_zeroed`, freed once, here; no reference
                 // into the header is alive, `start` and `layout` were copied out.
@@ -207,6 +208,6 @@ impl Header {
 /// Buffers of this length or more are mapped: four huge pages.
 pub(super) const MAPPED_FROM_LEN: usize = 8 << 20;
 
-/// Temporary buffers of this length or more are mapped, as in C allocators. Mapping shorter ones would
-/// exhaust the 65,530 mappings of a process.
+/// Temporary buffers of this length or more are mapped, as in C allocators. Mapping shorter ones, too, could
+/// exhaust the 65,530 mappings that a process may have.
 pub(super) const TEMPORARY_MAPPED_FROM_LEN: usize = 128 << 10;

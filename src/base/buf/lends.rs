@@ -6,8 +6,8 @@
 //!
 //! Loans are counted per lender, not per page. A lender has one allocation, and each buffer that it lends
 //! is a handle on it. Thawing gives each lender with outstanding buffers a new allocation; the page is
-//! writable once all handles on the old ones are dropped. So lending costs one lock, which only its lender
-//! takes, and later loans do not delay the writer.
+//! writable once all handles on the old ones are dropped. So lending takes one lock, that of the lender,
+//! and later loans do not delay the writer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,8 +32,8 @@ struct State {
     lenders: Vec<Arc<Lender>>,
     /// Replaced allocations that still have buffers, each with the number of the thaw that replaced it.
     ended: Vec<(u64, Allocation)>,
-    /// Thawed pages, each with the number of its thaw, until all allocations replaced by that thaw have no
-    /// buffers.
+    /// Thawed pages, each with the number of its thaw, until no allocation that this thaw or an earlier one
+    /// replaced has buffers.
     thawing: BTreeMap<usize, u64>,
     thaws: u64,
 }
@@ -69,8 +69,8 @@ impl Lends {
     /// Lends `pages` if all are frozen: while the returned handle exists, nobody writes them.
     pub(super) fn lend(&self, lender: &Lender, pages: Range<usize>) -> Option<Allocation> {
         let allocation = lender.allocation.lock();
-        // Checked under the lock: a thaw clears the bits before it takes this lock, so it sees the new
-        // handle.
+        // Checked under the lock: a thaw clears the bits before it takes this lock. So either the bits are
+        // clear here, or the thaw finds the new handle.
         let is_frozen = words_of(pages.start, pages.len()).all(|(word, bits)| {
             let found = self.frozen.as_ref()[word].load(Ordering::Acquire);
             found & bits == bits
@@ -132,7 +132,8 @@ impl State {
         if self.thawing.range(pages.clone()).next().is_none() {
             return true;
         }
-        // An allocation may have lent any page thawed since; so its pages and all thawed later wait for it.
+        // An allocation that a thaw replaced may have lent the pages of this thaw and of any later one: they all
+        // wait for it.
         self.ended.retain(|(_, allocation)| !allocation.is_only_handle());
         match self.ended.iter().map(|(thaw, _)| *thaw).min() {
             None => self.thawing.clear(),

@@ -1,18 +1,18 @@
 //! Memory for device I/O: owned buffers, shared slices, and the pool they come from.
 //!
-//! An *allocation* is memory with a reference count: memory of its own ([`IoBuf::zeroed`]) or adjacent
-//! slots of a [`Pool`]. An [`IoBuf`] is a range of an allocation and the only owner of its bytes, so that a
-//! device may write them. [`IoBuf::freeze`] turns it into a [`SharedBuf`], which can be cloned and sliced,
-//! but not written. When only one handle is left, [`SharedBuf::thaw`] makes it writable again. Dropping the
-//! last buffer of an allocation returns the memory.
+//! An *allocation* is memory with a reference count: memory of its own ([`IoBuf::zeroed`]), adjacent slots
+//! of a [`Pool`], or memory that [`SharedBytes`] lends. An [`IoBuf`] is a range of an allocation and the only
+//! owner of its bytes, so that a device may write them. [`IoBuf::freeze`] turns it into a [`SharedBuf`],
+//! which can be cloned and sliced, but not written. When only one handle is left, [`SharedBuf::thaw`] makes
+//! it writable again, unless its memory is lent. Dropping the last buffer of an allocation returns the memory.
 //!
-//! Invariants: buffers of one allocation never overlap; every byte of an allocation is initialised, if only
-//! with data of its previous owner; allocations are aligned to 4,096.
+//! Invariants: bytes of an [`IoBuf`] are in no other buffer; every byte of an allocation is initialised, if
+//! only with data of its previous owner; allocations are aligned to 4,096, except those of lent memory.
 //!
 //! Not handled here: which bytes of a buffer are valid (the I/O's completion tells), locking memory, and
 //! waiting for free memory (an exhausted pool returns `None`).
 //!
-//! Read `allocation.rs` first, which counts references; then this file; then `pool.rs`.
+//! First read `allocation.rs`, which counts references; then this file; then `pool.rs`.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
 
 mod allocation;
@@ -45,7 +45,7 @@ use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
 /// Owned bytes for I/O: an allocation, or a range of one.
 ///
-/// Buffers of one allocation are disjoint, and each has one owner. An empty buffer holds no memory.
+/// No other buffer has these bytes, except inside a [`SharedBuf`]. An empty buffer holds no memory.
 pub struct IoBuf {
     allocation: Option<Allocation>,
     start: NonNull<u8>,
@@ -55,7 +55,7 @@ pub struct IoBuf {
 // SAFETY: an `IoBuf` is the only owner of its bytes, so it may move to another thread like a `Vec`;
 // `Allocation` may, too.
 unsafe impl Send for IoBuf {}
-// SAFETY: `&IoBuf` gives `&[u8]` only.
+// SAFETY: through `&IoBuf` the bytes are only read, and `Allocation` is `Sync`.
 unsafe impl Sync for IoBuf {}
 
 impl IoBuf {
@@ -181,16 +181,16 @@ impl IoBuf {
 impl Deref for IoBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer is initialised memory of an allocation that `self.allocation` keeps
-        // alive, and nobody else has it; an empty buffer has a dangling but aligned start, as an
-        // empty slice may.
+        // SAFETY: the buffer is initialised memory of an allocation that `self.allocation` keeps alive. Nobody
+        // writes it: no other buffer has it or, in a `SharedBuf`, all only read it. An empty buffer may have a
+        // dangling start; it is aligned, as that of an empty slice must be.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for IoBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` makes it exclusive.
+        // SAFETY: as in `deref`. `&mut self` makes it exclusive, since a `SharedBuf` gives out no `&mut IoBuf`.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

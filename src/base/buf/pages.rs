@@ -1,4 +1,4 @@
-//! The pages of a pool: huge pages where available.
+//! Mapped memory of pools and of large buffers, in huge pages where available.
 #![allow(unsafe_code)] // maps memory
 
 use std::ffi::c_void;
@@ -44,7 +44,8 @@ pub unsafe trait PageSource: Sync {
     fn is_foreign(&self) -> bool;
 }
 
-/// Makes later pools allocate from `source` while it has memory. Only the first call has an effect.
+/// Makes later pools of 1 MiB or more with [`super::HugePages::Auto`] allocate from `source` while it has
+/// memory. Only the first call has an effect.
 pub fn use_pages_of(source: &'static dyn PageSource) {
     let _ = SOURCE.set(source); // a later call names the same driver: there is only one
 }
@@ -62,7 +63,7 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Zeroed, private mapped memory; dropping it unmaps it.
+/// Zeroed, private memory; dropping it unmaps it, or returns it to the driver.
 pub(super) struct Mapping {
     /// The whole mapping. It exceeds the used part if that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
@@ -73,13 +74,14 @@ pub(super) struct Mapping {
     source: Option<&'static dyn PageSource>,
 }
 
-// SAFETY: plain memory; the pool decides who may access which bytes.
+// SAFETY: plain memory, whose owner decides who may access which bytes; `source` is `Sync`.
 unsafe impl Send for Mapping {}
-// SAFETY: as above, `&Mapping` gives out an address only.
+// SAFETY: as above. `&Mapping` reads the fields only; for `lend_pages`, see there.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes in the best pages that the machine has and `try_huge` permits.
+    /// Maps `len` bytes: from 1 MiB on in the best pages that the machine has and `try_huge` permits,
+    /// otherwise in base pages.
     pub(super) fn new(len: usize, try_huge: bool) -> Result<Mapping> {
         if try_huge && len >= HUGE_LEN / 2 {
             if let Some(mapping) = SOURCE.get().and_then(|source| Mapping::of(*source, len)) {
@@ -121,7 +123,8 @@ impl Mapping {
     /// Lets the operating system reclaim the pages until they are written again; their contents are not
     /// needed.
     pub(super) fn lend_pages(&self) {
-        // SAFETY: the range is mapped, and the caller has the only handle on it, without any use for its contents.
+        // SAFETY: the range is mapped. The only caller, `Spares::give_back`, owns the mapping after its last buffer
+        // was dropped, so nobody reads the bytes that may turn to zeros.
         let lent = unsafe { madvise(self.start.as_ptr().cast(), self.len(), Advice::LinuxFree) };
         let _ = lent; // on an error the pages just stay
     }
@@ -173,11 +176,11 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(source) = self.source {
-            // SAFETY: it came from there, in `of`; the pool and its buffers are gone, see below.
+            // SAFETY: it came from this source, in `of`, and nobody uses it any more, see below.
             return unsafe { source.free(self.start) };
         }
-        // SAFETY: mapped with this length by `map`; the pool that owned it is gone, and with it all
-        // buffers, each of which holds a reference to the pool.
+        // SAFETY: mapped with this length by `map`. No buffer is left in it: each keeps alive the pool or the
+        // allocation's header that owns the mapping, and `Spares` own only mappings without buffers.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
     }

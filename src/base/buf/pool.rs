@@ -15,14 +15,15 @@ use crate::units::ALIGN_BYTES;
 /// A pool's use of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HugePages {
-    /// Reserved huge pages, otherwise transparent ones, otherwise 4 KiB pages.
+    /// For pools of 1 MiB or more: a driver's memory ([`super::use_pages_of`]), otherwise reserved huge
+    /// pages, otherwise transparent ones. Otherwise 4 KiB pages.
     #[default]
     Auto,
     /// 4 KiB pages.
     Off,
 }
 
-/// The size of a pool.
+/// The size of a pool, and its use of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {
     /// Total length of all slots; a partial slot at the end is not used.
@@ -33,10 +34,10 @@ pub struct PoolOptions {
     pub huge_pages: HugePages,
 }
 
-/// Memory for reads: a fixed number of slots, allocated in contiguous ranges and freed by dropping.
+/// Memory for I/O: a fixed number of slots, allocated in contiguous ranges and freed by dropping.
 ///
-/// Clones are handles on the same pool; any thread may allocate and drop. The memory is unmapped
-/// when the last handle and the last buffer are dropped.
+/// Clones are handles on the same pool; any thread may allocate and drop. The memory is unmapped, or returned
+/// to the driver, when the last handle and the last buffer are dropped.
 #[derive(Clone)]
 pub struct Pool(Arc<Inner>);
 
@@ -51,11 +52,11 @@ pub(super) struct Inner {
 }
 
 impl Pool {
-    /// Maps the memory; the kernel allocates base pages when they are first touched.
+    /// Maps the memory. The kernel allocates transparent and base pages when they are first touched.
     ///
     /// # Errors
-    /// `InvalidArgument`: less than one slot, a slot length that is not a multiple of 4,096, or more than
-    /// 2^32 slots. `OutOfMemory`: the operating system does not have that much memory.
+    /// `InvalidArgument`: less than one slot, a slot length that is not a multiple of 4,096, or 2^32 slots or
+    /// more. `OutOfMemory`: the operating system does not have that much memory.
     pub fn new(options: PoolOptions) -> Result<Pool> {
         let huge = options.huge_pages == HugePages::Auto;
         Pool::with_pages(options, |len| Mapping::new(len, huge))
@@ -64,7 +65,7 @@ impl Pool {
     /// A pool whose memory comes only from `source`.
     ///
     /// # Errors
-    /// The errors of [`Pool::new`].
+    /// The errors of [`Pool::new`]; `OutOfMemory` is that of `source`.
     pub fn of_source(options: PoolOptions, source: &'static dyn PageSource) -> Result<Pool> {
         Pool::with_pages(options, |len| {
             let none = || Error::new(ErrorKind::OutOfMemory, "the driver has no memory left");
@@ -96,7 +97,7 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
-    /// `None` if no range of slots is free.
+    /// `None` if no long enough range of slots is free.
     ///
     /// Never blocks, makes no system call and does not allocate from the heap. In a forked child, a pool in
     /// a driver's memory has no free slot, since the parent still uses it.
@@ -114,8 +115,8 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for I/O that
-    /// does not fit the pool. Large buffers reuse the memory of dropped ones. Dropping the pool and its
-    /// last buffer unmaps it.
+    /// does not fit the pool. Large buffers reuse the memory of dropped ones, which is unmapped at the latest
+    /// with the pool.
     ///
     /// # Errors
     /// `OutOfMemory`: the operating system has no memory.
@@ -128,8 +129,8 @@ impl Pool {
         Ok(unsafe { IoBuf::of_allocation(allocation, start, len) })
     }
 
-    /// [`Pool::take`] at a fixed location: the slot that contains `offset`. `None` if its slots are
-    /// not all free.
+    /// [`Pool::take`] at a fixed location: the first slot is the one that contains `offset`. `None` if `len`
+    /// is 0, or the slots do not exist or are not all free.
     #[doc(hidden)]
     pub fn take_at(&self, offset: usize, len: usize) -> Option<IoBuf> {
         let inner = &*self.0;
@@ -148,10 +149,10 @@ impl Pool {
         // SAFETY: the slots were just claimed, so no buffer and no handle of them exists; the
         // header is that of the first.
         let allocation = unsafe { Allocation::of_slots(&self.0, &inner.headers[first], num_slots) };
-        // SAFETY: the slots lie within the mapping, whose bytes the kernel zeroed.
+        // SAFETY: the slots lie within the mapping.
         let start = unsafe { inner.mapping.start().add(first * inner.slot_len_bytes) };
-        // SAFETY: `allocation` is the only handle, and its slots hold at least `len` bytes from
-        // `start`.
+        // SAFETY: `allocation` is the only handle, and its slots hold at least `len` bytes from `start`. These are
+        // initialised: they were zeroed when they were mapped.
         unsafe { IoBuf::of_allocation(allocation, start, len) }
     }
 

@@ -12,8 +12,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Immutable bytes in memory that other processes of the same user can map instead of making their own copy.
 ///
-/// The kernel enforces this: seals forbid all processes, for good, to write the file or change its length.
-/// The memory is freed when the last process drops it.
+/// The kernel keeps them unchanged: seals, which nobody can remove, forbid all processes to write the file or
+/// change its length. The memory is freed when the last process drops it.
 #[derive(Debug)]
 pub struct SealedBytes {
     start: NonNull<c_void>,
@@ -30,7 +30,8 @@ pub struct SealedLocation {
     pub fd: u32,
     /// The device number of the file.
     pub dev: u64,
-    /// The inode of the file. It detects that the process has ended and another one has its identifier.
+    /// The inode of the file. Another inode means that the process has closed the file, or has ended and
+    /// another one has its identifier.
     pub ino: u64,
 }
 

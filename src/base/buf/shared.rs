@@ -7,10 +7,10 @@ use std::ptr::NonNull;
 use super::IoBuf;
 use super::allocation::Allocation;
 
-/// Read-only bytes: a frozen [`super::IoBuf`], or a part of one.
+/// Read-only bytes: a frozen [`super::IoBuf`] or a part of one, or bytes that [`super::SharedBytes`] lends.
 ///
-/// A clone or slice costs one atomic increment. The memory returns to its pool when the last clone or
-/// slice, and the last other buffer of its allocation, is dropped.
+/// A clone or slice costs one atomic increment. The memory returns to its owner, such as a pool, when the
+/// last clone or slice, and the last other buffer of its allocation, is dropped.
 ///
 /// The inner buffer is not the only owner of its bytes: clones may share them, so nobody writes them.
 #[derive(Default)]
@@ -25,7 +25,8 @@ impl SharedBuf {
     /// The bytes `start..start + len` of `allocation`.
     ///
     /// # Safety
-    /// The range is initialised memory that `allocation` keeps alive, and nobody can write it any more.
+    /// The range is initialised memory that `allocation` keeps alive, and nobody writes it while a handle on
+    /// `allocation` exists.
     pub(super) unsafe fn of_range(
         allocation: Option<Allocation>,
         start: NonNull<u8>,

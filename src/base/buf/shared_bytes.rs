@@ -90,7 +90,8 @@ impl SharedBytes {
     /// if `pages` is [`HugePages::Off`], with [`SharedBytes::sparse`].
     ///
     /// # Errors
-    /// `InvalidArgument`: the file has another length, or its length is not sealed.
+    /// `InvalidArgument`: the file has another length, or its length is not sealed. Otherwise errors of the
+    /// operating system.
     pub fn open(file: OwnedFd, len: usize, pages: HugePages) -> Result<SharedBytes> {
         let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
@@ -131,7 +132,7 @@ impl SharedBytes {
         };
         // SAFETY: the range was just mapped; the advice changes no bytes.
         let advised = unsafe { madvise(at, file_len, advice) };
-        advised.unwrap_or(()); // without it, pages of 4 KiB
+        advised.unwrap_or(()); // without the advice, the kernel chooses the pages
         let lends = if is_writable { Some(Lends::new(file_len / PAGE_LEN)?) } else { None };
         Ok(SharedBytes { map, len, file, lends })
     }
@@ -147,15 +148,16 @@ impl SharedBytes {
     /// If the range exceeds the memory.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.at(offset, bytes.len());
-        // SAFETY: `at` checked that the range is mapped, which it stays until drop; `bytes` is other memory.
+        // SAFETY: `at` checked that the range is mapped, and it stays mapped until drop; `bytes` is other memory. A
+        // writer may change the range meanwhile: any bytes are valid, and the callers detect this, see the type.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
     }
 
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
-    /// On an error nothing was written. `EBUSY`: some pages are frozen or still lent. Otherwise there is no
-    /// memory for the bytes, or they were mapped for reading.
+    /// On an error nothing was written. `EBUSY`: some pages are frozen or still lent. `EACCES`: another process
+    /// writes. Otherwise there is no memory for the bytes.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -164,8 +166,8 @@ impl SharedBytes {
         let lends = self.lends.as_ref().ok_or(Errno::ACCESS)?;
         self.allocate(offset, bytes.len())?;
         let written = lends.write(pages(offset, bytes.len()), || {
-            // SAFETY: as in `read`; it is mapped for writing, and nobody has a reference into pages that may be
-            // written, nor gets one before `write` returns.
+            // SAFETY: as in `read`. The range is mapped for writing, and nobody has a reference into pages that may
+            // be written, nor gets one before this closure returns.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
         });
         Ok(written.ok_or(Errno::BUSY)?)
@@ -184,8 +186,8 @@ impl SharedBytes {
     pub fn lend(&self, lender: &Lender, offset: usize, len: usize) -> Option<SharedBuf> {
         let start = NonNull::new(self.at(offset, len))?;
         let handle = self.lends.as_ref()?.lend(lender, pages(offset, len))?;
-        // SAFETY: mapped as long as `handle` has the mapping. While it exists nobody writes these pages: they are
-        // frozen, and `Lends` lets no writer in before the handle is dropped.
+        // SAFETY: `handle` keeps the range mapped. While it exists, nobody writes these pages: they are frozen, and
+        // `Lends` lets no writer in before the last clone of `handle` is dropped.
         Some(unsafe { SharedBuf::of_range(Some(handle), start, len) })
     }
 
@@ -216,7 +218,8 @@ impl SharedBytes {
     /// Frees the memory of a range, which then reads as zeros.
     ///
     /// # Errors
-    /// Errors of the operating system. `EBUSY`: some pages are frozen or still lent.
+    /// Errors of the operating system. `EBUSY`: some pages are frozen or still lent. `EACCES`: another process
+    /// writes.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -238,8 +241,8 @@ impl SharedBytes {
         prefetch_lines(self.at(offset, len), len);
     }
 
-    /// Allocates the pages of a range: writing to a page without memory would raise SIGBUS instead of
-    /// returning an error.
+    /// Allocates the pages of a range: writing to a page for which there is no memory would raise SIGBUS instead
+    /// of returning an error. Does nothing before Linux 5.14.
     fn allocate(&self, offset: usize, len: usize) -> std::io::Result<()> {
         let first = offset / PAGE_LEN * PAGE_LEN;
         let pages = (offset + len).next_multiple_of(PAGE_LEN) - first;
@@ -247,7 +250,7 @@ impl SharedBytes {
         // SAFETY: the file is whole pages, so the range is mapped; the advice changes no bytes.
         let populated = unsafe { madvise(at, pages, Advice::LinuxPopulateWrite) };
         match populated {
-            Ok(()) | Err(Errno::INVAL) => Ok(()), // before Linux 5.14 this advice does not exist
+            Ok(()) | Err(Errno::INVAL) => Ok(()), // an older kernel does not know this advice
             Err(Errno::FAULT) => Err(Errno::NOMEM.into()),
             Err(errno) => Err(errno.into()),
         }
@@ -257,7 +260,7 @@ impl SharedBytes {
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "{offset} and {len} of {}", self.len);
-        // SAFETY: within the mapping, see above.
+        // SAFETY: `offset` is at most `self.len`, and as many bytes are mapped from `start`.
         unsafe { self.map.start.add(offset).as_ptr() }
     }
 }
@@ -265,7 +268,7 @@ impl SharedBytes {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: mapped in `SharedBytes::map` with this length. All users of the address are gone: the
-        // `SharedBytes` and everything that it lent.
+        // `SharedBytes` and everything that it lent, which each had a handle on this `Map`.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
     }
@@ -287,7 +290,7 @@ fn pages(offset: usize, len: usize) -> Range<usize> {
     offset / PAGE_LEN..(offset + len).div_ceil(PAGE_LEN)
 }
 
-/// The length of the file: whole huge pages if it may use them.
+/// The length of the file: whole huge pages if `len` is at least one, since the file may use them.
 fn len_of_file(len: usize) -> Result<usize> {
     let unit = if len >= HUGE_LEN { HUGE_LEN } else { PAGE_LEN };
     len.max(1).checked_next_multiple_of(unit).ok_or_else(|| too_long(len))

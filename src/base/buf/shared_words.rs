@@ -42,7 +42,8 @@ impl SharedWords {
     /// Maps the `len` words of a file that another process created with [`SharedWords::new`].
     ///
     /// # Errors
-    /// `InvalidArgument`: the file has another length, or its length is not sealed.
+    /// `InvalidArgument`: the file has another length, or its length is not sealed. Otherwise errors of the
+    /// operating system.
     pub fn open(file: OwnedFd, len: usize) -> Result<SharedWords> {
         let bytes = bytes_of(len)?;
         let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;

@@ -4,7 +4,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// One bit per slot, set while the slot is used.
 ///
-/// Allocates the lowest range that fits, which keeps long ranges free at the end.
+/// Allocates the lowest range that fits, unless threads race, so that long ranges stay free at the end.
 pub(super) struct Slots {
     words: Box<[AtomicU64]>,
     num_slots: usize,
@@ -39,7 +39,8 @@ impl Slots {
         self.num_free.load(Ordering::Relaxed)
     }
 
-    /// Allocates `count` adjacent slots and returns the first; `None` if no such range is free.
+    /// Allocates `count` adjacent slots and returns the first; `None` if no such range is free, or another
+    /// thread is trying to claim a part of it.
     pub(super) fn take(&self, count: usize) -> Option<usize> {
         if count == 0 || count > self.num_free() {
             return None;

@@ -1,14 +1,16 @@
-//! Reuse of the memory of large buffers outside a pool, which saves zeroing their pages.
+//! Memory of dropped large buffers outside a pool: reusing it saves zeroing new pages.
 
 use parking_lot::Mutex;
 
 use super::pages::{HUGE_LEN, Mapping};
 use crate::sync::{AtomicUsize, Ordering};
 
-/// Mapped memory of dropped buffers. Free and used memory together never exceed the peak of used memory.
+/// Mapped memory of dropped buffers. Taking memory unmaps free memory until free and used memory together are
+/// at most the peak of used memory.
 #[derive(Default)]
 pub(super) struct Spares {
-    /// Only tried, never waited for: a forked child may find it locked for ever, and then maps new memory.
+    /// Only tried, never waited for: a forked child may find it locked for ever. Without the lock, memory is
+    /// mapped when taken, and unmapped when given back.
     free: Mutex<Free>,
     used_bytes: AtomicUsize,
 }

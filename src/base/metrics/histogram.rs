@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Counts durations in buckets: eight of 125 ns up to 1 µs, then eight for each doubling, up to 33.6 s.
 ///
-/// The error of a quantile is at most an eighth of its value. Serialized as a [`Summary`]: count, mean and
-/// quantiles.
+/// The error of a quantile between 1 µs and 33.6 s is at most an eighth of its value; below, at most 125 ns.
+/// Serialized as a [`Summary`]: count, mean and quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(into = "Summary")]
 pub struct Histogram {

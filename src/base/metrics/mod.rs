@@ -1,8 +1,9 @@
 //! The library's metrics: every counter under a fixed name, and their OpenMetrics format.
 //!
-//! `table` names all metrics: counters, gauges and histograms, with unit, labels and help. Structs such as
-//! `TargetStats` do the counting. [`Measured`] converts their counters into a [`Snapshot`] on request, so a
-//! metric costs nothing until then. `exporter` collects the snapshot of a process and serves it over HTTP.
+//! `table` names all metrics: counters, gauges, histograms and information, with unit, labels and help.
+//! Structs such as `TargetStats` do the counting. [`Measured`] converts their counters into a [`Snapshot`] on
+//! request, so names and labels cost nothing until then. The library's module `exporter` collects the
+//! snapshot of a process and serves it over HTTP.
 //!
 //! Invariants: a snapshot contains only metrics of the table, each with the labels given there; the number
 //! of series of a metric is bounded, whatever the label values are.
@@ -91,15 +92,14 @@ impl Value {
 
 /// A source of metrics.
 pub trait Measured {
-    /// Adds its values to `snapshot`. Holds a lock at most for the copying of a few counters.
+    /// Adds the source's values to `snapshot`. Holds a lock only while it copies a few counters.
     fn measure(&self, snapshot: &mut Snapshot);
 }
 
 /// Values of metrics at one moment.
 ///
 /// Values of the same metric with the same labels are added: two loaders of a process are one series. A
-/// snapshot has at most 1,000 series of a metric; further values go to a series whose labels are all
-/// [`OTHER`].
+/// metric has at most 1,000 series; further values go to one more series, whose labels are all [`OTHER`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
     families: BTreeMap<&'static str, Family>,
@@ -135,7 +135,7 @@ impl Snapshot {
     /// Adds seconds.
     ///
     /// # Panics
-    /// The errors of [`Snapshot::count`].
+    /// As [`Snapshot::count`].
     pub fn seconds(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
         self.put(metric, labels, Value::Seconds(value));
     }
@@ -143,7 +143,7 @@ impl Snapshot {
     /// Adds durations.
     ///
     /// # Panics
-    /// The errors of [`Snapshot::count`].
+    /// As [`Snapshot::count`].
     pub fn durations(&mut self, metric: &'static Metric, labels: &[&str], value: &Histogram) {
         self.put(metric, labels, Value::Histogram(Box::new(*value)));
     }
@@ -158,7 +158,7 @@ impl Snapshot {
         }
     }
 
-    /// The counters and histograms that outlive an ended source. Gauges are dropped.
+    /// The counters and histograms, which remain when their source has ended; gauges and information do not.
     #[must_use]
     pub fn ended(mut self) -> Snapshot {
         self.families
@@ -205,7 +205,7 @@ impl Snapshot {
     }
 }
 
-/// The first 256 bytes of a label, which may be a path of any length.
+/// The first 256 bytes of a label, or fewer so that no character is cut: a label may be a path of any length.
 fn shortened(label: &str) -> String {
     let mut end = label.len().min(MAX_LABEL_BYTES);
     while !label.is_char_boundary(end) {

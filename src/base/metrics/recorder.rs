@@ -8,7 +8,7 @@ use super::Histogram;
 /// A [`Histogram`] with one writing thread and any number of readers.
 ///
 /// Recording costs two plain additions, without an atomic read-modify-write. Two writers at once could lose
-/// durations; each recorder belongs to a queue pair, which has one thread.
+/// durations, so each recorder belongs to one poller or queue pair.
 #[derive(Debug)]
 pub struct Recorder {
     counts: [AtomicU64; Histogram::BUCKETS],

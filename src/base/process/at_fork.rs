@@ -2,8 +2,8 @@
 //!
 //! A fork duplicates all descriptors. A lock (`flock`), a listening socket or a connection ends only when
 //! its last duplicate is closed, so a child that outlives its parent would keep it. Linux closes no
-//! descriptor at a fork. A handler of `pthread_atfork` therefore replaces them in the child. Their numbers
-//! stay in use, because their owners in the child may still close them.
+//! descriptor at a fork. A handler of `pthread_atfork` therefore replaces registered descriptors in the
+//! child. Their numbers stay in use, because their owners in the child may still close them.
 #![allow(unsafe_code)] // registers handlers of forks
 
 use std::cell::RefCell;
@@ -26,7 +26,8 @@ impl NotInherited {
         NotInherited::register(fd, InChild::Null)
     }
 
-    /// In a child, the descriptor refers to the same file, reopened for reading and without the lock.
+    /// In a child, the descriptor refers to the same file, reopened for reading and without the lock, or to
+    /// `/dev/null` if it cannot be reopened.
     pub fn reopen(fd: BorrowedFd<'_>) -> NotInherited {
         NotInherited::register(fd, InChild::Reopened)
     }
@@ -106,8 +107,8 @@ unsafe extern "C" fn after_in_child() {
             }
         }
     }
-    // The owners may close their descriptors in this child, and others may reuse the numbers: its own
-    // children keep them.
+    // The owners may close their descriptors in this child, and other files may get the numbers. So nothing
+    // is replaced when this child forks.
     entries.clear();
 }
 

@@ -8,9 +8,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// The identifier of the calling process, for telling a forked child from its parent.
 ///
-/// Costs one load instead of the system call in [`std::process::id`]: the identifier is cached in a page
-/// that the kernel zeroes in each child (`MADV_WIPEONFORK`, Linux 4.14). Takes no lock, so a fork at any
-/// moment is safe.
+/// Costs two loads instead of the system call in [`std::process::id`]: the identifier is cached in a page
+/// that the kernel zeroes in each child (`MADV_WIPEONFORK`, from Linux 4.14 on). Takes no lock, so a fork at
+/// any moment is safe.
 pub fn process_id() -> u32 {
     let mut page = PAGE.load(Ordering::Acquire);
     if page.is_null() {

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-/// Bytes of memory that this process may use: the machine's, or its control group's limit if that is lower.
+/// Bytes of memory that this process may use: the machine's, or the lowest limit of its control groups if that
+/// is lower.
 pub fn memory_bytes() -> u64 {
     let machine = rustix::system::sysinfo();
     let machine = machine.totalram.saturating_mul(u64::from(machine.mem_unit));

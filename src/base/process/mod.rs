@@ -1,4 +1,4 @@
-//! Process identity, and values that a forked child must not use.
+//! Process identity and memory, and values that a forked child must not use.
 //!
 //! A fork copies memory, but no other threads. In the child, a lock that another thread held stays locked
 //! for ever. Connections belong to the parent: dropping them in the child would end what the parent still
@@ -47,10 +47,10 @@ impl<T> Forked<T> {
         Forked { pid: 0, value: None, child: OnceLock::new() }
     }
 
-    /// The value of the nearest ancestor, for a child that has not created its own.
+    /// The value of the nearest ancestor that has one, for a child that has not created its own.
     ///
     /// A thread that does not exist in the child may hold the value's locks for ever: never wait for them,
-    /// at most use `try_lock`. Its statements about connections and threads are true only in the ancestor.
+    /// at most use `try_lock`. The connections and threads that the value describes are the ancestor's.
     pub fn inherited(&self) -> Option<&T> {
         let pid = process_id();
         let mut last = self;

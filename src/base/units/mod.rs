@@ -33,7 +33,8 @@ number! {
     Nsid(u32)
 }
 number! {
-    /// The index of a sample in its source, which users see as its id; equals the index in ImageFolder.
+    /// The index of a sample in the order of its source: the id that users see. Equals the index in
+    /// torchvision's ImageFolder.
     SampleId(u64)
 }
 number! {

@@ -1,7 +1,7 @@
 //! Parses sizes as users write them: `4096`, `4M`, `256MiB`, `1G`, `100MB`.
 
-/// Parses a size as dd does: `K`, `M`, `G`, `T` and `KiB`, `MiB`, ... are powers of 1,024; `KB`, `MB`, ...
-/// are powers of 1,000. Case does not matter.
+/// Parses a size with the units of dd: `K`, `M`, ... `E` and `KiB`, `MiB`, ... are powers of 1,024; `KB`,
+/// `MB`, ... are powers of 1,000; `B` and no unit are bytes. Case does not matter.
 ///
 /// # Errors
 /// A sentence for users: not a number, an unknown unit, or 2^64 bytes or more.
