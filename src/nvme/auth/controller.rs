@@ -1,4 +1,4 @@
-//! The controller's side of an authentication.
+//! The controller's side of an authentication. `mod.rs` has the exchange, `response.rs` the formulas.
 
 use super::group::{Exponentiation, Power};
 use super::host::{NEW_TLS_PSK, sc_c};
@@ -50,8 +50,9 @@ struct Chosen {
 /// The host's response, while the shared secret is computed.
 struct Answer {
     response: Vec<u8>,
-    /// C2, and its sequence number if the host asked for a response.
+    /// C2.
     challenge: Vec<u8>,
+    /// The sequence number of C2, if the host asked for a response.
     sequence: Option<u32>,
 }
 
@@ -165,7 +166,7 @@ impl Controller {
         TlsPsk::generated(psk, *hash, &self.terms.hostnqn, &self.terms.subnqn)
     }
 
-    /// The reason for the failure, from its detection until the host has been told.
+    /// The reason for a failure that this side has detected, until the host has been told.
     pub fn failure(&self) -> Option<&Failed> {
         match &self.state {
             State::SendingFailure1(failed) => Some(failed),
@@ -188,7 +189,7 @@ impl Controller {
             let reason = "host and controller disagree on secure channel concatenation";
             return self.fail(tid, Explanation::ConcatenationMismatch, reason);
         }
-        // No TLS cipher suite uses SHA-512.
+        // A TLS PSK needs the hash of a cipher suite, and none uses SHA-512.
         let may_be =
             |hash: &Hash| hashes.contains(&hash.id()) && (wanted == 0 || *hash != Hash::Sha512);
         let Some(hash) = terms.hashes.iter().copied().find(may_be) else {
@@ -228,7 +229,7 @@ impl Controller {
             let reason = "the response is not as long as the hash";
             return self.fail(tid, Explanation::IncorrectPayload, reason);
         }
-        // Otherwise a host could get its own challenge answered on a second connection.
+        // Otherwise the controller would answer the challenge that it has sent itself.
         if answer.challenge == self.own.challenge[..hash.len_bytes()] {
             let reason = "the host's challenge is the controller's own";
             return self.fail(tid, Explanation::AuthenticationFailed, reason);

@@ -1,4 +1,4 @@
-//! The host's side of an authentication.
+//! The host's side of an authentication. `mod.rs` has the exchange, `response.rs` the formulas.
 
 use super::group::{Exponentiation, Power};
 use super::response::{Transcript, generated_psk, session_key};
@@ -66,7 +66,7 @@ impl Host {
     /// Starts an authentication; `tid` is its number on the queue.
     ///
     /// # Panics
-    /// If the terms name no hash or no group.
+    /// If the terms name no hash or no group. `Group::Null` does not count with [`Concatenation::Required`].
     pub fn new(terms: HostTerms, randomness: &Randomness, tid: u16) -> (Host, Next) {
         let HostTerms { hashes, groups, concatenation, .. } = &terms;
         let groups: Vec<u8> = match concatenation {
@@ -232,7 +232,7 @@ impl Host {
         let hash = chosen.hash;
         let mut c2 = self.own.challenge[..hash.len_bytes()].to_vec();
         if c2 == chosen.challenge {
-            c2[0] ^= 1; // must differ from C1: the controller would return the host's own response
+            c2[0] ^= 1; // controllers refuse their own challenge
         }
         let transcript = Transcript {
             hash,

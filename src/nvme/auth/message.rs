@@ -10,11 +10,12 @@
 //! | Failure1  | controller to host | 00, F1   | reason 1, explanation                                  |
 //! | Failure2  | host to controller | 00, F0   | reason 1, explanation                                  |
 //!
-//! A descriptor is AUTHID, 0, HALEN, DHLEN, 30 bytes of hashes, 30 bytes of groups.
+//! 0 is a zero byte, and 0 (7) seven of them. A descriptor is AUTHID, 0, HALEN, DHLEN, 30 bytes of hashes, 30
+//! bytes of groups.
 //!
 //! Each message begins with its type, its identifier, two reserved bytes, and the transaction identifier;
 //! numbers are little-endian (NVM Express Base Specification 2.1, 8.3.5.3 and 8.3.5.5). Zeros may follow a
-//! message, since Authentication Receive requests more bytes than it has.
+//! message, since the host does not know its length when it sends Authentication Receive.
 
 use std::fmt;
 
@@ -363,7 +364,7 @@ const DH_HMAC_CHAP: u8 = 0x01;
 const AUTHID_DH_HMAC_CHAP: u8 = 0x01;
 /// Reason code of both failures: the authentication has failed.
 const REASON_FAILED: u8 = 1;
-/// Bytes of a message before its parts of variable length.
+/// Bytes of a DH-HMAC-CHAP message before its parts of variable length.
 const HEAD: usize = 16;
 const NEGOTIATE_HEAD: usize = 8;
 const DESCRIPTOR_LEN: usize = 64;

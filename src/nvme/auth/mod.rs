@@ -1,5 +1,5 @@
-//! DH-HMAC-CHAP: host and controller prove to each other that they know a key, without revealing
-//! it.
+//! DH-HMAC-CHAP: the host, and on its request also the controller, proves that it knows a key, without
+//! revealing the key.
 //!
 //! The controller sends a *challenge*. The host answers with a *response* that only an owner of the key can
 //! compute. In the same message, the host may challenge the controller (NVM Express Base Specification 2.1,
@@ -20,8 +20,8 @@
 //! ```
 //!
 //! Invariants:
-//! - Errors, logs and `Debug` output contain no key, response or shared secret; each of these is wiped when
-//!   it is dropped.
+//! - Errors, logs and `Debug` output contain no key, response or shared secret. Keys and shared secrets are
+//!   wiped when they are dropped.
 //! - Responses are compared in constant time, and keys are used in constant time.
 //! - A message other than the one that the state expects ends the authentication, and no state continues
 //!   after a failure.
@@ -113,12 +113,12 @@ impl fmt::Debug for Own {
 /// Generation of a TLS PSK by an authentication (secure channel concatenation).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Concatenation {
-    /// Not requested, or refused.
+    /// A host does not request it; a controller refuses it.
     #[default]
     No,
-    /// As the host requests; for controllers only.
+    /// A controller does as the host requests. For a host the same as `No`.
     Optional,
-    /// Requested, or required.
+    /// A host requests it; a controller requires it.
     Required,
 }
 
@@ -135,14 +135,14 @@ pub enum Next {
     Compute(Exponentiation),
     /// The authentication has succeeded.
     Authenticated,
-    /// The authentication has failed, and the other side has been told.
+    /// The authentication has failed. If this side detected the failure, the other side has been told.
     Failed(Failed),
 }
 
 /// The reason for a failed authentication. Its text does not repeat "authentication failed".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failed {
-    /// This side detected the failure, and told the other.
+    /// This side detected the failure, and tells the other.
     Here(Explanation, &'static str),
     /// The other side reported the failure.
     There(Explanation),

@@ -8,6 +8,9 @@
 //! identity = "NVMe" version T hh " " hostnqn " " subnqn [" " digest]
 //! TLS PSK  = ExpandLabel(Extract(retained), "nvme-tls-psk", context)
 //! ```
+//!
+//! T is R or G, the [`Origin`]; hh identifies the hash. Version 1 has a digest, and its context is hh " "
+//! digest. Version 0 has none, and its context is the identity.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +25,7 @@ use crate::nvme::Nqn;
 
 /// A configured PSK, as a string in the form `NVMeTLSkey-1:hh:<base64>:`.
 ///
-/// `hh` identifies the hash that derives the retained PSK. 00: it is the retained PSK itself, and its
+/// `hh` identifies the hash that derives the retained PSK. 00: the string has the retained PSK itself, whose
 /// length determines the hash.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConfiguredPsk {
@@ -188,10 +191,8 @@ impl fmt::Debug for ConfiguredPsk {
 }
 
 impl TlsPsk {
-    /// The PSK that an authentication has generated for this host and subsystem.
-    ///
-    /// # Errors
-    /// `None`: see [`ConfiguredPsk::tls_psk`].
+    /// The PSK that an authentication has generated for this host and subsystem. Never `None`, since no NQN is
+    /// too long for an identity of version 1.
     pub(super) fn generated(
         psk: &Digest,
         hash: Hash,
@@ -207,7 +208,7 @@ impl TlsPsk {
     /// A PSK that was derived elsewhere and stored with its identity.
     ///
     /// # Errors
-    /// `None`: the identity is not one of NVMe/TCP, or the key's length differs from its hash's.
+    /// `None`: the identity is not one of NVMe/TCP, or the key is not as long as a value of the identity's hash.
     pub fn stored(identity: &str, key: &[u8]) -> Option<TlsPsk> {
         let hash = IdentityParts::parse(identity)?.hash;
         let fits = key.len() == hash.len_bytes();
@@ -245,7 +246,7 @@ impl TlsPsk {
         Some(TlsPsk { identity, key, hash })
     }
 
-    /// The identity, which names the PSK on the wire: at most 512 bytes.
+    /// The identity, which names the PSK on the wire: at most 521 bytes.
     pub fn identity(&self) -> &str {
         &self.identity
     }
@@ -269,7 +270,7 @@ impl fmt::Debug for TlsPsk {
 
 impl Derivation {
     /// HKDF-Expand-Label of HKDF-Extract without salt (RFC 8446, 7.1), as long as a value of the hash: one
-    /// block.
+    /// block. `None`: `context` has more than 255 bytes.
     fn expand(self, hash: Hash, key: &[u8], label: &str, context: &[u8]) -> Option<Digest> {
         let zeros = [0; 64];
         let prk = hash.hmac(&zeros[..hash.len_bytes()], &[key]);

@@ -58,7 +58,7 @@ impl Transcript<'_> {
     }
 }
 
-/// KS.
+/// KS, from the shared secret.
 pub(super) fn session_key(hash: Hash, shared: &Power) -> Digest {
     hash.digest(&shared.0)
 }

@@ -20,7 +20,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Makes a secret from random bytes. It is as long as a value of the hash `transform`, or 32 bytes long.
+    /// Makes a secret from random bytes, as long as a value of the hash `transform`, or 32 bytes without one.
     pub fn generate(random: &[u8; 64], transform: Option<Hash>) -> Secret {
         let len = transform.map_or(32, Hash::len_bytes);
         Secret { bytes: Zeroizing::new(random[..len].to_vec()), transform }

@@ -211,8 +211,8 @@ impl Status {
         self.facts().map(|(name, _)| name)
     }
 
-    /// The class of the failure. An unknown path-related code (SCT 3) is `Path`, any other unknown code
-    /// `Final`.
+    /// The class of the failure. With DNR, every class but `Elsewhere` becomes `Final`. An unknown path-related
+    /// code (SCT 3) is `Path`, any other unknown code `Final`.
     pub fn retry_class(self) -> RetryClass {
         match self.facts() {
             Some((_, RetryClass::Elsewhere)) => RetryClass::Elsewhere,

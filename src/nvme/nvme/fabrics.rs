@@ -146,8 +146,8 @@ impl Property {
 pub struct Cap(pub u64);
 
 impl Cap {
-    /// The capabilities of a dlfs target: queues of `max_queue_entries`, 4 KiB pages, the NVM
-    /// command set.
+    /// The capabilities of a dlfs target: queues of `max_queue_entries`, 4 KiB pages, the NVM command set, and
+    /// TO from `timeout_ms`, rounded down.
     pub fn new(max_queue_entries: u16, timeout_ms: u32) -> Cap {
         let to = (timeout_ms / 500).clamp(1, 255);
         Cap(u64::from(max_queue_entries.saturating_sub(1))
@@ -200,7 +200,7 @@ impl Cc {
         self.0 & 1 != 0
     }
 
-    /// Returns whether a shutdown is requested (SHN 01b or 10b).
+    /// Returns whether a shutdown is requested (SHN is not 00b).
     pub fn wants_shutdown(self) -> bool {
         self.0 >> 14 & 3 != 0
     }

@@ -85,8 +85,11 @@ pub enum IdentifyError {
 /// | 514..516   | `maxcmd`      | commands outstanding a queue, 0 not given                    |
 /// | 516..520   | `nn`          | highest NSID                                                 |
 /// | 520..522   | `oncs`        | bit 2 DSM, bit 3 Write Zeroes                                |
+/// | 522..525   | `fuses, fna`  | fused operations, Format NVM attributes                      |
 /// | 525        | `vwc`         | bit 0: a volatile write cache; 2:1 flush of all namespaces   |
+/// | 526..531   | `awun, awupf, icsvscc` | atomic writes, vendor specific commands             |
 /// | 531        | `nwpc`        | namespace write protection: bit 0 known                      |
+/// | 532..534   | `acwu`        | atomic compare and write                                     |
 /// | 536..540   | `sgls`        | 1:0 SGLs, 20 offset subtype, 21 transport SGL                |
 /// | 540..544   | `mnan`        | most namespaces                                              |
 /// | 768..1024  | `subnqn`      | subsystem NQN, ended by NUL                                  |
@@ -182,7 +185,7 @@ impl IdentifyController {
     /// `vwc`: there is a volatile write cache, so Flush matters.
     pub const VWC_PRESENT: u8 = 1;
 
-    /// Decodes Identify data; checks the fields on which dlfs depends.
+    /// Decodes Identify data. Checks the fields on which dlfs depends, except for discovery controllers.
     pub fn decode(bytes: &[u8]) -> Result<IdentifyController, IdentifyError> {
         let id = IdentifyController::read_from_bytes(bytes)
             .map_err(|_| IdentifyError::Length(bytes.len()))?;
@@ -225,7 +228,8 @@ impl IdentifyController {
     }
 }
 
-/// `text` as a field of `N` bytes: padded with spaces, or truncated.
+/// `text` as a field of `N` bytes: padded with spaces, or truncated. Bytes that are not printable ASCII become
+/// `?`.
 pub fn ascii_field<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.bytes()) {
@@ -335,8 +339,8 @@ impl IdentifyNamespace {
         id
     }
 
-    /// The same namespace, thinly provisioned, with `used_blocks` allocated blocks. Reads of other blocks
-    /// fail.
+    /// The same namespace, thinly provisioned, with `used_blocks` allocated blocks. Reads of other blocks can
+    /// fail (DAE).
     pub fn thin(mut self, used_blocks: u64) -> IdentifyNamespace {
         self.nsfeat |= IdentifyNamespace::NSFEAT_THINP | IdentifyNamespace::NSFEAT_DAE;
         self.nuse = U64::new(used_blocks);

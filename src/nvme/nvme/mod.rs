@@ -1,12 +1,12 @@
 //! The meaning of NVMe commands: conversions between bytes and values, without I/O.
 //!
-//! One file per structure of the NVMe Base and Fabrics specifications, each with its byte table. There is
-//! no queue and no transport here: [`crate::tcp`] transports these bytes; `dlfs-io` and `dlfs-target`
-//! exchange them.
+//! Each file has one structure of the NVMe Base Specification, or those of NVMe over Fabrics, with byte
+//! tables. There is no queue and no transport here: [`crate::tcp`] transports these bytes; `dlfs-io` and
+//! `dlfs-target` exchange them.
 //!
 //! Invariants: wire structs are `#[repr(C)]` with little-endian fields of alignment 1, so any bytes of the
 //! right length are valid. Methods that return errors check what a number *means*. Values that leave this
-//! module are 1-based and typed.
+//! module are 1-based and typed, unless their documentation says otherwise.
 //!
 //! Read `sqe.rs` first, then `cqe.rs`.
 

@@ -125,7 +125,8 @@ pub mod cns {
 pub mod feature {
     /// Error recovery: whether reads of deallocated blocks fail, and time limits.
     pub const ERROR_RECOVERY: u8 = 0x05;
-    /// Bit 16 of its Dword 11 (DULBE): reads of deallocated or unwritten blocks fail and say so.
+    /// Bit 16 of Dword 11 of Error Recovery (DULBE): reads of deallocated or unwritten blocks fail with a status
+    /// of their own.
     pub const DULBE: u32 = 1 << 16;
     /// Volatile write cache.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
@@ -324,7 +325,8 @@ impl Sqe {
         self.cdw11 = U32::new((value >> 32) as u32);
     }
 
-    /// The same command with Force Unit Access: what caches hold of its blocks is not used.
+    /// The same command with Force Unit Access: a read takes its blocks from the medium, not from a cache; a
+    /// write ends when its blocks are on the medium.
     pub fn with_fua(mut self) -> Sqe {
         self.cdw12 = U32::new(self.cdw12.get() | FUA);
         self
@@ -356,7 +358,7 @@ impl Sqe {
         self.cdw10.get().to_le_bytes()[0]
     }
 
-    /// Retain Asynchronous Event (RAE) of Get Log Page: reading it does not allow the next event.
+    /// Retain Asynchronous Event (RAE) of Get Log Page: reading the page does not allow the next event.
     pub fn retains_event(&self) -> bool {
         self.cdw10.get() & (1 << 15) != 0
     }

@@ -10,7 +10,7 @@ pub const HOST_RECEIVE_BYTES: usize = 256 << 10;
 /// Slices in one receive of a host; a payload with its header takes two.
 pub const HOST_RECEIVE_SLICES: usize = 128;
 
-/// Slices in one send of a host. All capsules without data share one slice.
+/// Slices in one send of a host. Adjacent capsules without data share one slice.
 pub const HOST_SEND_SLICES: usize = 64;
 
 /// Bytes of one receive of a target, not counting payload that is received straight into its

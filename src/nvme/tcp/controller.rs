@@ -39,7 +39,7 @@ pub struct ConnectionOptions {
 /// remaining bytes and close.
 ///
 /// The caller owes each command exactly one response. Until [`Connection::connected`], at most one command
-/// is outstanding, and only with in-capsule data.
+/// is outstanding.
 ///
 /// A command occupies its queue entry until its response is sent, not just queued: without the response,
 /// the host cannot know that the entry is free. So the queue size bounds the memory for a host that does
@@ -85,7 +85,7 @@ pub enum DataTransfer {
     /// To the host: at most this many bytes.
     ToHost(u32),
     /// From the host: this many bytes, above 0. [`Connection::receive`] starts the transfer. In-capsule
-    /// data have arrived already: receive or refuse them before the next [`Connection::next`], which
+    /// data come next in the stream: receive or refuse them before the next [`Connection::next`], which
     /// otherwise discards them.
     FromHost {
         /// Bytes.
@@ -182,9 +182,9 @@ impl Connection {
         }
     }
 
-    /// Notes that Connect succeeded: from now on, `sqsize` commands (0-based, as on the wire) may be
-    /// outstanding, each with at most `max_capsule_data_bytes` in its capsule, with or without SQ flow
-    /// control.
+    /// Notes that Connect succeeded: from now on, at most `sqsize` commands (SQSIZE as on the wire: a queue is
+    /// never full) may be outstanding, each with at most `max_capsule_data_bytes` in its capsule, with or
+    /// without SQ flow control.
     pub fn connected(&mut self, sqsize: u16, max_capsule_data_bytes: u32, sq_flow_control: bool) {
         self.max_outstanding = sqsize.max(1);
         self.deframer.set_max_capsule_data(max_capsule_data_bytes);
@@ -312,7 +312,8 @@ impl Connection {
         }
     }
 
-    /// Completes a command without data; `result` becomes dwords 0 and 1 of the completion.
+    /// Completes a command with `status`, without data for the host; `result` becomes dwords 0 and 1 of the
+    /// completion.
     pub fn finish(&mut self, id: CommandId, status: Status, result: u64) {
         let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         let mut cqe = Cqe::new(cid, status).with_result(result);

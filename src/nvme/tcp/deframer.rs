@@ -39,8 +39,8 @@ pub enum Pdu {
 /// An event that the deframer found in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A header. If `data_len` is above 0, that many bytes of [`Event::Data`] and one
-    /// [`Event::DataEnd`] follow before the next header.
+    /// A header. If `data_len` is above 0, that many bytes follow, in [`Event::Data`] or by
+    /// `Deframer::take_data`, and one [`Event::DataEnd`] before the next header.
     Header {
         /// The header.
         pdu: Pdu,
@@ -292,7 +292,7 @@ impl Deframer {
         let pdu = self.read_header(pdu_type, data_len)?;
         if data_len > 0 {
             self.stage = Stage::Padding;
-            // If there are data, `check_lengths` has verified that PDO is past the end of header and digest.
+            // `check_lengths` has verified that the data do not begin before the end of header and digest.
             self.padding_left = usize::from(ch.pdo) - hlen - form.header_digest_len(pdu_type);
             self.digest = RunningDigest::new();
             self.ddgst_have = 0;

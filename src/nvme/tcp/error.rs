@@ -1,4 +1,4 @@
-//! Protocol errors of a peer, and the termination request that reports each.
+//! Errors that end a connection, and the termination requests that report them to the peer.
 
 use super::pdu::PduType;
 
@@ -34,7 +34,7 @@ pub enum ProtocolError {
         /// HLEN.
         hlen: u8,
     },
-    /// PDO is inside the header, not aligned as negotiated, or set on a PDU without data.
+    /// PDO of a PDU with data is inside the header, not aligned as negotiated, or past the PDU's end.
     #[error("data offset {pdo} is wrong for PDU type {pdu_type:02X}h")]
     PduDataOffset {
         /// The type byte.
@@ -74,7 +74,8 @@ pub enum ProtocolError {
         /// The value of the field.
         value: u32,
     },
-    /// A CID that is not outstanding, or that belongs to an earlier use of its slot.
+    /// A CID that is not outstanding, belongs to an earlier use of its slot, or is of a command that this PDU
+    /// does not fit.
     #[error("{pdu_type:?} for CID {cid:04X}h, which is not outstanding or not of that direction")]
     UnknownCid {
         /// The PDU that named it.
@@ -88,13 +89,13 @@ pub enum ProtocolError {
         /// The command identifier.
         cid: u16,
     },
-    /// More outstanding commands than the queue has entries.
+    /// More outstanding commands than the queue size permits.
     #[error("more than {limit} commands outstanding")]
     TooManyCommands {
         /// The limit that follows from the queue size.
         limit: u16,
     },
-    /// A transfer tag that no R2T carried.
+    /// A transfer tag that no outstanding R2T carried.
     #[error("H2CData with transfer tag {ttag:04X}h, which is not outstanding")]
     UnknownTransferTag {
         /// The tag.

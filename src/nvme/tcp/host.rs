@@ -1,4 +1,7 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
+//!
+//! Read [`Connection`] first. `slots.rs` has the outstanding commands, `transmit.rs` the send queue, `receive.rs`
+//! plans where received bytes go, and `progress.rs` has the timeout.
 
 mod progress;
 mod receive;
@@ -40,8 +43,8 @@ pub struct HostOptions {
     pub ic_timeout: Duration,
     /// Timeout for outstanding commands, since their last progress.
     pub io_timeout: Duration,
-    /// Minimum received data that count as progress while no command completes. 0: whole PDUs count, and
-    /// 64 KiB of data in either direction. Values above 0 are only for connections that read.
+    /// Minimum received data that count as progress while no command completes. 0: whole PDUs without data
+    /// count, and 64 KiB in either direction. Values above 0 are only for connections that read.
     pub least_progress_bytes: u32,
 }
 
@@ -50,7 +53,7 @@ pub struct HostOptions {
 pub enum Transfer {
     /// The command has no data; its payload is ignored.
     None,
-    /// The controller fills the whole payload.
+    /// The controller fills the whole payload; for a Fabrics command, it may fill only its beginning.
     In,
     /// The whole payload goes to the controller.
     Out,
@@ -215,7 +218,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             self.progress.made(now);
         }
         let mut command = Outstanding::new(payload, transfer, len, in_capsule, no_timeout);
-        // Authentication Receive offers a buffer that is longer than the message may be.
+        // Authentication Receive offers a buffer that may be longer than the message.
         command.may_be_short = sqe.opcode == fctype::OPCODE && transfer == Transfer::In;
         let slot = self.slots.insert(command);
         sqe.cid = self.slots.cid(slot).into();
@@ -304,7 +307,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     /// Checks timeouts; does nothing if called early.
     ///
     /// # Errors
-    /// A timeout, which fails the connection.
+    /// A timeout, which fails the connection, or the earlier error that ended it.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ProtocolError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -485,7 +488,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         if end > u64::from(len) {
             return Err(ProtocolError::OutOfRange { pdu_type: PDU, cid, end, len });
         }
-        // MAXR2T 0 permits one R2T. It is fulfilled once the socket has taken all of its bytes.
+        // MAXR2T 0 permits one R2T at a time, until the socket has taken all bytes that it requested.
         if command.unsent > 0 {
             return Err(ProtocolError::TooManyR2ts { cid });
         }
@@ -555,8 +558,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     }
 }
 
-/// Data of at least this length go straight into their payload, even if the receive call has no other
-/// payload to fill. For shorter data, a copy out of a large receive costs less than a system call.
+/// Data of at least this length go straight into their payload even while guessing pauses (`receive.rs`). For
+/// shorter data, a copy out of a large receive then costs less than a system call of their own.
 const DIRECT_MIN: usize = 16 << 10;
 
 /// Maximum bytes of one receive call besides those that go straight into payloads: the length of the buffer

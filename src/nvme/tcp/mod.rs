@@ -12,8 +12,9 @@
 //! Invariants:
 //! - A length from the wire is checked before it is used, and never sizes an allocation.
 //! - A failed connection stays failed, with its first error.
-//! - A read succeeds only when its buffer holds all of its own data and nothing else. After a wrong guess,
-//!   misplaced bytes remain only in buffers that still wait for their own data.
+//! - A read succeeds only when its buffer holds all of its own data and nothing else. A host guesses which
+//!   reads come next and receives into their buffers; after a wrong guess, misplaced bytes remain only in
+//!   buffers that still wait for their own data.
 //!
 //! Read [`pdu`] first, then [`deframer`] (bytes to PDUs, both directions), then [`host`] and
 //! [`controller`]. [`budget`] limits how much one poll iteration moves.

@@ -31,7 +31,8 @@ enum Item {
     Headers(usize),
     Payload {
         bytes: SharedBuf,
-        /// True until the digest is computed; its place is at the start of the `headers` after the payload.
+        /// True until the digest is computed. The digest's place is at the start of the `headers` that follow the
+        /// payload.
         needs_digest: bool,
     },
 }
@@ -64,7 +65,7 @@ impl Transmit {
         }
     }
 
-    /// Queues the bytes that `write` appends: complete PDUs without payload.
+    /// Queues the bytes that `write` appends to the headers.
     pub(crate) fn put_headers(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let before = self.headers.len();
         write(&mut self.headers);

@@ -6,21 +6,21 @@ use dlfs_base::units::deadline;
 
 /// The progress of a connection, judged by one of two rules.
 ///
-/// By default, a whole PDU without data counts as progress, and so do 64 KiB of data sent or received. A
-/// PDU with data does not count by itself, since a controller may split data into PDUs of one byte.
+/// By default, progress is the end of a command, a whole PDU without data, or 64 KiB sent or received. A PDU
+/// with data does not count by itself, since a controller may split data into PDUs of one byte.
 ///
-/// With a minimum amount above 0, progress is the end of any command, or this amount of received data. So a
-/// controller that sends a byte now and then times out like one that sends nothing. A short command counts
-/// because a controller that waits for a slow medium answers rarely, but then completely. Sent bytes do not
-/// count: new commands say nothing about the controller.
+/// With a minimum amount above 0, progress is the end of a command, or this amount of received data. So a
+/// controller that sends a byte now and then times out like one that sends nothing. The end of a command
+/// counts even if its data are short: a controller that waits for a slow medium answers rarely, but then
+/// completely. Sent bytes do not count: new commands say nothing about the controller.
 #[derive(Debug)]
 pub(super) struct Progress {
     limit: Duration,
     /// The minimum amount; 0 selects the default rule.
     least_bytes: u32,
-    /// Time of the last progress, or of submitting the first command.
+    /// Time of the last progress, or of submitting the first outstanding command.
     since: Instant,
-    /// Bytes since then that count towards the minimum.
+    /// Bytes since then that count towards the amount.
     moved_bytes: u32,
 }
 
@@ -62,10 +62,10 @@ impl Progress {
         deadline(self.since, self.limit)
     }
 
-    /// Returns whether the timeout has expired.
+    /// Returns whether the timeout has expired. Starts it again if that is unknown.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         let end = self.deadline();
-        // If the last check is long ago, the moved bytes may be few only because the receive buffer was full.
+        // This check is much too late: the moved bytes may be few only because the receive buffer was full.
         let is_unknown = self.moved_bytes > 0 && now >= deadline(end, self.limit / 4);
         if now >= end && is_unknown {
             self.made(now);

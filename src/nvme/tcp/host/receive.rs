@@ -47,7 +47,7 @@ pub(super) struct ReceivePlan {
     misplaced: Vec<u8>,
     /// Number of receive calls left without guessing.
     pause: u32,
-    /// Length of the next pause, in receive calls.
+    /// Length of the last pause in receive calls, halved by each right guess. The next pause is twice as long.
     next_pause: u32,
 }
 
@@ -272,8 +272,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             && header.datal.get() as usize == len
     }
 
-    /// Processes misplaced bytes: `bytes`, and `left` more in `scratch` and in the payloads of `pieces`,
-    /// which nothing has changed since.
+    /// Processes misplaced bytes: `bytes`, and `left` more in `scratch` and in the payloads of `pieces`. Nothing
+    /// has changed these since the receive call.
     fn take_misplaced(
         &mut self,
         now: Instant,

@@ -59,14 +59,14 @@ impl<B> Outstanding<B> {
     }
 }
 
-/// Slots for commands. A CID combines the slot's index with a count of its uses, so that a late or
+/// Slots for commands. A CID combines the slot's index with a count of the slot's uses, so that a late or
 /// duplicate response does not match the slot's next command.
 #[derive(Debug)]
 pub(super) struct Slots<B> {
     slots: Vec<Slot<B>>,
     free: Vec<usize>,
-    /// Slots of reads in the order of submission. Each has a serial number, because CIDs repeat after
-    /// sixteen uses of a slot. Completed reads are removed lazily.
+    /// Slots of reads in the order of submission, each with the read's serial number, because CIDs repeat
+    /// after sixteen uses of a slot. Completed reads are removed lazily.
     reads: VecDeque<(usize, u64)>,
     num_reads_taken: u64,
     num_untimed: usize,
@@ -144,7 +144,7 @@ impl<B> Slots<B> {
         })
     }
 
-    /// Iterates over the outstanding reads in the order of submission: start with `next` at 0 and call
+    /// Iterates over the reads without a response in the order of submission: start with `next` at 0 and call
     /// until it returns `None`.
     pub(super) fn next_read(&mut self, next: &mut usize) -> Option<usize> {
         while let Some(&(slot, serial)) = self.reads.get(*next) {

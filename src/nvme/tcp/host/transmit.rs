@@ -8,7 +8,7 @@ use super::slots::Slots;
 /// Bytes to send, in order.
 #[derive(Debug)]
 pub(super) struct Transmit {
-    /// Bytes of headers, padding and digests; sent bytes come first.
+    /// Bytes of headers, padding and digests; those that have been sent come first.
     headers: Vec<u8>,
     /// Bytes of `headers` that have been sent.
     headers_sent: usize,
