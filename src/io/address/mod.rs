@@ -16,8 +16,9 @@
 //! namespace. Through SPDK the address means the first active namespace.
 //!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
-//! of bytes from 80h on (names that are not UTF-8) stand for a byte. Any other `%` stands for
-//! itself, so ordinary file names need no escapes. In a URL, every `%XX` stands for a byte.
+//! of bytes from 80h on (names that are not UTF-8) stand for a byte; in a key of a store, only `%2C` and `%25`.
+//! Any other `%` stands for itself, so ordinary names need no escapes. In other addresses every `%XX` stands
+//! for a byte. An http URL is passed on with its escapes.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
@@ -56,7 +57,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Returns whether both addresses name the same namespace of the same subsystem, over any path.
+    /// Returns whether both addresses name the same namespace of the same subsystem, over any path. Addresses
+    /// other than NVMe/TCP must be equal.
     pub fn is_same_namespace(&self, other: &Address) -> bool {
         match (self, other) {
             (Address::Tcp(one), Address::Tcp(other)) => {

@@ -30,7 +30,7 @@ pub enum SpdkAddress {
     },
     /// A target on this machine that emulates a drive over a socket and shared memory.
     VfioUser {
-        /// The directory of its socket.
+        /// The directory of the target's socket.
         traddr: String,
         /// Subsystem NQN; optional, because the socket already identifies the subsystem.
         subnqn: Option<Nqn>,

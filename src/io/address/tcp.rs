@@ -18,7 +18,7 @@ pub struct TcpAddress {
     pub trsvcid: u16,
     /// Subsystem NQN.
     pub subnqn: Nqn,
-    /// Namespace; `None`: all namespaces of an image, or the only namespace.
+    /// Namespace; `None`: all namespaces of an image, or the only namespace; through SPDK, the first active one.
     pub nsid: Option<Nsid>,
 }
 

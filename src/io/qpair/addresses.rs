@@ -17,8 +17,9 @@ use dlfs_places::Place;
 /// Opens the namespace at `address`.
 ///
 /// # Errors
-/// As [`FileNamespace::open`] for a path and [`TcpNamespace::connect`] for a remote namespace. `Unsupported`:
-/// an address that this build does not support.
+/// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, and [`TcpNamespace::connect`] for a remote
+/// namespace. `Unsupported`: an address that this build does not support. `InvalidArgument`: a name in a
+/// catalogue, which is a whole image, or objects that are to be written.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let device = open_as_it_is(address, options)?;
     Ok(as_told(device))

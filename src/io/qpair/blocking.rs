@@ -51,7 +51,7 @@ impl Blocking {
         Ok(())
     }
 
-    /// Reports corrupt bytes: the next read comes from the device, not from a cache.
+    /// Reports corrupt bytes, as [`QueuePair::report_corrupt`] does.
     pub fn report_corrupt(&mut self, offset_bytes: u64, len: usize) {
         self.0.report_corrupt(0, offset_bytes, len);
     }

@@ -21,11 +21,11 @@ pub struct Calls {
     pending: Vec<VecDeque<Io>>,
     /// In the order in which they were started.
     calls: VecDeque<Call>,
-    /// The number of the last call. It identifies late completions of calls that timed out.
+    /// The number of the last call. A completion whose number no call has belongs to a call that timed out.
     last: u32,
     deadline: Duration,
     done: Vec<(usize, Completion)>,
-    /// Set if a call has ended since the last [`Calls::turn`], while another call was waited for.
+    /// Set if an I/O has ended since the last [`Calls::turn`], while one call was waited for.
     unseen: bool,
     fence: Option<Arc<Fence>>,
 }
@@ -66,7 +66,7 @@ impl Calls {
     }
 
     /// Sets the fence of queue pairs that are added from now on: their writes are not sent while it is
-    /// closed.
+    /// closed. Writes that wait here for room fail then, on all queue pairs.
     pub fn set_fence(&mut self, fence: Arc<Fence>) {
         self.fence = Some(fence);
     }
@@ -93,8 +93,8 @@ impl Calls {
     /// Reads `len` bytes from any offset into a new buffer.
     ///
     /// # Errors
-    /// `InvalidArgument`: the range is not within the namespace. `TimedOut`: the deadline passed. Otherwise
-    /// the error of the first I/O that failed, see [`IoError::at`].
+    /// `InvalidArgument`: the range is not within the namespace. `TimedOut`: the deadline passed. `OutOfMemory`:
+    /// there is no memory for the bytes. Otherwise the error of the first I/O that failed, see [`IoError::at`].
     pub fn read(&mut self, pair: usize, offset_bytes: u64, len: usize) -> Result<IoBuf> {
         let namespace = self.namespace(pair);
         let block_len = u64::from(namespace.block_len_bytes);
@@ -216,7 +216,7 @@ impl Calls {
     /// Advances all calls without waiting; returns whether any I/O has ended since the last turn.
     pub fn turn(&mut self) -> bool {
         let moved = self.advance();
-        // Other calls may have ended while one call was waited for.
+        // I/Os of other calls may have ended while one call was waited for.
         std::mem::take(&mut self.unseen) || moved
     }
 
@@ -284,7 +284,7 @@ impl Calls {
         }
     }
 
-    /// Waits until a turn may find something, or a call exceeds its deadline.
+    /// Waits until a turn may find something, a [`Waker`] calls, or a call exceeds its deadline.
     pub fn wait(&mut self) {
         let limit = Instant::now() + WAIT;
         let until = self.calls.iter().filter_map(|call| call.until).fold(limit, Instant::min);
@@ -376,7 +376,8 @@ impl Calls {
 }
 
 impl Call {
-    /// Returns whether the piece was damaged in transfer or is incomplete, so that another read may succeed.
+    /// Returns whether to read the piece again: it was damaged in transfer or is incomplete, and the call has
+    /// rereads left.
     fn may_reread(&self, completion: &Completion) -> bool {
         let damaged = matches!(completion.result, Err(IoError::DataDigest | IoError::Short { .. }));
         damaged && self.op == IoOp::Read && self.rereads > 0 && self.failed.is_none()

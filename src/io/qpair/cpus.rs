@@ -10,8 +10,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use dlfs_base::error::{Error, ErrorKind, Result};
 
-/// Processors to bind threads to: at least one, in ascending order. All existed and were allowed when this
-/// value was created.
+/// Processors to bind threads to: at least one, in ascending order. A value from a public constructor has only
+/// processors that existed and were allowed then; error messages print also others in this form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cpus(Vec<usize>);
 
@@ -44,7 +44,8 @@ impl Cpus {
     /// The processors of NUMA node `node` that this process may use.
     ///
     /// # Errors
-    /// `InvalidArgument`: the machine has no such node, or the process may use none of its processors.
+    /// `InvalidArgument`: the machine has no such node, the node has only memory, or the process may use none of
+    /// its processors.
     pub fn of_node(node: u32) -> Result<Cpus> {
         let of_node = node_cpus(node).ok_or_else(|| no_node(node))?;
         let allowed = allowed()?;
@@ -59,7 +60,8 @@ impl Cpus {
     /// Returns the processors unchanged if all of them belong to NUMA node `node`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the machine has no such node, or a processor belongs to another node.
+    /// `InvalidArgument`: the machine has no such node, the node has only memory, or a processor belongs to
+    /// another node.
     pub fn within_node(self, node: u32) -> Result<Cpus> {
         let of_node = node_cpus(node).ok_or_else(|| no_node(node))?;
         match self.0.iter().find(|cpu| !of_node.contains(cpu)) {
@@ -86,7 +88,7 @@ impl Cpus {
     /// Binds the calling thread to these processors.
     ///
     /// # Errors
-    /// The kernel refuses because a processor was removed or is no longer allowed.
+    /// The kernel refuses because none of the processors is there and allowed any more.
     pub fn bind_this_thread(&self) -> Result<()> {
         let mut set = CpuSet::new();
         self.0.iter().for_each(|&cpu| set.set(cpu));
@@ -136,7 +138,8 @@ fn no_node(node: u32) -> Error {
     invalid(format!("NUMA node {node} does not exist: there are {nodes}"))
 }
 
-/// The processors of a node; `None` if there is no such node. A kernel without NUMA has only node 0.
+/// The processors of a node; `None` if there is no such node, or it has only memory. A kernel without NUMA has
+/// only node 0.
 fn node_cpus(node: u32) -> Option<Vec<usize>> {
     if !Path::new(NODES).exists() {
         return (node == 0).then(online);

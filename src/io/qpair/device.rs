@@ -16,8 +16,8 @@ pub trait Device: Send + Sync {
     /// The current properties of the namespace: a growing file or a reconnect may change them.
     fn namespace(&self) -> Namespace;
 
-    /// Creates a queue pair on the namespace. It may share an I/O queue with others of `scope`, all of which
-    /// one thread polls. A device that wraps another one passes the scope on.
+    /// Creates a queue pair on the namespace. It may share an I/O queue with other queue pairs of `scope`: one
+    /// thread polls all of these. A device that wraps another one passes the scope on.
     ///
     /// # Errors
     /// `Refused`: the device grants no more queue pairs. `Disconnected`, `TimedOut`: it cannot be reached.
@@ -41,7 +41,8 @@ pub trait Device: Send + Sync {
     /// with their next submission.
     ///
     /// # Errors
-    /// `NoSpace`: it has a fixed size, or the file system is full. `InvalidArgument`: read-only.
+    /// `NoSpace`: the namespace has a fixed size, or the file system is full. `InvalidArgument`: it was opened
+    /// for reading.
     fn grow(&self, len_bytes: u64) -> Result<()> {
         let namespace = self.namespace();
         if len_bytes <= namespace.len_bytes() {
@@ -57,7 +58,7 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// Errors of the operating system.
     fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
-        let _ = (unused, len_bytes); // its size is fixed
+        let _ = (unused, len_bytes); // nothing can be freed
         Ok(())
     }
 

@@ -11,7 +11,7 @@ pub struct Engine {
     pub reaches: String,
 }
 
-/// All engines, including those that this build lacks.
+/// All engines that addresses select, including those that this build lacks.
 pub fn engines() -> Vec<Engine> {
     let engine =
         |name, reaches: &str| Engine { name, compiled_in: true, reaches: reaches.to_owned() };

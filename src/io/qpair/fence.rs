@@ -1,9 +1,9 @@
 //! Fences, which limit the time in which a writer may send writes.
 //!
-//! A writer's right to write expires, because another writer may take over then. Such a writer gives its queue
-//! pairs a [`Fence`]. They check it when an I/O is submitted, when it leaves a backlog, and each time bytes may
-//! be sent to the target. Bytes that were already sent cannot be recalled: see
-//! [`super::Capabilities::late_writes`].
+//! A writer with a lease may write only until the lease expires, since another writer may take over then. Such
+//! a writer gives its queue pairs a [`Fence`]. Queue pairs that can hold writes back, those of remote
+//! namespaces, check it when an I/O is submitted, when it leaves a backlog, and each time bytes may be sent to
+//! the target. Bytes that were already sent cannot be recalled: see [`super::Capabilities::late_writes`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,13 +1,13 @@
 //! An image file or a block device as a namespace.
 //!
-//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` if io_uring is not
-//! permitted (`pread.rs`). A device opened with O_DIRECT keeps a second descriptor without it, for the few
-//! I/Os whose memory or offset is not aligned for O_DIRECT.
+//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`pread.rs`) if io_uring is
+//! not available or is slower, as for reads of tmpfs. A device opened with O_DIRECT keeps a second descriptor
+//! without it, for the few I/Os whose memory or offset is not aligned for O_DIRECT.
 //!
-//! A writer holds an exclusive `flock` on the file, so a second writer is refused. If the file system has no
-//! locks, like some shared file systems, a lease in the image excludes other writers, as on block devices.
-//! Readers hold no lock, because generations (see `format`) protect them. A read past the current end of the
-//! file is an error; it never returns zeroes.
+//! A writer holds an exclusive `flock` on the file or block device, so a second writer is refused. If the file
+//! system has no locks, like some shared file systems, a lease in the image excludes other writers, as on
+//! remote namespaces. Readers hold no lock, because generations (see `format`) protect them. A read past the
+//! current end of the file is an error; it never returns zeroes.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -65,7 +65,8 @@ pub struct FileNamespace {
 }
 
 impl FileNamespace {
-    /// Opens `path`. If opening fails, a file that this call created is removed.
+    /// Opens `path`. If opening fails, a file that this call created is removed, unless another writer has opened
+    /// it meanwhile.
     ///
     /// Blocks are 4,096 bytes long, or 512 if the file's length is not a multiple of 4,096 (a partial block
     /// at the end cannot be used); a block device has its own block length.
@@ -74,7 +75,7 @@ impl FileNamespace {
     /// `NotFound`, `Refused`: errors of the operating system. `InvalidArgument`: neither a file nor a block
     /// device. `Busy`: another writer has it open. `Unsupported`: O_DIRECT is required and not available,
     /// blocks are longer than 4,096 bytes, or a lock is required and the file system has none. `NoSpace`: a
-    /// block device is shorter than `create_len`.
+    /// block device is shorter than `create_len`, or the file cannot become that long.
     pub fn open(path: impl AsRef<Path>, options: FileOptions) -> Result<FileNamespace> {
         let path = path.as_ref();
         let writable = options.writable || options.create_len.is_some();
@@ -85,7 +86,7 @@ impl FileNamespace {
             sync_name(path);
         }
         let opened = FileNamespace::of(path, options, writable, buffered);
-        // `Busy`: another writer has opened the new file, which must stay.
+        // With `Busy`, another writer has opened the new file, so it must stay.
         if is_new && opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Busy) {
             // If this fails, an empty file is left.
             let _ = std::fs::remove_file(path);
@@ -151,8 +152,8 @@ impl FileNamespace {
         })
     }
 
-    /// While the result exists, a forked child gets its own read-only descriptor without the lock. Otherwise a
-    /// child that outlives this process would keep the lock.
+    /// While the result exists, a forked child gets a read-only descriptor of its own, without the lock.
+    /// Otherwise a child that outlives this process would keep the lock.
     pub fn keep_lock_from_children(&self) -> NotInherited {
         NotInherited::reopen(self.files.buffered.as_fd())
     }
@@ -168,8 +169,8 @@ impl FileNamespace {
 impl Device for FileNamespace {
     fn namespace(&self) -> Namespace {
         let mut namespace = self.namespace.clone();
+        // On failure the last known length stays; reads past the end fail anyway.
         if let Ok(len) = len_of(&self.files.buffered) {
-            // On failure the last known length stays; reads past the end fail anyway.
             self.files.set_num_blocks(len / u64::from(namespace.block_len_bytes));
         }
         self.files.refresh(&mut namespace);
@@ -212,7 +213,7 @@ impl Device for FileNamespace {
         }
         for range in unused.iter().filter(|range| !range.is_empty()) {
             match self.deallocate(range.clone()) {
-                // The space stays allocated, and is used again later.
+                // No holes: the space stays allocated, and later data use it again.
                 Err(error) if error.kind() == ErrorKind::Unsupported => break,
                 punched => punched?,
             }

@@ -16,7 +16,8 @@
 //!
 //! Waiting is adaptive. While I/Os are outstanding, a wait first returns at once, so that the loop spins. It
 //! spins for at most 50 µs after the last completion, plus 1 µs for each earlier completion, 250 µs in all. Then
-//! a wait sleeps on the registered descriptors (`spinning.rs`). An idle group uses no processor time.
+//! a wait sleeps on the registered descriptors (`spinning.rs`), unless busy polling is set or a queue pair must
+//! be polled in every turn ([`Notice::Poll`]). An idle group uses no processor time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -42,7 +43,7 @@ pub struct PollGroup {
     /// The time at which all members are polled again.
     all_due: Option<Instant>,
     readiness: Readiness,
-    /// Set if the kernel was already asked since the last turn.
+    /// Set if the kernel was asked for ready descriptors since the last turn.
     is_asked: bool,
     scratch: Vec<Completion>,
     spinning: Spinning,
@@ -139,7 +140,7 @@ impl PollGroup {
     }
 
     /// Polls every pair that may have work. Appends at most `max` completions, each with the index of its pair,
-    /// and returns their number.
+    /// and returns their number. With `max` 0, the pairs send and receive, but complete nothing.
     pub fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<(usize, Completion)>) -> usize {
         self.find_work(now);
         let mut count = 0;
@@ -150,7 +151,8 @@ impl PollGroup {
             let Some(index) = self.queue.pop_front() else { break };
             count += self.poll_member(index, now, max - count, done);
         }
-        // Polls the members that the first ones have marked.
+        // Polls the members that these have marked: they are queued behind `waiting` members, which are for the
+        // next turn.
         let waiting = self.queue.len();
         let PollGroup { members, queue, readiness, .. } = self;
         readiness.take_marks(|index| enqueue(queue, members, index));
@@ -193,8 +195,9 @@ impl PollGroup {
 
     /// Waits until polling may find something, a [`Waker`] calls, or `until` has passed.
     ///
-    /// Call it after a `poll` that returned nothing. It may return early for no reason; after at most 250 µs
-    /// of spinning it sleeps.
+    /// Call it after a `poll` that returned nothing. It may return early for no reason. While I/Os are
+    /// outstanding, it returns at once for up to 250 µs, so that the caller spins, and then sleeps. Then it
+    /// never sleeps with busy polling, or while a queue pair has no event to wait for ([`Notice::Poll`]).
     pub fn wait(&mut self, until: Instant) {
         self.notice_fork();
         let now = Instant::now();

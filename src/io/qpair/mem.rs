@@ -3,10 +3,9 @@
 //! An I/O is one copy, made in `poll` on the caller's thread. The region is divided into stripes with a lock
 //! each, so that queue pairs of many threads read in parallel and a writer blocks few of them.
 //!
-//! Read-only queue pairs let callers borrow their bytes. A write to a stripe with borrowed bytes goes to a
-//! copy of the stripe, which replaces it: borrowed bytes never change. So borrowing suits data that are
-//! rarely written, and queue pairs that may write do not offer it. The copies take at most as much memory as
-//! the borrowed stripes.
+//! Read-only queue pairs let callers borrow their bytes. A write to a stripe with borrowed bytes replaces the
+//! stripe by a changed copy: borrowed bytes never change. So borrowing suits data that are rarely written, and
+//! queue pairs that may write do not offer it. The copies take at most as much memory as the borrowed stripes.
 //!
 //! `mem/shared.rs` has the namespace in memory that other processes map.
 

@@ -1,7 +1,8 @@
 //! Polled queue pairs: the I/O trait of dlfs ([`QueuePair`]) and its engines.
 //!
-//! An I/O owns its buffer, and its completion returns the buffer. The trait has no lifetimes and no callbacks,
-//! and no method blocks. It transfers blocks and knows nothing of samples.
+//! An I/O owns its buffer, and its completion returns the buffer. The trait has no lifetimes and no callbacks.
+//! No method blocks, except that `pread.rs` waits for the file system in `poll`. The trait transfers blocks
+//! and knows nothing of samples.
 //!
 //! Read [`QueuePair`] below first, then `device.rs`, then `mem.rs`, the smallest engine. `addresses.rs` chooses the
 //! engine of an address.
@@ -95,7 +96,8 @@ pub struct Io {
 pub struct Completion {
     /// The tag of the I/O.
     pub tag: u64,
-    /// The buffer of the I/O. Its bytes are valid only when `result` is `Ok`.
+    /// The buffer of the I/O, or other memory: see [`QueuePair::poll`]. Its bytes are valid only when `result` is
+    /// `Ok`.
     pub buf: IoBuf,
     /// `Ok` only when all bytes were transferred.
     pub result: Result<(), IoError>,
@@ -127,7 +129,7 @@ pub enum IoError {
     Excess {
         /// Bytes requested.
         expected: u64,
-        /// Bytes that it reported.
+        /// Bytes reported.
         found: u64,
     },
     /// The thread that ran the I/O panicked with this message.
@@ -142,8 +144,8 @@ pub enum IoError {
     /// A file of a folder namespace has changed since it was listed; the text names it.
     #[error("{0} has changed since the folder was listed: open the folder again")]
     Changed(String),
-    /// The request is not whole blocks, passes the end of the namespace, or is too large: a mistake of the
-    /// caller.
+    /// A mistake of the caller: the request is not whole blocks, passes the end of the namespace, is too large,
+    /// writes to a read-only namespace, or is a flush with bytes.
     #[error("{0}")]
     Invalid(&'static str),
 }
@@ -235,7 +237,8 @@ impl IoError {
                 // Status code types 2h, media and data integrity errors, and 7h, vendor specific.
                 matches!(status.sct, 2 | 7) || OF_THE_BLOCKS.iter().any(|of| status.is(*of))
             }
-            // A device's medium error is ENODATA or EREMOTEIO; file systems answer EBADMSG or EUCLEAN.
+            // For a device's medium error, Linux answers ENODATA, EREMOTEIO or EIO, for wrong protection
+            // information EILSEQ; file systems answer EBADMSG or EUCLEAN for damaged data.
             IoError::Os(errno) => [
                 libc::EIO,
                 libc::EILSEQ,
@@ -296,12 +299,13 @@ pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Resul
     }
 }
 
-/// A polled submission and completion queue pair. One thread at a time uses it; no method blocks.
+/// A polled submission and completion queue pair. One thread at a time uses it. No method blocks, but for the
+/// engine in `pread.rs`.
 ///
 /// No method has a default implementation: a queue pair that wraps others must answer or forward each call. An engine
 /// implements [`plain::PlainEngine`] instead, with the methods that it needs.
 pub trait QueuePair: Send {
-    /// The namespace. Its size or identity may change only when the engine reconnects.
+    /// The namespace. A file may grow; limits may change when the engine reconnects; all else stays.
     fn namespace(&self) -> &Namespace;
 
     /// Takes I/Os from the front of `pending` while there is room; returns their number.
@@ -322,7 +326,7 @@ pub trait QueuePair: Send {
     /// engines start them with the next [`QueuePair::poll`].
     fn start(&mut self);
 
-    /// Announces that most buffers will be windows of `pool`. An engine that can use this, for example by
+    /// Announces that most buffers will come from `pool`. An engine that can use this, for example by
     /// registering the memory, does so and may keep the pool. Buffers from elsewhere stay allowed.
     fn use_pool(&mut self, pool: &Pool);
 
@@ -338,8 +342,8 @@ pub trait QueuePair: Send {
     /// its own.
     fn shared_queue(&self) -> Option<usize>;
 
-    /// Reports that a read of this range returned corrupt data. If there is another copy, the next read uses
-    /// the other copy.
+    /// Reports that a read of this range returned corrupt data. If there is another copy, the next read of the
+    /// range uses it.
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize);
 
     /// Borrows the bytes of a read in place, without copying them: `len_bytes` from `slba`, whole blocks

@@ -1,6 +1,6 @@
 //! Options of opening namespaces, including timeouts.
 //!
-//! Options that nvme-cli also has keep its names.
+//! Options that nvme-cli also has are named as there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,8 +47,9 @@ pub struct ConnectOptions {
     pub nr_io_queues: u16,
     /// The entries of an I/O queue; one fewer may be outstanding. The target may have a lower limit.
     pub queue_size: u16,
-    /// Keep Alive Timeout (KATO): a side that receives nothing for this long gives up the other side. Zero
-    /// switches it off.
+    /// Keep Alive Timeout (KATO): a target gives up a host from which it receives nothing for this long. The
+    /// host sends Keep Alive twice as often, and gives up a target that does not answer within `io_timeout`.
+    /// Zero switches it off.
     pub keep_alive_tmo: Duration,
     /// The time for which the host tries to reconnect before it gives up a lost controller.
     pub ctrl_loss_tmo: Duration,
@@ -56,8 +57,8 @@ pub struct ConnectOptions {
     /// closed, and the reads are issued again on another connection.
     pub io_timeout: Duration,
     /// The least number of bytes that must arrive within `io_timeout` while no I/O completes. 0: one whole PDU
-    /// counts as progress, or 64 KiB in either direction. For read-only connections to data that another source
-    /// has, too.
+    /// without data counts as progress, or 64 KiB in either direction. Above 0: for read-only connections to
+    /// data that another source has, too.
     pub least_progress_bytes: u32,
     /// The timeout of opening, including all paths and steps.
     pub connect_timeout: Duration,
@@ -108,7 +109,7 @@ impl Default for SpdkOptions {
 /// Use of O_DIRECT, which bypasses the page cache, by the file engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Direct {
-    /// For block devices and for images larger than half of the memory.
+    /// For block devices, for images larger than half of the memory, and for writing under a lease.
     #[default]
     Auto,
     /// Always; opening fails if the file system does not support it.

@@ -8,9 +8,9 @@ use dlfs_base::buf::IoBuf;
 /// The I/Os of one handle that still need a completion.
 #[derive(Default)]
 pub(super) struct Outstanding {
-    /// The tags of I/Os whose completions were not returned yet, mostly in the order of completion.
+    /// The tags of I/Os whose completions were not returned yet. Most complete in this order.
     tags: VecDeque<u64>,
-    /// The failures of I/Os that no process continues.
+    /// The failures of I/Os that this process cannot continue.
     lost: VecDeque<Completion>,
 }
 

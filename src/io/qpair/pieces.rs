@@ -24,10 +24,11 @@ pub struct Piece<T> {
     pub len: usize,
     /// The owner's data about it.
     pub info: T,
-    /// Its buffer, once it has arrived.
+    /// Its buffer, once the piece has ended.
     buf: Option<IoBuf>,
 }
 
+/// A split I/O of which some pieces have not ended.
 #[derive(Debug)]
 struct Read<T> {
     tag: u64,

@@ -1,4 +1,4 @@
-//! The file engine without io_uring: each I/O is a `pread` or `pwrite` in `poll`, which blocks.
+//! The file engine without io_uring: each I/O is a `pread`, `pwrite` or `fdatasync` in `poll`, which blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -186,8 +186,8 @@ impl Readiness {
 /// Methods for a set whose descriptor is registered in the sets of other pollers. Those pollers do not announce
 /// when they sleep on this set, so it counts as asleep whenever no thread polls it.
 impl Readiness {
-    /// Ends a turn of polling: from now on marks make the descriptor readable. Returns `false` if a mark is
-    /// already set, which does not make the descriptor readable.
+    /// Ends a turn of polling: from now on marks make the descriptor readable. Returns `false` if a mark was set
+    /// before: that one does not make the descriptor readable.
     pub(super) fn fall_asleep_between_turns(&self) -> bool {
         self.fall_asleep().map(std::mem::forget).is_some()
     }

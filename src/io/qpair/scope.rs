@@ -55,8 +55,8 @@ impl PairScope {
         PairScope { slots: Forked::new(Mutex::default()), places: Arc::default() }
     }
 
-    /// Counters of reads that the queue pairs of this scope served from places other than the origin. A queue
-    /// pair with such places counts each read once, when it completes.
+    /// Bytes that the queue pairs of this scope have read from places other than the origin. A queue pair with
+    /// such places counts the bytes of a read once, when it completes.
     pub fn places(&self) -> &Arc<PlaceCounters> {
         &self.places
     }

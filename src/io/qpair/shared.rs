@@ -145,7 +145,7 @@ impl SharedQueue {
     fn inherit(&self) -> Option<SharedPair> {
         let mut inherited = self.0.inherited()?.try_lock()?;
         let pair = inherited.take();
-        // Dropping it could wait for a lock of the parent, which another thread may have held at the fork.
+        // Dropping the guard could wait for a lock that another thread of the parent held at the fork.
         std::mem::forget(inherited);
         pair
     }
@@ -270,7 +270,7 @@ impl Handle {
     fn look_at(&mut self, now: Instant, ended: u64) -> Option<Instant> {
         match ended != self.refused_at {
             true if !std::mem::replace(&mut self.is_sent, true) => Some(now),
-            // It may have nothing left to submit.
+            // Its poller did not submit when asked: it may have nothing left to submit.
             true => Some(now + LOOK_EVERY),
             // No event signals completions of the shared queue pair; only polling finds them.
             false => (self.notice == Notice::Poll).then(|| now + LOOK_EVERY),

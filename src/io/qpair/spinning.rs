@@ -4,8 +4,8 @@
 //! next one, so that rare work costs little processor time. A sleep so short that a spin would have caught
 //! its end restores the full 50 µs.
 //!
-//! Each I/O that completes extends the next spin by a microsecond. With many I/Os outstanding, a target may
-//! work on all of them together and be silent for longer than 50 µs. A poller that sleeps meanwhile must be
+//! Each I/O that completes extends the next spin by a microsecond, by 200 µs in all. With many I/Os outstanding,
+//! a target may work on all of them together and be silent for longer than 50 µs. A poller that sleeps must be
 //! woken, and the target pays for that, although it is often the busier side. So an I/O costs at most one
 //! microsecond of extra spinning, and a queue of few large I/Os sleeps as early as without the extension.
 
@@ -16,7 +16,7 @@ use super::cpus::online;
 /// The duration of the next spin, which depends on the lengths of past sleeps.
 #[derive(Debug)]
 pub struct Spinning {
-    /// The longest duration of the next spin.
+    /// The longest duration of the next spin, without `credit`.
     budget: Duration,
     /// Spinning beyond `budget` that completed I/Os have earned since the last sleep.
     credit: Duration,

@@ -92,7 +92,7 @@ impl Files {
         let _ = rustix::fs::fadvise(&self.buffered, offset, len, rustix::fs::Advice::DontNeed);
     }
 
-    /// Sets the size, which only grows, so I/Os that were checked stay within bounds.
+    /// Raises the size to `num_blocks`; never lowers it, so that checked I/Os stay within bounds.
     pub(super) fn set_num_blocks(&self, num_blocks: u64) {
         self.num_blocks.fetch_max(num_blocks, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The file engine with io_uring: one system call in each turn starts and ends any number of I/Os.
+//! The file engine with io_uring: one system call starts and ends any number of I/Os.
 //!
 //! The ring is set up so that the kernel processes completions when this thread enters it anyway
 //! (COOP_TASKRUN), and reports when entering is useful (TASKRUN_FLAG). It does not use SINGLE_ISSUER with
@@ -196,8 +196,8 @@ impl Ring {
         if self.registered {
             entry = entry.flags(squeue::Flags::FIXED_FILE);
         }
-        // SAFETY: the entry points to the buffer of a transfer that is in `transfers`, which keeps it
-        // until the completion, and to descriptors that `files` keeps open.
+        // SAFETY: the entry points to the buffer of a transfer in `transfers`, which keeps it until the completion
+        // or, if the ring is dropped before, for ever; and to descriptors that `files` keeps open.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         pushed.expect("the queue has an entry for each of the I/Os that may be outstanding");
     }

@@ -88,8 +88,8 @@ impl Connecting {
             Box::new(Request { options: controller_options(options), attached: null_mut() });
         let request = NonNull::from(Box::leak(request));
         log::forget();
-        // SAFETY: `request` begins with the options and lives until `drop`, which is after the probe's
-        // end; the callback gets its address back. `trid` is copied.
+        // SAFETY: `request` begins with the options, and `drop` frees it only after the probe's end; the callback
+        // gets its address back. `trid` is copied.
         let probe =
             unsafe { sys::spdk_nvme_connect_async(&trid, request.as_ptr().cast(), Some(attached)) };
         let keys = [&options.dhchap_key, &options.dhchap_ctrl_key, &options.tls_key];
@@ -193,7 +193,8 @@ impl Controller {
             events: Box::default(),
         });
         let context = std::ptr::from_ref(&*controller.events).cast_mut().cast();
-        // SAFETY: the box lives as long as this struct, which detaches the controller before it is dropped.
+        // SAFETY: the box lives as long as this struct, whose drop ends all queues and detaches the controller. A
+        // controller that does not detach is not polled any more, so it calls back no more.
         unsafe { sys::spdk_nvme_ctrlr_register_aer_callback(raw.as_ptr(), Some(event), context) };
         controller
     }
@@ -350,7 +351,7 @@ fn detach(controller: NonNull<sys::spdk_nvme_ctrlr>) {
 }
 
 unsafe extern "C" fn event(context: *mut c_void, _completion: *const sys::spdk_nvme_cpl) {
-    // SAFETY: the address of `Controller::events`, which outlives the controller in SPDK.
+    // SAFETY: the address of `Controller::events`, which is live as long as this is called: see `Controller::new`.
     unsafe { (*context.cast::<Events>()).count.fetch_add(1, Ordering::Relaxed) };
 }
 

@@ -32,13 +32,13 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// exit meanwhile.
 static AT_WORK: ReentrantMutex<()> = ReentrantMutex::new(());
 
-/// Delays process exit while a background thread works with controllers. During exit this function never
-/// returns, because SPDK's memory is freed under the thread.
+/// Delays process exit while a background thread works with controllers. Once exit has begun, this function
+/// never returns, because SPDK's memory would be freed under the thread.
 pub fn at_work() -> ReentrantMutexGuard<'static, ()> {
     AT_WORK.lock()
 }
 
-/// Waits at exit until background threads have left SPDK, and keeps them out.
+/// Waits at exit until background threads have left SPDK, for at most `EXIT_LIMIT`, and keeps them out.
 extern "C" fn hold_at_exit() {
     if !has_forked() {
         std::mem::forget(AT_WORK.try_lock_for(EXIT_LIMIT));
@@ -51,8 +51,9 @@ extern "C" fn hold_at_exit() {
 /// are free. The caller's processor affinity is restored before this returns.
 ///
 /// # Errors
-/// `OutOfMemory`: too few huge pages, or too little memory. `Unsupported`: the process is a child of the
-/// process that started SPDK. `Io`: DPDK did not start, which cannot be retried in this process.
+/// `InvalidArgument`: `memory_bytes` is too little. `OutOfMemory`: too few huge pages. `Unsupported`: the process
+/// is a child of the process that started SPDK. `Io`: DPDK did not start, for example for lack of memory; that
+/// cannot be retried in this process.
 pub fn start(memory_bytes: usize, huge_pages: Option<bool>) -> Result<Environment> {
     if has_forked() {
         return Err(forked());

@@ -81,8 +81,8 @@ struct Slot {
     status: u16,
 }
 
-// SAFETY: SPDK's queue may move between threads, one at a time, which the lock ensures; the other pointers
-// refer to memory that this struct owns.
+// SAFETY: SPDK's queue may move between threads, one at a time, which the lock ensures. The group and the board
+// are this struct's own, and `ns` belongs to the controller, which is detached only after the queue has ended.
 unsafe impl<T: Payload + Send> Send for Core<T> {}
 
 /// The controller's view of a queue.

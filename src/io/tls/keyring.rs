@@ -59,7 +59,7 @@ pub fn find(name: &str, hostnqn: &Nqn, subnqn: &Nqn) -> Result<TlsPsk, KeyringEr
     let mut found = Vec::new();
     let mut unread = None;
     for member in members.as_chunks().0 {
-        let serial = i32::from_le_bytes(*member); // the processor's order, which is x86-64's
+        let serial = i32::from_le_bytes(*member); // in the byte order of the processor, x86-64
         let Some(identity) = identity_of(serial) else { continue };
         let Some(parts) = IdentityParts::parse(&identity) else { continue };
         let is_theirs = parts.hostnqn == *hostnqn && parts.subnqn == *subnqn;

@@ -1,9 +1,9 @@
 //! TLS 1.3 for one NVMe/TCP connection, with a pre-shared key (PSK) and no certificate.
 //!
-//! A [`Session`] is sans-IO like [`dlfs_nvme::tcp`], which it wraps: ciphertext goes in and plaintext comes
-//! out, straight into the buffer of the read that waits for it; plaintext goes in and ciphertext comes
-//! out. It owns no socket and no clock. [`dlfs_nvme::auth`] derives its keys and their identities (NVMe/TCP
-//! Transport Specification 1.1, 3.6.1).
+//! A [`Session`] does no I/O itself, like the connections of [`dlfs_nvme::tcp`] whose bytes it protects:
+//! ciphertext goes in and plaintext comes out, straight into the buffer of the read that waits for it;
+//! plaintext goes in and ciphertext comes out. It owns no socket and no clock. [`dlfs_nvme::auth`] derives the
+//! keys and their identities (NVMe/TCP Transport Specification 1.1, 3.6.1).
 //!
 //! The system's OpenSSL (3.0 or newer) implements the protocol, in builds with the feature `tls`. Without it,
 //! creating a session fails with [`TlsError::Unsupported`]; nothing else differs.

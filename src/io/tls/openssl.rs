@@ -26,8 +26,8 @@ use dlfs_nvme::auth::{Hash, TlsPsk};
 /// One side of a TLS session. It owns no socket and reads no clock.
 ///
 /// Lend received ciphertext with [`Session::give`]. Call [`Session::handshake`] until the session is
-/// established, and afterwards [`Session::open`] until it returns 0; then take the memory back. After each of
-/// these calls and after [`Session::seal`], send [`Session::outgoing`]. The first error ends the session.
+/// established, and afterwards [`Session::open`] until it needs more ciphertext; then take the memory back. After
+/// each of these calls and after [`Session::seal`], send [`Session::outgoing`]. The first error ends the session.
 pub struct Session {
     stream: SslStream<Wire>,
 }
@@ -131,7 +131,8 @@ impl Session {
         std::mem::take(&mut wire.incoming)
     }
 
-    /// Decrypts into `into`; returns the number of bytes, 0 if more ciphertext is needed.
+    /// Decrypts into `into`; returns the number of bytes. If that is less than `into` has, more ciphertext is
+    /// needed.
     ///
     /// # Errors
     /// A record is not authentic, or the other side ended the session.

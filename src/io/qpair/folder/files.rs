@@ -17,7 +17,8 @@ use dlfs_places::Pending;
 
 /// An open file that its owner lends: [`FolderNamespace::lend`](super::FolderNamespace::lend).
 pub trait LentFile: Send + Sync {
-    /// Calls `work` with the file. The owner may have replaced the file, so `work` must check it.
+    /// Calls `work` with the file, unless the owner has closed it. The owner may have replaced the file, so
+    /// `work` must check it.
     fn with(&self, work: &mut dyn FnMut(&File));
 }
 
@@ -80,7 +81,7 @@ impl Files {
         Ok(())
     }
 
-    /// Reads bytes of one file, which must match the listing before and after the read.
+    /// Reads bytes of one file, which must match the listing after the read.
     fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         if let Some(lent) = self.folder.lent(index) {
             let mut result = Err(IoError::Os(libc::EBADF));

@@ -1,7 +1,7 @@
 //! Threads that make the blocking calls of one queue pair, so that a slow file system blocks no poller.
 //!
-//! One thread suffices for a fast file system, and keeps the order of the reads. Another thread is added
-//! whenever a read has waited for a while and no thread is free: a parallel file system is faster with more
+//! One thread suffices for a fast file system, and keeps the order of the I/Os. Another thread is added
+//! whenever an I/O has waited for a while and no thread is free: a parallel file system is faster with more
 //! requests. The threads end with their queue pair, each after its current call.
 
 use std::collections::VecDeque;
@@ -45,7 +45,8 @@ struct Shared {
 
 struct Queue {
     waiting: VecDeque<Io>,
-    /// The last time at which a thread took an I/O from the queue, or at which the queue was empty.
+    /// The last time at which a thread took an I/O from the queue, an I/O came into the empty queue, or a
+    /// thread was added.
     moved: Instant,
     num_idle: usize,
     /// Threads in a call.
@@ -104,7 +105,7 @@ impl Helpers {
         }
     }
 
-    /// Takes at most `max` completions, and adds a thread if reads have waited too long.
+    /// Takes at most `max` completions, and adds a thread if I/Os have waited too long.
     pub(in crate::qpair) fn poll(
         &mut self,
         now: Instant,
@@ -149,8 +150,7 @@ impl Drop for Helpers {
             queue.is_closed = true;
             queue.waiting.clear();
             self.shared.work.notify_all();
-            // Waits for calls that still use the caller's buffers, for a limited time: a hung file system does
-            // not return.
+            // Waits for calls that still use buffers, for a limited time: a hung file system does not return.
             let until = Instant::now() + LAST_CALLS;
             let mut is_late = false;
             while queue.num_busy > 0 && !is_late {

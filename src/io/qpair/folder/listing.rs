@@ -2,8 +2,8 @@
 //!
 //! The order is the order of torchvision's ImageFolder: class folders by name; within a class folder, folders
 //! by path; within a folder, files by name; files outside class folders last. [`FolderOptions`] select the
-//! links to follow; a link to a folder that contains the link is never followed. Objects of a store are listed
-//! in the same order.
+//! links to follow. A link to a folder that contains the link is never followed, nor a path through more than
+//! [`MAX_LINKED_FOLDERS`] linked folders. Objects of a store are listed in the same order.
 
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
@@ -80,7 +80,7 @@ pub(super) struct Listing {
     pub(super) classes: Vec<Vec<u8>>,
     /// The end of the last file, which is the length of the namespace.
     pub(super) len_bytes: u64,
-    /// A hash of names, lengths and times; a different listing has a different hash.
+    /// A hash of names, lengths, inodes and times; a different listing has a different hash.
     pub(super) identity: [u8; 16],
 }
 
@@ -89,7 +89,7 @@ impl Listing {
     ///
     /// # Errors
     /// `NotFound`, `Refused`: the operating system cannot read a folder. `NotFound`: there is no sample.
-    /// `Refused`: a link that must not be followed.
+    /// `Refused`: a link that must not be followed. `Unsupported`: a file of 4 GiB or more.
     pub(super) fn of(root: &Path, options: FolderOptions) -> Result<Listing> {
         let (real, metadata) = root
             .canonicalize()
@@ -372,7 +372,8 @@ const LINK_OUT: &str =
     "links lead out of the folder, and are followed (--links inside refuses them)";
 const ODD_KEY: &str = "left out: the key has empty, . or .. parts";
 
-/// The length of a cell. The files of a cell form one chunk of the directory that is made from the listing.
+/// The length of a cell of a folder, unlike the cells of an image. The files of a cell form one chunk of the
+/// directory that is made from the listing.
 pub const FOLDER_CELL_BYTES: u64 = 4 << 20;
 
 /// The most samples in a chunk (`format`).

@@ -89,8 +89,8 @@ impl FolderNamespace {
     /// Lists the folder `path` and its subfolders. Costs one `stat` for each file.
     ///
     /// # Errors
-    /// `NotFound`, `Refused`: errors of the operating system; there is no sample; a link must not be followed.
-    /// `Unsupported`: a file of 4 GiB or more.
+    /// `NotFound`: the folder does not exist, or has no sample. `Refused`: a folder cannot be read, or a link
+    /// must not be followed. `Unsupported`: a file of 4 GiB or more.
     pub fn open(path: impl AsRef<Path>, options: FolderOptions) -> Result<FolderNamespace> {
         let path = path.as_ref();
         let listing = Listing::of(path, options)?;

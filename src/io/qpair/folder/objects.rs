@@ -27,8 +27,8 @@ impl Store {
         Store { place, options, prefix, client: Forked::new(client) }
     }
 
-    /// Requests all bytes of `files` in the range `wanted`. Returns a pending read for each file in the range,
-    /// in order.
+    /// Requests all bytes of `files` in the range `wanted`. Returns a pending read for each file in the range
+    /// that is not empty, in order.
     pub(super) fn ask(
         &self,
         files: &[FolderFile],

@@ -64,7 +64,8 @@ fn id_of_nqn(nqn: &Nqn) -> [u8; 16] {
     uuid.unwrap_or_else(|| xxh3_128(nqn.as_str().as_bytes()).to_be_bytes())
 }
 
-/// A UUID that is the same on every start on this machine, derived from the machine id without revealing it.
+/// A UUID that is the same on every start on this machine, derived from the machine id without revealing it. On
+/// a machine without a machine id, it changes when the machine boots.
 pub fn machine_uuid() -> [u8; 16] {
     let files = ["/etc/machine-id", "/var/lib/dbus/machine-id", "/proc/sys/kernel/random/boot_id"];
     let text = files.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap_or_default();

@@ -133,7 +133,7 @@ impl<T: Transport> Keeper<T> {
     fn sleep(&self, remotes: &[KeptRemote<T>]) {
         let now = Instant::now();
         let until = remotes.iter().filter_map(KeptRemote::poll_timeout).min();
-        // Rounded up; otherwise it would spin for the last part of a millisecond.
+        // Longer by the granularity of `poll`: otherwise the thread would wake too early, and again.
         let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let mut fds: Vec<PollFd<'_>> = remotes.iter().filter_map(KeptRemote::poll_fd).collect();
@@ -153,7 +153,8 @@ struct KeptRemote<T: Transport> {
 impl<T: Transport> KeptRemote<T> {
     fn poll_timeout(&self) -> Option<Instant> {
         let admin = self.admin.as_ref().and_then(|admin| admin.poll_timeout());
-        // If no other owner holds the remote, the next turn must drop it.
+        // If every other owner has dropped the remote meanwhile, dropping it here wakes the keeper, and the next
+        // turn forgets it.
         let remote = self.remote.upgrade();
         let remote = remote.and_then(|remote| remote.with(|lifecycle| lifecycle.poll_timeout()));
         admin.into_iter().chain(remote).min()
@@ -232,7 +233,7 @@ impl<T: Transport> Keeping for Service<'_, T> {
 /// The name of the thread in errors.
 const WHO: &str = "the thread dlfs-keeper";
 
-/// The rounding of `poll`, which may wake too early by this much.
+/// The granularity of `poll`, which may wake too early by this much.
 const GRANULARITY: Duration = Duration::from_micros(100);
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! [`super::session`] decides what to do and when, without a socket, a thread or a clock; this module
 //! provides them. A [`Transport`] defines how to reach a controller.
 //!
-//! The keeper thread writes a [`Remote`], queue pairs read it. A child process creates its own, because the
-//! child's copy of a lock may be held for ever.
+//! The keeper thread sets the session of a [`Remote`]; queue pairs follow it, and report a session that they
+//! find broken. A child process creates its own remote, because the child's copy of a lock may be held for ever.
 //!
 //! Invariants:
 //! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
@@ -110,7 +110,7 @@ pub(in crate::qpair) struct Remote<T: Transport> {
     /// Never empty; in the user's order.
     pub(in crate::qpair) portals: Arc<[T::Portal]>,
     shared: Shared<T::Portal, T::JoinInfo>,
-    /// The remote that replaces it in a child process; `None` in the process that created it.
+    /// The remote that replaces this one in a child process; `None` in the process that created this one.
     successor: Forked<Option<Arc<Remote<T>>>>,
 }
 

@@ -1,4 +1,7 @@
 //! The I/Os of a queue that are not on a connection: they wait, are retried, or have failed.
+//!
+//! This file decides which I/Os are issued again after a failure. `queue.rs`, and `qpair/spdk/queue.rs` for SPDK,
+//! put them on connections.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -301,7 +304,7 @@ impl Backlog {
         self.completion(attempt, Ok(()))
     }
 
-    /// Records that the connection is up.
+    /// Records that the connection is up. While I/Os are owed, only one that succeeds ends the time of failure.
     pub(crate) fn set_up(&mut self) {
         if self.owed == 0 {
             self.down_since = None;

@@ -51,7 +51,8 @@ pub enum Event<B> {
     Failed {
         /// The reason.
         failure: Failure,
-        /// True if the controller answered Connect with an error status, which may be transient.
+        /// True if the controller answered Connect with an error status that may be transient: any but
+        /// Authentication Required.
         refused: bool,
     },
     /// A command has ended; see [`host::Event::Done`].

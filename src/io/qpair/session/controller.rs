@@ -1,7 +1,8 @@
 //! The admin queue of one controller: it connects, initialises and identifies the controller, and keeps it
 //! alive.
 //!
-//! The state machine sends one command at a time, except that it identifies several namespaces at once.
+//! Until it is ready, the state machine sends one command at a time, except that it identifies several
+//! namespaces at once. `connect.rs` has the steps before, `identification.rs` the choice of namespaces.
 
 use std::time::{Duration, Instant};
 
@@ -646,7 +647,7 @@ const READY_INTERVAL: Duration = Duration::from_millis(10);
 /// CAP.TO may be 0; a controller always gets at least this long.
 const MIN_ENABLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most times that a discovery log is read again because it has changed meanwhile.
+/// The most times that a discovery log is read: again each time it has changed meanwhile.
 const MAX_LOG_ROUNDS: u32 = 8;
 /// Discovery records in one command: 32 KiB, below any MDTS in use.
 const RECORDS_AT_ONCE: u64 = 32;

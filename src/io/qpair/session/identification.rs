@@ -97,8 +97,8 @@ impl Identification {
             .collect()
     }
 
-    /// Queues the namespaces in the Changed Namespace List for identification; all, if the list names none.
-    /// Returns whether any are queued.
+    /// Queues the namespaces in the Changed Namespace List for identification; all, if the list names none or
+    /// cannot be used. Returns whether any are queued.
     pub(super) fn begin_again(
         &mut self,
         log: &[u8],

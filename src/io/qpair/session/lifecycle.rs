@@ -1,4 +1,6 @@
 //! The lifecycle of the sessions with a set of namespaces: paths, rounds of attempts, losses, resets, the end.
+//!
+//! It decides which path to try when; `keeping.rs` performs its actions, and `shared.rs` lets threads share it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -114,7 +116,8 @@ pub struct Lifecycle<P, J> {
     /// The time at which the last session was lost, or at which opening began.
     since: Instant,
     backoff: Backoff,
-    /// The number of further rounds that opening may take after failures that may be transient.
+    /// The number of rounds that opening may still take after failures that may be transient, with the current
+    /// one.
     rounds: u32,
     /// The last failure of each portal.
     failures: Vec<Option<Failure>>,
@@ -507,7 +510,7 @@ fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
     Err(Failure::new(ErrorKind::Stale, message).hint("open it again"))
 }
 
-/// The most rounds over all portals while opening.
+/// The most rounds over all portals while opening, unless a target is busy.
 const OPENING_ROUNDS: u32 = 3;
 
 /// A session that lasted this long counts as working, even if nothing was read.

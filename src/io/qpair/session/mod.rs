@@ -103,7 +103,7 @@ pub enum AdminEvent {
     Changed,
 }
 
-/// The facts that Identify and Get Features report about a controller and its namespaces.
+/// The facts that a controller reports about itself and its namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct Identified {
     /// The number of I/O queues that the controller grants.

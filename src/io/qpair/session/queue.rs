@@ -1,4 +1,6 @@
 //! An I/O queue over NVMe/TCP: it joins sessions, issues I/Os in them and leaves them.
+//!
+//! Read [`IoQueue::turn`] first. `qpair/tcp/queue.rs` has the socket, and the queue pairs that share the queue.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -136,8 +138,8 @@ impl IoQueue {
     }
 
     /// Removes a member, which submits no more I/Os and wants no completions. Its unsent I/Os are not sent. If
-    /// it has writes on the connection, the connection is closed, so that these writes cannot be applied later.
-    /// The session ends, too: a queue that joined it again could reach another target in its place.
+    /// it has writes or flushes on the connection, the connection is closed, so that they cannot be applied
+    /// later. The session ends, too: a queue that joined it again could reach another target in its place.
     pub fn remove_member(&mut self, member: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.backlog.fail_those_of(member, "its queue pair was dropped");
         self.members[member].is_removed = true;
@@ -282,7 +284,7 @@ impl IoQueue {
         while channel.has_room() {
             let Some(attempt) = self.backlog.next_to_issue(shared, session) else { break };
             if self.members[attempt.member].is_removed {
-                // Its connection was closed, or the controller asked for a retry.
+                // It waits again because its connection was closed, or the controller asked for a retry.
                 let reason = IoError::Disconnected("its queue pair was dropped".to_owned());
                 self.backlog.end(attempt, Err(reason));
                 continue;

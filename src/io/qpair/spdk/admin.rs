@@ -38,7 +38,8 @@ pub(super) struct Admin {
 }
 
 enum Stage {
-    /// Another namespace is connecting to the controller, or an earlier controller has not ended yet.
+    /// Another namespace is connecting to the controller or uses it with other options, or an earlier controller
+    /// has not ended yet.
     Awaiting,
     Connecting(Connecting),
     Up(Arc<Shared>),
@@ -81,7 +82,7 @@ impl Registry {
             match connecting.poll() {
                 Ok(None) => return true,
                 Ok(Some(controller)) => controller.shut(false),
-                Err(_) => {} // it was given up because of this error
+                Err(_) => {} // the attempt was given up before
             }
             entries.retain(|entry| entry.key != *key);
             false

@@ -214,7 +214,8 @@ impl SpdkQueuePair {
         }
     }
 
-    /// Polls the queue. Successful reads go straight to the caller, other answers are examined.
+    /// Polls the queue. Once the session is proven, successful reads without bounce memory go straight to the
+    /// caller; other answers are examined.
     fn reap(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
         let State::Joined { queue, session } = &self.state else { return 0 };
         let before = done.len();
@@ -433,7 +434,8 @@ impl SpdkQueuePair {
         !self.remote.portals[0].address.needs_dma_memory()
     }
 
-    /// Returns whether queues are cheaper to poll in a group: over sockets and RDMA.
+    /// Returns whether the controller is reached over a network, by TCP or RDMA. Then a lost connection writes no
+    /// memory any more, and queues are cheaper to poll in a group.
     fn is_fabric(&self) -> bool {
         matches!(self.remote.portals[0].target.trtype, "TCP" | "RDMA")
     }

@@ -1,4 +1,4 @@
-//! Queries of a controller without I/O: the subsystems that a target offers, and its Identify data.
+//! Queries of a controller without I/O: the subsystems that a target offers, and Identify data.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -111,7 +111,7 @@ impl Link {
                 return channel.handle_timeout(now);
             }
             channel.handle_connected(now);
-            is_ready = false; // nothing was read yet
+            is_ready = false; // nothing was sent yet, so there is no answer to read
         }
         if channel.psk().is_some() {
             let result = self.secure(now, channel, is_ready);
@@ -150,7 +150,7 @@ impl Link {
         };
         let result = secured.handshake(&self.socket, is_ready, &mut self.receives);
         let explain = |error| match error {
-            // Linux's target sends no alert.
+            // Linux's target refuses a host without an alert.
             LinkError::Closed | LinkError::Os(Errno::CONNRESET) => {
                 Failure::from(error).hint(CLOSED_IN_HANDSHAKE)
             }

@@ -11,7 +11,7 @@
 //! the reader decides.
 //!
 //! Invariants:
-//! - A socket is closed before a buffer that it may write to is returned.
+//! - A socket is closed before the buffer of an I/O without an answer is returned.
 //! - The invariants of `remote`.
 //! - After a fork, the child sends nothing on its parent's sockets and takes none of its locks.
 //! - Every wait has a limit.
@@ -256,7 +256,7 @@ impl Counters {
 impl TcpNamespace {
     /// Connects to the namespace at `address`, or over one of `options.paths` when that address is down.
     ///
-    /// Takes at most `options.connect_timeout`.
+    /// Takes at most `options.connect_timeout` and a second, unless several host names resolve slowly.
     ///
     /// # Errors
     /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host name,

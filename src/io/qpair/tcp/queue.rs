@@ -4,7 +4,7 @@
 //! completions. The handle that is polled transfers the bytes of all handles. It stores the completions of
 //! other handles, and marks these handles. One handle, the *leader*, registers the socket and its timeouts with
 //! its poller; when the leader is dropped, another handle takes over. A handle with another poller polls the
-//! socket itself, and is marked when there is room for I/Os that it could not submit.
+//! socket itself, at least once in `LOOK_INTERVAL`.
 //!
 //! A child process continues with a queue of its own. If no thread was using the parent's queue at the fork,
 //! the child takes over the I/Os that handles have submitted. Otherwise the state of the parent's queue is
@@ -89,7 +89,7 @@ impl TcpQueuePair {
 }
 
 impl Member {
-    /// Joins a new core in a child process, which does not know this queue pair yet.
+    /// Joins the new core of a child process. That core does not know this queue pair yet.
     fn begin_anew(&mut self, core: &mut Core) {
         self.core = core.number;
         self.handle = core.add_member(self.ns_index, self.namespace.clone());
@@ -255,13 +255,12 @@ impl Connection {
 
     /// The core that a child process continues with.
     fn inherit(&self) -> Core {
-        // Marked as the parent's until its first turn, which notices the fork.
+        // It has the parent's remote until its first turn, which notices the fork.
         let empty = Core::new(Arc::clone(&self.remote), &self.remote, &self.counters);
         match self.core.inherited().and_then(Mutex::try_lock) {
             Some(mut inherited) => {
                 let core = std::mem::replace(&mut *inherited, empty);
-                // Dropping it could wait for a lock of the parent, which another thread may have held at the
-                // fork.
+                // Dropping the guard could wait for a lock that another thread of the parent held at the fork.
                 std::mem::forget(inherited);
                 core
             }

@@ -2,7 +2,7 @@
 //!
 //! A piece is registered when a buffer in it is first used, so a pool that is never full is never pinned as a
 //! whole, and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for
-//! ordinary users: memory that the kernel refuses stays ordinary memory and is not tried again. A fork copies
+//! ordinary users: once the kernel refuses a piece, all further pieces stay ordinary memory. A fork copies
 //! pinned pages at once, not when they are written.
 #![allow(unsafe_code)] // registers memory with the kernel
 
@@ -56,8 +56,8 @@ impl Pinned {
             iov_base: self.pool.address_of(start).as_ptr().cast(),
             iov_len: self.piece_len.min(self.pool.capacity_bytes() - start),
         };
-        // SAFETY: the piece lies in the pool's mapping, and stays mapped as long as `self.pool`; the
-        // ring writes only into windows of it whose I/O it holds.
+        // SAFETY: the piece lies in the pool's mapping, and stays mapped as long as `self.pool`. The ring writes
+        // only into buffers whose I/Os it holds, and these keep the pool, too.
         let result = unsafe { ring.register_buffers_update(piece as u32, &[memory], None) };
         self.refused = result.is_err();
         self.registered[piece] = result.is_ok();

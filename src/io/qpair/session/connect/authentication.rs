@@ -118,7 +118,7 @@ pub(super) fn failure(failed: &Failed) -> Failure {
     Failure::new(ErrorKind::Refused, failed.to_string()).hint(hint)
 }
 
-/// DH groups, strongest first; the Null group only if the controller has no other.
+/// DH groups that the host offers, in the order of its preference. The controller chooses.
 const GROUPS: [Group; 3] = [Group::Ffdhe3072, Group::Ffdhe2048, Group::Null];
 
 /// Longer than any message of the controller.
