@@ -458,11 +458,11 @@ impl<T: Clone> Window<T> {
     /// Returns whether the sample is being read, so that waiting for it is worthwhile. Lets the window drop entries
     /// to make room for it.
     fn is_coming(&mut self, id: SampleId) -> bool {
-    if self.coming.contains(&id) {
-    self.misses = self.misses.max(MISSES); // the program is past the window: all entries may be dropped
-    return true;
-    }
-    // Other threads of the program have yet to take some entries: these stay, so there may be no room.
+        if self.coming.contains(&id) {
+            self.misses = self.misses.max(MISSES); // the program is past the window: all entries may be dropped
+            return true;
+        }
+        // Other threads of the program have yet to take some entries: these stay, so there may be no room.
         self.following.contains(&id) && self.make_room()
     }
 

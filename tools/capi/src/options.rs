@@ -456,7 +456,7 @@ impl MountOptions {
     unsafe fn tiers(&self) -> Result<Tiers, Failure> {
         // SAFETY: the caller promises that strings and arrays satisfy the header.
         unsafe {
-        Ok(Tiers {
+            Ok(Tiers {
                 tiers: texts(self.tiers, self.num_tiers, "tiers")?,
                 tiers_file: file(self.tiers_file)?,
                 policy: match self.policy {
@@ -505,7 +505,7 @@ impl SequenceOptions {
         let port = port.map_err(|_| Failure::invalid("rendezvous_port is at most 65,535"))?;
         // SAFETY: the caller promises that strings satisfy the header.
         unsafe {
-        Ok(Peers {
+            Ok(Peers {
                 peers: owned(self.peers, "peers")?,
                 round: owned(self.round, "round")?,
                 peer_mode: choice(self.peer_mode, "peer_mode")?,
