@@ -27,7 +27,7 @@ sys.path[:0] = [HERE, os.path.dirname(HERE)]
 
 import results
 
-BATCH = {"small": 256, "imagenet": 64, "large": 4}
+BATCH = {"small": 256, "imagenet": 64, "mixed": 256, "large": 4}
 # cores that something else may use during a run before it counts as disturbed
 # (the kernel's own threads for the run's I/O are in this, hence more for cold)
 NOISE = {"warm": 0.25, "cold": 0.45}
