@@ -430,7 +430,7 @@ typedef struct {
     // Tiers that keep copies of samples after the first read, fastest first, `num_tiers` strings:
     // "ram:4G"; "file:/fast/cache:20G" for a folder, file or block device; or
     // "nvme-tcp://HOST/NQN?ns=N:200G" for a remote namespace that no other node uses. Files, devices and
-    // namespaces must be empty, unless ":overwrite" is appended.
+    // namespaces must be empty or earlier tiers, unless ":overwrite" is appended.
     const char *const *tiers;
     // The number of tiers.
     size_t num_tiers;
