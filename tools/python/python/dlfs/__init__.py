@@ -16,7 +16,7 @@ Contents:
   Writer              writes samples as a new image, or adds them to one
   WritePlan           one image by many processes: each writes parts of it, and one commits them
   import_             imports files, arrays, tables, other libraries' data sets and iterables
-  delete, purge       samples leave an image, and their space is freed
+  delete, purge       delete samples of an image, and free their space
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
   Sample              one sample of several fields: a mapping of names to views, or to arrays of fields with types
   dlfs.torch          datasets and samplers for torch.utils.data
@@ -150,15 +150,15 @@ def delete(
     accept_older_generation: bool = False,
     **options: Unpack[Connect],
 ) -> int:
-    """Deletes samples of the image at `address` in one generation; returns how many there were.
+    """Deletes samples of the image at `address` in one generation; returns the number of samples deleted.
 
-    samples                  ids (integers or an integer array) or names (str or bytes), as many as there are
+    samples                  ids (integers or an integer array) or names (str or bytes), any number of them
     accept_older_generation  overwrite a bad superblock copy even if that may lose a newer generation
     options                  how to connect, as for dlfs.open
 
-    A data set that is open stays at its generation; the bytes stay until dlfs.purge. A sample that is deleted
-    already may be deleted again by its id. Raises NotFound, which lists up to 20 ids or names that the image
-    never had, and then nothing is deleted; Busy if another process is changing the image.
+    A data set that is open stays at its generation; the bytes stay until dlfs.purge. A deleted sample may be deleted
+    again by its id, but not by its name. Raises NotFound, which lists up to 20 ids that the image never had or names
+    that it does not have, and then nothing is deleted; Busy if another process is changing the image.
     """
     return _delete(address, samples, accept_older_generation=accept_older_generation, **options)
 
@@ -169,8 +169,8 @@ def purge(
     """Frees the space of deleted samples; returns how many bytes can be reused two generations later.
 
     The arguments are those of dlfs.delete. A file becomes as small as an import of its samples would make it.
-    Data sets that are open have to be opened again. Ctrl-C ends it, and the image stays whole. Raises Corrupt
-    if a sample to be kept is damaged, NoSpace without room for one chunk, Busy.
+    Data sets that are open have to be opened again. Ctrl-C ends the purge, and the image stays whole. Raises Corrupt
+    if a sample to be kept is damaged, NoSpace without room for one chunk, Busy as dlfs.delete.
     """
     return _purge(address, accept_older_generation=accept_older_generation, **options)
 
@@ -178,7 +178,7 @@ def purge(
 def save_views(path: Address, views: Mapping[str, Dataset]) -> None:
     """Saves data sets as named views in the file `path`: dlfs.open(address, view="PATH:NAME") opens one.
 
-    views            names and data sets of one image and generation, such as what Dataset.split returns
+    views            names and data sets of one image and generation, such as those that Dataset.split returns
 
     The file is replaced as a whole: a crash leaves the old one or the new one. A view belongs to its image and
     generation. Raises InvalidArgument if the data sets differ in these, or if a name is empty or has a colon.
@@ -191,14 +191,14 @@ def open(
 ) -> Dataset:
     """Opens the data set at `address`: an image file, a plain folder, a block device, or
     nvme-tcp://HOST[:4420]/NQN[?ns=N]; a list of these, or a string with commas, for a striped image.
-    Without ?ns= it names all namespaces of the subsystem that belong to the data set.
+    An address without ?ns= names all namespaces of the subsystem that belong to the data set.
 
     connect          how to connect: dlfs.Connect(...), whose options may also be keywords here
     options          dlfs.Opening: those of dlfs.Connect, dlfs.Tiers, dlfs.Peers and of reads. The most used:
                      tiers=["ram:4G", "file:/fast/cache:20G"], also one such text, or a file that describes them;
-                     policy, fields, view, snapshot, peers. A pickled data set contains them, so prefer the paths of
-                     keys. With peers it waits until all ranks have joined. A loader that is to take its rank and
-                     world size from them names `peers`, too
+                     policy, fields, view, snapshot, peers. A pickled data set contains its options, so name keys by
+                     their paths. With peers, open waits until all ranks have joined. A loader that is to take its rank
+                     and world size from the launcher names `peers`, too
 
     Raises FileNotFound, NotFound, Refused, Disconnected, TimedOut, Corrupt, Unsupported; InvalidArgument for an
     invalid address or option.
@@ -225,7 +225,7 @@ def open(
 
 
 def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
-    """Tiers, or the file that describes them."""
+    """Tiers and no file, or no tiers and the file that describes them."""
     if isinstance(tiers, str) and tiers.startswith(("ram:", "file:", "nvme-tcp:")):
         return [tiers], None
     if isinstance(tiers, (str, os.PathLike)):
@@ -236,17 +236,17 @@ def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
 class Loader(_Loader):
     """Shuffled batches, read ahead by native threads: `for batch in loader` reads one epoch.
 
-    dataset          what dlfs.open returned, or a dlfs.Mixture of several
+    dataset          a data set that dlfs.open returned, or a dlfs.Mixture of several
     batch_size       samples per batch on this rank. None: with batch_tokens, a budget of tokens instead
     order            how to shuffle samples: "grouped": whole chunks at a time, several mixed, the fastest;
                      "global": a full shuffle; "sequential"; "local", "partial": a share for each rank;
                      "weighted": drawn in proportion to `weights`
     rank, world_size this process among those that share each epoch, from 0. None: 0 and 1, or with
                      `peers` the launcher's
-    data_rank        instead of rank, and data_world_size instead of world_size, where several processes share data, as
-                     those of tensor, pipeline and context parallelism do: the processes of a data rank get the same
-                     batches. Peers are still joined by rank and world_size; dlfs.torch.data_place takes both from a
-                     device mesh
+    data_rank        with data_world_size, in place of rank and world_size, if several processes get the same batches,
+                     as in tensor, pipeline and context parallelism: these have one data_rank. Peers are still joined
+                     by rank and world_size. dlfs.torch.data_place takes data_rank and data_world_size from a device
+                     mesh
     options          dlfs.Loading: seed, epochs, drop_last, pad, window, fields and the others of dlfs.Order, dlfs.Load,
                      dlfs.Read, dlfs.Tokens, dlfs.Peers and dlfs.Store, as keywords or **dlfs.Peers(...)
 
@@ -258,7 +258,8 @@ class Loader(_Loader):
     one iterator; several iterators read the epoch independently, each with its own memory.
     The request for the first batch starts readahead, which continues across epochs. prepare() allocates its
     memory earlier.
-    A batch that you keep keeps its memory; what then does not fit `window` is allocated outside it.
+    A batch that the program keeps also keeps its memory; if the next ones then do not fit `window`, they are allocated
+    outside it.
     close(), or leaving a `with`, ends readahead; batches stay valid.
     """
 
@@ -301,7 +302,7 @@ def _check(whose: str, options: Mapping[str, Any], known: Any) -> None:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given, with weights as the library takes them."""
+    """The options that are not None, with weights as the library takes them."""
     given = {name: value for name, value in options.items() if value is not None}
     if "weights" in given:
         given["weights"] = _numbers(given["weights"])
@@ -330,7 +331,7 @@ def _numbers(given: Any) -> Any:
 def _data_place(
     data_rank: int | None, data_world_size: int | None, store: str | None
 ) -> tuple[int, int]:
-    """Rank and world size of the data, as given."""
+    """Checks data_rank and data_world_size, and returns them."""
     if data_rank is None or data_world_size is None:
         raise TypeError("data_rank and data_world_size are given together, or neither")
     if not 0 <= data_rank < data_world_size:
@@ -350,7 +351,7 @@ def _peerless(dataset: Dataset | Mixture) -> Dataset:
 
 
 def _warn_of_launcher() -> None:
-    """Warns, once, if torchrun has started several processes and nobody says which rank this one is."""
+    """Warns, once, if torchrun has started several processes. The caller has checked that no rank was given."""
     global _warned_of_launcher
     ranks = os.environ.get("WORLD_SIZE", "1")
     if _warned_of_launcher or "RANK" not in os.environ or not ranks.isdecimal() or int(ranks) < 2:
@@ -375,7 +376,7 @@ def _reopen(
 ) -> Dataset:
     """Unpickles a data set, which reads through the peers that the pickled one had joined.
 
-    snapshot         where the pickling process shares the directory, if this process was spawned by it
+    snapshot         place of the directory that the pickling process shares, if that process spawned this one
     """
     if snapshot is not None:
         options = {**options, "shared_snapshot": snapshot}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Rows(NamedTuple):
-    """Where rows come from: `take` gives those with these numbers if there is a `length`, else `tables` all of them."""
+    """A source of rows. With a `length`, `take` gives rows by their numbers; without one, `tables` gives all rows."""
 
     length: int | None
     kinds: dict[str, str | None]
@@ -16,7 +16,7 @@ class Rows(NamedTuple):
     tables: Callable[[], Iterator[Any]]
 
     def rows_of(self, table: Any) -> Iterator[dict[str, Any]]:
-        """The rows of a table or record batch, without copies of their bytes."""
+        """The rows of a table or record batch. Values of binary and string columns without nulls are not copied."""
         names = table.schema.names
         columns = [_values(_combined(table.column(at))) for at in range(len(names))]
         for row in range(table.num_rows):
@@ -24,7 +24,8 @@ class Rows(NamedTuple):
 
 
 def table_rows(source: Any) -> Rows | None:
-    """Those of a table of pyarrow, of a data set of Hugging Face, or of what gives an Arrow C stream."""
+    """The rows of a table of pyarrow, of a data set of Hugging Face, or of an object that gives an Arrow C stream; else
+    None."""
     package = type(source).__module__.split(".")[0]
     if package == "datasets":
         return _hugging_face(source)
@@ -39,7 +40,7 @@ def table_rows(source: Any) -> Rows | None:
 
 
 def _stream(source: Any) -> Rows:
-    """Those of anything that gives its rows by the Arrow C stream: tables of Polars, DuckDB and others."""
+    """The rows of an object that gives an Arrow C stream: tables of Polars, DuckDB and others."""
     import pyarrow
 
     reader = pyarrow.RecordBatchReader.from_stream(source)
@@ -81,7 +82,7 @@ class _Shaped(NamedTuple):
 
 
 def column_kind(kind: Any) -> str | None:
-    """The type of a field with values of an Arrow type; None: bytes; "?" and a name for what is neither."""
+    """The type of a field with values of an Arrow type; None: bytes; "?" and the Arrow type: no field can hold it."""
     import pyarrow.types as types
 
     if isinstance(kind, _Shaped):
@@ -116,7 +117,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _is_file(kind: Any) -> bool:
-    """Whether it is what Hugging Face stores images and audio as: bytes and a path."""
+    """Returns whether Hugging Face stores images and audio as this type: a struct of bytes and a path."""
     import pyarrow.types as types
 
     return bool(types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"})
@@ -133,7 +134,7 @@ def _number(kind: Any) -> str:
 
 
 def _combined(column: Any) -> Any:
-    """One array of a column in pieces."""
+    """One array with all values of a column that may be in pieces."""
     if not hasattr(column, "combine_chunks"):
         return column
     column = column.combine_chunks()
@@ -141,7 +142,7 @@ def _combined(column: Any) -> Any:
 
 
 def _values(column: Any) -> Callable[[int], Any]:
-    """What gives the value of a row."""
+    """A function that gives the value of a row."""
     import pyarrow.types as types
 
     kind = column.type
@@ -166,7 +167,7 @@ def _values(column: Any) -> Callable[[int], Any]:
 
 
 def _slices(column: Any) -> Callable[[int], memoryview]:
-    """Views of the bytes of a column whose values lie one behind the other."""
+    """A function that gives a view of a row's bytes in a binary or string column without nulls."""
     import numpy
 
     _, offsets, data = column.buffers()
@@ -188,7 +189,7 @@ def _plain(value: Any, kind: Any) -> Any:
 
 
 def text_of(value: Any) -> Any:
-    """A text for a column of texts, where the value is its bytes in a table."""
+    """The text whose bytes `value` views, as values of string columns do here; any other value as it is."""
     return bytes(value).decode() if isinstance(value, memoryview) else value
 
 

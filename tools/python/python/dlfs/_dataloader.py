@@ -1,9 +1,9 @@
-"""A DataLoader for torch that knows what the training loop has had, with any number of workers.
+"""A DataLoader for torch that knows which batches the training loop has had, with any number of workers.
 
-N worker processes divide rounds of N batches of each rank among themselves, in the order of their numbers. So what a
-loop has had after k batches is k // N whole rounds, and the batches of the first k % N workers of the next one. A
-state within a round says how many samples of it were had; who resumes with other workers, ranks or batches first
-reads the rest of that round, here, and goes on with whole rounds.
+N worker processes divide rounds of N batches of each rank among themselves, in the order of their numbers. So after k
+batches a loop has had k // N whole rounds, and the batches of the first k % N workers of the next round. A state within
+a round says how many samples of the round were had. A run that resumes from it, with any workers, ranks or batch size,
+first reads the rest of that round in the main process, and goes on with whole rounds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .torch import IterableDataset
 
 
-# torch does not annotate it.
+# torch does not annotate this function.
 _pin: Callable[[Any], Any] = torch.utils.data._utils.pin_memory.pin_memory
 
 
 class Round(NamedTuple):
-    """How a round of the workers was divided, and how many of its samples all ranks have had."""
+    """The division of a round among workers and ranks, and the number of its samples that all ranks together had."""
 
     workers: int
     world_size: int
@@ -40,7 +40,7 @@ class Round(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a run stands: a state between two rounds, and within which round behind it, if in one."""
+    """The position of a run: a state between two rounds, and, if the run is within the round after it, that round."""
 
     state: dict[str, Any]
     round: Round | None
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
-    """torch's DataLoader over a dlfs.torch.IterableDataset, with states that count what the loop has had.
+    """torch's DataLoader over a dlfs.torch.IterableDataset, with states that count the batches that the loop has had.
 
         loader = dlfs.torch.DataLoader(dlfs.torch.IterableDataset(ds, 256, transform=decode), num_workers=3)
         for batch in loader: ...
@@ -77,7 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     Each `for` reads one epoch from its start: the next one if the last one was completed, otherwise the same one
     again; right after load_state_dict, it resumes. That holds for workers that are started for each epoch, too. A
     state can be loaded with another number of workers, batch size or world size, and so can a state of torchdata's
-    StatefulDataLoader over the same data set. If it is from within a round of workers, the rest of that round is
+    StatefulDataLoader over the same data set. If a state is from within a round of workers, the rest of that round is
     read in this process, with the transform, before workers go on.
 
     A map-style data set takes a dlfs.torch.BatchSampler:
@@ -85,14 +85,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         items = dlfs.torch.Dataset(ds, transform=decode)
         loader = dlfs.torch.DataLoader(items, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=3)
 
-    Its state is that of the sampler after the batches that the loop has had, not after those drawn ahead. Any number
-    of workers goes on from it, at any batch, and so does the sampler alone.
+    The loader's state is then that of the sampler after the batches that the loop has had, not after those drawn ahead.
+    Any number of workers goes on from it, at any batch, and so does the sampler alone.
 
-    len() is the number of batches of a whole epoch; of batches by tokens, whose number differs, of the current or next
-    one. Other options are torch's.
+    len() is the number of batches of a whole epoch; with batches by tokens, where epochs differ, of the current or next
+    epoch. Other options are torch's.
     """
 
-    dataset: IterableDataset  # or a map-style data set, which nothing here asks
+    dataset: IterableDataset  # or a map-style data set, whose methods this class does not call
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         from .torch import IterableDataset
 
-        # The sampler's side of a map-style data set.
+        # Set for a map-style data set: the draws of its sampler.
         self._map: MapStyle | None = None
         kind = type(dataset).__qualname__
         if isinstance(dataset, IterableDataset):
@@ -145,20 +145,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._map is not None:
             return
         dataset = self.dataset
-        # Where the next iterator begins, unless the data set was moved since.
+        # The place at which the next iterator begins, unless the data set was moved since.
         self._next = Place(dataset._own_state(), None)
         self._moves = dataset._moves()
         self._loaded = False
-        # How far the newest iterator is.
+        # The progress of the newest iterator.
         self._run: _Progress | None = None
-        # Whether workers have begun an epoch whose last batch the loop does not have.
+        # True while workers have begun an epoch, and the loop does not have its last batch.
         self._under_way = False
 
     def __len__(self) -> int:
         if self._map is not None:
             return len(self._map.draws)
         if self.dataset._by_tokens():
-            # Of the epoch that is read, or else of the next one.
+            # The epoch that is being read, or else the next one.
             return self.dataset._left({**self._begin().state, "consumed": 0}, max(self.num_workers, 1))
         return self.dataset.num_batches(self.num_workers)
 
@@ -188,8 +188,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return place.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iterator resumes from `state`: one of this class, of dlfs.Loader, of what this loader is made of, or
-        of a StatefulDataLoader over a data set like this one. Raises the errors of Loader.load_state_dict."""
+        """The next iterator resumes from `state`: a state of this class, of dlfs.Loader, of this loader's data set or
+        sampler, or of a StatefulDataLoader over a data set like this one. Raises Loader.load_state_dict's errors."""
         if self._map is not None:
             return self._map.load_state_dict(state)
         if "_snapshot" in state or "_num_yielded" in state:
@@ -198,7 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             place = Place.of(state)
         if place.round is not None:
             self.dataset._check_rounds()
-            self.dataset._ids_of(place.state, place.round, 0, 0)  # refuses what is not of this order
+            self.dataset._ids_of(place.state, place.round, 0, 0)  # raises if the state is of another order
         self._go_to(place)
         self._loaded = True
 
@@ -206,8 +206,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """The same place as a state of torchdata's StatefulDataLoader over a data set like this one, with as many
         workers as this loader, or with `num_workers`.
 
-        From within a round, that loader must have the workers, batches and ranks of the round, since its workers
-        cannot divide what is left of it. Otherwise raises Unsupported, which says how many batches are missing.
+        From within a round, that loader must have the workers, batch size and ranks of the round, since its workers
+        cannot divide the rest of the round. Otherwise raises Unsupported, which says how many batches are missing.
         """
         workers = self.num_workers if num_workers is None else num_workers
         if workers < 0:
@@ -220,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 self._refuse_round(place, workers)
             return alone(place.state)
         if data._by_tokens():
-            # A round begins at any batch. Workers that have none in it are at the next epoch.
+            # A round begins at any batch. Workers with no batch left in this epoch are at the next one.
             over = {**place.state, "epoch": place.state["epoch"] + 1, "consumed": 0}
             left = data._left_by_tokens(place.state, workers, data._rank()[0])
             return of_workers([(place.state, False) if one else (over, True) for one in left], 0)
@@ -258,12 +258,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
 
     def _items(self) -> Iterator[Any]:
-        """The batches of the epoch from where it begins."""
+        """The batches of the next iterator, from its place to the end of that epoch."""
         data, place = self.dataset, self._begin()
         if place.state["epoch"] >= data._epochs():
             return
         self._run = run = _Progress(data, self.num_workers, place)
-        # A loaded place is for one iterator; one that is left before its end begins its epoch again.
+        # A loaded place is for one iterator. If the loop leaves this one early, the next one begins its epoch again.
         self._next, self._loaded = Place({**place.state, "consumed": 0}, None), False
         if place.round is not None:
             yield from self._rest_of_round(run, place.state, place.round)
@@ -283,9 +283,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._end(run)
 
     def _restart_workers(self) -> None:
-        """Ends persistent workers whose last iterator was left: one that had not begun it yet would take the place
-        of the next iterator for its own."""
-        left: Any = self._iterator  # torch does not annotate what it has
+        """Ends persistent workers after the loop has left their last iterator. A worker that had not begun that
+        iterator yet would begin it at the place that is meant for the next one."""
+        left: Any = self._iterator  # torch does not annotate its attributes
         self._iterator = None
         if left is not None:
             left._shutdown_workers()
@@ -299,7 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _rest_of_round(
         self, run: _Progress, before: dict[str, Any], round: Round
     ) -> Iterator[Any]:
-        """What other workers have left of their round, read in this process."""
+        """Reads the rest of a round that workers have begun, in this process."""
         data, options = self.dataset, self.dataset._options
         whole = [id for piece in data._pieces(before, round) for id in piece]
         after = data._after_round(before, round)
@@ -327,14 +327,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._loaded = False
 
     def _begin(self) -> Place:
-        """Where the next iterator begins."""
+        """The place at which the next iterator begins."""
         if self.dataset._moves() != self._moves:  # the user has moved the data set
             self._next, self._loaded = Place(self.dataset._own_state(), None), False
             self._moves, self._run = self.dataset._moves(), None
         return self._next
 
     def _of_stateful(self, state: Mapping[str, Any]) -> Place:
-        """The place of a state of StatefulDataLoader."""
+        """The place that a state of StatefulDataLoader describes."""
         try:
             if "_num_yielded" in state:
                 return Place(dict(state["dataset_state"]), None)
@@ -367,8 +367,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         after, next_epoch = data._after_round(before, part), (first[0] + 1, 0)
         end = (after["epoch"], after["consumed"])
         for ahead in range(len(reached) + 1):
-            # The workers that have given their batch of the round are behind it, the others in front of it; one that
-            # has no more in this epoch may say the next one.
+            # The first `ahead` workers have given their batch of the round, and stand at its end, the others at its
+            # start. A worker that has no more batches in this epoch may stand at the next one.
             expected = [end] * ahead + [first] * (len(reached) - ahead)
             if all(
                 one == at or (one == next_epoch and data._ended(before, part, worker, worker < ahead))
@@ -381,7 +381,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
 
     def _of_stateful_by_tokens(self, before: dict[str, Any], reached: list[tuple[int, int]]) -> Place:
-        """The place of workers of which the first ones have given their batch of a round, and are at its end."""
+        """The place if the first workers have given their batch of a round, and stand at its end, the others at its
+        start."""
         data, ranks = self.dataset, self.dataset._rank()[1]
         start = (int(before["epoch"]), int(before["consumed"]))
         ahead, next_epoch = reached.index(start), (start[0] + 1, 0)
@@ -389,7 +390,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         whole.skip(1)
         after = whole.state_dict()
         end = (int(after["epoch"]), int(after["consumed"]))
-        # Those that have no other batch in the epoch are at the next one.
+        # A worker that has no more batches in the epoch stands at the next one.
         behind = all(at in (start, next_epoch) for at in reached[ahead:])
         if not behind or any(at not in (end, next_epoch) for at in reached[:ahead]):
             raise InvalidArgument("its workers are not in one round: it is not of this data set's workers")
@@ -397,17 +398,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
 
 class _Progress:
-    """How far an iterator is. It does not hold the iterator, so that workers end with that."""
+    """The progress of an iterator. It holds no reference to the iterator, whose workers end when it is dropped."""
 
     def __init__(self, data: IterableDataset, workers: int, begun: Place) -> None:
         self.data, self.workers, self.begun = data, workers, begun
-        # Where whole rounds begin, and how many batches of them were handed out and will be in this epoch.
+        # The state at which whole rounds begin. From there: batches handed out, and batches to the end of the epoch.
         self.counted = begun.state
         self.handed, self.left = 0, 0
-        # Batches by tokens: where the rank stands after the first `follows` of those handed out.
+        # Batches by tokens: the order of the rank, after the first `follows` of the batches handed out.
         self.followed: _Ids | None = None
         self.follows = 0
-        # After the newest batch, if it was of the rest of a round, or the last one of the epoch.
+        # The place, if it need not be counted: until the first batch of whole rounds, and after the epoch's last batch.
         self.known: Place | None = begun
 
     def behind(self) -> Place:
@@ -415,7 +416,7 @@ class _Progress:
         return Place({**self.begun.state, "epoch": self.begun.state["epoch"] + 1, "consumed": 0}, None)
 
     def place(self) -> Place:
-        """Where the run stands after what was handed out."""
+        """The place after the batches that were handed out."""
         if self.known is not None:
             return self.known
         data = self.data
@@ -435,7 +436,8 @@ class _Progress:
 
 
     def _after_handed(self) -> dict[str, Any]:
-        """The state after the batches by tokens that were handed out, which those of the rank follow one by one."""
+        """The state after the batches by tokens that were handed out: the next batches of the rank, in order, whatever
+        the workers."""
         if self.followed is None:
             self.followed, self.follows = self.data._of_rank(self.counted, *self.data._rank()), 0
         if self.followed.epoch == self.counted["epoch"]:

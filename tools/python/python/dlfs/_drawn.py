@@ -1,8 +1,8 @@
-"""What a loop has had of a map-style data set, while torch draws ahead of it.
+"""Progress of a loop over a map-style data set, while torch draws ahead of the loop.
 
-torch asks the batch sampler for as many batches as its workers read ahead. Each draw notes where the sampler then
-stands; each batch that the loop takes uses up the note of its draw, since torch hands batches out in the order of their
-draws.
+torch asks the batch sampler for as many batches as its workers read ahead. Each draw appends a note of the sampler's
+state after the draw. Each batch that the loop takes uses up the oldest note, which is the note of this batch, since
+torch hands out batches in the order in which they were drawn.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ._stateful import of_sampler
 
 
 class Draws(torch.utils.data.Sampler[list[int]]):
-    """A BatchSampler whose draws are noted; what else is asked of it goes to the sampler."""
+    """A BatchSampler that notes its draws, and passes all other calls on."""
 
     def __init__(self, sampler: BatchSampler) -> None:
         self.sampler = sampler
-        # Who gets the notes of the next iterator.
+        # The run that gets the notes of the next iterator; None: draws are not noted.
         self.run: Run | None = None
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ def _noted(drawn: Drawn, run: Run) -> Iterator[list[int]]:
 
 
 class Run:
-    """How far an iterator is: what was drawn for it, and what the loop has had."""
+    """Progress of an iterator: notes of batches drawn and not yet handed out, and the state after those handed out."""
 
     def __init__(self, begun: dict[str, Any]) -> None:
         self.begun, self.had = begun, begun
@@ -74,18 +74,18 @@ class MapStyle:
     def __init__(self, sampler: BatchSampler) -> None:
         self.draws = Draws(sampler)
         self._sampler = sampler
-        # Where the next iterator begins, unless the sampler was moved since.
+        # The state in which the next iterator begins, unless the sampler was moved since.
         self._next, self._moves = sampler.state_dict(), sampler.moves
         self._run: Run | None = None
 
     def items(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """The batches of the epoch from where it begins; `begin` makes torch's iterator."""
+        """The batches of the next iterator; `begin` makes torch's own iterator."""
         place = self._begin()
         if place["epoch"] >= self._sampler.epochs:
             return
         self._go_to(place)
         run = self._run = self.draws.run = Run(place)
-        # A loaded place is for one iterator; one that is left before its end begins its epoch again.
+        # A loaded place is for one iterator. If the loop leaves this one early, the next one begins its epoch again.
         self._next = {**place, "consumed": 0}
         batches = begin()
         self.draws.run = None
@@ -93,7 +93,7 @@ class MapStyle:
             run.hand_out()
             self._follow(run)
             yield item
-        run.end()  # a rank can have nothing of the last batch of an epoch
+        run.end()  # no note ends the epoch if this rank has nothing of its last batch
         self._follow(run)
 
     def _follow(self, run: Run) -> None:
@@ -101,7 +101,7 @@ class MapStyle:
             self._next = run.had
 
     def _begin(self) -> dict[str, Any]:
-        """Where the next iterator begins."""
+        """The state in which the next iterator begins."""
         if self._sampler.moves != self._moves:  # the user has moved the sampler
             self._next, self._moves, self._run = self._sampler.next_place(), self._sampler.moves, None
         return self._next
@@ -131,7 +131,7 @@ class MapStyle:
 
 
 def _of_stateful(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sampler's state in one of StatefulDataLoader."""
+    """The sampler's state within a state of StatefulDataLoader."""
     try:
         behind = int(state.get("_steps_since_snapshot", 0))
         main = state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state

@@ -18,9 +18,9 @@ class InvalidArgument(Error, ValueError):
 
 
 class NoArray(InvalidArgument, AttributeError):
-    """The batch has no such array: lengths differ, or samples have several fields.
+    """The batch has no such array: lengths or shapes differ, a sample lacks the field, or samples have several fields.
 
-    As an AttributeError, so that hasattr and getattr with a default answer instead of raising.
+    It is an AttributeError, too, so that hasattr and getattr with a default answer instead of raising.
     """
 
 
@@ -71,7 +71,7 @@ class Refused(Error, OSError):
 
 
 class Busy(Error, OSError):
-    """Another process is using it, such as another importer."""
+    """Another process, such as an importer, is using the image, the device or the address."""
 
 
 class Stale(Error):

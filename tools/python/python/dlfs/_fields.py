@@ -1,4 +1,4 @@
-"""Types of fields, the numbers that they hold, and the dtype of bf16."""
+"""Types of fields, conversion of numbers to them, and the dtype of bf16."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy
 
 
 class FieldType(NamedTuple):
-    """What the bytes of a field are: arrays of a dtype and a shape.
+    """The type of a field: its bytes are an array of this dtype and shape.
 
     dtype    the name of the elements' type, as in numpy; also "bfloat16"
-    shape    the length of each dimension; None for that of the first one if it differs from sample to sample.
+    shape    the length of each dimension, None for a first dimension whose length differs from sample to sample.
              (): single numbers
     """
 
@@ -25,19 +25,20 @@ def _bf16() -> numpy.dtype[Any]:
     try:
         bfloat16: Any = importlib.import_module("ml_dtypes").bfloat16
     except ImportError:
-        bfloat16 = "uint16"  # their bits
+        bfloat16 = "uint16"  # the bits of the numbers
     dtype: numpy.dtype[Any] = numpy.dtype(bfloat16)
     return dtype
 
 
-# numpy has no dtype for bf16.
+# numpy itself has no dtype for bf16.
 BF16 = _bf16()
 
 
 def exactly(given: Any, dtype: str) -> Any:
     """The numbers `given`, which are no array, as an array of `dtype`.
 
-    A type of floats rounds floats to its precision, within its range. No other number may change.
+    A type of floats rounds floats to its precision, within its range. Raises ValueError if any other number would
+    change.
     """
     array: Any = numpy.asarray(given)
     if array.dtype.kind not in "biufO":
@@ -45,7 +46,7 @@ def exactly(given: Any, dtype: str) -> Any:
     fast = _converted(array, numpy.dtype(dtype))
     if fast is not None:
         return fast
-    # As they were given: numpy makes floats of integers that stand beside them.
+    # Not from `array`: numpy made floats of its integers if they were given together with floats.
     numbers: Any = numpy.asarray(given, object)
     try:
         with numpy.errstate(all="ignore"):
@@ -59,7 +60,8 @@ def exactly(given: Any, dtype: str) -> Any:
 
 
 def _converted(array: Any, dtype: numpy.dtype[Any]) -> Any:
-    """What numpy makes of an array, where that can be told to be right without a look at each number as it was given."""
+    """The array as `dtype` if its own dtype and range show that the result is right. None: `exactly` must compare each
+    number as it was given."""
     if array.dtype == dtype and dtype.kind != "f":
         return array
     if array.dtype.kind in "iu" and dtype.kind in "iu":
@@ -72,7 +74,7 @@ def _converted(array: Any, dtype: numpy.dtype[Any]) -> Any:
 
 
 def _is_rounded(number: Any, stored: Any) -> bool:
-    """Whether `stored` is the float `number` in another precision, or both are NaN."""
+    """Returns whether `stored` is the float `number` in another precision, or both are NaN."""
     if not isinstance(number, (float, numpy.floating)) or not isinstance(stored, float):
         return False
     return not math.isinf(stored) and math.isnan(number) == math.isnan(stored)

@@ -1,4 +1,4 @@
-"""Imports what is there already: files, arrays, tables, data sets of other libraries, and iterables."""
+"""Imports data that exists already: files, arrays, tables, data sets of other libraries, and iterables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def import_(
     accept_older_generation: bool = False,
     **options: Any,
 ) -> Written:
-    """Imports `source` as a new image at `address`, or adds it to one; returns what it committed.
+    """Imports `source` as a new image at `address`, or adds it to one; returns the result of the commit.
 
         dlfs.import_("pictures/", "train.dlfs")                                   # as the command dlfs import
         dlfs.import_(glob("train-*.parquet"), "train.dlfs", label="label")        # rows of files
@@ -56,30 +56,30 @@ def import_(
         dlfs.import_((make(i) for i in range(10**6)), "train.dlfs")               # anything, one after the other
 
     source    a path, or a list of paths, as for the command dlfs import; a mapping of names to arrays of one length,
-              or one array; a table, a record batch reader or a data set of pyarrow; a data set of Hugging Face; what
-              gives its rows by the Arrow C stream, as tables of Polars and DuckDB do; a map-style data set of PyTorch;
-              or any iterable of samples: mappings of fields, or bytes
+              or one array; a table, a record batch reader or a data set of pyarrow; a data set of Hugging Face; an
+              object that gives its rows as an Arrow C stream, such as tables of Polars and DuckDB; a map-style data set
+              of PyTorch; or any iterable of samples: mappings of fields, or bytes; or pairs of one of these and a label
     fields    the fields to take, or their names and types, as for dlfs.Writer. None: all of them, with the types that
               the source or its first sample has. Of files: types of fields, where they have any; of rows also the
               columns to take, if one is named without a type
-    columns   typed label columns: names and types. They come with the fields. Of files: the path of a table, as for
-              --columns; or "union": files of rows may have columns that others of them do not have
-    name      the field that is the name of the sample, or a function of the sample; else the id is
+    columns   typed label columns: names and types. Their values come with the fields. Of files: the path of a table, as
+              for --columns; or "union": files of rows may have different columns
+    name      the field that is the name of the sample, or a function of the sample. None: the id is the name
     label     the field that is the label: a number or the name of a class
-    shuffle   True: samples are shuffled together where the source has a length and rows in any order; where it comes
-              as a stream, so many bytes at a time as dlfs.Writer says
+    shuffle   True: all samples are shuffled together if the source has a length and gives rows in any order; samples of
+              a stream are shuffled as by dlfs.Writer, shuffle_bytes at a time
     from_, on_error, resume, prefix, nested
               of files: as for the command dlfs import; name and label are columns of their rows, if they have any
     max_expansion
-              of files: the most bytes to make of each that is read, by decompression, by links to a file that was
-              taken already, or of rows that share values; each of these may make 256 MiB
-    classes   of files: a text file with the name of a class on each line, or another image, whose numbers classes get.
-              None: those of the source, by name
+              of files: the most bytes to make of each byte that is read, by decompression, by links to a file that was
+              taken already, or of rows that share values; each of these three may make 256 MiB in any case
+    classes   of files: a text file with the name of a class on each line, or another image: classes get their numbers
+              from it. None: those of the source, by name
     split     of hf://datasets/OWNER/NAME: the split to take, or several, as the paths of the files say; None: all files
     append, overwrite, seed, chunk_size, pack, catalog, options
               as for dlfs.Writer; of files also links and hidden, as for dlfs.open
 
-    If it raises, the image is as it was before.
+    If it raises, no sample was added, and the image is as it was before, except with `overwrite`.
     """
     how: dict[str, Any] = {
         "append": append,
@@ -124,20 +124,20 @@ def import_(
 
 
 class _Source(Protocol):
-    """Samples; those with a count have them in any order."""
+    """A source of samples. A source with a count gives them in any order."""
 
     count: int | None
-    has_seen_all: bool  # whether its kinds are those of all samples, and not of the first one
+    has_seen_all: bool  # True: `kinds` is of all samples; False: of the first one only
 
     def kinds(self) -> dict[str, str | None]:
         """Names and types of all fields; empty for samples that are bytes."""
 
     def rows(self, ids: Iterable[int]) -> Iterator[Any]:
-        """The samples with these numbers; all of them where there is no count."""
+        """The samples with these numbers; all samples if there is no count."""
 
 
 class _Taken:
-    """What of a sample becomes its name, its label, its columns and its fields."""
+    """Takes name, label, columns and fields out of each sample, and writes them."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Taken:
         self.name, self.label, self.columns = name, label, columns
         self.fields = None if fields is None else _mapping(fields)
         self.keys: list[str] = []
-        # What no sample has had yet, and what samples may have without being taken.
+        # Keys to take that no sample has had yet; keys that samples may have, or None for any.
         self.unseen: set[str] = set()
         self.known: set[str] | None = None
         self.classes: list[str] | None = None
@@ -184,7 +184,8 @@ class _Taken:
             raise TypeError(f"the samples have no {min(self.unseen)!r}: they have {self.has}")
 
     def check_keys(self, number: int, sample: Mapping[str, Any]) -> None:
-        """An error if the sample has what would be dropped."""
+        """Raises TypeError if the sample has a key that would be dropped, since the first sample did not have it; notes
+        which missing keys it has."""
         late = next((key for key in sample if self.known is not None and key not in self.known), None)
         if late is not None:
             kind = (_kind_of(sample[late]) or "bytes").removeprefix("?")
@@ -225,7 +226,7 @@ def _ids_of(out: Writer, source: _Source) -> Iterator[int]:
 
 
 class _Arrays:
-    """Arrays of one length: sample i is what each of them has there."""
+    """Arrays of one length: sample i is element i of each of them."""
 
     has_seen_all = True
 
@@ -319,7 +320,7 @@ class _Table:
 
 
 def _paths(source: Any) -> list[str] | None:
-    """Paths, if the source is files."""
+    """The paths, if the source is one or more paths."""
     if isinstance(source, (str, os.PathLike)):
         return [os.fspath(source)]
     is_list = isinstance(source, (list, tuple)) and len(source) > 0
@@ -335,7 +336,7 @@ def _mapping(fields: Mapping[str, str | None] | Iterable[str] | None) -> dict[st
 
 
 def _kinds_of(samples: Iterable[Any]) -> dict[str, str | None]:
-    """Names and types of the fields that samples have. None says nothing of a type."""
+    """Names and types of the fields that samples have. A value of None tells no type."""
     kinds: dict[str, str | None] = {}
     for sample in samples:
         for field, value in sample.items() if isinstance(sample, Mapping) else ():
@@ -346,14 +347,14 @@ def _kinds_of(samples: Iterable[Any]) -> dict[str, str | None]:
 
 
 def _wider(known: str | None, kind: str | None) -> str | None:
-    """The type of both; the first one where there is none, so that the second value is refused."""
+    """The type that holds both; the first one if no type does, so that the writer refuses the second value."""
     if known == NOTHING:
         return kind
     return "f64" if {known, kind} == {"i64", "f64"} else known
 
 
 def _kind_of(value: Any) -> str | None:
-    """The type of a field with this value; "?" and a name for what is none."""
+    """The type of a field with this value; None: bytes; "?" and the name of the value's type: no field can hold it."""
     if value is None or isinstance(value, (bytes, bytearray, memoryview, str)):
         return None
     if isinstance(value, bool):
@@ -383,17 +384,17 @@ def _array(value: Any) -> Any:
     array = numpy.asarray(value)
     if hasattr(value, "dtype") or array.dtype.kind not in "fSU":
         return array
-    # numpy makes texts of numbers beside texts, cuts NULs off their ends, and rounds integers beside floats.
+    # Beside texts, numpy makes texts of numbers. It cuts NULs off the ends of texts, and rounds integers beside floats.
     return numpy.asarray(value, object) if array.dtype.kind in "SU" else exactly(value, array.dtype.name)
 
 
 def _class_of(number: int, classes: list[str]) -> str | None:
-    """The class of a label of Hugging Face, which is -1 where there is none."""
+    """The class of a label of Hugging Face, where -1 means none."""
     return classes[number] if number >= 0 else None
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy or torch as one of Python, and a text of Arrow as one."""
+    """A number of numpy or torch as a number of Python, and a text of Arrow as a str."""
     if isinstance(value, memoryview):
         return bytes(value).decode()
     return value.item() if hasattr(value, "item") else value

@@ -13,13 +13,13 @@ from ._errors import InvalidArgument
 
 
 class Repeat(NamedTuple):
-    """Part of a mixture: so many times the samples of the data set."""
+    """Part of a mixture: `times` times the samples of the data set."""
 
     times: float | str | Decimal
 
 
 class Choose(NamedTuple):
-    """Part of a mixture: so many samples."""
+    """Part of a mixture: this number of samples."""
 
     samples: int
 
@@ -33,13 +33,13 @@ def repeat(times: float | str | Decimal) -> Repeat:
 
 
 def choose(samples: int) -> Choose:
-    """Part of a mixture: each epoch has so many samples of the data set, whatever its length."""
+    """Part of a mixture: each epoch has this number of samples of the data set, whatever its length."""
     return Choose(samples)
 
 
 class Mixture(_Mixture):
-    """Several data sets as one: wherever dlfs.Loader, dlfs.torch.IterableDataset and so dlfs.torch.DataLoader take a
-    data set, they take a mixture.
+    """Several data sets as one. dlfs.Loader and dlfs.torch.IterableDataset, and so dlfs.torch.DataLoader, take a
+    mixture wherever they take a data set.
 
         mixture = dlfs.Mixture([(web, 0.7), (code, 0.2), (books, 0.1)], epoch_size=1_000_000)
         for batch in dlfs.Loader(mixture, batch_size=256):
@@ -50,17 +50,19 @@ class Mixture(_Mixture):
                  that a later phase has; each data set is there once
     epoch_size   samples of an epoch. None: what repeat and choose say, or as many as all data sets have
     batching     "stratified": each global batch has its share of each data set, one or two more or less; "random":
-                 as chance has it; "per_source": each global batch is of one data set. ("per_source", n) fixes its
-                 number of samples: it is part of the sequence, so a run that resumes with another global batch names
-                 the first one's. An open epoch then ends with its last whole batch
+                 as chance has it; "per_source": each global batch is of one data set, and an epoch of weights without
+                 epoch_size ends with its last whole batch. ("per_source", n) fixes the number of samples of a global
+                 batch, of which epochs and phases must be multiples. This number is part of the sequence, so a run
+                 that resumes with another global batch names the first run's
     phases       a curriculum: pairs of a position in the run, counted in samples of all ranks, and the weights of all
-                 data sets from there on. A run that resumes may have other phases after what it has consumed
+                 data sets from there on. A run that resumes may have other phases after the samples consumed so far
 
-    What an epoch has of each data set is exact: counts(). A data set that is used up begins again, shuffled anew;
-    one that is not goes on in the next epoch where it was. Ids, labels and fields of a batch are those of the
-    data set that `sources` names; all data sets have the same fields. The state has one position, and resumes with
-    any world size, batch size and number of workers; one of another mixture is refused, and the message says which
-    data set differs. len() is the samples of an epoch. The data sets stay open as long as the caller keeps them so.
+    The number of samples of each data set in an epoch is exact: counts(). A data set that is used up begins again,
+    shuffled anew; a data set that is not goes on in the next epoch where it was. Ids, labels and fields of a batch are
+    those of the data set that `sources` names; all data sets have the same fields. The state has one position, and
+    resumes with any world size, batch size and number of workers; a state of another mixture is refused, and the
+    message says which data set differs. len() is the samples of an epoch. The mixture does not keep its data sets open:
+    the caller does.
     """
 
     def __new__(
@@ -102,10 +104,11 @@ class Mixture(_Mixture):
         parts = ", ".join(f"{text} of {dataset!r}" for dataset, (_, text) in self._made_of[0])
         return f"<dlfs.Mixture: {parts}>"
 
-    # What dlfs.torch asks of a data set.
+    # The part of a data set's interface that dlfs.torch uses.
 
     def _pinned(self, global_batch: int) -> Mixture:
-        """This mixture with batches of one data set of this length, whatever the workers, unless it says another."""
+        """This mixture. "per_source" without a number of its own gets `global_batch`, so that the sequence is the same
+        with any number of workers."""
         pairs, epoch_size, (kind, batch), later = self._made_of
         if kind != "per_source" or batch:
             return self

@@ -29,7 +29,7 @@ class WrittenPart(NamedTuple):
 
 
 class WritePlan(_WritePlan):
-    """What the writers of one image agree on. It may be pickled, or saved to a file; what they write does not change it.
+    """A plan that the writers of one image share. It may be pickled, or saved to a file; writing does not change it.
 
         plan = dlfs.WritePlan(["a.dlfs", "b.dlfs"], {"jpg": "bytes", "cls": "i64"})   # once
         with plan.part(rank) as out:                                                  # in each process
@@ -38,12 +38,12 @@ class WritePlan(_WritePlan):
         plan.commit(world_size)                                                       # once, after all of them
 
     A part has any number of samples, which no other process needs to know. The image has the samples of part 0 first,
-    then those of part 1, and so on; nothing is visible before the commit. An attempt at a part that failed, or whose
-    process was killed, is repeated: what it left is written over.
+    then those of part 1, and so on; nothing is visible before the commit. If an attempt at a part fails, or its process
+    is killed, write the part again; the space of the failed attempt is written over.
 
-    address   where: the addresses of the namespaces, which do not exist or are empty. Each takes one part at a time, one
-              behind the other: as many processes write at once as there are namespaces
-    classes   the names of classes, where labels are names: their places in it are their numbers
+    address   the addresses of the namespaces, which do not exist or are empty, except with `overwrite`. A namespace
+              takes one part at a time, so as many processes write at once as there are namespaces
+    classes   the names of classes, where labels are names: the number of a class is its place in this list
     fields, columns, shuffle, overwrite, seed, chunk_size, pack, shuffle_bytes, options
               as for dlfs.Writer
     """
@@ -98,23 +98,23 @@ class WritePlan(_WritePlan):
     def part(self, number: int, *, anywhere: bool = False) -> PartWriter:
         """A writer of part `number`, from 0: `with plan.part(number) as out: out.write(...)`.
 
-        It writes onto namespace `number` modulo their number; with `anywhere`, onto the next one that is free. Raises
-        Busy where another part, or another attempt at this one, is being written there.
+        It writes onto namespace `number` modulo the number of namespaces; with `anywhere`, onto the next one that is
+        free. Raises Busy if another part, or another attempt at this one, is being written there.
         """
         return PartWriter(self, number, anywhere)
 
     def complete(self) -> list[WrittenPart]:
-        """The parts that are complete, and need not be written again; of each the last attempt."""
+        """The parts that are complete, and need not be written again; of each part, the last complete attempt."""
         return [WrittenPart(**part) for part in self._complete()]
 
     def commit(self, parts: int | Iterable[WrittenPart], *, catalog: str | None = None) -> Written:
-        """Commits all parts as one generation, of which other attempts are no part; may be repeated.
+        """Commits all parts as one generation, without other attempts at them; may be repeated.
 
-        parts     how many there are: of each, the last complete attempt counts. Or the parts themselves, in their order
-                  in the image: those that an engine says count
+        parts     the number of parts: of each, the last complete attempt counts. Or the parts themselves, such as the
+                  attempts that an engine accepts, in their order in the image
         catalog   also give the image this name in a catalogue: "dlfs://CATALOGUE/NAME"
 
-        Raises NotFound, which lists parts that are not complete, and InvalidArgument where two samples have one name.
+        Raises NotFound, which lists parts that are not complete, and InvalidArgument if two samples have one name.
         """
         if isinstance(parts, int):
             return Written(**self._commit(parts, [], catalog))
@@ -134,18 +134,18 @@ def _plan_of(cls: type[WritePlan], data: bytes, options: dict[str, Any]) -> Writ
 class PartWriter(_Writer):
     """Writes one part of an image: see WritePlan.part.
 
-    Samples are written as by dlfs.Writer; write() returns how many of this part were before. A sample without a name
-    gets the numbers of the part and of its place in it, 00003-000000017. The end of the block makes the part durable;
-    if the block raises, there is no part.
+    Samples are written as by dlfs.Writer; write() returns the number of earlier samples of this part. A sample without
+    a name gets one of the part's number and the sample's place in the part, 00003-000000017. The end of the block makes
+    the part durable; if the block raises, there is no part.
     """
 
-    written: WrittenPart | None = None  # once it is complete
+    written: WrittenPart | None = None  # None until the part is complete
 
     def __new__(cls, plan: WritePlan, number: int, anywhere: bool = False) -> Self:
         return super().__new__(cls, plan, {"number": number, "anywhere": anywhere}, {})
 
     def finish(self) -> WrittenPart:
-        """Makes the part durable; what a `with` block does at its end."""
+        """Makes the part durable, as a `with` block does at its end."""
         self.written = WrittenPart(**self._finish_part())
         return self.written
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet: the objects that `peers=` takes, in one shape for the native half.
+"""Meeting places of the ranks of a job: the objects that `peers=` takes, with one interface for the native half.
 
 Each class has set(round, rank, record), get(round, world_size, seconds) -> a record or None for each rank, and
 describe(). A record is at most 1 KiB of bytes.
@@ -15,12 +15,12 @@ from typing import Any
 
 from ._errors import TimedOut
 
-# Text for the native half, or an object; rank and world size if the object knows them.
+# Text for the native half, or an object; rank and world size, if torch.distributed or MPI knows them.
 _Resolved = tuple[str | None, Any, tuple[int, int] | None]
 
 
 def resolve(peers: Any) -> _Resolved:
-    """What `peers` stands for. Raises TypeError if nothing can meet there."""
+    """The meeting place that `peers` names. Raises TypeError if ranks cannot meet there."""
     if isinstance(peers, str) and peers == "auto":
         return _auto()
     if isinstance(peers, (str, os.PathLike)):
@@ -40,7 +40,8 @@ def resolve(peers: Any) -> _Resolved:
 
 
 def _auto() -> _Resolved:
-    """What the launcher has: the store of an initialised torch.distributed, MPI, or its variables."""
+    """The store of an initialised torch.distributed, else MPI if it is initialised and has several ranks, else "auto":
+    the native half then reads the launcher's variables."""
     if (place := _group()) is not None:
         from torch.distributed import distributed_c10d
 
@@ -93,7 +94,7 @@ class _Store:
             try:
                 return list(self._store.multi_get(keys))
             except (RuntimeError, NotImplementedError):
-                pass  # a store that only has the method's name
+                pass  # the store has the method, but does not support it
         return [self._store.get(key) for key in keys]
 
     def describe(self) -> str:
@@ -101,7 +102,7 @@ class _Store:
 
 
 class _Communicator:
-    """A communicator of mpi4py: one collective call, which does not block."""
+    """A communicator of mpi4py: one collective call that does not block, tested until it has ended."""
 
     def __init__(self, communicator: Any) -> None:
         self._communicator = communicator

@@ -1,4 +1,4 @@
-"""Rank and world size of a process, and what torch.distributed says of them."""
+"""Rank and world size of a process, by torch.distributed or by a device mesh of torch."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def warn_unequal(
     options: Mapping[str, Any],
     grouped: bool = False,
 ) -> bool:
-    """Warns if ranks that synchronise at each batch have different numbers of batches; returns whether it
-    did."""
+    """Warns if ranks that synchronise at each batch have different numbers of batches; returns whether it warned."""
     world_size = place[1]
     equalised = options.get("pad") or options.get("drop_last")
     if world_size < 2 or equalised or not (grouped or in_group()):
@@ -74,5 +73,5 @@ def warn_unequal(
 
 
 def in_group() -> bool:
-    """Whether this process is part of a torch.distributed group."""
+    """Returns whether this process is part of a torch.distributed group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""The orders of dlfs as samplers of torch.utils.data; dlfs.torch has them."""
+"""The orders of dlfs as samplers of torch.utils.data, which programs import from dlfs.torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._ranks import place_of, warn_unequal
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Lists of indices in an order of dlfs, for DataLoader(batch_sampler=...).
 
-    The options are dlfs.Ordering, those of dlfs.Loader that say what the order is. Each iterator covers the
+    The options are dlfs.Ordering: those options of dlfs.Loader that define the order. Each iterator covers the
     epoch independently, from its start or, right after load_state_dict, from the state; once an iterator has
     ended, the next one covers the next epoch. The state is that of the newest iterator and counts the
     indices drawn. torch's DataLoader with workers draws ahead: take the state from dlfs.torch.DataLoader, or from
@@ -40,12 +40,12 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self._given = (rank, world_size)
         self._warned = False
         self._ids = self._make(place_of(rank, world_size))
-        # How often the user has said where the next iterator begins.
+        # Calls of set_epoch and load_state_dict, by which dlfs.torch.DataLoader sees that the sampler was moved.
         self.moves = 0
         self._begin_at(self._ids.state_dict())
 
     def _begin_at(self, state: dict[str, Any]) -> None:
-        """Sets the state in which the next iterator begins, whatever earlier iterators do."""
+        """Sets the state in which the next iterator begins."""
         self._start, self._resumed = state, False
         self._newest: _Ids | None = None
 
@@ -55,20 +55,20 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         return _Ids(dataset, rank=rank, world_size=world_size, **options)
 
     def __len__(self) -> int:
-        # With the rank that torch.distributed may have assigned to this process since.
+        # torch.distributed may have assigned a rank to this process since construction.
         return self._make(place_of(*self._given)).batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.drawn()
 
-    # What dlfs.torch.DataLoader asks.
+    # For dlfs.torch.DataLoader.
 
     def drawn(self) -> Drawn:
-        """An iterator that says where it stands."""
+        """An iterator that tells its state."""
         return Drawn(self)
 
     def next_place(self) -> dict[str, Any]:
-        """Where the next iterator begins."""
+        """The state in which the next iterator begins."""
         return dict(self._start)
 
     @property
@@ -76,7 +76,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         return self._made[1].get("epochs") or sys.maxsize
 
     def _begin(self) -> _Ids:
-        """The order from the start of the next iterator."""
+        """Begins the next iterator: its order, from the state in which it begins."""
         place = place_of(*self._given)
         self._newest = ids = self._make(place)
         ids.load_state_dict(self._start)
@@ -146,12 +146,12 @@ class Drawn(Iterator[list[int]]):
         if ends_epoch:
             self._ended = True
             self._sampler._end(epoch)
-        if not indices:  # this rank has no samples in it
+        if not indices:  # this rank has no more samples in the epoch
             raise StopIteration
         return indices
 
     def place(self) -> tuple[dict[str, Any], bool]:
-        """Where this iterator stands, and whether this rank has had all of its epoch."""
+        """The state of this iterator, and whether this rank has drawn all batches of the epoch."""
         assert self._ids is not None, "it has drawn"
         return self._ids.state_dict(), self._ended or not self._ids.has_batches_left
 
@@ -166,7 +166,7 @@ class Drawn(Iterator[list[int]]):
 class Sampler(torch.utils.data.Sampler[int]):
     """Indices in an order of dlfs, for DataLoader(sampler=...); otherwise like BatchSampler.
 
-    It does not know the batches, so its shares are strided; with another shard it raises InvalidArgument.
+    A Sampler does not know the batches, so its shares are strided; with another shard it raises InvalidArgument.
     """
 
     def __init__(

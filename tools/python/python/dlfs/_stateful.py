@@ -7,7 +7,7 @@ from typing import Any
 
 
 def alone(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of one without workers whose data set is at `state`."""
+    """The state of a loader without workers, with its data set at `state`."""
     return {
         **_main(),
         "_num_yielded": 0,
@@ -17,8 +17,8 @@ def alone(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_workers(each: Sequence[tuple[Mapping[str, Any], bool]], ahead: int) -> dict[str, Any]:
-    """The state of one whose workers are at these states, each with whether it has ended its epoch; the first `ahead`
-    workers have given their batches of a round."""
+    """The state of a loader with workers at these states, each with True if that worker has ended its epoch. The first
+    `ahead` workers have given their batch of a round."""
     workers = {
         f"worker_{at}": {"worker_id": at, **_parts(state, has_ended)}
         for at, (state, has_ended) in enumerate(each)
@@ -26,7 +26,7 @@ def of_workers(each: Sequence[tuple[Mapping[str, Any], bool]], ahead: int) -> di
     return {
         "_snapshot": {
             "_snapshot_step": 0,
-            # The next batch is of the worker behind it.
+            # The next batch comes from the worker after this one.
             "_last_yielded_worker_id": (ahead - 1) % len(each),
             # Workers are seeded with the base seed; shuffling does not use it.
             "_main_snapshot": {**_main(), "_num_workers": len(each), "_base_seed": 0},
@@ -38,7 +38,7 @@ def of_workers(each: Sequence[tuple[Mapping[str, Any], bool]], ahead: int) -> di
 
 
 def of_sampler(state: Mapping[str, Any], workers: int) -> dict[str, Any]:
-    """The state of one over a map-style data set, whose batch sampler is at `state`."""
+    """The state of a loader over a map-style data set, with its batch sampler at `state`."""
     main = {**_main(), "_index_sampler_state": dict(state), "_sampler_iter_state": {"ended": False}}
     if workers == 0:
         idle = {"dataset_state": None, "fetcher_state": None}

@@ -17,7 +17,7 @@ Type = str | type
 
 
 class Written(NamedTuple):
-    """What a writer committed: the samples that it added, and the image as it is now."""
+    """The result of a commit: the samples that were added, and the image as it is now."""
 
     samples: int
     sample_bytes: int
@@ -38,16 +38,16 @@ class Writer(_Writer):
     address         where: a path, or the addresses of namespaces, as for dlfs.open; several make a striped image
     fields          names of the fields of a sample, or names and types: "bytes" or None, or an element type and a shape
                     such as "i64", "f32[768]", "u8[3,224,224]", or "u16[*]" with a length of its own for each sample.
-                    Arrays, and numbers that become one, are written there. None: a sample is bytes, without a name
-                    for them; or, with append, the fields of the image
+                    A field with an element type takes arrays, and numbers that become one. None: a sample is bytes,
+                    without a name for them; or, with append, the fields of the image
     columns         typed label columns, which Dataset.select compares: names and types (int, float, bool, str or
                     "f32"). Their values come with the fields, in one mapping
     shuffle         True: samples that are written together are shuffled among each other, shuffle_bytes at a time.
                     False: they lie on media as they are written
-    count           how many samples are written: they are all shuffled together, as by dlfs import. The program then
-                    writes each time the sample that `next_id` says
+    count           the number of samples that will be written: all are shuffled together, as by dlfs import, and the
+                    program must write them in the order in which `next_id` names them. Only with shuffle=True
     append          add to the image that is there, as its next generation
-    overwrite       discard whatever is there, at once: it does not come back if the block raises
+    overwrite       discard at once whatever is there: it does not come back if the block raises
     seed            of the shuffle
     chunk_size      bytes of a chunk, a power of two from 64 KiB to 256 MiB
     pack            "aligned" or "tight": see dlfs import --help
@@ -56,11 +56,11 @@ class Writer(_Writer):
     options         how to connect, as for dlfs.open
 
     Nothing is visible before the end of the block, which commits all samples as one generation. If the block raises,
-    the process dies or the disk is full, the image is as it was before. Several threads may write; ids ascend as they
-    do. A writer belongs to the process that made it.
+    the process dies or the disk is full, the image is as it was before, except with `overwrite`. Several threads may
+    write; without `count`, ids ascend in the order of the writes. A writer belongs to the process that made it.
     """
 
-    written: Written | None = None  # what was committed, once it was
+    written: Written | None = None  # None before the commit
 
     def __new__(
         cls,
@@ -99,7 +99,7 @@ class Writer(_Writer):
         return super().__new__(cls, address, how, options)
 
     def finish(self) -> Written:
-        """Commits what was written as one generation; what a `with` block does at its end."""
+        """Commits what was written as one generation, as a `with` block does at its end."""
         self.written = Written(**self._finish())
         return self.written
 

@@ -8,9 +8,9 @@
     webdataset.gopen_schemes["dlfs"] = lambda url, mode="rb", bufsize=0, **_: fs.open(url, mode)
 
 Paths are names of samples; `address` and the other options are those of dlfs.open. If samples have fields, each
-field is a file NAME.FIELD, as in `dlfs export` and `dlfs mount` (a slash in FIELD is %2F), and fields=("jpg", "cls") has these two;
-fields="jpg" has one file NAME for each sample, with this field. A field that a sample lacks is an empty file, and
-one whose type was read from .npy files or from text is such a file.
+field is a file NAME.FIELD, as in `dlfs export` and `dlfs mount` (a slash in FIELD is %2F). fields=("jpg", "cls") has
+only these two; fields="jpg" has one file NAME for each sample, with this field. A field that a sample lacks is an empty
+file. A field whose type was read from .npy files or from text is a file of that format.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["DlfsFileSystem"]
 
 
 def _suffix(field: str) -> str:
-    """What a field's file is called behind its sample's name: a slash would make a folder."""
+    """The end of the name of a field's file, after the sample's name. A slash would make a folder."""
     return "." + field.replace("/", "%2F")
 
 
 class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The samples of a data set as read-only files.
 
-    A sample up to 1 MiB is one read. Of larger ones, cat_file and cat_ranges with start and end, and what is
-    read of an open file, take only the pieces of 256 KiB that they touch.
+    A sample up to 1 MiB is one read. Of a larger sample, cat_file and cat_ranges with start or end, and reads of an
+    open file, take only the pieces of 256 KiB that they touch.
     """
 
     protocol = "dlfs"
@@ -56,7 +56,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         chosen = dataset.chosen_fields
         one = isinstance(chosen, str)
         self._typed = bool(dataset.field_types)
-        # The fields that are files of their own, and those with the longest names first.
+        # The fields that are files of their own; then the same, the longest names first.
         self._fields = () if one else tuple(chosen or dataset.fields)
         self._by_length = sorted(self._fields, key=len, reverse=True)
 
@@ -80,7 +80,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             raise FileNotFoundError(path) from None
 
     def _find(self, path: str) -> tuple[int, str | None]:
-        """The id of the sample at `path`, and which of its fields is the file. Raises NameNotFound."""
+        """The id of the sample at `path`, and the field that is the file; None: the file is the sample, or its only
+        chosen field. Raises NameNotFound."""
         if not self._fields:
             return self.dataset.id_of(path), None
         for field in self._by_length:
@@ -182,7 +183,8 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """start:end of each path, in one call; what several of them touch is read once."""
+        """start:end of each path, in one call. Pieces that several ranges of one field touch are read once, except in
+        data sets with field types."""
         count = len(paths)
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * count
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * count
@@ -229,7 +231,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
                 else self.dataset.read_ranges([part for _, part in parts], "return", fields=field)
             )
             for (at, _), item in zip(parts, read):
-                # The sample is there, so it is the field that it lacks.
+                # _find has found the sample, so NotFound means that it lacks the field.
                 found[at] = b"" if self.dataset.fields and isinstance(item, NotFound) else item
         if on_error == "raise":
             for item in found:
@@ -238,7 +240,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         return found
 
     def _part(self, field: str | None, id: int, start: int, end: int | None) -> bytes | Exception:
-        """start:end of a file that may not be the bytes of its field."""
+        """start:end of a file whose bytes may differ from those of its field, by its format."""
         try:
             file = self.dataset.open_sample(id, fields=field, as_file=True)
             return file.read(start, max((file.size if end is None else end) - start, 0))
@@ -246,7 +248,7 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             return error
 
     def _whole(self, names: list[str]) -> tuple[dict[str, Any], dict[str, Exception]]:
-        """The samples of these names, and why some cannot be read."""
+        """The samples with these names; for names that cannot be read, the errors."""
         batch = self.dataset.read_batch(names, on_error="none")
         why = {names[at]: error for at, error in batch.failures}
         return dict(zip(names, batch.files())), why
@@ -305,11 +307,11 @@ class DlfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
 
 def _buffer(sample: Any) -> memoryview:
-    """The bytes of a file: the sample, or its field. A sample without the field is an empty file."""
+    """The bytes of a file, a sample or a field. None, for a sample without the field, is an empty file."""
     return memoryview(b"" if sample is None else sample)
 
 
-# A larger sample is read in pieces.
+# The most bytes of a file that is read whole when it is opened.
 _READ_WHOLE = 1 << 20
 
 
@@ -348,7 +350,7 @@ class _Raw(io.RawIOBase):
 class _LargeFile(io.BufferedReader):
     """A large sample, opened for reading: only the pieces that are read come from the data set."""
 
-    # An attribute that fsspec's block caches use.
+    # For fsspec's block caches.
     blocksize = 1 << 20
 
     def __init__(self, path: str, file: SampleFile) -> None:
@@ -368,7 +370,7 @@ class _File(io.BytesIO):
     """The bytes of a sample, opened for reading."""
 
     mode = "rb"
-    # Attributes that fsspec's block caches use.
+    # For fsspec's block caches.
     blocksize = 1 << 20
     closed = False
 

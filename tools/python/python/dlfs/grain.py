@@ -4,8 +4,7 @@
     data = grain.MapDataset.source(source).shuffle(seed=1).map(decode).batch(256)
 
 An item is (bytes, label), or ({name: bytes}, label) of samples with several fields. Fields with types are numpy
-arrays. If Grain requests many at
-once, through __getitems__, they are one batch read.
+arrays. If Grain requests many items at once, through __getitems__, they are one batch read.
 The module needs no package but dlfs itself and numpy.
 """
 
@@ -62,7 +61,7 @@ class DataSource:
         return list(zip(items, given))
 
     def __repr__(self) -> str:
-        # Grain's checkpoints compare it, so equal data must have equal text.
+        # Grain's checkpoints compare this text, so equal data must have equal text.
         fields = "" if self._fields is None else f", fields={self._fields!r}"
         image, generation = self.dataset.uuid, self.dataset.generation
         return f"dlfs.grain.DataSource(image={image}, generation={generation}{fields})"

@@ -1,6 +1,6 @@
 """Clairvoyant prefetching with the interface of HDMLP, later NoPFS, over dlfs.Loader.
 
-A training script that was written for it runs by changing its import:
+A training script that was written for HDMLP runs with its import changed:
 
     import dlfs.hdmlp as hdmlp
 
@@ -36,14 +36,15 @@ class Job:
 
     dataset_path     a folder of class folders, or a dlfs address
     batch_size       samples of a global batch, a multiple of the world size
-    distr_scheme     "uniform": each rank gets as many samples of a batch
-    drop_last_batch  drop what does not fill a global batch at the end of an epoch
-    transforms       what is applied to the bytes of a sample, of hdmlp.lib.transforms or any functions. None: nothing
-    seed             the same on all ranks. None or 0: drawn by rank 0 and told by torch.distributed
+    distr_scheme     "uniform": all ranks get equally many samples of a batch
+    drop_last_batch  drop samples that do not fill a global batch at the end of an epoch
+    transforms       functions for the bytes of a sample, of hdmlp.lib.transforms or any others. None: none
+    seed             the same on all ranks. None or 0: drawn by rank 0, which sends it through torch.distributed
     config_path      HDMLP's configuration, or dlfs's description of tiers. None: 2 GiB of memory
-    libhdmlp_path    not used, nor is the name of a back end: dlfs reads files
+    libhdmlp_path    not used
 
-    Raises InvalidArgument for a scheme, back end or batch size that cannot be.
+    Raises InvalidArgument for a scheme or back end that dlfs does not have, and for a batch size that the ranks cannot
+    share equally.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Job:
         self.drop_last_batch, self.transforms = drop_last_batch, list(transforms or ())
         self._seed, self._config = seed, config_path
         self._loader: Loader | None = None
-        # The batches left of the epoch that is being read, and the samples left of the batch.
+        # The batches left of the epoch that is being read, and the samples left of batches that were read.
         self._batches: Iterator[Any] | None = None
         self._rest: list[tuple[str, bytes]] = []
         self._epochs_left = epochs
@@ -152,7 +153,7 @@ class Job:
         return self._dataset.stats()
 
     def length(self) -> int:
-        """Samples of an epoch, on all ranks."""
+        """Samples of the data set, of which each rank reads its part."""
         self.setup()
         return len(self._dataset)
 
@@ -216,7 +217,7 @@ class HDMLPDatasetFolder:
 
 
 class HDMLPImageFolder(HDMLPDatasetFolder):
-    """The same for images: PIL decodes those that no transform of the job does."""
+    """The same for images: PIL decodes them first, unless the job's transforms include ImgDecode."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -225,8 +226,8 @@ class HDMLPImageFolder(HDMLPDatasetFolder):
 
 
 class HDMLPDataLoader:
-    """The batches of a job, an epoch for each `for`: tensors of samples and labels, or what `collate_fn` makes of a list
-    of pairs."""
+    """The batches of a job, an epoch for each `for`: tensors of samples and labels, or the results of `collate_fn` for
+    lists of pairs."""
 
     def __init__(
         self, dataset: HDMLPDatasetFolder, collate_fn: Callable[[list[Any]], Any] | None = None, label_type: Any = None
@@ -235,7 +236,7 @@ class HDMLPDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         job = self.dataset.get_job()
-        # What a loop has left of an epoch is read by the next one.
+        # If the last loop left its epoch early, this one reads the rest.
         if not job._begin():
             return
         while samples := len(job._rest) or job._read():

@@ -1,10 +1,10 @@
-"""The metrics of this process: what data sets, loaders, tiers and targets have counted.
+"""The metrics of this process: counters of its data sets, loaders, tiers and targets.
 
     server = dlfs.metrics.serve("127.0.0.1:9410")    # for Prometheus, until server.close()
     dlfs.metrics.values()["dlfs_loader_samples_total"]
 
-docs/metrics.md lists the names. What a closed data set or loader has counted stays. A forked child, such as a worker
-of torch's DataLoader, counts for itself, and only what it has opened.
+docs/metrics.md lists the names. Counts of a closed data set or loader stay. A forked child, such as a worker of torch's
+DataLoader, counts for itself, and only for data sets and loaders that it has opened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["MetricsServer", "serve", "text", "values"]
 
 
 def serve(address: str = "127.0.0.1:9410") -> MetricsServer:
-    """Serves them as OpenMetrics at http://ADDRESS/metrics, in a thread of the library, until it is closed.
+    """Serves the metrics as OpenMetrics at http://ADDRESS/metrics, in a thread of the library, until it is closed.
 
     address: "IP:PORT"; port 0 selects a free one, which the server's `address` says. Nothing protects the page: choose
     a loopback address, or a network whose hosts may see it. Raises Busy if another process listens there.

@@ -1,6 +1,6 @@
 """Partial local shuffling with the interface of its papers, over dlfs.Loader.
 
-A training script that was written for PLS runs by changing its import:
+A training script that was written for PLS runs with its import changed:
 
     import dlfs.pls as PLS
 
@@ -16,10 +16,11 @@ A training script that was written for PLS runs by changing its import:
         scheduler.clean_local_storage()
 
 Rank and world size come from torch.distributed, or from the launcher's variables. Each rank keeps its share of the
-samples in its own storage, and reads it in an order of its own, whatever the sampler: torch's DistributedSampler does as
-well. scheduling, or set_epoch of the sampler here, begins an epoch. Native threads exchange fraction Q of it during an epoch, and delete what has left. So
-communicate, synchronize and clean_local_storage have nothing to send, to wait for or to delete: they return at once.
-Samples are read ahead by native threads, so DataLoader needs num_workers=0.
+samples in its own storage, and reads it in an order of its own, whatever the sampler, so torch's DistributedSampler
+serves as well. scheduling, or set_epoch of the sampler here, begins an epoch. During an epoch, native threads exchange
+fraction Q of the share, and delete samples that have left. So communicate and synchronize have nothing to send or to
+wait for, and clean_local_storage has nothing to delete. Native threads also read samples ahead, so DataLoader needs
+num_workers=0.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class ImageFolder:
 
     root        the address of an image, or a folder of class folders, which rank 0 imports as FOLDER.dlfs beside it
     class_file  the names of the classes, one a line: a label is the number of its line. None: the image's order
-    transforms  a function from a PIL image to what is trained with. None: the PIL image
-    loader      a function from a sample's bytes to what transforms takes. None: PIL opens it
-    store       where this rank keeps its share: "ram:SIZE", "file:FOLDER:SIZE". None: in memory
-    peers       where the ranks meet, as for dlfs.Loader
+    transforms  a function that takes the image and returns the item. None: the item is the image
+    loader      a function that takes the bytes of a sample and returns the image. None: PIL opens it
+    store       the storage for this rank's share: "ram:SIZE", "file:FOLDER:SIZE". None: in memory
+    peers       the meeting place of the ranks, as for dlfs.Loader
     options     passed to dlfs.open
 
-    An item is (transforms(image), label): the next of this rank's epoch, whatever its index, once a Scheduler has been
-    made. An epoch has each index once, as samplers give them.
+    An item is (transforms(image), label) of the next sample in this rank's epoch, whatever the index. A Scheduler must
+    have been made before, and a sampler must give each index at most once in an epoch.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class ImageFolder:
 
 
 class DistributedSampler:
-    """Indices for this rank's samples in an epoch: as many as the shortest share has, so that all take as many steps."""
+    """Indices for this rank's samples in an epoch: as many as the shortest share has, so that all ranks take equally
+    many steps."""
 
     def __init__(self, dataset: ImageFolder, num_replicas: int | None = None, rank: int | None = None) -> None:
         given = (dataset.rank if rank is None else rank, num_replicas or dataset.world_size)
@@ -118,7 +120,7 @@ class DistributedSampler:
     def __iter__(self) -> Iterator[int]:
         stream = self.dataset._stream
         if stream is not None:
-            # Whoever schedules epochs need not tell the sampler.
+            # An epoch that Scheduler.scheduling has begun goes before the sampler's own.
             stream.begin(self.epoch if stream.epoch < 0 else stream.epoch)
         return iter(range(len(self)))
 
@@ -159,16 +161,16 @@ class Scheduler:
         self._stream.begin(epoch)
 
     def communicate(self, step: int | None = None) -> tuple[list[Any], list[Any]]:
-        """Requests of this step's exchange: none, since it goes on by itself while samples are read."""
+        """Requests of this step's exchange: none, since native threads exchange while samples are read."""
         return [], []
 
     def synchronize(self, send_req: Any = None, recv_req: Any = None) -> None:
-        """Waits for requests that communicate() returned. What has not arrived is waited for when it is read."""
+        """Waits for the requests, of which communicate() returns none. Reading a sample waits until it has arrived."""
         for request in [*(send_req or ()), *(recv_req or ())]:
             request.wait()
 
     def clean_local_storage(self) -> None:
-        """Ends the epoch. What has left is deleted as soon as its new ranks have it."""
+        """Ends the epoch. Native threads delete a sample that has left as soon as its new rank has it."""
         self._stream.finish()
 
     def stats(self) -> dict[str, int]:
@@ -188,7 +190,7 @@ class _Stream:
 
     def __init__(self, loader: Loader, samples: int, world_size: int) -> None:
         self._loader = loader
-        # The shortest share, and what a sampler may ask for that gives all ranks as many.
+        # Samples of the shortest and of the longest share. A sampler may ask each rank for as many as the longest has.
         self._least, self._most = samples // world_size, -(-samples // world_size)
         self.epoch = -1
         self._taken: set[int] = set()
@@ -213,7 +215,7 @@ class _Stream:
         self._taken.add(index)
         sample = self._next()
         if sample is None:
-            # As torch's sampler fills up the last step, where shares differ by one.
+            # A share that is one sample shorter repeats its first one, as torch's sampler fills up the last step.
             sample = self._first
         elif self._first is None:
             self._first = sample
@@ -232,7 +234,8 @@ class _Stream:
         return self._rest.pop()
 
     def finish(self) -> None:
-        """Takes what the sampler has left out: a longer share's last sample."""
+        """Reads the last sample of a longer share, which the sampler leaves out, so that the loader ends the epoch.
+        Does nothing if the epoch was left earlier."""
         if self.epoch >= 0 and len(self._taken) >= self._least:
             for _ in self._batches:
                 pass

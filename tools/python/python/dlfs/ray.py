@@ -35,22 +35,22 @@ class Datasink(ray.data.Datasink[WrittenPart]):  # type: ignore[misc]
     those tasks that Ray counts, in the order of the tasks. A task that fails or is killed is repeated by Ray; of several
     attempts one counts, and the others become free space. Nothing is visible before the commit.
 
-    address     where: the addresses of the namespaces, which all nodes reach. As many tasks write at once as there are
-                namespaces: give write_datasink(concurrency=) that number. Others wait for `wait` seconds
+    address     the addresses of the namespaces, which all nodes reach. As many tasks write at once as there are
+                namespaces: give write_datasink(concurrency=) that number. Other tasks wait for `wait` seconds
     fields      the columns to take as fields, or their names and types, as for dlfs.Writer. None: all that are not name,
                 label or columns, with the types that the first block has
     columns     typed label columns: names and types
-    name        the column that is the name of the sample. None: part and row are, which differ from run to run
+    name        the column that is the name of the sample. None: a name of part and row, which differ from run to run
     label       the column that is the label: a number, or the name of one of `classes`
     classes     the names of classes, where labels are names
-    min_rows    rows that a task has at least: Ray puts blocks together until they have so many. A part costs a few
-                milliseconds, and up to a chunk more space
+    min_rows    the least rows of a task: Ray puts blocks together until they have that many. A part costs a few
+                milliseconds, and up to a chunk of space
     wait        how long a task waits for a namespace that nobody else writes to, in seconds
     catalog     also give the image this name in a catalogue: "dlfs://CATALOGUE/NAME"
     options     shuffle, overwrite, seed, chunk_size, pack, shuffle_bytes, and how to connect: as for dlfs.WritePlan
 
-    `written` is what was committed. Rows are shuffled among those of their own window only: Dataset.random_shuffle before
-    the write mixes all of them.
+    `written` is the result of the commit. Rows are shuffled only within windows of shuffle_bytes:
+    Dataset.random_shuffle before the write mixes all of them.
     """
 
     def __init__(
@@ -137,25 +137,26 @@ class Datasink(ray.data.Datasink[WrittenPart]):  # type: ignore[misc]
         self.written = self.plan.commit(parts, catalog=self.catalog)
 
     def on_write_failed(self, error: Exception) -> None:
-        """Nothing is visible; the next write with overwrite=True begins again."""
+        """Does nothing: no sample is visible, and the next write with overwrite=True begins again."""
 
     @property
     def min_rows_per_write(self) -> int | None:
-        """What Ray asks: `min_rows`."""
+        """`min_rows`, under Ray's name."""
         return self._min_rows
 
     def get_name(self) -> str:
-        """What Ray calls the write tasks."""
+        """The name of the write tasks in Ray."""
         return "dlfs"
 
 
 class Datasource(ray.data.Datasource):  # type: ignore[misc]
     """Reads an image as a Ray data set: `ray.data.read_datasource(dlfs.ray.Datasource("train.dlfs"))`.
 
-    A row has a column for each field ("data" where samples have one field without a name), and `id`; `label` and `name`
-    where asked for, and the typed columns. Fields with types are numbers, tensors, or lists where the first dimension is
-    free; others are bytes. Where samples of a batch lack a field, its arrays are flat lists. bfloat16 becomes float32.
-    Every read task has a run of samples that lie one behind the other, and verifies them.
+    A row has a column for each field ("data" if samples have one field without a name), and `id`; `label`, `name` and
+    the typed columns if asked for. Fields with types are numbers, tensors, or lists for arrays of one dimension whose
+    length is free; others are bytes. If samples of a batch lack a field, its arrays are flat lists. bfloat16 becomes
+    float32, for which ml_dtypes must be installed. Every read task has consecutive samples in the order of `by`, and
+    verifies them.
 
     address     as for dlfs.open
     fields      the fields to read. None: all of them
@@ -163,7 +164,7 @@ class Datasource(ray.data.Datasource):  # type: ignore[misc]
     by          the order of the rows: "slot", as the samples lie on media, which is faster, or "id"
     batch_size  samples that are read together, and make a block at most
     label, name, columns
-                whether rows have these
+                True: rows have these
     options     how to connect, as for dlfs.open
 
     The generation is that of the data set at construction: a task that finds another one raises Stale.
@@ -207,12 +208,12 @@ class Datasource(ray.data.Datasource):  # type: ignore[misc]
         return tasks
 
     def get_name(self) -> str:
-        """What Ray calls the read tasks."""
+        """The name of the read tasks in Ray."""
         return "dlfs"
 
 
 class _Read:
-    """What a read task does."""
+    """The work of a read task."""
 
     image = ""
     generation = 0
@@ -279,7 +280,7 @@ def _values(dataset: Dataset, name: str, ids: Any) -> pyarrow.Array:
 
 
 def _field(values: list[Any], kind: Any) -> Any:
-    """A column of one field: numbers, tensors or lists where it has a type, else bytes."""
+    """A column of one field: numbers, tensors or lists if it has a type, else bytes."""
     if kind is None:
         return pyarrow.array([None if value is None else bytes(value) for value in values], pyarrow.large_binary())
     arrays = [None if value is None else _known(numpy.asarray(value)) for value in values]
@@ -293,7 +294,7 @@ def _field(values: list[Any], kind: Any) -> Any:
 
 
 def _known(array: Any) -> Any:
-    """Arrow has no bfloat16: it becomes float32, which holds the same numbers."""
+    """The array in a type that Arrow has: bfloat16 becomes float32, which holds the same numbers."""
     return array.astype("float32") if array.dtype.name == "bfloat16" else array
 
 

@@ -2,9 +2,9 @@
 
     loader = DataLoader(dlfs.torch.IterableDataset(ds, 256, transform=decode), batch_size=None)
 
-reads through dlfs.Loader, whose native threads make worker processes unnecessary; workers, if you use any,
-share the epoch and decode in parallel; dlfs.torch.DataLoader then knows how far the loop is. If something else
-chooses the samples:
+reads through dlfs.Loader, whose native threads make worker processes unnecessary. Worker processes, if there are any,
+divide the epoch and decode in parallel; dlfs.torch.DataLoader then counts the batches that the loop has had. If a
+sampler chooses the samples:
 
     data = dlfs.torch.Dataset(ds, transform=decode)
     loader = DataLoader(data, batch_sampler=dlfs.torch.BatchSampler(ds, 256), num_workers=2)
@@ -76,18 +76,19 @@ __all__ = [
 def tensor(view: Any, share: bool = False, dtype: str | None = None) -> torch.Tensor:
     """A sample's bytes as a tensor uint8[L]: a copy, or, with `share`, over the same memory.
 
-    An array or a number, as fields with types are, becomes a tensor of its dtype and shape. `dtype` is the name of
-    the dtype, which numpy cannot tell of bfloat16.
+    An array or a number, as fields with types have, becomes a tensor of its dtype and shape; an array that is not
+    aligned is copied also with `share`. `dtype` is the name of its dtype: "bfloat16" for arrays that hold bfloat16 as
+    uint16, which is so without the package ml_dtypes.
 
     torch has no read-only tensors: writing to a tensor that shares memory changes the sample in its batch.
     """
     if isinstance(view, (numpy.ndarray, numpy.generic)):
         return _of_array(numpy.asarray(view), share, dtype)
-    view = memoryview(view)  # a dlfs.Sample says here that it is no buffer
+    view = memoryview(view)  # raises TypeError for a dlfs.Sample
     if len(view) == 0:
         return torch.empty(0, dtype=torch.uint8)
     with warnings.catch_warnings():
-        # torch warns each time that the memory is read-only.
+        # Otherwise torch warns that the memory is read-only.
         warnings.simplefilter("ignore", UserWarning)
         shared = torch.frombuffer(view, dtype=torch.uint8)
     return shared if share else shared.clone()
@@ -119,13 +120,13 @@ class TensorBatch:
     ids      int64[B]
     labels   int64[B], dlfs.NO_LABEL for samples without a label, or None if no sample has one
     sources  int64[B], the data set of each sample of a mixture; None otherwise
-    columns  {name: int64[B], float32[B] or float64[B]} of the typed columns, as dlfs.Batch.column has them
+    columns  {name: int64[B], float32[B] or float64[B]} of the typed columns, as dlfs.Batch.column gives them
     fields   {name: TensorBatch} of samples with several fields, also batch[name]; a field that a sample lacks
-             has length 0. Then data and offsets raise NoArray, since the field is ambiguous
-    shape    of a field with a type, the shape of each, where None is a length that differs from sample to sample;
-             None otherwise. Then data is [B, ...] of the field's type if all samples have it in one shape, and else
-             all of them one after the other, where offsets count rows: of a type with a free dimension its first
-             one, otherwise samples that have the field
+             has length 0. data and offsets of the batch itself then raise NoArray, since the field is ambiguous
+    shape    the shape of the arrays of a field with a type, with None for a first dimension that differs from sample
+             to sample; None without a type. Of a field with a type, data has its dtype, and is [B, ...] if all samples
+             have the field in one shape. Otherwise the arrays are joined along the first dimension if the type leaves
+             it free, or else the arrays of the samples that have the field are stacked. offsets count these rows
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class TensorBatch:
 
     @classmethod
     def of(cls, batch: Batch) -> TensorBatch:
-        """Copies `batch` into tensors, once."""
+        """Copies `batch` into tensors."""
         columns = {name: torch.from_numpy(batch.column(name).copy()) for name in batch.columns}
         return cls._of(batch, columns)
 
@@ -204,7 +205,7 @@ class TensorBatch:
     @overload
     def __getitem__(self, index: str) -> TensorBatch: ...
     def __getitem__(self, index: int | str) -> torch.Tensor | TensorBatch:
-        """batch[i]: the bytes of one sample, uint8[L], or its array; batch[name]: one field of all of them."""
+        """batch[i]: the bytes of one sample, uint8[L], or its array; batch[name]: one field of all samples."""
         if isinstance(index, str):
             if index not in self.fields:
                 known = ", ".join(self.fields) or "none"
@@ -233,7 +234,7 @@ class TensorBatch:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if self._data is not None and self._data.dtype in _SIGNED:
-            # torch pickles tensors of these types only for its own queues.
+            # Outside its own queues, torch cannot pickle tensors of these types.
             state["_data"] = self._data.view(_SIGNED[self._data.dtype])
             state["_dtype"] = str(self._data.dtype).removeprefix("torch.")
         return state
@@ -261,7 +262,7 @@ class TensorBatch:
 def _typed(
     data: torch.Tensor, offsets: torch.Tensor, kind: FieldType, equal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes of a field with a type as its elements, and offsets as numbers of rows."""
+    """The bytes of a field with a type as a tensor of its elements, and the offsets of bytes as offsets of rows."""
     elements = _as(data, kind.dtype) if len(data) else torch.empty(0, dtype=getattr(torch, kind.dtype))
     free = None in kind.shape
     row = [length for length in kind.shape if length is not None]
@@ -277,9 +278,9 @@ class Dataset(torch.utils.data.Dataset[Any]):
     """A map-style data set over a dlfs.Dataset; a batch of indices is read at once.
 
     An item is transform(view, label): `view` is a read-only memoryview of the sample's bytes (a dlfs.Sample,
-    a mapping of names to views, if it has several fields), `label` an int or None. Without a transform it is
-    (uint8[L], label), or ({name: uint8[L]}, label); fields with types are arrays, and then tensors, of their dtype and
-    shape. `fields` is as in dlfs.open.
+    a mapping of names to views, if it has several fields), `label` an int or None. Without a transform an item is
+    (uint8[L], label), or ({name: uint8[L]}, label). A field with a type is an array of its dtype and shape instead of a
+    view; without a transform, a tensor of these. `fields` is as in dlfs.open.
     """
 
     def __init__(
@@ -324,7 +325,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
 
 
 def _name(function: Any) -> str:
-    """What a repr calls a transform."""
+    """The name of a transform in a repr."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 
@@ -351,22 +352,24 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
     An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
-    if a worker process has to send it. The options are those of dlfs.Loader, dlfs.Loading. N workers divide N batches of
-    this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
+    if a worker process has to send it. The options are those of dlfs.Loader (dlfs.Loading). N workers divide N batches
+    of this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
     `shard` is given, so that they read little more than one process would. The order is the same with any
     number of workers. With `peers`, the process that makes this object joins them, and workers read through
     them; map-style data sets use dlfs.Dataset.join_peers.
 
-    set_epoch, state_dict and load_state_dict work as in Loader, and reach worker processes, also persistent
-    ones, at their next epoch. Without set_epoch, persistent workers and a DataLoader without workers continue
-    with the next epoch; workers that torch's DataLoader restarts for each epoch begin with the same one each time,
-    and a warning says so at the second. Only workers know what they have read: dlfs.torch.DataLoader counts what
-    it hands out, StatefulDataLoader asks them, and state_dict here raises Unsupported.
+    set_epoch, state_dict and load_state_dict work as in Loader; set_epoch and load_state_dict reach worker processes,
+    also persistent ones, at their next epoch. Without set_epoch, persistent workers and a DataLoader without workers
+    continue with the next epoch; workers that torch's DataLoader restarts for each epoch begin with the same one each
+    time, and a warning says so at the second. Only workers know how far they have read, so after they have begun,
+    state_dict here raises Unsupported: dlfs.torch.DataLoader counts what it hands out, and StatefulDataLoader asks the
+    workers.
 
-    So do report, trace_json and save_trace, since each worker has waits of its own. With `reports`, the path of a folder,
-    each process that reads writes its report there at the end of each epoch, as rank-R.html or rank-R-worker-W.html, and
-    with trace=True its events as .json beside it. Within a worker, for example in the transform,
-    torch.utils.data.get_worker_info().dataset is this object, whose methods then answer for that worker.
+    Once workers have read, report, trace_json and save_trace raise Unsupported, too, since each worker has waits of its
+    own. With `reports`, the path of a folder, each process that reads writes its report there at the end of each epoch,
+    as rank-R.html or rank-R-worker-W.html, and with trace=True its events as .json beside it. Within a worker, for
+    example in the transform, torch.utils.data.get_worker_info().dataset is this object, whose methods then answer for
+    that worker.
     """
 
     def __init__(
@@ -397,7 +400,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         data = None
         if data_rank is not None or data_world_size is not None:
             data = _data_place(data_rank, data_world_size, store)
-        # The loader that has the store of this rank; forked workers divide its batches.
+        # The loader that has the store of this rank; forked workers divide its samples.
         self._stored: Loader | None = None
         if store is not None:
             self._given = self._keep_share(joining)
@@ -418,11 +421,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._resumed: int | None = None
         # In a worker: the epoch of the next iteration, and whether there was one before.
         self._epoch, self._has_begun = 0, False
-        # Whether the parent of a spawned process was part of a torch.distributed group.
+        # Set in a spawned process if its parent was part of a torch.distributed group.
         self._grouped = False
 
     def _join(self, peers: Mapping[str, Any]) -> tuple[int | None, int | None]:
-        """Joins the peers; returns rank and world size, where the launcher says them and nobody else does."""
+        """Joins the peers; returns rank and world size: as given, or the launcher's if neither the caller nor
+        torch.distributed says them."""
         rank, world_size = place_of(*self._given)
         if self._given == (0, 1):  # something else divides the data
             _peerless(self.dataset).join_peers(**peers)
@@ -453,13 +457,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             **options,
         )
         if shared:
-            # The same order as without workers: the workers divide the lanes of their rank, or its batches by tokens.
+            # The lanes of the order without workers: the workers of a rank divide its lanes, or its batches by tokens.
             alone = Loader(self.dataset, rank=rank, world_size=world_size, **self._options)
             loader.load_state_dict(alone.state_dict())
         return loader
 
     def _current(self) -> Loader:
-        """The loader of this process; in a worker, of its share of the rank."""
+        """The loader of this process, moved to where the user moved the run; in a worker, of its share of the rank."""
         info = torch.utils.data.get_worker_info()
         share = (0, 1) if info is None else (info.id, info.num_workers)
         place = (*place_of(*self._given), *share)
@@ -479,7 +483,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._loader
 
     def _goes_on(self, info: Any) -> bool:
-        """Whether this worker resumes from the loaded state: the workers of the first iteration do, those
+        """Returns whether this worker resumes from the loaded state: the workers of the first iteration do, those
         started for a later one do not."""
         seed, first = info.seed - info.id, _number_of_process() - info.id
         move, taken_seed, taken_first = self._shared[_TAKEN:_LANES].tolist()
@@ -525,7 +529,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return iter(loader)
 
     def _warn_again(self, loader: Loader) -> None:
-        """In a worker that was just started: warns if those before it have begun the same epoch."""
+        """In a worker that was just started: warns if the workers before it began the same epoch."""
         now = [int(self._shared[0]) + 1, loader.epoch + 1]
         before, told = self._shared[_AGAIN : _AGAIN + 2].tolist(), int(self._shared[_AGAIN + 2])
         self._shared[_AGAIN : _AGAIN + 2] = torch.tensor(now)
@@ -573,11 +577,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return f"<dlfs.torch.IterableDataset of {self.dataset!r}{of}: {', '.join(given)}>"
 
     def stats(self) -> dict[str, Any]:
-        """What this process has read and waited for, as Loader.stats; worker processes count for themselves."""
+        """The counters of this process, as Loader.stats; worker processes count for themselves."""
         return self._loader.stats()
 
     def report(self, path: Address | None = None) -> Report:
-        """Why this process waited, as Loader.report. Raises Unsupported if worker processes read instead."""
+        """The reasons for waits of this process, as Loader.report. Raises Unsupported if worker processes read
+        instead."""
         return self._own("a report").report(path)
 
     def trace_json(self) -> str:
@@ -600,7 +605,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._loader
 
     def _epoch_has_ended(self) -> None:
-        """Writes the report of this process, if there is a place for it."""
+        """Writes the report of this process, if there is a folder for reports."""
         if self._reports is None:
             return
         info = torch.utils.data.get_worker_info()
@@ -614,11 +619,11 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             warnings.warn(f"no report of this epoch: {error}", stacklevel=2)
 
     def num_batches(self, workers: int = 0) -> int:
-        """The number of batches of an epoch on this rank with this many worker processes. Of batches by tokens: of the
-        current epoch, since others have other batches; it looks at the lengths of all samples.
+        """The number of batches of an epoch on this rank with this many worker processes. With batches by tokens: of
+        the current epoch, since epochs differ; this looks at the lengths of all samples.
 
-        There is no len: it could not know the workers, each of which may end with a short batch, and a
-        trainer that relied on it would skip the last ones.
+        There is no len: it could not know the number of workers, each of which may end with a short batch, and a
+        trainer that relied on len would skip the last batches.
         """
         count, place = max(workers, 1), place_of(*self._given)
         if self._by_tokens():
@@ -632,7 +637,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             self._move(epoch, 0)
 
     def _workers_have_begun(self) -> bool:
-        """Whether workers have read since the run was last moved."""
+        """Returns whether workers have begun an epoch since the run was last moved."""
         return int(self._shared[_BEGUN]) == int(self._shared[0]) + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -664,14 +669,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._shared[:_BEGUN] = torch.tensor([int(self._shared[0]) + 1, epoch, consumed])
         self._resumed = None
 
-    # What dlfs.torch.DataLoader asks.
+    # For dlfs.torch.DataLoader.
 
     def _moves(self) -> int:
-        """How often the run was moved."""
+        """The number of times that set_epoch or load_state_dict moved the run."""
         return int(self._shared[0])
 
     def _own_state(self) -> dict[str, Any]:
-        """The state of this process, whatever workers have read."""
+        """The state of this process's own loader, even if workers have read."""
         return self._current().state_dict()
 
     def _rank(self) -> tuple[int, int]:
@@ -681,7 +686,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._options.get("epochs") or sys.maxsize
 
     def _check_rounds(self) -> None:
-        """Raises Unsupported if the samples of a round depend on more than the state."""
+        """Raises Unsupported if the samples of a round depend on more than the state, InvalidArgument if batches are by
+        tokens."""
         if self._by_tokens():
             raise InvalidArgument("the state is within a round of batches of equal size, and these are by tokens")
         order, shard = self._options["order"], self._options.get("shard")
@@ -693,8 +699,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             )
 
     def _by_tokens(self) -> bool:
-        """Whether batches have a budget of tokens. They go to ranks and workers one after the other, so the batches of
-        a rank are the same with any number of workers, and none is divided."""
+        """Returns whether batches have a budget of tokens. Such batches go to ranks and workers one after the other, so
+        a rank has the same batches with any number of workers, and no batch is divided."""
         return self._options.get("batch_tokens") is not None
 
     def _of_rank(self, state: Mapping[str, Any], rank: int, world_size: int) -> _Ids:
@@ -705,13 +711,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return ids
 
     def _after(self, state: Mapping[str, Any], batches: int) -> dict[str, Any]:
-        """The state after so many batches by tokens of this rank, or the start of the next epoch."""
+        """The state after `batches` batches by tokens of this rank; at the end of the epoch, the start of the next."""
         ids = self._of_rank(state, *self._rank())
         ids.skip(batches)
         return ids.state_dict()
 
     def _left_by_tokens(self, state: Mapping[str, Any], workers: int, rank: int) -> list[int]:
-        """Batches by tokens of each worker of a rank from `state` to the end of its epoch, all of which are counted."""
+        """The number of batches by tokens of each worker of a rank, from `state` to the end of its epoch. This counts
+        the batches of all ranks once, and divides."""
         options = {name: self._options[name] for name in _ORDER if name in self._options}
         ids = _Ids(self.dataset, **{**options, "drop_last": False, "pad": False}, batch_size=None)
         ids.load_state_dict(state)
@@ -746,11 +753,11 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return ids
 
     def _pieces(self, state: Mapping[str, Any], round: Round) -> list[list[int]]:
-        """The samples of the round after `state`: what all ranks get from each worker, rank after rank."""
+        """The ids of the samples of the round after `state`: for each worker a list, in which the ranks take turns."""
         ids, pieces = self.dataset.ids, []
         for worker in range(round.workers):
             each = [self._ids_of(state, round, worker, rank) for rank in range(round.world_size)]
-            # Who has nothing left in the last round would draw from the next epoch.
+            # A rank with nothing left in the last round would draw from the next epoch.
             drawn = [one.next() if one.has_batches_left else None for one in each]
             lists = [batch[0] if batch else [] for batch in drawn]
             turns = itertools.zip_longest(*lists)
@@ -763,12 +770,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return ids.state_dict()
 
     def _ended(self, state: Mapping[str, Any], round: Round, worker: int, has_had: bool) -> bool:
-        """Whether this worker has no batch in the epoch of `state`, or none behind the one of the round there."""
+        """Returns whether this worker has no batch left in the epoch after `state`, or, with `has_had`, after its batch
+        of the round that begins there."""
         ids = self._ids_of(state, round, worker, self._rank()[0])
         return ids.batches_left <= int(has_had)
 
     def _left(self, state: Mapping[str, Any], workers: int, rank: int | None = None) -> int:
-        """Batches of this rank, or another, from `state` to the end of its epoch."""
+        """Batches of this rank, or another, from `state` to the end of its epoch; in local and partial order, of a
+        whole epoch."""
         rank = self._rank()[0] if rank is None else rank
         if self._by_tokens():
             return sum(self._left_by_tokens(state, workers, rank))
@@ -784,16 +793,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         fields, on_error = self._options.get("fields"), self._options.get("on_error", "raise")
         batch = self.dataset.read_batch(ids, on_error=on_error, fields=fields)
         make, parts = cast(tuple[Callable[..., Batch], tuple[Any, ...]], batch.__reduce__())
-        # A copy that says its epoch: read_batch knows none.
+        # A copy that has the epoch: read_batch knows none.
         return make(*parts[:4], (epoch, ends_epoch), *parts[5:])
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch.distributed is not initialised in a spawned worker.
+        # Rank and world size now: torch.distributed is not initialised in a spawned worker.
         return {**self.__dict__, "_given": place_of(*self._given), "_grouped": in_group()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _share(self._shared)  # a plain copy, as pickle makes, has its own workers
+        _share(self._shared)  # no effect in a spawned worker; another copy shares it with workers of its own
 
 
 # The words of the int64 tensor that the processes of an IterableDataset share. Workers read it at the start
@@ -807,8 +816,8 @@ _BEGUN, _WARNED, _TAKEN, _LANES, _AGAIN, _WORDS = 3, 4, 5, 8, 9, 12
 
 
 class _Batches(Iterator[Any]):
-    """One iteration of an IterableDataset. StatefulDataLoader asks it whether it has ended; the data set is
-    then at the start of the next epoch."""
+    """One iteration of an IterableDataset. StatefulDataLoader saves its state: whether it has ended. The data set's
+    own state is then the start of the next epoch."""
 
     def __init__(self, data: IterableDataset) -> None:
         self._data = data
@@ -842,11 +851,11 @@ def _placed(rank: int | None, world_size: int | None) -> dict[str, int]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-# The options of Loader that say what the order is.
+# The options of Loader that define the order.
 _ORDER = ("order", "epochs", "drop_last", "pad", "weights", "without_replacement", "epoch_size",
           *Order.__annotations__, *Tokens.__annotations__)
 
-# torch does not annotate it.
+# torch does not annotate this function.
 _share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
 
 
@@ -906,7 +915,7 @@ _SENDABLE: set[type] = {
 
 
 def _is_a_batch(batch: Sequence[Any], **_: Any) -> Any:
-    """What torch's default_collate calls for a list of batches."""
+    """Raises TypeError: torch's default_collate calls this for a list of batches."""
     raise TypeError("an item of dlfs.torch.IterableDataset is a batch already: DataLoader(..., batch_size=None)")
 
 
