@@ -11,12 +11,14 @@ pub(crate) struct Window {
     size: usize,
     /// Time of the last change.
     changed: Instant,
+    /// Time of the last halving.
+    halved: Option<Instant>,
 }
 
 impl Window {
     /// The initial window.
     pub(crate) fn new(now: Instant) -> Window {
-        Window { size: FIRST, changed: now }
+        Window { size: FIRST, changed: now, halved: None }
     }
 
     /// Number of requests that may be in flight.
@@ -34,12 +36,12 @@ impl Window {
 
     /// Notes that the store refused a request, sent at `sent`, because there were too many.
     ///
-    /// Unless the window has its initial size, ignores requests sent before its last change: they do not
-    /// show that the new size is too large.
+    /// Ignores requests sent before the last halving: they do not show that the new size is too large.
     pub(crate) fn throttled(&mut self, now: Instant, sent: Instant) {
-        if self.size == FIRST || sent >= self.changed {
+        if self.halved.is_none_or(|halved| sent >= halved) {
             self.size = (self.size / 2).max(1);
             self.changed = now;
+            self.halved = Some(now);
         }
     }
 }
@@ -86,5 +88,20 @@ mod tests {
             window.throttled(at(1000 * round), at(1000 * round - 1));
         }
         assert_eq!(window.size(), 1);
+    }
+
+    #[test]
+    fn a_storm_halves_a_window_that_has_grown_once_also_by_requests_sent_before_it_grew() {
+        let start = Instant::now();
+        let at = |seconds: usize| start + Duration::from_secs(seconds as u64);
+        let mut window = Window::new(start);
+        (1..=FIRST).for_each(|second| window.succeeded(at(second), true));
+        assert_eq!(window.size(), 2 * FIRST);
+        for sent in 0..FIRST {
+            window.throttled(at(FIRST), at(sent));
+            assert_eq!(window.size(), FIRST, "sent after {sent} s");
+        }
+        window.throttled(at(FIRST + 2), at(FIRST + 1));
+        assert_eq!(window.size(), FIRST / 2);
     }
 }
