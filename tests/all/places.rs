@@ -145,6 +145,19 @@ fn odd_keys_are_read_and_those_that_cannot_be_named_are_told() {
     assert_eq!(refused, ["./x", "/a", "a/../b", "a//b"]);
 }
 
+#[test]
+fn listings_of_one_client_at_once_each_tell_the_keys_that_they_refuse() {
+    let store = ObjectStore::good();
+    ["a/x", "a//y", "b/x", "b//y"].into_iter().for_each(|key| store.put(key, "?"));
+    let client = open(&store.options());
+    let mut inner = Vec::new();
+    let outer = client.list("a/", &mut |_| {
+        inner = client.clone().list("b/", &mut |_| Ok(()))?;
+        Ok(())
+    });
+    assert_eq!((outer.unwrap(), inner), (vec!["a//y".to_owned()], vec!["b//y".to_owned()]));
+}
+
 /// The faults of one request in four, besides storms of 503 in which most are refused.
 fn hostile(seed: u64) -> impl Fn(&Request) -> Fault {
     move |request| {
@@ -231,6 +244,17 @@ fn an_object_that_changes_is_an_error_that_names_it_and_never_a_mixture() {
     let mut bytes = vec![0; 50_000];
     client.fetch_stamped("a/x", 50_000, now.stamp(), 0..50_000).read_into(&mut bytes).unwrap();
     assert_eq!(bytes, bytes_of(2, 50_000));
+}
+
+#[test]
+fn an_object_of_another_length_has_changed_also_if_it_was_listed_without_a_tag() {
+    let store = ObjectStore::good();
+    store.put("x", "12345");
+    let options = PlaceOptions { patience: Duration::from_secs(3), ..store.options() };
+    let object = Object { key: "x".to_owned(), len_bytes: 7, etag: None };
+    let error = open(&options).fetch(&object, 0..3).read_into(&mut [0; 3]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BadSource, "{}", error.report());
+    assert!(error.to_string().contains("has changed"), "{error}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use futures_util::StreamExt;
 use object_store::client::{HttpError, HttpErrorKind, HttpResponseBody};
 
-/// Reads a whole body: a page of a listing, or a response about credentials.
+/// Reads a whole body: a page of a listing, or a response about a commit or about credentials.
 ///
 /// # Errors
 /// The body does not arrive, or is too long.
@@ -33,7 +33,7 @@ pub(super) async fn beginning(body: HttpResponseBody) -> Vec<u8> {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("a page of the listing has more than 64 MiB")]
+#[error("a page of a listing, or another answer that is read whole, has more than 64 MiB")]
 pub(super) struct TooLong;
 
 const MAX_PAGE_BYTES: usize = 64 << 20;

@@ -19,7 +19,7 @@ use super::pages;
 use super::pool::{Pool, RangeBuf};
 use super::store::{Pages, Store};
 use super::wanted::{Version, Wanted};
-use super::watch::{Note, Seen};
+use super::watch::{LISTING, Listing, Note, Seen};
 use super::web::Web;
 use crate::{Cancel, Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -194,19 +194,16 @@ impl Client {
         let (send, mut pages) = mpsc::channel(PAGES_AHEAD);
         let shared = Arc::clone(&self.0.shared);
         let prefix = prefix.to_owned();
-        shared.seen.refused.lock().clear();
-        let listed = self.0.executor.ask({
-            let shared = Arc::clone(&shared);
-            async move {
-                let result = list(&shared, &prefix, &send).await;
-                result.map_err(|error| error.target(shared.place.with_key(prefix).to_string()))
-            }
-        })?;
+        let listing = Listing::default();
+        let listed = self.0.executor.ask(LISTING.scope(listing.clone(), async move {
+            let result = list(&shared, &prefix, &send).await;
+            result.map_err(|error| error.target(shared.place.with_key(prefix).to_string()))
+        }))?;
         while let Some(page) = listed.next_of(&mut pages)? {
             page.into_iter().try_for_each(&mut *found)?;
         }
         listed.wait()?;
-        let mut refused = std::mem::take(&mut *shared.seen.refused.lock());
+        let mut refused = std::mem::take(&mut *listing.refused.lock());
         refused.sort_unstable();
         refused.dedup(); // a page may have been listed twice
         Ok(refused)
@@ -301,7 +298,7 @@ async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure
     Ok(object(answer.meta))
 }
 
-/// Sends the pages of a listing; ends early if the receiver is gone.
+/// Sends the pages of a listing, that of this task; ends early if the receiver is gone.
 async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -> Result<()> {
     let Some(pages) = &shared.store.pages else {
         // Fails if the receiver is gone; then nobody waits for the page.
@@ -313,7 +310,7 @@ async fn list(shared: &Shared, prefix: &str, send: &mpsc::Sender<Vec<Object>>) -
     let mut found = 0;
     let mut empty = 0;
     loop {
-        let note = shared.seen.list.clone();
+        let note = LISTING.get().note;
         let page = shared.again(prefix, &note, || {
             note.reset();
             limited(shared, page(pages, prefix, token.clone()), &note)
@@ -384,7 +381,7 @@ fn is_away(kind: ErrorKind) -> bool {
 }
 
 async fn list_by_webdav(shared: &Shared, prefix: &str) -> Result<Vec<Object>> {
-    let note = shared.seen.list.clone();
+    let note = LISTING.get().note;
     note.reset();
     // Some servers answer an unknown method as they answer GET.
     let failed = |failure: Failure| match note.read().status {

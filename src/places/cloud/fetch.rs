@@ -290,13 +290,14 @@ impl Shared {
         self.answered(landing.begun().unwrap_or_else(Instant::now) - sent);
         let meta = &answer.meta;
         let same = wanted.version.is_of(wanted.len_bytes, &meta.e_tag);
-        match meta.size == wanted.len_bytes {
-            true if same => {}
-            // A version has only one length, so the response is wrong.
-            false if same && meta.e_tag.is_some() => {
-                return Err(Failure::bad_answer(format!("the answer is of {} bytes", meta.size)));
-            }
-            _ => return Err(Failure::changed()),
+        if !same || meta.size != wanted.len_bytes {
+            let has_tags = meta.e_tag.is_some() && !matches!(wanted.version, Version::Tag(None));
+            // A version has only one length. With equal tags the version is the same, so the response is wrong.
+            return Err(if same && has_tags {
+                Failure::bad_answer(format!("the answer is of {} bytes", meta.size))
+            } else {
+                Failure::changed()
+            });
         }
         let of_len =
             |other| Failure::bad_answer(format!("the answer has {other} bytes instead of {len}"));

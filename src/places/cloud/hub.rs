@@ -5,7 +5,6 @@
 
 use std::error::Error as StdError;
 use std::io::Read;
-use std::sync::Arc;
 
 use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
 use object_store::path::Path as Key;
@@ -16,7 +15,7 @@ use tokio::sync::OnceCell;
 
 use super::bodies::whole;
 use super::failure::Failure;
-use super::watch::{Note, Noted, Seen, Watching};
+use super::watch::{LISTING, Listing, Note, Noted, Watching};
 use crate::address::{escape, unescape};
 use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -24,7 +23,6 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 /// A data set of the Hub at one revision.
 pub(super) struct Hub {
     client: HttpClient,
-    seen: Arc<Seen>,
     endpoint: String,
     /// `OWNER/NAME`.
     name: String,
@@ -101,12 +99,7 @@ impl Hub {
     ///
     /// # Errors
     /// `InvalidArgument`: the settings are invalid.
-    pub(super) fn open(
-        place: &Place,
-        endpoint: String,
-        watching: &Watching,
-        seen: Arc<Seen>,
-    ) -> Result<Hub> {
+    pub(super) fn open(place: &Place, endpoint: String, watching: &Watching) -> Result<Hub> {
         let of_hub = place.authority().strip_prefix("datasets/").unwrap_or(place.authority());
         let (name, revision) = of_hub.split_once('@').unwrap_or((of_hub, "main"));
         let revision = match revision {
@@ -119,7 +112,7 @@ impl Hub {
             Error::new(ErrorKind::InvalidArgument, text).target(place.to_string()).source(cause)
         })?;
         let name = name.to_owned();
-        Ok(Hub { client, seen, endpoint, name, revision, commit: OnceCell::new() })
+        Ok(Hub { client, endpoint, name, revision, commit: OnceCell::new() })
     }
 
     /// The base URL of the files.
@@ -157,13 +150,13 @@ impl Hub {
         Ok((pinned, commit.to_owned()))
     }
 
-    /// Files beneath `prefix`, and the cursor of the next page.
+    /// Files beneath `prefix`, and the cursor of the next page. For tasks with a [`LISTING`].
     pub(super) async fn page(
         &self,
         prefix: &str,
         cursor: Option<&str>,
     ) -> object_store::Result<(Vec<Object>, Option<String>)> {
-        let note = self.seen.list.clone();
+        let Listing { note, refused } = LISTING.get();
         let commit = self.commit(note.clone()).await?;
         let folder = prefix.trim_end_matches('/');
         let slash = if folder.is_empty() { "" } else { "/" };
@@ -190,7 +183,7 @@ impl Hub {
                     let etag = Some(commit.to_owned());
                     objects.push(Object { key: path, len_bytes, etag });
                 }
-                Err(_) => self.seen.refused.lock().push(path),
+                Err(_) => refused.lock().push(path),
             }
         }
         Ok((objects, next))

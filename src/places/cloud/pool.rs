@@ -40,7 +40,7 @@ impl Pool {
             return RangeBuf::new(len);
         }
         let kept = self.free.lock().buffers.pop();
-        let bytes = kept.unwrap_or_else(|| vec![0; self.range_bytes]);
+        let bytes = kept.map_or_else(|| zeroed_vec(self.range_bytes as u64), Ok)?;
         Ok(RangeBuf { bytes, filled: 0, len, pool: Some(Arc::clone(self)) })
     }
 
@@ -136,6 +136,7 @@ impl Drop for RangeBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dlfs_base::error::ErrorKind;
 
     #[test]
     fn buffers_of_whole_ranges_are_used_again_and_only_as_many_are_kept_as_the_window_has() {
@@ -155,5 +156,11 @@ mod tests {
         drop(kept);
         drop(late);
         assert!(pool.free.lock().buffers.is_empty(), "without a reader");
+    }
+
+    #[test]
+    fn a_range_for_which_there_is_no_memory_is_an_error() {
+        let pool = Arc::new(Pool::new(1 << 62, u64::MAX));
+        assert_eq!(pool.take(1 << 62).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

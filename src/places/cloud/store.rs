@@ -108,8 +108,8 @@ impl Store {
             Scheme::Hf => {
                 let (endpoint, headers) = access(options)?;
                 let limits = limits(options);
-                let watching = Watching::new(Arc::clone(&seen), limits, Some(headers));
-                let hub = Hub::open(place, endpoint, &watching, seen)?;
+                let watching = Watching::new(seen, limits, Some(headers));
+                let hub = Hub::open(place, endpoint, &watching)?;
                 let objects = http(hub.files(), options, watching)?;
                 Ok(Store { objects, pages: Some(Pages::Hub(hub)), web: None })
             }

@@ -70,14 +70,24 @@ impl Counts {
     }
 }
 
+/// The record of one listing.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Listing {
+    /// The record of its last request.
+    pub(super) note: Note,
+    /// Listed keys that the client library cannot name.
+    pub(super) refused: Arc<Mutex<Vec<String>>>,
+}
+
+tokio::task_local! {
+    /// The listing that the task makes: the client library attaches no [`Note`] to the requests of a listing.
+    pub(super) static LISTING: Listing;
+}
+
 /// Records of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) counts: Counts,
-    /// The record of the last request for a listing: the client library attaches no [`Note`] to these.
-    pub(super) list: Note,
-    /// Listed keys that the client library cannot name.
-    pub(super) refused: Mutex<Vec<String>>,
     /// The connections to the host, shared by all clients.
     client: OnceLock<Client>,
     direct: OnceLock<Option<Arc<Direct>>>,
@@ -140,7 +150,7 @@ impl HttpService for Watched {
             let lists = query.split('&').any(|part| matches!(part, "list-type=2" | "comp=list"));
             let note = match request.extensions().get::<Note>() {
                 None if lists || request.method().as_str() == "PROPFIND" => {
-                    Some(self.seen.list.clone())
+                    LISTING.try_with(|listing| listing.note.clone()).ok()
                 }
                 note => note.cloned(),
             };
@@ -194,7 +204,8 @@ impl Watched {
         let page = std::str::from_utf8(&bytes)
             .map_err(|error| HttpError::new(HttpErrorKind::Decode, error))?;
         let (kept, refused) = sift(page);
-        self.seen.refused.lock().extend(refused);
+        // Fails outside a listing; there nobody asks for these keys.
+        let _ = LISTING.try_with(|listing| listing.refused.lock().extend(refused));
         Ok(HttpResponse::from_parts(parts, kept.into()))
     }
 }
