@@ -388,3 +388,17 @@ fn arrays_that_differ_keep_a_header_each() {
         }
     }
 }
+
+#[test]
+fn a_field_that_is_named_by_the_key_of_the_files_keeps_this_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = dir.path().join("metadata.jsonl");
+    fs::write(&lines, "{\"file_name\": \"a.png\", \"picture\": \"b.png\"}\n").unwrap();
+    ["a.png", "b.png"].into_iter().for_each(|name| fs::write(dir.path().join(name), name).unwrap());
+    for (key, files) in [("file_name", None), ("picture", Some("picture".to_owned()))] {
+        let rows = RowOptions { files, ..taking(&[key]) };
+        let samples = import(std::slice::from_ref(&lines), &with_rows(rows)).unwrap();
+        let (name, fields) = samples.first_key_value().unwrap();
+        assert_eq!((fields.len(), field(fields, key)), (1, text(name)), "{key}");
+    }
+}

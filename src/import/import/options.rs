@@ -107,8 +107,8 @@ pub struct RowOptions {
     /// The columns that become fields. Empty: all others.
     pub fields: Vec<String>,
     /// The JSON Lines key whose values are paths of files, relative to the folder of the JSON Lines file. The
-    /// files become the field `file`; if `file` is a key of the lines, the field has the name of this key
-    /// instead. `None`: `file_name`, as in Hugging Face image folders, unless `fields` leaves it out.
+    /// files become the field `file`; if `file` is a key of the lines, or `fields` has this key, the field has the
+    /// name of this key instead. `None`: `file_name`, as in Hugging Face image folders, unless `fields` leaves it out.
     pub files: Option<String>,
     /// Accepts files that lack columns of other files: their rows have no value there. Otherwise such files are
     /// refused.

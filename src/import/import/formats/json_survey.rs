@@ -49,7 +49,8 @@ impl Survey {
                 let text = format!("the lines have no key {key} that could name files");
                 Error::new(ErrorKind::InvalidArgument, text).path(&input.path)
             })?;
-            let name = if at(FILE, &columns).is_some() { key.as_str() } else { FILE };
+            let keeps_its_name = at(FILE, &columns).is_some() || options.fields.contains(&key);
+            let name = if keeps_its_name { key.as_str() } else { FILE };
             columns[column] =
                 Column { files_of: Some(key.clone()), ..Column::new(name, CellKind::Bytes) };
         }
@@ -184,7 +185,8 @@ impl Seen {
 
 /// The key that names files in Hugging Face's image folders.
 const FILE_NAME: &str = "file_name";
-/// The name of the column that holds the files, unless it is a key of the lines.
+/// The name of the column that holds the files, unless it is a key of the lines, or the options name the column by
+/// the key of the files.
 const FILE: &str = "file";
 /// Limits of the survey of an object in a store, in lines and in bytes.
 const SURVEYED_LINES: usize = 1024;
