@@ -33,7 +33,7 @@ pub struct ChunkSelection {
     pub steps: Vec<Step>,
     /// Samples whose chunk was not found.
     pub lost_samples: u64,
-    /// Heads that no step reads: chunks that were replaced or never committed, and generation records.
+    /// Heads of chunks of samples that no step reads: they were replaced, or never committed.
     pub unused_heads: u64,
 }
 
@@ -88,7 +88,8 @@ pub fn select_chunks(
         selection.add_part(part, &chosen);
     }
     let used = selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
-    selection.unused_heads = (heads.len() - used) as u64;
+    let of_samples = heads.iter().filter(|head| head.kind == ChunkKind::Samples).count();
+    selection.unused_heads = (of_samples - used) as u64;
     Ok(selection)
 }
 

@@ -582,10 +582,15 @@ fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec
 
 fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
     let current = state.current.as_ref().expect("what is done is committed");
+    let directory = &current.directory;
+    let first = state.journal.part.first;
+    let is_new = |chunk: &u32| directory.chunk(*chunk).first_slot.0 >= first;
+    let chunks = (0..directory.num_chunks()).filter(is_new).count() as u64;
     ImportReport {
-        samples: current.directory.num_samples() - state.journal.part.first,
-        chunks_found: u64::from(current.directory.num_chunks()),
-        ..report_of(source, &current.directory, &current.superblocks)
+        samples: directory.num_samples() - first,
+        chunks,
+        chunks_found: chunks,
+        ..report_of(source, directory, &current.superblocks)
     }
 }
 

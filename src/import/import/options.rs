@@ -190,7 +190,7 @@ pub struct ImportReport {
     pub sample_bytes: u64,
     /// Live samples of the image after the import.
     pub live_samples: u64,
-    /// Number of chunks, found ones included; 0 if a resumed import was complete already.
+    /// Number of chunks, found ones included.
     pub chunks: u64,
     /// Chunks that a resumed import found on the media.
     pub chunks_found: u64,
