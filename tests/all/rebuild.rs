@@ -257,6 +257,7 @@ fn chunks_that_replace_others_give_the_directory_of_adding_every_chunk_again() {
     for (window, every, name) in [(0, 3, "a"), (150, 2, "z"), (16, 1, "class00/0")] {
         let mut image = Image::new(2, Pack::Aligned);
         let mut source = folder(3, 50);
+        source[0] = sample("", Some(7), 100); // the format allows an empty name
         image.add(&source, 9, window, &[]);
         let doomed: Vec<u64> = (0..150).filter(|id| id % every == 0).collect();
         image.delete(&doomed);

@@ -42,16 +42,12 @@ impl Directory {
         let mut checksums = self.columns.checksums.to_vec();
         let dead = rewrite.chunks.iter().flat_map(|head| head.first_slot.0..head.end_slot().0);
         let mut dropped = IdSet::new(self.num_samples());
-        let mut name = Vec::new();
         for slot in dead.filter(|slot| self.deleted_slots.contains(*slot)) {
             let at = slot as usize * 4;
             lengths[at..at + 4].fill(0);
             checksums[at..at + 4].fill(0);
             let id = self.id_at(Slot(slot)).expect("a slot below the end is of a part");
-            // A sample without a name was purged before: there is nothing to drop.
-            if self.name_into(id, &mut name)? {
-                dropped.insert(id.0);
-            }
+            dropped.insert(id.0);
         }
         let started_ns = self.started_ns(&table, rewrite);
         let lengths = Bytes::from(lengths);
