@@ -299,7 +299,7 @@ pub struct Places {
     pub not_there_bytes: u64,
     /// The reads of those bytes: wrong guesses about a peer's content.
     pub not_there_reads: u64,
-    /// Bytes that were read elsewhere after a peer had failed.
+    /// Bytes that were read elsewhere after a peer had failed, had lacked them, or had delivered wrong bytes.
     pub rerouted_bytes: u64,
     /// Bytes from a peer that do not match the directory's checksum. The caller never sees them.
     pub mismatched_bytes: u64,

@@ -272,7 +272,7 @@ fn store(store: StoreUse) -> String {
         ("from the data set, before epochs", store.staged_bytes),
         ("from other ranks", store.received_bytes),
         ("of them on this node", store.near_bytes),
-        ("from the data set, because a rank was late or dead", store.from_origin_bytes),
+        ("from the data set, for a late or dead rank or a damaged copy", store.from_origin_bytes),
         ("held now", store.held_bytes),
     ];
     let rows = rows.into_iter().map(|(what, of)| vec![what.to_owned(), bytes(of)]);

@@ -844,13 +844,13 @@ typedef struct {
     uint64_t received_bytes;
     // The part of `received_bytes` that came from ranks on the same node, and crossed no network.
     uint64_t near_bytes;
-    // Samples that came from the origin, because the rank that had them was late or dead.
+    // Samples that came from the origin, because the rank that had them was late or dead, or a copy was damaged.
     uint64_t from_origin;
     // Samples that were deleted after their new ranks had them.
     uint64_t deleted;
     // Samples that a peer delivered with another checksum. None of them was stored.
     uint64_t mismatched;
-    // Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    // Steps of exchanges that have become due, those included in which this rank kept its own sample.
     uint64_t steps;
     // Reads that waited for a sample that had not arrived.
     uint64_t waits;

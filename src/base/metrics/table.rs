@@ -140,7 +140,7 @@ metrics! {
     PEER_NOT_THERE_BYTES Counter "dlfs_peer_not_there_bytes" []
         "Bytes requested of a peer and not delivered.";
     PEER_REROUTED_BYTES Counter "dlfs_peer_rerouted_bytes" []
-        "Bytes read elsewhere after a peer had failed.";
+        "Bytes read elsewhere after a peer had failed, lacked them, or sent wrong ones.";
     PEER_MISMATCHED_BYTES Counter "dlfs_peer_mismatched_bytes" []
         "Bytes from peers with a wrong checksum; none reached the caller.";
 
@@ -155,12 +155,12 @@ metrics! {
     STORE_NEAR_BYTES Counter "dlfs_store_near_bytes" []
         "Bytes of received pages from ranks on the same node.";
     STORE_FROM_ORIGIN Counter "dlfs_store_from_origin" []
-        "Samples read from the data set for a late or dead rank.";
+        "Samples read from the data set for a late or dead rank, or for a damaged copy.";
     STORE_FROM_ORIGIN_BYTES Counter "dlfs_store_from_origin_bytes" [] "Bytes of the pages of those samples.";
     STORE_DELETED Counter "dlfs_store_deleted" [] "Samples deleted once their new ranks had them.";
     STORE_MISMATCHED Counter "dlfs_store_mismatched" []
         "Samples from peers with a wrong checksum; none was stored.";
-    STORE_STEPS Counter "dlfs_store_steps" [] "Exchange steps that this rank has ended.";
+    STORE_STEPS Counter "dlfs_store_steps" [] "Exchange steps that have become due on this rank.";
     STORE_WAITS Counter "dlfs_store_waits" [] "Reads that waited for a sample.";
 
     AHEAD_SAMPLES Counter "dlfs_ahead_samples" [] "Samples read ahead for files, along an order.";

@@ -93,13 +93,13 @@ pub struct StoreStatsOut {
     pub received_bytes: u64,
     /// The part of `received_bytes` that came from ranks on the same node, and crossed no network.
     pub near_bytes: u64,
-    /// Samples that came from the origin, because the rank that had them was late or dead.
+    /// Samples that came from the origin, because the rank that had them was late or dead, or a copy was damaged.
     pub from_origin: u64,
     /// Samples that were deleted after their new ranks had them.
     pub deleted: u64,
     /// Samples that a peer delivered with another checksum. None of them was stored.
     pub mismatched: u64,
-    /// Steps of exchanges that this rank has ended, those included in which it kept its own sample.
+    /// Steps of exchanges that have become due, those included in which this rank kept its own sample.
     pub steps: u64,
     /// Reads that waited for a sample that had not arrived.
     pub waits: u64,

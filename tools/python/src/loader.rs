@@ -306,8 +306,9 @@ impl Loader {
     /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
     /// pages now, and at most. found: samples that lay there before. staged, staged_bytes: brought from the data set
     /// before an epoch. received, received_bytes: from other ranks. near_bytes: from those on the same node.
-    /// from_origin, from_origin_bytes: from the data set, because a rank was late or dead. deleted: left, and were read
-    /// by their new rank. mismatched: damaged at a peer. steps of exchanges. waits: reads that waited for a sample.
+    /// from_origin, from_origin_bytes: from the data set, because a rank was late or dead, or a copy damaged. deleted:
+    /// left, and were read by their new rank. mismatched: damaged at a peer. steps of exchanges that were due. waits:
+    /// reads that waited for a sample.
     fn store_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = self.newest().loader.store_stats();
         stats.map(|stats| shapes::dict(py, &stats)).transpose()
