@@ -44,6 +44,8 @@ struct Call {
     failed: Option<(u64, IoError)>,
     /// The number of rereads that are still allowed.
     rereads: u8,
+    /// The longest that it may last.
+    deadline: Duration,
     until: Option<Instant>,
 }
 
@@ -196,7 +198,8 @@ impl Calls {
         let mut pieces: Vec<Option<IoBuf>> = Vec::new();
         pieces.resize_with(missing, || None);
         self.pending[pair].extend(ios);
-        let until = Instant::now().checked_add(self.deadline);
+        let deadline = self.deadline;
+        let until = Instant::now().checked_add(deadline);
         let failed = None;
         let rereads = MAX_REREADS;
         self.calls.push_back(Call {
@@ -208,6 +211,7 @@ impl Calls {
             missing,
             failed,
             rereads,
+            deadline,
             until,
         });
         Ticket(number)
@@ -368,7 +372,7 @@ impl Calls {
     }
 
     fn timed_out(&self, call: &Call) -> Error {
-        let message = format!("no answer to a {:?} within {:?}", call.op, self.deadline);
+        let message = format!("no answer to a {:?} within {:?}", call.op, call.deadline);
         Error::new(ErrorKind::TimedOut, message)
             .target(self.namespace(call.pair).address.clone())
             .lba(Lba(call.slba))
@@ -488,8 +492,10 @@ mod tests {
         calls.set_deadline(Duration::ZERO);
         let late = calls.begin(0, IoOp::Write, 0, filled(16_384, 1));
         calls.turn();
-        assert_eq!(calls.take(late).unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
         calls.set_deadline(Duration::from_secs(60));
+        let error = calls.take(late).unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("within 0ns"), "its own deadline: {error}");
         let buf = calls.run(0, IoOp::Read, 0, IoBuf::zeroed(8_192)).unwrap();
         assert_eq!(buf.len(), 8_192);
     }

@@ -47,7 +47,7 @@ impl Cpus {
     /// `InvalidArgument`: the machine has no such node, the node has only memory, or the process may use none of
     /// its processors.
     pub fn of_node(node: u32) -> Result<Cpus> {
-        let of_node = node_cpus(node).ok_or_else(|| no_node(node))?;
+        let of_node = node_cpus(node)?;
         let allowed = allowed()?;
         let cpus: Vec<usize> = of_node.into_iter().filter(|cpu| allowed.contains(cpu)).collect();
         if cpus.is_empty() {
@@ -63,7 +63,7 @@ impl Cpus {
     /// `InvalidArgument`: the machine has no such node, the node has only memory, or a processor belongs to
     /// another node.
     pub fn within_node(self, node: u32) -> Result<Cpus> {
-        let of_node = node_cpus(node).ok_or_else(|| no_node(node))?;
+        let of_node = node_cpus(node)?;
         match self.0.iter().find(|cpu| !of_node.contains(cpu)) {
             None => Ok(self),
             Some(cpu) => {
@@ -138,14 +138,21 @@ fn no_node(node: u32) -> Error {
     invalid(format!("NUMA node {node} does not exist: there are {nodes}"))
 }
 
-/// The processors of a node; `None` if there is no such node, or it has only memory. A kernel without NUMA has
-/// only node 0.
-fn node_cpus(node: u32) -> Option<Vec<usize>> {
-    if !Path::new(NODES).exists() {
-        return (node == 0).then(online);
+/// The processors of a node, at least one. A kernel without NUMA has only node 0.
+fn node_cpus(node: u32) -> Result<Vec<usize>> {
+    if node == 0 && !Path::new(NODES).exists() {
+        return Ok(online());
     }
-    let list = std::fs::read_to_string(format!("{NODES}/node{node}/cpulist")).ok()?;
-    parse_list(list.trim_end())
+    let list = std::fs::read_to_string(format!("{NODES}/node{node}/cpulist"));
+    cpus_of_node(node, &list.map_err(|_| no_node(node))?)
+}
+
+/// The processors in the kernel's `list` of those of a node.
+fn cpus_of_node(node: u32, list: &str) -> Result<Vec<usize>> {
+    parse_list(list.trim_end()).ok_or_else(|| {
+        invalid(format!("NUMA node {node} has no processors, only memory"))
+            .hint("name the node of the processors that are near it")
+    })
 }
 
 /// The processors that this process may use.
@@ -202,6 +209,9 @@ mod tests {
         assert!(Cpus::parse("zero").unwrap_err().to_string().contains("not a list of processors"));
         let error = Cpus::of_node(4000).unwrap_err();
         assert!(error.to_string().contains("NUMA node 4000 does not exist"), "{error}");
+        assert_eq!(cpus_of_node(0, "0-1\n").unwrap(), [0, 1]);
+        let error = cpus_of_node(1, "\n").unwrap_err();
+        assert!(error.to_string().contains("NUMA node 1 has no processors"), "{error}");
     }
 
     #[test]
