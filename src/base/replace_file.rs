@@ -96,19 +96,19 @@ fn resolve(path: &Path) -> Result<PathBuf> {
 
 /// Creates a new file beside `path`.
 fn create_draft(path: &Path, mode: NewMode) -> std::io::Result<(File, PathBuf)> {
-    let mut number = std::process::id();
-    loop {
+    for attempt in 0..MAX_DRAFTS {
+        let number = std::process::id().wrapping_add(attempt << 24);
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{number:08x}"));
         match OpenOptions::new().write(true).create_new(true).mode(mode as u32).open(&name) {
             Ok(file) => return Ok((file, name.into())),
             // Another thread is writing a draft, or an earlier process with this identifier has left one.
-            Err(error) if error.kind() == IoErrorKind::AlreadyExists => {
-                number = number.wrapping_add(1 << 24);
-            }
+            Err(error) if error.kind() == IoErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
+    let text = "all names for a draft beside it are taken: remove files of its name with eight more digits";
+    Err(std::io::Error::new(IoErrorKind::AlreadyExists, text))
 }
 
 /// Makes the directory entry of the file durable.
@@ -121,6 +121,8 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::of_file("cannot write the file", path, error)
 }
 
+/// Names of drafts that a process has for a file.
+const MAX_DRAFTS: u32 = 256;
 /// Linux's limit on nested symbolic links.
 const MAX_LINKS: usize = 40;
 
@@ -146,6 +148,25 @@ mod tests {
         let mode = |name: &str| fs::metadata(at(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("file"), mode("made")), (0o640, 0o600));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "no draft is left");
+    }
+
+    #[test]
+    fn drafts_that_were_left_over_are_passed_over_until_no_name_is_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let draft = |attempt: u32| {
+            let number = std::process::id().wrapping_add(attempt << 24);
+            folder.path().join(format!("file.{number:08x}"))
+        };
+        (0..255).for_each(|attempt| fs::write(draft(attempt), "left").unwrap());
+        replace_file(&path, NewMode::Private, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        fs::write(draft(255), "left").unwrap();
+        for error in [replace_file(&path, NewMode::Private, b"newer"), check_replaceable(&path)] {
+            let report = error.unwrap_err().report();
+            assert!(report.contains("all names for a draft"), "{report}");
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"new");
     }
 
     #[test]

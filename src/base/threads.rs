@@ -101,18 +101,18 @@ impl Thread {
 ///
 /// # Errors
 /// The error of the first item in order whose work failed; no further work is started. A panic counts as an
-/// error, except of a single item: that one runs in the calling thread, where its panic continues.
+/// error.
 pub fn map_at_once<T: Sync, R: Send>(
     name: &str,
     items: &[T],
     work: impl Fn(&T) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
+    let who = format!("the thread {name}");
     if let [only] = items {
-        return Ok(vec![work(only)?]);
+        return Ok(vec![caught(&who, || work(only))??]);
     }
     let next = AtomicUsize::new(0);
     let has_failed = AtomicBool::new(false);
-    let who = format!("the thread {name}");
     let run = || {
         let mut done = Vec::new();
         while !has_failed.load(Ordering::Relaxed) {
@@ -183,9 +183,11 @@ mod tests {
         let error = map_at_once("dlfs-test", &items, fail).unwrap_err();
         assert!(error.to_string().ends_with("item 7") || error.to_string().ends_with("item 150"));
         let panics = |item: &usize| if *item == 3 { panic!("item 3") } else { Ok(()) };
-        let error = map_at_once("dlfs-test", &items[..6], panics).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Internal);
-        assert!(error.to_string().contains("item 3"), "{error}");
+        for some in [&items[..6], &items[3..4]] {
+            let error = map_at_once("dlfs-test", some, panics).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal);
+            assert!(error.to_string().contains("item 3"), "{error}");
+        }
     }
 
     #[test]
