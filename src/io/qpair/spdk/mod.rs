@@ -22,7 +22,7 @@ use super::plain::Plain;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Failure, Identified, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
-use crate::address::{Address, SpdkAddress};
+use crate::address::{Address, SpdkAddress, TcpAddress};
 use crate::spdk::{self, Controller, TransportId};
 use dlfs_base::buf;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -163,6 +163,12 @@ fn all_addresses(address: &SpdkAddress, options: &ConnectOptions) -> Result<Vec<
 fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Vec<Portal>> {
     let mut portals = Vec::new();
     let mut first_error = None;
+    let hosts = addresses.iter().filter_map(|address| match address {
+        SpdkAddress::Tcp(tcp) | SpdkAddress::Rdma(tcp) => Some(tcp),
+        SpdkAddress::Pcie { .. } | SpdkAddress::VfioUser { .. } => None,
+    });
+    let hosts: Vec<&TcpAddress> = hosts.collect();
+    let mut resolved = super::tcp::resolve_each(&hosts, options.connect_timeout)?.into_iter();
     for address in addresses {
         let portal = |traddr, trsvcid, is_ipv6, subnqn: Option<&Nqn>| Portal {
             address: address.clone(),
@@ -185,7 +191,7 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
                 continue;
             }
         };
-        match super::tcp::resolve(&tcp.traddr, tcp.trsvcid, options.connect_timeout) {
+        match resolved.next().expect("there is one for each address over TCP or RDMA") {
             Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| {
                 let traddr = socket.ip().to_string();
                 let trsvcid = socket.port().to_string();

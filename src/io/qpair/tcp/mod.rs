@@ -44,6 +44,7 @@ use crate::tls::{self, TlsError};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::registry::Registration;
+use dlfs_base::threads::map_at_once;
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::auth::{IdentityVersion, TlsPsk};
 use dlfs_nvme::nvme::Nqn;
@@ -256,7 +257,7 @@ impl Counters {
 impl TcpNamespace {
     /// Connects to the namespace at `address`, or over one of `options.paths` when that address is down.
     ///
-    /// Takes at most `options.connect_timeout` and a second, unless several host names resolve slowly.
+    /// Takes at most `options.connect_timeout` and a second.
     ///
     /// # Errors
     /// `Refused`: nothing listens there, or the target does not allow this host. `NotFound`: the host name,
@@ -381,10 +382,11 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     let mut portals = Vec::new();
     let mut first_error = None;
     let host = HostIdentity::new(options);
-    for address in addresses {
+    let resolved = resolve_each(&addresses, options.connect_timeout)?;
+    for (address, sockets) in addresses.into_iter().zip(resolved) {
         let psk = keyring_psk(options, &host.nqn, &address.subnqn)
             .map_err(|error| error.target(address.to_string()))?;
-        match resolve(&address.traddr, address.trsvcid, options.connect_timeout) {
+        match sockets {
             Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| Portal {
                 address: address.clone(),
                 socket,
@@ -399,6 +401,16 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
         Some(error) if portals.is_empty() => Err(error),
         _ => Ok(portals),
     }
+}
+
+/// The socket addresses of each of several addresses, whose host names are resolved at once: a slow one does not
+/// take the time of the others.
+pub(super) fn resolve_each(
+    addresses: &[&TcpAddress],
+    limit: Duration,
+) -> Result<Vec<Result<Vec<SocketAddr>>>> {
+    let of = |to: &&TcpAddress| Ok(resolve(&to.traddr, to.trsvcid, limit));
+    map_at_once("dlfs-resolve", addresses, of)
 }
 
 /// The socket addresses of a transport address: one, unless it is a host name.
