@@ -365,10 +365,17 @@ pub(crate) fn records_with_absurd_images_are_damaged_and_messages_stay_on_their_
     }
 }
 
-/// A folder whose file system hangs when something is read.
-struct Hangs(FolderStore);
+/// A folder, and what happens before an entry is read (`false`) or appended (`true`).
+struct Meanwhile(FolderStore, Box<dyn Fn(&Log, bool) + Send + Sync>);
 
-impl Store for Hangs {
+impl Meanwhile {
+    fn open(folder: &Path, happens: impl Fn(&Log, bool) + Send + Sync + 'static) -> Catalog {
+        let store = Arc::new(Meanwhile(FolderStore::new(folder), Box::new(happens)));
+        Catalog::of_store(CatalogPlace::Folder(folder.to_owned()), store)
+    }
+}
+
+impl Store for Meanwhile {
     fn create(&self) -> Result<()> {
         self.0.create()
     }
@@ -382,10 +389,11 @@ impl Store for Hangs {
         self.0.numbers(log)
     }
     fn read(&self, log: &Log, number: u64) -> Result<Option<Vec<u8>>> {
-        std::thread::sleep(Duration::from_secs(600));
+        (self.1)(log, false);
         self.0.read(log, number)
     }
     fn append(&self, log: &Log, number: u64, bytes: &[u8]) -> Result<bool> {
+        (self.1)(log, true);
         self.0.append(log, number, bytes)
     }
     fn read_index(&self, name: &str) -> Result<Option<Index>> {
@@ -400,11 +408,41 @@ impl Store for Hangs {
 fn a_store_that_hangs_is_an_error_by_the_deadline() {
     let folder = tempfile::tempdir().unwrap();
     open(folder.path()).add("train", &record(1, 1)).unwrap();
-    let store = Arc::new(Hangs(FolderStore::new(folder.path())));
-    let catalog = Catalog::of_store(CatalogPlace::Folder(folder.path().to_owned()), store);
+    let hangs = |_: &Log, is_append: bool| {
+        if !is_append {
+            std::thread::sleep(Duration::from_secs(600));
+        }
+    };
+    let catalog = Meanwhile::open(folder.path(), hangs);
     let error = catalog.with_deadline(Duration::from_millis(50)).find("train", None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     // The thread that is left goes no further.
     let late = FolderStore::new(folder.path()).until(Instant::now()).unwrap();
     assert_eq!(late.names().unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn an_alias_that_is_moved_to_a_version_while_that_is_removed_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = open(folder.path());
+    add_all(&other, 1..=3);
+    let tagging = other.clone();
+    let removes = Meanwhile::open(folder.path(), move |log, is_append| {
+        if is_append && matches!(log, Log::Versions(_)) {
+            tagging.tag("train", "late", &generation(2), Expect::Anything).unwrap();
+        }
+    });
+    let error = removes.remove("train", Some(Generation(2))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.report().contains("removed nevertheless"), "{}", error.report());
+    other.remove_alias("train", "late").unwrap();
+    let removing = other.clone();
+    let tags = Meanwhile::open(folder.path(), move |_, is_append| {
+        if is_append {
+            removing.remove("train", Some(Generation(1))).unwrap();
+        }
+    });
+    let error = tags.tag("train", "late", &generation(1), Expect::Anything).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.report().contains("removed meanwhile"), "{}", error.report());
 }

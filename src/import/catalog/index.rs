@@ -106,7 +106,7 @@ impl Index {
         self
     }
 
-    /// The differences between two indexes, one line each, for a person to read: up to `most` + 1
+    /// The differences between two indexes, one line each, for a person to read: up to `most`
     /// lines, then one line that counts the other chunks. Chunks that were written before
     /// `since_ns` are not compared.
     pub fn differences(&self, other: &Index, since_ns: u64, most: usize) -> Vec<String> {
@@ -127,7 +127,7 @@ impl Index {
             if one == two || !is_recent {
                 continue;
             }
-            if lines.len() > most {
+            if lines.len() >= most {
                 more += 1;
                 continue;
             }
@@ -141,5 +141,20 @@ impl Index {
             lines.push(format!("and {more} more chunks"));
         }
         lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_differences_are_shown_as_are_asked_for_and_the_others_are_counted() {
+        let entry = ChunkEntry { time_ns: 1, bytes: 1, samples: 1, deleted: 0 };
+        let chunks = (0..5).map(|chunk| (format!("{chunk}"), entry)).collect();
+        let index = Index { chunks, ..Index::default() };
+        let lines = index.differences(&Index::default(), 0, 3);
+        assert_eq!((lines.len(), &*lines[3]), (4, "and 2 more chunks"), "{lines:?}");
+        assert_eq!(index.differences(&Index::default(), 0, 5).len(), 5);
     }
 }

@@ -54,7 +54,7 @@ use record::{AliasEntry, VersionEntry};
 use store::MAX_LOG_BYTES;
 
 /// An open catalogue. Each call has a deadline, [`DEADLINE`] by default, which it keeps even if the
-/// store hangs. [`remove`](Self::remove) consists of three such calls.
+/// store hangs.
 #[derive(Clone)]
 pub struct Catalog {
     place: CatalogPlace,
@@ -148,19 +148,7 @@ impl Catalog {
     /// As [`Catalog::names`].
     pub fn aliases(&self, name: &str) -> Result<Vec<Alias>> {
         let name = name.to_owned();
-        self.within("reading aliases", move |store| {
-            let mut aliases = Vec::new();
-            for alias in words(store.aliases(&name)?)? {
-                let log = Log::Alias(name.clone(), alias.clone());
-                if let Some((moves, AliasEntry { to: Some(to), .. })) = newest_entry(store, &log)? {
-                    let version = to.version;
-                    let generation = Generation(to.generation);
-                    aliases.push(Alias { name: alias, version, generation, moves });
-                }
-            }
-            aliases.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-            Ok(aliases)
-        })
+        self.within("reading aliases", move |store| aliases_of(store, &name))
     }
 
     /// All targets of an alias, oldest first. `None`: the alias was removed at that point.
@@ -234,8 +222,9 @@ impl Catalog {
     /// matches `expect`.
     ///
     /// # Errors
-    /// `InvalidArgument`: the alias is not valid. `NotFound`: there is no such version. `Busy`: the
-    /// alias does not point to what `expect` says. Otherwise as [`Catalog::names`].
+    /// `InvalidArgument`: the alias is not valid. `NotFound`: there is no such version, or it was
+    /// removed while the alias was moved to it. `Busy`: the alias does not point to what `expect`
+    /// says. Otherwise as [`Catalog::names`].
     pub fn tag(
         &self,
         name: &str,
@@ -254,9 +243,19 @@ impl Catalog {
             version: Some(version.clone()),
         };
         let log = Log::Alias(name.to_owned(), alias.to_owned());
+        let alias = alias.to_owned();
         self.within("moving an alias", move |store| {
             let (number, record) = find(store, &asked)?;
-            move_alias(store, &log, Some((number, &record)), expect)
+            let moves = move_alias(store, &log, Some((number, &record)), expect)?;
+            // A removal that is not seen here is appended later, and sees the alias.
+            if live_versions(store, &asked.name)?.iter().any(|(live, _)| *live == number) {
+                return Ok(moves);
+            }
+            let message = format!(
+                "the alias {alias} now points to version {number} of {}, which was removed meanwhile",
+                asked.name
+            );
+            Err(Error::new(ErrorKind::NotFound, message).hint("move or remove the alias"))
         })
     }
 
@@ -281,44 +280,46 @@ impl Catalog {
     /// removed versions. The image and the history stay.
     ///
     /// # Errors
-    /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it.
-    /// Otherwise as [`Catalog::names`].
+    /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it, or was
+    /// moved to it while it was removed. Otherwise as [`Catalog::names`].
     pub fn remove(&self, name: &str, generation: Option<Generation>) -> Result<u64> {
-        let pointing: Vec<Alias> = self.aliases(name)?;
-        let versions = self.versions(name)?;
-        let is_meant = |record: &Record| generation.is_none_or(|one| one.0 == record.generation);
-        let numbers: Vec<u64> = versions
-            .iter()
-            .filter(|(_, record)| is_meant(record))
-            .map(|(number, _)| *number)
-            .collect();
-        if numbers.is_empty() {
-            let what = format!("generation {}", generation.unwrap_or_default());
-            return Err(none_of(name, &what).target(self.place.to_string()));
-        }
-        if let Some(alias) = pointing.iter().find(|alias| numbers.contains(&alias.version)) {
-            let message = format!(
-                "the alias {} points to generation {} of {name}",
-                alias.name, alias.generation
-            );
-            return Err(Error::new(ErrorKind::Busy, message).hint("move or remove the alias first"));
-        }
         let name = name.to_owned();
-        let count = numbers.len() as u64;
+        let place = self.place.clone();
+        let is_meant =
+            move |record: &Record| generation.is_none_or(|one| one.0 == record.generation);
         self.within("removing a version", move |store| {
             let log = Log::Versions(name.clone());
-            loop {
-                let versions = entries_of::<VersionEntry>(store, &log)?;
-                let last = versions.last().map_or(0, |(number, _)| *number);
+            let numbers = loop {
+                let entries = entries_of::<VersionEntry>(store, &log)?;
+                let last = entries.last().map_or(0, |(number, _)| *number);
+                let versions = living(entries);
+                if versions.is_empty() {
+                    return Err(no_such(&place, &name));
+                }
+                let meant = versions.iter().filter(|(_, record)| is_meant(record));
+                let numbers: Vec<u64> = meant.map(|(number, _)| *number).collect();
+                if numbers.is_empty() {
+                    let what = format!("generation {}", generation.unwrap_or_default());
+                    return Err(none_of(&name, &what));
+                }
+                if let Some(busy) = pointed_to(store, &name, &numbers)? {
+                    return Err(busy.hint("move or remove the alias first"));
+                }
                 let entry = VersionEntry::Removed { versions: numbers.clone() };
                 if append(store, &log, last + 1, &entry)? {
-                    break;
+                    break numbers;
                 }
-            }
+            };
             if generation.is_none() {
                 store.write_index(&name, None)?;
             }
-            Ok(count)
+            // An alias that is not seen here is moved later, and its mover sees the removal.
+            match pointed_to(store, &name, &numbers)? {
+                None => Ok(numbers.len() as u64),
+                Some(busy) => {
+                    Err(busy.hint("it is removed nevertheless: move or remove the alias"))
+                }
+            }
         })
     }
 
@@ -465,6 +466,31 @@ fn move_alias(
             return Ok(last + 1);
         }
     }
+}
+
+/// The aliases of a data set, sorted by name.
+fn aliases_of(store: &dyn Store, name: &str) -> Result<Vec<Alias>> {
+    let mut aliases = Vec::new();
+    for alias in words(store.aliases(name)?)? {
+        let log = Log::Alias(name.to_owned(), alias.clone());
+        if let Some((moves, AliasEntry { to: Some(to), .. })) = newest_entry(store, &log)? {
+            let version = to.version;
+            let generation = Generation(to.generation);
+            aliases.push(Alias { name: alias, version, generation, moves });
+        }
+    }
+    aliases.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    Ok(aliases)
+}
+
+/// The error that an alias points to one of the versions `numbers`, if one does.
+fn pointed_to(store: &dyn Store, name: &str, numbers: &[u64]) -> Result<Option<Error>> {
+    let aliases = aliases_of(store, name)?;
+    let pointing = aliases.iter().find(|alias| numbers.contains(&alias.version));
+    Ok(pointing.map(|Alias { name: alias, generation, .. }| {
+        let message = format!("the alias {alias} points to generation {generation} of {name}");
+        Error::new(ErrorKind::Busy, message)
+    }))
 }
 
 /// All versions of a data set that were not removed.
