@@ -309,3 +309,29 @@ fn what_could_not_be_imported_before_the_interruption_is_told_after_it() {
     assert_eq!((report.samples, &report.bad), (1200, &expected.bad));
     assert!(all(&devices) == image, "another image");
 }
+
+#[test]
+fn a_name_that_comes_again_behind_the_point_of_resuming_is_refused_as_without_an_interruption() {
+    let numbers = || (0..1000).chain([0]);
+    let tar = numbers().flat_map(|at| member(&at.to_string(), b'0', "", &bytes_of(at, 40_000)));
+    let line = |at: u64| format!("{{\"name\": \"{at}\", \"text\": \"{at:040000}\"}}\n");
+    for (kind, name, bytes) in [
+        (SourceKind::Tar, "0.tar", end(tar.collect())),
+        (SourceKind::JsonLines, "0.jsonl", numbers().map(line).collect::<String>().into()),
+    ] {
+        let len = bytes.len() as u64;
+        let mut case = Case::new(kind, PlacementOrder::Source, &[(name, bytes)]);
+        case.more = Box::new(move |options| {
+            let named = (kind == SourceKind::JsonLines).then(|| "name".to_owned());
+            options.rows.name = named;
+        });
+        let expected = case.import(&memory(), Onto::Empty, u64::MAX).unwrap_err();
+        assert_eq!(expected.kind(), ErrorKind::BadSource, "{kind}");
+        let devices = case.interrupted(900);
+        let error = case.import(&devices, Onto::Resume, u64::MAX).unwrap_err();
+        assert_eq!(error.report(), expected.report(), "{kind}");
+        let asked: u64 = case.watched.asked().values().sum();
+        println!("{kind}: {asked} of {len} bytes were asked for again");
+        assert!(kind == SourceKind::JsonLines || asked < len, "{kind}: it began anew");
+    }
+}

@@ -230,7 +230,7 @@ fn go_on<'a>(
         }
         _ => {
             let source = judged.archives(inputs, Some(restored.fields), checks)?;
-            Box::new(source.after(offset, restored.names))
+            Box::new(source.after(input, offset, restored.names))
         }
     };
     let source = Checked::new(source, checks, restored.field_types);

@@ -107,6 +107,8 @@ pub struct RowSource<'a> {
     own_names: HashSet<u128>,
     /// The same hash of the last row read.
     own_name: u128,
+    /// Set while `names` are all of the open file, which is the first one and was resumed.
+    is_first: bool,
     /// Set if each name is prefixed with its file.
     prefix: bool,
     bad: Vec<BadEntry>,
@@ -215,6 +217,7 @@ impl<'a> RowSource<'a> {
             names: HashSet::new(),
             own_names: HashSet::new(),
             own_name: 0,
+            is_first: false,
             prefix: given.prefix,
             bad: Vec::new(),
             failure: None,
@@ -230,7 +233,8 @@ impl<'a> RowSource<'a> {
     }
 
     /// Resumes at `place`. `names` are the hashes of the names of earlier rows, and `classes` their
-    /// [`found_classes`](SampleStream::found_classes). Call this before any row is read.
+    /// [`found_classes`](SampleStream::found_classes). Only in the first file is it known which of these names the file
+    /// itself has. Call this before any row is read.
     pub(in crate::import) fn after(
         mut self,
         place: &StreamPlace,
@@ -238,6 +242,7 @@ impl<'a> RowSource<'a> {
         classes: &[Vec<u8>],
     ) -> RowSource<'a> {
         self.go_on = Some(*place);
+        self.is_first = place.input < self.begun;
         self.names = names;
         self.unnumbered.clear();
         for name in classes {
@@ -341,6 +346,7 @@ impl<'a> RowSource<'a> {
             self.classes.begin_file(&reader.columns()[place.at]);
         }
         self.own_names.clear();
+        self.is_first = false;
         self.cells.clear();
         let RowFile { input, stem, .. } = file;
         self.open = Some(OpenFile { reader, input, stem, places, rows: 0, has_begun: false });
@@ -462,7 +468,8 @@ impl<'a> RowSource<'a> {
         }
         let Some(open) = &self.open else { return Ok(()) };
         let brings = self.chosen.name.is_some() || open.reader.row_name().is_some();
-        if self.prefix && brings || self.names.contains(&self.own_name) {
+        let is_of_another = !self.is_first && self.names.contains(&self.own_name);
+        if self.prefix && brings || is_of_another {
             sample.name = [&open.stem[..], b"/", &sample.name].concat();
         }
         if sample.name.len() > MAX_NAME_BYTES {

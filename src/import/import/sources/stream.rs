@@ -53,6 +53,8 @@ pub struct StreamSource {
     names: HashSet<u128>,
     /// Hashes of the names read from the current stream, before a prefix is added.
     here: HashSet<u128>,
+    /// Set while `names` are all of the current stream, which is the first one and was resumed.
+    is_first: bool,
     bad: Vec<BadEntry>,
     spare: Spare,
     /// Length in bytes above which a file is read in pieces.
@@ -109,9 +111,15 @@ impl StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
-    /// Resumes at byte `offset` of the first input; `names` are the hashes of the names of the samples before it.
-    pub(in crate::import) fn after(self, offset: u64, names: HashSet<u128>) -> StreamSource {
-        StreamSource { begin_at: offset, names, ..self }
+    /// Resumes at byte `offset` of the first input, which is number `input` of all; `names` are the hashes of the names
+    /// of the samples before it. Only in input 0 is it known which of these names the input itself has.
+    pub(in crate::import) fn after(
+        self,
+        input: u64,
+        offset: u64,
+        names: HashSet<u128>,
+    ) -> StreamSource {
+        StreamSource { begin_at: offset, is_first: input == 0, names, ..self }
     }
 
     /// Adds a member; returns the sample that it completes.
@@ -217,17 +225,20 @@ impl StreamSource {
         sample.fields.resize(self.fields().len().max(1), None);
         let own = xxh3_128(&sample.name);
         let is_of_this_stream = !self.here.insert(own);
-        if !is_of_this_stream && (self.prefix || self.names.contains(&own)) {
+        let is_of_another = !self.is_first && self.names.contains(&own);
+        if !is_of_this_stream && (self.prefix || is_of_another) {
             sample.name = [&self.shard[..], b"/", &sample.name].concat();
         }
         let reason = if is_of_this_stream {
             BadReason::ComesAgain
         } else if sample.name.len() > MAX_NAME_BYTES {
             TOO_LONG_A_NAME
-        } else if !self.names.insert(xxh3_128(&sample.name)) {
-            BadReason::Twice
-        } else {
+        } else if self.names.insert(xxh3_128(&sample.name)) {
             return Some(sample);
+        } else if self.is_first {
+            BadReason::ComesAgain
+        } else {
+            BadReason::Twice
         };
         self.push_bad(&sample.name, reason);
         None
@@ -308,6 +319,7 @@ impl SampleStream for StreamSource {
                 let at = std::mem::take(&mut self.begin_at);
                 if at == 0 {
                     self.here.clear();
+                    self.is_first = false;
                 }
                 self.shard = file.name;
                 self.members = Some((file.path, Members::from(stream, at)));
