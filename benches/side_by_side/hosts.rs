@@ -26,9 +26,10 @@ use crate::opening;
 use crate::slice::{Done, Slice};
 use crate::stats::Random;
 use crate::support::files::{list, read_file};
+use crate::support::loaded::loaded;
 use crate::support::raw::{Messages, RandomOffsets, receive};
 use crate::support::{self, Options, Stopwatch};
-use crate::targets::{loaded, tls};
+use crate::targets::tls;
 
 /// Runs the side given by `--side`.
 pub(crate) fn run(side: &str, options: &Options) {

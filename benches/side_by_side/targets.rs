@@ -1,7 +1,5 @@
 //! The other side of a connection: a process of its own, on the first processor.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,6 +11,7 @@ use dlfs::qpair::mem::MemNamespace;
 use dlfs::target::{HostKeys, Target, TargetOptions};
 use dlfs::units::Nsid;
 
+use crate::support::loaded::loaded;
 use crate::support::raw::{Messages, send_forever};
 use crate::support::{self, Options};
 
@@ -45,21 +44,6 @@ fn filled(region: u64) -> MemNamespace {
     let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
     for offset in (0..region).step_by(1 << 20) {
         io.write_at(offset, &[(offset >> 20) as u8; 1 << 20]).expect("a write to memory");
-    }
-    device
-}
-
-/// The image at `path`, copied into memory; its pages are dropped from the page cache.
-pub(crate) fn loaded(path: &Path) -> MemNamespace {
-    let file = File::open(path).expect("an image that was imported");
-    let len = file.metadata().expect("its length").len();
-    let device = MemNamespace::new(len.next_multiple_of(1 << 20), 4096).expect("memory for it");
-    let mut io = Blocking::new(device.queue_pair().expect("a queue pair")).expect("a poll group");
-    let mut piece = vec![0u8; 1 << 20];
-    for offset in (0..len).step_by(piece.len()) {
-        let count = piece.len().min((len - offset) as usize);
-        file.read_exact_at(&mut piece[..count], offset).expect("a whole image");
-        io.write_at(offset, &piece).expect("a write to memory");
     }
     device
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)] // a module of each bench, which uses a part of it
 
 pub mod files;
+pub mod loaded;
 pub mod random_reads;
 pub mod raw;
 pub mod results;
@@ -9,6 +10,7 @@ pub mod snapshot;
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::ops::Range;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -96,10 +98,15 @@ pub fn cpus() -> Vec<usize> {
 /// Each side of a bench does this itself: a process that was started by a bound one can use only
 /// that processor.
 pub fn pin(nth: usize) {
+    pin_to(nth..nth + 1);
+}
+
+/// Like [`pin`], to several of the processors.
+pub fn pin_to(nths: Range<usize>) {
     let cpus = cpus();
     let mut set = CpuSet::new();
-    set.set(cpus[nth % cpus.len()]);
-    sched_setaffinity(None, &set).expect("one of the processors that were allowed");
+    nths.for_each(|nth| set.set(cpus[nth % cpus.len()]));
+    sched_setaffinity(None, &set).expect("some of the processors that were allowed");
 }
 
 /// Binds this thread, and those that it starts, to all processors but the one that [`pin`] takes for `nth`, if there is
