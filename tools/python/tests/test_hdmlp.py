@@ -7,6 +7,7 @@ import pytest
 
 import dlfs
 import dlfs.hdmlp as hdmlp
+from conftest import command
 from test_peers import torchrun
 
 CLASSES, PER_CLASS, EPOCHS = ("ant", "bee", "cat", "dog"), 24, 3
@@ -107,6 +108,19 @@ def test_samples_come_one_by_one_in_slices_and_to_the_end_of_the_last_epoch(fold
     assert len(list(loader)) == 9 and list(loader) == [] and len(loader) == 9
     with pytest.raises(IndexError, match="all 2 epochs"):
         job.get()
+    job.destroy()
+
+
+def test_a_sample_without_a_label_has_the_class_index_minus_one(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.bin").write_bytes(bytes([i]))
+    (tmp_path / "list.txt").write_text("0.bin\t5\n1.bin\n2.bin\t7\n")
+    command("import", "--from", "list", tmp_path / "list.txt", tmp_path / "i.dlfs", "--quiet")
+    job = hdmlp.Job(tmp_path / "i.dlfs", 3, 2, "uniform", False, seed=1)
+    labels, contents = job.get(3)
+    assert sorted(zip(contents, labels)) == [(b"\0", "5"), (b"\1", ""), (b"\2", "7")]
+    samples, targets = hdmlp.HDMLPDatasetFolder(tmp_path, job)[0:3]
+    assert sorted(zip(samples, targets)) == [(b"\0", 5), (b"\1", -1), (b"\2", 7)]
     job.destroy()
 
 

@@ -24,7 +24,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from . import InvalidArgument, Loader, Peers, Unsupported
+from . import NO_LABEL, InvalidArgument, Loader, Peers, Unsupported
 from . import open as _open
 from .pls import _pil, _place
 
@@ -98,6 +98,8 @@ class Job:
     def get(self, num_items: int = 1) -> tuple[Any, Any]:
         """Label and bytes of this rank's next sample, in whatever epoch it is; of several, a list of each.
 
+        A label is the name of a class, or its number where it has no name; "" stands for no label.
+
         Raises IndexError when all epochs have been read.
         """
         while len(self._rest) < num_items:
@@ -128,6 +130,8 @@ class Job:
         return len(batch)
 
     def _name(self, label: int) -> str:
+        if label == NO_LABEL:
+            return ""
         return self._classes[label] if 0 <= label < len(self._classes) else str(label)
 
     def _shared_seed(self) -> int:
@@ -179,6 +183,7 @@ class Job:
 class HDMLPDatasetFolder:
     """The samples of a job as (sample, class index), the next one whatever the index; of a slice, lists of both.
 
+    The class index of a sample without a label is -1.
     The job's transforms and then `transform` are applied to the bytes of a sample, `target_transform` to its class index.
     """
 
