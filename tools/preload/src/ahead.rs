@@ -16,10 +16,11 @@ use crate::own::{self, called, most_descriptors};
 /// The files of one sample.
 pub(crate) type Held = Arc<[Waiting]>;
 
-/// A memfd that waits. The program could close `fd` and reuse the number, so the inode number is stored too.
+/// A memfd that waits. The program could close `fd` and reuse the number, so the file's identity is stored too.
 pub(crate) struct Waiting {
     fd: c_int,
-    inode: u64,
+    /// Device and inode number.
+    identity: (u64, u64),
     len: u64,
     /// Epoch of the file in the order.
     epoch: Epoch,
@@ -80,8 +81,8 @@ impl Mount {
         });
         let fd = fd.ok()? as c_int;
         mark_ours(&fd);
-        let inode = files::stat_of(fd).map_or(0, |stat| stat.st_ino);
-        Some(Waiting { fd, inode, len: bytes.len() as u64, epoch: batch.epoch() })
+        let identity = files::stat_of(fd).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+        Some(Waiting { fd, identity, len: bytes.len() as u64, epoch: batch.epoch() })
     }
 }
 
@@ -89,17 +90,21 @@ impl Waiting {
     /// A new descriptor for the program, with its own position.
     fn open(&self, flags: c_int) -> Option<(c_int, libc::stat)> {
         let fd = files::open_again(self.fd, libc::O_RDONLY | flags & libc::O_CLOEXEC).ok()?;
-        let stat = files::stat_of(fd).filter(|stat| stat.st_ino == self.inode);
+        let stat = files::stat_of(fd).filter(|stat| self.is(stat));
         if stat.is_none() {
             files::close(fd); // the program has closed ours and reused its number
         }
         Some((fd, stat?))
     }
+
+    fn is(&self, stat: &libc::stat) -> bool {
+        self.identity == (stat.st_dev, stat.st_ino)
+    }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if files::stat_of(self.fd).is_some_and(|stat| stat.st_ino == self.inode) {
+        if files::stat_of(self.fd).is_some_and(|stat| self.is(&stat)) {
             files::close(self.fd);
         }
     }

@@ -128,9 +128,10 @@ fn through_tiers(
     Some(Bytes::Tiers { index, reads })
 }
 
-/// Records that `new` is a duplicate of `old`.
+/// Records that `new` is a duplicate of `old`, but not in a child between `vfork` and `exec`: the table is its
+/// parent's, whose `new` is another file.
 pub(crate) fn duplicated(old: c_int, new: c_int) {
-    if may_be(old) && may_hold(new) && !own::is_inside() {
+    if may_be(old) && may_hold(new) && !own::is_inside() && !own::borrows_memory() {
         let before = own::errno();
         if let Some(long) = find(old) {
             insert(new, long);
@@ -257,6 +258,9 @@ impl Long {
             let len = part.iov_len.min(MOST_BYTES - done);
             if len == 0 {
                 continue;
+            }
+            if part.iov_base.is_null() {
+                return Err(libc::EFAULT); // the kernel then reads, and answers as it does
             }
             // SAFETY: the part has at least `len` bytes, as the caller promises. They may be uninitialised, but
             // are only written here.

@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_long};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use dlfs::process::process_id;
+
 thread_local! {
     /// Nesting depth of the library's own work on this thread. Without a destructor, its first use allocates
     /// nothing.
@@ -50,6 +52,12 @@ pub(crate) fn above_low_numbers<T>(work: impl FnOnce() -> T) -> T {
     let result = work();
     taken.iter().filter(|fd| **fd >= 0).for_each(|fd| crate::files::close(*fd));
     result
+}
+
+/// Returns whether this process uses its parent's memory: a child between `vfork` and `exec`. The cached
+/// identifier is then the parent's.
+pub(crate) fn borrows_memory() -> bool {
+    process_id() != std::process::id()
 }
 
 /// Returns whether the program has one thread, according to the C library.

@@ -99,8 +99,7 @@ struct Working {
 }
 
 fn relative(path: &[u8]) -> Option<Place> {
-    let leaves = path.starts_with(b"..") || path.windows(3).any(|three| three == b"/..");
-    if !leaves && !WORKING.is_near.load(Ordering::Relaxed) {
+    if !has_parent(path) && !WORKING.is_near.load(Ordering::Relaxed) {
         return None;
     }
     let len = WORKING.len.load(Ordering::Acquire);
@@ -108,6 +107,11 @@ fn relative(path: &[u8]) -> Option<Place> {
     let known = whole.iter_mut().zip(&WORKING.bytes).take(len);
     known.for_each(|(byte, known)| *byte = known.load(Ordering::Relaxed));
     joined(&mut whole, len, path)
+}
+
+/// Returns whether a component may be `..`.
+fn has_parent(path: &[u8]) -> bool {
+    path.starts_with(b"..") || path.windows(3).any(|three| three == b"/..")
 }
 
 /// The place of a path relative to a folder, whose path is the first `len` bytes of `whole`; 0: it is unknown.
@@ -147,11 +151,11 @@ fn below(folder: c_int, path: &[u8]) -> Option<Place> {
         return Some(Place { mount, path: [&above[..], b"/", path].concat() });
     }
     // Asking for the folder's path costs a system call. So do it only if the first component occurs in a mount's
-    // path; a path to a mount that begins with another component, such as `..`, is not recognised.
+    // path, or if `..` leads upwards. A path below a real folder that a mount hides is not recognised.
     let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
     let leads =
         |mount: &Mount| mount.prefix().split(|byte| *byte == b'/').any(|part| part == first);
-    if !mounts::all().iter().any(leads) {
+    if !has_parent(path) && !mounts::all().iter().any(leads) {
         return None;
     }
     let mut whole = [0; MOST_BYTES];

@@ -1,5 +1,7 @@
 //! Real programs with `libdlfs_preload.so` in front of the C library.
 
+#[path = "preload/edges.rs"]
+mod edges;
 #[allow(unreachable_pub)] // shared by both doors
 #[path = "../../../tests/support/plain_folder.rs"]
 mod plain_folder;

@@ -4,7 +4,7 @@
 //!
 //! `close` is not here, since that would slow down each `close` of every program. Children between `vfork`
 //! and `exec` run this code on their parent's memory. So it neither allocates nor locks, except to refuse a
-//! `dup2` or `dup3`, and for descriptors of [files opened in place](crate::long).
+//! `dup2` or `dup3`, and before a `flock` of a [file opened in place](crate::long).
 
 use std::ffi::{c_int, c_long, c_uint};
 
@@ -96,12 +96,13 @@ fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_long, c_int>
     called(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
 }
 
-/// Calls `visit` with the open descriptors from `first` to `last` in ascending order, this library's included;
-/// without `/proc`, with all numbers from `first` to the limit, open or not.
+/// Calls `visit` with the open descriptors from `first` to `last` in ascending order, this library's included.
+/// Without `/proc`, or if no descriptor is left to list it, visits all these numbers below the limit, open or not.
 fn each_open(first: c_uint, last: c_uint, visit: &mut dyn FnMut(c_int)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let Ok(folder) = own::open(c"/proc/self/fd", flags) else {
-        (first.min(i32::MAX as u32) as c_int..limit()).for_each(visit); // no /proc
+        let end = last.saturating_add(1).min(limit() as c_uint);
+        (first..end).for_each(|fd| visit(fd as c_int));
         return;
     };
     mark_ours(&folder); // so that the visitor does not close it

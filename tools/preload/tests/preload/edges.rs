@@ -1,0 +1,91 @@
+//! Calls at the edge of what a program may do: no descriptor left, no memory to read into, paths through `..`.
+
+use super::{PlainFolder, Source, succeeded};
+
+/// Runs `program`, in Python, with these mounts; returns what it prints.
+#[track_caller]
+fn printed(source: &Source, mounts: &str, program: &str, folder: &std::path::Path) -> String {
+    let mut command = source.command("python3", mounts);
+    succeeded(command.args(["-c", program]).arg(folder).output().unwrap())
+}
+
+#[test]
+fn a_range_is_closed_to_its_end_and_no_further_if_no_descriptor_is_left() {
+    let source = Source::new();
+    let [(mounts, folder), _] = source.mounts();
+    let program = r#"
+import ctypes, os, resource, sys
+libc = ctypes.CDLL(None, use_errno=True)
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, limit))
+before = set(os.listdir("/proc/self/fd"))
+data = open(sys.argv[1] + "/a/one.bin", "rb").read()
+library = [int(fd) for fd in os.listdir("/proc/self/fd") if fd not in before]
+assert library and min(library) > 20, library
+null = os.open("/dev/null", os.O_RDONLY)
+try:
+    while True:
+        os.dup(null)
+except OSError as error:
+    assert error.errno == 24, error
+assert libc.close_range(10, 11, 0) == 0
+open_now = [fd for fd in range(3, 20) if libc.fcntl(fd, 1) >= 0]
+print([fd for fd in range(3, 20) if fd not in open_now])
+assert open(sys.argv[1] + "/a/one.bin", "rb").read() == data
+"#;
+    assert_eq!(printed(&source, &mounts, program, &folder), "[10, 11]\n");
+}
+
+#[test]
+fn a_path_relative_to_a_real_folder_reaches_a_data_set_through_dots() {
+    let source = Source::new();
+    let [(mounts, folder), _] = source.mounts();
+    let program = r#"
+import os, sys
+shown = sys.argv[1]
+beside = os.open(os.path.dirname(shown) + "/plain/a", os.O_RDONLY | os.O_DIRECTORY)
+for path in ("../../shown/text", "b/../../../shown/text", "./../../shown/a/../text"):
+    fd = os.open(path, os.O_RDONLY, dir_fd=beside)
+    assert os.read(fd, 100) == b"one\ntwo\nthree\n"
+    assert os.stat(path, dir_fd=beside).st_size == 14
+assert os.read(os.open("../text", os.O_RDONLY, dir_fd=beside), 100) == b"one\ntwo\nthree\n"
+print("read")
+"#;
+    assert_eq!(printed(&source, &mounts, program, &folder), "read\n");
+}
+
+#[test]
+fn a_read_without_memory_fails_as_the_kernels_does() {
+    let source = Source { folder: PlainFolder::new(&[("a/large.bin", 20_000_003)]) };
+    let [_, (mounts, folder)] = source.mounts();
+    let program = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open(sys.argv[1] + "/a/large.bin", os.O_RDONLY)
+assert "memfd" not in os.readlink(f"/proc/self/fd/{fd}"), "it is read through the tier"
+for result in (libc.read(fd, None, 10), libc.pread(fd, None, 10, ctypes.c_long(5))):
+    assert result == -1 and ctypes.get_errno() == 14, (result, ctypes.get_errno())
+assert len(os.read(fd, 10)) == 10 and os.lseek(fd, 0, os.SEEK_CUR) == 10
+print("refused")
+"#;
+    assert_eq!(printed(&source, &mounts, program, &folder), "refused\n");
+}
+
+#[test]
+fn a_path_that_does_not_fit_into_the_buffer_ends_the_program_as_in_the_c_library() {
+    let source = Source::new();
+    let [(mounts, folder), _] = source.mounts();
+    let program = r#"
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.__realpath_chk.restype = ctypes.c_void_p
+path = (sys.argv[1] + "/a").encode()
+def ends(room):
+    if os.fork() == 0:
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+        os._exit(0 if libc.__realpath_chk(path, ctypes.create_string_buffer(4096), ctypes.c_size_t(room)) else 1)
+    return os.wait()[1]
+print(ends(4096), os.WTERMSIG(ends(10)))
+"#;
+    assert_eq!(printed(&source, &mounts, program, &folder), "0 6\n");
+}
