@@ -260,16 +260,11 @@ impl fuser::Filesystem for Filesystem {
             // Without fields this reads no sample; with fields, the kernel does not send this request.
             let attributes = self.shape(tree.attributes(found.node, None), found.node);
             let name = OsStr::from_bytes(found.name);
+            if left == 0 {
+                return false;
+            }
             left -= 1;
-            left > 0
-                && !reply.add(
-                    attributes.ino,
-                    found.next,
-                    name,
-                    &FOR_EVER,
-                    &attributes,
-                    Generation(0),
-                )
+            !reply.add(attributes.ino, found.next, name, &FOR_EVER, &attributes, Generation(0))
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -334,7 +329,7 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
 const EPOCHS: &str = "user.dlfs.epochs";
 /// The attribute of the top folder with the counters of readahead along an order.
 const ORDER: &str = "user.dlfs.order";
-/// The first answer of a listing has the attributes of fewer entries than this. The kernel asks for attributes
+/// The first answer of a listing has the attributes of at most this many entries. The kernel asks for attributes
 /// at the start of each folder, and makes an inode of each entry, which costs more than the rest of the
 /// listing. It asks for the attributes of later entries only if the program has looked at the first ones.
 const FIRST_WITH_ATTRIBUTES: usize = 64;
