@@ -1,7 +1,6 @@
-//! Targets: the namespaces of `filename=`. Each is opened once, with the options of the first job that names it,
-//! and shared by all jobs that name it with the same `ioengine=` and `direct=`.
+//! Targets: the namespaces of `filename=`. Each is opened once for all jobs that name it with the same `ioengine=`
+//! and the same options of its connection or, if it is a file, the same `direct=`.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::FileTypeExt as _;
@@ -38,10 +37,10 @@ impl Target {
     }
 }
 
-/// All targets of a run, by name and by the way they are opened.
+/// All targets of a run, each with the way it was opened.
 #[derive(Default)]
 pub(crate) struct Targets {
-    opened: HashMap<(String, Engine, Option<bool>), Target>,
+    opened: Vec<(Engine, ConnectOptions, Target)>,
     /// Targets that some job writes; they are opened for writing from the start.
     written: Vec<String>,
 }
@@ -50,7 +49,7 @@ impl Targets {
     /// Makes an empty table for these jobs.
     pub(crate) fn for_jobs(jobs: &[Job]) -> Targets {
         let writers = jobs.iter().filter(|job| job.rw.writes());
-        Targets { opened: HashMap::new(), written: writers.filter_map(|j| name_of(j, 0)).collect() }
+        Targets { opened: Vec::new(), written: writers.filter_map(|j| name_of(j, 0)).collect() }
     }
 
     /// The target of the `number`th clone of `job`, created and opened if necessary.
@@ -62,14 +61,21 @@ impl Targets {
             return null_target(job);
         }
         let name = name_of(job, number).ok_or("no target: filename= is missing")?;
-        let key = (name.clone(), job.ioengine, job.direct);
-        if let Some(target) = self.opened.get(&key) {
+        let address = address_of(job, &name)?;
+        let mut options = connect_options(job, self.written.contains(&name) || job.rw.writes())?;
+        if let Address::Path(_) = address {
+            let ConnectOptions { direct, writable, .. } = options;
+            options = ConnectOptions { direct, writable, ..ConnectOptions::default() };
+        }
+        let mut known = self.opened.iter();
+        if let Some((.., target)) = known.find(|(engine, with, target)| {
+            target.name == name && *engine == job.ioengine && *with == options
+        }) {
             return Ok(target.clone());
         }
-        let written = self.written.contains(&name) || job.rw.writes();
-        let device = device(job, &name, written)?;
+        let device = device(job, &name, &address, &options)?;
         let target = Target { name, namespace: device.namespace(), device: Some(device) };
-        self.opened.insert(key, target.clone());
+        self.opened.push((job.ioengine, options, target.clone()));
         Ok(target)
     }
 }
@@ -168,13 +174,18 @@ fn null_target(job: &Job) -> Result<Target, String> {
     Ok(Target { name: "null".to_owned(), namespace, device: None })
 }
 
-fn device(job: &Job, name: &str, writable: bool) -> Result<Arc<dyn Device>, String> {
-    let address = address_of(job, name)?;
+fn device(
+    job: &Job,
+    name: &str,
+    address: &Address,
+    options: &ConnectOptions,
+) -> Result<Arc<dyn Device>, String> {
+    let writable = options.writable;
     let open = |writable| {
-        let device = qpair::open(&address, &connect_options(job, writable)?);
+        let device = qpair::open(address, &ConnectOptions { writable, ..options.clone() });
         device.map_err(|error| error.report())
     };
-    let is_there = match (&address, job.ioengine) {
+    let is_there = match (address, job.ioengine) {
         (Address::Objects(_) | Address::Named(_), _) | (Address::Path(_), Engine::Spdk) => {
             return Err(format!("{name} is no namespace for ioengine={}", word(job.ioengine)));
         }
@@ -192,7 +203,7 @@ fn device(job: &Job, name: &str, writable: bool) -> Result<Arc<dyn Device>, Stri
         check_blank(job, name, &open(false)?)?;
     }
     // An existing file that is only read may be an image, so its length stays.
-    if let Address::Path(path) = &address
+    if let Address::Path(path) = address
         && (writable || !is_there)
     {
         make_long(name, path, wanted_len(job))?;

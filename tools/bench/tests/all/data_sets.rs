@@ -178,6 +178,22 @@ fn a_remote_namespace_is_written_verified_and_read() {
 }
 
 #[test]
+fn a_job_shares_the_connection_of_another_only_if_it_wants_the_same_options() {
+    let dir = TestDir::new();
+    let accepted = |second: &str| {
+        let (target, name) = target(1 << 20, false);
+        let job = |more: &str| format!("filename={name}\nrw=read\nsize=64k\n{more}\n");
+        let file = dir.write("x.fio", &format!("[a]\n{}[b]\n{}", job("iodepth=4"), job(second)));
+        run(&[file.to_str().unwrap(), "--output-format=json"]).quiet();
+        target.stats().accepted
+    };
+    let shared = accepted("iodepth=4");
+    for second in ["data_digest=1", "iodepth=200", "hostnqn=nqn.2026-11.io.dlfs:other"] {
+        assert!(accepted(second) > shared, "{second}");
+    }
+}
+
+#[test]
 fn a_read_only_target_refuses_a_write_job_before_the_work() {
     let (_target, name) = target(1 << 20, false);
     let out = run(&["--name=t", &format!("--filename={name}"), "--rw=write", "--bs=4k"]);
