@@ -1,7 +1,7 @@
 //! The data to write, and the verification of data that was read.
 //!
-//! With `verify=crc32c` each interval of a block begins with a header. Each interval can thus be verified by
-//! itself, even if blocks have partly overwritten each other, if all their lengths are multiples of an interval:
+//! With `verify=crc32c` each interval of a block begins with a header. All lengths of blocks are multiples of an
+//! interval, so that each interval can be verified by itself, even if blocks have partly overwritten each other:
 //!
 //! | bytes  | field    | meaning                                                        |
 //! |--------|----------|----------------------------------------------------------------|
@@ -22,7 +22,7 @@ use crate::options::job::Verify;
 pub(crate) struct Content {
     verify: Verify,
     pattern: Vec<u8>,
-    /// The length that one header covers: the smallest block, but at least the header itself.
+    /// The length that one header covers: the greatest that divides all blocks, but at least the header itself.
     interval: u64,
     seed: u64,
     refill: bool,
@@ -38,7 +38,7 @@ impl Content {
         Content {
             verify: job.verify,
             pattern: job.verify_pattern.clone(),
-            interval: job.block_range().0.max(HEADER_BYTES as u64),
+            interval: job.block_sizes().into_iter().fold(0, divisor).max(HEADER_BYTES as u64),
             seed,
             refill: job.refill_buffers,
             random: Random::new(derive(seed, 3)),
@@ -98,6 +98,11 @@ impl Content {
     pub(crate) fn verifies(&self) -> bool {
         self.verify != Verify::None
     }
+}
+
+/// The greatest common divisor.
+fn divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { divisor(b, a % b) }
 }
 
 /// The intervals of a block. A rest shorter than an interval belongs to the interval before it. There are none if
@@ -179,6 +184,20 @@ mod tests {
                 assert!(wrong.0 <= (1 << 20) + at as u64);
                 block[at] ^= 0x10;
             }
+        }
+    }
+
+    #[test]
+    fn blocks_that_overwrite_each_other_in_part_are_accepted_whatever_their_lengths() {
+        let split = [("rw", "randrw"), ("verify", "crc32c"), ("bssplit", "4k/50:6k/50")];
+        let mut content = Content::new(&job_of_options(&split), 9);
+        let mut target = vec![0; 16384];
+        content.prepare(&mut target);
+        for (at, len) in [(8192, 4096), (0, 6144), (4096, 6144), (4096, 4096), (10240, 6144)] {
+            content.stamp(at as u64, &mut target[at..at + len]);
+        }
+        for (at, len) in [(0, 4096), (0, 6144), (4096, 6144), (8192, 6144), (12288, 4096)] {
+            assert_eq!(content.check(at as u64, &mut target[at..at + len]), Ok(()), "{at}+{len}");
         }
     }
 
