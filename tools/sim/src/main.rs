@@ -92,12 +92,12 @@ struct AdviseArgs {
     /// The policy, one that `dlfs read` has.
     #[arg(long, value_enum, default_value = "peers-by-hash")]
     policy: Policy,
-    /// Memory sizes per node, in GB.
-    #[arg(long, value_delimiter = ',', default_value = "0,8,16,32,64,128,256,512")]
-    memory_gb: Vec<f64>,
-    /// Disk sizes per node, in GB.
-    #[arg(long, value_delimiter = ',', default_value = "0,64,128,256,512,1024,2048")]
-    disk_gb: Vec<f64>,
+    /// Memory sizes per node, in GB [default: 0,8,16,32,64,128,256,512, if the file has a tier].
+    #[arg(long, value_delimiter = ',')]
+    memory_gb: Option<Vec<f64>>,
+    /// Disk sizes per node, in GB [default: 0,64,128,256,512,1024,2048, if the file has a second tier].
+    #[arg(long, value_delimiter = ',')]
+    disk_gb: Option<Vec<f64>>,
     /// The cost of a GB of memory, overriding the file [default: 4, if the file has none].
     #[arg(long)]
     memory_price: Option<f64>,
@@ -173,8 +173,14 @@ fn advise(arguments: &AdviseArgs, json: bool) -> Result<(), Failure> {
     }
     let prices = Prices::of(&config)?;
     let sizes = input.sizes(&config)?;
-    let memory = in_mb(memory_gb);
-    let disk = in_mb(disk_gb);
+    let num_tiers = config.environment.tiers.len();
+    let or = |given: &Option<Vec<f64>>, has_tier, default: &[f64]| match given {
+        Some(sizes) => in_mb(sizes),
+        None if has_tier => in_mb(default),
+        None => vec![0.0],
+    };
+    let memory = or(memory_gb, num_tiers > 0, &MEMORY_GB);
+    let disk = or(disk_gb, num_tiers > 1, &DISK_GB);
     let advice = search::advise(&config, &sizes, *policy, &memory, &disk, prices, *fraction)?;
     print_advice(&advice, json)
 }
@@ -351,3 +357,7 @@ fn text_table(header: &[&str]) -> Table {
 fn in_mb(gb: &[f64]) -> Vec<f64> {
     gb.iter().map(|gb| gb * 1e3).collect()
 }
+
+/// The sizes that `advise` tries by default.
+const MEMORY_GB: [f64; 8] = [0.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+const DISK_GB: [f64; 7] = [0.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];

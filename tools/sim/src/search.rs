@@ -52,10 +52,10 @@ pub struct Advice {
 
 /// Simulates `policy` on samples of `sizes` with each memory and each disk size, in MB: a row for each disk size.
 ///
-/// The rates are those of the configuration's first and second tier; a tier that it lacks has no effect.
+/// The rates are those of the configuration's first and second tier.
 ///
 /// # Errors
-/// The policy cannot run, or a number is out of range.
+/// The policy cannot run, a number is out of range, or a size is that of a tier that the configuration lacks.
 pub fn sweep(
     config: &Config,
     sizes: &[u32],
@@ -75,7 +75,7 @@ pub fn sweep(
 /// `policy` is one of [`Policy::of_program`].
 ///
 /// # Errors
-/// The policy cannot run, or a number is out of range.
+/// As [`sweep`].
 pub fn advise(
     config: &Config,
     sizes: &[u32],
@@ -121,6 +121,11 @@ fn point(
     disk_mb: f64,
 ) -> Result<Point, PolicyError> {
     let mut config = config.clone();
+    if [memory_mb, disk_mb].iter().skip(config.environment.tiers.len()).any(|size| *size != 0.0) {
+        let what =
+            "a size is given for a tier that the configuration lacks: describe the tier, or give 0";
+        return Err(ConfigError::Empty(what).into());
+    }
     let tiers = config.environment.tiers.drain(..).zip([memory_mb, disk_mb]);
     let tiers = tiers.map(|(tier, capacity_mb)| Class { capacity_mb, ..tier });
     config.environment.tiers = tiers.filter(|tier| tier.capacity_mb != 0.0).collect();

@@ -200,6 +200,20 @@ fn impossible_arguments_are_refused() {
 }
 
 #[test]
+fn sizes_of_a_tier_that_the_file_lacks_are_refused_and_never_paid_for() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/four-nodes.toml");
+    let sizes = ["--memory-gb", "0,0.1", "--fraction", "0.01", "--json"];
+    for command in ["advise", "sweep"] {
+        let sizes = &sizes[..if command == "advise" { 4 } else { 2 }];
+        let why = refused(&[&[command, file, "--disk-gb", "1"], sizes].concat());
+        assert!(why.contains("a tier that the configuration lacks"), "{why}");
+    }
+    let json = stdout(&sim(&[&["advise", file], &sizes[..]].concat()));
+    let advice: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(advice["cheapest"][0]["disk_mb"], 0.0, "{advice}");
+}
+
+#[test]
 fn the_smallest_set_up_of_sc21_runs_and_naive_is_the_slowest() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/sc21/mnist.toml");
     let json = stdout(&sim(&["run", "--all", file, "--json"]));
