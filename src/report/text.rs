@@ -1,5 +1,7 @@
-//! Formats numbers for people: counts in full, other quantities with a unit and mostly three digits.
+//! Formats numbers for people: counts in full, other quantities with a unit and mostly three digits. Escapes
+//! strings of others for a terminal.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// `1234567` as `1,234,567`.
@@ -57,6 +59,33 @@ pub(super) fn share(part: Duration, whole: Duration) -> f64 {
     if whole.is_zero() { 0.0 } else { part.as_secs_f64() / whole.as_secs_f64() }
 }
 
+/// A string that may quote names, paths or strings from a target, for a terminal: control and
+/// direction characters are escaped, but line breaks and tabs stay.
+pub fn safe_text(text: &str) -> Cow<'_, str> {
+    let harms = |character| is_unsafe(character) && !matches!(character, '\n' | '\t');
+    if !text.contains(harms) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        match character {
+            character if harms(character) => safe.extend(character.escape_default()),
+            character => safe.push(character),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+/// Returns whether a character affects the terminal or its neighbours: control characters, including C1 and
+/// DEL, direction marks, and invisible characters.
+pub fn is_unsafe(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')
+        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(character, '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}')
+        || matches!(character, '\u{e0000}'..='\u{e007f}')
+}
+
 fn three_digits(value: f64) -> String {
     match value {
         value if value < 9.995 => format!("{value:.2}"),
@@ -95,5 +124,12 @@ mod tests {
         let told = [0.0, 0.001, 0.004, 0.05, 0.344, 1.5].map(percent);
         assert_eq!(told, ["0 %", "0.1 %", "0.4 %", "5.0 %", "34 %", "150 %"]);
         assert_eq!(share(Duration::from_secs(1), Duration::ZERO), 0.0);
+    }
+
+    #[test]
+    fn a_text_keeps_its_lines_and_nothing_else_that_moves_the_cursor() {
+        assert_eq!(safe_text("größe\n  because: \t x"), "größe\n  because: \t x");
+        let hostile = "a\u{9b}31m\u{7f}\u{202e}\rb\u{1b}[2J\u{ad}";
+        assert_eq!(safe_text(hostile), "a\\u{9b}31m\\u{7f}\\u{202e}\\rb\\u{1b}[2J\\u{ad}");
     }
 }

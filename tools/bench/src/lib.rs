@@ -18,6 +18,7 @@ mod workload;
 use std::ffi::OsString;
 use std::sync::atomic::Ordering;
 
+use dlfs::report::text::safe_text;
 use options::request::{Asked, Request, parse, request_of_text};
 use output::{Entry, Output};
 
@@ -43,7 +44,8 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
     let entries = run::run(request, &tasks, &stop)?;
     for Entry { job, stats, .. } in entries.iter().filter(|entry| entry.stats.errors > 0) {
         let errno = std::io::Error::from_raw_os_error(stats.first_error);
-        eprintln!("dlfs-bench: {}: {} ({errno})", job.name, stats.message);
+        let message = safe_text(&stats.message); // may name files of a folder
+        eprintln!("dlfs-bench: {}: {message} ({errno})", job.name);
     }
     let failed = entries.iter().any(|entry| entry.stats.errors > 0);
     output.result(entries)?;

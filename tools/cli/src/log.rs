@@ -62,9 +62,9 @@ pub(crate) fn set_level(level: &str) -> Result<(), String> {
 /// The handle that changes the level of the log, once the log is started.
 static LEVEL: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
-/// Writes a line with the time, at any log level.
+/// Writes a line with the time, at any log level. The line may quote names and strings of others, and is escaped.
 pub(crate) fn say(line: &str) {
-    let text = format!("{} {line}\n", now());
+    let text = format!("{} {}\n", now(), safe_text(line));
     match BEHIND.get() {
         Some(behind) => behind.push(Some(text.into_bytes())),
         None => _ = SafeStderr.write(text.as_bytes()), // a closed stderr concerns only its reader
@@ -87,7 +87,7 @@ pub(crate) fn finish() {
 static BEHIND: OnceLock<LineQueue> = OnceLock::new();
 
 /// Escapes control characters in lines that quote other programs' strings. Escape characters (ESC) stay, since
-/// `tracing` writes them for colours; `tracing` itself escapes those that it quotes.
+/// `tracing` writes them for colours; `tracing` itself escapes those that it quotes, and [`say`] does.
 struct SafeStderr;
 
 /// A closed stderr concerns only its reader.

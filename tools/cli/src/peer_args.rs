@@ -9,7 +9,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::store::StoreOptions;
 
 use crate::args::warn_of_key_text;
-use crate::exit::{Failure, usage};
+use crate::exit::{Failure, complain, usage};
 use crate::text;
 
 /// A round that this rank has joined, which all ranks leave together.
@@ -65,7 +65,7 @@ impl Joined {
         });
         if let Err(error) = ended {
             // Only a message: this rank reads no more, and the others read elsewhere.
-            eprintln!("dlfs: {}", error.report());
+            complain(&error.report());
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Formats numbers and names for people.
 
-use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
-pub(crate) use dlfs::report::text::{bytes, count, duration, percent};
+pub(crate) use dlfs::report::text::{bytes, count, duration, is_unsafe, percent, safe_text};
 
 /// `"1 sample"`, `"2 samples"`, `"3 entries"`: `number` with its noun.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
@@ -83,33 +82,6 @@ pub(crate) fn safe_name(name: &[u8]) -> String {
     text
 }
 
-/// A string that may quote names, paths or strings from a target, escaped as in [`safe_name`], except that line
-/// breaks, tabs and backslashes stay.
-pub(crate) fn safe_text(text: &str) -> Cow<'_, str> {
-    let harms = |character| is_unsafe(character) && !matches!(character, '\n' | '\t');
-    if !text.contains(harms) {
-        return Cow::Borrowed(text);
-    }
-    let mut safe = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
-        match character {
-            character if harms(character) => safe.extend(character.escape_default()),
-            character => safe.push(character),
-        }
-    }
-    Cow::Owned(safe)
-}
-
-/// Returns whether a character affects the terminal or its neighbours: control characters, including C1 and
-/// DEL, direction marks, and invisible characters.
-pub(crate) fn is_unsafe(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')
-        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(character, '\u{2060}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}')
-        || matches!(character, '\u{e0000}'..='\u{e007f}')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,13 +126,6 @@ mod tests {
         assert_eq!(safe_name(b"\xff\xfe"), "\\xff\\xfe");
         assert_eq!(safe_name(b"a\\nb"), "a\\\\nb");
         assert_eq!(safe_name("evil\u{202e}gpj".as_bytes()), "evil\\u{202e}gpj");
-    }
-
-    #[test]
-    fn a_text_keeps_its_lines_and_nothing_else_that_moves_the_cursor() {
-        assert_eq!(safe_text("größe\n  because: \t x"), "größe\n  because: \t x");
-        let hostile = "a\u{9b}31m\u{7f}\u{202e}\rb\u{1b}[2J\u{ad}";
-        assert_eq!(safe_text(hostile), "a\\u{9b}31m\\u{7f}\\u{202e}\\rb\\u{1b}[2J\\u{ad}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
+use dlfs::report::text::safe_text;
 use dlfs_sim::environment::Dataset;
 use dlfs_sim::policy::{Policy, Simulation};
 use dlfs_sim::search::{self, Prices};
@@ -111,7 +112,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("dlfs-sim: {error}");
+            eprintln!("dlfs-sim: {}", safe_text(&error.to_string()));
             ExitCode::from(2)
         }
     }

@@ -108,7 +108,7 @@ fn own(cache: &Cache, waits: bool, stop: &Stop) -> Result<bool, Failure> {
 /// `process 4711 (python train.py --epochs 9)`.
 fn describe(pid: u32) -> String {
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = command.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
+    let words: Vec<String> = command.split(|&byte| byte == 0).map(text::safe_name).collect();
     let command = words.join(" ");
     match command.trim_end() {
         "" => format!("process {pid}"), // in another PID namespace, or already gone
@@ -183,5 +183,20 @@ mod tests {
         let own = describe(std::process::id());
         assert!(own.starts_with(&format!("process {} (", std::process::id())), "{own}");
         assert_eq!(describe(0), "process 0");
+    }
+
+    #[test]
+    fn the_command_line_of_a_process_does_not_reach_the_terminal_as_it_is() {
+        use std::io::Read as _;
+        use std::process::{Command, Stdio};
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo; read x", "red\x1b[31m\nline"]);
+        let mut child = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap(); // its command line is there
+        let id = child.id();
+        let described = describe(id);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(described, format!("process {id} (sh -c echo; read x red\\u{{1b}}[31m\\nline)"));
     }
 }
