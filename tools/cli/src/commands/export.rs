@@ -18,6 +18,7 @@ use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
 use dlfs::posix::in_file_name;
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::reader::Batch;
+use dlfs::units::SampleId;
 
 use super::ls::json_name;
 use crate::args::ConnectionArgs;
@@ -138,8 +139,8 @@ struct Export<'a> {
 /// The result of an export.
 #[derive(Default)]
 struct Done {
-    /// Samples that were read, including those whose files were refused.
-    samples: u64,
+    /// Samples that were read, including those with refused files.
+    read: u64,
     files: u64,
     bytes: u64,
     /// Samples that could not be read; each was reported as a warning.
@@ -147,8 +148,19 @@ struct Done {
     refused: Vec<Refused>,
 }
 
+impl Done {
+    /// Samples of which no file was refused.
+    fn samples(&self) -> u64 {
+        let refused: HashSet<SampleId> = self.refused.iter().map(|file| file.sample).collect();
+        self.read - refused.len() as u64
+    }
+}
+
+/// A file that was not written.
 #[derive(Serialize)]
 struct Refused {
+    #[serde(skip)]
+    sample: SampleId,
     #[serde(skip)]
     raw: Vec<u8>,
     name: String,
@@ -176,13 +188,13 @@ impl Export<'_> {
                 }
             }
             self.write(&files)?;
-            meter.update(self.done.samples, self.done.bytes);
+            meter.update(self.done.read, self.done.bytes);
             if stop.is_set() {
                 return Ok(true);
             }
         }
         self.done.damaged = loader.stats().skipped;
-        check_complete(self.done.samples + self.done.damaged, self.directory.num_live())?;
+        check_complete(self.done.read + self.done.damaged, self.directory.num_live())?;
         Ok(false)
     }
 
@@ -196,20 +208,20 @@ impl Export<'_> {
         let directory = self.directory;
         let id = batch.id(index);
         let name = directory.name(id)?.unwrap_or_default();
-        self.done.samples += 1;
+        self.done.read += 1;
         if directory.lookup(&name)? != Some(id) {
-            self.refuse(&name, format!("sample {id}: a newer sample has the same name"));
+            self.refuse(id, &name, format!("sample {id}: a newer sample has the same name"));
             return Ok(());
         }
         let fields = directory.fields();
         if fields.is_empty() {
-            return self.file(name, batch.bytes(index).into(), files);
+            return self.file(id, name, batch.bytes(index).into(), files);
         }
         for (number, field) in fields.iter().enumerate() {
             if let Some(bytes) = batch.field(index, number)? {
                 let kind = directory.field_types().of(number);
                 let bytes = kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes));
-                self.file([&name[..], b".", &in_file_name(field)].concat(), bytes, files)?;
+                self.file(id, [&name[..], b".", &in_file_name(field)].concat(), bytes, files)?;
             }
         }
         Ok(())
@@ -217,22 +229,23 @@ impl Export<'_> {
 
     fn file<'b>(
         &mut self,
+        sample: SampleId,
         name: Vec<u8>,
         bytes: Cow<'b, [u8]>,
         files: &mut Vec<NewFile<'b>>,
     ) -> Result<(), Failure> {
         let escaped = match check(&name) {
             Err(fault) if !self.escape => {
-                self.refuse(&name, fault);
+                self.refuse(sample, &name, fault);
                 return Ok(());
             }
             Err(_) => Some(escape(&name)),
             Ok(()) => None,
         };
-        let file = NewFile { name, escaped, bytes };
+        let file = NewFile { sample, name, escaped, bytes };
         if let Some(folder) = self.sample_in_the_way(file.path())? {
             let reason = format!("{} is a sample and cannot be a folder", safe_name(folder));
-            self.refuse(&file.name, reason);
+            self.refuse(sample, &file.name, reason);
             return Ok(());
         }
         files.push(file);
@@ -246,7 +259,9 @@ impl Export<'_> {
                     self.done.files += 1;
                     self.done.bytes += file.bytes.len() as u64;
                 }
-                Err(SinkError::Conflict(reason)) => self.refuse(&file.name, reason.to_owned()),
+                Err(SinkError::Conflict(reason)) => {
+                    self.refuse(file.sample, &file.name, reason.to_owned());
+                }
                 Err(SinkError::Failed(failure)) => return Err(failure),
             }
         }
@@ -272,10 +287,10 @@ impl Export<'_> {
         Ok(None)
     }
 
-    fn refuse(&mut self, name: &[u8], reason: String) {
+    fn refuse(&mut self, sample: SampleId, name: &[u8], reason: String) {
         let raw = name.to_vec();
         let (name, name_hex) = json_name(name);
-        self.done.refused.push(Refused { raw, name, name_hex, reason });
+        self.done.refused.push(Refused { sample, raw, name, name_hex, reason });
     }
 }
 
@@ -292,7 +307,7 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     let mut out = Out::new();
     if args.json {
         out.json(&json!({
-            "samples": done.samples,
+            "samples": done.samples(),
             "files": done.files,
             "bytes": done.bytes,
             "seconds": time.as_secs_f64(),
@@ -303,7 +318,7 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     }
     out.line(format!(
         "exported {} to {}: {}, {} in {} ({})",
-        out.bold(&text::counted(done.samples, "sample")),
+        out.bold(&text::counted(done.samples(), "sample")),
         args.dest.display(),
         text::counted(done.files, "file"),
         text::bytes(done.bytes),

@@ -312,7 +312,10 @@ mod tests {
         let named: Vec<_> = bytes.iter().enumerate().map(file).collect();
         let files: Vec<_> = named
             .iter()
-            .map(|(name, bytes)| NewFile { name: name.clone(), escaped: None, bytes: bytes.into() })
+            .map(|(name, bytes)| {
+                let sample = dlfs::units::SampleId(0);
+                NewFile { sample, name: name.clone(), escaped: None, bytes: bytes.into() }
+            })
             .collect();
         let results = sink.write_all(&files);
         assert_eq!(results.len(), files.len());

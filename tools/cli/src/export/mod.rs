@@ -19,6 +19,8 @@ pub(crate) use tarball::TarSink;
 
 use std::borrow::Cow;
 
+use dlfs::units::SampleId;
+
 use crate::exit::Failure;
 
 /// A destination of samples.
@@ -50,6 +52,7 @@ pub(crate) trait Sink {
 /// A file to write.
 #[derive(Debug)]
 pub(crate) struct NewFile<'a> {
+    pub(crate) sample: SampleId,
     /// The file's name in the image.
     pub(crate) name: Vec<u8>,
     /// The escaped name to use instead, if [`check`] refuses the name.

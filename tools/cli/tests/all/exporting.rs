@@ -130,6 +130,7 @@ fn hostile_names_cannot_leave_the_folder_and_are_listed() {
     let ran = run(&["export", &image, &dir.arg("out")]).code(1);
     ran.complains_of(&["../escaped", "absolute path", "256 bytes", "--escape"]);
     assert_eq!(ran.stderr.matches("not exported").count(), hostile.len(), "{}", ran.stderr);
+    assert!(ran.text().contains("exported 4 samples"), "{}", ran.text());
     let mut found: Vec<Vec<u8>> =
         dir.files("out").iter().map(|(path, _)| path.as_os_str().as_bytes().to_vec()).collect();
     let mut expected: Vec<Vec<u8>> = harmless.iter().map(|name| name.to_vec()).collect();
@@ -140,7 +141,7 @@ fn hostile_names_cannot_leave_the_folder_and_are_listed() {
     // A tar with such names would attack whoever unpacks it.
     let tar = run(&["export", &image, &dir.arg("out.tar"), "--json"]).code(1).json();
     assert_eq!(tar["refused"].as_array().unwrap().len(), hostile.len());
-    assert_eq!(tar["files"], harmless.len());
+    assert_eq!((&tar["samples"], &tar["files"]), (&4.into(), &harmless.len().into()));
 }
 
 #[test]
