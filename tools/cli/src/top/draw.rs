@@ -5,7 +5,7 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use super::report::{Report, Role};
+use super::report::{Report, Role, Row};
 use super::sections::SECTIONS;
 use super::table::{self, BAD, DIM, clipped, width_of};
 use super::view::View;
@@ -36,14 +36,19 @@ pub(super) fn draw(frame: &mut Frame, report: &Report, view: &mut View, has_colo
     }
 }
 
-/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. Rows of peers are not counted: a job has one of its own.
+/// `dlfs top  2 targets, 1 job, 1 silent      every 2 s`. A process that is a peer besides is counted as the other.
 fn heading(report: &Report, view: &View, width: usize) -> Line<'static> {
     let rows = &report.rows[0];
     let count = |role| rows.iter().filter(|row| row.role == Some(role)).count() as u64;
+    let is_peer = |row: &&Row| row.role == Some(Role::Peer);
+    let of_its_process =
+        |row: &&Row| rows.iter().filter(|of| of.values.first() == row.values.first()).count();
+    let peers = rows.iter().filter(is_peer).filter(|row| of_its_process(row) == 1).count() as u64;
     let silent = rows.iter().filter(|row| row.style == BAD).count();
     let counts = [
         (count(Role::Target), "target"),
         (count(Role::Job), "job"),
+        (peers, "peer"),
         (count(Role::Tiers) + count(Role::Reader), "other"),
     ];
     let counts = counts.into_iter().filter(|(count, _)| *count > 0);
@@ -163,7 +168,7 @@ mod tests {
     use ratatui::buffer::Buffer;
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-    use super::super::report::{CauseShare, Row, Value};
+    use super::super::report::{CauseShare, Value};
     use super::*;
 
     /// A row of a section, with the values of some of its columns.
@@ -242,6 +247,18 @@ mod tests {
 
     fn press(view: &mut View, code: KeyCode) {
         view.quits_at(KeyEvent::new(code, KeyModifiers::NONE));
+    }
+
+    #[test]
+    fn the_heading_counts_each_process_once_also_one_that_only_serves_its_tiers() {
+        let mut report = report(1);
+        for (address, role) in
+            [("node1:9410", Role::Peer), ("node1:9410", Role::Job), ("node2:9410", Role::Peer)]
+        {
+            report.rows[0].push(row(0, Some(role), &[("address", text(address))]));
+        }
+        let rows = rows_of(&drawn(&report, &mut View::default(), 80, 24));
+        assert!(rows[0].starts_with(" dlfs top  1 target, 1 job, 1 peer, 1 silent "), "{rows:#?}");
     }
 
     #[test]
