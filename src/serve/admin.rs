@@ -288,17 +288,18 @@ fn get_log_page(
     Answer::Data(rest[..rest.len().min(len as usize)].to_vec())
 }
 
-/// The discovery log page: this service and, for a host that may connect, the subsystem. Its generation
-/// counter stays 1, although replacing the permitted hosts changes the entries.
+/// The discovery log page: this service and, for a host that may connect, the subsystem.
 fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8> {
     let record = |subtype, nqn| DiscoveryRecord::tcp(subtype, nqn, local, ADMIN_QUEUE_ENTRIES);
     let itself = Nqn::discovery();
+    // Loaded first: entries that are newer than their counter are read again, older ones would not be.
+    let replacements = subsystem.replacements.load(Ordering::Acquire);
     let mut records = vec![record(DiscoveryRecord::SUBTYPE_DISCOVERY, &itself)];
     if subsystem.allows(host) {
         records.push(record(DiscoveryRecord::SUBTYPE_NVM, &subsystem.options.nqn));
     }
     let mut header = DiscoveryLogHeader::new_zeroed();
-    header.genctr = U64::new(1);
+    header.genctr = U64::new(1 + replacements);
     header.numrec = U64::new(records.len() as u64);
     let mut log = header.as_bytes().to_vec();
     for record in &records {

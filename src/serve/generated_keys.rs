@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use dlfs_nvme::auth::TlsPsk;
 
@@ -27,23 +27,27 @@ impl Generated {
 }
 
 impl GeneratedKeys {
-    /// Adds a PSK, and drops those that are no longer valid.
+    /// Adds a PSK.
     pub(super) fn add(&self, psk: TlsPsk, now: Instant) {
-        let mut keys = self.0.lock();
-        keys.retain(|_, generated| generated.is_valid(now));
         let identity = psk.identity().to_owned();
-        keys.insert(identity, Generated { psk: Arc::new(psk), since: now });
+        self.valid(now).insert(identity, Generated { psk: Arc::new(psk), since: now });
     }
 
     /// The valid PSK with this identity. It stays valid while the returned handle exists.
     pub(super) fn hold(&self, identity: &str, now: Instant) -> Option<Arc<TlsPsk>> {
-        let keys = self.0.lock();
-        let generated = keys.get(identity).filter(|generated| generated.is_valid(now))?;
-        Some(Arc::clone(&generated.psk))
+        self.valid(now).get(identity).map(|generated| Arc::clone(&generated.psk))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+    /// Returns whether no PSK is valid.
+    pub(super) fn is_empty(&self, now: Instant) -> bool {
+        self.valid(now).is_empty()
+    }
+
+    /// The valid PSKs; drops the others.
+    fn valid(&self, now: Instant) -> MutexGuard<'_, BTreeMap<String, Generated>> {
+        let mut keys = self.0.lock();
+        keys.retain(|_, generated| generated.is_valid(now));
+        keys
     }
 }
 
@@ -75,9 +79,10 @@ mod tests {
         let late = now + UNUSED_FOR;
         assert!(keys.hold(&identity(&other), late).is_none());
         assert!(keys.hold(&identity(&one), late).is_some());
+        assert_eq!(keys.0.lock().len(), 1, "the other is dropped");
         drop(held);
-        assert!(keys.hold(&identity(&one), late).is_none());
+        assert!(keys.is_empty(late) && keys.0.lock().is_empty(), "none is kept");
         keys.add(psk(3), late);
-        assert_eq!(keys.0.lock().len(), 1, "the others are dropped");
+        assert!(!keys.is_empty(late));
     }
 }

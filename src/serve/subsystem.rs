@@ -43,8 +43,8 @@ pub(super) struct Subsystem {
     allowed: RwLock<Vec<Nqn>>,
     /// The keys of hosts: from the options, or from a later replacement.
     keys: RwLock<BTreeMap<Nqn, Arc<HostKeys>>>,
-    /// True while connections wait until the allowed hosts or the keys are replaced.
-    held: AtomicBool,
+    /// The number of replacements of the allowed hosts or the keys.
+    pub(super) replacements: AtomicU64,
     pub(super) exponentiations: Exponentiations,
     /// TLS PSKs that authentications have generated.
     pub(super) generated: GeneratedKeys,
@@ -186,7 +186,7 @@ impl Subsystem {
         Subsystem {
             allowed: RwLock::new(options.allow_hosts.clone()),
             keys: RwLock::new(shared_keys(options.host_keys.clone())),
-            held: AtomicBool::new(options.hold),
+            replacements: AtomicU64::new(0),
             options,
             namespaces: RwLock::new(served.into_iter().map(|one| (one.nsid, one)).collect()),
             is_local,
@@ -321,24 +321,24 @@ impl Subsystem {
     /// Replaces the hosts that may connect without keys. Connected hosts stay connected.
     pub(super) fn set_allowed(&self, hosts: Vec<Nqn>) {
         *self.allowed.write() = hosts;
-        self.held.store(false, Ordering::Release);
+        self.replacements.fetch_add(1, Ordering::Release);
     }
 
     /// Replaces the keys of all hosts. Connected hosts stay connected; a later Connect needs the new keys.
     pub(super) fn set_keys(&self, keys: BTreeMap<Nqn, HostKeys>) {
         *self.keys.write() = shared_keys(keys);
-        self.held.store(false, Ordering::Release);
+        self.replacements.fetch_add(1, Ordering::Release);
     }
 
     /// Returns whether new connections wait: see [`TargetOptions::hold`].
     pub(super) fn is_held(&self) -> bool {
-        self.held.load(Ordering::Acquire)
+        self.options.hold && self.replacements.load(Ordering::Acquire) == 0
     }
 
     /// Returns whether any host has a TLS PSK.
     pub(super) fn offers_tls(&self) -> bool {
         let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
-        has_keys || !self.generated.is_empty()
+        has_keys || !self.generated.is_empty(Instant::now())
     }
 
     /// The parameters for authenticating a host with these keys.

@@ -349,6 +349,27 @@ fn only_hosts_on_the_list_may_connect_and_discovery_shows_nothing_to_others() {
     }
 }
 
+#[test]
+fn the_generation_of_the_discovery_log_changes_with_the_hosts_that_may_connect() {
+    let [friend, foe] =
+        ["friend", "foe"].map(|name| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap());
+    let (target, _) = serve(|options| options.allow_hosts = vec![friend.clone()]);
+    let mut host = RawHost::initialised(target.local_addr(), &Nqn::discovery(), NO_DIGESTS);
+    host.hostnqn = foe.clone();
+    assert!(host.connect(0, 31, 0xFFFF).status().is_success());
+    host.call(Sqe::property_set(0, Property::Cc, u64::from(Cc::ENABLE.0)), &[]);
+    let mut log = || {
+        let (_, header) = host.call(Sqe::get_log_page(0, log_page::DISCOVERY, 0, 20), &[]);
+        let field = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+        (field(0), field(8)) // GENCTR and NUMREC
+    };
+    let (before, alone) = log();
+    assert_eq!((log(), alone), ((before, 1), 1));
+    target.set_allowed_hosts(vec![friend, foe]);
+    let (after, both) = log();
+    assert!(after != before && both == 2, "{before}, {after}; {both} records");
+}
+
 /// The subsystems of the discovery log for a host, read in two commands, as nvme-cli does.
 fn discovered(target: &Target, hostnqn: Nqn) -> Vec<Nqn> {
     let mut host = RawHost::initialised(target.local_addr(), &Nqn::discovery(), NO_DIGESTS);
