@@ -84,6 +84,7 @@ impl Device for Broken {
     }
 }
 
+/// Lends no bytes (`borrow`): each read is an I/O, which the fault can hit.
 struct BrokenPair {
     pair: Box<dyn QueuePair>,
     fault: Fault,
