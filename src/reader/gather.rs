@@ -39,19 +39,18 @@ impl Reader {
         })
     }
 
-    /// As [`Reader::read_batch_watched`], for samples that are [gathered](Reader::gathers). The caller has reset
+    /// As [`Reader::read_in_call`], for samples that are [gathered](Reader::gathers). The caller has reset
     /// the batch.
     pub(super) fn gather(
         &mut self,
         ids: &[SampleId],
         batch: &mut Batch,
-        watch: &mut dyn Watch,
+        call: &mut Call<'_>,
     ) -> Result<Vec<(usize, Error)>> {
         let first_token = self.next_token;
-        let mut call = Call::new(self.options.deadline, watch);
         let failures = Vec::new();
         let mut gathered = Gathered { batch, out: IoBuf::empty(), failures, held_bytes: 0 };
-        let result = self.gather_all(ids, &mut gathered, &mut call);
+        let result = self.gather_all(ids, &mut gathered, call);
         let Gathered { out, failures, batch, .. } = gathered;
         if let Err(error) = result {
             self.abandon_since(first_token);

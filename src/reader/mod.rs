@@ -218,24 +218,29 @@ impl Reader {
         watch: &mut dyn Watch,
     ) -> Result<Vec<(usize, Error)>> {
         self.notice_fork()?;
+        self.read_in_call(ids, batch, &mut Call::new(self.options.deadline, watch))
+    }
+
+    /// As [`Reader::read_batch_watched`], until the deadline of `call`.
+    fn read_in_call(
+        &mut self,
+        ids: &[SampleId],
+        batch: &mut Batch,
+        call: &mut Call<'_>,
+    ) -> Result<Vec<(usize, Error)>> {
         batch.reset(&self.directory, Epoch(0));
         if self.gathers(ids) {
-            return self.gather(ids, batch, watch);
+            return self.gather(ids, batch, call);
         }
         let mut failures = self.plan(ids);
         batch.resize(ids.len());
         for (index, &id) in ids.iter().enumerate() {
             batch.set_location(index, SampleLocation { id, buf: 0, len_bytes: 0, offset: 0 });
         }
-        let mut call = Call::new(self.options.deadline, watch);
-        let first_token = self.next_token;
         let mut fetches = std::mem::take(&mut self.plans.fetches);
-        for fetch in fetches.drain(..) {
-            let buf = self.allocate(&fetch)?;
-            self.begin(fetch, buf)?;
-        }
+        let begun = self.begin_all(fetches.drain(..));
         self.plans.fetches = fetches;
-        self.finish(first_token, &mut call, &mut |fetched, watch| {
+        self.finish(begun?, call, &mut |fetched, watch| {
             add_fetched(&fetched, batch);
             let mut failed = fetched.failures.iter().map(|(index, _)| *index).peekable();
             for (index, sample) in fetched.fetch.samples.iter().enumerate() {
@@ -249,6 +254,20 @@ impl Reader {
             Some(fetch)
         })?;
         self.judge(failures, call.deadline)
+    }
+
+    /// Starts `fetches` and returns the token before their first. If one has no memory, abandons those before it: the
+    /// next call would take them for its own.
+    fn begin_all(&mut self, fetches: impl IntoIterator<Item = Fetch>) -> Result<u64> {
+        let first_token = self.next_token;
+        let begun = fetches.into_iter().try_for_each(|fetch| {
+            let buf = self.allocate(&fetch)?;
+            self.begin(fetch, buf)
+        });
+        if begun.is_err() {
+            self.abandon_since(first_token);
+        }
+        begun.map(|()| first_token)
     }
 
     /// Starts a fetch with the next token.

@@ -226,7 +226,8 @@ impl Pump {
         let mut first = 0_usize;
         self.images.clear();
         for len in lens {
-            let at = u16::try_from(first).map_err(|_| {
+            let at = u16::try_from(first).ok().filter(|_| first + len <= 1 << 16);
+            let at = at.ok_or_else(|| {
                 let text = "the data sets have more than 65536 namespaces together";
                 Error::new(ErrorKind::Unsupported, text)
             })?;
@@ -317,8 +318,11 @@ impl Pump {
         }
     }
 
-    /// Discards the fetch `token`: its buffers are released as its reads complete.
+    /// Discards the fetch `token`: its buffers are released as its reads complete. One without reads has finished.
     pub(crate) fn abandon(&mut self, token: u64) {
+        let before = self.finished.len();
+        self.finished.retain(|fetched| fetched.token != token);
+        self.num_awaited -= before - self.finished.len();
         for (_, in_flight) in &mut self.in_flight {
             if in_flight.token == token && !in_flight.abandoned {
                 in_flight.abandoned = true;
@@ -636,3 +640,20 @@ const ENOUGH_BYTES: usize = 4 << 20;
 /// transfer costs only two further commands, instead of one for each sample. A transfer of the smallest blocks has
 /// this many pieces.
 const MAX_FAILED_PIECES: u32 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_with_more_namespaces_than_a_fetch_can_count_are_refused() {
+        let mut pump = Pump::new(&[], 1, false).unwrap();
+        for lens in [[65_535, 1], [1, 65_535]] {
+            pump.divide(lens.into_iter()).unwrap();
+        }
+        for lens in [[65_535, 2], [1, 65_536], [65_536, 1]] {
+            let error = pump.divide(lens.into_iter()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{lens:?}");
+        }
+    }
+}

@@ -310,7 +310,7 @@ impl Reader {
         // Damaged, or changed during the transfer: the sample is read again like any other. If that fails, the error
         // names the sample.
         let mut batch = Batch::new();
-        let failures = self.read_batch_watched(&[id], &mut batch, call.watch)?;
+        let failures = self.read_in_call(&[id], &mut batch, call)?;
         match failures.into_iter().next() {
             Some((_, error)) => Err(error),
             None => Ok(batch.bytes(0).chunks(PIECE_BYTES as usize).map(crc32c).collect()),
@@ -405,11 +405,7 @@ impl Reader {
         call: &mut Call<'_>,
         take: &mut dyn FnMut(usize, Fetched),
     ) -> Result<()> {
-        let first_token = self.next_token;
-        for fetch in fetches {
-            let buf = self.allocate(&fetch)?;
-            self.begin(fetch, buf)?;
-        }
+        let first_token = self.begin_all(fetches)?;
         self.finish(first_token, call, &mut |fetched, _| {
             take((fetched.token - first_token - 1) as usize, fetched);
             None

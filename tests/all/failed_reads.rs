@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use dlfs::ErrorKind;
 use dlfs::address::Address;
-use dlfs::dataset::{Image, OnError, OpenOptions, VerifyOptions};
+use dlfs::dataset::{
+    Dataset, Image, OnError, OpenOptions, Options, Query, SampleRange, VerifyOptions,
+};
 use dlfs::format::Pack;
 use dlfs::nvme::Status;
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
@@ -20,6 +22,7 @@ use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::units::SampleId;
 
 use crate::images::{self, Sample, sample};
+use crate::support::alone::{leave_memory, ran_alone};
 use crate::support::faults::{Fault, Faulty, Rule};
 use crate::support::hostile_target::{HostileTarget, Misbehaviour};
 
@@ -364,4 +367,35 @@ fn a_call_that_keeps_failing_ends_at_its_deadline() {
     }
     assert!(began.elapsed() < NOT_FOR_EVER, "{:?}", began.elapsed());
     assert!(ended, "no call took as long as that");
+}
+
+#[test]
+fn a_call_that_finds_no_memory_leaves_nothing_to_the_next_one() {
+    if ran_alone(a_call_that_finds_no_memory_leaves_nothing_to_the_next_one) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a"), b"first").unwrap();
+    fs::write(folder.path().join("b"), b"second").unwrap();
+    fs::write(folder.path().join("empty"), b"").unwrap();
+    fs::File::create(folder.path().join("huge")).unwrap().set_len(3 << 30).unwrap();
+    let address = Address::from_path(folder.path());
+    let dataset = Dataset::open(&[address], &Options::default(), &mut ()).unwrap();
+    leave_memory(2 << 30);
+    let all = [0, 1, 2, 3].map(SampleId);
+    // So many are gathered; empty ones have arrived as soon as their read begins.
+    let many = [vec![SampleId(2); 5000], vec![SampleId(3)]].concat();
+    let read = |ids: &[SampleId]| dataset.read(Query::Ids(ids), OnError::Raise, &mut ());
+    let ranges = |ids: &[SampleId]| {
+        let whole = |&id| SampleRange { id, start: 0, end: u64::MAX };
+        dataset.read_ranges(&ids.iter().map(whole).collect::<Vec<_>>(), &mut ())
+    };
+    for _ in 0..2 {
+        for ids in [&all[..], &many] {
+            assert_eq!(read(ids).map(drop).unwrap_err().kind(), ErrorKind::OutOfMemory);
+            assert_eq!(read(&all[1..2]).unwrap().batch.bytes(0), b"second");
+        }
+        assert_eq!(ranges(&all).map(drop).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(ranges(&all[1..2]).unwrap().0.bytes(0), b"second");
+    }
 }

@@ -6,10 +6,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use crate::import_support::{contents, options};
-use crate::support::alone::ran_alone;
+use crate::support::alone::{leave_memory, ran_alone};
 use crate::support::archives::{self, archive, fix_checksum, masked, member};
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OnError as ReadOnError, OpenOptions, Query};
@@ -291,12 +289,7 @@ fn a_file_that_claims_more_memory_than_there_is_is_an_error_that_names_it() {
     let path = Address::from_path(dir.path());
     let image = Image::open(&[path], &OpenOptions::default()).unwrap();
     image.load_names().unwrap();
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let used = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
-    let used: u64 = used.trim().trim_end_matches(" kB").parse().unwrap();
-    let limit = getrlimit(Resource::As);
-    let low = Rlimit { current: Some((used << 10) + (2 << 30)), ..limit };
-    setrlimit(Resource::As, low).unwrap();
+    leave_memory(2 << 30);
     let says = |error: dlfs::Error| {
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         let text = error.report();

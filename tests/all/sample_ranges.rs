@@ -19,6 +19,7 @@ use dlfs::import::{
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device, IoOp};
+use dlfs::reader::ReaderOptions;
 use dlfs::target::{Target, TargetOptions};
 use dlfs::tier::Policy;
 use dlfs::units::{Nsid, SampleId};
@@ -316,6 +317,23 @@ fn a_sample_without_checksums_of_pieces_is_read_whole_once_however_many_threads_
     let (_, image) = counted(&damaged);
     let error = dataset(image).read_range(SampleId(0), 0..10, &mut ()).unwrap_err();
     assert_eq!((error.kind(), error.sample_id()), (ErrorKind::Corrupt, Some(SampleId(0))));
+}
+
+#[test]
+fn a_range_whose_sample_is_read_whole_twice_ends_at_the_deadline_of_the_call() {
+    let samples = [sample("a", None, 3 << 20)];
+    let (device, image) = counted(&image_without_pieces(&samples));
+    let deadline = Duration::from_secs(2);
+    let options = ReaderOptions { deadline, ..ReaderOptions::default() };
+    let dataset = Dataset::from_image(image, options);
+    let extent = dataset.directory().extent(SampleId(0)).unwrap();
+    // The checksum of the whole is wrong after the first read, and each read takes more than half of the deadline.
+    let first = extent.offset_bytes / 512 + 1;
+    let last = (extent.offset_bytes + (3 << 20)) / 512 - 1;
+    device.add(Rule::read(first..first + 1, 1, Fault::FlipBit { bit: 8 * 1024 }));
+    device.add(Rule::read(last..last + 1, 2, Fault::DelayTime(deadline * 3 / 5)));
+    let error = dataset.read_range(SampleId(0), PIECE..PIECE + 9, &mut ()).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
 }
 
 #[test]

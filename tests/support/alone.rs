@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Runs the calling `test` again in a process of its own; returns false in that process, where the test goes on.
 ///
 /// For tests that fork, and for those that look at what belongs to the whole process. A forked child would hold the
@@ -20,6 +22,15 @@ pub fn ran_alone<T: Fn()>(test: T) -> bool {
     println!("{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && printed.contains("1 passed"), "{name}: {}", output.status);
     true
+}
+
+/// Limits the memory of this process to what it uses now and `bytes` more.
+pub fn leave_memory(bytes: u64) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let used = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    let used: u64 = used.trim().trim_end_matches(" kB").parse().unwrap();
+    let current = Some((used << 10) + bytes);
+    setrlimit(Resource::As, Rlimit { current, ..getrlimit(Resource::As) }).unwrap();
 }
 
 /// This program, to run `test` and nothing else.
