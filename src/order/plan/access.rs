@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::order::{
-    Aligner, ByNode, EpochOrder, Locality, OrderSpec, Population, Shard, Sharding, Tail,
+    Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, Shard, Sharding, Tail,
 };
-use dlfs_base::error::Result;
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Epoch, SampleId};
 
 /// The access strings of all ranks of a run.
@@ -49,7 +49,8 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
     /// A run of `epochs` over `population` by `world_size` ranks.
     ///
     /// # Errors
-    /// A number of the order or an epoch is out of range, or the world size is 0.
+    /// A number of the order or an epoch is out of range, or the world size is 0. The order is weighted: a run has no
+    /// weights.
     pub fn new(
         population: &'a P,
         order: OrderSpec,
@@ -58,6 +59,9 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
         tail: Tail,
     ) -> Result<TrainingRun<'a, P>> {
         order.check()?;
+        if let OrderKind::Weighted { .. } = order.kind {
+            return Err(invalid("a weighted order draws by weights, and there are none here"));
+        }
         if let Some(last) = epochs.end.checked_sub(1).filter(|_| !epochs.is_empty()) {
             order.check_epoch(Epoch(last))?;
         }
@@ -118,7 +122,7 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
         };
         for epoch in self.epochs.clone() {
             let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
-                .expect("the specification was checked when the run was made");
+                .expect("the order and the epochs were checked when the run was made");
             let consumed = if epoch == self.epochs.start { self.consumed } else { 0 };
             let shard = Shard { rank, world_size: self.world_size, consumed, tail: self.tail };
             let mut positions = shard.positions(order.len());
@@ -152,7 +156,7 @@ const PIECE: u64 = 1024;
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::order::OrderKind;
+    use crate::order::HexId;
 
     /// Samples in chunks of 64, ids in slot order.
     #[derive(Debug)]
@@ -273,5 +277,14 @@ pub(super) mod tests {
     fn a_run_without_ranks_is_refused() {
         let error = TrainingRun::new(&Samples(1), GLOBAL, 0..1, 0, Tail::Keep).unwrap_err();
         assert!(error.to_string().contains("world size is at least 1"), "{error}");
+    }
+
+    #[test]
+    fn a_run_of_a_weighted_order_is_refused() {
+        let kind =
+            OrderKind::Weighted { weights: HexId([7; 16]), replacement: true, epoch_size: 9 };
+        let order = OrderSpec { kind, seed: 3 };
+        let error = TrainingRun::new(&Samples(9), order, 0..1, 1, Tail::Keep).unwrap_err();
+        assert!(error.to_string().contains("weighted"), "{error}");
     }
 }
