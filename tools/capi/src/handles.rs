@@ -8,7 +8,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::error::{DLFS_E_HANDLE, DLFS_E_NO_MEMORY, Failure, guard};
 use crate::structs::put;
@@ -166,20 +166,36 @@ impl Locked {
     }
 }
 
-/// Installs fork handlers once, so that no fork happens while a thread changes the table.
+/// The id of the process that is installing the fork handlers; 0 before, and [`INSTALLED`] afterwards.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// Installs fork handlers once, so that no fork happens while a thread changes the table. Other threads
+/// wait until they are there.
 fn watch_forks() -> Result<(), Failure> {
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    if WATCHED.swap(true, Ordering::AcqRel) {
-        return Ok(());
+    let own = std::process::id();
+    loop {
+        let seen = WATCHED.load(Ordering::Acquire);
+        if seen == INSTALLED {
+            return Ok(());
+        }
+        // A thread of another process began in the parent of this one, and does not continue here.
+        let is_free = seen != own;
+        if is_free
+            && WATCHED.compare_exchange(seen, own, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        {
+            break;
+        }
+        std::thread::yield_now();
     }
     // SAFETY: the three functions live as long as the library, which unregisters them when it is
     // unloaded. They take and release a lock that depends on no other, and allocate nothing.
-    match unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) } {
-        0 => Ok(()),
-        _ => {
-            WATCHED.store(false, Ordering::Release);
-            Err(Failure::new(DLFS_E_NO_MEMORY, "the system takes no more handlers of forks"))
-        }
+    let code =
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+    WATCHED.store(if code == 0 { INSTALLED } else { 0 }, Ordering::Release);
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(Failure::new(DLFS_E_NO_MEMORY, "the system takes no more handlers of forks"))
     }
 }
 
@@ -188,8 +204,13 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn after_fork() {
+    // The handlers run, so they are installed, also if the thread that installs them is not in this process.
+    WATCHED.store(INSTALLED, Ordering::Release);
     TABLE.unlock();
 }
+
+/// Not the id of a process: those are positive as `pid_t`.
+const INSTALLED: u32 = u32::MAX;
 
 /// The lowest bits of a handle, which is thus never NULL, nor aligned as real pointers are.
 const TAG: u64 = 7;
