@@ -32,7 +32,8 @@ pub(crate) unsafe trait Struct: Copy {
 /// # Safety
 /// `from` is NULL or points to a struct of the size in its first field.
 pub(crate) unsafe fn take<T: Struct>(from: *const T) -> Result<T, Failure> {
-    let size = known_size(from)?;
+    // SAFETY: the caller's promise is the one that `known_size` requires.
+    let size = unsafe { known_size(from)? };
     let known = size.min(size_of::<T>());
     // SAFETY: `known_size` refuses NULL, and the caller promises that the `size` bytes stated in the
     // first field exist; `known` is at most `size`.
@@ -77,7 +78,8 @@ pub(crate) unsafe fn fill<T: Struct>(
 /// # Safety
 /// As [`take`].
 pub(crate) unsafe fn check_out<T: Struct>(to: *mut T) -> Result<(), Failure> {
-    known_size(to.cast_const()).map(drop)
+    // SAFETY: the caller's promise is the one that `known_size` requires.
+    unsafe { known_size(to.cast_const()) }.map(drop)
 }
 
 /// Writes `value` to `to`, for which [`check_out`] has passed; the size stays, and an unknown rest
@@ -86,7 +88,8 @@ pub(crate) unsafe fn check_out<T: Struct>(to: *mut T) -> Result<(), Failure> {
 /// # Safety
 /// As [`take`], and nobody else accesses it meanwhile.
 pub(crate) unsafe fn give<T: Struct>(to: *mut T, value: T) -> Result<(), Failure> {
-    let size = known_size(to.cast_const())?;
+    // SAFETY: the caller's promise is the one that `known_size` requires.
+    let size = unsafe { known_size(to.cast_const())? };
     let known = size.min(size_of::<T>());
     let bytes = to.cast::<u8>();
     // SAFETY: `known_size` has checked that `to` is aligned and not NULL, and the caller promises that
@@ -100,7 +103,11 @@ pub(crate) unsafe fn give<T: Struct>(to: *mut T, value: T) -> Result<(), Failure
     Ok(())
 }
 
-fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
+/// The size that the struct at `at` states, if this version knows it.
+///
+/// # Safety
+/// As [`take`].
+unsafe fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
     let name = T::NAME;
     if at.is_null() {
         return Err(Failure::invalid(format!("{name} is NULL")));
@@ -108,8 +115,8 @@ fn known_size<T: Struct>(at: *const T) -> Result<usize, Failure> {
     if !at.is_aligned() {
         return Err(Failure::invalid(format!("{name} is not aligned")));
     }
-    // SAFETY: not NULL and aligned. The callers are the functions above, whose callers promise a struct
-    // there, and its first field is a `usize` by the trait.
+    // SAFETY: not NULL and aligned, so the caller promises a struct there, whose first field is a `usize`
+    // by the trait.
     let size = unsafe { at.cast::<usize>().read() };
     let known = size_of::<T>();
     if (known..=MAX_SIZE).contains(&size) || T::EARLIER.contains(&size) {
