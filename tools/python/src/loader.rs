@@ -44,8 +44,8 @@ use crate::watch::{Signals, detached};
 /// The subclass dlfs.Loader documents the options in its constructor.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Loader", weakref)]
 pub(crate) struct Loader {
-    /// Locked while attached to the interpreter, like `dataset`. A fork needs the interpreter, too, so it does not
-    /// happen meanwhile. Only an iterator that ends takes this lock while detached.
+    /// Locked only while attached to the interpreter, like `dataset`. A fork needs the interpreter, too, so it does not
+    /// happen meanwhile.
     runs: Mutex<Runs>,
     /// `None` once closed.
     dataset: Mutex<Option<Py<PyAny>>>,
@@ -167,7 +167,8 @@ impl Loader {
         };
         let turn = parking_lot::Mutex::new(());
         let ended = AtomicBool::new(false);
-        let iterator = Epoch { loader: slf.unbind(), run, epoch: epoch.0, turn, ended };
+        let given_back = AtomicBool::new(false);
+        let iterator = Epoch { loader: slf.unbind(), run, epoch: epoch.0, turn, ended, given_back };
         begun.map(|()| iterator) // otherwise dropping the iterator returns the run
     }
 
@@ -407,18 +408,15 @@ impl Loader {
         Ok(Arc::clone(&runs.newest))
     }
 
-    /// Takes back the run of an iterator that has ended or was dropped. Ends the run, unless it is the newest: the next
-    /// iterator takes that one over.
-    fn give_back(&self, run: &Arc<Run>) {
+    /// Takes back the run of an iterator that has ended or was dropped. Returns it to be closed, unless it is the
+    /// newest: the next iterator takes that one over.
+    fn give_back(&self, run: &Arc<Run>) -> Option<Arc<Run>> {
         run.taken.store(false, Ordering::Relaxed);
         let mut runs = self.runs();
-        let at = runs.others.iter().position(|other| Arc::ptr_eq(other, run));
-        if let Some(at) = at {
-            let run = runs.others.swap_remove(at);
-            runs.past = dataset::sum_stats(runs.past, run.loader.stats().ended());
-            drop(runs);
-            run.loader.close();
-        }
+        let at = runs.others.iter().position(|other| Arc::ptr_eq(other, run))?;
+        let run = runs.others.swap_remove(at);
+        runs.past = dataset::sum_stats(runs.past, run.loader.stats().ended());
+        Some(run)
     }
 }
 
@@ -447,6 +445,7 @@ pub(crate) struct Epoch {
     /// turns.
     turn: parking_lot::Mutex<()>,
     ended: AtomicBool,
+    given_back: AtomicBool,
 }
 
 #[pymethods]
@@ -457,7 +456,13 @@ impl Epoch {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Batch>>> {
         log::hand_over(py)?;
-        let Some(batch) = detached(py, |watch| self.take(watch))? else { return Ok(None) };
+        let taken = detached(py, |watch| self.take(watch));
+        if self.ended.load(Ordering::Relaxed)
+            && let Some(run) = self.give_back()
+        {
+            py.detach(|| run.loader.close());
+        }
+        let Some(batch) = taken? else { return Ok(None) };
         let fields = Arc::clone(&self.loader.get().fields);
         Batch::new(py, batch, fields, Vec::new()).map(Some)
     }
@@ -514,15 +519,22 @@ impl Epoch {
     }
 
     fn end(&self) {
-        if !self.ended.swap(true, Ordering::Relaxed) {
-            self.loader.get().give_back(&self.run);
-        }
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the run to the loader, once; the result is to be closed. Call it while attached: it locks
+    /// [`Loader::runs`].
+    fn give_back(&self) -> Option<Arc<Run>> {
+        let is_first = !self.given_back.swap(true, Ordering::Relaxed);
+        if is_first { self.loader.get().give_back(&self.run) } else { None }
     }
 }
 
 impl Drop for Epoch {
     fn drop(&mut self) {
-        self.end();
+        if let Some(run) = self.give_back() {
+            run.loader.close();
+        }
     }
 }
 
