@@ -160,6 +160,14 @@ def test_samples_of_one_field_lists_and_missing_values_come_as_columns(tmp_path:
     assert (second["n"], list(second["tokens"]), second["x"], second["half"]) == (None, [], None, None)
 
 
+def test_bits_of_bfloat16_become_the_same_numbers_without_a_dtype_for_them() -> None:
+    kind = dlfs.FieldType("bfloat16", (2,))
+    column = dlfs.ray._field([None, numpy.array([0x3F80, 0xC003], "uint16")], kind)
+    assert column.to_pylist() == [None, [1, -2.046875]]
+    number = dlfs.ray._field([numpy.uint16(0x4000)], dlfs.FieldType("bfloat16", ()))
+    assert number.to_pylist() == [2]
+
+
 def test_columns_that_are_neither_bytes_nor_numbers_are_refused_before_the_write(tmp_path: Path) -> None:
     sink = dlfs.ray.Datasink(lanes(tmp_path))
     with pytest.raises(TypeError, match="neither bytes nor numbers: x is"):

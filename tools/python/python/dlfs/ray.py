@@ -155,8 +155,7 @@ class Datasource(ray.data.Datasource):  # type: ignore[misc]
     A row has a column for each field ("data" if samples have one field without a name), and `id`; `label`, `name` and
     the typed columns if asked for. Fields with types are numbers, tensors, or lists for arrays of one dimension whose
     length is free; others are bytes. If samples of a batch lack a field, its arrays are flat lists. bfloat16 becomes
-    float32, for which ml_dtypes must be installed. Every read task has consecutive samples in the order of `by`, and
-    verifies them.
+    float32. Every read task has consecutive samples in the order of `by`, and verifies them.
 
     address     as for dlfs.open
     fields      the fields to read. None: all of them
@@ -283,7 +282,7 @@ def _field(values: list[Any], kind: Any) -> Any:
     """A column of one field: numbers, tensors or lists if it has a type, else bytes."""
     if kind is None:
         return pyarrow.array([None if value is None else bytes(value) for value in values], pyarrow.large_binary())
-    arrays = [None if value is None else _known(numpy.asarray(value)) for value in values]
+    arrays = [None if value is None else _known(numpy.asarray(value), kind.dtype) for value in values]
     element = pyarrow.from_numpy_dtype("float32" if kind.dtype == "bfloat16" else kind.dtype)
     if kind.shape == ():
         return pyarrow.array([None if array is None else array.item() for array in arrays], element)
@@ -293,9 +292,14 @@ def _field(values: list[Any], kind: Any) -> Any:
     return _tensors(arrays, is_even=None not in kind.shape)
 
 
-def _known(array: Any) -> Any:
-    """The array in a type that Arrow has: bfloat16 becomes float32, which holds the same numbers."""
-    return array.astype("float32") if array.dtype.name == "bfloat16" else array
+def _known(array: Any, dtype: str) -> Any:
+    """The array in a type that Arrow has: bfloat16 becomes float32, which holds the same numbers.
+
+    The bits of a bfloat16 are the upper half of those of the float32. Without ml_dtypes, the array has them as uint16.
+    """
+    if dtype != "bfloat16":
+        return array
+    return numpy.left_shift(array.view("uint16"), 16, dtype="uint32").view("float32")
 
 
 def _tensors(arrays: list[Any], is_even: bool) -> Any:
