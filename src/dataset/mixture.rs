@@ -11,6 +11,7 @@ use crate::order::HexId;
 use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
 use crate::prefetch::{LoaderOptions, Mix, MixSource};
 use crate::reader::{Batch, BatchOfSource, OnError, Watch};
+use crate::tier::Policy;
 use crate::units::{Epoch, SampleId};
 
 use super::over::Over;
@@ -54,7 +55,7 @@ impl Mixture {
     /// # Errors
     /// `InvalidArgument`: a data set is there twice, is empty, or is never read; weights and numbers of
     /// samples are mixed; phases are out of order. The message names the data set. `Unsupported`: a data set
-    /// keeps a share in a store.
+    /// keeps a share in a store. Clairvoyant tiers are only warned of: they serve the copies that they have.
     pub fn new(
         parts: Vec<(Dataset, Part)>,
         epoch_size: Option<u64>,
@@ -70,6 +71,14 @@ impl Mixture {
                 let text = format!("source {} keeps a rank's share in a store", source.name);
                 return Err(Error::new(ErrorKind::Unsupported, text)
                     .hint("open it without the store: shares belong to one data set"));
+            }
+            let tiers = dataset.image().tiers();
+            if tiers.is_some_and(|cache| cache.policy() == Policy::Clairvoyant) {
+                tracing::warn!(
+                    "the tiers of source {} keep no new copies, since the policy clairvoyant plans runs over one \
+                     data set, and this is a mixture: take the policy first-touch",
+                    source.name
+                );
             }
         }
         Ok(Mixture { datasets, spec })

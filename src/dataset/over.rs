@@ -127,7 +127,8 @@ impl Over {
         let Some(mix) = &self.mix else {
             return self.first().image().prefetcher_in(options, window);
         };
-        // A tier's plan is for a run over one data set, so none is made: clairvoyant tiers add no copies.
+        // A tier's plan is for a run over one data set, so none is made: clairvoyant tiers add no copies, as
+        // `Mixture::new` warns.
         self.datasets.iter().for_each(|dataset| dataset.image().expect_ranks(options.world_size));
         let options = LoaderOptions { mixture: Some(Arc::clone(mix)), ..options };
         Prefetcher::in_window(Arc::clone(self.directory()), self.devices(), options, window)

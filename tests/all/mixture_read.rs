@@ -7,8 +7,10 @@ use std::path::Path;
 
 use crate::support::alone::ran_alone;
 use crate::support::random::Random;
+use crate::support::warnings::warnings_of;
 use dlfs::ErrorKind;
 use dlfs::address::Address;
+use dlfs::cache::TierOptions;
 use dlfs::dataset::{Dataset, Mixture, OnError, Options};
 use dlfs::import::{ImportOptions, Onto, import};
 use dlfs::order::budget::{Budget, Cost, Deal, LengthsOf};
@@ -17,6 +19,7 @@ use dlfs::order::{EpochOrder, OrderKind, OrderSpec, Positions, SequentialBy, Sha
 use dlfs::permutation::Key;
 use dlfs::prefetch::{self, LoaderOptions};
 use dlfs::qpair::ConnectOptions;
+use dlfs::tier::Policy;
 use dlfs::units::{Epoch, SampleId};
 
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 0, group: 2 };
@@ -689,4 +692,23 @@ fn budgets_that_a_mixture_cannot_keep_are_refused_with_the_source() {
     let (_, state) = sets.read(&mixture, asked(&budget), 1);
     let text = resumed(&State { consumed: state.consumed - 1, ..state });
     assert!(text.contains("within a batch"), "{text}");
+}
+
+#[test]
+fn tiers_that_keep_nothing_new_in_a_mixture_are_warned_of() {
+    let sets = Sets::new(11, &[20, 20], 100);
+    for (policy, expected) in [(Policy::FirstTouch, 0), (Policy::Clairvoyant, 1)] {
+        let mut parts = sets.weighed(&["1", "1"]);
+        let mut options = Options::default();
+        options.open.tiers = TierOptions {
+            tiers: vec!["ram:1M".parse().unwrap()],
+            policy,
+            ..TierOptions::default()
+        };
+        parts[1].0 = Dataset::open(&[address(sets.temp.path(), 1)], &options, &mut ()).unwrap();
+        let make = || Mixture::new(parts, None, Batching::Stratified, Vec::new()).unwrap();
+        let (_, warnings) = warnings_of(make);
+        assert_eq!(warnings.len(), expected, "{warnings:?}");
+        assert!(warnings.iter().all(|text| text.contains("first-touch")), "{warnings:?}");
+    }
 }
