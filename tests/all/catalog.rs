@@ -366,7 +366,9 @@ pub(crate) fn records_with_absurd_images_are_damaged_and_messages_stay_on_their_
 }
 
 /// A folder, and what happens before an entry is read (`false`) or appended (`true`).
-struct Meanwhile(FolderStore, Box<dyn Fn(&Log, bool) + Send + Sync>);
+struct Meanwhile(FolderStore, Happens);
+
+type Happens = Box<dyn Fn(&Log, bool) + Send + Sync>;
 
 impl Meanwhile {
     fn open(folder: &Path, happens: impl Fn(&Log, bool) + Send + Sync + 'static) -> Catalog {
