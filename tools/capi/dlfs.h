@@ -1337,7 +1337,10 @@ int dlfs_stats(const dlfs_fs *fs, dlfs_stats_t *stats);
 // `rerouted_bytes` and `mismatched_bytes` of peers. The same as `places` of `dlfs read --json`.
 //
 // DLFS_E_NOT_FOUND: the mount has no tiers.
-int dlfs_places(const dlfs_fs *fs, char *json, size_t len, size_t *needed);
+int dlfs_places(const dlfs_fs *fs,
+                char *json,
+                size_t len,
+                size_t *needed);
 
 // Copies the metrics of this process as OpenMetrics text and a NUL to `text`, which has `len` bytes; `needed` as for
 // dlfs_name. Any thread.
