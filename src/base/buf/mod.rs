@@ -23,6 +23,7 @@ mod pool;
 mod sealed_bytes;
 mod shared;
 mod shared_bytes;
+mod shared_map;
 mod shared_words;
 mod slots;
 mod spares;
@@ -36,7 +37,7 @@ pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
 pub use sealed_bytes::{SealedBytes, SealedLocation};
 pub use shared::SharedBuf;
-pub use shared_bytes::SharedBytes;
+pub use shared_bytes::{Loan, SharedBytes};
 pub use shared_words::SharedWords;
 
 pub use crate::error::zeroed_vec;

@@ -202,6 +202,14 @@ fn transparent_is_allowed() -> bool {
     })
 }
 
+/// The pages of large shared memory without reserved ones. An administrator enables huge ones apart from those of
+/// other memory.
+pub(super) fn shared_pages() -> Pages {
+    let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let is_huge = modes.is_ok_and(|modes| !modes.contains("[never]") && !modes.contains("[deny]"));
+    if is_huge { Pages::Transparent } else { Pages::Base }
+}
+
 /// The size of a huge page: 2 MiB on x86-64.
 pub(super) const HUGE_LEN: usize = 2 << 20;
 

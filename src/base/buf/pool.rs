@@ -1,12 +1,14 @@
 //! A pool of fixed-size slots, allocated in contiguous ranges.
 #![allow(unsafe_code)] // hands out ranges of mapped memory
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::IoBuf;
 use super::allocation::{Allocation, Header};
 use super::pages::{HUGE_LEN, Mapping, PageSource, Pages};
+use super::shared_map::Map;
 use super::slots::Slots;
 use super::spares::Spares;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,9 +48,41 @@ pub(super) struct Inner {
     headers: Box<[Header]>,
     slots: Slots,
     slot_len_bytes: usize,
-    mapping: Mapping,
+    mapping: Memory,
     /// Memory of dropped buffers outside the pool, for reuse.
     spares: Arc<Spares>,
+}
+
+/// The memory of a pool.
+enum Memory {
+    Own(Mapping),
+    /// Memory that other processes can map.
+    Shared {
+        map: Map,
+        file: OwnedFd,
+        pages: Pages,
+    },
+}
+
+impl Memory {
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Memory::Own(mapping) => mapping.start(),
+            Memory::Shared { map, .. } => map.start(),
+        }
+    }
+
+    fn pages(&self) -> Pages {
+        match self {
+            Memory::Own(mapping) => mapping.pages(),
+            Memory::Shared { pages, .. } => *pages,
+        }
+    }
+
+    /// Returns whether the memory belongs to the parent process.
+    fn is_foreign(&self) -> bool {
+        matches!(self, Memory::Own(mapping) if mapping.is_foreign())
+    }
 }
 
 impl Pool {
@@ -59,7 +93,17 @@ impl Pool {
     /// more. `OutOfMemory`: the operating system does not have that much memory.
     pub fn new(options: PoolOptions) -> Result<Pool> {
         let huge = options.huge_pages == HugePages::Auto;
-        Pool::with_pages(options, |len| Mapping::new(len, huge))
+        Pool::with_pages(options, |len| Mapping::new(len, huge).map(Memory::Own))
+    }
+
+    /// A pool whose memory other processes can map for reading: see [`Pool::file`]. Forked children share it.
+    ///
+    /// # Errors
+    /// The errors of [`Pool::new`].
+    pub fn shared(options: PoolOptions) -> Result<Pool> {
+        Pool::with_pages(options, |len| {
+            Map::new(len).map(|(map, file, pages)| Memory::Shared { map, file, pages })
+        })
     }
 
     /// A pool whose memory comes only from `source`.
@@ -69,14 +113,11 @@ impl Pool {
     pub fn of_source(options: PoolOptions, source: &'static dyn PageSource) -> Result<Pool> {
         Pool::with_pages(options, |len| {
             let none = || Error::new(ErrorKind::OutOfMemory, "the driver has no memory left");
-            Mapping::of(source, len).ok_or_else(none)
+            Mapping::of(source, len).map(Memory::Own).ok_or_else(none)
         })
     }
 
-    fn with_pages(
-        options: PoolOptions,
-        map: impl FnOnce(usize) -> Result<Mapping>,
-    ) -> Result<Pool> {
+    fn with_pages(options: PoolOptions, map: impl FnOnce(usize) -> Result<Memory>) -> Result<Pool> {
         let PoolOptions { bytes, slot_len_bytes, .. } = options;
         let invalid = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
         if slot_len_bytes == 0 || slot_len_bytes % ALIGN_BYTES != 0 {
@@ -171,6 +212,15 @@ impl Pool {
         assert!(offset < self.capacity_bytes(), "an offset past the end of the pool");
         // SAFETY: the mapping is at least as long as all slots together.
         unsafe { self.0.mapping.start().add(offset) }
+    }
+
+    /// The file of a shared pool, of [`Pool::capacity_bytes`], for [`SharedBytes::open`](super::SharedBytes::open) in
+    /// another process.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0.mapping {
+            Memory::Own(_) => None,
+            Memory::Shared { file, .. } => Some(file.as_fd()),
+        }
     }
 
     /// Total length of all slots.

@@ -1,19 +1,18 @@
 //! Bytes shared by several processes: a `memfd` of sealed length that one process writes and others read.
 #![allow(unsafe_code)] // maps memory
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise};
 
 use super::allocation::Allocation;
 use super::lends::{Lender, Lends};
-use super::pages::HUGE_LEN;
+use super::shared_map::{Map, SEALS, len_of_file, must_fit};
 use super::{HugePages, SharedBuf, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -37,33 +36,14 @@ pub struct SharedBytes {
     lends: Option<Lends>,
 }
 
-/// The mapping.
-struct Map {
-    /// The whole mapping. It exceeds the used part, which is aligned to 2 MiB.
-    mapped: NonNull<c_void>,
-    mapped_len: usize,
-    start: NonNull<u8>,
-}
-
-// SAFETY: plain mapped memory, which is copied from and to by address. References exist only into frozen pages,
-// which `Lends` keeps from being written.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
-
 impl SharedBytes {
     /// Creates `len` zero bytes, in huge pages if available.
     ///
     /// # Errors
     /// `OutOfMemory`: `len` exceeds this machine's memory. Otherwise errors of the operating system.
     pub fn new(len: usize) -> Result<SharedBytes> {
-        must_fit(len)?;
-        // Mapping takes reserved huge pages; if there are too few, other pages are used.
-        let reserved = len >= HUGE_LEN;
-        let kind = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-        let huge = || SharedBytes::create(len, kind, HugePages::Auto);
-        let huge = if reserved { huge().ok() } else { None };
-        huge.map_or_else(|| SharedBytes::create(len, MemfdFlags::empty(), HugePages::Auto), Ok)
+        let (map, file, _) = Map::new(len)?;
+        SharedBytes::writable(map, len, file)
     }
 
     /// Creates `len` zero bytes, of which at most `used` will be in use at a time. Uses 4 KiB pages, so
@@ -74,16 +54,13 @@ impl SharedBytes {
     /// the operating system.
     pub fn sparse(len: usize, used: usize) -> Result<SharedBytes> {
         must_fit(used)?;
-        SharedBytes::create(len, MemfdFlags::empty(), HugePages::Off)
+        let (map, file) = Map::create(len, MemfdFlags::empty(), false)?;
+        SharedBytes::writable(map, len, file)
     }
 
-    fn create(len: usize, kind: MemfdFlags, pages: HugePages) -> Result<SharedBytes> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
-        let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
-        let file_len = len_of_file(len)?;
-        rustix::fs::ftruncate(&file, file_len as u64).map_err(std::io::Error::from)?;
-        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;
-        SharedBytes::map(file, len, true, pages)
+    fn writable(map: Map, len: usize, file: OwnedFd) -> Result<SharedBytes> {
+        let lends = Some(Lends::new(len_of_file(len)? / PAGE_LEN)?);
+        Ok(SharedBytes { map: Arc::new(map), len, file, lends })
     }
 
     /// Maps for reading `len` bytes of a file that another process created, with [`SharedBytes::new`] or,
@@ -102,39 +79,14 @@ impl SharedBytes {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        SharedBytes::map(file, len, false, pages)
+        let map = Arc::new(Map::of(&file, len, false, pages == HugePages::Auto)?);
+        Ok(SharedBytes { map, len, file, lends: None })
     }
 
-    /// Maps the file at an address aligned for huge pages.
-    fn map(file: OwnedFd, len: usize, is_writable: bool, pages: HugePages) -> Result<SharedBytes> {
-        let file_len = len_of_file(len)?;
-        let mapped_len = file_len.checked_add(HUGE_LEN).ok_or_else(|| too_long(len))?;
-        let nothing = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let mapped = unsafe { mmap_anonymous(null_mut(), mapped_len, nothing.0, nothing.1) };
-        let mapped = NonNull::new(mapped.map_err(std::io::Error::from)?);
-        let mapped = mapped.expect("a mapping is not at address 0");
-        let skip = mapped.cast::<u8>().align_offset(HUGE_LEN);
-        // SAFETY: `skip` is below 2 MiB, and 2 MiB more than the file's length are mapped.
-        let start = unsafe { mapped.cast::<u8>().add(skip) };
-        // From here on, dropping `map` unmaps the memory.
-        let map = Arc::new(Map { mapped, mapped_len, start });
-        let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let protection = ProtFlags::READ | write;
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        let at = start.as_ptr().cast();
-        // SAFETY: replaces a part of the mapping made above, to which nobody else has the address; the seals
-        // keep the file at its length, so all of it stays backed.
-        unsafe { mmap(at, file_len, protection, flags, &file, 0) }.map_err(std::io::Error::from)?;
-        let advice = match pages {
-            HugePages::Auto => Advice::LinuxHugepage,
-            HugePages::Off => Advice::LinuxNoHugepage,
-        };
-        // SAFETY: the range was just mapped; the advice changes no bytes.
-        let advised = unsafe { madvise(at, file_len, advice) };
-        advised.unwrap_or(()); // without the advice, the kernel chooses the pages
-        let lends = if is_writable { Some(Lends::new(file_len / PAGE_LEN)?) } else { None };
-        Ok(SharedBytes { map, len, file, lends })
+    /// The number of bytes.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The file, to be passed to another process.
@@ -211,6 +163,14 @@ impl SharedBytes {
         self.lends.as_ref().is_none_or(|lends| lends.thaw(pages(offset, len), || self.lending()))
     }
 
+    /// Begins a loan of ranges that another process writes: it has said that it does not write them until `end` is
+    /// dropped, which the last buffer of the loan does.
+    pub fn loan(&self, end: impl Send + Sync + 'static) -> Loan {
+        let map = Arc::clone(&self.map);
+        let end = Allocation::lending(Arc::new((Arc::clone(&map), end)));
+        Loan { map, len: self.len, end }
+    }
+
     fn lending(&self) -> Allocation {
         Allocation::lending(self.map.clone())
     }
@@ -260,29 +220,28 @@ impl SharedBytes {
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "{offset} and {len} of {}", self.len);
-        // SAFETY: `offset` is at most `self.len`, and as many bytes are mapped from `start`.
-        unsafe { self.map.start.add(offset).as_ptr() }
+        // SAFETY: within the mapping, see above.
+        unsafe { self.map.start().add(offset).as_ptr() }
     }
 }
 
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `SharedBytes::map` with this length. All users of the address are gone: the
-        // `SharedBytes` and everything that it lent, which each had a handle on this `Map`.
-        let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
-        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
-    }
+/// Bytes of another process that it has lent to this one.
+pub struct Loan {
+    map: Arc<Map>,
+    len: usize,
+    end: Allocation,
 }
 
-/// Refuses more than this machine's memory.
-fn must_fit(len: usize) -> Result<()> {
-    let memory = rustix::system::sysinfo();
-    let most = u128::from(memory.totalram) * u128::from(memory.mem_unit.max(1));
-    if len as u128 <= most {
-        return Ok(());
+impl Loan {
+    /// The `len` bytes at `offset`, which must be of the lent ranges; `None`: the memory is shorter.
+    pub fn part(&self, offset: usize, len: usize) -> Option<SharedBuf> {
+        offset.checked_add(len).filter(|&end| end <= self.len)?;
+        // SAFETY: within the mapping, see above.
+        let start = unsafe { self.map.start().add(offset) };
+        // SAFETY: mapped as long as `end` has the mapping. The memory is mapped for reading here, and the process that
+        // writes it, which is of this user and of this library, has lent the range until `end` is dropped.
+        Some(unsafe { SharedBuf::of_range(Some(self.end.clone()), start, len) })
     }
-    let text = format!("cannot share {len} bytes of memory: this machine has {most}");
-    Err(Error::new(ErrorKind::OutOfMemory, text))
 }
 
 /// The pages that contain a range.
@@ -290,17 +249,6 @@ fn pages(offset: usize, len: usize) -> Range<usize> {
     offset / PAGE_LEN..(offset + len).div_ceil(PAGE_LEN)
 }
 
-/// The length of the file: whole huge pages if `len` is at least one, since the file may use them.
-fn len_of_file(len: usize) -> Result<usize> {
-    let unit = if len >= HUGE_LEN { HUGE_LEN } else { PAGE_LEN };
-    len.max(1).checked_next_multiple_of(unit).ok_or_else(|| too_long(len))
-}
-
-fn too_long(len: usize) -> Error {
-    Error::new(ErrorKind::OutOfMemory, format!("cannot map {len} bytes of shared memory"))
-}
-
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 const PAGE_LEN: usize = 4096;
 
 #[cfg(test)]

@@ -93,6 +93,8 @@ pub use options::{TierOptions, TierSpec};
 pub(crate) use pair::{UNWRITTEN, to_peer};
 pub use plan::{TierPlan, TierRooms};
 pub use probe::{Probe, probe};
+#[doc(hidden)]
+pub use share::{Listener, connect_to};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Job, LAST_WRITES};

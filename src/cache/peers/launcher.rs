@@ -14,6 +14,8 @@ pub struct Launched {
     pub world_size: u32,
     /// The number of ranks on this node, if the launcher provides it.
     pub local_world_size: Option<u32>,
+    /// This rank among those of its node, if the launcher provides it.
+    pub local_rank: Option<u32>,
     /// The host and port of rank 0's store: `MASTER_ADDR` and `MASTER_PORT`.
     pub master: Option<(String, u16)>,
     /// The unique name of this start of the job; empty if the launcher provides none.
@@ -25,6 +27,7 @@ struct Variables {
     rank: &'static str,
     world_size: &'static str,
     local_world_size: Option<&'static str>,
+    local_rank: &'static str,
     /// Variables whose values together name this start of the job.
     round: &'static [&'static str],
     /// The launcher counts as absent without this variable.
@@ -38,6 +41,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "RANK",
         world_size: "WORLD_SIZE",
         local_world_size: Some("LOCAL_WORLD_SIZE"),
+        local_rank: "LOCAL_RANK",
         round: &["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
         needs: "RANK",
     },
@@ -46,6 +50,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
         local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         round: &["PMIX_NAMESPACE"],
         needs: "OMPI_COMM_WORLD_RANK",
     },
@@ -54,6 +59,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
         local_world_size: Some("MPI_LOCALNRANKS"),
+        local_rank: "MPI_LOCALRANKID",
         round: &["PMI_JOBID"],
         needs: "PMI_RANK",
     },
@@ -62,6 +68,7 @@ const LAUNCHERS: &[Variables] = &[
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
         local_world_size: None,
+        local_rank: "SLURM_LOCALID",
         round: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"],
         // A batch script also has the other variables, but it is one process, whatever the number of tasks.
         needs: "SLURM_STEP_ID",
@@ -92,6 +99,8 @@ impl Launched {
         }
         let local_world_size = launcher.local_world_size.filter(|name| get(name).is_some());
         let local_world_size = local_world_size.map(&number).transpose()?;
+        let local_rank = Some(launcher.local_rank).filter(|name| get(name).is_some());
+        let local_rank = local_rank.map(&number).transpose()?;
         let master = match (get("MASTER_ADDR"), get("MASTER_PORT")) {
             (Some(host), Some(port)) => {
                 let port = port.parse().map_err(|_| {
@@ -102,7 +111,14 @@ impl Launched {
             _ => None,
         };
         let named: Vec<String> = launcher.round.iter().filter_map(|name| get(name)).collect();
-        Ok(Some(Launched { rank, world_size, local_world_size, master, round: named.join(".") }))
+        let round = named.join(".");
+        Ok(Some(Launched { rank, world_size, local_world_size, local_rank, master, round }))
+    }
+
+    /// A name of this start of the job among those on the machine.
+    pub fn job(&self) -> String {
+        let master = self.master.as_ref().map(|(host, port)| format!("{host}:{port}"));
+        format!("{} {}", self.round, master.unwrap_or_default())
     }
 
     /// Reads the environment of this process.
@@ -152,6 +168,7 @@ mod tests {
             rank: 5,
             world_size: 16,
             local_world_size: Some(8),
+            local_rank: Some(1),
             master: Some(("node0".to_owned(), 29_500)),
             round: "job7.2".to_owned(),
         };

@@ -405,6 +405,7 @@ mod tests {
             rank: 1,
             world_size: 2,
             local_world_size: None,
+            local_rank: None,
             master: master.map(|host| (host.to_owned(), 29_500)),
             round: "job.0".to_owned(),
         }

@@ -1,6 +1,6 @@
 //! First message of a connection: the tiers that the owner shares, with the table of copies.
 
-use std::io::{IoSlice, IoSliceMut, Read};
+use std::io::{ErrorKind as IoKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -10,11 +10,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
 
-use super::{is_same_user, place, unix_socket};
+use super::place;
+use super::socket::connect_at_path;
 use crate::cache::Identity;
 use crate::cache::options::MAX_TIERS;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -107,19 +108,17 @@ pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
 }
 
 fn connect_at(path: &Path) -> Result<Option<Welcome>> {
-    let socket = unix_socket().map_err(std::io::Error::from)?;
-    let address = SocketAddrUnix::new(path).map_err(std::io::Error::from)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => {}
-        Err(Errno::CONNREFUSED | Errno::NOENT) => return Ok(None),
-        // The listener's backlog of connections is full.
-        Err(Errno::AGAIN) => return Err(failed(ErrorKind::TimedOut, "it accepts nobody")),
-        Err(errno) => return Err(std::io::Error::from(errno).into()),
-    }
-    let stream = UnixStream::from(socket);
-    if !is_same_user(&stream) {
-        return Err(failed(ErrorKind::Refused, "it belongs to another user"));
-    }
+    let stream = match connect_at_path(path) {
+        Ok(Some(stream)) => stream,
+        Ok(None) => return Ok(None),
+        Err(error) if error.kind() == IoKind::PermissionDenied => {
+            return Err(failed(ErrorKind::Refused, "it belongs to another user"));
+        }
+        Err(error) if error.kind() == IoKind::WouldBlock => {
+            return Err(failed(ErrorKind::TimedOut, "it accepts nobody"));
+        }
+        Err(error) => return Err(error.into()),
+    };
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HELLO_WAIT))?;
     stream.set_write_timeout(Some(HELLO_WAIT))?;

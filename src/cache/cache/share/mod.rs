@@ -32,21 +32,20 @@ mod hello;
 mod link;
 mod owner;
 mod place;
+mod socket;
 
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(super) use hello::{Hello, Place, SharedTier, Welcome, connect};
 pub(super) use link::{Link, Message};
-pub(super) use owner::{Listener, Owner, Sharing};
+pub(super) use owner::{Owner, Sharing};
+pub use socket::{Listener, connect_to};
 
 use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
-use dlfs_base::process::mark_ours;
 
 /// Name of the socket on which the owner of these tiers listens; `None` if the first tier in a file has no
 /// file yet, or its path is neither a file nor a block device.
@@ -123,18 +122,4 @@ pub(super) fn has_same_tiers(hello: &Hello, options: &TierOptions) -> bool {
         );
     }
     owned == wanted
-}
-
-/// Creates a non-blocking Unix socket.
-fn unix_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    mark_ours(&socket);
-    Ok(socket)
-}
-
-/// Returns whether the other end of a connection belongs to the same user.
-fn is_same_user(stream: &std::os::unix::net::UnixStream) -> bool {
-    let peer = rustix::net::sockopt::socket_peercred(stream);
-    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }

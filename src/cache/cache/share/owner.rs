@@ -3,23 +3,18 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind as IoKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::SocketAddrUnix;
 
 use super::frames::{Frame, HEAD_BYTES, parse};
 use super::hello::{self, Hello};
-use super::{is_same_user, place, unix_socket};
+use super::socket::{Listener, MAX_ATTACHED, is_same_user};
 use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
-use crate::cache::folder::Locked;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::Result;
 use dlfs_base::process::{NotInherited, mark_ours};
@@ -121,7 +116,7 @@ impl Server {
         let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
         fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
         let listener = self.sharing.listener.as_ref();
-        fds.extend(listener.map(|listener| PollFd::new(&listener.socket, PollFlags::IN)));
+        fds.extend(listener.map(|listener| PollFd::new(listener.socket(), PollFlags::IN)));
         let limit = if listener.is_some() { IDLE_WAIT } else { LISTEN_AGAIN };
         let limit = Timespec::try_from(limit).expect("a few seconds");
         if poll(&mut fds, Some(&limit)).is_err() {
@@ -139,7 +134,7 @@ impl Server {
     fn accept(&mut self) {
         let Some(listener) = &self.sharing.listener else { return };
         loop {
-            let stream = match listener.socket.accept() {
+            let stream = match listener.socket().accept() {
                 Ok((stream, _)) => {
                     mark_ours(&stream);
                     stream
@@ -296,95 +291,14 @@ fn told_pid(stream: &UnixStream) -> i32 {
     pid
 }
 
-/// The socket on which the owner listens. The owner's children do not keep it open: it ends with the owner.
-pub(in crate::cache) struct Listener {
-    path: PathBuf,
-    /// Device and inode of the socket's file.
-    file: Option<(u64, u64)>,
-    _own: NotInherited,
-    socket: UnixListener,
-}
-
-impl Listener {
-    /// Like [`Listener::on`], but waits a moment for a name whose last user has just been killed and has not
-    /// released it yet. Warns if it cannot listen.
-    pub(in crate::cache) fn soon_on(name: &str) -> Option<Listener> {
-        let until = Instant::now() + NAME_WAIT;
-        loop {
-            match Listener::on(name) {
-                Ok(listener) => return Some(listener),
-                Err(error) if error.kind() == IoKind::AddrInUse && Instant::now() < until => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        socket = name,
-                        "the socket of these tiers cannot be used for now, so other processes do not share \
-                         them: {error}; ss -xlp names the process that has it"
-                    );
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Listens on the socket `name`.
-    ///
-    /// # Errors
-    /// `AddrInUse`: another process listens on the name. Errors of [`place::path_of`] and of the operating
-    /// system.
-    pub(in crate::cache) fn on(name: &str) -> std::io::Result<Listener> {
-        let path = place::path_of(name)?;
-        // Locked, since only one process at a time may replace a socket on which nobody listens.
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let _lock = Locked::new(folder).map_err(std::io::Error::other)?;
-        let socket = unix_socket()?;
-        let address = SocketAddrUnix::new(&path)?;
-        let mut bound = rustix::net::bind(&socket, &address);
-        if bound == Err(Errno::ADDRINUSE) && is_left_behind(&address)? {
-            std::fs::remove_file(&path)?;
-            bound = rustix::net::bind(&socket, &address);
-        }
-        bound?;
-        rustix::net::listen(&socket, MAX_ATTACHED as i32)?;
-        let file = file_at(&path);
-        let own = NotInherited::close(socket.as_fd());
-        Ok(Listener { path, file, _own: own, socket: socket.into() })
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // While this socket listens, nobody replaces its file, but somebody may have removed it.
-        if self.file.is_some() && self.file == file_at(&self.path) {
-            let _ = std::fs::remove_file(&self.path); // on failure, the next owner replaces it
-        }
-    }
-}
-
-/// Returns whether the socket's file exists but nobody listens on it.
-fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
-    Ok(rustix::net::connect(unix_socket()?, address) == Err(Errno::CONNREFUSED))
-}
-
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
 /// Name of the thread.
 const OWNER: &str = "dlfs-tiers-owner";
-
-/// Limit of processes attached at once.
-const MAX_ATTACHED: usize = 1024;
 
 /// Limit of bytes read from one process in one turn.
 const READ_BYTES: usize = 256 << 10;
 
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
-
-/// Timeout for a killed process to release its name.
-const NAME_WAIT: Duration = Duration::from_millis(200);
 
 /// Timeout of the thread's end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
