@@ -1,5 +1,6 @@
 //! A loader that threads can share, that a [`Watch`] can interrupt, and that a forked child can continue.
 
+mod reading;
 mod record;
 mod report;
 mod stored;
@@ -25,6 +26,7 @@ use crate::units::{Epoch, SampleId, deadline};
 use super::background::Background;
 use super::over::Over;
 use super::{Share, stats};
+use reading::Reading;
 use record::Record;
 use stored::Stored;
 
@@ -59,12 +61,12 @@ pub struct Loader {
 
 #[derive(Default)]
 struct Running {
-    loader: Option<prefetch::Prefetcher>,
+    loader: Option<Reading>,
     /// The loader while it connects. It is dropped when the run is moved, but not when a call ends: the
     /// next call continues to wait for it.
-    starting: Option<Background<prefetch::Prefetcher>>,
+    starting: Option<Background<Reading>>,
     /// The loader from before the run was moved; the next one reuses its memory.
-    previous: Option<prefetch::Prefetcher>,
+    previous: Option<Reading>,
     /// The window for the first loader, if [`Loader::prepare`] has allocated it.
     prepared: Option<Arc<Window>>,
     /// Counters of earlier loaders of this run.
@@ -123,6 +125,9 @@ impl Loader {
     /// `OutOfMemory`: the window cannot be allocated.
     pub fn prepare(&self) -> Result<()> {
         self.check_open()?;
+        if self.options.node.is_some() {
+            return Ok(()); // the window is that of the process that reads for the node
+        }
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let Running { loader, starting, previous, prepared, .. } = &mut *running;
         if loader.is_none() && starting.is_none() && previous.is_none() && prepared.is_none() {
@@ -244,7 +249,7 @@ impl Loader {
     }
 
     /// Returns whether the verified bytes of the sample are in this process's window now, which is while its
-    /// chunk is there. Always `false` for a mixture, and if batches are not made of whole chunks.
+    /// chunk is there. Always `false` for a mixture, for a node's loader, and if batches are not made of whole chunks.
     pub fn is_resident(&self, id: SampleId) -> bool {
         let running = self.running.get_or_init(Mutex::default).lock();
         running.loader.as_ref().is_some_and(|loader| loader.is_resident(id))
@@ -288,7 +293,7 @@ impl Loader {
         let position = pack(&state)?;
         let lanes = pack_lanes(&state.order);
         let mut running = self.running.get_or_init(Mutex::default).lock();
-        let failed = running.loader.as_ref().is_some_and(prefetch::Prefetcher::has_failed)
+        let failed = running.loader.as_ref().is_some_and(Reading::has_failed)
             || running.loader.is_some() && self.check_place().is_err();
         let moved = position != self.position.load(Ordering::Acquire)
             || lanes != self.lanes.load(Ordering::Acquire);
@@ -361,19 +366,20 @@ impl Loader {
     /// Starts a loader in this process, from the current state.
     fn start(
         &self,
-        previous: Option<prefetch::Prefetcher>,
+        previous: Option<Reading>,
         prepared: Option<Arc<Window>>,
-    ) -> Result<Background<prefetch::Prefetcher>> {
+    ) -> Result<Background<Reading>> {
         let over = self.open_over()?;
         let state = self.state();
         let begin = self.begin_in_store(&state);
+        let len = self.len;
         if let Some(previous) = previous {
-            return Background::start(move || begin().and_then(|()| previous.restart(state)));
+            return Background::start(move || begin().and_then(|()| previous.restart(state, len)));
         }
-        let options = LoaderOptions { resume: Some(state), ..self.options.clone() };
+        let options = self.options.clone();
         Background::start(move || {
             begin()?;
-            over.prefetcher_in(options, prepared)
+            Reading::start(over, options, state, prepared)
         })
     }
 
@@ -399,6 +405,12 @@ impl Loader {
         if let Some(cause) = self.failure_of_store() {
             return cause;
         }
+        let mut running = self.running.get_or_init(Mutex::default).try_lock_for(TICK);
+        let loader = running.as_mut().and_then(|running| running.loader.as_mut());
+        if let Some(cause) = loader.and_then(|loader| loader.why_late(self.options.deadline)) {
+            return cause;
+        }
+        drop(running);
         let devices = self.open_over().map_or_else(|_| Vec::new(), |over| over.devices());
         timed_out(self.options.deadline, &devices)
     }
@@ -412,16 +424,16 @@ impl Measured for Running {
 
 impl Running {
     fn stats(&self) -> LoaderStats {
-        let now = self.loader.as_ref().map(prefetch::Prefetcher::stats);
+        let now = self.loader.as_ref().map(Reading::stats);
         stats::sum(self.past, now.unwrap_or_default())
     }
 
     /// Ends the loader, even while it still connects, and keeps its counters.
-    fn end(&mut self) -> Option<prefetch::Prefetcher> {
+    fn end(&mut self) -> Option<Reading> {
         self.starting = None;
         let loader = self.loader.take();
-        let done = loader.as_ref().map(prefetch::Prefetcher::stats);
-        self.past = stats::sum(self.past, done.unwrap_or_default().ended());
+        let done = loader.as_ref().map(Reading::moved);
+        self.past = stats::sum(self.past, done.unwrap_or_default());
         loader
     }
 }

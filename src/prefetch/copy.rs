@@ -12,7 +12,7 @@ use crate::buf::IoBuf;
 use crate::error::Result;
 use crate::threads;
 
-use super::{Delivery, Message, READY_BATCHES, Shared};
+use super::{Batch, Message, READY_BATCHES, Shared};
 
 /// Sends messages from the poller to the consumer, through the copying threads if there are any.
 pub(super) struct Copiers {
@@ -76,31 +76,35 @@ fn start_thread(
 
 fn gathered(message: Message, shared: &Shared) -> Message {
     match message {
-        Message::Batch(delivery) => {
-            gather(delivery, shared).map_or_else(Message::Failed, Message::Batch)
-        }
+        Message::Batch(mut delivery) => match gather(&mut delivery.batch) {
+            Ok(copied) => {
+                shared.copied_bytes.fetch_add(copied as u64, Ordering::Relaxed);
+                Message::Batch(delivery)
+            }
+            Err(error) => Message::Failed(error),
+        },
         Message::Failed(_) | Message::End => message,
     }
 }
 
-/// Copies the batch into one buffer, unless it is in one already.
+/// Copies the batch into one buffer, unless it is in one already; returns the number of copied bytes.
 ///
 /// # Errors
 /// `OutOfMemory`: the system has no memory for the copy.
-fn gather(mut delivery: Delivery, shared: &Shared) -> crate::Result<Delivery> {
-    if !delivery.batch.is_one_piece() {
-        let mut piece = IoBuf::try_zeroed(delivery.batch.len_bytes() as usize)?;
-        let copied = delivery.batch.copy_to(&mut piece).expect("the piece has the batch's length");
-        shared.copied_bytes.fetch_add(copied as u64, Ordering::Relaxed);
-        delivery.batch.move_to(piece.freeze());
+pub(super) fn gather(batch: &mut Batch) -> crate::Result<usize> {
+    if batch.is_one_piece() {
+        return Ok(0);
     }
-    Ok(delivery)
+    let mut piece = IoBuf::try_zeroed(batch.len_bytes() as usize)?;
+    let copied = batch.copy_to(&mut piece).expect("the piece has the batch's length");
+    batch.move_to(piece.freeze());
+    Ok(copied)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::head::Head;
-    use super::super::{Batch, Residency};
+    use super::super::{Delivery, Residency};
     use super::*;
     use crate::error::ErrorKind;
     use crate::threads::caught;
@@ -111,7 +115,7 @@ mod tests {
     }
 
     fn batch() -> Message {
-        let head = Head { epoch: Epoch(0), ends_epoch: false, after: (Epoch(0), 1) };
+        let head = Head { epoch: Epoch(0), ends_epoch: false, after: (Epoch(0), 1), left: 0 };
         Message::Batch(Delivery { batch: Batch::new(), head, skipped: 0, failures: Vec::new() })
     }
 

@@ -10,12 +10,15 @@ pub(crate) struct Head {
     pub(crate) ends_epoch: bool,
     /// The state of the run once all ranks have consumed the batch: epoch, and positions of that epoch.
     pub(crate) after: (Epoch, u64),
+    /// Samples that are left to the rank, or to all ranks of a node, in the epoch behind the batch, dropped ones
+    /// included. Not counted for batches by a budget.
+    pub(crate) left: u64,
 }
 
 impl Head {
     /// The head of a batch of `epoch` that ends after `consumed` positions.
     pub(super) fn new(epoch: Epoch, ends_epoch: bool, consumed: u64) -> Head {
         let after = if ends_epoch { (Epoch(epoch.0 + 1), 0) } else { (epoch, consumed) };
-        Head { epoch, ends_epoch, after }
+        Head { epoch, ends_epoch, after, left: 0 }
     }
 }

@@ -67,7 +67,8 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
     let all: u64 = mix.directories().iter().map(data).sum();
     let used = usize::try_from(all).unwrap_or(usize::MAX);
     let cpus = options.cpus.as_ref();
-    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, cpus)?))
+    let is_shared = options.seats.is_some();
+    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, cpus, is_shared)?))
 }
 
 /// Selects how each source is read, and the size of the window.

@@ -116,7 +116,7 @@ pub(super) struct MixStream {
 impl MixStream {
     pub(super) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixStream> {
         let lanes_of = |source| mix.order_of(source, &start.order).kind.lanes_and_group();
-        let lanes: Option<Vec<u32>> = match options.world_size {
+        let lanes: Option<Vec<u32>> = match options.shard()?.num_ranks() {
             1 => None,
             _ => (0..mix.sources().len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
         };
@@ -168,10 +168,15 @@ impl MixStream {
         let len = mixture.epoch_size();
         let first = head.epoch.0 * len;
         let is_padded = batch.first + batch.count > len;
-        let units = units_of(shard.world_size.into(), walk.batch_size(), batch.count, *unit);
+        let batch_size = walk.batch_size() / u64::from(shard.seats);
+        let units = units_of(shard.num_ranks(), batch_size, batch.count, *unit);
         if let (Some(units), false) = (units, is_padded) {
-            let own = own_of_units(&shard, batch.first, *unit, units);
-            out.extend(own.map(|at| drawn(mixture, first + at)));
+            let own = |rank| own_of_units((rank, shard.num_ranks()), batch.first, *unit, units);
+            let mut each: Vec<Positions> = shard.ranks().map(own).collect();
+            for _ in 0..batch_size {
+                let next = each.iter_mut().filter_map(Positions::next);
+                out.extend(next.map(|at| drawn(mixture, first + at)));
+            }
         } else if lanes.is_empty() || is_partly_dropped || is_padded {
             out.extend(positions.map(|at| drawn(mixture, first + at % len)));
         } else {
@@ -190,10 +195,10 @@ fn units_of(ranks: u64, batch_size: u64, count: u64, unit: u64) -> Option<u64> {
 }
 
 /// The positions of a rank in a global batch of `units` units: its part of one unit.
-fn own_of_units(shard: &Shard, first: u64, unit: u64, units: u64) -> Positions {
-    let sharing = u64::from(shard.world_size) / units;
-    let number = u64::from(shard.rank) / sharing;
-    let rank = u64::from(shard.rank) % sharing;
+fn own_of_units((rank, ranks): (u64, u64), first: u64, unit: u64, units: u64) -> Positions {
+    let sharing = ranks / units;
+    let number = rank / sharing;
+    let rank = rank % sharing;
     Positions::new(first + number * unit + rank, sharing, unit / sharing)
 }
 
@@ -236,12 +241,13 @@ struct ByLane {
     room: Vec<u64>,
     /// Samples of ranks that are full, with their places in the batch.
     left: Vec<(u64, Drawn)>,
-    own: Vec<(u64, Drawn)>,
+    /// Samples of this rank, or of all ranks of the place: rank, place in the batch or among the rank's, sample.
+    own: Vec<(u64, u64, Drawn)>,
 }
 
 impl ByLane {
     /// Appends the share of the rank of `shard` in the `count` positions from `first` on, by position. It has as
-    /// many samples as every W-th position would give.
+    /// many samples as every W-th position would give. For a place of several ranks, their samples come in turn.
     fn share(
         &mut self,
         mixture: &mut Mixture,
@@ -250,7 +256,8 @@ impl ByLane {
         (first, count): (u64, u64),
         out: &mut Vec<Drawn>,
     ) {
-        let ranks = u64::from(shard.world_size.max(1));
+        let ranks = shard.num_ranks();
+        let is_own = |rank| rank % u64::from(shard.world_size.max(1)) == u64::from(shard.rank);
         self.room.clear();
         self.room.extend((0..ranks).map(|rank| count / ranks + u64::from(rank < count % ranks)));
         self.left.clear();
@@ -264,8 +271,8 @@ impl ByLane {
                 continue;
             }
             *room -= 1;
-            if rank == u64::from(shard.rank) {
-                self.own.push((at, draw));
+            if is_own(rank) {
+                self.own.push((rank, at, draw));
             }
         }
         let mut rank = 0;
@@ -274,12 +281,18 @@ impl ByLane {
                 rank += 1; // all ranks together have room for all samples
             }
             self.room[rank] -= 1;
-            if rank == shard.rank as usize {
-                self.own.push((at, Drawn { alone: true, ..draw }));
+            if is_own(rank as u64) {
+                self.own.push((rank as u64, at, Drawn { alone: true, ..draw }));
             }
         }
-        self.own.sort_unstable_by_key(|(at, _)| *at);
-        out.extend(self.own.iter().map(|(_, draw)| *draw));
+        self.own.sort_unstable_by_key(|&(rank, at, _)| (rank, at));
+        if shard.seats > 1 {
+            for of_rank in self.own.chunk_by_mut(|one, other| one.0 == other.0) {
+                (0..).zip(of_rank).for_each(|(nth, own)| own.1 = nth);
+            }
+            self.own.sort_unstable_by_key(|&(rank, nth, _)| (nth, rank));
+        }
+        out.extend(self.own.iter().map(|(_, _, draw)| *draw));
     }
 }
 

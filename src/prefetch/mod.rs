@@ -17,6 +17,7 @@
 //! | `window`, `memory`, `kept` | memory and its background faulting, allocation by priority, later verification |
 //! | `copy` | each batch in one buffer, if the caller wants that |
 //! | `waits`, `trace` | the causes of the consumer's waits, and events of both threads |
+//! | `node`, `node_place` | one prefetcher for all ranks of a node |
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
 //! error is final. The end of a run is an explicit message, and the samples are counted: a channel that closes without
@@ -39,6 +40,8 @@ mod mix_budget;
 mod mix_driver;
 mod mixed;
 mod mixture;
+mod node;
+mod node_place;
 mod options;
 mod passes;
 mod poller;
@@ -68,11 +71,13 @@ use crate::metrics::Recorder;
 use crate::order::State;
 use crate::process::Forked;
 use crate::qpair::Device;
+use crate::qpair::group::Waker;
 use crate::reader::{Batch, OnError, ReadStats, timed_out};
 use crate::threads::Fate;
 use crate::units::SampleId;
 
 use driver::Delivery;
+use head::Head;
 use kept::{Kept, Rewritten};
 use poller::Poller;
 use residency::Residency;
@@ -84,6 +89,8 @@ pub(crate) use budgeted::samples_of_batch;
 pub use mix::Mix;
 pub(crate) use mix::MixSource;
 pub(crate) use mixture::MixIds;
+pub(crate) use node::{NodeClient, Origin, reading};
+pub use node_place::NodePlace;
 pub use options::{Batching, LoaderOptions};
 pub use stats::LoaderStats;
 pub(crate) use stream::Stream;
@@ -114,6 +121,8 @@ pub struct Prefetcher {
     owed: Option<u64>,
     ended: bool,
     failed: Option<(ErrorKind, String)>,
+    /// The position of the last delivered batch.
+    head: Option<Head>,
     kept: Kept,
     stats: LoaderStats,
 }
@@ -155,6 +164,21 @@ impl Shared {
             copied_bytes: AtomicU64::new(0),
             rewritten: Rewritten::default(),
             fate: Fate::default(),
+        }
+    }
+}
+
+/// Wakes the poller when memory of the window was returned.
+pub(crate) struct Returns {
+    shared: Arc<Shared>,
+    waker: Waker,
+}
+
+impl Returns {
+    /// To be called after a batch was dropped.
+    pub(crate) fn returned(&self) {
+        if self.shared.blocked.load(Ordering::SeqCst) {
+            self.waker.wake();
         }
     }
 }
@@ -245,6 +269,7 @@ impl Prefetcher {
                 self.stats.skipped += delivery.skipped;
                 self.state.epoch = delivery.head.after.0;
                 self.state.consumed = delivery.head.after.1;
+                self.head = Some(delivery.head);
                 *batch = delivery.batch;
                 Ok(NextBatch::Ready)
             }
@@ -289,6 +314,17 @@ impl Prefetcher {
             stats.pages = Some(pool.pages());
         }
         stats
+    }
+
+    /// The position of the last delivered batch.
+    pub(crate) fn head(&self) -> Option<Head> {
+        self.head
+    }
+
+    /// A handle with which another thread says that it has dropped a batch.
+    pub(crate) fn returns(&self) -> Option<Returns> {
+        let poller = self.poller()?;
+        Some(Returns { shared: Arc::clone(&poller.shared), waker: poller.waker.clone() })
     }
 
     /// The counters that the consumer's thread keeps: deliveries and stalls. Takes no lock.

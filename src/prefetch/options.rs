@@ -7,11 +7,12 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::budget::{Budget, TooLong};
 use crate::order::weighted::Weights;
-use crate::order::{Locality, OrderKind, OrderSpec, Sharding, State, Tail};
+use crate::order::{Locality, OrderKind, OrderSpec, Shard, Sharding, State, Tail};
 use crate::qpair::Cpus;
 use crate::reader::OnError;
 
 use super::mix::Mix;
+use super::node_place::NodePlace;
 use super::trace::Trace;
 
 /// Options of a [`Prefetcher`](super::Prefetcher).
@@ -32,6 +33,11 @@ pub struct LoaderOptions {
     pub rank: u32,
     /// The number of ranks that share each epoch.
     pub world_size: u32,
+    /// The ranks of this rank's node that read together through one window, if they do.
+    pub node: Option<NodePlace>,
+    /// `Some(n)`: reads for the n ranks of a node, so `rank` and `world_size` count nodes, `batch_size` is that of all
+    /// ranks together, and other processes can map the window. A node loader sets it.
+    pub seats: Option<u32>,
     /// The rule by which ranks share each global batch.
     pub sharding: Sharding,
     /// The node of each rank and the node that holds each chunk, for [`Sharding::Local`]. A data set with peers
@@ -85,6 +91,8 @@ impl LoaderOptions {
             epochs: 0..epochs,
             rank: 0,
             world_size: 1,
+            node: None,
+            seats: None,
             sharding: Sharding::Strided,
             locality: None,
             tail: Tail::Keep,
@@ -119,6 +127,15 @@ impl LoaderOptions {
         LoaderOptions { budget: Some(Arc::new(budget)), ..self }
     }
 
+    /// The share that is read with these options, from the start of an epoch.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the rank does not exist.
+    pub(crate) fn shard(&self) -> Result<Shard> {
+        let shard = Shard::new(self.rank, self.world_size, self.tail)?;
+        Ok(shard.of_seats(self.seats.unwrap_or(1)))
+    }
+
     /// The number of positions of an epoch over `num_live` samples.
     pub(crate) fn epoch_len(&self, num_live: u64) -> u64 {
         self.order.kind.epoch_len(num_live)
@@ -144,7 +161,33 @@ impl LoaderOptions {
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
         }
         self.check_budget()?;
+        self.check_node()?;
         self.stated_batching().map(drop)
+    }
+
+    /// Checks that a node loader can read the run, if one is to.
+    fn check_node(&self) -> Result<()> {
+        let Some(NodePlace { local_world_size: local, .. }) = self.node else { return Ok(()) };
+        if local == 0 || !self.world_size.is_multiple_of(local) {
+            let text = format!("{} ranks cannot be {local} on each node", self.world_size);
+            return Err(Error::invalid(text, "start equally many ranks on each node"));
+        }
+        let refused = |text: &'static str| {
+            Err(Error::invalid(text, "leave the node loader out: each rank then reads by itself"))
+        };
+        if self.order.kind.world_size().is_some() {
+            return refused(
+                "this order gives each rank samples of its own, so a node loader shares nothing",
+            );
+        }
+        match self.sharding {
+            Sharding::Strided => Ok(()),
+            Sharding::Aligned => Err(Error::invalid(
+                "a node loader reads each chunk once for all its ranks, and aligned shares have no use there",
+                "leave the shares out",
+            )),
+            Sharding::Local => refused("local shares go to ranks by what their nodes hold"),
+        }
     }
 
     /// Checks the budget, and that the other options permit whole batches for each rank.
@@ -172,4 +215,25 @@ pub enum Batching {
     Sample,
     /// Whole chunks, with samples handed out of them; needs an order that reads whole chunks.
     Chunk,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_loader_cannot_share_is_refused_with_the_reason() {
+        let run = |kind| LoaderOptions {
+            world_size: 4,
+            node: Some(NodePlace { local_world_size: 2, job: "a".into() }),
+            ..LoaderOptions::new(OrderSpec { kind, seed: 1 }, 8, 1)
+        };
+        run(OrderKind::Global).check().unwrap();
+        let why = |options: LoaderOptions| options.check().unwrap_err().to_string();
+        assert!(why(run(OrderKind::Local { world_size: 4 })).contains("samples of its own"));
+        let shared = |sharding| LoaderOptions { sharding, ..run(OrderKind::Global) };
+        assert!(why(shared(Sharding::Local)).contains("local shares"));
+        assert!(why(shared(Sharding::Aligned)).contains("aligned shares"));
+        assert!(why(LoaderOptions { world_size: 3, ..run(OrderKind::Global) }).contains("3 ranks"));
+    }
 }

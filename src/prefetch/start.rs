@@ -63,7 +63,8 @@ impl Prefetcher {
         };
         let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
         let cpus = options.cpus.as_ref();
-        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, cpus)?))
+        let is_shared = options.seats.is_some();
+        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, cpus, is_shared)?))
     }
 
     /// As [`Prefetcher::new`], in a window that was allocated for the same options.
@@ -97,6 +98,7 @@ impl Prefetcher {
             state: start,
             ended: false,
             failed: None,
+            head: None,
             kept: Kept::default(),
             stats: LoaderStats::default(),
         };

@@ -152,15 +152,15 @@ impl Stream {
     /// # Errors
     /// `InvalidArgument`: the rank does not exist.
     pub(super) fn owed(len: u64, options: &LoaderOptions, start: &State) -> Result<Option<u64>> {
-        if options.budget.is_some() && options.world_size > 1 {
+        let shard = options.shard()?;
+        if options.budget.is_some() && shard.num_ranks() > 1 {
             return Ok(None);
         }
-        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let batch_size = (options.batch_size as u64).max(1);
         let of_epoch = |shard: Shard| {
             let samples = shard.positions(len).remaining();
             let drops_short = options.drop_short && options.budget.is_none();
-            if drops_short { samples / batch_size * batch_size } else { samples }
+            if drops_short { shard.in_whole_batches(samples, batch_size) } else { samples }
         };
         let epochs = options.epochs.end.saturating_sub(start.epoch.0);
         let Some(epochs_after) = epochs.checked_sub(1) else { return Ok(Some(0)) };

@@ -28,6 +28,8 @@ pub(super) struct Walk {
 struct CurrentEpoch {
     shard: Shard,
     rest: Positions,
+    /// The number of positions of the rank, with those that are dropped.
+    all: u64,
     /// The number of samples that the rank has taken; with a budget, the number of batches.
     taken: u64,
 }
@@ -53,7 +55,7 @@ impl Walk {
             let text = "a batch has at least one sample";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let shard = Shard::new(options.rank, options.world_size, options.tail)?;
+        let shard = options.shard()?;
         Ok(Walk {
             shard,
             len,
@@ -69,7 +71,7 @@ impl Walk {
     /// A walk without positions.
     pub(super) fn ended() -> Walk {
         Walk {
-            shard: Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep },
+            shard: Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep, seats: 1 },
             len: 0,
             batch_size: 1,
             drop_short: false,
@@ -98,10 +100,11 @@ impl Walk {
         self.current.get_or_insert_with(|| {
             let shard = self.shard.after(self.consumed);
             let mut rest = shard.positions(self.len);
+            let all = rest.remaining();
             if self.drop_short {
-                rest = rest.split_front(rest.remaining() / self.batch_size * self.batch_size);
+                rest = rest.split_front(shard.in_whole_batches(all, self.batch_size));
             }
-            CurrentEpoch { shard, rest, taken: 0 }
+            CurrentEpoch { shard, rest, all, taken: 0 }
         })
     }
 
@@ -132,7 +135,8 @@ impl Walk {
             current.taken += positions.remaining();
             let ends_epoch = current.rest.remaining() == 0;
             let consumed = shard.consumed_after(len, current.taken);
-            let head = Head::new(epoch, ends_epoch, consumed);
+            let left = current.all - current.taken;
+            let head = Head { left, ..Head::new(epoch, ends_epoch, consumed) };
             return Some(Taken { head, positions, shard, batch, is_partly_dropped });
         }
         None

@@ -44,7 +44,7 @@ struct FaultProgress {
 
 impl Window {
     /// Maps `bytes` in slots of `slot_len_bytes`, and starts to fault in the first `used_bytes`
-    /// near `cpus`.
+    /// near `cpus`. `is_shared`: other processes can map it.
     ///
     /// # Errors
     /// `OutOfMemory`: the system does not provide `bytes`.
@@ -53,16 +53,15 @@ impl Window {
         slot_len_bytes: usize,
         used_bytes: usize,
         cpus: Option<&Cpus>,
+        is_shared: bool,
     ) -> Result<Window> {
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(|| {
             Error::new(ErrorKind::OutOfMemory, format!("no machine has a window of {bytes} bytes"))
         })?;
         let allocate = || {
-            Pool::new(PoolOptions {
-                bytes,
-                slot_len_bytes: slot_len_bytes.min(bytes),
-                huge_pages: HugePages::Auto,
-            })
+            let slot_len_bytes = slot_len_bytes.min(bytes);
+            let options = PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto };
+            if is_shared { Pool::shared(options) } else { Pool::new(options) }
         };
         let pool = match cpus {
             None => allocate()?,
@@ -116,7 +115,7 @@ impl Window {
         slot_len_bytes: usize,
         faulted_bytes: usize,
     ) -> Window {
-        let window = Window::new(bytes, slot_len_bytes, 0, None).expect("memory");
+        let window = Window::new(bytes, slot_len_bytes, 0, None, false).expect("memory");
         window.progress.faulted_bytes.store(faulted_bytes, Ordering::Relaxed);
         window
     }
@@ -174,7 +173,7 @@ mod tests {
     #[test]
     fn all_memory_is_faulted_in_and_the_poller_is_woken() {
         let mut group = PollGroup::new().unwrap();
-        let window = Window::new(32 << 20, 1 << 20, usize::MAX, None).unwrap();
+        let window = Window::new(32 << 20, 1 << 20, usize::MAX, None, false).unwrap();
         let held = window.pool().take(1 << 20);
         window.wakes(group.waker());
         let limit = Instant::now() + Duration::from_secs(60);
@@ -188,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_thread_ends_when_the_window_is_dropped() {
-        let pool = Window::new(1 << 30, 4096, usize::MAX, None).unwrap().pool().clone();
+        let pool = Window::new(1 << 30, 4096, usize::MAX, None, false).unwrap().pool().clone();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
     }
 }

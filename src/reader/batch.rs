@@ -291,6 +291,11 @@ impl Batch {
         }
     }
 
+    /// Appends the source of the next sample, in a batch of several data sets.
+    pub(crate) fn push_source(&mut self, source: u32) {
+        self.sources.push(source);
+    }
+
     /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` identifies this batch
     /// among all that take samples of `part`; 0 stands for the last of them, which takes over the buffers.
     #[inline]

@@ -66,6 +66,7 @@ mod metrics_system_calls;
 mod mixture_read;
 mod mixtures;
 mod netsim;
+mod node_loader;
 mod opening;
 mod options;
 mod orders;

@@ -19,6 +19,10 @@ pub struct Shard {
     pub consumed: u64,
     /// The treatment of a tail that the ranks cannot share equally.
     pub tail: Tail,
+    /// The number of ranks whose shares this is; 1, unless a node loader reads. `rank` and `world_size` then count
+    /// places of `seats` ranks, and place n of N has the shares of the ranks n, n + N, n + 2N ..., each of which takes
+    /// every `seats`-th sample of the place.
+    pub seats: u32,
 }
 
 /// The treatment of an epoch's end if the number of remaining samples is not a multiple of the world size.
@@ -72,7 +76,33 @@ impl Shard {
             let text = format!("rank {rank} of a world of {world_size}: ranks count from 0");
             return Err(invalid(text));
         }
-        Ok(Shard { rank, world_size, consumed: 0, tail })
+        Ok(Shard { rank, world_size, consumed: 0, tail, seats: 1 })
+    }
+
+    /// The share of a place of `seats` ranks.
+    #[must_use]
+    pub fn of_seats(self, seats: u32) -> Shard {
+        Shard { seats: seats.max(1), ..self }
+    }
+
+    /// The number of ranks of all places.
+    pub fn num_ranks(&self) -> u64 {
+        u64::from(self.world_size.max(1)) * u64::from(self.seats.max(1))
+    }
+
+    /// The ranks of this place.
+    pub fn ranks(&self) -> impl Iterator<Item = u64> + use<> {
+        (u64::from(self.rank)..self.num_ranks()).step_by(self.world_size.max(1) as usize)
+    }
+
+    /// How many of `samples` are left if batches that are not whole on any rank are dropped; `batch_size` is that of
+    /// the place.
+    pub fn in_whole_batches(&self, samples: u64, batch_size: u64) -> u64 {
+        let seats = u64::from(self.seats.max(1));
+        let rest = samples % batch_size;
+        // The last batch is whole on the first of several ranks, at least.
+        let is_whole_on_first = rest > (batch_size / seats).saturating_sub(1) * seats;
+        if is_whole_on_first { samples } else { samples - rest }
     }
 
     /// The share of the same rank after all ranks have consumed `consumed` positions of the epoch.
@@ -88,8 +118,8 @@ impl Shard {
         let rest = len.saturating_sub(self.consumed);
         let count = match self.tail {
             Tail::Keep => rest.saturating_sub(rank).div_ceil(world_size),
-            Tail::DropLast => rest / world_size,
-            Tail::Pad => rest.div_ceil(world_size),
+            Tail::DropLast => rest / self.num_ranks() * u64::from(self.seats.max(1)),
+            Tail::Pad => rest.div_ceil(self.num_ranks()) * u64::from(self.seats.max(1)),
         };
         // `consumed` may come from a state file: past the end there are no positions.
         Positions::new(self.consumed.saturating_add(rank), world_size, count)
@@ -102,8 +132,8 @@ impl Shard {
         let rest = len.saturating_sub(self.consumed);
         let all = match self.tail {
             Tail::Keep => rest,
-            Tail::DropLast => rest / world_size * world_size,
-            Tail::Pad => rest.next_multiple_of(world_size),
+            Tail::DropLast => rest / self.num_ranks() * self.num_ranks(),
+            Tail::Pad => rest.next_multiple_of(self.num_ranks()),
         };
         let before = taken.saturating_mul(world_size);
         let count = all.saturating_sub(before).min(batch_size.saturating_mul(world_size));
@@ -187,10 +217,59 @@ mod tests {
                 assert_eq!(shard.consumed_after(1000, 0), 1000);
             }
         }
-        let nobody = Shard { rank: 0, world_size: 0, consumed: 0, tail: Tail::Keep };
+        let nobody = Shard { rank: 0, world_size: 0, consumed: 0, tail: Tail::Keep, seats: 0 };
         assert_eq!(nobody.positions(5).count(), 5, "a world has one rank at least");
         let mut far = Positions::new(u64::MAX - 1, u64::MAX, u64::MAX);
         assert_eq!(far.split_front(3).collect::<Vec<_>>(), [u64::MAX - 1, u64::MAX, u64::MAX]);
         assert_eq!(far.next(), Some(u64::MAX));
+    }
+    #[test]
+    fn a_place_reads_the_samples_of_its_ranks_and_deals_each_its_own() {
+        for tail in [Tail::Keep, Tail::DropLast, Tail::Pad] {
+            for (places, seats) in [(1, 1), (1, 4), (2, 3), (3, 2), (3, 5)] {
+                for (len, consumed) in
+                    [(0, 0), (1, 0), (7, 3), (60, 0), (61, 13), (89, 30), (90, 89)]
+                {
+                    check_place(tail, (places, seats), len, consumed);
+                }
+            }
+        }
+    }
+
+    fn check_place(tail: Tail, (places, seats): (u32, u32), len: u64, consumed: u64) {
+        for place in 0..places {
+            let all = Shard::new(place, places, tail).unwrap().of_seats(seats).after(consumed);
+            let what = format!("{all:?} of {len}");
+            let read: Vec<u64> = all.positions(len).collect();
+            let ranks: Vec<u64> = all.ranks().collect();
+            assert_eq!(ranks.len(), seats as usize, "{what}");
+            for (seat, &rank) in ranks.iter().enumerate() {
+                let one = Shard::new(rank as u32, places * seats, tail).unwrap().after(consumed);
+                let own: Vec<u64> = one.positions(len).collect();
+                let dealt: Vec<u64> =
+                    read.iter().skip(seat).step_by(seats as usize).copied().collect();
+                assert_eq!(dealt, own, "{what}, seat {seat}");
+                for batch_size in 1..4 {
+                    let of_place = batch_size * u64::from(seats);
+                    for batches in 0..4 {
+                        let taken = batches * batch_size;
+                        let of_one = one.global_batch(len, taken, batch_size);
+                        let batch = all.global_batch(len, batches * of_place, of_place);
+                        assert_eq!(batch, of_one, "{what}");
+                        let is_last = own.len() as u64 <= taken;
+                        let after = all.consumed_after(len, batches * of_place);
+                        assert!(is_last || after == one.consumed_after(len, taken), "{what}");
+                    }
+                    let kept = own.len() as u64 / batch_size * batch_size;
+                    let whole = all.in_whole_batches(read.len() as u64, of_place);
+                    let dealt = whole.saturating_sub(seat as u64).div_ceil(seats.into());
+                    assert_eq!(dealt / batch_size * batch_size, kept, "{what}");
+                    assert!(
+                        whole % of_place == 0
+                            || whole % of_place > (batch_size - 1) * u64::from(seats)
+                    );
+                }
+            }
+        }
     }
 }

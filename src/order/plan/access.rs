@@ -124,7 +124,8 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
             let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
                 .expect("the order and the epochs were checked when the run was made");
             let consumed = if epoch == self.epochs.start { self.consumed } else { 0 };
-            let shard = Shard { rank, world_size: self.world_size, consumed, tail: self.tail };
+            let Self { world_size, tail, .. } = *self;
+            let shard = Shard { rank, world_size, consumed, tail, seats: 1 };
             let mut positions = shard.positions(order.len());
             let mut taken = 0;
             while positions.remaining() > 0 {

@@ -19,7 +19,8 @@ pub struct Deal<T> {
     epoch: Epoch,
     /// The number of positions of the epoch.
     len: u64,
-    /// Rank and world size. Batches are counted from `consumed`.
+    /// Rank and world size. Batches are counted from `consumed`. A place of several ranks has the batches of its ranks
+    /// in turn.
     shard: Shard,
     /// The windows with batches that are not dealt yet, or that belong to the current round.
     windows: VecDeque<Window<T>>,
@@ -29,7 +30,8 @@ pub struct Deal<T> {
     known: u64,
     /// The first position after `windows`.
     next: u64,
-    round: u64,
+    /// The number of batches that the rank has taken.
+    taken: u64,
     cutter: Cutter,
     tokens: Vec<u32>,
     /// Memory of windows that were dealt, for reuse.
@@ -41,7 +43,7 @@ pub struct Deal<T> {
 pub struct Dealt {
     /// Positions of the epoch that are consumed once all ranks have had their batches of this round.
     pub consumed: u64,
-    /// True if this rank has no more batches in the epoch.
+    /// True if the rank of this batch has no more batches in the epoch.
     pub ends_epoch: bool,
 }
 
@@ -75,7 +77,7 @@ impl<T: Copy> Deal<T> {
             before: 0,
             known: 0,
             next: shard.consumed / window * window,
-            round: 0,
+            taken: 0,
             cutter: Cutter::default(),
             tokens: Vec::new(),
             free: Vec::new(),
@@ -93,37 +95,41 @@ impl<T: Copy> Deal<T> {
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
     ) -> Result<Option<Dealt>> {
-        let ranks = u64::from(self.shard.world_size.max(1));
+        let ranks = self.shard.num_ranks();
         // Cut until the end of the next round is known: this tells which ranks have a batch in that round.
-        while self.known < (self.round + 2).saturating_mul(ranks) && self.next < self.len {
+        let places = u64::from(self.shard.world_size.max(1));
+        let number = self.taken * places + u64::from(self.shard.rank);
+        let round = number / ranks;
+        while self.known < (round + 2).saturating_mul(ranks) && self.next < self.len {
             self.cut_next(draw)?;
         }
-        if !self.has(self.round) {
+        if !self.has(number) {
             return Ok(None);
         }
-        let first = self.round * ranks;
-        let end = (self.round + 1) * ranks;
-        let number = first + u64::from(self.shard.rank);
+        let end = (round + 1) * ranks;
         if number < self.known {
             self.take(number, out)
         } else {
             self.repeat(number - self.known, draw, out)?
         }
         let consumed = self.end_of(end.min(self.known) - 1);
-        self.round += 1;
-        let ends_epoch = !self.has(self.round);
-        self.forget_before(end);
+        self.taken += 1;
+        let ends_epoch = !self.has(number + ranks);
+        let is_last_of_round = (number + places) / ranks > round;
+        if is_last_of_round {
+            self.forget_before(end);
+        }
         Ok(Some(Dealt { consumed, ends_epoch }))
     }
 
-    /// Returns whether this rank has a batch in `round`. Enough batches must be known to tell.
-    fn has(&self, round: u64) -> bool {
-        let ranks = u64::from(self.shard.world_size.max(1));
-        let left = self.known.saturating_sub(round.saturating_mul(ranks));
+    /// Returns whether batch `number` is read. Enough batches must be known to tell.
+    fn has(&self, number: u64) -> bool {
+        let ranks = self.shard.num_ranks();
+        let first = number / ranks * ranks;
         match self.shard.tail {
-            Tail::Keep => left > self.shard.rank.into(),
-            Tail::DropLast => left >= ranks,
-            Tail::Pad => left > 0,
+            Tail::Keep => number < self.known,
+            Tail::DropLast => first.saturating_add(ranks) <= self.known,
+            Tail::Pad => first < self.known,
         }
     }
 
@@ -188,7 +194,7 @@ impl<T: Copy> Deal<T> {
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
     ) -> Result<()> {
-        let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep };
+        let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep, seats: 1 };
         let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
         let mut deal = begin();
         let start = out.len();

@@ -67,7 +67,7 @@ fn draw(tokens: &[u32]) -> impl FnMut(Range<u64>, &mut Vec<u64>, &mut Vec<u32>) 
 }
 
 fn shard(rank: u64, world_size: u64, consumed: u64, tail: Tail) -> Shard {
-    Shard { rank: rank as u32, world_size: world_size as u32, consumed, tail }
+    Shard { rank: rank as u32, world_size: world_size as u32, consumed, tail, seats: 1 }
 }
 
 /// A budget, a seed, an epoch and the tokens of its samples.
@@ -146,6 +146,37 @@ fn ranks_have_the_batches_of_the_model_and_go_on_between_any_two_with_other_rank
             match consumed.and_then(|end| ends.iter().position(|&other| other == end)) {
                 Some(next) if next < model.len() => at = next,
                 _ => break,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_place_has_the_batches_of_its_ranks_in_turn() {
+    let seed = 23;
+    println!("seed {seed}");
+    let mut random = Random(Key::new(seed), 0);
+    for number in 0..2000 {
+        let (budget, seed, epoch, tokens) = case(&mut random);
+        let len = tokens.len() as u64;
+        let tail = [Tail::Keep, Tail::DropLast, Tail::Pad][random.below(3) as usize];
+        let places = 1 + random.below(3);
+        let seats = 1 + random.below(4);
+        let begin = |shard| Deal::new(&budget, seed, Epoch(epoch), len, shard);
+        let place = random.below(places);
+        let own = shard(place, places, 0, tail).of_seats(seats as u32);
+        let mut of_place = begin(own);
+        let rank = |rank| begin(shard(rank, places * seats, 0, tail));
+        let mut of_ranks: Vec<Deal<u64>> = own.ranks().map(rank).collect();
+        for turn in 0..tokens.len() + 9 {
+            let mut batch = Vec::new();
+            let mut expected = Vec::new();
+            let of_rank = &mut of_ranks[turn % seats as usize];
+            let dealt = of_place.next(&mut draw(&tokens), &mut batch).unwrap();
+            assert_eq!(dealt, of_rank.next(&mut draw(&tokens), &mut expected).unwrap());
+            assert_eq!(batch, expected, "case {number}, turn {turn}");
+            if dealt.is_none() {
+                break;
             }
         }
     }

@@ -1,0 +1,125 @@
+//! A run that is being read: by a prefetcher of this process, or by the loader of its node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::order::State;
+use crate::prefetch::{
+    LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
+};
+use crate::reader::Batch;
+use crate::units::SampleId;
+
+use crate::dataset::over::Over;
+
+/// The reader of a run.
+pub(super) enum Reading {
+    Alone(Box<Prefetcher>),
+    Node(Box<NodeClient>),
+}
+
+impl Reading {
+    /// Begins to read from `state`.
+    pub(super) fn start(
+        over: Over,
+        options: LoaderOptions,
+        state: State,
+        window: Option<Arc<Window>>,
+    ) -> Result<Reading> {
+        let Some(place) = options.node.clone() else {
+            let options = LoaderOptions { resume: Some(state), ..options };
+            return Ok(Reading::Alone(Box::new(over.prefetcher_in(options, window)?)));
+        };
+        let mixture = over.mix().cloned();
+        let options = LoaderOptions { mixture, ..options };
+        let directory = Arc::clone(over.directory());
+        let len = over.len(&options);
+        let reading = reading(&place, &options, state.clone());
+        let origin = Origin {
+            window: {
+                let over = over.clone();
+                let options = reading.clone();
+                Arc::new(move || Prefetcher::window(over.directory(), &over.devices(), &options))
+            },
+            open: Arc::new(move |state, window| {
+                let options = LoaderOptions { resume: Some(state), ..reading.clone() };
+                over.prefetcher_in(options, Some(window))
+            }),
+        };
+        let client = NodeClient::start(origin, (options, place), (directory, len), state)?;
+        Ok(Reading::Node(Box::new(client)))
+    }
+
+    /// Goes on from `state`, with the same memory; `len` is the number of positions of an epoch.
+    pub(super) fn restart(self, state: State, len: u64) -> Result<Reading> {
+        match self {
+            Reading::Alone(alone) => Ok(Reading::Alone(Box::new(alone.restart(state)?))),
+            Reading::Node(node) => Ok(Reading::Node(Box::new(node.restart(state, len)?))),
+        }
+    }
+
+    pub(super) fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
+        match self {
+            Reading::Alone(alone) => alone.next_within(batch, limit),
+            Reading::Node(node) => node.next_within(batch, limit),
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        match self {
+            Reading::Alone(alone) => alone.state(),
+            Reading::Node(node) => node.state(),
+        }
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        match self {
+            Reading::Alone(alone) => alone.has_failed(),
+            Reading::Node(node) => node.has_failed(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> LoaderStats {
+        match self {
+            Reading::Alone(alone) => alone.stats(),
+            Reading::Node(node) => node.stats(),
+        }
+    }
+
+    /// The counters of deliveries and stalls. Takes no lock.
+    pub(super) fn delivered(&self) -> &LoaderStats {
+        match self {
+            Reading::Alone(alone) => alone.delivered(),
+            Reading::Node(node) => node.delivered_stats(),
+        }
+    }
+
+    /// The counters of a run that is moved. The owner of a node's loader goes on, and keeps those of its reads.
+    pub(super) fn moved(&self) -> LoaderStats {
+        match self {
+            Reading::Alone(alone) => alone.stats().ended(),
+            Reading::Node(node) => *node.delivered_stats(),
+        }
+    }
+
+    pub(super) fn window_bytes(&self) -> usize {
+        match self {
+            Reading::Alone(alone) => alone.window_bytes(),
+            Reading::Node(node) => node.window_bytes(),
+        }
+    }
+
+    /// Always `false` for a node: the window is not of this process.
+    pub(super) fn is_resident(&self, id: SampleId) -> bool {
+        matches!(self, Reading::Alone(alone) if alone.is_resident(id))
+    }
+
+    /// The error of a wait of `limit`, if other ranks of the node caused it.
+    pub(super) fn why_late(&mut self, limit: Duration) -> Option<Error> {
+        match self {
+            Reading::Alone(_) => None,
+            Reading::Node(node) => node.why_late(limit),
+        }
+    }
+}

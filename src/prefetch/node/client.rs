@@ -1,0 +1,454 @@
+//! A rank that takes its batches from the loader of its node.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::link::{Link, Received, unknown};
+use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner};
+use super::owner::Owner;
+use super::place::{reading, seat, socket_name};
+use super::puller::Origin;
+use crate::buf::{IoBuf, Loan, SealedBytes, SealedLocation, SharedBuf};
+use crate::cache::{Listener, connect_to};
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::State;
+use crate::prefetch::copy::gather;
+use crate::prefetch::head::Head;
+use crate::prefetch::walk::Walk;
+use crate::prefetch::{LoaderOptions, LoaderStats, NextBatch, NodePlace};
+use crate::reader::{Batch, SampleLocation};
+use crate::report::Cause;
+use crate::units::{Epoch, SampleId};
+
+/// A run of one rank, read by its node's loader.
+pub(crate) struct NodeClient {
+    origin: Origin,
+    options: LoaderOptions,
+    place: NodePlace,
+    directory: Arc<Directory>,
+    /// The state behind the last batch.
+    state: State,
+    /// The batches that the rank is owed; `None` for batches by a budget, whose samples it would have to look at.
+    walk: Option<Walk>,
+    /// The position of the next batch by `walk`.
+    next: Option<Head>,
+    link: Option<Link>,
+    owner: Option<Owner>,
+    /// The number of positions that it has asked for.
+    turn: u32,
+    /// A message that arrived while another was awaited.
+    pending: Option<ToClient>,
+    /// The time of the next attempt to connect, and the pause behind it.
+    retry: Instant,
+    pause: Duration,
+    /// The time that it has waited for the next batch in earlier calls.
+    waited: Duration,
+    /// Set once it has had a connection: ranks then need not be awaited again for long.
+    was_connected: bool,
+    ended: bool,
+    failed: Option<(ErrorKind, String)>,
+    stats: LoaderStats,
+}
+
+impl NodeClient {
+    /// Joins the loader of the node, or begins it. `len` is the number of positions of an epoch.
+    ///
+    /// # Errors
+    /// `Busy`: another process has this rank's place. Errors of beginning.
+    pub(crate) fn start(
+        origin: Origin,
+        (options, place): (LoaderOptions, NodePlace),
+        (directory, len): (Arc<Directory>, u64),
+        state: State,
+    ) -> Result<NodeClient> {
+        let mut client = NodeClient {
+            origin,
+            walk: None,
+            options,
+            place,
+            directory,
+            state,
+            next: None,
+            link: None,
+            owner: None,
+            turn: 0,
+            pending: None,
+            retry: Instant::now(),
+            pause: FIRST_PAUSE,
+            waited: Duration::ZERO,
+            was_connected: false,
+            ended: false,
+            failed: None,
+            stats: LoaderStats::default(),
+        };
+        client.begin(len)?;
+        if !client.ended {
+            client.connect()?;
+        }
+        Ok(client)
+    }
+
+    /// Goes on from `state`, at the same place.
+    ///
+    /// # Errors
+    /// As [`NodeClient::start`].
+    pub(crate) fn restart(self, state: State, len: u64) -> Result<NodeClient> {
+        if state.order != self.state.order {
+            let NodeClient { origin, options, place, directory, .. } = self;
+            return NodeClient::start(origin, (options, place), (directory, len), state);
+        }
+        let stats = LoaderStats::default();
+        let mut client =
+            NodeClient { state, ended: false, failed: None, pending: None, stats, ..self };
+        client.begin(len)?;
+        client.want();
+        Ok(client)
+    }
+
+    /// Counts the batches from the current state on.
+    fn begin(&mut self, len: u64) -> Result<()> {
+        self.turn += 1;
+        self.walk = None;
+        if self.options.budget.is_none() {
+            self.walk = Some(Walk::new(len, &self.options, &self.state)?);
+            self.step();
+        }
+        self.ended |= self.state.epoch.0 >= self.options.epochs.end;
+        Ok(())
+    }
+
+    /// Moves to the next batch by `walk`.
+    fn step(&mut self) {
+        if let Some(walk) = &mut self.walk {
+            self.next = walk.next_taken().map(|taken| taken.head);
+            self.ended = self.next.is_none();
+        }
+    }
+
+    /// As `Prefetcher::next_within`.
+    pub(crate) fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
+        if let Some((kind, text)) = &self.failed {
+            return Err(Error::new(*kind, text.clone()));
+        }
+        // The release of the last batch goes with the next message.
+        self.link.iter().for_each(Link::hold);
+        batch.clear();
+        let taken = if self.ended { Ok(NextBatch::End) } else { self.take(batch, limit) };
+        self.link.iter().for_each(Link::flush);
+        if let Err(error) = &taken {
+            self.failed = Some((error.kind(), error.to_string()));
+        }
+        taken
+    }
+
+    fn take(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
+        let began = Instant::now();
+        let until = began + limit;
+        loop {
+            let Some(message) = self.receive(until)? else {
+                // The cause comes with the batch.
+                self.waited += began.elapsed();
+                return Ok(NextBatch::Later);
+            };
+            match message {
+                ToClient::Batch(head, samples) if head.turn == self.turn => {
+                    let cause = Cause::ALL.get(head.cause as usize).unwrap_or(&Cause::Window);
+                    let waited = std::mem::take(&mut self.waited) + began.elapsed();
+                    self.stats.stalls.add(*cause, waited);
+                    if self.fill(batch, &head, &samples)? {
+                        return Ok(NextBatch::Ready);
+                    }
+                }
+                ToClient::Batch(head, _) => self.push(ToOwner::Release { entry: head.entry }),
+                ToClient::End { turn } if turn == self.turn => {
+                    self.ended = true;
+                    return Ok(NextBatch::End);
+                }
+                ToClient::End { .. } | ToClient::Holders(_) => {}
+                ToClient::Failed { kind, text } => return Err(Error::new(kind, text)),
+                ToClient::Welcome { .. } => return Err(unknown()),
+            }
+        }
+    }
+
+    /// The next message; `None`: there is none yet.
+    fn receive(&mut self, until: Instant) -> Result<Option<ToClient>> {
+        loop {
+            if let Some(message) = self.pending.take() {
+                return Ok(Some(message));
+            }
+            if self.link.is_none() && !self.connect_by(until)? {
+                return Ok(None);
+            }
+            let Some(link) = &mut self.link else { return Ok(None) };
+            match link.receive(until)? {
+                Received::Message(message) => return Ok(Some(message)),
+                Received::Nothing => return Ok(None),
+                Received::Ended => self.lose_owner()?,
+            }
+        }
+    }
+
+    /// The owner has ended: another rank, or this one, is the next.
+    fn lose_owner(&mut self) -> Result<()> {
+        self.link = None;
+        if let Some(died) = self.owner.take().and_then(|owner| owner.died()) {
+            return Err(died);
+        }
+        self.pause = FIRST_PAUSE;
+        self.retry = Instant::now();
+        Ok(())
+    }
+
+    /// Connects, or waits until `until`; returns whether it is connected.
+    fn connect_by(&mut self, until: Instant) -> Result<bool> {
+        while !self.connect()? {
+            let now = Instant::now();
+            if now >= until {
+                return Ok(false);
+            }
+            std::thread::sleep(self.retry.min(until).saturating_duration_since(now));
+        }
+        Ok(true)
+    }
+
+    /// Connects to the owner, or becomes the owner; `false`: neither is possible now.
+    fn connect(&mut self) -> Result<bool> {
+        if Instant::now() < self.retry {
+            return Ok(false);
+        }
+        self.retry = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let name = socket_name(&self.place, &self.options, &self.state);
+        let stream = match connect_to(&name) {
+            Ok(None) => {
+                let listener = match Listener::on(&name) {
+                    Ok(listener) => listener,
+                    // Another process has just become the owner.
+                    Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+                        return Ok(false);
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                let reading = reading(&self.place, &self.options, self.state.clone());
+                let gather = if self.was_connected { GATHER_AGAIN } else { GATHER };
+                let base = self.state.clone();
+                self.owner = Some(Owner::start(listener, &self.origin, (&reading, base), gather)?);
+                connect_to(&name)
+            }
+            found => found,
+        };
+        let stream = match stream {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let Some(link) = Link::open(stream, seat(&self.place, &self.options))? else {
+            return Ok(false);
+        };
+        link.hold();
+        self.link = Some(link);
+        self.was_connected = true;
+        self.want();
+        Ok(true)
+    }
+
+    /// Tells the owner where to go on.
+    fn want(&self) {
+        let position = (self.state.epoch.0, self.state.consumed);
+        self.push(ToOwner::Want { turn: self.turn, position });
+    }
+
+    fn push(&self, message: ToOwner) {
+        self.link.iter().for_each(|link| link.push(message));
+    }
+
+    /// Fills `batch` with what the message describes; `false`: its bytes are gone with the owner.
+    fn fill(
+        &mut self,
+        batch: &mut Batch,
+        head: &BatchHead,
+        samples: &[SamplePlace],
+    ) -> Result<bool> {
+        let Some(link) = &self.link else { return Err(unknown()) };
+        let loan = link.loan(head.entry); // from here on, dropping it releases the entry
+        link.push(ToOwner::Took { turn: head.turn });
+        let after = (Epoch(head.after.0), head.after.1);
+        if self.next.is_some_and(|next| next.after != after) {
+            let text = "the process that reads for this node counts other batches than this rank";
+            return Err(Error::new(ErrorKind::Internal, text)
+                .hint("start all ranks of a node with the same options and data"));
+        }
+        match &self.options.mixture {
+            Some(mix) => batch.reset_mixed(mix.directories(), Epoch(head.epoch)),
+            None => batch.reset(&self.directory, Epoch(head.epoch)),
+        }
+        let mut bytes = Bytes { loan, loose: 0, run: None };
+        if let Some(location) = &head.loose {
+            match copied(location) {
+                Ok(loose) => bytes.loose = batch.add_buf(loose),
+                Err(error) => {
+                    tracing::warn!(%error, "a batch of this node was lost with its owner, and is read again");
+                    batch.clear();
+                    self.lose_owner()?;
+                    return Ok(false);
+                }
+            }
+        }
+        for sample in samples {
+            if self.options.mixture.is_some() {
+                batch.push_source(sample.source);
+            }
+            bytes.push(batch, sample)?;
+        }
+        bytes.close(batch)?;
+        self.delivered(batch, head)?;
+        Ok(true)
+    }
+
+    /// Counts a batch, and moves behind it.
+    fn delivered(&mut self, batch: &mut Batch, head: &BatchHead) -> Result<()> {
+        if head.ends_epoch {
+            batch.set_ends_epoch();
+        }
+        if self.options.copy_threads.is_some() {
+            self.stats.copied_bytes += gather(batch)? as u64;
+        }
+        self.stats.batches += 1;
+        self.stats.samples += batch.len() as u64;
+        self.stats.sample_bytes += batch.len_bytes();
+        self.stats.skipped += head.skipped;
+        self.state.epoch = Epoch(head.after.0);
+        self.state.consumed = head.after.1;
+        self.step();
+        self.ended |= head.after.0 >= self.options.epochs.end;
+        Ok(())
+    }
+
+    /// The error of a wait of `limit` for other ranks; `None`: it is not they that it waits for.
+    pub(crate) fn why_late(&mut self, limit: Duration) -> Option<Error> {
+        self.push(ToOwner::Why);
+        self.link.iter().for_each(Link::flush);
+        match self.receive(Instant::now() + WHY_WAIT) {
+            Ok(Some(ToClient::Holders(seats))) if !seats.is_empty() => {
+                let seats: Vec<String> = seats.iter().map(u32::to_string).collect();
+                let text = format!(
+                    "no batch was ready within {limit:?}: local ranks of this node hold batches that the window \
+                     has no room beside, or have not taken theirs: {}",
+                    seats.join(", ")
+                );
+                Some(Error::new(ErrorKind::TimedOut, text).hint(
+                    "all ranks of a node take their batches in step: see what these wait for, drop batches that \
+                     are kept, or give the loader a larger window",
+                ))
+            }
+            Ok(message) => {
+                self.pending = message;
+                None
+            }
+            Err(error) => Some(error),
+        }
+    }
+
+    /// The state behind the batches delivered so far.
+    pub(crate) fn state(&self) -> State {
+        self.state.clone()
+    }
+
+    /// Returns whether a call has failed; every later call returns the same error.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// The counters that the consumer's thread keeps.
+    pub(crate) fn delivered_stats(&self) -> &LoaderStats {
+        &self.stats
+    }
+
+    /// The counters of this rank, with those of the reads of the whole node if this process reads for it.
+    pub(crate) fn stats(&self) -> LoaderStats {
+        let of_node = self.owner.as_ref().map(Owner::stats).unwrap_or_default();
+        let LoaderStats { batches, samples, sample_bytes, skipped, copied_bytes, stalls, .. } =
+            self.stats;
+        let stall_s = stalls.total().as_secs_f64();
+        LoaderStats {
+            batches,
+            samples,
+            sample_bytes,
+            skipped,
+            copied_bytes,
+            stalls,
+            stall_s,
+            ..of_node
+        }
+    }
+
+    /// The size of the window in bytes, which all ranks of the node share.
+    pub(crate) fn window_bytes(&self) -> usize {
+        self.link.as_ref().map_or(0, Link::window_bytes)
+    }
+}
+
+/// Adds samples to a batch: those of the window as parts of its memory, neighbours together.
+struct Bytes {
+    loan: Loan,
+    /// The buffer of the loose bytes.
+    loose: u32,
+    /// Neighbours in the window: their buffer, and the bytes from where to where.
+    run: Option<(u32, u64, u64)>,
+}
+
+impl Bytes {
+    fn push(&mut self, batch: &mut Batch, sample: &SamplePlace) -> Result<()> {
+        let end = sample.offset + u64::from(sample.len);
+        let (buf, offset) = if sample.offset & LOOSE != 0 {
+            (self.loose, sample.offset & !LOOSE)
+        } else {
+            match &mut self.run {
+                Some((buf, start, last)) if *last == sample.offset => {
+                    *last = end;
+                    (*buf, sample.offset - *start)
+                }
+                _ => {
+                    self.close(batch)?;
+                    let buf = batch.add_buf(SharedBuf::empty());
+                    self.run = Some((buf, sample.offset, end));
+                    (buf, 0)
+                }
+            }
+        };
+        let id = SampleId(sample.id);
+        batch.push(SampleLocation { id, buf, len_bytes: sample.len, offset: offset as usize });
+        Ok(())
+    }
+
+    fn close(&mut self, batch: &mut Batch) -> Result<()> {
+        if let Some((buf, start, end)) = self.run.take() {
+            let part = self.loan.part(start as usize, (end - start) as usize);
+            batch.set_buf(buf, part.ok_or_else(unknown)?);
+        }
+        Ok(())
+    }
+}
+
+/// A copy of bytes of the owner that do not lie in the window.
+fn copied(location: &SealedLocation) -> Result<SharedBuf> {
+    let found = SealedBytes::open(location)?;
+    let mut copy = IoBuf::try_zeroed(found.len())?;
+    copy.copy_from_slice(&found);
+    Ok(copy.freeze())
+}
+
+/// Short, since another rank may be taking over, and reads soon.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long a new owner waits for all ranks before it reads on without those that are missing: at the start of a job,
+/// and after another owner.
+const GATHER: Duration = Duration::from_secs(10);
+const GATHER_AGAIN: Duration = Duration::from_secs(1);
+
+/// The timeout of the owner's answer to a question.
+const WHY_WAIT: Duration = Duration::from_secs(1);

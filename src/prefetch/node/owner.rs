@@ -1,0 +1,505 @@
+//! The owner of a node's loader: serves clients on a thread of its own, and reads on another (`puller.rs`).
+
+use std::collections::HashMap;
+use std::io::{ErrorKind as IoKind, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::deal::{Deal, Part, Share, Step};
+use super::messages::{BatchHead, PROTOCOL, SamplePlace, TO_OWNER_BYTES, ToClient, ToOwner};
+use super::puller::{Command, Entry, Origin, Pulled, Puller, What, ring};
+use crate::buf::Pool;
+use crate::cache::Listener;
+use crate::error::{Error, ErrorKind, Result};
+use crate::order::State;
+use crate::prefetch::head::Head;
+use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
+use crate::process::{NotInherited, mark_ours};
+use crate::threads::{self, Fate, Thread};
+
+/// The two threads. They end when it is dropped, and with them the connections.
+pub(super) struct Owner {
+    stop: Arc<AtomicBool>,
+    bell: Arc<OwnedFd>,
+    threads: Vec<Thread>,
+    fate: Fate,
+    stats: Arc<Mutex<LoaderStats>>,
+}
+
+impl Owner {
+    /// Serves the clients that connect to `listener`. `options` are those of the node's prefetcher. Waits for all ranks
+    /// for up to `gather`.
+    ///
+    /// # Errors
+    /// `OutOfMemory`: the window cannot be allocated. Errors of the operating system.
+    pub(super) fn start(
+        listener: Listener,
+        origin: &Origin,
+        (options, base): (&LoaderOptions, State),
+        gather: Duration,
+    ) -> Result<Owner> {
+        let window = (origin.window)()?;
+        let pool = window.pool().clone();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
+        mark_ours(&bell);
+        let stop = Arc::<AtomicBool>::default();
+        let stats = Arc::<Mutex<LoaderStats>>::default();
+        let fate = Fate::default();
+        let (commands, ordered) = unbounded();
+        let (results, pulled) = unbounded();
+        let puller = Puller {
+            origin: origin.clone(),
+            window,
+            base,
+            prefetcher: None,
+            run: 0,
+            stop: Arc::clone(&stop),
+            commands: ordered,
+            results,
+            bell: Arc::clone(&bell),
+            stats: Arc::clone(&stats),
+            published: Instant::now(),
+        };
+        let seats = options.seats.unwrap_or(1);
+        let most_bytes = pool.capacity_bytes() as u64 / 2;
+        let server = Server {
+            listener: Some(listener),
+            bell: Arc::clone(&bell),
+            stop: Arc::clone(&stop),
+            clients: Vec::new(),
+            deal: Deal::new(seats, (options.epochs.end, 0), most_bytes),
+            gather_until: Instant::now() + gather,
+            entries: HashMap::new(),
+            run: 0,
+            turn: (0, 0),
+            seats,
+            // Batches by a budget go to the ranks as wholes.
+            drops_short_of: match (&options.budget, options.drop_short) {
+                (None, true) => options.batch_size as u64 / u64::from(seats),
+                _ => 1,
+            },
+            is_whole: options.budget.is_some(),
+            is_mixed: options.mixture.is_some(),
+            pool,
+            commands,
+            pulled,
+            returns: None,
+        };
+        let threads = vec![
+            threads::start("dlfs-node-pull", &fate, puller, Puller::run)?,
+            threads::start("dlfs-node", &fate, server, Server::run)?,
+        ];
+        Ok(Owner { stop, bell, threads, fate, stats })
+    }
+
+    /// The counters of the node's prefetcher.
+    pub(super) fn stats(&self) -> LoaderStats {
+        *self.stats.lock()
+    }
+
+    /// The reason that a thread died.
+    pub(super) fn died(&self) -> Option<Error> {
+        self.fate.died()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        ring(&self.bell);
+        for thread in self.threads.drain(..).rev() {
+            thread.join_within(2 * JOIN_TIMEOUT); // the first waits for the other
+        }
+    }
+}
+
+/// The thread that serves clients.
+struct Server {
+    listener: Option<Listener>,
+    bell: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<Client>,
+    deal: Deal,
+    gather_until: Instant,
+    entries: HashMap<u64, Entry>,
+    /// The number of positions from which was read.
+    run: u64,
+    /// Batches by a budget: the epoch, and the number of its batches that were read.
+    turn: (u64, u64),
+    seats: u32,
+    /// A last batch of an epoch is dropped if a rank has fewer samples of it.
+    drops_short_of: u64,
+    is_whole: bool,
+    is_mixed: bool,
+    pool: Pool,
+    commands: Sender<Command>,
+    pulled: Receiver<Pulled>,
+    returns: Option<Returns>,
+}
+
+/// A connection.
+struct Client {
+    /// `None` before its hello, and behind its leave.
+    seat: Option<u32>,
+    /// The entries that it has not released, if it has left its seat.
+    kept: Vec<u64>,
+    inbox: Vec<u8>,
+    /// Bytes that the socket has had no room for.
+    outbox: Vec<u8>,
+    is_gone: bool,
+    _own: NotInherited,
+    stream: UnixStream,
+}
+
+impl Server {
+    fn run(&mut self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let (is_connecting, readable) = self.wait();
+            for at in readable {
+                self.read(at);
+            }
+            while let Ok(Pulled { run, what }) = self.pulled.try_recv() {
+                if run == self.run {
+                    self.take(what);
+                }
+            }
+            if self.deal.is_gathering() && Instant::now() >= self.gather_until {
+                self.deal.stop_gathering();
+            }
+            self.step();
+            self.clients.iter_mut().for_each(Client::flush);
+            self.remove_gone();
+            if is_connecting {
+                self.accept();
+            }
+        }
+    }
+
+    /// Waits for something to do; returns whether somebody connects, and the clients that have sent something.
+    fn wait(&self) -> (bool, Vec<usize>) {
+        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        for client in &self.clients {
+            let out = if client.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+            fds.push(PollFd::new(&client.stream, PollFlags::IN | out));
+        }
+        let listener = self.listener.as_ref().map(Listener::socket);
+        fds.extend(listener.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let limit = if self.deal.is_gathering() { GATHER_TICK } else { IDLE_WAIT };
+        let limit = Timespec::try_from(limit).expect("a few seconds");
+        if poll(&mut fds, Some(&limit)).is_err() {
+            return (false, Vec::new()); // interrupted
+        }
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if is_ready(&fds[0]) {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]); // it does not block
+        }
+        let (clients, listener) = fds[1..].split_at(self.clients.len());
+        let readable = (0..clients.len()).filter(|&at| is_ready(&clients[at])).collect();
+        (listener.iter().any(is_ready), readable)
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        loop {
+            let stream = match listener.socket().accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == IoKind::Interrupted => continue,
+                Err(error) => {
+                    if error.kind() != IoKind::WouldBlock {
+                        // Without a descriptor it would stay ready; ranks that are connected go on.
+                        tracing::warn!(%error, "no more ranks can join this node's loader");
+                        self.listener = None;
+                    }
+                    return;
+                }
+            };
+            mark_ours(&stream);
+            let peer = rustix::net::sockopt::socket_peercred(&stream);
+            let is_same_user = peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+            if !is_same_user || stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            self.clients.push(Client {
+                seat: None,
+                kept: Vec::new(),
+                inbox: Vec::new(),
+                outbox: Vec::new(),
+                is_gone: false,
+                _own: NotInherited::close(stream.as_fd()),
+                stream,
+            });
+        }
+    }
+
+    /// Reads and handles what a client has sent.
+    fn read(&mut self, at: usize) {
+        let mut bytes = [0; READ_BYTES];
+        let client = &mut self.clients[at];
+        match client.stream.read(&mut bytes) {
+            Ok(0) => client.is_gone = true,
+            Ok(count) => client.inbox.extend(&bytes[..count]),
+            Err(error) => {
+                client.is_gone |= !matches!(error.kind(), IoKind::WouldBlock | IoKind::Interrupted);
+            }
+        }
+        let inbox = std::mem::take(&mut self.clients[at].inbox);
+        let (messages, rest) = inbox.as_chunks::<TO_OWNER_BYTES>();
+        for message in messages {
+            let handled = ToOwner::parse(message).map(|message| self.handle(at, message));
+            if handled.is_none() {
+                tracing::warn!("a process sent a node's loader what no version of dlfs sends");
+                self.clients[at].is_gone = true;
+            }
+        }
+        self.clients[at].inbox = rest.to_vec();
+    }
+
+    fn handle(&mut self, at: usize, message: ToOwner) {
+        let seat = match (self.clients[at].seat, message) {
+            (None, ToOwner::Hello { protocol, seat }) => return self.welcome(at, protocol, seat),
+            (None, ToOwner::Release { entry }) => {
+                let kept = &mut self.clients[at].kept;
+                if let Some(at) = kept.iter().position(|kept| *kept == entry) {
+                    kept.swap_remove(at);
+                    self.deal.forget(entry);
+                }
+                return;
+            }
+            (Some(seat), _) => seat,
+            (None, _) => return self.clients[at].is_gone = true,
+        };
+        match message {
+            ToOwner::Hello { .. } => self.clients[at].is_gone = true,
+            ToOwner::Want { turn, position } => self.deal.want(seat, turn, position),
+            ToOwner::Took { turn } => self.deal.took(seat, turn),
+            ToOwner::Release { entry } => self.deal.release(seat, entry),
+            ToOwner::Leave => {
+                self.clients[at].seat = None;
+                self.clients[at].kept = self.deal.leave(seat);
+            }
+            ToOwner::Why => {
+                let holders = self.deal.holders(seat);
+                self.clients[at].send(&ToClient::Holders(holders));
+            }
+        }
+    }
+
+    fn welcome(&mut self, at: usize, protocol: u32, seat: u64) {
+        let client = &mut self.clients[at];
+        let refused = |kind, text: String| ToClient::Failed { kind, text };
+        if protocol != PROTOCOL {
+            let text = "the processes of this node run different versions of dlfs".to_owned();
+            return client.send(&refused(ErrorKind::Unsupported, text));
+        }
+        if !self.deal.sit(seat) {
+            let text = format!(
+                "another process has the place of local rank {seat} in the loader of this node, of {} ranks",
+                self.seats
+            );
+            return client.send(&refused(ErrorKind::Busy, text));
+        }
+        client.seat = Some(seat as u32);
+        if let Err(error) = client.send_window(&self.pool) {
+            tracing::warn!(%error, "a rank did not get the window of its node");
+            client.is_gone = true;
+        }
+    }
+
+    /// Takes what the other thread has read.
+    fn take(&mut self, what: What) {
+        match what {
+            What::Begun(returns) => self.returns = returns,
+            What::Batch(entry) => self.add(*entry),
+            What::End => self.deal.end(),
+            What::Failed(error) => {
+                self.deal.fail();
+                let failed = ToClient::Failed { kind: error.kind(), text: error.to_string() };
+                let seated = self.clients.iter_mut().filter(|client| client.seat.is_some());
+                seated.for_each(|client| client.send(&failed));
+            }
+        }
+    }
+
+    fn add(&mut self, entry: Entry) {
+        let Head { epoch, ends_epoch, after, left } = entry.head;
+        let planned = entry.batch.len() as u64 + entry.skipped;
+        let seats = u64::from(self.seats);
+        let bytes = entry.batch.len_bytes();
+        let after = (after.0.0, after.1);
+        if self.turn.0 != epoch.0 {
+            self.turn = (epoch.0, 0);
+        }
+        let own = self.turn.1 % seats;
+        self.turn.1 += 1;
+        let is_whole = self.is_whole;
+        let short = self.drops_short_of;
+        let number = self.deal.add(
+            bytes,
+            (0..seats).map(|seat| {
+                if is_whole {
+                    return (seat == own).then_some(Part { after, ends_epoch, planned });
+                }
+                let of_seat = |samples: u64| samples.saturating_sub(seat).div_ceil(seats);
+                let ends_epoch = of_seat(left) < short;
+                let after = if ends_epoch { (epoch.0 + 1, 0) } else { after };
+                let planned = of_seat(planned);
+                (planned >= short).then_some(Part { after, ends_epoch, planned })
+            }),
+        );
+        self.entries.insert(number, entry);
+    }
+
+    /// Does all that can be done.
+    fn step(&mut self) {
+        let mut returned = false;
+        while let Some(step) = self.deal.next() {
+            match step {
+                Step::Free(entry) => returned |= self.entries.remove(&entry).is_some(),
+                Step::Begin(position) => {
+                    self.run += 1;
+                    self.turn = (position.0, 0);
+                    self.command(Command::Begin { run: self.run, position });
+                }
+                Step::Pull => self.command(Command::Pull),
+                Step::Send(seat, share) => self.send(seat, share),
+                Step::End(seat) => {
+                    let turn = self.deal.turn(seat);
+                    self.send_to(seat, &ToClient::End { turn });
+                }
+                Step::Refuse(seat, (epoch, consumed)) => {
+                    let text = format!(
+                        "no batch of this node begins behind {consumed} samples of epoch {epoch}: all ranks go on from \
+                         the same state"
+                    );
+                    let kind = ErrorKind::InvalidArgument;
+                    self.send_to(seat, &ToClient::Failed { kind, text });
+                }
+            }
+        }
+        if returned && let Some(returns) = &self.returns {
+            returns.returned();
+        }
+    }
+
+    fn command(&self, command: Command) {
+        let _ = self.commands.send(command); // fails only when the other thread died, which its fate tells
+    }
+
+    /// Sends a share: every sample, or every `seats`-th.
+    fn send(&mut self, seat: u32, share: Share) {
+        let Some(entry) = self.entries.get(&share.entry) else { return };
+        let (first, step) = if self.is_whole { (0, 1) } else { (seat, self.seats) };
+        let sources = entry.batch.sources().filter(|_| self.is_mixed);
+        let place = |index: usize| {
+            let location = entry.batch.location(index);
+            SamplePlace {
+                id: location.id.0,
+                offset: entry.offsets[index],
+                len: location.len_bytes,
+                source: sources.map_or(0, |sources| sources[index]),
+            }
+        };
+        let indices = (first as usize..entry.batch.len()).step_by(step as usize);
+        let samples: Vec<SamplePlace> = indices.map(place).collect();
+        let loose = entry.loose.as_ref().and_then(|loose| loose.location().ok());
+        let head = BatchHead {
+            turn: self.deal.turn(seat),
+            cause: entry.cause as u32,
+            ends_epoch: share.ends_epoch,
+            entry: share.entry,
+            epoch: entry.head.epoch.0,
+            after: share.after,
+            skipped: share.planned.saturating_sub(samples.len() as u64),
+            loose,
+        };
+        self.send_to(seat, &ToClient::Batch(head, samples));
+    }
+
+    fn send_to(&mut self, seat: u32, message: &ToClient) {
+        let client = self.clients.iter_mut().find(|client| client.seat == Some(seat));
+        client.into_iter().for_each(|client| client.send(message));
+    }
+
+    fn remove_gone(&mut self) {
+        let gone: Vec<Client> = self.clients.extract_if(.., |client| client.is_gone).collect();
+        for Client { seat, kept, .. } in &gone {
+            let has = seat.map(|seat| self.deal.leave(seat)).unwrap_or_default();
+            has.iter().chain(kept).for_each(|&entry| self.deal.forget(entry));
+        }
+        if !gone.is_empty() {
+            ring(&self.bell); // others may go on now
+        }
+    }
+}
+
+impl Drop for Server {
+    /// Clients may still read what they were sent, so the memory returns only when nothing writes to it any more.
+    fn drop(&mut self) {
+        self.listener = None; // another process may be the next owner
+        self.clients.clear();
+        self.commands = unbounded().0; // ends the other thread, which ends the prefetcher before its results
+        let ended = loop {
+            match self.pulled.recv_timeout(JOIN_TIMEOUT) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        if ended == RecvTimeoutError::Timeout {
+            std::mem::forget(std::mem::take(&mut self.entries)); // it hangs, and may write for ever
+        }
+    }
+}
+
+impl Client {
+    /// Queues a message.
+    fn send(&mut self, message: &ToClient) {
+        message.write(&mut self.outbox);
+    }
+
+    /// Sends the first message, with the window's file; the buffer of a new socket has room for it.
+    fn send_window(&mut self, pool: &Pool) -> std::io::Result<()> {
+        let window_len = pool.capacity_bytes() as u64;
+        let mut bytes = Vec::new();
+        ToClient::Welcome { protocol: PROTOCOL, window_len }.write(&mut bytes);
+        let files = [pool.file().ok_or(IoKind::Unsupported)?];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let parts = [IoSlice::new(&bytes)];
+        let sent = rustix::net::sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(IoKind::WriteZero.into()) }
+    }
+
+    /// Sends what the socket has room for.
+    fn flush(&mut self) {
+        let mut sent = 0;
+        while sent < self.outbox.len() && !self.is_gone {
+            match rustix::net::send(&self.stream, &self.outbox[sent..], SendFlags::NOSIGNAL) {
+                Ok(count) => sent += count,
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => self.is_gone = true,
+            }
+        }
+        self.outbox.drain(..sent);
+    }
+}
+
+/// The timeout of a thread's end: the prefetcher may have to connect first.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+const IDLE_WAIT: Duration = Duration::from_secs(5);
+const GATHER_TICK: Duration = Duration::from_millis(50);
+
+/// Bytes read from a client in one turn.
+const READ_BYTES: usize = 4096;

@@ -1,0 +1,188 @@
+//! The thread of the owner that waits for the prefetcher.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use parking_lot::Mutex;
+
+use super::messages::{LOOSE, Position};
+use crate::buf::{Pool, SealedBytes};
+use crate::error::{Error, Result};
+use crate::order::State;
+use crate::prefetch::head::Head;
+use crate::prefetch::{LoaderStats, NextBatch, Prefetcher, Returns, Window};
+use crate::reader::{Batch, TICK};
+use crate::report::{Cause, Stalls};
+use crate::units::Epoch;
+
+/// Opens the prefetcher of a node.
+#[derive(Clone)]
+pub(crate) struct Origin {
+    /// Allocates its window.
+    pub(crate) window: Arc<dyn Fn() -> Result<Arc<Window>> + Send + Sync>,
+    /// Starts it at a state.
+    pub(crate) open: Arc<dyn Fn(State, Arc<Window>) -> Result<Prefetcher> + Send + Sync>,
+}
+
+/// An order of the other thread. `run` counts the positions from which it has read.
+pub(super) enum Command {
+    Begin { run: u64, position: Position },
+    Pull,
+}
+
+/// An answer, for the run in which it was ordered.
+pub(super) struct Pulled {
+    pub(super) run: u64,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// Reading has begun.
+    Begun(Option<Returns>),
+    Batch(Box<Entry>),
+    End,
+    Failed(Error),
+}
+
+/// A batch of the node.
+pub(super) struct Entry {
+    pub(super) batch: Batch,
+    pub(super) head: Head,
+    pub(super) skipped: u64,
+    /// The place of each sample: an offset in the window, or with [`LOOSE`] in `loose`.
+    pub(super) offsets: Vec<u64>,
+    /// The bytes outside the window.
+    pub(super) loose: Option<SealedBytes>,
+    /// The cause for which the thread waited most.
+    pub(super) cause: Cause,
+}
+
+/// The thread's state.
+pub(super) struct Puller {
+    pub(super) origin: Origin,
+    pub(super) window: Arc<Window>,
+    /// The state of a run; its position is replaced.
+    pub(super) base: State,
+    pub(super) prefetcher: Option<Prefetcher>,
+    pub(super) run: u64,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) commands: Receiver<Command>,
+    pub(super) results: Sender<Pulled>,
+    /// Wakes the other thread.
+    pub(super) bell: Arc<OwnedFd>,
+    pub(super) stats: Arc<Mutex<LoaderStats>>,
+    pub(super) published: Instant,
+}
+
+impl Puller {
+    pub(super) fn run(&mut self) {
+        while let Some(command) = self.next_command() {
+            let done = match command {
+                Command::Begin { run, position } => {
+                    self.run = run;
+                    self.begin(position)
+                }
+                Command::Pull => self.pull(),
+            };
+            if self.published.elapsed() >= PUBLISH_INTERVAL {
+                self.publish();
+            }
+            let what = done.unwrap_or_else(|error| Some(What::Failed(error)));
+            let Some(what) = what else { continue };
+            if self.results.send(Pulled { run: self.run, what }).is_err() {
+                return; // the other thread has ended
+            }
+            ring(&self.bell);
+        }
+    }
+
+    /// Waits for a command, and shows the counters once it waits for longer; `None`: the other thread has ended.
+    fn next_command(&mut self) -> Option<Command> {
+        match self.commands.recv_timeout(PUBLISH_INTERVAL) {
+            Ok(command) => return Some(command),
+            Err(RecvTimeoutError::Timeout) => self.publish(),
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+        self.commands.recv().ok()
+    }
+
+    fn begin(&mut self, (epoch, consumed): Position) -> Result<Option<What>> {
+        let state = State { epoch: Epoch(epoch), consumed, ..self.base.clone() };
+        let begun = match self.prefetcher.take() {
+            Some(before) => before.restart(state)?,
+            None => (self.origin.open)(state, Arc::clone(&self.window))?,
+        };
+        let returns = begun.returns();
+        self.prefetcher = Some(begun);
+        Ok(Some(What::Begun(returns)))
+    }
+
+    /// Waits for the next batch; `None`: the thread is to do something else.
+    fn pull(&mut self) -> Result<Option<What>> {
+        let Some(prefetcher) = &mut self.prefetcher else { return Ok(None) };
+        let before = *prefetcher.delivered();
+        let mut batch = Batch::new();
+        loop {
+            match prefetcher.next_within(&mut batch, TICK)? {
+                NextBatch::End => return Ok(Some(What::End)),
+                NextBatch::Ready => break,
+                NextBatch::Later => {
+                    if self.stop.load(Ordering::Acquire) || !self.commands.is_empty() {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+        let now = prefetcher.delivered();
+        let cause = longest(&now.stalls.since(&before.stalls));
+        let skipped = now.skipped - before.skipped;
+        let Some(head) = prefetcher.head() else { return Ok(None) };
+        let (offsets, loose) = places(&batch, self.window.pool())?;
+        Ok(Some(What::Batch(Box::new(Entry { batch, head, skipped, offsets, loose, cause }))))
+    }
+
+    /// Shows the counters.
+    fn publish(&mut self) {
+        if let Some(prefetcher) = &self.prefetcher {
+            *self.stats.lock() = prefetcher.stats();
+        }
+        self.published = Instant::now();
+    }
+}
+
+/// The places of the samples, and a copy of those that lie outside the window.
+fn places(batch: &Batch, pool: &Pool) -> Result<(Vec<u64>, Option<SealedBytes>)> {
+    let mut loose = Vec::new();
+    let offsets = (0..batch.len()).map(|index| {
+        let bytes = batch.bytes(index);
+        match pool.offset_of(bytes) {
+            Some(offset) => offset as u64,
+            None if bytes.is_empty() => 0,
+            None => {
+                let offset = loose.len() as u64;
+                loose.extend_from_slice(bytes);
+                LOOSE | offset
+            }
+        }
+    });
+    let offsets = offsets.collect();
+    let sealed = if loose.is_empty() { None } else { Some(SealedBytes::of(&loose)?) };
+    Ok((offsets, sealed))
+}
+
+/// The cause of the longest wait; without a wait, the one of a rank that others hold up.
+fn longest(stalls: &Stalls) -> Cause {
+    let waits = stalls.each().filter(|(_, waited)| !waited.is_zero());
+    waits.max_by_key(|(_, waited)| *waited).map_or(Cause::Window, |(cause, _)| cause)
+}
+
+/// Wakes the thread that polls `bell`.
+pub(super) fn ring(bell: &OwnedFd) {
+    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes()); // full: it rings already
+}
+
+/// The least time between two updates of the counters while batches are read.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
