@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Choice, Order, Seconds, Size, Tokens, invalid, within};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::order::weighted::Draws;
 use crate::order::{Sharding, Tail};
-use crate::prefetch::{Batching, LoaderOptions};
+use crate::peers::Launched;
+use crate::prefetch::{Batching, LoaderOptions, NodePlace};
 use crate::reader::{OnError, ReaderOptions};
 
 /// The memory, queues and time of reads.
@@ -145,6 +146,19 @@ pub struct Load {
     /// Keep the newest events of the run, up to 65,536 of each thread.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub trace: bool,
+    /// Read with one process for all ranks of this node, which take their batches from its window without a copy.
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub node_loader: bool,
+    /// Node loader: the rank among those of this node [default: the launcher's, else the rank].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "R", requires = "node_loader"))]
+    pub local_rank: Option<u32>,
+    /// Node loader: the number of ranks on each node [default: the launcher's, else that of all ranks].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", requires = "node_loader"))]
+    pub local_world_size: Option<u32>,
+    /// Node loader: a name of the job, which no other job on the machine has at the same time [default: the
+    /// launcher's].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", requires = "node_loader"))]
+    pub job: Option<String>,
 }
 
 impl Default for Load {
@@ -164,6 +178,10 @@ impl Default for Load {
             epoch_size: None,
             without_replacement: false,
             trace: false,
+            node_loader: false,
+            local_rank: None,
+            local_world_size: None,
+            job: None,
         }
     }
 }
@@ -213,9 +231,11 @@ impl Load {
             _ => {}
         }
         let batch_size = self.batch_size.unwrap_or(1) as usize;
+        let (rank, node) = self.node(rank, world_size)?;
         let options = LoaderOptions {
             rank,
             world_size,
+            node,
             sharding: self.shard.0,
             tail: self.tail()?,
             drop_short: self.drop_last,
@@ -231,6 +251,30 @@ impl Load {
             ..LoaderOptions::new(order.spec(world_size)?, batch_size, epochs)
         };
         Ok(budget.into_iter().fold(options, LoaderOptions::by_budget))
+    }
+
+    /// The rank and its place on its node, if one loader reads for the node; otherwise `rank`.
+    fn node(&self, rank: u32, world_size: u32) -> Result<(u32, Option<NodePlace>)> {
+        if !self.node_loader {
+            if self.local_rank.is_some() || self.local_world_size.is_some() || self.job.is_some() {
+                return Err(invalid(
+                    "local_rank, local_world_size and job go with node_loader only",
+                ));
+            }
+            return Ok((rank, None));
+        }
+        let launched = Launched::from_env()?;
+        let local = match (self.local_rank, self.local_world_size, &launched) {
+            (Some(local_rank), Some(size), _) => (local_rank, size),
+            (None, None, None) => (rank, world_size),
+            (None, None, Some(it)) if (it.rank, it.world_size) == (rank, world_size) => {
+                it.local_rank.zip(it.local_world_size).ok_or_else(unknown_node)?
+            }
+            _ => return Err(unknown_node()),
+        };
+        let rank = NodePlace::rank_of((rank, world_size), local)?;
+        let job = self.job.clone().or_else(|| launched.map(|launched| launched.job()));
+        Ok((rank, Some(NodePlace { local_world_size: local.1, job: job.unwrap_or_default() })))
     }
 
     /// Rank and world size, if one of them is given.
@@ -254,6 +298,12 @@ impl Load {
             (false, false) => Ok(Tail::Keep),
         }
     }
+}
+
+/// The error of a node loader that cannot tell which ranks are on this node.
+fn unknown_node() -> Error {
+    invalid("a node loader knows neither the launcher's local rank of this rank nor another one")
+        .hint("give local_rank and local_world_size, both")
 }
 
 /// The most threads that gather batches.

@@ -759,6 +759,17 @@ typedef struct {
     const char *job_key;
     // 1: Keep the newest events of the run, for dlfs_sequence_trace.
     uint64_t trace;
+    // 1: Read with one process for all ranks of this node, which take their batches from its window without a
+    // copy.
+    uint64_t node_loader;
+    // Node loader: the rank among those of this node, with `local_world_size`.
+    uint32_t local_rank;
+    // Node loader: the number of ranks on each node; 0: the launcher's, or that of all ranks, and its
+    // `local_rank`.
+    uint32_t local_world_size;
+    // Node loader: a name of the job, which no other job on the machine has at the same time; NULL: the
+    // launcher's.
+    const char *job;
 } dlfs_sequence_options;
 
 // Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in

@@ -357,6 +357,17 @@ pub struct SequenceOptions {
     pub job_key: *const c_char,
     /// 1: Keep the newest events of the run, for dlfs_sequence_trace.
     pub trace: u64,
+    /// 1: Read with one process for all ranks of this node, which take their batches from its window without a
+    /// copy.
+    pub node_loader: u64,
+    /// Node loader: the rank among those of this node, with `local_world_size`.
+    pub local_rank: u32,
+    /// Node loader: the number of ranks on each node; 0: the launcher's, or that of all ranks, and its
+    /// `local_rank`.
+    pub local_world_size: u32,
+    /// Node loader: a name of the job, which no other job on the machine has at the same time; NULL: the
+    /// launcher's.
+    pub job: *const c_char,
 }
 // SAFETY: numbers, pointers and optional functions, for which zero is none; the size first.
 unsafe impl Struct for SequenceOptions {
@@ -530,9 +541,12 @@ impl SequenceOptions {
         directory: Option<&Directory>,
     ) -> Result<LoaderOptions, Failure> {
         let read = read(self.window_bytes, self.queue_pairs, self.deadline_ms, self.busy_poll)?;
-        let load = self.load(launched.is_none())?;
+        let mut load = self.load(launched.is_none())?;
         // SAFETY: the caller promises that strings satisfy the header.
-        let tokens = unsafe { self.tokens()? };
+        let tokens = unsafe {
+            load.job = owned(self.job, "job")?;
+            self.tokens()?
+        };
         let mut options = load.options(&self.order()?, &tokens, &read, launched)?;
         let count = if self.epochs == 0 { u64::MAX } else { self.epochs };
         options.epochs = self.epoch..self.epoch.saturating_add(count);
@@ -560,6 +574,9 @@ impl SequenceOptions {
             epoch_size: given(self.epoch_size),
             without_replacement: flag(self.without_replacement, "without_replacement")?,
             trace: flag(u32::try_from(self.trace).unwrap_or(u32::MAX), "trace")?,
+            node_loader: flag(u32::try_from(self.node_loader).unwrap_or(u32::MAX), "node_loader")?,
+            local_rank: (self.local_world_size > 0).then_some(self.local_rank),
+            local_world_size: given(self.local_world_size),
             ..Load::default()
         })
     }

@@ -10,6 +10,7 @@
 Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
+  NodeLoader          the same for all ranks of a node, which share one window and the threads that read
   Connect, Tiers ...  options of open and Loader, as dicts with types; their keys are keywords, too
   Mixture             several data sets as one sequence, in given proportions
   Batch               samples that were read together: views, numpy arrays, DLPack
@@ -105,6 +106,7 @@ __all__ = [
     "NameNotFound",
     "NoArray",
     "NoSpace",
+    "NodeLoader",
     "NotFound",
     "Opening",
     "Order",
@@ -287,11 +289,35 @@ class Loader(_Loader):
                     joining["world_size"] = world_size
                 _peerless(dataset).join_peers(joining.pop("peers"), **joining)
             rank, world_size = place
+        if rank is None and world_size is None and given.get("node_loader"):
+            rank, world_size = _launched()
         if rank is None and world_size in (None, 1) and "peers" not in given:
             _warn_of_launcher()
         world_size = 1 if world_size is None else world_size
         given |= {"batch_size": batch_size, "order": order}
         return super().__new__(cls, dataset, rank=rank or 0, world_size=world_size, **given)
+
+
+class NodeLoader(Loader):
+    """A Loader that the ranks of a node share: one of their processes reads, for all of them, into one window.
+
+    Each rank makes one, with the arguments of Loader, and gets the batches of a Loader, without a copy. rank and
+    world_size are the launcher's by default, and so are local_rank, local_world_size and job; without a launcher all
+    ranks are on this node. On several nodes, ranks are numbered by turns: the batches of local rank l of node n of N
+    are those of rank n + N * l of a Loader.
+
+    Batches are read-only memory of another process: writing to one through an alias, such as torch.frombuffer, ends
+    this process. All ranks take their batches in step; one that keeps its batches holds the others up.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> NodeLoader:
+        return super().__new__(cls, *args, **{"node_loader": True, **options})  # type: ignore[return-value]
+
+
+def _launched() -> tuple[int | None, int | None]:
+    """Rank and world size as torchrun says them."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (None, None)
 
 
 def _check(whose: str, options: Mapping[str, Any], known: Any) -> None:

@@ -191,6 +191,15 @@ class Load(TypedDict, total=False):
     """Weighted: draw no sample twice in an epoch: a weighted shuffle."""
     trace: bool
     """Keep the newest events of the run, up to 65,536 of each thread."""
+    node_loader: bool
+    """Read with one process for all ranks of this node, which take their batches from its window without a copy."""
+    local_rank: int | None
+    """Node loader: the rank among those of this node [default: the launcher's, else the rank]."""
+    local_world_size: int | None
+    """Node loader: the number of ranks on each node [default: the launcher's, else that of all ranks]."""
+    job: str | None
+    """Node loader: a name of the job, which no other job on the machine has at the same time [default: the
+    launcher's]."""
 
 
 class Peers(TypedDict, total=False):

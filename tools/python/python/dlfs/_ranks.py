@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,34 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if world_size is None:
         world_size = torch.distributed.get_world_size() if in_group() else 1
     return rank, world_size
+
+
+def local_place_of(options: Mapping[str, Any], place: tuple[int, int]) -> tuple[int, int]:
+    """Local rank and local world size of a node loader: as given, else as torchrun says, else those of all ranks."""
+    given = options.get("local_rank"), options.get("local_world_size")
+    if given != (None, None):
+        return given[0] or 0, given[1] or place[1]
+    names = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    return (int(names[0]), int(names[1])) if all(map(str.isdecimal, names)) else place
+
+
+def by_turns(rank: int, world_size: int, local_rank: int, local_world_size: int) -> int:
+    """The rank that a node loader gives to one of the launcher's: of N nodes, node n has the ranks n, n + N, ..."""
+    return rank // local_world_size + local_rank * (world_size // local_world_size)
+
+
+def as_launched(rank: int, world_size: int, local_world_size: int) -> dict[str, int]:
+    """The options of a node loader for the rank that by_turns gives."""
+    nodes = world_size // local_world_size
+    seat = rank // nodes
+    numbers = {"rank": rank % nodes * local_world_size + seat, "world_size": world_size}
+    return {**numbers, "local_rank": seat, "local_world_size": local_world_size}
+
+
+def without_node(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those of a node loader."""
+    own = ("node_loader", "local_rank", "local_world_size", "job")
+    return {name: value for name, value in options.items() if name not in own}
 
 
 def data_place(mesh: Any, dims: str | Sequence[str] | None = None) -> tuple[int, int]:

@@ -58,7 +58,7 @@ from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 from ._errors import Error as _Error
 from ._options import Address, Fields, OrderName
-from ._ranks import data_place, in_group, place_of, warn_unequal
+from ._ranks import as_launched, by_turns, data_place, in_group, local_place_of, place_of, warn_unequal, without_node
 from ._sampler import BatchSampler, Sampler
 
 __all__ = [
@@ -412,7 +412,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"IterableDataset() got {', '.join(joining)} without peers")
         self._given = data or self._given
         # Rank, world size, number of this worker, and number of workers.
-        self._place = (*place_of(*self._given), 0, 1)
+        self._place = (*self._rank(), 0, 1)
         if isinstance(dataset, Mixture) and batch_size is not None:
             self.dataset = dataset._pinned(batch_size * self._place[1])
         self._loader = self._make(self._place)  # raises errors here, not in a worker
@@ -448,17 +448,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             return self._stored if workers == 1 else self._stored._worker(worker, workers)
         options = dict(self._options)
         shared = workers > 1 and options["order"] == "grouped"
-        if shared and options.get("shard") is None and not self._by_tokens():
+        if shared and options.get("shard") is None and not self._by_tokens() and self._local is None:
             options["shard"] = "aligned"
-        loader = Loader(
-            self.dataset,
-            rank=worker * world_size + rank,
-            world_size=world_size * workers,
-            **options,
-        )
+        numbers = {"rank": worker * world_size + rank, "world_size": world_size * workers}
+        if self._local is not None:
+            # Each worker is a rank of the node.
+            numbers = as_launched(numbers["rank"], numbers["world_size"], self._local[1] * workers)
+        loader = Loader(self.dataset, **{**options, **numbers})
         if shared:
             # The lanes of the order without workers: the workers of a rank divide its lanes, or its batches by tokens.
-            alone = Loader(self.dataset, rank=rank, world_size=world_size, **self._options)
+            alone = Loader(self.dataset, rank=rank, world_size=world_size, **without_node(self._options))
             loader.load_state_dict(alone.state_dict())
         return loader
 
@@ -466,7 +465,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The loader of this process, moved to where the user moved the run; in a worker, of its share of the rank."""
         info = torch.utils.data.get_worker_info()
         share = (0, 1) if info is None else (info.id, info.num_workers)
-        place = (*place_of(*self._given), *share)
+        place = (*self._rank(), *share)
         if place != self._place:
             self._loader, self._place = self._make(place), place
             self._followed, self._epoch = 0, 0
@@ -572,7 +571,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def __repr__(self) -> str:
         given = [f"{name}={value!r}" for name, value in self._options.items()]
         given += [] if self.transform is None else [f"transform={_name(self.transform)}"]
-        rank, world_size = place_of(*self._given)
+        rank, world_size = self._rank()
         of = f", rank {rank} of {world_size}" if world_size > 1 else ""
         return f"<dlfs.torch.IterableDataset of {self.dataset!r}{of}: {', '.join(given)}>"
 
@@ -625,7 +624,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         There is no len: it could not know the number of workers, each of which may end with a short batch, and a
         trainer that relied on len would skip the last batches.
         """
-        count, place = max(workers, 1), place_of(*self._given)
+        count, place = max(workers, 1), self._rank()
         if self._by_tokens():
             return self._left({**self._own_state(), "consumed": 0}, count, place[0])
         return sum(len(self._make((*place, worker, count))) for worker in range(count))
@@ -679,8 +678,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The state of this process's own loader, even if workers have read."""
         return self._current().state_dict()
 
+    @property
+    def _local(self) -> tuple[int, int] | None:
+        """With a node loader: local rank, and local world size."""
+        given = self._options
+        return local_place_of(given, place_of(*self._given)) if given.get("node_loader") else None
+
     def _rank(self) -> tuple[int, int]:
-        return place_of(*self._given)
+        """Rank and world size. With a node loader, the nodes have ranks by turns."""
+        place = place_of(*self._given)
+        return place if self._local is None else (by_turns(*place, *self._local), place[1])
 
     def _epochs(self) -> int:
         return self._options.get("epochs") or sys.maxsize
@@ -734,7 +741,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def _round(self, workers: int, had: int) -> Round:
         """A round of this many workers with the options of this data set."""
         shard = self._options.get("shard")
-        if shard is None and workers > 1 and self._options["order"] == "grouped":
+        if shard is None and workers > 1 and self._options["order"] == "grouped" and self._local is None:
             shard = "aligned"
         return Round(workers, self._rank()[1], self._options["batch_size"], shard, had)
 
