@@ -264,14 +264,16 @@ impl Load {
             return Ok((rank, None));
         }
         let launched = Launched::from_env()?;
-        let local = match (self.local_rank, self.local_world_size, &launched) {
-            (Some(local_rank), Some(size), _) => (local_rank, size),
-            (None, None, None) => (rank, world_size),
-            (None, None, Some(it)) if (it.rank, it.world_size) == (rank, world_size) => {
-                it.local_rank.zip(it.local_world_size).ok_or_else(unknown_node)?
+        let is_given = self.local_rank.is_some() || self.local_world_size.is_some();
+        let known = match &launched {
+            None if !is_given => (Some(rank), Some(world_size)),
+            Some(it) if (it.rank, it.world_size) == (rank, world_size) => {
+                (it.local_rank, it.local_world_size)
             }
-            _ => return Err(unknown_node()),
+            _ => (None, None),
         };
+        let local = self.local_rank.or(known.0).zip(self.local_world_size.or(known.1));
+        let local = local.ok_or_else(unknown_node)?;
         let rank = NodePlace::rank_of((rank, world_size), local)?;
         let job = self.job.clone().or_else(|| launched.map(|launched| launched.job()));
         Ok((rank, Some(NodePlace { local_world_size: local.1, job: job.unwrap_or_default() })))
@@ -303,7 +305,7 @@ impl Load {
 /// The error of a node loader that cannot tell which ranks are on this node.
 fn unknown_node() -> Error {
     invalid("a node loader knows neither the launcher's local rank of this rank nor another one")
-        .hint("give local_rank and local_world_size, both")
+        .hint("give rank, world_size, local_rank and local_world_size")
 }
 
 /// The most threads that gather batches.

@@ -575,7 +575,8 @@ impl SequenceOptions {
             without_replacement: flag(self.without_replacement, "without_replacement")?,
             trace: flag(u32::try_from(self.trace).unwrap_or(u32::MAX), "trace")?,
             node_loader: flag(u32::try_from(self.node_loader).unwrap_or(u32::MAX), "node_loader")?,
-            local_rank: (self.local_world_size > 0).then_some(self.local_rank),
+            local_rank: (self.local_rank > 0 || self.local_world_size > 0)
+                .then_some(self.local_rank),
             local_world_size: given(self.local_world_size),
             ..Load::default()
         })

@@ -115,7 +115,7 @@ def test_workers_of_torch_are_ranks_of_the_node(image, source, ds, start, order)
 def test_ranks_of_several_nodes_read_each_sample_once(image, source, ds, nodes):
     local = 2
     world = nodes * local
-    name, found = job(), []
+    name = job()
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
 
@@ -123,13 +123,39 @@ def test_ranks_of_several_nodes_read_each_sample_once(image, source, ds, nodes):
         with dlfs.open(image) as dataset:
             place = {"local_rank": number % local, "local_world_size": local}
             loader = dlfs.NodeLoader(dataset, 10, seed=1, rank=number, world_size=world, job=name, **place)
-            queue.put(sum(read(loader, source.contents, 1), []))
+            queue.put((number, read(loader, source.contents, 1)))
 
     ranks = [context.Process(target=run, args=(number,)) for number in range(world)]
     for process in ranks:
         process.start()
-    for _ in ranks:
-        found += queue.get(timeout=LIMIT_S)
+    found = dict(queue.get(timeout=LIMIT_S) for _ in ranks)
     for process in ranks:
         process.join(LIMIT_S)
-    assert sorted(found) == list(range(len(source)))
+    for number in range(world):
+        by_turns = number // local + number % local * nodes
+        alone = dlfs.Loader(ds, 10, seed=1, rank=by_turns, world_size=world)
+        assert found[number] == read(alone, source.contents, 1), number
+    assert sorted(sum(sum(found.values(), []), [])) == list(range(len(source)))
+
+
+def test_local_places_that_contradict_the_rank_are_refused(monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from dlfs._ranks import local_place_of
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert local_place_of({}, (2, 4)) == (2, 4), "without a launcher all ranks are here"
+    assert local_place_of({"local_rank": 1, "local_world_size": 2}, (3, 4)) == (1, 2)
+    for given in ({"local_world_size": 2}, {"local_rank": 1}, {"local_rank": 0, "local_world_size": 2}):
+        with pytest.raises(dlfs.InvalidArgument, match="local_world_size"):
+            local_place_of(given, (1, 4))
+    for value, name in zip((5, 8, 1, 4), names):
+        monkeypatch.setenv(name, str(value))
+    assert local_place_of({}, (5, 8)) == (1, 4)
+    for place in ((2, 4), (0, 1), (4, 8)):  # data ranks, no group yet, another rank
+        with pytest.raises(dlfs.InvalidArgument, match="initialise torch.distributed first"):
+            local_place_of({}, place)
+    monkeypatch.setenv("LOCAL_RANK", "2")  # nodes by turns, as by Slurm's cyclic distribution
+    with pytest.raises(dlfs.InvalidArgument, match="consecutive ranks"):
+        local_place_of({}, (5, 8))

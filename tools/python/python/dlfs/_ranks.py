@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed
 
+from ._errors import InvalidArgument
+
 
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Rank and world size: as given, else from torch.distributed, else 0 and 1."""
@@ -20,12 +22,28 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def local_place_of(options: Mapping[str, Any], place: tuple[int, int]) -> tuple[int, int]:
-    """Local rank and local world size of a node loader: as given, else as torchrun says, else those of all ranks."""
-    given = options.get("local_rank"), options.get("local_world_size")
-    if given != (None, None):
-        return given[0] or 0, given[1] or place[1]
-    names = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
-    return (int(names[0]), int(names[1])) if all(map(str.isdecimal, names)) else place
+    """Local rank and local world size of a node loader: as given, else as torchrun says of this very place, else those
+    of all ranks.
+
+    Raises InvalidArgument if they contradict rank and world size: ranks would read the samples of others.
+    """
+    local_rank, local_size = options.get("local_rank"), options.get("local_world_size")
+    rank, size = place
+    if local_rank is None and local_size is None:
+        names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+        said = [int(value) if value.isdecimal() else None for value in (os.environ.get(name, "") for name in names)]
+        if said == [None] * len(names):
+            local_rank, local_size = place
+        elif said[:2] == [rank, size]:
+            local_rank, local_size = said[2:]
+    if local_rank is not None and local_size is not None and 0 <= local_rank < local_size:
+        first = rank - local_rank  # of the node
+        if size % local_size == 0 and first >= 0 and first % local_size == 0:
+            return local_rank, local_size
+    raise InvalidArgument(
+        f"node_loader: rank {rank} of {size} is not known to be, or cannot be, local rank {local_rank} of {local_size}:"
+        " initialise torch.distributed first, or give local_rank and local_world_size; nodes have consecutive ranks"
+    )
 
 
 def by_turns(rank: int, world_size: int, local_rank: int, local_world_size: int) -> int:

@@ -609,7 +609,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             return
         info = torch.utils.data.get_worker_info()
         worker = "" if info is None else f"-worker-{info.id}"
-        path = os.path.join(self._reports, f"rank-{self._place[0]}{worker}")
+        path = os.path.join(self._reports, f"rank-{place_of(*self._given)[0]}{worker}")
         try:
             self._loader.report(f"{path}.html")
             if self._options.get("trace"):
