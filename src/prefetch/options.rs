@@ -180,6 +180,11 @@ impl LoaderOptions {
                 "this order gives each rank samples of its own, so a node loader shares nothing",
             );
         }
+        if self.on_error == OnError::Skip {
+            return refused(
+                "what is skipped would move samples of a node loader from rank to rank",
+            );
+        }
         match self.sharding {
             Sharding::Strided => Ok(()),
             Sharding::Aligned => Err(Error::invalid(
@@ -234,6 +239,8 @@ mod tests {
         let shared = |sharding| LoaderOptions { sharding, ..run(OrderKind::Global) };
         assert!(why(shared(Sharding::Local)).contains("local shares"));
         assert!(why(shared(Sharding::Aligned)).contains("aligned shares"));
+        let skips = LoaderOptions { on_error: OnError::Skip, ..run(OrderKind::Global) };
+        assert!(why(skips).contains("skipped"));
         assert!(why(LoaderOptions { world_size: 3, ..run(OrderKind::Global) }).contains("3 ranks"));
     }
 }

@@ -475,7 +475,7 @@ fn ranks_that_go_on_from_different_places_are_told() {
 }
 
 #[test]
-fn damage_is_an_error_of_every_rank_and_may_be_skipped() {
+fn damage_is_an_error_of_every_rank() {
     let sets = Sets::new(11, &[80], 3_000);
     let dataset = sets.open(0);
     let path = sets.temp.path().join("0.dlfs");
@@ -510,12 +510,6 @@ fn damage_is_an_error_of_every_rank_and_may_be_skipped() {
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert!(error.to_string().contains("sample 40"), "{error}");
     }
-    let skip = dlfs::reader::OnError::Skip;
-    let skipped = read(LoaderOptions { on_error: skip, ..options(OrderKind::Global, 4, 1) });
-    let stats: Vec<_> = skipped.iter().map(|(error, stats)| (error.is_none(), stats)).collect();
-    assert!(stats.iter().all(|(is_well, stats)| *is_well && stats.batches == 10));
-    assert_eq!(stats.iter().map(|(_, stats)| stats.skipped).sum::<u64>(), 1);
-    assert_eq!(stats.iter().map(|(_, stats)| stats.samples).sum::<u64>(), 79);
 }
 
 /// A rank in a process of its own, which writes down each batch that it takes.

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::fs::SealFlags;
+
 use super::IoBuf;
 use super::allocation::{Allocation, Header};
 use super::pages::{HUGE_LEN, Mapping, PageSource, Pages};
@@ -96,13 +98,18 @@ impl Pool {
         Pool::with_pages(options, |len| Mapping::new(len, huge).map(Memory::Own))
     }
 
-    /// A pool whose memory other processes can map for reading: see [`Pool::file`]. Forked children share it.
+    /// A pool whose memory other processes can map for reading: see [`Pool::file`]. Forked children do not have it.
     ///
     /// # Errors
     /// The errors of [`Pool::new`].
     pub fn shared(options: PoolOptions) -> Result<Pool> {
         Pool::with_pages(options, |len| {
-            Map::new(len).map(|(map, file, pages)| Memory::Shared { map, file, pages })
+            let (map, file, pages) = Map::new(len)?;
+            map.keep_from_children(len);
+            // From here on it can be mapped for reading only (Linux 5.1); the mapping of this process stays writable.
+            let sealed = rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE);
+            sealed.unwrap_or(()); // an older kernel has only the mappings of clients for reading
+            Ok(Memory::Shared { map, file, pages })
         })
     }
 

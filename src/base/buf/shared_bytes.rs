@@ -83,6 +83,11 @@ impl SharedBytes {
         Ok(SharedBytes { map, len, file, lends: None })
     }
 
+    /// Leaves the memory out of children that are forked from now on: an access there ends the child.
+    pub fn keep_from_children(&self) {
+        self.map.keep_from_children(self.len);
+    }
+
     /// The number of bytes.
     #[allow(clippy::len_without_is_empty)] // never empty
     pub fn len(&self) -> usize {

@@ -74,8 +74,16 @@ impl Map {
         let advice = if is_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         // SAFETY: the range was just mapped; the advice changes no bytes.
         let advised = unsafe { madvise(at, file_len, advice) };
-        advised.unwrap_or(()); // without it, pages of 4 KiB
+        advised.unwrap_or(()); // without the advice, the kernel chooses the pages
         Ok(map)
+    }
+
+    /// Leaves the used part, of `len` bytes, out of children that are forked from now on.
+    pub(super) fn keep_from_children(&self, len: usize) {
+        let at = self.start.as_ptr().cast();
+        // SAFETY: the range is mapped, see `of`; the advice changes no bytes of this process.
+        let advised = unsafe { madvise(at, len, Advice::LinuxDontFork) };
+        advised.unwrap_or(()); // children then see what this process's memory becomes
     }
 
     pub(super) fn start(&self) -> NonNull<u8> {

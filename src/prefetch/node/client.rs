@@ -44,6 +44,8 @@ pub(crate) struct NodeClient {
     pause: Duration,
     /// The time that it has waited for the next batch in earlier calls.
     waited: Duration,
+    /// Until then, a place that is taken may become free.
+    busy_until: Instant,
     /// Set once it has had a connection: ranks then need not be awaited again for long.
     was_connected: bool,
     ended: bool,
@@ -77,6 +79,7 @@ impl NodeClient {
             retry: Instant::now(),
             pause: FIRST_PAUSE,
             waited: Duration::ZERO,
+            busy_until: Instant::now() + BUSY_WAIT,
             was_connected: false,
             ended: false,
             failed: None,
@@ -93,7 +96,10 @@ impl NodeClient {
     ///
     /// # Errors
     /// As [`NodeClient::start`].
-    pub(crate) fn restart(self, state: State, len: u64) -> Result<NodeClient> {
+    pub(crate) fn restart(mut self, state: State, len: u64) -> Result<NodeClient> {
+        if let Some(ToClient::Batch(head, _)) = self.pending.take() {
+            self.push(ToOwner::Release { entry: head.entry });
+        }
         if state.order != self.state.order {
             let NodeClient { origin, options, place, directory, .. } = self;
             return NodeClient::start(origin, (options, place), (directory, len), state);
@@ -161,12 +167,18 @@ impl NodeClient {
                     }
                 }
                 ToClient::Batch(head, _) => self.push(ToOwner::Release { entry: head.entry }),
+                ToClient::End { turn } if turn == self.turn && self.next.is_some() => {
+                    let text = "the process that reads for this node ended before this rank had all its batches";
+                    return Err(Error::new(ErrorKind::Internal, text));
+                }
                 ToClient::End { turn } if turn == self.turn => {
                     self.ended = true;
                     return Ok(NextBatch::End);
                 }
-                ToClient::End { .. } | ToClient::Holders(_) => {}
-                ToClient::Failed { kind, text } => return Err(Error::new(kind, text)),
+                ToClient::Failed { turn, kind, text } if turn == self.turn => {
+                    return Err(Error::new(kind, text));
+                }
+                ToClient::End { .. } | ToClient::Holders(_) | ToClient::Failed { .. } => {}
                 ToClient::Welcome { .. } => return Err(unknown()),
             }
         }
@@ -198,6 +210,7 @@ impl NodeClient {
         }
         self.pause = FIRST_PAUSE;
         self.retry = Instant::now();
+        self.busy_until = self.retry + BUSY_WAIT;
         Ok(())
     }
 
@@ -245,9 +258,14 @@ impl NodeClient {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        let Some(link) = Link::open(stream, seat(&self.place, &self.options))? else {
-            return Ok(false);
+        let link = match Link::open(stream, seat(&self.place, &self.options)) {
+            // The process that had the place may just have ended, or be a start of ours that is given up.
+            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < self.busy_until => {
+                return Ok(false);
+            }
+            link => link?,
         };
+        let Some(link) = link else { return Ok(false) };
         link.hold();
         self.link = Some(link);
         self.was_connected = true;
@@ -285,10 +303,15 @@ impl NodeClient {
             Some(mix) => batch.reset_mixed(mix.directories(), Epoch(head.epoch)),
             None => batch.reset(&self.directory, Epoch(head.epoch)),
         }
-        let mut bytes = Bytes { loan, loose: 0, run: None };
+        let mut bytes = Bytes { loan, loose: 0, copied: 0, run: None };
         if let Some(location) = &head.loose {
-            match copied(location) {
+            match copied(location, samples) {
                 Ok(loose) => bytes.loose = batch.add_buf(loose),
+                Err(error) if !link.has_ended() => {
+                    return Err(error.hint(
+                        "ranks of a node need one PID namespace, and enough descriptors (ulimit -n)",
+                    ));
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a batch of this node was lost with its owner, and is read again");
                     batch.clear();
@@ -394,18 +417,21 @@ impl NodeClient {
 /// Adds samples to a batch: those of the window as parts of its memory, neighbours together.
 struct Bytes {
     loan: Loan,
-    /// The buffer of the loose bytes.
+    /// The buffer of the loose bytes, and those of it that samples have.
     loose: u32,
+    copied: u64,
     /// Neighbours in the window: their buffer, and the bytes from where to where.
     run: Option<(u32, u64, u64)>,
 }
 
 impl Bytes {
     fn push(&mut self, batch: &mut Batch, sample: &SamplePlace) -> Result<()> {
-        let end = sample.offset + u64::from(sample.len);
         let (buf, offset) = if sample.offset & LOOSE != 0 {
-            (self.loose, sample.offset & !LOOSE)
+            let offset = self.copied;
+            self.copied += u64::from(sample.len);
+            (self.loose, offset)
         } else {
+            let end = sample.offset + u64::from(sample.len);
             match &mut self.run {
                 Some((buf, start, last)) if *last == sample.offset => {
                     *last = end;
@@ -433,11 +459,20 @@ impl Bytes {
     }
 }
 
-/// A copy of bytes of the owner that do not lie in the window.
-fn copied(location: &SealedLocation) -> Result<SharedBuf> {
+/// A copy of the bytes of these samples that do not lie in the window, one after the other.
+fn copied(location: &SealedLocation, samples: &[SamplePlace]) -> Result<SharedBuf> {
     let found = SealedBytes::open(location)?;
-    let mut copy = IoBuf::try_zeroed(found.len())?;
-    copy.copy_from_slice(&found);
+    let loose = samples.iter().filter(|sample| sample.offset & LOOSE != 0);
+    let mut copy = IoBuf::try_zeroed(loose.clone().map(|sample| sample.len as usize).sum())?;
+    let mut rest = &mut copy[..];
+    for sample in loose {
+        let from = (sample.offset & !LOOSE) as usize;
+        let bytes = from.checked_add(sample.len as usize).and_then(|to| found.get(from..to));
+        let bytes = bytes.ok_or_else(unknown)?;
+        let (place, behind) = rest.split_at_mut(bytes.len());
+        place.copy_from_slice(bytes);
+        rest = behind;
+    }
     Ok(copy.freeze())
 }
 
@@ -449,6 +484,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// and after another owner.
 const GATHER: Duration = Duration::from_secs(10);
 const GATHER_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long a place that another process has is asked for again.
+const BUSY_WAIT: Duration = Duration::from_secs(2);
 
 /// The timeout of the owner's answer to a question.
 const WHY_WAIT: Duration = Duration::from_secs(1);

@@ -24,7 +24,8 @@ pub(super) struct Deal {
     /// Entries whose shares are all released.
     freed: Vec<u64>,
     bytes: u64,
-    /// More entries are read only while all of them have fewer bytes.
+    /// More entries are read only while there are fewer than `least`, or all of them have fewer bytes.
+    least: usize,
     most_bytes: u64,
     /// The position at which the run ends.
     end: Position,
@@ -57,6 +58,8 @@ struct Seat {
 pub(super) struct Share {
     pub(super) entry: u64,
     pub(super) before: Position,
+    /// The earliest position of the share itself: behind `before` if the rank has nothing of the rest of an epoch.
+    pub(super) begins: Position,
     pub(super) after: Position,
     /// True if the rank has no more of the epoch.
     pub(super) ends_epoch: bool,
@@ -67,6 +70,7 @@ pub(super) struct Share {
 /// A part of a new entry for one seat.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
+    pub(super) epoch: u64,
     pub(super) after: Position,
     pub(super) ends_epoch: bool,
     pub(super) planned: u64,
@@ -90,14 +94,16 @@ pub(super) enum Step {
 }
 
 impl Deal {
-    /// No client yet, `seats` seats, a run that ends at `end`.
-    pub(super) fn new(seats: u32, end: Position, most_bytes: u64) -> Deal {
+    /// No client yet, `seats` seats, a run that ends at `end`; at least `least` entries are read ahead, and up to
+    /// `most_bytes`.
+    pub(super) fn new(seats: u32, end: Position, least: usize, most_bytes: u64) -> Deal {
         Deal {
             seats: (0..seats).map(|_| Seat::default()).collect(),
             entries: BTreeMap::new(),
             next_entry: 0,
             freed: Vec::new(),
             bytes: 0,
+            least,
             most_bytes,
             end,
             begun: false,
@@ -175,6 +181,11 @@ impl Deal {
         self.seats[seat as usize].turn
     }
 
+    /// Returns whether the client of `seat` goes on from a position.
+    pub(super) fn is_wanting(&self, seat: u32) -> bool {
+        self.seats[seat as usize].wants.is_some()
+    }
+
     /// Adds the batch that was read, with the part of each seat; returns its entry.
     pub(super) fn add(&mut self, bytes: u64, parts: impl Iterator<Item = Option<Part>>) -> u64 {
         self.is_pulling = false;
@@ -182,10 +193,11 @@ impl Deal {
         self.next_entry += 1;
         let mut shares = 0;
         for (seat, part) in self.seats.iter_mut().zip(parts) {
-            let Some(Part { after, ends_epoch, planned }) = part else { continue };
+            let Some(Part { epoch, after, ends_epoch, planned }) = part else { continue };
             let before = std::mem::replace(&mut seat.read_to, after);
+            let begins = before.max((epoch, 0));
             if seat.is_taken || self.gathering {
-                seat.line.push_back(Share { entry, before, after, ends_epoch, planned });
+                seat.line.push_back(Share { entry, before, begins, after, ends_epoch, planned });
                 shares += 1;
             }
         }
@@ -246,7 +258,7 @@ impl Deal {
     /// The next step for one seat.
     fn next_of(&mut self, number: usize) -> Option<Step> {
         let wants = self.seats[number].wants?;
-        while self.seats[number].line.front().is_some_and(|share| share.before < wants) {
+        while self.seats[number].line.front().is_some_and(|share| share.begins < wants) {
             let share = self.seats[number].line.pop_front()?;
             self.forget(share.entry);
             if share.after > wants && !share.ends_epoch {
@@ -255,7 +267,7 @@ impl Deal {
             }
         }
         let seat = &mut self.seats[number];
-        let is_next = seat.line.front().is_some_and(|share| share.before == wants);
+        let is_next = seat.line.front().is_some_and(|share| share.before <= wants);
         if is_next && seat.ahead < AHEAD {
             let share = seat.line.pop_front()?;
             seat.wants = Some(share.after);
@@ -290,9 +302,9 @@ impl Deal {
         self.seats.iter().filter(|seat| seat.wants.is_some_and(|wants| wants < self.end))
     }
 
-    /// At least two entries have room, so that ranks of different speed go on.
+    /// Some entries have room whatever their size, so that ranks that hold a batch each, or two, get their next one.
     fn has_room(&self) -> bool {
-        self.entries.len() < 2 || self.bytes < self.most_bytes
+        self.entries.len() < self.least || self.bytes < self.most_bytes
     }
 
     fn drop_lines(&mut self) {
@@ -325,6 +337,8 @@ mod tests {
     struct Node {
         deal: Deal,
         at: Position,
+        /// Whether the last seat has nothing of an epoch's last batch.
+        last_is_short: bool,
         /// The entries that each seat was sent, with the position behind each.
         sent: Vec<Vec<(u64, Position)>>,
         begun: Vec<Position>,
@@ -335,11 +349,14 @@ mod tests {
 
     impl Node {
         fn new(seats: u32, most_bytes: u64) -> Node {
-            let deal = Deal::new(seats, (2, 0), most_bytes);
+            let deal = Deal::new(seats, (2, 0), 2, most_bytes);
             let sent = (0..seats).map(|_| Vec::new()).collect();
             let begun = Vec::new();
             let freed = Vec::new();
-            Node { deal, at: (9, 9), sent, begun, freed, refused: Vec::new(), ended: Vec::new() }
+            let at = (9, 9);
+            let refused = Vec::new();
+            let ended = Vec::new();
+            Node { deal, at, last_is_short: false, sent, begun, freed, refused, ended }
         }
 
         fn join(&mut self, seat: u32, position: Position) {
@@ -363,14 +380,19 @@ mod tests {
                     }
                     Step::Pull if self.at >= (2, 0) => self.deal.end(),
                     Step::Pull => {
+                        let epoch = self.at.0;
                         let ends_epoch = self.at.1 == 30;
                         self.at = if ends_epoch {
                             (self.at.0 + 1, 0)
                         } else {
                             (self.at.0, self.at.1 + 10)
                         };
-                        let part = Part { after: self.at, ends_epoch, planned: 5 };
-                        self.deal.add(100, self.sent.iter().map(|_| Some(part)));
+                        let part = Part { epoch, after: self.at, ends_epoch, planned: 5 };
+                        let left_out =
+                            (ends_epoch && self.last_is_short).then(|| self.sent.len() - 1);
+                        let parts = (0..self.sent.len())
+                            .map(|seat| (Some(seat) != left_out).then_some(part));
+                        self.deal.add(100, parts);
                     }
                     Step::Send(seat, share) => {
                         self.sent[seat as usize].push((share.entry, share.after));
@@ -486,6 +508,16 @@ mod tests {
         node.join(1, (0, 15));
         node.run();
         assert_eq!((node.refused, node.begun), (vec![1], vec![(0, 0)]));
+    }
+
+    #[test]
+    fn a_rank_without_a_part_of_an_epochs_end_goes_on_with_the_next_epoch() {
+        let mut node = Node::new(2, 1000);
+        node.last_is_short = true;
+        node.join(0, (0, 30));
+        node.join(1, (1, 0));
+        assert_eq!((node.take(0), node.take(0), node.take(1)), ((1, 0), (1, 10), (1, 10)));
+        assert_eq!((node.refused, node.begun), (Vec::new(), vec![(0, 30)]));
     }
 
     #[test]

@@ -80,13 +80,14 @@ impl Link {
         };
         let window_len = match message {
             ToClient::Welcome { protocol: PROTOCOL, window_len } => window_len,
-            ToClient::Failed { kind, text } => return Err(refused(kind, text)),
+            ToClient::Failed { kind, text, .. } => return Err(refused(kind, text)),
             _ => return Err(unknown()),
         };
         let (Some(file), Ok(len_of_window)) = (files.pop(), usize::try_from(window_len)) else {
             return Err(unknown());
         };
         let window = SharedBytes::open(file, len_of_window, HugePages::Auto)?;
+        window.keep_from_children(); // batches change there when this process releases them
         Ok(Some(Link { outbox, window, inbox, handled: len }))
     }
 
@@ -111,6 +112,14 @@ impl Link {
     pub(super) fn loan(&self, entry: u64) -> Loan {
         let outbox = Arc::clone(&self.outbox);
         self.window.loan(Lease { process: process_id(), entry, outbox })
+    }
+
+    /// Returns whether the owner has ended, or ends within a moment: a dying process may close its memory first.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.outbox.stream, PollFlags::empty())];
+        let limit = Timespec::try_from(LONGEST_POLL).expect("a second");
+        let polled = poll(&mut fds, Some(&limit));
+        polled.is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
     }
 
     /// The size of the window.
@@ -158,6 +167,12 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        // Batches that nobody has taken yet.
+        while let Ok(Received::Message(message)) = self.receive(Instant::now()) {
+            if let ToClient::Batch(head, _) = message {
+                self.outbox.push(ToOwner::Release { entry: head.entry });
+            }
+        }
         // The connection lives on in leases: the owner must not think that they are gone.
         self.outbox.push(ToOwner::Leave);
         self.flush();

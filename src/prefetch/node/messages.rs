@@ -43,8 +43,8 @@ pub(super) enum ToClient {
     Batch(BatchHead, Vec<SamplePlace>),
     /// No batch of this turn follows.
     End { turn: u32 },
-    /// The owner failed, or refuses the client.
-    Failed { kind: ErrorKind, text: String },
+    /// The owner failed in this turn, or refuses the client.
+    Failed { turn: u32, kind: ErrorKind, text: String },
     /// The answer to `Why`: the seats that are waited for.
     Holders(Vec<u32>),
 }
@@ -135,7 +135,8 @@ impl ToClient {
                 out.extend(turn.to_le_bytes());
                 3
             }
-            ToClient::Failed { kind, text } => {
+            ToClient::Failed { turn, kind, text } => {
+                out.extend(turn.to_le_bytes());
                 let kind = KINDS.iter().position(|known| known == kind).unwrap_or(KINDS.len());
                 out.extend((kind as u32).to_le_bytes());
                 out.extend(text.as_bytes());
@@ -175,8 +176,9 @@ impl ToClient {
             }
             3 => ToClient::End { turn: rest.u32()? },
             4 => {
+                let turn = rest.u32()?;
                 let kind = KINDS.get(rest.u32()? as usize).copied().unwrap_or(ErrorKind::Internal);
-                ToClient::Failed { kind, text: String::from_utf8_lossy(rest.0).into_owned() }
+                ToClient::Failed { turn, kind, text: String::from_utf8_lossy(rest.0).into_owned() }
             }
             5 => ToClient::Holders(std::iter::from_fn(|| rest.u32()).collect()),
             _ => return None,
@@ -302,7 +304,7 @@ mod tests {
             ToClient::End { turn: 3 },
             ToClient::Holders(vec![1, 5]),
         ];
-        all.extend(KINDS.map(|kind| ToClient::Failed { kind, text: "why: ä".into() }));
+        all.extend(KINDS.map(|kind| ToClient::Failed { turn: 7, kind, text: "why: ä".into() }));
         all
     }
 

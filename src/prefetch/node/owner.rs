@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -72,12 +72,15 @@ impl Owner {
         };
         let seats = options.seats.unwrap_or(1);
         let most_bytes = pool.capacity_bytes() as u64 / 2;
+        // A rank may hold two batches and ask for a third; batches by a budget are of one rank each.
+        let least = if options.budget.is_some() { 4 * seats as usize } else { 4 };
         let server = Server {
             listener: Some(listener),
+            listens_from: Instant::now(),
             bell: Arc::clone(&bell),
             stop: Arc::clone(&stop),
             clients: Vec::new(),
-            deal: Deal::new(seats, (options.epochs.end, 0), most_bytes),
+            deal: Deal::new(seats, (options.epochs.end, 0), least, most_bytes),
             gather_until: Instant::now() + gather,
             entries: HashMap::new(),
             run: 0,
@@ -126,6 +129,8 @@ impl Drop for Owner {
 /// The thread that serves clients.
 struct Server {
     listener: Option<Listener>,
+    /// The end of a pause in which nobody is let in.
+    listens_from: Instant,
     bell: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
     clients: Vec<Client>,
@@ -168,9 +173,13 @@ impl Server {
             for at in readable {
                 self.read(at);
             }
-            while let Ok(Pulled { run, what }) = self.pulled.try_recv() {
-                if run == self.run {
-                    self.take(what);
+            loop {
+                match self.pulled.try_recv() {
+                    Ok(Pulled { run, what }) if run == self.run => self.take(what),
+                    Ok(_) => {}
+                    Err(TryRecvError::Empty) => break,
+                    // The other thread died: clients see the end of their connections.
+                    Err(TryRecvError::Disconnected) => return,
                 }
             }
             if self.deal.is_gathering() && Instant::now() >= self.gather_until {
@@ -192,9 +201,11 @@ impl Server {
             let out = if client.outbox.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
             fds.push(PollFd::new(&client.stream, PollFlags::IN | out));
         }
-        let listener = self.listener.as_ref().map(Listener::socket);
+        let listens = Instant::now() >= self.listens_from;
+        let listener = self.listener.as_ref().filter(|_| listens).map(Listener::socket);
         fds.extend(listener.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let limit = if self.deal.is_gathering() { GATHER_TICK } else { IDLE_WAIT };
+        let limit = if listens { limit } else { limit.min(LISTEN_AGAIN) };
         let limit = Timespec::try_from(limit).expect("a few seconds");
         if poll(&mut fds, Some(&limit)).is_err() {
             return (false, Vec::new()); // interrupted
@@ -217,8 +228,8 @@ impl Server {
                 Err(error) => {
                     if error.kind() != IoKind::WouldBlock {
                         // Without a descriptor it would stay ready; ranks that are connected go on.
-                        tracing::warn!(%error, "no more ranks can join this node's loader");
-                        self.listener = None;
+                        tracing::warn!(%error, "no more ranks can join this node's loader for now");
+                        self.listens_from = Instant::now() + LISTEN_AGAIN;
                     }
                     return;
                 }
@@ -296,7 +307,7 @@ impl Server {
 
     fn welcome(&mut self, at: usize, protocol: u32, seat: u64) {
         let client = &mut self.clients[at];
-        let refused = |kind, text: String| ToClient::Failed { kind, text };
+        let refused = |kind, text: String| ToClient::Failed { turn: 0, kind, text };
         if protocol != PROTOCOL {
             let text = "the processes of this node run different versions of dlfs".to_owned();
             return client.send(&refused(ErrorKind::Unsupported, text));
@@ -322,10 +333,13 @@ impl Server {
             What::Batch(entry) => self.add(*entry),
             What::End => self.deal.end(),
             What::Failed(error) => {
+                for client in &mut self.clients {
+                    let seat = client.seat.filter(|&seat| self.deal.is_wanting(seat));
+                    let Some(turn) = seat.map(|seat| self.deal.turn(seat)) else { continue };
+                    let text = error.to_string();
+                    client.send(&ToClient::Failed { turn, kind: error.kind(), text });
+                }
                 self.deal.fail();
-                let failed = ToClient::Failed { kind: error.kind(), text: error.to_string() };
-                let seated = self.clients.iter_mut().filter(|client| client.seat.is_some());
-                seated.for_each(|client| client.send(&failed));
             }
         }
     }
@@ -347,13 +361,15 @@ impl Server {
             bytes,
             (0..seats).map(|seat| {
                 if is_whole {
-                    return (seat == own).then_some(Part { after, ends_epoch, planned });
+                    let part = Part { epoch: epoch.0, after, ends_epoch, planned };
+                    return (seat == own).then_some(part);
                 }
                 let of_seat = |samples: u64| samples.saturating_sub(seat).div_ceil(seats);
                 let ends_epoch = of_seat(left) < short;
                 let after = if ends_epoch { (epoch.0 + 1, 0) } else { after };
                 let planned = of_seat(planned);
-                (planned >= short).then_some(Part { after, ends_epoch, planned })
+                let part = Part { epoch: epoch.0, after, ends_epoch, planned };
+                (planned >= short).then_some(part)
             }),
         );
         self.entries.insert(number, entry);
@@ -381,8 +397,9 @@ impl Server {
                         "no batch of this node begins behind {consumed} samples of epoch {epoch}: all ranks go on from \
                          the same state"
                     );
+                    let turn = self.deal.turn(seat);
                     let kind = ErrorKind::InvalidArgument;
-                    self.send_to(seat, &ToClient::Failed { kind, text });
+                    self.send_to(seat, &ToClient::Failed { turn, kind, text });
                 }
             }
         }
@@ -500,6 +517,9 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 const IDLE_WAIT: Duration = Duration::from_secs(5);
 const GATHER_TICK: Duration = Duration::from_millis(50);
+
+/// The pause behind a connection for which the process has no descriptor.
+const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
 /// Bytes read from a client in one turn.
 const READ_BYTES: usize = 4096;
