@@ -160,24 +160,28 @@ fn ranks_in_c_read_through_each_others_tiers() {
         let means: &[&str] =
             if way == 0 { &["functions", "folder", "auto"] } else { &["functions"] };
         for means in means {
-            println!("{how:?} {means}");
-            let folder = source.path(&format!("{how:?}-{means}"));
-            fs::create_dir(&folder).unwrap();
-            // Ranks meet at the port after this one.
-            let master_port = free_ports(2).to_string();
-            let ranks: Vec<_> = (0..2)
-                .map(|rank| {
-                    let node = format!("{how:?}-{means}-{rank}");
-                    let rank = rank.to_string();
-                    let folder = folder.to_str().unwrap();
-                    let mut command = program.command(&[&address, &rank, &node, folder, means]);
-                    command.env("MASTER_PORT", &master_port);
-                    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-                    command.spawn().unwrap()
-                })
-                .collect();
-            // Valgrind takes longer to connect to a peer than a read waits for that.
-            ends_together(ranks, how != How::Valgrind);
+            // Both may have read all before they are connected: Valgrind is always slow, a busy machine now and then.
+            let reads_from_peers = (0..5).any(|attempt| {
+                println!("{how:?} {means} {attempt}");
+                let folder = source.path(&format!("{how:?}-{means}-{attempt}"));
+                fs::create_dir(&folder).unwrap();
+                // Ranks meet at the port after this one.
+                let master_port = free_ports(2).to_string();
+                let ranks: Vec<_> = (0..2)
+                    .map(|rank| {
+                        let node = format!("{how:?}-{means}-{attempt}-{rank}");
+                        let rank = rank.to_string();
+                        let folder = folder.to_str().unwrap();
+                        let mut command = program.command(&[&address, &rank, &node, folder, means]);
+                        command.env("MASTER_PORT", &master_port);
+                        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                        command.spawn().unwrap()
+                    })
+                    .collect();
+                let bytes = ends_together(ranks);
+                how == How::Valgrind || bytes.into_iter().all(|bytes| bytes > 0)
+            });
+            assert!(reads_from_peers, "nothing came from a peer");
         }
     }
 }
@@ -231,23 +235,24 @@ fn each_epoch_is_whole(ranks: Vec<Child>) {
     assert_eq!(read, whole);
 }
 
-/// Each rank prints where its bytes came from when it has read all, and leaves when all have.
-fn ends_together(mut ranks: Vec<Child>, is_fast: bool) {
+/// Each rank prints where its bytes came from when it has read all, and leaves when all have. Returns the bytes that
+/// came from peers.
+fn ends_together(mut ranks: Vec<Child>) -> Vec<u64> {
     let mut read = Vec::new();
     for rank in &mut ranks {
         let mut line = String::new();
         BufReader::new(rank.stdout.take().unwrap()).read_line(&mut line).unwrap();
         read.push(line);
     }
-    for (rank, line) in ranks.into_iter().zip(read) {
+    let from_peers = ranks.into_iter().zip(read).map(|(rank, line)| {
         let output = rank.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success() && !line.is_empty(), "{line}{said}");
         let peer = line.split("\"place\":\"peer\"").nth(1).unwrap_or_default();
         let bytes = peer.split("\"bytes\":").nth(1).and_then(|rest| rest.split(',').next());
-        let bytes: u64 = bytes.unwrap().parse().unwrap();
-        assert!(bytes > 0 || !is_fast, "nothing came from the peer: {line}");
-    }
+        bytes.unwrap().parse().unwrap()
+    });
+    from_peers.collect()
 }
 
 #[test]
