@@ -337,7 +337,7 @@ mod tests {
     struct Node {
         deal: Deal,
         at: Position,
-        /// Whether the last seat has nothing of an epoch's last batch.
+        /// Set if the last seat has nothing of an epoch's last batch.
         last_is_short: bool,
         /// The entries that each seat was sent, with the position behind each.
         sent: Vec<Vec<(u64, Position)>>,
