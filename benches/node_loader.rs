@@ -14,28 +14,29 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::reader::Batch;
 use support::{Options, Side};
 
-const USAGE: &str = "cargo bench --bench node_loader -- [--small N] [--large N] [--ranks N] [--rounds N] [--at FOLDER]
+const USAGE: &str = "cargo bench --bench node_loader -- [--small N] [--large N] [--ranks N] [--rounds N] [--window BYTES]
 
-Imports N samples of 4 KiB and N of 110 KiB, which the page cache then holds. In each round, one process reads all
-epochs alone; then as many processes as ranks read them through one node loader, and once more each with a loader of
-its own. Clocks start when every rank has its first batch. Medians of the rounds; the memory is the sum of the
-processes' proportional shares (PSS) behind the last batch.";
+Imports N samples of 4 KiB and N of 110 KiB, which the page cache then holds. In each round, one process reads
+--small-epochs or --large-epochs of them alone, and then as many processes as ranks read as many through one node loader.
+Clocks start before the processes do. Medians of the rounds; the memory is the sum of the processes' proportional
+shares (PSS) behind the last batch.";
 
-/// How the ranks read.
-const WAYS: [(&str, &str); 3] =
-    [("one rank alone", "alone"), ("a node loader", "node"), ("a loader each", "each")];
+/// The two ways of reading.
+const WAYS: [(&str, &str); 2] = [("one rank alone", "alone"), ("a node loader", "node")];
 
 fn main() {
     support::results::record("node_loader");
     let options = Options::parse(
         USAGE,
         &[
-            ("small", "40000"),
-            ("large", "2000"),
+            ("small", "100000"),
+            ("large", "4000"),
+            ("small-epochs", "20"),
+            ("large-epochs", "60"),
             ("ranks", "32"),
             ("rounds", "5"),
-            ("epochs", "8"),
-            ("window", "256M"),
+            ("epochs", ""),
+            ("window", "128M"),
             ("at", "target"),
             ("side", ""),
             ("way", ""),
@@ -57,13 +58,14 @@ fn main() {
     for (name, len, count, batch) in
         [("4 KiB", 4 << 10, "small", "64"), ("110 KiB", 110 << 10, "large", "16")]
     {
+        let epochs = options.text(&format!("{count}-epochs"));
         let image = import_files(work.path(), options.number(count), len);
         for order in ["grouped", "global"] {
             let mut found: Vec<Vec<Found>> = WAYS.iter().map(|_| Vec::new()).collect();
             for _ in 0..options.number("rounds") {
                 for ((_, way), found) in WAYS.iter().zip(&mut found) {
                     let ranks = if *way == "alone" { 1 } else { ranks };
-                    found.push(read(&options, &image, way, order, batch, ranks));
+                    found.push(read(&options, &image, way, order, (batch, epochs), ranks));
                 }
             }
             let alone = median(found[0].iter().map(|one| one.mb_s));
@@ -71,8 +73,7 @@ fn main() {
                 let ranks = if *way == "alone" { 1 } else { ranks };
                 let mb_s = median(found.iter().map(|one| one.mb_s));
                 let memory = median(found.iter().map(|one| one.mib));
-                let windows = if *way == "each" { ranks } else { 1 };
-                let window = (options.number("window") >> 20) * windows;
+                let window = options.number("window") >> 20;
                 let beside = (memory - window as f64).max(0.0) / ranks as f64;
                 println!(
                     "| {name} | {order} | {ranks} | {what} | {mb_s:.0} | {:.2} | {memory:.0} | {beside:.1} |",
@@ -90,43 +91,42 @@ struct Found {
 }
 
 /// All ranks read all epochs.
-fn read(options: &Options, image: &str, way: &str, order: &str, batch: &str, ranks: u64) -> Found {
+fn read(
+    options: &Options,
+    image: &str,
+    way: &str,
+    order: &str,
+    (batch, epochs): (&str, &str),
+    ranks: u64,
+) -> Found {
+    let began = Instant::now();
     let mut sides: Vec<Side> = (0..ranks)
         .map(|rank| {
-            let numbers = [rank, ranks, options.number("epochs"), options.number("window")];
-            let [rank, ranks, epochs, window] = numbers.map(|number| number.to_string());
+            let numbers = [rank, ranks, options.number("window")];
+            let [rank, ranks, window] = numbers.map(|number| number.to_string());
             Side::start(&[
                 "--side", image, "--way", way, "--order", order, "--batch", batch, "--rank", &rank,
-                "--ranks", &ranks, "--epochs", &epochs, "--window", &window,
+                "--ranks", &ranks, "--epochs", epochs, "--window", &window,
             ])
         })
         .collect();
-    sides.iter_mut().for_each(|side| drop(side.line()));
-    let began = Instant::now();
-    sides.iter_mut().for_each(Side::go_on);
     let bytes: u64 =
         sides.iter_mut().map(|side| side.line().parse::<u64>().expect("a number of bytes")).sum();
     let mb_s = bytes as f64 / 1e6 / began.elapsed().as_secs_f64();
     let pss = sides.iter().map(|side| pss_kib(side.pid())).sum::<u64>();
-    sides.iter_mut().for_each(Side::go_on);
     Found { mb_s, mib: pss as f64 / 1024.0 }
 }
 
-/// A rank: takes its first batch, and the others behind a line of input; prints their bytes.
+/// A rank: reads all its batches, and prints their bytes.
 fn side(options: &Options) {
     let address = Address::from_path(options.text("side"));
     let dataset = Dataset::open(&[address], &OpenOptions::default(), &mut ()).expect("an image");
     let kind = match options.text("order") {
         "global" => OrderKind::Global,
-        _ => OrderKind::Grouped { lanes: 0, group: 4 },
+        _ => OrderKind::Grouped { lanes: 8, group: 2 },
     };
     let epochs = options.number("epochs");
     let ranks = options.number("ranks") as u32;
-    // The same order for any number of ranks: 32 lanes.
-    let kind = match kind {
-        OrderKind::Grouped { group, .. } => OrderKind::Grouped { lanes: 32, group },
-        kind => kind,
-    };
     let node = NodePlace { local_world_size: ranks, job: options.text("side").to_owned() };
     let run = LoaderOptions {
         rank: options.number("rank") as u32,
@@ -138,15 +138,11 @@ fn side(options: &Options) {
     let loader = dataset.loader(run).expect("a loader");
     let mut batch = Batch::new();
     let mut bytes = 0;
-    assert!(loader.next_into(&mut batch, &mut ()).expect("the first batch"));
-    println!("ready");
-    let mut lines = std::io::stdin().lines();
-    let _ = lines.next();
     while loader.next_into(&mut batch, &mut ()).expect("verified samples") {
         bytes += batch.len_bytes();
     }
     println!("{bytes}");
-    let _ = lines.next();
+    support::wait_for_end_of_input();
 }
 
 fn pss_kib(pid: u32) -> u64 {
