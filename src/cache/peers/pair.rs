@@ -157,8 +157,8 @@ struct PeerQueue {
 }
 
 impl PeerQueue {
-    /// Submits pending reads while at most `most` bytes are outstanding at the peer, over all queue pairs. One read is
-    /// always allowed, so that this queue pair always has a completion of its own to wait for.
+    /// Submits pending reads while at most `most` bytes are outstanding at the peer, over all queue pairs of the
+    /// poller. One read is always allowed, so that this queue pair always has a completion of its own to wait for.
     fn submit(&mut self, all: &AtomicUsize, most: usize) {
         let Link::Open(pair) = &mut self.state else { return };
         while let Some(io) = self.pending.pop_front() {
@@ -262,8 +262,8 @@ impl PeersPair {
         }
     }
 
-    /// The source that has delivered wrong bytes of `range`, if any. Only forgets suspect ranges that lie
-    /// wholly in `range`: the read of a neighbour may overlap a suspect range by a page.
+    /// The source that has delivered wrong bytes of `range`, if any. Forgets the suspect ranges that lie wholly in
+    /// `range`, and keeps the others: the read of a neighbour may overlap a suspect range by a page.
     fn take_suspect(&mut self, range: &Range<u64>) -> Option<Source> {
         let overlaps = |wrong: &Range<u64>| wrong.start < range.end && range.start < wrong.end;
         let source = self.suspects.iter().find(|(wrong, _)| overlaps(wrong))?.1;
@@ -272,9 +272,9 @@ impl PeersPair {
         Some(source)
     }
 
-    /// The source for `range`, which `keeper` keeps: this rank's cache if this node has kept the data while
-    /// the holder was away; otherwise the result of [`PeersPair::source_of`]. A plan itself lists the data
-    /// that this node keeps.
+    /// The source for `range`, which `keeper` keeps: this rank's cache if this node has copied the chunk's
+    /// data while the holder was away; otherwise the result of [`PeersPair::source_of`]. A plan needs no such check:
+    /// it names this node for all data that this node keeps.
     fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
         let source = self.source_of(keeper, None, now);
         let slba = Lba(range.start / PAGE_BYTES);

@@ -126,7 +126,8 @@ impl Exchange {
         epoch: Epoch,
         goes_on: &mut dyn FnMut(Staged) -> bool,
     ) -> Result<()> {
-        // If an epoch is read again, its samples may have left already.
+        // The work under way suits `epoch` if it is that of the epoch before, or that of `epoch` itself and no sample
+        // has been deleted: if an epoch is read again, samples that it needs may have left.
         let comes = |work: &Work| {
             if work.epoch == epoch { !work.has_left } else { work.epoch.0 + 1 == epoch.0 }
         };
@@ -427,6 +428,7 @@ impl Exchange {
 
     fn progress_of(&mut self, rank: u32) -> Result<Progress, String> {
         let mut place = self.place_of(rank)?;
+        // A peer that reads the first page of a store gets the progress of its rank: see `device.rs`.
         match place.read_page(0, 0) {
             Ok(page) => {
                 self.peers.entry(rank).or_default().is_back(place);
@@ -641,8 +643,8 @@ impl Exchange {
         start..end.max(start)
     }
 
-    /// The pages of the first sample in `slots` that is in the store; `None` if a sample before it does not
-    /// overlap `bytes`.
+    /// The pages of the first sample in `slots` that is in the store and overlaps `bytes`; `None`: there is none.
+    /// `slots` leads away from `bytes`, so the search ends at the first sample that does not overlap.
     fn held_among(
         &self,
         slots: impl Iterator<Item = u64>,

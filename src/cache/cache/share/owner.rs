@@ -111,7 +111,8 @@ impl Server {
         }
     }
 
-    /// Waits for a connection or messages; `None`: the owner is ending.
+    /// Waits for a connection or messages. Returns whether a process wants to attach, and the indexes of the attached
+    /// processes that have sent something or have left. `None`: the owner is ending.
     fn wait(&self) -> Option<(bool, Vec<usize>)> {
         let mut fds = vec![PollFd::new(&self.stopped, PollFlags::IN)];
         fds.extend(self.attached.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
@@ -276,14 +277,14 @@ impl Attached {
         for (unit, pages) in self.expected {
             shared.copies.release(unit, pages);
         }
-        // The merged plans and held chunks stay in effect until a process sends new ones: evicting this
+        // The plans and held chunks of the others are merged only when one of them sends new ones: evicting this
         // process's part now would make room for nobody.
         shared.plans.lock().remove(&self.number);
         shared.holdings.lock().held.remove(&self.number);
     }
 }
 
-/// The process id at the other end; 0 if the operating system does not report it.
+/// Logs that a process has attached. Returns its process id, or 0 if the operating system does not report it.
 fn told_pid(stream: &UnixStream) -> i32 {
     let peer = rustix::net::sockopt::socket_peercred(stream);
     let pid = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
@@ -297,8 +298,10 @@ const OWNER: &str = "dlfs-tiers-owner";
 /// Limit of bytes read from one process in one turn.
 const READ_BYTES: usize = 256 << 10;
 
+/// Longest wait in one turn.
 const IDLE_WAIT: Duration = Duration::from_secs(5);
+/// Longest wait in one turn without a listener: the pause before the owner tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
-/// Timeout of the thread's end.
+/// Longest wait for the thread to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
