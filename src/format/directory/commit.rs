@@ -91,7 +91,8 @@ impl Commit {
 }
 
 /// Reserves the cells that must not be overwritten while the next generation is written: all cells that the current
-/// generation reads, and those that it freed. `directory` and `superblock` are those of the current generation.
+/// generation reads, and those that it freed, which a reader of the generation before may still read. `directory` and
+/// `superblock` are those of the current generation.
 /// `cells` gives the number of cells of each namespace, if known; freed cells past that end are ignored.
 pub fn reserve_current(
     space: &mut Space,

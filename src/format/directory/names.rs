@@ -91,6 +91,7 @@ impl Names {
         for _ in 0..=id % BLOCK {
             let (shared, rest) = block.next()?;
             at_most("shared bytes of a name", shared as u64, len as u64)?;
+            // A name that shares more than `same` bytes with the one before it differs from `name` where that one did.
             if shared <= same {
                 same = shared + common(&name[shared..], rest);
             }

@@ -85,6 +85,7 @@ impl<'a> ChunkDraft<'a> {
         let fit = self.fill.fit(meta, len);
         if fit == Fit::Here || fit == Fit::Oversize && self.num_samples() == 0 {
             self.fill.take(meta, len);
+            // Checksums are not known yet; the length of the table does not depend on them.
             self.table.push(meta, len, 0, false);
             self.table.push_pieces(std::iter::repeat_n(0, num_pieces(len)));
             self.aligned_end = Pack::Aligned.next_start(self.aligned_end, len) + u64::from(len);

@@ -3,7 +3,7 @@
 //! Each import from object stores adds a group; deleting samples removes nothing. A group is
 //!
 //! ```text
-//! generation | objects: count, (shared, rest of the address, bytes, tag)*
+//! generation | objects: count, (shared, rest of the address, length of the object, tag)*
 //! ```
 //!
 //! where numbers are LEB128 and strings have a length prefix. Addresses are front-coded: `shared` is the length of the
