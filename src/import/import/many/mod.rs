@@ -22,16 +22,16 @@
 //! - A part holds only the lease of its own namespace, and writes nowhere else. The commit of written parts
 //!   holds the leases of all namespaces, the commit of parts from sources that of namespace 0.
 //! - A part may be retried any number of times. A part from a source finds the chunks that are on the namespace
-//!   already. A part from a program is free space until the mark names its record. From then to the commit,
-//!   nothing overwrites it.
-//! - A part counts as complete only by the mark of its namespace (`mark.rs`), which is written when all chunks
+//!   already. The cells of a part from a program count as free until the mark names its record. From then to the
+//!   commit, nothing overwrites them.
+//! - A part counts as complete only by the mark of its namespace (`../mark.rs`), which is written when all chunks
 //!   are durable. The mark of written parts names the last of their records (`record.rs`).
-//! - Chunks without a final place belong to another image, whose UUID is the plan's id, so a rebuild does not
-//!   take abandoned attempts for samples of the image. The head that the commit rewrites lies in one block, and
-//!   only its first 128 bytes change. The new head depends only on data that the record covers, so rewriting it
-//!   twice gives the same bytes.
+//! - Until the commit, chunks of written parts have the plan's id in place of the image's UUID, so a rebuild does
+//!   not take abandoned attempts for samples of the image. The commit rewrites their heads. A head lies in one
+//!   block, and only its first 128 bytes change. The new head depends only on data that the record covers, so
+//!   rewriting it twice gives the same bytes.
 //! - A plan to append has a mark on each namespace from the beginning. Any other change of the image removes
-//!   the marks (`give_up.rs`), under the lease of each namespace, so no part writes to cells that this change
+//!   the marks (`../give_up.rs`), under the lease of each namespace, so no part writes to cells that this change
 //!   uses.
 //!
 //! Read `plan_file.rs` and `commit.rs` first; then, for sources, `source_plan.rs`, `planning.rs`, `source_part.rs` and

@@ -85,7 +85,7 @@ impl SampleStream for RecordStream {
                 Ok(None) => self.end(),
                 Err(reason) => {
                     let bad = BadEntry::new(&name, reason).within(&open.file.path);
-                    let bad = bad.rest(start..start);
+                    let bad = bad.rest(start..start); // a stream's end is unknown
                     self.bad.push(bad);
                     self.end();
                 }

@@ -102,7 +102,8 @@ impl Window {
         row.record_start..row.record_start + row.record_len as usize
     }
 
-    /// Removes all samples. Frees memory that an unusually large sample took.
+    /// Removes all samples. Keeps memory for at most twice `len_bytes`, the length of a usual window: frees what an
+    /// unusually large sample took.
     pub(super) fn clear(&mut self, len_bytes: usize) {
         self.bytes.clear();
         self.bytes.shrink_to(len_bytes.saturating_mul(2));

@@ -34,8 +34,8 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<bytes::Bytes> {
         let bytes = self.0.get_bytes(start, length)?;
-        // The bytes include the page's header if an offset index gave the page's length. Other page data may look like
-        // a header by chance; it then counts as the small page that it seems to be.
+        // With an offset index, the bytes begin with the page's header. Otherwise they are the data of a page, which
+        // may look like a header by chance; the length that it seems to state is then counted, too.
         let lens = lens(&bytes[..bytes.len().min(HEAD_BYTES as usize)]);
         self.check(lens.filter(|(_, packed)| *packed <= length as u64))?;
         Ok(bytes)
