@@ -12,9 +12,9 @@
 //!
 //! A chunk is divided into *sections* of about one read buffer each. A pass over a section reads each block that
 //! holds one of its samples once, and no other block: a sample never costs more than reading it alone. A section
-//! keeps half of a pass's copies on average, so all open sections fit the window if a pass takes twice the window's
-//! share of a section ([`PassLengths`]) and the passes over different sections are spread in time. To spread them,
-//! the first passes have different lengths ([`Share`]).
+//! keeps half of a pass's copies on average. So if the window has room for a fraction f of all open sections, a pass
+//! may take 2f of its section ([`PassLengths`]), provided that the passes over different sections are spread in time.
+//! To spread them, the first passes have different lengths ([`Share`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -156,8 +156,10 @@ struct Pass {
 /// A sample of a pass, outstanding or copied.
 #[derive(Debug, Clone, Copy)]
 struct PassSample {
+    /// Number in the order of the run.
     number: u64,
     id: SampleId,
+    /// Index in the chunk.
     nth: u32,
     len_bytes: u32,
     /// The buffer that holds the copy, and the offset in it. While the pass is outstanding, this is an index into
@@ -188,6 +190,7 @@ impl PassLengths {
     ) -> PassLengths {
         let copies = (8 * sample_bytes).clamp(PAGE, MAX_COPIES_BYTES).next_multiple_of(PAGE);
         // Besides read buffers, partly handed out copy buffers take memory: half a buffer per section.
+        // `least` is the length of sections for which both together take the least memory.
         let open = open_bytes as f64;
         let least = (open * copies as f64 / (2 * MIN_READ_BUFFERS) as f64).sqrt() as usize;
         let section = least.min(MAX_SECTION_BYTES).min(chunk_bytes).min(window_bytes / 8);
@@ -393,6 +396,7 @@ impl PassDriver {
         memory: &mut Memory,
     ) -> Result<bool> {
         let must = next && memory.is_starving();
+        // After memory ran out for this section, a further try needs enough for its pass; for the next batch, half.
         let is_short = self.short.is_some_and(|(of, bytes)| {
             of == (index, nth) && !must && !memory.has(if next { bytes / 2 } else { bytes })
         });
@@ -479,6 +483,7 @@ impl PassDriver {
         memory: &mut Memory,
     ) -> Option<(Vec<IoBuf>, Fetch, IoBuf)> {
         let mut copies = self.free_copies.pop().unwrap_or_default();
+        // A single sample that is large or early is read into memory of its own, and not copied.
         let mut with_bytes = samples.iter().filter(|sample| sample.len_bytes > 0);
         if let (Some(only), None) = (with_bytes.next(), with_bytes.next())
             && (only.len_bytes as usize + 2 * PAGE > self.lengths.section_bytes
@@ -545,7 +550,8 @@ impl PassDriver {
         samples.len()
     }
 
-    /// Takes memory. For `Sole`, evicts the copies that are needed latest before memory outside the window is used.
+    /// Takes memory. For `Sole`, first evicts the copies that are needed latest, and uses memory outside the window
+    /// only when no more can be evicted.
     fn take(&mut self, len: usize, priority: Priority, memory: &mut Memory) -> Option<IoBuf> {
         loop {
             let first_try = if priority == Priority::Sole { Priority::Next } else { priority };
@@ -561,7 +567,8 @@ impl PassDriver {
         }
     }
 
-    /// Evicts the copies that are needed latest, except those of the next batch. `false`: there are none.
+    /// Evicts the copies that are needed latest, those of one buffer, but none of the next batch. `false`: there are
+    /// none. Passes read the evicted samples again.
     fn evict_latest(&mut self) -> bool {
         let next =
             self.planned.front().map_or(0, |front| front.first + front.sections.len() as u64);
