@@ -58,7 +58,8 @@ impl PieceTables {
         begins.then(|| Lesson { tables: self, id })
     }
 
-    /// Waits until the task for this sample ends, or until the deadline `until`.
+    /// Waits until the task for this sample ends, or until the deadline `until`. Returns early when the task for
+    /// another sample ends, so the caller looks again.
     pub(crate) fn wait(&self, id: SampleId, until: Instant) {
         let mut known = self.known.lock();
         if known.learning.contains(&id) {
