@@ -181,7 +181,7 @@ impl Watch for Sink {
 
     fn arrived(&mut self, batch: &Batch, index: usize) {
         if !self.place.out.is_null() {
-            // Damaged samples, shorter than the table, have no bytes.
+            // A record shorter than its table of lengths is damaged, and none of it is copied.
             let bytes = batch.bytes(index).get(self.division.table_len()..).unwrap_or_default();
             // SAFETY: `Placement::new` has laid out all samples within the caller's memory, by
             // their lengths in the directory, which verified samples have.

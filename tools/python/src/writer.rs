@@ -225,7 +225,7 @@ const BYTES: &str = "bytes";
 /// The parts of a sample, held while they are written.
 struct Parts<'py> {
     fields: Vec<Option<Bound<'py, PyBytes>>>,
-    /// Numbers of columns, and their values.
+    /// The values of columns, each with the index of its column.
     values: Vec<(usize, Owned)>,
 }
 
@@ -409,8 +409,8 @@ pub(crate) fn catalog_name(py: Python<'_>, text: &str) -> PyResult<CatalogName> 
     }
 }
 
-/// Updates the catalogue of an image that was named there, and adds the image to `catalog`. If that fails, the hint
-/// begins with `done`, since the commit stands.
+/// Adds a generation that was just committed to the catalogue that names `image`, if one does; then adds the image to
+/// `catalog`, if given. If the latter fails, the hint of the error begins with `done`, since the commit stands.
 pub(crate) fn committed(
     (image, generation): (&[Address], Generation),
     connect: &ConnectOptions,
@@ -474,7 +474,7 @@ fn bytes_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     Ok(view.call_method0("tobytes")?.cast_into::<PyBytes>()?)
 }
 
-/// The elements of an array, or of numbers that become one, in C order.
+/// The elements of an array, or of numbers that numpy converts to one, as bytes in C order.
 fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bound<'py, PyBytes>> {
     if let Ok(bytes) = given.cast::<PyBytes>() {
         return Ok(bytes.clone()); // the library checks their number
@@ -482,7 +482,7 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
     let py = given.py();
     let numpy = py.import("numpy")?;
     let name = kind.element().numpy_name();
-    // numpy has no bfloat16 to make of other numbers.
+    // numpy itself has no bfloat16 to convert other numbers to.
     let array = if given.hasattr("dtype")? || kind.element() == Element::Bf16 {
         numpy.call_method1("asarray", (given,))?
     } else {
@@ -530,6 +530,7 @@ fn value_of(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Owned> {
     })
 }
 
+/// Error for a value that the type of its column would change.
 fn changes(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyErr {
     PyValueError::new_err(format!("{given:?} is not of type {kind}, which would change it"))
 }

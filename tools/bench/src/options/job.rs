@@ -85,7 +85,7 @@ pub(crate) struct Job {
     /// Name of the job; on the command line it starts a new job
     #[arg(long, default_value = "dlfs-bench")]
     pub(crate) name: String,
-    /// Its position, for messages.
+    /// Place where the job is written, such as a line of its file, for messages.
     #[arg(skip)]
     pub(crate) origin: String,
     /// The options of this job alone, as they were written.

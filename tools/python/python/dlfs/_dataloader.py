@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Place:
-        """Raises InvalidArgument if `state` is none of a DataLoader."""
+        """The place that `state` describes. Raises InvalidArgument if it is not a state of a DataLoader."""
         if "round" not in state:
             return cls(dict(state), None)
         try:
@@ -203,8 +203,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._loaded = True
 
     def stateful_state_dict(self, num_workers: int | None = None) -> dict[str, Any]:
-        """The same place as a state of torchdata's StatefulDataLoader over a data set like this one, with as many
-        workers as this loader, or with `num_workers`.
+        """The place of state_dict, as a state of torchdata's StatefulDataLoader over a data set like this one, with as
+        many workers as this loader, or with `num_workers`.
 
         From within a round, that loader must have the workers, batch size and ranks of the round, since its workers
         cannot divide the rest of the round. Otherwise raises Unsupported, which says how many batches are missing.
@@ -220,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 self._refuse_round(place, workers)
             return alone(place.state)
         if data._by_tokens():
-            # A round begins at any batch. Workers with no batch left in this epoch are at the next one.
+            # With batches by tokens, a round may begin at any batch. A worker with no batch left is at the next epoch.
             over = {**place.state, "epoch": place.state["epoch"] + 1, "consumed": 0}
             left = data._left_by_tokens(place.state, workers, data._rank()[0])
             return of_workers([(place.state, False) if one else (over, True) for one in left], 0)
@@ -270,6 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if run.counted["epoch"] == place.state["epoch"]:
             if self._under_way:
                 self._restart_workers()
+            # Workers begin where this moves the data set. It is not a load by the user, for set_epoch to resume from.
             if self.num_workers or data._own_state() != run.counted:
                 data.load_state_dict(run.counted)
             data._resumed, self._moves = None, data._moves()
@@ -291,7 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             left._shutdown_workers()
 
     def _end(self, run: _Progress) -> None:
-        """The loop has the last batch of its epoch."""
+        """Moves to the next epoch, since the loop has the last batch of this one."""
         run.known = run.behind()
         if self._run is run:
             self._next, self._under_way = run.known, False
@@ -386,6 +387,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         data, ranks = self.dataset, self.dataset._rank()[1]
         start = (int(before["epoch"]), int(before["consumed"]))
         ahead, next_epoch = reached.index(start), (start[0] + 1, 0)
+        # One batch of each worker of each rank is a round: one step of as many ranks.
         whole = data._of_rank(before, 0, len(reached) * ranks)
         whole.skip(1)
         after = whole.state_dict()
@@ -398,7 +400,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
 
 class _Progress:
-    """The progress of an iterator. It holds no reference to the iterator, whose workers end when it is dropped."""
+    """The progress of an iterator. Holds no reference to it, so that the end of the iterator ends its workers."""
 
     def __init__(self, data: IterableDataset, workers: int, begun: Place) -> None:
         self.data, self.workers, self.begun = data, workers, begun
@@ -436,8 +438,8 @@ class _Progress:
 
 
     def _after_handed(self) -> dict[str, Any]:
-        """The state after the batches by tokens that were handed out: the next batches of the rank, in order, whatever
-        the workers."""
+        """The state after the batches by tokens that were handed out: with any number of workers, these are the rank's
+        next batches in order."""
         if self.followed is None:
             self.followed, self.follows = self.data._of_rank(self.counted, *self.data._rank()), 0
         if self.followed.epoch == self.counted["epoch"]:
