@@ -14,10 +14,12 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::reader::Batch;
 use support::{Options, Side};
 
-const USAGE: &str = "cargo bench --bench node_loader -- [--small N] [--large N] [--ranks N] [--rounds N] [--window BYTES]
+const USAGE: &str =
+    "cargo bench --bench node_loader -- [--small N] [--large N] [--ranks N] [--rounds N] [--window BYTES]
 
 Imports N samples of 4 KiB and N of 110 KiB, which the page cache then holds. In each round, one process reads
---small-epochs or --large-epochs of them alone, and then as many processes as ranks read as many through one node loader.
+--small-epochs or --large-epochs of them alone, and then as many processes as ranks read as many through one node
+loader.
 Clocks start before the processes do. Medians of the rounds; the memory is the sum of the processes' proportional
 shares (PSS) behind the last batch.";
 
