@@ -425,6 +425,7 @@ impl std::fmt::Debug for Prefetcher {
 }
 
 /// The result of waiting for the poller.
+#[allow(clippy::large_enum_variant)] // one at a time, and it is taken apart at once
 enum Received {
     Batch(Delivery),
     Later,

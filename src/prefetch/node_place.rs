@@ -28,7 +28,8 @@ impl NodePlace {
         if local_world_size == 0 || local_rank >= local_world_size {
             return Err(Error::invalid(format!("{place}: local ranks count from 0"), hint));
         }
-        let is_first = rank.checked_sub(local_rank).is_some_and(|of| of % local_world_size == 0);
+        let is_first =
+            rank.checked_sub(local_rank).is_some_and(|of| of.is_multiple_of(local_world_size));
         if !world_size.is_multiple_of(local_world_size) || !is_first {
             let text = format!("rank {rank} of {world_size} cannot be {place}");
             return Err(Error::invalid(text, hint));

@@ -544,8 +544,10 @@ impl Rank {
                 file.write_all(format!("{line}\n").as_bytes()).unwrap();
                 count += 1;
             }
-            while most != usize::MAX {
-                thread::sleep(Duration::from_secs(1)); // until it is killed
+            if most != usize::MAX {
+                loop {
+                    thread::sleep(Duration::from_secs(1)); // until it is killed
+                }
             }
             true
         });
@@ -602,9 +604,9 @@ fn ranks_go_on_without_loss_or_repetition_when_the_process_that_reads_is_killed(
         owner.kill();
         // The next owner is one of the others: each is killed in turn, and started again.
         others[0].wait_for(30);
-        for at in 0..2 {
-            others[at].kill();
-            others[at] = Rank::start(&sets, &place(at as u32 + 1), usize::MAX);
+        for (rank, other) in (1..).zip(&mut others[..2]) {
+            other.kill();
+            *other = Rank::start(&sets, &place(rank), usize::MAX);
         }
         others.push(Rank::start(&sets, &place(0), usize::MAX));
         assert!(others.iter().all(|rank| ends_well(rank.process)));

@@ -265,7 +265,7 @@ mod tests {
                     let dealt = whole.saturating_sub(seat as u64).div_ceil(seats.into());
                     assert_eq!(dealt / batch_size * batch_size, kept, "{what}");
                     assert!(
-                        whole % of_place == 0
+                        whole.is_multiple_of(of_place)
                             || whole % of_place > (batch_size - 1) * u64::from(seats)
                     );
                 }
