@@ -32,7 +32,6 @@ class Batches(BaseDataLoader):
         if self.dataset_type is not DatasetType.TRAIN:
             return
         given, args = json.loads(os.environ["DLFS_DLIO"]), ConfigArguments.get_instance()
-        options = {"node_loader": True} if given["node_loader"] and hasattr(dlfs, "NodeLoader") else {}
         self.loader = dlfs.Loader(
             dlfs.open(given["address"]),
             self.batch_size,
@@ -43,7 +42,7 @@ class Batches(BaseDataLoader):
             epochs=args.epochs,  # nothing is read beyond the last one
             window=given["window"],
             drop_last=True,
-            **options,
+            node_loader=given["node_loader"],
         )
         self.loader.prepare()
 

@@ -705,10 +705,20 @@ fn tiers_that_keep_nothing_new_in_a_mixture_are_warned_of() {
             policy,
             ..TierOptions::default()
         };
-        parts[1].0 = Dataset::open(&[address(sets.temp.path(), 1)], &options, &mut ()).unwrap();
+        let tiered = Dataset::open(&[address(sets.temp.path(), 1)], &options, &mut ()).unwrap();
+        parts[1].0 = tiered.clone();
         let make = || Mixture::new(parts, None, Batching::Stratified, Vec::new()).unwrap();
-        let (_, warnings) = warnings_of(make);
+        let (mixture, warnings) = warnings_of(make);
         assert_eq!(warnings.len(), expected, "{warnings:?}");
         assert!(warnings.iter().all(|text| text.contains("first-touch")), "{warnings:?}");
+        // What the warning says of either policy.
+        sets.read(&mixture, self::options(OrderKind::Global, 4, 1), usize::MAX);
+        let fills = || tiered.tier_stats().unwrap().tiers[0].fills;
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while policy == Policy::FirstTouch && fills() == 0 {
+            assert!(std::time::Instant::now() < until, "the policy first-touch keeps no copy");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(fills() > 0, policy == Policy::FirstTouch);
     }
 }

@@ -385,6 +385,88 @@ fn samples_longer_than_the_window_come_beside_it() {
     compare(&sets, &Data::One(dataset), &run, (1, 2), usize::MAX);
 }
 
+#[test]
+fn a_rank_without_a_part_of_an_epochs_last_batch_begins_the_next_epoch() {
+    let sets = Sets::new(16, &[127], 3_000);
+    let dataset = sets.open(0);
+    let job = job();
+    let run = options(OrderKind::Global, 1, 2);
+    let rank = |rank, job: Option<&str>| {
+        let alone = LoaderOptions { rank, world_size: 4, ..run.clone() };
+        let own = job.map_or(alone, |job| on_node(&run, rank, (1, 4), job));
+        let loader = dataset.loader(own).unwrap();
+        // Three samples are left to four ranks: the last one goes on with the next epoch, as in Python.
+        let state = State { consumed: 124, ..loader.state() };
+        loader.set_state(&state).unwrap();
+        if rank == 3 {
+            loader.set_epoch(1).unwrap();
+        }
+        loader
+    };
+    let sets = &sets;
+    thread::scope(|scope| {
+        let ranks = (0..4).map(|number| {
+            let loader = rank(number, Some(&job));
+            (number, scope.spawn(move || sets.read(&loader, usize::MAX)))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        for (number, read) in ranks {
+            assert_eq!(read.join().unwrap(), sets.read(&rank(number, None), usize::MAX));
+        }
+    });
+}
+
+#[test]
+fn ranks_that_step_together_go_on_though_their_batches_exceed_the_window() {
+    let sets = Sets::new(17, &[300], 5_000);
+    let dataset = sets.open(0);
+    let job = job();
+    // Each rank holds its batch until all have theirs, as with a collective operation: some 120 KB of 64 KiB.
+    let budget = Budget { window: 64, ..Budget::new(20_000) };
+    let run = LoaderOptions {
+        window_bytes: 64 << 10,
+        tail: Tail::DropLast,
+        ..options(OrderKind::Global, 1, 2).by_budget(budget)
+    };
+    let taken = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for rank in 0..6 {
+            let loader = dataset.loader(on_node(&run, rank, (1, 6), &job)).unwrap();
+            let taken = &taken;
+            scope.spawn(move || {
+                let until = Instant::now() + Duration::from_secs(120);
+                for step in 1.. {
+                    let Some(_batch) = loader.next(&mut ()).unwrap() else { return };
+                    taken.fetch_add(1, Ordering::AcqRel);
+                    while taken.load(Ordering::Acquire) < step * 6 {
+                        assert!(Instant::now() < until, "rank {rank} waits in step {step}");
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+        }
+    });
+    assert!(taken.into_inner() >= 60, "ten steps");
+}
+
+#[test]
+fn a_forked_child_does_not_have_the_batches_of_its_parent() {
+    if ran_alone(a_forked_child_does_not_have_the_batches_of_its_parent) {
+        return;
+    }
+    let sets = Sets::new(18, &[40], 3_000);
+    let dataset = sets.open(0);
+    let loader = dataset.loader(on_node(&options(OrderKind::Global, 8, 1), 0, (1, 1), &job()));
+    let batch = loader.unwrap().next(&mut ()).unwrap().unwrap();
+    let long = (0..8).find(|&at| !batch.bytes(at).is_empty()).unwrap();
+    assert!(ends_well(spawn_child(|| true)));
+    let reads = || {
+        std::hint::black_box(batch.bytes(long)[0]);
+        true
+    };
+    assert!(!ends_well(spawn_child(reads)));
+}
+
 fn error_of(result: Result<Option<Batch>>) -> Error {
     result.map(drop).unwrap_err()
 }

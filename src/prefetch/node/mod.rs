@@ -3,8 +3,9 @@
 //! The first process that binds the node's socket is the *owner* (`owner.rs`). It reads with one ordinary
 //! prefetcher, whose batches are those of all ranks of the node together, into memory that the other processes map for
 //! reading. Every rank, the owner's own included, is a *client* (`client.rs`) with a *seat*. A message on its
-//! connection describes a batch: ids, and where the bytes lie. So no byte of a sample is copied, and the next batch
-//! is normally there when it is asked for: one receive.
+//! connection describes a batch: ids, and where the bytes lie. So no byte that was read into the window is copied, and
+//! the next batch is normally there when it is asked for: one receive. Bytes that lie elsewhere, lent by a tier in
+//! memory or beside a full window, are copied twice: into a file in memory, and by each rank its own out of it.
 //!
 //! | file | holds |
 //! |---|---|

@@ -80,6 +80,16 @@ def test_what_does_not_fit_is_refused_by_name(ds):
         dlfs.NodeLoader(ds, 10, shard="aligned")
 
 
+def test_a_place_that_the_launcher_does_not_know_is_refused_with_what_to_give(ds, monkeypatch):
+    for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    options = {"rank": 0, "world_size": 1, "job": job()}
+    with pytest.raises(dlfs.InvalidArgument, match="give rank, world_size, local_rank and local_world_size"):
+        dlfs.NodeLoader(ds, 10, **options)
+    loader = dlfs.NodeLoader(ds, 10, **options, local_rank=0, local_world_size=1)
+    assert sum(len(batch) for batch in loader) == len(ds)
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("order", ["grouped", "global"])
 def test_workers_of_torch_are_ranks_of_the_node(image, source, ds, start, order):

@@ -3,6 +3,8 @@
 
 #include "check.h"
 
+#include <unistd.h>
+
 static void of_names(dlfs_fs *fs) {
     char name[DLFS_NAME_MAX];
     size_t needed = 0;
@@ -189,6 +191,23 @@ static size_t drain(dlfs_seq *seq, unsigned char *seen_ids) {
     }
     CHECK(result == DLFS_END && batch.count == 0);
     return count;
+}
+
+static void of_node_loaders(dlfs_fs *fs) {
+    char job[40];
+    snprintf(job, sizeof job, "c-%ld", (long)getpid());
+    unsigned char ids[NUM] = {0};
+    dlfs_sequence_options options = sequence_options();
+    options.local_world_size = 1;
+    dlfs_seq *seq;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "node_loader");
+    options.node_loader = 1;
+    options.job = job;
+    CHECK(dlfs_sequence(fs, &options, &seq) == 0 && drain(seq, ids) == 2 * NUM);
+    for (size_t i = 0; i < NUM; i++) CHECK(ids[i] == 2);
+    CHECK(dlfs_sequence_close(seq) == 0);
+    options.local_rank = 1;
+    FAILS(DLFS_E_INVALID, dlfs_sequence(fs, &options, &seq), "local rank 1 of 1");
 }
 
 static void of_sequences(dlfs_fs *fs) {
@@ -456,6 +475,7 @@ int main(int argc, char **argv) {
     of_files(fs);
     of_batches(fs);
     of_sequences(fs);
+    of_node_loaders(fs);
     of_states(fs, argv[2], argv[3]);
     CHECK(dlfs_unmount(fs) == 0);
     of_lifetimes(argv[1]);

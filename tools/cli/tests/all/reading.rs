@@ -172,6 +172,32 @@ fn ranks_share_an_epoch_and_drop_last_or_pad_make_them_equal() {
     assert_eq!((lens(&padded), all(&padded)), (BTreeSet::from([43]), 300));
 }
 
+#[test]
+fn ranks_of_a_node_read_through_one_loader_what_each_would_read_alone() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let job = format!("cli-{}", std::process::id());
+    let read = |rank: u32, more: &[&str]| {
+        let list = format!("ids-{rank}");
+        let path = dir.arg(&list);
+        let rank = rank.to_string();
+        let fixed = ["read", &image, "--rank", &rank, "--world-size", "3", "--ids", &path];
+        run(&[&fixed[..], &["--batch-size", "6", "--epochs", "2"], more].concat()).code(0);
+        ids(&dir, &list)
+    };
+    let alone: Vec<_> = (0..3).map(|rank| read(rank, &[])).collect();
+    let together = std::thread::scope(|scope| {
+        let ranks = (0..3).map(|rank| {
+            let job = &job;
+            scope.spawn(move || read(rank, &["--node-loader", "--job", job]))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(together, alone);
+    run(&["read", &image, "--local-rank", "0"]).code(2).complains_of(&["--node-loader"]);
+}
+
 /// A common complaint about loaders: resuming with another number of ranks and another batch size.
 #[test]
 fn a_stopped_run_goes_on_with_other_ranks_and_batches_and_delivers_each_sample_once() {
