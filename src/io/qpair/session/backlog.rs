@@ -51,11 +51,6 @@ impl AsMut<[u8]> for Attempt {
 }
 
 impl Attempt {
-    /// Marks that nobody sees the result, so that a failed flush does not count as a report of lost writes.
-    pub(crate) fn discard_result(&mut self) {
-        self.covers = 0;
-    }
-
     /// Returns whether its fence forbids sending it.
     pub(crate) fn is_fenced(&self) -> bool {
         self.fence.as_ref().is_some_and(|fence| !fence.is_open())
@@ -69,6 +64,8 @@ pub struct Answer {
     pub member: usize,
     /// The completion.
     pub completion: Completion,
+    /// True for a failed flush that is the only report of lost writes.
+    reports_loss: bool,
 }
 
 /// The I/Os that an I/O queue has taken and that are not on its connection.
@@ -137,6 +134,7 @@ impl Backlog {
                 Err(error) => self.finished.push_back(Answer {
                     member,
                     completion: Completion { tag: io.tag, buf: io.buf, result: Err(error) },
+                    reports_loss: false,
                 }),
             }
         }
@@ -166,7 +164,7 @@ impl Backlog {
                 if durability.take_lost() {
                     let reason = "writes that had completed were not durable when the target was \
                                   lost";
-                    self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
+                    self.report_loss(attempt, reason);
                     continue;
                 }
                 attempt.covers = durability.flush_begins();
@@ -212,13 +210,33 @@ impl Backlog {
             of = self.cuts.get_mut(piece).info;
             completion = self.cuts.end(piece, completion.buf, completion.result)?;
         }
-        Some(Answer { member, completion })
+        Some(Answer { member, completion, reports_loss: false })
     }
 
     /// Ends an attempt; its completion is returned later.
     pub(crate) fn end(&mut self, attempt: Attempt, result: Result<(), IoError>) {
         let completion = self.completion(attempt, result);
         self.finished.extend(completion);
+    }
+
+    /// Ends a flush whose failure reports lost writes.
+    fn report_loss(&mut self, flush: Attempt, reason: &str) {
+        let answer = self.completion(flush, Err(IoError::Disconnected(reason.to_owned())));
+        self.finished.extend(answer.map(|answer| Answer { reports_loss: true, ..answer }));
+    }
+
+    /// Takes back the reports of lost writes that `member` will not see: the next flush of its namespace makes
+    /// them.
+    pub(crate) fn withdraw_reports<P: Clone + fmt::Display, J>(
+        &mut self,
+        (member, ns_index): (usize, usize),
+        shared: &Shared<P, J>,
+    ) {
+        for answer in self.finished.iter_mut().filter(|answer| answer.member == member) {
+            if std::mem::take(&mut answer.reports_loss) {
+                shared.durability(ns_index).report_unseen();
+            }
+        }
     }
 
     /// Fails the waiting I/Os of `member`.
@@ -252,8 +270,12 @@ impl Backlog {
                 self.waiting.push_front(Attempt { tries: attempt.tries + 1, ..attempt });
                 continue;
             }
-            if op == IoOp::Flush && session_ends {
-                shared.durability(attempt.ns_index).flush_failed(attempt.covers);
+            if op == IoOp::Flush
+                && session_ends
+                && shared.durability(attempt.ns_index).flush_failed(attempt.covers)
+            {
+                self.report_loss(attempt, reason);
+                continue;
             }
             self.end(attempt, Err(IoError::Disconnected(reason.to_owned())));
         }

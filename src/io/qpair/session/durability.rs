@@ -33,12 +33,16 @@ impl Durability {
     }
 
     /// Records a flush that failed with its session. The failure reports the loss of the writes that it would
-    /// have covered.
-    pub(crate) fn flush_failed(&self, covered: u64) {
-        self.settled.fetch_max(covered, Ordering::Relaxed);
-        if self.written.load(Ordering::Relaxed) == covered {
-            self.lost.store(false, Ordering::Relaxed);
-        }
+    /// have covered; returns whether there are any.
+    pub(crate) fn flush_failed(&self, covered: u64) -> bool {
+        let covers_lost = self.settled.fetch_max(covered, Ordering::Relaxed) < covered;
+        let is_whole = self.written.load(Ordering::Relaxed) == covered;
+        covers_lost | (is_whole && self.take_lost())
+    }
+
+    /// Records that nobody saw a failed flush which reported lost writes.
+    pub(crate) fn report_unseen(&self) {
+        self.lost.store(true, Ordering::Relaxed);
     }
 
     /// Records the loss of the session, and of the writes that were not flushed.
@@ -88,18 +92,20 @@ mod tests {
             let covered = durability.flush_begins();
             if loss_is_seen_first {
                 durability.session_lost();
-                durability.flush_failed(covered);
+                assert!(durability.flush_failed(covered));
             } else {
-                durability.flush_failed(covered);
+                assert!(durability.flush_failed(covered));
                 durability.session_lost();
             }
             assert!(!durability.take_lost());
+            durability.report_unseen();
+            assert!(durability.take_lost());
         }
         let durability = Durability::default();
         let covered = durability.flush_begins();
         durability.wrote(); // not covered
         durability.session_lost();
-        durability.flush_failed(covered);
+        assert!(!durability.flush_failed(covered));
         assert!(durability.take_lost());
     }
 }

@@ -141,13 +141,14 @@ impl IoQueue {
     /// it has writes or flushes on the connection, the connection is closed, so that they cannot be applied
     /// later. The session ends, too: a queue that joined it again could reach another target in its place.
     pub fn remove_member(&mut self, member: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
-        self.backlog.fail_those_of(member, "its queue pair was dropped");
         self.members[member].is_removed = true;
         let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
         if self.channel().is_some_and(|channel| channel.outstanding().any(is_late)) {
             let message = "a queue pair with writes on their way was dropped";
             self.fail(Failure::new(ErrorKind::Disconnected, message), shared, carrier);
         }
+        self.backlog.fail_those_of(member, "its queue pair was dropped");
+        self.backlog.withdraw_reports((member, self.members[member].ns_index), shared);
         self.forget_if_done(member);
     }
 
@@ -457,9 +458,7 @@ impl IoQueue {
         };
         carrier.close(channel.owes_data());
         self.backlog.down_since.get_or_insert(self.now);
-        let (mut attempts, ended) = channel.abandon();
-        let is_removed = |attempt: &&mut Attempt| self.members[attempt.member].is_removed;
-        attempts.iter_mut().filter(is_removed).for_each(Attempt::discard_result);
+        let (attempts, ended) = channel.abandon();
         for (attempt, result) in ended {
             if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
                 self.backlog.finished.push_back(answer);

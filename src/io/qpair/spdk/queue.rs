@@ -501,6 +501,7 @@ impl Drop for SpdkQueuePair {
     fn drop(&mut self) {
         if self.remote.is_ours() {
             self.close("the queue pair was dropped", false);
+            self.backlog.withdraw_reports((MEMBER, PLACE), &self.remote);
             self.remote.with(Lifecycle::remove_pair);
         } else {
             self.leave_to_parent();
