@@ -711,7 +711,7 @@ fn tiers_that_keep_nothing_new_in_a_mixture_are_warned_of() {
         let (mixture, warnings) = warnings_of(make);
         assert_eq!(warnings.len(), expected, "{warnings:?}");
         assert!(warnings.iter().all(|text| text.contains("first-touch")), "{warnings:?}");
-        // What the warning says of either policy.
+        // The promise of the warning, for either policy.
         sets.read(&mixture, self::options(OrderKind::Global, 4, 1), usize::MAX);
         let fills = || tiered.tier_stats().unwrap().tiers[0].fills;
         let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
