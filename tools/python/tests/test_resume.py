@@ -191,6 +191,8 @@ def test_wrong_states_and_data_sets_are_refused(ds):
     for wrong in (
         {}, {**state, "round": {}}, {**state, "round": {**state["round"], "workers": 0}},
         {**state, "round": {**state["round"], "had": 10**9}}, {"round": state["round"]}, {"_snapshot": {}}, state,
+        {**state, "round": {**state["round"], "had": "3"}}, {**state, "round": {**state["round"], "workers": "2"}},
+        {**state, "before": "epoch"},
     ):
         with pytest.raises(dlfs.InvalidArgument):
             other.load_state_dict(wrong)

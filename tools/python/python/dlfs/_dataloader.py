@@ -58,11 +58,11 @@ class Place(NamedTuple):
         try:
             round = Round(**state["round"])
             before = dict(state["before"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(f"this is not a state of dlfs.torch.DataLoader: {error}") from None
-        numbers = (round.workers, round.world_size, round.batch_size)
-        whole = round.workers * round.world_size * round.batch_size
-        if not (all(isinstance(n, int) and n > 0 for n in numbers) and 0 < round.had < whole):
+        numbers = (round.workers, round.world_size, round.batch_size, round.had)
+        is_sound = all(isinstance(n, int) and n > 0 for n in numbers)
+        if not is_sound or round.had >= round.workers * round.world_size * round.batch_size:
             raise InvalidArgument(f"this is not a state of dlfs.torch.DataLoader: its round is {round}")
         return cls(before, round)
 
