@@ -11,6 +11,7 @@
 //!  4  dlfs         options -> dataset -> prefetch -> reader, report; exporter    wires the parts and owns them
 //!  3  dlfs-import  import -> catalog   dlfs-cache   store -> cache, peers        what runs
 //!     dlfs-target  keys -> target
+//!     dlfs-tokens  tokens
 //!  2  dlfs-io  qpair -> address, tls, spdk  |  dlfs-order   plan -> order, tier
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
 //!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
@@ -39,6 +40,7 @@
 //! | keep a rank's share with the rank | [`store`] |
 //! | move blocks, and nothing else | [`qpair`] |
 //! | read objects of a store | [`places`] |
+//! | pack documents of tokens into rows | [`dataset::TokenLoader`], [`tokens`] |
 //! | know what a process has counted | [`metrics`], then [`exporter`] |
 //! | know what a consumer of batches waited for | [`report`] |
 //!
@@ -72,6 +74,8 @@ pub use dlfs_places as places;
 pub use dlfs_target as target;
 #[doc(inline)]
 pub use dlfs_target::keys;
+#[doc(inline)]
+pub use dlfs_tokens as tokens;
 
 // For the tools and tests of the workspace.
 #[doc(hidden)]

@@ -53,6 +53,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("order", "order", ""),
     ("order", "tier", ""),
     ("order", "plan", "order tier"),
+    ("tokens", "tokens", ""),
     ("import", "catalog", ""),
     ("import", "import", "catalog"),
     ("cache", "cache", ""),
@@ -67,7 +68,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
 ];
 
 /// Crates whose root is a module itself: their folder, and the name that the library gives it.
-const ROOTS: &[(&str, &str)] = &[("places", "places"), ("serve", "target")];
+const ROOTS: &[(&str, &str)] = &[("places", "places"), ("serve", "target"), ("tokens", "tokens")];
 
 /// Circles of modules that stay: folder, modules, reason.
 const CIRCLES: &[(&str, &str, &str)] = &[
@@ -81,7 +82,7 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 
 /// Modules that only compute: bytes, time and seeds are arguments.
 const PURE: &str = "units checksum percent permutation metrics nvme address auth tcp format directory view order \
-     plan posix report tier";
+     plan posix report tier tokens";
 
 /// The same of folders in modules that do more.
 const PURE_FOLDERS: &str = "src/io/qpair/session/";

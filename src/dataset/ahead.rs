@@ -84,7 +84,12 @@ impl OrderFile {
             refuse("this is not an order to read along").hint(hint).source(error)
         })?;
         if file.version.is_some() {
-            State::from_json(text)?; // checks a file that is a whole state
+            let state = State::from_json(text)?; // checks a file that is a whole state
+            if state.budget.is_some_and(|budget| budget.rows.is_some()) {
+                return Err(refuse(
+                    "the state counts rows of tokens, and files are read by samples",
+                ));
+            }
         }
         match file.order.kind {
             OrderKind::Grouped { lanes: 0, .. } => {} // as many as suit the world size
@@ -574,6 +579,7 @@ const MOST_AT_ONCE: usize = 1 << 16;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order::budget::{Budget, Cost, Pack, RowSpec};
 
     fn window(most_samples: usize) -> Window<u64> {
         Window {
@@ -767,5 +773,10 @@ mod tests {
             let error = OrderFile::parse(wrong).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{wrong}: {error}");
         }
+        let rows = Some(RowSpec { pack: Pack::Concat, separated: false, cuts: true });
+        let budget = Budget { cost: Cost::Sum, rows, ..Budget::new(9) };
+        let of_rows = state.by_budget(Some(Arc::new(budget))).to_json();
+        let error = OrderFile::parse(&of_rows).unwrap_err().to_string();
+        assert!(error.contains("rows of tokens"), "{error}");
     }
 }

@@ -21,6 +21,7 @@ use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::registry::Registration;
 use crate::report::Cause;
 use crate::store::StoreStats;
+use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId, deadline};
 
 use super::background::Background;
@@ -112,7 +113,8 @@ impl Loader {
         self.check_open()?;
         // A trace shared by two runs would have events out of order.
         let trace = self.options.trace.as_ref().map(|_| Arc::default());
-        let options = LoaderOptions { trace, ..self.options.clone() };
+        let layouts = self.options.layouts.as_ref().map(|_| Arc::default());
+        let options = LoaderOptions { trace, layouts, ..self.options.clone() };
         let another = Loader::over(self.open_over()?, options)?;
         another.go_to(self.state())?;
         Ok(another)
@@ -157,19 +159,30 @@ impl Loader {
     /// # Errors
     /// As [`Loader::next`].
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
+        self.next_with(batch, &mut Layout::default(), watch)
+    }
+
+    /// As [`Loader::next_into`]; if batches are rows of tokens, their layout goes to `layout`.
+    pub(super) fn next_with(
+        &self,
+        batch: &mut Batch,
+        layout: &mut Layout,
+        watch: &mut dyn Watch,
+    ) -> Result<bool> {
         let asked = Instant::now();
         self.options.trace.iter().for_each(|trace| _ = trace.began(asked));
         let mut until = deadline(asked, self.options.deadline);
-        let mut staged = self.staged();
+        let mut prepared = self.prepared();
         loop {
             self.check_open()?;
-            // Staging a share may take long; the deadline limits only a time without progress.
-            if staged != self.staged() {
+            // Staging a share may take long, and so may passing over many rows; the deadline limits only a time
+            // without progress.
+            if prepared != self.prepared() {
                 until = deadline(Instant::now(), self.options.deadline);
-                staged = self.staged();
+                prepared = self.prepared();
             }
             let left = until.saturating_duration_since(Instant::now());
-            match self.try_next(batch, asked, left.min(TICK))? {
+            match self.try_next(batch, layout, asked, left.min(TICK))? {
                 NextBatch::Ready => return Ok(true),
                 NextBatch::End => return Ok(false),
                 NextBatch::Later if left == Duration::ZERO => return Err(self.late()),
@@ -177,6 +190,12 @@ impl Loader {
                 NextBatch::Later => return Err(interrupted()),
             }
         }
+    }
+
+    /// Counts of what was done before the next batch can be read.
+    fn prepared(&self) -> (u64, u64) {
+        let drawn = self.options.layouts.as_ref().map_or(0, |layouts| layouts.drawn());
+        (self.staged(), drawn)
     }
 
     /// Moves to the start of `epoch`. If the run is already there, readahead keeps its samples.
@@ -218,6 +237,11 @@ impl Loader {
     /// The epoch of the next batch.
     pub fn epoch(&self) -> u64 {
         self.state().epoch.0
+    }
+
+    /// This rank's share of each epoch.
+    pub(super) fn share(&self) -> &Share {
+        &self.share
     }
 
     /// Batches of a whole epoch on this rank. With a budget, they are counted for the epoch that
@@ -312,7 +336,13 @@ impl Loader {
     ///
     /// Holds the lock for at most `limit`, and calls no [`Watch`] meanwhile: the watch may wait for a thread
     /// that wants the lock.
-    fn try_next(&self, batch: &mut Batch, asked: Instant, limit: Duration) -> Result<NextBatch> {
+    fn try_next(
+        &self,
+        batch: &mut Batch,
+        layout: &mut Layout,
+        asked: Instant,
+        limit: Duration,
+    ) -> Result<NextBatch> {
         let lock = self.running.get_or_init(Mutex::default);
         let Some(mut running) = lock.try_lock_for(limit) else { return Ok(NextBatch::Later) };
         self.check_open()?; // again: nothing may start after `close`
@@ -322,6 +352,12 @@ impl Loader {
                 .next_within(batch, limit)
                 .map_err(|error| self.failure_of_store().unwrap_or(error))?;
             if taken == NextBatch::Ready {
+                // Under the lock, so that threads that share the loader do not swap layouts.
+                if let Some(layouts) = loader.layouts()
+                    && let Some(of_batch) = layouts.take()
+                {
+                    layouts.recycle(std::mem::replace(layout, of_batch));
+                }
                 let state = loader.state();
                 let position = pack(&state)?;
                 let more = if batch.ends_epoch() { u64::MAX } else { position };
@@ -376,7 +412,9 @@ impl Loader {
         if let Some(previous) = previous {
             return Background::start(move || begin().and_then(|()| previous.restart(state, len)));
         }
-        let options = self.options.clone();
+        // A start that nobody waits for any more may still plan batches: each run has layouts of its own.
+        let layouts = self.options.layouts.as_ref().map(|layouts| layouts.renewed());
+        let options = LoaderOptions { layouts, ..self.options.clone() };
         Background::start(move || {
             begin()?;
             Reading::start(over, options, state, prepared)

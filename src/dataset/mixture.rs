@@ -197,7 +197,8 @@ impl Mixture {
     }
 }
 
-fn source(dataset: &Dataset, part: Part) -> Source {
+/// The source of a mixture that `dataset` is.
+pub(super) fn source(dataset: &Dataset, part: Part) -> Source {
     let directory = dataset.directory();
     let devices = dataset.image().devices();
     let address = devices.first().map(|device| device.namespace().address.to_string());

@@ -32,7 +32,8 @@
 //! them: at first use it opens its own queue pairs, and a loader continues after the last batch that the
 //! parent had received.
 //!
-//! Read this file first, then `image.rs` and `loader.rs`; `mixture.rs` reads several data sets as one.
+//! Read this file first, then `image.rs` and `loader.rs`; `mixture.rs` reads several data sets as one, `tokens.rs` rows
+//! of tokens.
 
 mod ahead;
 mod background;
@@ -57,6 +58,7 @@ mod state_file;
 mod stats;
 mod store;
 mod tiers;
+mod tokens;
 mod verify;
 mod views;
 
@@ -97,6 +99,7 @@ pub use sample_file::SampleFile;
 pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
+pub use tokens::{LongDocuments, RowPlan, SourceRows, TokenBatch, TokenLoader, TokenOptions};
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 pub use views::{ViewSource, save_views};
 

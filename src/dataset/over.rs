@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::{
-    LoaderOptions, Mix, Prefetcher, Stream, TokenLengths, Window, samples_of_batch,
+    BatchCounts, LoaderOptions, Mix, Prefetcher, Stream, TokenLengths, Window, samples_of_batch,
 };
 use crate::qpair::Device;
 
@@ -71,7 +71,8 @@ impl Over {
         let options = self.first().image().located(options)?;
         let Some(budget) = &options.budget else { return Ok(options) };
         let lengths = TokenLengths::new(self.directory(), budget, options.too_long)?;
-        let batch_size = samples_of_batch(budget, lengths.measure()?.mean_tokens());
+        let mean_tokens = lengths.measure()?.mean_tokens();
+        let batch_size = samples_of_batch(budget, options.rows, mean_tokens);
         Ok(LoaderOptions { batch_size, ..options })
     }
 
@@ -82,7 +83,9 @@ impl Over {
     pub(super) fn start(&self, options: &LoaderOptions) -> Result<State> {
         options.check()?;
         if let Some(mix) = &self.mix {
-            return mix.start_state(options);
+            let start = mix.start_state(options)?;
+            self.check_rows(&start, options)?;
+            return Ok(start);
         }
         let start = Stream::start_state(self.directory(), options)?;
         Stream::new(Arc::clone(self.directory()), options, &start)?;
@@ -97,7 +100,8 @@ impl Over {
     pub(super) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         if let Some(mix) = &self.mix {
             mix.check_state(state, options)?;
-            return mix.check_place(state, options);
+            mix.check_place(state, options)?;
+            return self.check_rows(state, options);
         }
         let directory = self.directory();
         let view = directory.view().map(|mark| mark.hash);
@@ -110,6 +114,9 @@ impl Over {
 
     /// Checks that the `consumed` of a data set's state is at the end of a batch, if batches have a budget.
     fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+        if options.has_rows() {
+            return self.check_rows(state, options);
+        }
         if options.budget.is_none() || state.consumed == 0 {
             return Ok(());
         }
@@ -117,6 +124,43 @@ impl Over {
         let options = LoaderOptions { epochs, ..options.clone() };
         let mut stream = Stream::new(Arc::clone(self.directory()), &options, state)?;
         stream.next_ids(&mut Vec::new()).map(drop)
+    }
+
+    /// Checks that the epoch has the rows that `state` has consumed, if batches are of rows. A run may begin behind any
+    /// of them, but only damaged states or other lengths count more.
+    fn check_rows(&self, state: &State, options: &LoaderOptions) -> Result<()> {
+        let State { epoch, consumed, .. } = *state;
+        if !options.has_rows() || consumed == 0 {
+            return Ok(());
+        }
+        if self.least_rows(options)? >= consumed {
+            return Ok(());
+        }
+        let counts = BatchCounts::new(self.directory(), self.mix(), options)?;
+        let Some(counts) = counts.filter(BatchCounts::has_rows) else { return Ok(()) };
+        if counts.has_batch(&state.order, epoch, consumed)? {
+            return Ok(());
+        }
+        let rows = counts.rows(&state.order, epoch)?.rows;
+        if consumed <= rows {
+            return Ok(());
+        }
+        let text =
+            format!("the state has consumed {consumed} rows of epoch {epoch}, which has {rows}");
+        Err(Error::invalid(
+            text,
+            "lengths differ from those that the run began with, or the state is damaged: start anew, without the state",
+        ))
+    }
+
+    /// The rows that each epoch has even if all are full, for which nothing is packed; 0 if epochs differ in samples.
+    fn least_rows(&self, options: &LoaderOptions) -> Result<u64> {
+        let Some(budget) = &options.budget else { return Ok(0) };
+        if self.mix.is_some() || options.weights.is_some() {
+            return Ok(0);
+        }
+        let lengths = TokenLengths::new(self.directory(), budget, options.too_long)?;
+        Ok(lengths.measure()?.tokens() / budget.tokens)
     }
 
     pub(super) fn prefetcher_in(

@@ -150,6 +150,8 @@ struct Counted {
     order: OrderSpec,
     epoch: Epoch,
     of_windows: Arc<[u32]>,
+    /// The rows of the epoch, if batches are of rows.
+    rows: u64,
 }
 
 impl Share {
@@ -189,10 +191,17 @@ impl Share {
     pub(crate) fn has_batch_after(&self, at: &State) -> bool {
         match &self.budgeted {
             None => self.batches_after(at) > 0,
-            Some(_) if self.shard.world_size == 1 => at.consumed < self.len,
+            Some(it) if self.shard.world_size == 1 && !it.counts.has_rows() => {
+                at.consumed < self.len
+            }
             // The error is as in `batches_after`.
             Some(it) => it.counts.has_batch(&at.order, at.epoch, at.consumed).unwrap_or(false),
         }
+    }
+
+    /// The counts of an epoch; `None` without a budget.
+    pub(super) fn counts(&self) -> Option<&BatchCounts> {
+        self.budgeted.as_ref().map(|budgeted| &budgeted.counts)
     }
 
     /// Samples of this rank from `at` to the end of its epoch. With a budget and several ranks, it draws all
@@ -201,7 +210,7 @@ impl Share {
         let consumed = at.consumed;
         if let Some(budgeted) = &self.budgeted {
             return match self.shard.world_size {
-                1 => self.len.saturating_sub(consumed),
+                1 if !budgeted.counts.has_rows() => self.len.saturating_sub(consumed),
                 // The error is as in `batches_after`.
                 _ => budgeted.counts.samples_after(&at.order, at.epoch, consumed).unwrap_or(0),
             };
@@ -214,20 +223,31 @@ impl Share {
 impl Budgeted {
     /// Batches of all ranks after `consumed` positions of an epoch.
     fn batches_after(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<u64> {
-        let of_windows = self.of_windows(order, epoch)?;
+        let (of_windows, rows) = self.counted(order, epoch)?;
+        if self.counts.has_rows() {
+            let global = rows.saturating_sub(consumed) / self.counts.rows_of_batch();
+            return Ok(global.saturating_mul(self.counts.num_ranks()));
+        }
         let all: u64 = of_windows.iter().map(|&count| u64::from(count)).sum();
         Ok(all - self.counts.before(order, epoch, consumed, &of_windows)?)
     }
 
-    fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Arc<[u32]>> {
+    /// The batches of each window of an epoch, or its rows.
+    fn counted(&self, order: &OrderSpec, epoch: Epoch) -> Result<(Arc<[u32]>, u64)> {
         let mut last = self.last.lock();
         if let Some(counted) = &*last
             && (counted.order, counted.epoch) == (*order, epoch)
         {
-            return Ok(Arc::clone(&counted.of_windows));
+            return Ok((Arc::clone(&counted.of_windows), counted.rows));
         }
-        let of_windows: Arc<[u32]> = self.counts.of_windows(order, epoch)?.into();
-        *last = Some(Counted { order: *order, epoch, of_windows: Arc::clone(&of_windows) });
-        Ok(of_windows)
+        let (of_windows, rows) = if self.counts.has_rows() {
+            (Vec::new(), self.counts.rows(order, epoch)?.rows)
+        } else {
+            (self.counts.of_windows(order, epoch)?, 0)
+        };
+        let of_windows: Arc<[u32]> = of_windows.into();
+        let of = Arc::clone(&of_windows);
+        *last = Some(Counted { order: *order, epoch, of_windows: of, rows });
+        Ok((of_windows, rows))
     }
 }

@@ -124,6 +124,8 @@ fn run_of<'a>(
     options: &LoaderOptions,
 ) -> Result<TrainingRun<'a, Directory>> {
     let (first, consumed) = match &options.resume {
+        // Rows do not tell how many positions they took, and the plan only counts reads: the whole epoch is planned.
+        Some(state) if options.has_rows() => (state.epoch.0, 0),
         Some(state) => (state.epoch.0, state.consumed),
         None => (options.epochs.start, 0),
     };

@@ -11,6 +11,7 @@
 mod load;
 mod names;
 mod order;
+mod rows;
 mod values;
 
 use std::net::{IpAddr, SocketAddr};
@@ -35,6 +36,7 @@ use crate::tier::{Policy, Stop};
 
 pub use load::{Load, Read};
 pub use order::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Order, Tokens};
+pub use rows::Rows;
 pub use values::{Choice, Named, Seconds, Size};
 
 /// How to connect to namespaces, and how to read files and folders.

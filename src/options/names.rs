@@ -1,9 +1,10 @@
 //! The names of the values that options choose from, in the order of C's numbers.
 
 use super::{Kind, Named};
+use crate::dataset::LongDocuments;
 use crate::folders::Links;
 use crate::order::Sharding;
-use crate::order::budget::{Cost, TooLong};
+use crate::order::budget::{Cost, Pack, TooLong};
 use crate::peers::Serving;
 use crate::prefetch::Batching;
 use crate::qpair::Direct;
@@ -68,4 +69,14 @@ impl Named for Cost {
 impl Named for TooLong {
     const NAMES: &'static [(&'static str, TooLong)] =
         &[("raise", TooLong::Raise), ("alone", TooLong::Alone)];
+}
+
+impl Named for Pack {
+    const NAMES: &'static [(&'static str, Pack)] =
+        &[("concat", Pack::Concat), ("best_fit", Pack::BestFit), ("none", Pack::None)];
+}
+
+impl Named for LongDocuments {
+    const NAMES: &'static [(&'static str, LongDocuments)] =
+        &[("cut", LongDocuments::Cut), ("raise", LongDocuments::Raise)];
 }

@@ -170,6 +170,7 @@ impl Tokens {
             max_samples: self.max_batch,
             cost,
             lengths,
+            rows: None,
         };
         budget.check()?;
         Ok(Some(budget))

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::order::budget::{Budget, Deal, Dealt, count_batches, within_batch};
+use dlfs_tokens::{RowCounts, count_rows};
+
+use crate::order::budget::{Budget, Dealt, count_batches, within_batch};
 use crate::order::{OrderSpec, Shard};
 use crate::units::Epoch;
 
@@ -13,6 +15,7 @@ use super::LoaderOptions;
 use super::budgeted::{TokenLengths, each};
 use super::mix::{Mix, drawn};
 use super::mix_budget::SourceLengths;
+use super::rows::Deals;
 use super::run_order::order_of;
 use super::source_ids::SourceIds;
 
@@ -58,6 +61,57 @@ impl BatchCounts {
         };
         let budget = Arc::clone(budget);
         Ok(Some(BatchCounts { over, options: options.clone(), budget, len }))
+    }
+
+    /// Returns whether batches are of rows, which [`BatchCounts::rows`] counts.
+    pub(crate) fn has_rows(&self) -> bool {
+        self.budget.rows.is_some()
+    }
+
+    /// The rows of an epoch along `order`, over all ranks. Packs the whole epoch.
+    ///
+    /// # Errors
+    /// A document has no length.
+    pub(crate) fn rows(&self, order: &OrderSpec, epoch: Epoch) -> Result<RowCounts> {
+        let tokens_at = self.tokens_at(order, epoch)?;
+        count_rows(&self.budget, order.seed, epoch, self.len, tokens_at)
+    }
+
+    /// For each source of a mixture, the documents that an epoch takes of it, and their tokens with separators.
+    ///
+    /// # Errors
+    /// A document has no length.
+    pub(crate) fn of_sources(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<(u64, u64)>> {
+        let Over::Mixture(mix, lengths) = &self.over else { return Ok(Vec::new()) };
+        let mut mixture = mix.mixture().clone();
+        let mut ids = SourceIds::new(mix, order);
+        let mut samples = Vec::new();
+        let mut tokens = Vec::new();
+        let mut sums = vec![(0, 0); mix.directories().len()];
+        let separator = u64::from(self.budget.rows.is_some_and(|rows| rows.separated));
+        let first = epoch.0 * self.len;
+        for at in (first..first + self.len).step_by(self.budget.window as usize) {
+            let end = (first + self.len).min(at + u64::from(self.budget.window));
+            samples.clear();
+            tokens.clear();
+            samples.extend((at..end).map(|at| drawn(&mut mixture, at)));
+            lengths.of_drawn(&mut ids, &samples, &mut tokens)?;
+            for (sample, &count) in samples.iter().zip(&tokens).filter(|(_, count)| **count > 0) {
+                let (documents, tokens): &mut (u64, u64) = &mut sums[sample.source as usize];
+                *documents += 1;
+                *tokens += u64::from(count) + separator;
+            }
+        }
+        Ok(sums)
+    }
+
+    /// The rows of a global batch.
+    pub(crate) fn rows_of_batch(&self) -> u64 {
+        u64::from(self.options.rows.max(1)) * self.num_ranks()
+    }
+
+    pub(crate) fn num_ranks(&self) -> u64 {
+        u64::from(self.options.world_size.max(1))
     }
 
     /// The number of batches in each window of an epoch along `order`, over all ranks.
@@ -127,7 +181,8 @@ impl BatchCounts {
     }
 
     fn deal(&self, order: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
-        let deal = Deal::new(&self.budget, order.seed, epoch, self.len, shard);
+        let of = (order.seed, epoch);
+        let deal = Deals::new(&self.budget, self.options.rows, of, self.len, shard);
         Ok(Batches { deal, tokens_at: self.tokens_at(order, epoch)?, samples: Vec::new() })
     }
 
@@ -159,7 +214,7 @@ impl BatchCounts {
 
 /// The batches of one epoch, as numbers of samples.
 struct Batches<'a> {
-    deal: Deal<()>,
+    deal: Deals<()>,
     tokens_at: TokensAt<'a>,
     samples: Vec<()>,
 }
@@ -172,7 +227,7 @@ impl Batches<'_> {
             samples.resize(samples.len() + (range.end - range.start) as usize, ());
             tokens_at(range, tokens)
         };
-        let dealt = deal.next(&mut draw, samples)?;
+        let dealt = deal.next(None, &mut draw, samples)?;
         Ok(dealt.map(|dealt| (samples.len() as u64, dealt)))
     }
 }

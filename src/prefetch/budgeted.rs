@@ -6,9 +6,11 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::{Budget, Deal, Dealt, LengthsOf, TooLong};
+use crate::order::budget::{Budget, Dealt, LengthsOf, Pack, RowSpec, TooLong};
 use crate::order::{EpochOrder, Pick, Shard};
 use crate::units::SampleId;
+
+use super::rows::{Deals, LayoutSink};
 
 /// The tokens of each sample.
 #[derive(Debug, Clone)]
@@ -17,6 +19,8 @@ pub struct TokenLengths {
     budget: Arc<Budget>,
     of: Of,
     too_long: TooLong,
+    /// Bytes of a sample before its tokens: the table of lengths of several fields.
+    table_bytes: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +55,10 @@ impl TokenLengths {
         };
         let directory = Arc::clone(directory);
         let budget = Arc::clone(budget);
-        Ok(TokenLengths { directory, budget, of, too_long })
+        let num_fields = directory.fields().len();
+        // At most 8 KiB of names, so a few thousand fields.
+        let table_bytes = if num_fields > 1 { 4 * num_fields as u32 } else { 0 };
+        Ok(TokenLengths { directory, budget, of, too_long, table_bytes })
     }
 
     /// The budget that these lengths are counted against.
@@ -59,30 +66,75 @@ impl TokenLengths {
         &self.budget
     }
 
-    /// The tokens of a sample; at least 1.
+    /// The tokens of a sample: at least 1, but for the documents of rows.
     ///
     /// # Errors
     /// The sample has no length, or a negative one. It is longer than a batch, unless long samples get batches of
-    /// their own.
+    /// their own. It is longer than a row that takes whole documents, or its bytes are no whole number of tokens.
     #[inline]
     pub fn of(&self, id: SampleId) -> Result<u32> {
-        let tokens = match self.of {
+        match self.of {
             Of::Bytes(token_bytes) => {
                 let len_bytes = self.directory.len_bytes(id).unwrap_or(0);
-                Budget::tokens_of_bytes(len_bytes, token_bytes)
+                self.of_bytes(|| id, len_bytes, token_bytes)
             }
-            Of::Column(at) => self.of_int(id, self.directory.columns()[at].int(id.0))?,
-            Of::Label => self.of_int(id, self.directory.label(id))?,
-        };
-        self.checked(id, tokens)
+            Of::Column(at) => {
+                let value = self.directory.columns()[at].int(id.0);
+                self.checked(|| id, self.of_int(id, value)?)
+            }
+            Of::Label => self.checked(|| id, self.of_int(id, self.directory.label(id))?),
+        }
+    }
+
+    /// As [`TokenLengths::of`], for the live sample `nth` of `chunk`: its length in bytes needs no id.
+    #[inline]
+    fn in_chunk(&self, pick: &Pick) -> Result<u32> {
+        let id = || self.directory.id_in_chunk(pick.chunk, pick.nth);
+        let Of::Bytes(token_bytes) = self.of else { return self.of(id()) };
+        self.of_bytes(id, self.directory.len_in_chunk(pick.chunk, pick.nth), token_bytes)
     }
 
     #[inline]
-    fn checked(&self, sample: SampleId, tokens: u32) -> Result<u32> {
-        if self.too_long == TooLong::Raise && self.budget.exceeds(tokens) {
-            return Err(too_long(sample, tokens, self.budget.tokens));
+    fn of_bytes(&self, id: impl Fn() -> SampleId, len_bytes: u32, token_bytes: u32) -> Result<u32> {
+        if self.budget.rows.is_none() {
+            return self.checked(id, Budget::tokens_of_bytes(len_bytes, token_bytes));
+        }
+        let tokens_bytes = len_bytes.saturating_sub(self.table_bytes);
+        if !tokens_bytes.is_multiple_of(token_bytes) {
+            return Err(no_whole_tokens(id(), tokens_bytes, token_bytes));
+        }
+        self.checked(id, tokens_bytes / token_bytes)
+    }
+
+    #[inline]
+    fn checked(&self, sample: impl Fn() -> SampleId, tokens: u32) -> Result<u32> {
+        let is_too_long = match &self.budget.rows {
+            None => self.too_long == TooLong::Raise && self.budget.exceeds(tokens),
+            // Tokens of a document are counted with 32 bits, its separator included.
+            Some(rows) => match tokens.checked_add(rows.separated.into()) {
+                None => true,
+                Some(tokens) => takes_whole(rows) && self.budget.exceeds(tokens),
+            },
+        };
+        if is_too_long {
+            return Err(self.too_long(sample(), tokens));
         }
         Ok(tokens)
+    }
+
+    #[cold]
+    fn too_long(&self, sample: SampleId, tokens: u32) -> Error {
+        let most = self.budget.tokens;
+        let Some(rows) = &self.budget.rows else { return too_long(sample, tokens, most) };
+        if !takes_whole(rows) {
+            return too_many(sample, tokens.into());
+        }
+        let most = most.saturating_sub(rows.separated.into());
+        let text = format!("document {sample} has {tokens} tokens, more than the {most} of a row");
+        Error::new(ErrorKind::InvalidArgument, text).hint(
+            "let long documents be cut (too_long=\"cut\", in the command --row-too-long cut), take longer rows, or \
+             leave such documents out by a view (len <= N)",
+        )
     }
 
     fn of_int(&self, sample: SampleId, value: Option<i64>) -> Result<u32> {
@@ -91,8 +143,12 @@ impl TokenLengths {
             LengthsOf::Bytes(_) => "", // unreachable: bytes are no ints
         };
         let text = match value {
+            Some(value) if value > i64::from(u32::MAX) && self.budget.rows.is_some() => {
+                return Err(too_many(sample, value));
+            }
             Some(value) if value >= 0 => {
-                return Ok(u32::try_from(value).unwrap_or(u32::MAX).max(1));
+                let least = u32::from(self.budget.rows.is_none());
+                return Ok(u32::try_from(value).unwrap_or(u32::MAX).max(least));
             }
             Some(value) => format!(
                 "the length of sample {sample} is {value} by {column:?}: lengths are at least 0"
@@ -116,11 +172,12 @@ impl TokenLengths {
         };
         let directory = &self.directory;
         if let Of::Bytes(token_bytes) = self.of {
-            // In the order in which lengths lie in memory.
-            for chunk in 0..directory.num_chunks() {
-                for (id, extent) in directory.samples_in_chunk(chunk) {
-                    let tokens = Budget::tokens_of_bytes(extent.len_bytes, token_bytes);
-                    add(self.checked(id, tokens)?);
+            // In the order in which lengths lie in memory; ids of slots are looked up for errors alone.
+            let is_whole = directory.num_live() == directory.num_samples();
+            for (slot, len_bytes) in directory.lens_bytes() {
+                let id = || directory.id_at(slot).unwrap_or_default();
+                if is_whole || directory.is_live(id()) {
+                    add(self.of_bytes(id, len_bytes, token_bytes)?);
                 }
             }
             return Ok(all);
@@ -133,16 +190,25 @@ impl TokenLengths {
 }
 
 impl Measured {
+    /// The tokens of all samples.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
     /// The mean length of all samples, in tokens.
     pub(crate) fn mean_tokens(&self) -> u64 {
         self.tokens / self.samples.max(1)
     }
 }
 
-/// The approximate number of samples in a batch, if samples have `mean_tokens` on average.
-pub(crate) fn samples_of_batch(budget: &Budget, mean_tokens: u64) -> usize {
-    let most = budget.max_samples.map_or(u64::from(budget.window), u64::from);
-    let samples = budget.tokens / mean_tokens.max(1);
+/// The approximate number of samples in a batch, if samples have `mean_tokens` on average. `rows`: those of a batch, if
+/// the budget is of rows.
+pub(crate) fn samples_of_batch(budget: &Budget, rows: u32, mean_tokens: u64) -> usize {
+    let (rows, most) = match budget.rows {
+        Some(_) => (u64::from(rows), u64::MAX),
+        None => (1, budget.max_samples.map_or(u64::from(budget.window), u64::from)),
+    };
+    let samples = budget.tokens.saturating_mul(rows) / mean_tokens.max(1);
     usize::try_from(samples.clamp(1, most.max(1))).unwrap_or(usize::MAX)
 }
 
@@ -168,6 +234,29 @@ fn column_of(directory: &Directory, name: &str) -> Result<Of> {
         .hint("name a column of ints, or leave the lengths out: bytes then count"))
 }
 
+/// Returns whether rows take no document that is longer than a row.
+fn takes_whole(rows: &RowSpec) -> bool {
+    rows.pack != Pack::Concat && !rows.cuts
+}
+
+#[cold]
+fn too_many(sample: SampleId, tokens: i64) -> Error {
+    let text =
+        format!("document {sample} has {tokens} tokens, too many: 2^32 or more with a separator");
+    Error::new(ErrorKind::InvalidArgument, text)
+        .hint("correct the column of lengths, or leave such documents out by a view (len <= N)")
+}
+
+#[cold]
+fn no_whole_tokens(sample: SampleId, bytes: u32, token_bytes: u32) -> Error {
+    let text = format!(
+        "document {sample} has {bytes} bytes, which are no whole number of tokens of {token_bytes} bytes"
+    );
+    Error::new(ErrorKind::InvalidArgument, text).hint(
+        "name the field and the type that the documents have, or leave this one out by a view",
+    )
+}
+
 #[cold]
 fn too_long(sample: SampleId, tokens: u32, budget: u64) -> Error {
     let text = format!("sample {sample} has {tokens} tokens, more than the {budget} of a batch");
@@ -180,42 +269,45 @@ fn too_long(sample: SampleId, tokens: u32, budget: u64) -> Error {
 /// The batches of a rank in an epoch.
 #[derive(Debug, Clone)]
 pub(super) enum Dealing {
-    Ids(Deal<SampleId>),
+    Ids(Deals<SampleId>),
     /// Batches of an order that visits whole chunks.
-    Picks(Deal<Pick>),
+    Picks(Deals<Pick>),
 }
 
 impl Dealing {
-    /// The batches of `order` for the rank of `shard`, after the consumed ones.
+    /// The batches of `order` for the rank of `shard`, after the consumed ones. `rows`: those of a batch, if the
+    /// budget is of rows.
     pub(super) fn new(
-        budget: &Arc<Budget>,
+        (budget, rows): (&Arc<Budget>, u32),
         seed: u64,
         order: &EpochOrder,
         shard: Shard,
     ) -> Dealing {
-        let epoch = order.epoch();
+        let of = (seed, order.epoch());
         let len = order.len();
         if order.is_chunked() {
-            Dealing::Picks(Deal::new(budget, seed, epoch, len, shard))
+            Dealing::Picks(Deals::new(budget, rows, of, len, shard))
         } else {
-            Dealing::Ids(Deal::new(budget, seed, epoch, len, shard))
+            Dealing::Ids(Deals::new(budget, rows, of, len, shard))
         }
     }
 
-    /// Appends the samples of the next batch to `ids`, or to `picks` if the order visits whole chunks.
+    /// Appends the samples of the next batch to `ids`, or to `picks` if the order visits whole chunks. The layout of
+    /// rows goes to `sink`.
     ///
     /// # Errors
     /// Errors of [`TokenLengths::of`]; the consumed positions do not end with a batch.
     pub(super) fn next(
         &mut self,
+        sink: Option<&LayoutSink>,
         order: &mut EpochOrder,
         lengths: &TokenLengths,
-        ids: &mut Vec<SampleId>,
-        picks: &mut Vec<Pick>,
+        (ids, picks): (&mut Vec<SampleId>, &mut Vec<Pick>),
     ) -> Result<Option<Dealt>> {
         let directory = &*lengths.directory;
         match self {
-            Dealing::Ids(deal) => deal.next(
+            Dealing::Ids(deals) => deals.next(
+                sink,
                 &mut |range, ids, tokens| {
                     let start = ids.len();
                     order.ids(directory, range, ids);
@@ -223,12 +315,12 @@ impl Dealing {
                 },
                 ids,
             ),
-            Dealing::Picks(deal) => deal.next(
+            Dealing::Picks(deals) => deals.next(
+                sink,
                 &mut |range, picks, tokens| {
                     let start = picks.len();
                     order.picks(range, picks);
-                    let id = |pick: &Pick| directory.id_in_chunk(pick.chunk, pick.nth);
-                    each(&picks[start..], tokens, |pick| lengths.of(id(pick)))
+                    each(&picks[start..], tokens, |pick| lengths.in_chunk(pick))
                 },
                 picks,
             ),

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::{Budget, Deal, Dealt, TooLong};
+use crate::order::budget::{Budget, Dealt, TooLong};
 use crate::order::mixture::{Batching as DealtBy, Mixture};
 use crate::order::{OrderSpec, Shard};
 use crate::units::Epoch;
@@ -15,6 +15,7 @@ use crate::units::Epoch;
 use super::LoaderOptions;
 use super::budgeted::{TokenLengths, samples_of_batch};
 use super::mix::{Drawn, Mix, drawn};
+use super::rows::{Deals, LayoutSink, Layouts};
 use super::source_ids::SourceIds;
 
 /// The tokens of each sample of each source.
@@ -68,9 +69,12 @@ impl Mix {
         if let DealtBy::PerSource { .. } = self.spec().batching {
             let text =
                 "batches by tokens have samples of all sources, and batches per source of one";
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(
-                "take the stratified or the random batching, or batch_size instead of batch_tokens",
-            ));
+            let hint = if options.has_rows() {
+                "take the stratified or the random batching"
+            } else {
+                "take the stratified or the random batching, or batch_size instead of batch_tokens"
+            };
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
         }
         let counts = self.mixture().counts(Epoch(options.epochs.start));
         let mut tokens = 0_u128;
@@ -79,7 +83,8 @@ impl Mix {
             tokens += u128::from(count) * u128::from(all.mean_tokens());
         }
         let mean = tokens / u128::from(self.mixture().epoch_size().max(1));
-        let batch_size = samples_of_batch(budget, mean as u64); // at most the u64 of a source
+        // At most the u64 of a source.
+        let batch_size = samples_of_batch(budget, options.rows, mean as u64);
         Ok(LoaderOptions { batch_size, ..options })
     }
 }
@@ -97,13 +102,27 @@ pub(super) struct MixDealing {
     seed: u64,
     lengths: SourceLengths,
     ids: SourceIds,
-    deal: Option<(Epoch, Deal<Drawn>)>,
+    deal: Option<(Epoch, Deals<Drawn>)>,
+    /// The rows of a batch, if the budget is of rows, and the taker of their layouts.
+    rows: u32,
+    layouts: Option<LayoutSink>,
 }
 
 impl MixDealing {
     /// The batches of a run along `order`.
-    pub(super) fn new(mix: &Mix, lengths: SourceLengths, order: &OrderSpec) -> MixDealing {
-        MixDealing { seed: order.seed, lengths, ids: SourceIds::new(mix, order), deal: None }
+    pub(super) fn new(
+        mix: &Mix,
+        lengths: SourceLengths,
+        order: &OrderSpec,
+        rows: u32,
+    ) -> MixDealing {
+        let ids = SourceIds::new(mix, order);
+        MixDealing { seed: order.seed, lengths, ids, deal: None, rows, layouts: None }
+    }
+
+    /// Gives the layouts of rows to `layouts` from now on.
+    pub(super) fn give_layouts_to(&mut self, layouts: &Arc<Layouts>) {
+        self.layouts = Some(LayoutSink::new(layouts));
     }
 
     /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`. `None`: it has no more.
@@ -116,13 +135,14 @@ impl MixDealing {
         (epoch, shard): (Epoch, Shard),
         out: &mut Vec<Drawn>,
     ) -> Result<Option<Dealt>> {
-        let MixDealing { seed, lengths, ids, deal } = self;
+        let MixDealing { seed, lengths, ids, deal, rows, layouts } = self;
         let len = mixture.epoch_size();
         let first = epoch.0 * len;
         let deal = match deal {
             Some((at, deal)) if *at == epoch => deal,
             other => {
-                &mut other.insert((epoch, Deal::new(&lengths.budget, *seed, epoch, len, shard))).1
+                let new = Deals::new(&lengths.budget, *rows, (*seed, epoch), len, shard);
+                &mut other.insert((epoch, new)).1
             }
         };
         let mut draw = |range: Range<u64>, samples: &mut Vec<Drawn>, tokens: &mut Vec<u32>| {
@@ -130,6 +150,6 @@ impl MixDealing {
             samples.extend(range.map(|at| drawn(mixture, first + at)));
             lengths.of_drawn(ids, &samples[from..], tokens)
         };
-        deal.next(&mut draw, out)
+        deal.next(layouts.as_ref(), &mut draw, out)
     }
 }

@@ -38,7 +38,8 @@ pub(super) fn parts(
     if plan.batching.contains(&Batching::None) {
         pump.limit_outstanding(1);
     }
-    let stream = MixStream::new(mix, options, state)?;
+    let mut stream = MixStream::new(mix, options, state)?;
+    stream.give_layouts_to(options.layouts.as_ref());
     let how = (options.on_error, options.verify_kept);
     let geometry = pump.geometry();
     let driver = MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how);

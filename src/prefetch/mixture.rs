@@ -17,6 +17,7 @@ use super::LoaderOptions;
 use super::head::Head;
 use super::mix::{Drawn, Mix, drawn};
 use super::mix_budget::{MixDealing, SourceLengths};
+use super::rows::Layouts;
 use super::source_ids::SourceIds;
 use super::walk::{Taken, Walk};
 
@@ -56,18 +57,22 @@ impl Mix {
             return Err(Error::invalid(text, "start anew, without the state"));
         };
         let len = self.mixture().epoch_size();
-        let consumed = state.epoch.0.saturating_mul(len).saturating_add(state.consumed);
+        // Rows do not tell how many positions they took: the whole epoch counts as consumed.
+        let is_begun = options.has_rows() && state.consumed > 0;
+        let of_epoch = if is_begun { len } else { state.consumed };
+        let consumed = state.epoch.0.saturating_mul(len).saturating_add(of_epoch);
         self.spec().check_resumed(spec, consumed)?;
         state.check_budget(options.budget.as_deref())?;
         state.check_order(&options.order, options.world_size, len)
     }
 
-    /// Checks that the consumed positions of `state` end with a batch, if batches have a budget.
+    /// Checks that the consumed positions of `state` end with a batch, if batches have a budget. Rows may begin
+    /// anywhere.
     ///
     /// # Errors
     /// `InvalidArgument`: they do not.
     pub(crate) fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
-        if options.budget.is_none() || state.consumed == 0 {
+        if options.budget.is_none() || options.has_rows() || state.consumed == 0 {
             return Ok(());
         }
         let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
@@ -123,7 +128,7 @@ impl MixStream {
         let dealing = match &options.budget {
             Some(budget) => {
                 let lengths = SourceLengths::new(mix, budget, options.too_long)?;
-                Some(Box::new(MixDealing::new(mix, lengths, &start.order)))
+                Some(Box::new(MixDealing::new(mix, lengths, &start.order, options.rows)))
             }
             None => None,
         };
@@ -138,6 +143,13 @@ impl MixStream {
             by_lane: ByLane::default(),
             dealing,
         })
+    }
+
+    /// Gives the layouts of rows to `layouts` from now on.
+    pub(super) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
+        if let (Some(dealing), Some(layouts)) = (&mut self.dealing, layouts) {
+            dealing.give_layouts_to(layouts);
+        }
     }
 
     /// Returns whether all batches have been planned.

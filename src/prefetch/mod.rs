@@ -11,6 +11,7 @@
 //! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
 //! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source in the batches of a mixture |
 //! | `budgeted`, `mix_budget`, `batch_counts` | batches by a token budget, those of a mixture, and their number |
+//! | `rows` | rows of tokens instead of such batches |
 //! | `mix_driver`, `mixed` | a driver that reads a mixture through one driver per source |
 //! | `driver` | the trait of drivers |
 //! | `start`, `poller` | construction of a prefetcher, and its thread |
@@ -46,6 +47,7 @@ mod options;
 mod passes;
 mod poller;
 mod residency;
+mod rows;
 mod run_order;
 mod samples;
 mod source_ids;
@@ -92,6 +94,7 @@ pub(crate) use mixture::MixIds;
 pub(crate) use node::{NodeClient, Origin, reading};
 pub use node_place::NodePlace;
 pub use options::{Batching, LoaderOptions};
+pub use rows::Layouts;
 pub use stats::LoaderStats;
 pub(crate) use stream::Stream;
 pub use trace::Trace;
@@ -213,7 +216,9 @@ impl Prefetcher {
     pub(crate) fn restart(mut self, state: State) -> Result<Prefetcher> {
         let poller = self.poller.take().and_then(Forked::into_inner);
         let window = poller.map(|poller| Arc::clone(&poller.window));
-        let options = LoaderOptions { order: state.order, resume: Some(state), ..self.options };
+        let layouts = self.options.layouts.as_ref().map(|layouts| layouts.renewed());
+        let options =
+            LoaderOptions { order: state.order, resume: Some(state), layouts, ..self.options };
         Prefetcher::in_window(self.directory, self.devices, options, window)
     }
 
@@ -289,6 +294,11 @@ impl Prefetcher {
     /// another world size or batch size.
     pub fn state(&self) -> State {
         self.state.clone()
+    }
+
+    /// The layouts of the batches that are to be delivered, if batches are rows of tokens.
+    pub(crate) fn layouts(&self) -> Option<&Layouts> {
+        self.options.layouts.as_deref()
     }
 
     /// Returns whether a call has failed; every later call returns the same error.

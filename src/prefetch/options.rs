@@ -13,6 +13,7 @@ use crate::reader::OnError;
 
 use super::mix::Mix;
 use super::node_place::NodePlace;
+use super::rows::Layouts;
 use super::trace::Trace;
 
 /// Options of a [`Prefetcher`](super::Prefetcher).
@@ -27,6 +28,10 @@ pub struct LoaderOptions {
     pub budget: Option<Arc<Budget>>,
     /// The treatment of a sample that is longer than the budget.
     pub too_long: TooLong,
+    /// The rows of a batch on this rank, if the budget is of rows of tokens.
+    pub rows: u32,
+    /// Takes the layouts of these rows. A token loader sets it; each of its runs has one of its own.
+    pub layouts: Option<Arc<Layouts>>,
     /// The epochs to read.
     pub epochs: Range<u64>,
     /// This rank, less than `world_size`.
@@ -88,6 +93,8 @@ impl LoaderOptions {
             batch_size,
             budget: None,
             too_long: TooLong::Raise,
+            rows: 1,
+            layouts: None,
             epochs: 0..epochs,
             rank: 0,
             world_size: 1,
@@ -125,6 +132,11 @@ impl LoaderOptions {
     #[must_use]
     pub fn by_budget(self, budget: Budget) -> LoaderOptions {
         LoaderOptions { budget: Some(Arc::new(budget)), ..self }
+    }
+
+    /// Returns whether batches are rows of tokens.
+    pub(crate) fn has_rows(&self) -> bool {
+        self.budget.as_ref().is_some_and(|budget| budget.rows.is_some())
     }
 
     /// The share that is read with these options, from the start of an epoch.
@@ -199,6 +211,9 @@ impl LoaderOptions {
     fn check_budget(&self) -> Result<()> {
         let Some(budget) = &self.budget else { return Ok(()) };
         budget.check()?;
+        if budget.rows.is_some() {
+            self.check_rows()?;
+        }
         let what = if self.order.kind.world_size().is_some() {
             "this order gives each rank samples of its own"
         } else if self.sharding != Sharding::Strided {
@@ -208,6 +223,22 @@ impl LoaderOptions {
         };
         let text = format!("batches by a budget of tokens go to ranks as wholes: {what}");
         Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+
+    /// Checks that the other options permit rows of tokens.
+    fn check_rows(&self) -> Result<()> {
+        if self.rows == 0 {
+            return Err(Error::invalid("a batch has at least one row", "give a batch size"));
+        }
+        if self.on_error == OnError::Skip {
+            let text = "rows are laid out before documents are read, so none can be skipped";
+            return Err(Error::invalid(text, "open a view without the damaged documents"));
+        }
+        if self.node.is_some() || self.seats.is_some() {
+            let text = "a node loader deals samples, not rows of tokens";
+            return Err(Error::invalid(text, "leave the node loader out"));
+        }
+        Ok(())
     }
 }
 

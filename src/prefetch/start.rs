@@ -136,7 +136,8 @@ impl Prefetcher {
         let batching = options.batching_on(&self.directory, &self.devices)?;
         pump.learn(&self.directory);
         let geometry = pump.geometry();
-        let stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
+        let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
+        stream.give_layouts_to(options.layouts.as_ref());
         let passes = options.pass_lengths(batching, &self.directory);
         let residency = Arc::new(Residency::new(match (batching, passes) {
             (Batching::Chunk, None) => self.directory.num_samples(),

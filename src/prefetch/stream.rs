@@ -15,6 +15,7 @@ use super::LoaderOptions;
 use super::budgeted::{Dealing, TokenLengths};
 use super::fed::{Fed, Piece, Placed};
 use super::head::Head;
+use super::rows::{LayoutSink, Layouts};
 use super::run_order::RunOrder;
 use super::walk::{Taken, Walk};
 
@@ -30,6 +31,9 @@ pub(crate) struct Stream {
     lengths: Option<TokenLengths>,
     /// The epoch of the current batches by budget, and those batches.
     dealing: Option<(Epoch, Dealing)>,
+    /// The rows of a batch, if the budget is of rows, and the taker of their layouts.
+    rows: u32,
+    layouts: Option<LayoutSink>,
     /// For a source of a mixture: supplies positions instead of the order.
     fed: Option<Box<Fed>>,
 }
@@ -94,7 +98,8 @@ impl Stream {
             None => None,
         };
         let order = RunOrder::new(Arc::clone(&directory), start.order, options.weights.clone());
-        Ok(Stream { lengths, ..Stream::along(directory, order, walk, shares) })
+        let rows = options.rows;
+        Ok(Stream { lengths, rows, ..Stream::along(directory, order, walk, shares) })
     }
 
     fn along(directory: Arc<Directory>, order: RunOrder, walk: Walk, shares: Shares) -> Stream {
@@ -107,8 +112,15 @@ impl Stream {
             ids: Vec::new(),
             lengths: None,
             dealing: None,
+            rows: 1,
+            layouts: None,
             fed: None,
         }
+    }
+
+    /// Gives the layouts of rows to `layouts` from now on.
+    pub(super) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
+        self.layouts = layouts.map(LayoutSink::new);
     }
 
     /// A source's part of a mixture: positions from [`Stream::feed`], along `spec`.
@@ -153,7 +165,7 @@ impl Stream {
     /// `InvalidArgument`: the rank does not exist.
     pub(super) fn owed(len: u64, options: &LoaderOptions, start: &State) -> Result<Option<u64>> {
         let shard = options.shard()?;
-        if options.budget.is_some() && shard.num_ranks() > 1 {
+        if options.budget.is_some() && shard.num_ranks() > 1 || options.has_rows() {
             return Ok(None);
         }
         let batch_size = (options.batch_size as u64).max(1);
@@ -286,7 +298,7 @@ impl Stream {
         ids: &mut Vec<SampleId>,
         picks: &mut Vec<Pick>,
     ) -> Result<Option<Head>> {
-        let Stream { walk, order, lengths, dealing, .. } = self;
+        let Stream { walk, order, lengths, dealing, rows, layouts, .. } = self;
         let Some(lengths) = lengths else { return Ok(None) };
         let seed = order.spec().seed;
         walk.next_dealt(|epoch, shard| {
@@ -294,11 +306,11 @@ impl Stream {
             let dealing = match &mut *dealing {
                 Some((at, dealing)) if *at == epoch => dealing,
                 other => {
-                    let new = Dealing::new(lengths.budget(), seed, order, shard);
+                    let new = Dealing::new((lengths.budget(), *rows), seed, order, shard);
                     &mut other.insert((epoch, new)).1
                 }
             };
-            dealing.next(order, lengths, ids, picks)
+            dealing.next(layouts.as_ref(), order, lengths, (&mut *ids, &mut *picks))
         })
     }
 }

@@ -57,22 +57,29 @@ pub(super) fn budget_declines_chunks(directory: &Directory, options: &LoaderOpti
 /// Bytes that batches by a budget need beside the open chunks of the order: a window of positions reaches into the
 /// next group, and its chunks stay for two windows.
 fn sorted_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
-    let Some(budget) = &options.budget else { return 0 };
-    let samples = u64::from(budget.window).min(directory.num_live());
+    let samples = sorted_positions(options).min(directory.num_live());
     samples.saturating_mul(3 * mean_sample_bytes(directory)).min(chunks_len(directory, u64::MAX))
 }
 
 /// The same for a mixture whose samples have `mean_bytes` on average.
 pub(super) fn sorted_bytes_of(options: &LoaderOptions, mean_bytes: u64) -> u64 {
-    let window = options.budget.as_ref().map_or(0, |budget| u64::from(budget.window));
-    window.saturating_mul(mean_bytes.saturating_mul(3))
+    sorted_positions(options).saturating_mul(mean_bytes.saturating_mul(3))
+}
+
+/// The positions within which batches by a budget reorder samples; 0 if they come in the order's sequence.
+fn sorted_positions(options: &LoaderOptions) -> u64 {
+    let sorts = options.budget.as_ref().filter(|budget| budget.has_windows());
+    sorts.map_or(0, |budget| budget.window.into())
 }
 
 /// Batches for which a chunk stays after its last use; 0: until its group has ended. Batches by a budget return to
-/// a chunk within the window of positions after its last use.
+/// a chunk within the window of positions after its last use; rows that take documents in sequence do not.
 pub(super) fn patience(options: &LoaderOptions) -> u64 {
-    let Some(budget) = &options.budget else { return 0 };
-    let of_window = u64::from(budget.window).div_ceil(options.batch_size.max(1) as u64);
+    let positions = sorted_positions(options);
+    if positions == 0 {
+        return 0;
+    }
+    let of_window = positions.div_ceil(options.batch_size.max(1) as u64);
     3 * of_window.div_ceil(options.world_size.max(1).into()) + PATIENCE
 }
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use dlfs::options::{Connect, DEFAULT_EXCHANGE, DEFAULT_GROUP, Peers, Read, Tokens};
+use dlfs::options::{Connect, DEFAULT_EXCHANGE, DEFAULT_GROUP, Peers, Read, Rows, Tokens};
 
 /// The files of the library's structs, and their names, which Python's classes have, too.
 const STRUCTS: [(&str, &str); 9] = [
@@ -19,6 +19,12 @@ const STRUCTS: [(&str, &str); 9] = [
     ("order", "Tokens"),
 ];
 
+/// The struct of rows of tokens: Python's functions have its options as parameters.
+const ROWS: (&str, &str) = ("rows", "Rows");
+
+/// C's structs.
+const C_STRUCTS: [&str; 3] = ["MountOptions", "SequenceOptions", "TokensOptions"];
+
 /// Options that C lacks.
 const NOT_IN_C: [&str; 5] = ["hostid", "tls", "spdk_memory", "spdk_huge_pages", "copy_threads"];
 
@@ -28,7 +34,7 @@ const PARAMETERS: [&str; 6] = ["order", "batch_size", "rank", "world_size", "tie
 #[test]
 fn the_c_structs_have_every_option_under_its_name_with_its_unit() {
     let text = read("tools/capi/src/options.rs");
-    let structs = ["MountOptions", "SequenceOptions"].map(|name| fields(&text, name));
+    let structs = C_STRUCTS.map(|name| fields(&text, name));
     for (name, doc, unit) in library() {
         if NOT_IN_C.contains(&&*name) {
             continue;
@@ -70,13 +76,14 @@ fn python_s_classes_have_the_names_and_the_words_of_the_library_s_structs() {
 #[test]
 fn the_defaults_that_are_told_are_those_of_the_library() {
     let text = read("tools/capi/src/options.rs");
-    let structs = ["MountOptions", "SequenceOptions"].map(|name| fields(&text, name));
+    let structs = C_STRUCTS.map(|name| fields(&text, name));
     let mut told = 0;
     for (name, value) in [
         serde_json::to_value(Connect::default()),
         serde_json::to_value(Read::default()),
         serde_json::to_value(Peers::default()),
         serde_json::to_value(Tokens::default()),
+        serde_json::to_value(Rows::default()),
     ]
     .into_iter()
     .flat_map(|value| value.unwrap().as_object().unwrap().clone())
@@ -101,7 +108,7 @@ fn the_defaults_that_are_told_are_those_of_the_library() {
 
 /// The options of the library, with their documentation and types.
 fn library() -> Vec<(String, String, String)> {
-    STRUCTS.iter().flat_map(|(file, name)| of_struct(file, name)).collect()
+    STRUCTS.iter().chain([&ROWS]).flat_map(|(file, name)| of_struct(file, name)).collect()
 }
 
 fn of_struct(file: &str, name: &str) -> Vec<(String, String, String)> {

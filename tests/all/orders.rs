@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use dlfs::order::budget::{Budget, Cost, Deal};
+use dlfs::order::budget::{Budget, Cost, Deal, Pack, RowSpec};
 use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
     Aligner, EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard,
     Sharding, Tail,
 };
 use dlfs::permutation::{Key, Permutation};
+use dlfs::tokens::{Layout, RowDeal};
 use dlfs::units::{Epoch, SampleId};
 use proptest::prelude::*;
 
@@ -219,6 +220,53 @@ fn every_budget_cuts_as_the_golden_file_says() {
         lines += 1;
     }
     assert_eq!(lines, 9);
+}
+
+#[test]
+fn every_row_is_the_one_in_the_golden_file() {
+    let mut lines = 0;
+    for line in include_str!("../golden/rows.txt").lines().filter(|line| !line.starts_with('#')) {
+        let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [pack, separated, capacity, window, seed, epoch, lengths, rows] = fields[..] else {
+            panic!("line: {line}")
+        };
+        let pack = match pack {
+            "concat" => Pack::Concat,
+            "best_fit" => Pack::BestFit,
+            _ => Pack::None,
+        };
+        let spec = RowSpec { pack, separated: separated == "separated", cuts: true };
+        let budget = Budget {
+            window: window.parse().unwrap(),
+            cost: Cost::Sum,
+            rows: Some(spec),
+            ..Budget::new(capacity.parse().unwrap())
+        };
+        let lengths: Vec<u32> = lengths.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        let mut draw = |range: Range<u64>, at: &mut Vec<u64>, tokens: &mut Vec<u32>| {
+            at.extend(range.clone());
+            tokens.extend(&lengths[range.start as usize..range.end as usize]);
+            Ok(())
+        };
+        let shard = Shard::new(0, 1, Tail::Keep).unwrap();
+        let seed = seed.parse().unwrap();
+        let epoch = Epoch(epoch.parse().unwrap());
+        let mut deal = RowDeal::new(&budget, 1, seed, epoch, lengths.len() as u64, shard);
+        let mut found = Vec::new();
+        let mut documents = Vec::<u64>::new();
+        let mut layout = Layout::default();
+        while deal.next(&mut draw, &mut documents, &mut layout).unwrap().is_some() {
+            let parts = layout.segments.iter().map(|segment| {
+                let position = documents[segment.document as usize];
+                format!("{position}:{}+{}", segment.from, segment.len)
+            });
+            found.push(parts.collect::<Vec<_>>().join(" "));
+            documents.clear();
+        }
+        assert_eq!(found.join(" / "), rows, "line: {line}");
+        lines += 1;
+    }
+    assert_eq!(lines, 21);
 }
 
 fn parse_kind(text: &str) -> OrderKind {

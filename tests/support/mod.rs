@@ -10,6 +10,7 @@ pub mod fork;
 pub mod hostile_target;
 #[cfg(feature = "cloud")]
 pub mod hub;
+pub mod huge_image;
 #[cfg(feature = "cloud")]
 pub mod interrupted;
 #[cfg(feature = "tls")]

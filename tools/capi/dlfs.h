@@ -12,6 +12,7 @@
 //                                                read ahead while the current one is used
 //   dlfs_sequence_stage, dlfs_store_stats        the store in which a rank keeps its share of the samples
 //   dlfs_mixture_open, dlfs_mixture_sequence     such a loop over several data sets, in given proportions
+//   dlfs_tokens_open, dlfs_tokens_next           a loop over rows of tokens, packed from documents
 //   dlfs_state_save, dlfs_state_load             stop and resume such a loop: every sample once
 //   dlfs_stats, dlfs_sequence_stats, dlfs_places counters of what was read, and where it came from
 //   dlfs_metrics                                 all counters of the process, as OpenMetrics
@@ -157,6 +158,21 @@
 
 // A sample with more tokens than a batch may cost is a batch of its own.
 #define DLFS_TOO_LONG_ALONE 1
+
+// Documents lie end to end, cut wherever a row ends, without padding. The default.
+#define DLFS_PACK_CONCAT 0
+
+// Documents lie whole, each in the row of its window with the least room for it.
+#define DLFS_PACK_BEST_FIT 1
+
+// Each document has a row of its own.
+#define DLFS_PACK_NONE 2
+
+// A document that is longer than a row is cut into pieces. The default.
+#define DLFS_LONG_DOCUMENT_CUT 0
+
+// A document that is longer than a row is an error of dlfs_tokens_open.
+#define DLFS_LONG_DOCUMENT_RAISE 1
 
 // A rank takes every W-th sample of each global batch, for W ranks. The default.
 #define DLFS_SHARD_STRIDED 0
@@ -374,6 +390,9 @@ typedef struct dlfs_ns dlfs_ns;
 
 // A sequence of batches: an opaque handle.
 typedef struct dlfs_seq dlfs_seq;
+
+// A loader of rows of tokens: an opaque handle.
+typedef struct dlfs_tokens dlfs_tokens;
 
 // A writer of samples: an opaque handle.
 typedef struct dlfs_writer dlfs_writer;
@@ -793,7 +812,82 @@ typedef struct {
     const char *const *phases;
     // The number of phases.
     size_t num_phases;
+    // The unit of weights and of the starts of phases: "samples"; or tokens of documents, by "tokens",
+    // "tokens:FIELD" if several fields could have them, or "lengths:COLUMN" for those that a column of ints has.
+    // Other numbers of samples stay. NULL: "samples".
+    const char *count;
 } dlfs_mixture_options;
+
+// Options of rows of tokens. Set `size` to `sizeof(dlfs_tokens_options)`, set `seq_len`, and all fields without a
+// value to zero. The call copies it.
+typedef struct {
+    // sizeof(dlfs_tokens_options).
+    size_t size;
+    // The tokens of a row; `batch_size` of dlfs_sequence_options is then a number of rows. A row has one token more,
+    // so that inputs and labels are the same array, shifted by one.
+    uint32_t seq_len;
+    // How documents fill rows: DLFS_PACK_...
+    uint32_t pack;
+    // Positions of the epoch that best_fit packs together; default 16,384.
+    uint32_t pack_window;
+    // 1: `separator` follows each document.
+    uint32_t separated;
+    // The token that follows each document, with `separated`.
+    uint32_t separator;
+    // Handling of a document that is longer than a row, except with DLFS_PACK_CONCAT: DLFS_LONG_DOCUMENT_...
+    uint32_t too_long;
+    // The token that fills what documents leave free.
+    uint32_t pad;
+    // The number of different tokens; one that is not below it is an error. 0: any.
+    uint32_t vocabulary;
+    // The field of tokens: "NAME", or "NAME:TYPE", such as "tok:u16", if the field has no type; "TYPE" alone if
+    // samples have one field without a name. NULL: the only field of tokens.
+    const char *field;
+    // The column of ints with the tokens of each document, instead of its bytes; or NULL.
+    const char *lengths;
+    // The field with a byte for each token: 0 for tokens that are not learned from; or NULL.
+    const char *loss_field;
+    // This rank among the context-parallel ranks, which each have a part of the columns; from 0.
+    uint32_t cp_rank;
+    // The number of context-parallel ranks; default 1.
+    uint32_t cp_size;
+    // 1: the columns are cut into 2 * `cp_size` parts, of which a rank has `cp_rank` and the one as far from the end.
+    uint32_t cp_zigzag;
+    // Zero.
+    uint32_t reserved;
+} dlfs_tokens_options;
+
+// The arrays of a batch of rows, in memory of the caller. Set `size` to `sizeof(dlfs_rows)`, and the arrays that are
+// wanted; others are NULL.
+//
+// An array has `batch_size` rows of C columns, row by row. Without context-parallel ranks C is `seq_len` + 1: columns
+// 0 to `seq_len` - 1 are inputs, and columns 1 to `seq_len` their labels. A context-parallel rank has one part of the
+// inputs, or with `cp_zigzag` two, each with one column more behind it for the label of its last input.
+typedef struct {
+    // sizeof(dlfs_rows).
+    size_t size;
+    // The tokens, of type `element`.
+    void *tokens;
+    // The number of the segment, from 1 in each row; 0 for padding.
+    int32_t *segment_ids;
+    // The number of the token within its segment, from 0; 0 for padding.
+    int32_t *position_ids;
+    // 1 if the token is learned from as a label, else 0.
+    uint8_t *loss_mask;
+    // The id of the token's sample; -1 for padding.
+    int64_t *sample_ids;
+    // The starts of segments and paddings in all inputs of the batch, one row behind the other, and their end:
+    // `batch_size` * `seq_len` + 1 places. Not with context-parallel ranks.
+    int32_t *cu_seqlens;
+    // Set by the call: the places of `cu_seqlens` that are in use.
+    size_t num_cu_seqlens;
+    // The type of `tokens`: DLFS_ELEMENT_I64, also for 0; DLFS_ELEMENT_I32, _U32 or _U16.
+    uint32_t element;
+    // Set by the call: 1 if it is the last batch of its epoch, else 0.
+    uint32_t ends_epoch;
+    // Set by the call: the epoch of the rows.
+    uint64_t epoch;
+} dlfs_rows;
 
 // Counters, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.
 typedef struct {
@@ -1330,6 +1424,51 @@ int dlfs_mixture_counts(const dlfs_mixture *mixture,
 int dlfs_mixture_sequence(const dlfs_mixture *mixture,
                           const dlfs_sequence_options *options,
                           dlfs_seq **seq);
+
+// Creates a loader of rows of tokens along an order, and stores its handle in `*tokens`, to be closed with
+// dlfs_tokens_close. Samples are documents, and `batch_size` of `sequence` is a number of rows. Lengths of documents
+// are known without I/O, so the rows are, too. Readahead begins with the first dlfs_tokens_next. Any thread.
+//
+// DLFS_E_INVALID: the samples have no such field or no whole number of tokens, or no row can be filled.
+int dlfs_tokens_open(const dlfs_fs *fs,
+                     const dlfs_sequence_options *sequence,
+                     const dlfs_tokens_options *options,
+                     dlfs_tokens **tokens);
+
+// Creates a loader of rows over a mixture, as dlfs_tokens_open does over a data set: documents of all its data sets
+// are packed together. Any thread.
+int dlfs_mixture_tokens(const dlfs_mixture *mixture,
+                        const dlfs_sequence_options *sequence,
+                        const dlfs_tokens_options *options,
+                        dlfs_tokens **tokens);
+
+// Writes the next rows into the arrays of `rows`; waits until they are read. DLFS_END after the last batch of the last
+// epoch. Any thread; threads get different rows. Errors and forks as for dlfs_bread.
+//
+// DLFS_E_CORRUPT: a document has a token outside of the vocabulary, or one that `element` does not hold;
+// dlfs_last_error says which.
+int dlfs_tokens_next(const dlfs_tokens *tokens,
+                     dlfs_rows *rows);
+
+// Stores the number of batches of a whole epoch on this rank. No I/O. Any thread.
+int dlfs_tokens_len(const dlfs_tokens *tokens, uint64_t *batches);
+
+// Moves to the start of `epoch`. Any thread, between its batches.
+int dlfs_tokens_set_epoch(const dlfs_tokens *tokens, uint64_t epoch);
+
+// Copies the state of the run as dlfs_state_get does. A loader of rows of the same data set, order, length and packing
+// resumes from it, also with another world size or batch size. Any thread.
+int dlfs_tokens_state_get(const dlfs_tokens *tokens,
+                          char *json,
+                          size_t len,
+                          size_t *needed);
+
+// Resumes from the state in `json`. Errors as for dlfs_state_load. Any thread, between its batches.
+int dlfs_tokens_state_set(const dlfs_tokens *tokens, const char *json);
+
+// Closes the handle: readahead ends, and a dlfs_tokens_next in another thread ends with DLFS_E_INTERRUPTED. Any
+// thread.
+int dlfs_tokens_close(dlfs_tokens *tokens);
 
 // Releases the memory of `batch`, and clears the struct. Any thread.
 //

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::{
-    LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
+    Layouts, LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
 };
 use crate::reader::Batch;
 use crate::units::SampleId;
@@ -70,6 +70,14 @@ impl Reading {
         match self {
             Reading::Alone(alone) => alone.state(),
             Reading::Node(node) => node.state(),
+        }
+    }
+
+    /// The layouts of the batches that are to be delivered, if they are rows of tokens.
+    pub(super) fn layouts(&self) -> Option<&Layouts> {
+        match self {
+            Reading::Alone(alone) => alone.layouts(),
+            Reading::Node(_) => None,
         }
     }
 

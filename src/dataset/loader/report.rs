@@ -106,6 +106,9 @@ fn facts(options: &LoaderOptions, datasets: &[Dataset], window_bytes: usize) -> 
 fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(String, String)> {
     let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
     let batch = match &options.budget {
+        Some(budget) if options.has_rows() => {
+            format!("{} rows of {} tokens", options.rows, budget.tokens.saturating_sub(1))
+        }
         Some(budget) => format!("at most {} tokens", budget.tokens),
         None => format!("{} samples", options.batch_size),
     };

@@ -97,6 +97,10 @@ impl Columns {
         self.chunks.items()
     }
 
+    pub(crate) fn lens_bytes(&self) -> impl Iterator<Item = (Slot, u32)> + '_ {
+        (0..).map(Slot).zip(self.lengths.items::<U32>().iter().map(|len| len.get()))
+    }
+
     #[inline]
     pub(crate) fn len_bytes(&self, slot: Slot) -> u32 {
         self.lengths.items::<U32>()[slot.0 as usize].get()

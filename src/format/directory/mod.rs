@@ -219,6 +219,11 @@ impl Directory {
         Some(self.columns.len_bytes(self.slot_of(id)?))
     }
 
+    /// The lengths of all samples in bytes, in the order of slots; also of samples that are not live.
+    pub fn lens_bytes(&self) -> impl Iterator<Item = (Slot, u32)> + '_ {
+        self.columns.lens_bytes()
+    }
+
     /// The slot of the id; `None` if it was not assigned.
     #[inline]
     pub fn slot_of(&self, id: SampleId) -> Option<Slot> {
@@ -277,6 +282,16 @@ impl Directory {
         self.columns.extent(self.slot_in_chunk(c, nth), &self.layout)
     }
 
+    /// The length in bytes of the `nth` live sample of chunk `c`, from 0. Needs no id.
+    ///
+    /// # Panics
+    /// If chunk `c` has no `nth` live sample.
+    #[inline]
+    pub fn len_in_chunk(&self, c: u32, nth: u32) -> u32 {
+        self.columns.len_bytes(self.slot_in_chunk(c, nth))
+    }
+
+    #[inline]
     fn slot_in_chunk(&self, c: u32, nth: u32) -> Slot {
         let slots = self.columns.slots_of(c);
         let before = slots.start - self.deleted_slots.before(slots.start);

@@ -123,8 +123,12 @@ pub(super) fn open_source(
         Address::Path(path) => identity(path),
         _ => None,
     });
+    let kind = match options.from {
+        SourceKind::Auto if options.rows.end_of_document.is_some() => SourceKind::Tokens,
+        kind => kind,
+    };
     let source_options = SourceOptions {
-        kind: options.from,
+        kind,
         spool: options.spool.clone(),
         exclude: files.collect(),
         folders: options.folders,
@@ -134,7 +138,7 @@ pub(super) fn open_source(
     };
     let indexing = &mut Indexing::new(progress);
     let ImportOptions { splits, places, .. } = options;
-    let are_objects = objects::are_objects(sources, options.from)?;
+    let are_objects = objects::are_objects(sources, kind)?;
     let found = if are_objects {
         objects::look(sources, &source_options, splits, places, indexing)?
     } else if splits.is_empty() {
@@ -143,9 +147,11 @@ pub(super) fn open_source(
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     };
-    if !are_objects && !found.kind.is_rows() && options.rows != RowOptions::default() {
+    let RowOptions { tokens, end_of_document, .. } = &options.rows;
+    let is_refused = !are_objects || tokens.is_some() || end_of_document.is_some();
+    if is_refused && !found.kind.is_rows() && options.rows != RowOptions::default() {
         let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
-        let hint = "leave out --name, --label, --fields and --files";
+        let hint = "leave out --name, --label, --fields, --files and --tokens";
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     }
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();

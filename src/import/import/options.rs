@@ -20,7 +20,7 @@ use dlfs_format::directory::Directory;
 use dlfs_format::format::Pack;
 use dlfs_format::format::Uuid;
 use dlfs_format::format::columns::ColumnType;
-use dlfs_format::format::field_type::FieldType;
+use dlfs_format::format::field_type::{Element, FieldType};
 use dlfs_format::format::geometry::DEFAULT_CHUNK_BYTES;
 use dlfs_places::PlaceOptions;
 
@@ -95,7 +95,8 @@ pub struct ColumnsFrom {
     pub only: Vec<(String, Option<ColumnType>)>,
 }
 
-/// Treatment of the columns of a source that consists of rows: Parquet, Arrow, MDS, LitData, JSON Lines.
+/// Treatment of the columns of a source that consists of rows: Parquet, Arrow, MDS, LitData, documents of tokens, JSON
+/// Lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RowOptions {
     /// The column of the names. `None`: the name of the file that a line of JSON Lines names; otherwise, a row's
@@ -110,6 +111,11 @@ pub struct RowOptions {
     /// files become the field `file`; if `file` is a key of the lines, or `fields` has this key, the field has the
     /// name of this key instead. `None`: `file_name`, as in Hugging Face image folders, unless `fields` leaves it out.
     pub files: Option<String>,
+    /// The type of the tokens in raw files of tokens. An `.npy` file has its own.
+    pub tokens: Option<Element>,
+    /// The token behind each document in raw or `.npy` files of tokens, which is left out. If it is given,
+    /// [`SourceKind::Auto`] stands for [`SourceKind::Tokens`].
+    pub end_of_document: Option<u32>,
     /// Accepts files that lack columns of other files: their rows have no value there. Otherwise such files are
     /// refused.
     pub union: bool,

@@ -71,6 +71,7 @@ impl State {
     /// The same state with the lowest version that has all its fields.
     fn versioned(self) -> State {
         let version = match (&self.budget, self.view) {
+            (Some(budget), _) if budget.rows.is_some() => VERSION_OF_ROWS,
             (Some(_), _) => VERSION_OF_BUDGETS,
             (None, Some(_)) => VERSION_OF_VIEWS,
             (None, None) => VERSION,
@@ -85,10 +86,10 @@ impl State {
     pub fn from_json(text: &str) -> Result<State> {
         let state: State = serde_json::from_str(text)
             .map_err(|error| invalid("this is not a reading state").source(error))?;
-        if !(VERSION..=VERSION_OF_BUDGETS).contains(&state.version) {
+        if !(VERSION..=VERSION_OF_ROWS).contains(&state.version) {
             let found = state.version;
             return Err(invalid(format!(
-                "a reading state of version {found}; this build knows up to {VERSION_OF_BUDGETS}"
+                "a reading state of version {found}; this build knows up to {VERSION_OF_ROWS}"
             )));
         }
         if let Some(budget) = &state.budget {
@@ -196,7 +197,7 @@ impl State {
                 "resume with the seed of the state, or start anew, without the state",
             );
         }
-        if consumed > len {
+        if consumed > self.len_of_epoch(len) {
             let text = format!("the state has consumed {consumed} samples of an epoch of {len}");
             return refused(text, START_ANEW);
         }
@@ -248,9 +249,16 @@ impl State {
         Ok(State { order: *order, epoch, consumed, ..self.clone() })
     }
 
+    /// The most that can be consumed of an epoch of `len` positions. The number of rows is not known.
+    fn len_of_epoch(&self, len: u64) -> u64 {
+        let has_rows = self.budget.as_ref().is_some_and(|budget| budget.rows.is_some());
+        if has_rows { u64::MAX } else { len }
+    }
+
     /// The state after `consumed` of the epoch's `len` positions; at the end, the start of the next epoch.
     #[must_use]
     pub fn at(&self, epoch: Epoch, consumed: u64, len: u64) -> State {
+        let len = self.len_of_epoch(len);
         let next =
             if consumed < len { (epoch, consumed) } else { (Epoch(epoch.0.saturating_add(1)), 0) };
         State { epoch: next.0, consumed: next.1, ..self.clone() }
@@ -287,6 +295,9 @@ const VERSION_OF_VIEWS: u32 = 2;
 
 /// The version of states with budgets: older releases would read other batches.
 const VERSION_OF_BUDGETS: u32 = 3;
+
+/// The version of states with rows of tokens: older releases would count samples.
+const VERSION_OF_ROWS: u32 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -381,7 +392,7 @@ mod tests {
         assert!(refused("").contains("not a reading state"));
         assert!(refused(&json.replace("0001", "zz01")).contains("32 hexadecimal"));
         assert!(refused(&json.replace("\"000102", "\"+00102")).contains("32 hexadecimal"));
-        assert!(refused(&json.replace("\"version\":1", "\"version\":4")).contains("version 4"));
+        assert!(refused(&json.replace("\"version\":1", "\"version\":5")).contains("version 5"));
         assert!(refused(&json.replace("\"seed\":7", "\"seed\":-7")).contains("-7"));
         assert!(
             refused(&json.replace("\"global\"", "\"grouped\",\"lanes\":0,\"group\":1"))

@@ -36,5 +36,6 @@ pub mod read_batch;
 pub mod sequence;
 pub mod stats;
 mod structs;
+pub mod tokens;
 pub mod view;
 pub mod writer;

@@ -5,7 +5,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use dlfs::dataset;
-use dlfs::order::mixture::{Batching, Mixture, Part};
+use dlfs::order::mixture::{Batching, Count, Mixture, Part};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::units::Epoch;
 
 use crate::error::{Failure, guard};
@@ -21,7 +22,7 @@ pub struct Mix(());
 
 /// The object behind a mixture handle.
 pub(crate) struct Mixed {
-    mixture: dataset::Mixture,
+    pub(crate) mixture: dataset::Mixture,
     division: Division,
 }
 
@@ -44,10 +45,15 @@ pub struct MixtureOptions {
     pub phases: *const *const c_char,
     /// The number of phases.
     pub num_phases: usize,
+    /// The unit of weights and of the starts of phases: "samples"; or tokens of documents, by "tokens",
+    /// "tokens:FIELD" if several fields could have them, or "lengths:COLUMN" for those that a column of ints has.
+    /// Other numbers of samples stay. NULL: "samples".
+    pub count: *const c_char,
 }
 // SAFETY: numbers and pointers, the size first.
 unsafe impl Struct for MixtureOptions {
     const NAME: &str = "dlfs_mixture_options";
+    const EARLIER: &[usize] = &[std::mem::offset_of!(MixtureOptions, count)];
 }
 
 /// Mixes `count` mounted data sets, and stores a handle in `*mixture`, to be closed with
@@ -98,13 +104,18 @@ pub unsafe extern "C" fn dlfs_mixture_open(
             } else {
                 parsed(options.batching, "batching")?
             };
+            let count = if options.count.is_null() {
+                Count::Samples
+            } else {
+                parsed(options.count, "count")?
+            };
             let texts: &[*const c_char] = array(options.phases, options.num_phases, "phases")?;
             let phases = texts.iter().enumerate();
             let phases = phases.map(|(at, &text)| parsed(text, &format!("phases[{at}]")));
             let phases = phases.collect::<Result<Vec<_>, _>>()?;
             let epoch_size = (options.epoch_size != 0).then_some(options.epoch_size);
             let given = given.iter().map(|(mount, part)| (mount.dataset.clone(), *part)).collect();
-            let mixture = dataset::Mixture::new(given, epoch_size, batching, phases)?;
+            let mixture = dataset::Mixture::counting(&count, given, epoch_size, batching, phases)?;
             let division = division.expect("a mixture has at least one source");
             Ok(Mixed { mixture, division })
         })
@@ -165,18 +176,7 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
         handles::open(seq, "seq", || {
             let options = take(options)?;
             let mixed = mixture_of(mixture)?;
-            let has_functions = options.peer_set.is_some() || options.peer_get.is_some();
-            let of_one = [
-                ("peers", !options.peers.is_null() || has_functions),
-                ("store", !options.store.is_null()),
-                ("restart_shares", options.store()?.restart_shares),
-            ];
-            if let Some((what, _)) = of_one.iter().find(|(_, is_given)| *is_given) {
-                return Err(Failure::invalid(format!(
-                    "{what} is for a sequence of one data set: leave it out for a mixture"
-                )));
-            }
-            let loader = mixed.mixture.loader(options.options(None, None)?)?;
+            let loader = mixed.mixture.loader(mixed.loader_options(&options)?)?;
             let stop = options.stop();
             let division = mixed.division;
             Ok(Sequence { loader, stop, division, restarts_shares: false })
@@ -188,7 +188,33 @@ impl Kind for Mixed {
     const NAME: &str = "mixture";
 }
 
-fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {
+impl Mixed {
+    /// The options of a loader over the mixture.
+    ///
+    /// # Safety
+    /// Strings and arrays of `options` satisfy the header.
+    pub(crate) unsafe fn loader_options(
+        &self,
+        options: &SequenceOptions,
+    ) -> Result<LoaderOptions, Failure> {
+        let has_functions = options.peer_set.is_some() || options.peer_get.is_some();
+        let of_one = [
+            ("peers", !options.peers.is_null() || has_functions),
+            ("store", !options.store.is_null()),
+            // SAFETY: the caller's promise is the one that the called function requires.
+            ("restart_shares", unsafe { options.store()? }.restart_shares),
+        ];
+        if let Some((what, _)) = of_one.iter().find(|(_, is_given)| *is_given) {
+            return Err(Failure::invalid(format!(
+                "{what} is for a sequence of one data set: leave it out for a mixture"
+            )));
+        }
+        // SAFETY: as above.
+        unsafe { options.options(None, None) }
+    }
+}
+
+pub(crate) fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {
     handles::get(mixture.cast())
 }
 

@@ -4,14 +4,15 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dlfs::dataset::{Options, Watch};
+use dlfs::dataset::{Options, TokenOptions, Watch};
 use dlfs::directory::Directory;
 use dlfs::options::{
-    Choice, Connect, Kind, Load, Named, Open, Order, Peers, Read, Seconds, Size, Store, Tiers,
-    Tokens,
+    Choice, Connect, Kind, Load, Named, Open, Order, Peers, Read, Rows, Seconds, Size, Store,
+    Tiers, Tokens,
 };
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
+use dlfs::tokens::Columns;
 
 use crate::error::Failure;
 use crate::structs::{Struct, path, strings, take_or_zeroed, utf8};
@@ -40,6 +41,18 @@ pub const DLFS_COST_SUM: u32 = 1;
 pub const DLFS_TOO_LONG_RAISE: u32 = 0;
 /// A sample with more tokens than a batch may cost is a batch of its own.
 pub const DLFS_TOO_LONG_ALONE: u32 = 1;
+
+/// Documents lie end to end, cut wherever a row ends, without padding. The default.
+pub const DLFS_PACK_CONCAT: u32 = 0;
+/// Documents lie whole, each in the row of its window with the least room for it.
+pub const DLFS_PACK_BEST_FIT: u32 = 1;
+/// Each document has a row of its own.
+pub const DLFS_PACK_NONE: u32 = 2;
+
+/// A document that is longer than a row is cut into pieces. The default.
+pub const DLFS_LONG_DOCUMENT_CUT: u32 = 0;
+/// A document that is longer than a row is an error of dlfs_tokens_open.
+pub const DLFS_LONG_DOCUMENT_RAISE: u32 = 1;
 
 /// A rank takes every W-th sample of each global batch, for W ranks. The default.
 pub const DLFS_SHARD_STRIDED: u32 = 0;
@@ -374,6 +387,51 @@ unsafe impl Struct for SequenceOptions {
     const NAME: &str = "dlfs_sequence_options";
 }
 
+/// Options of rows of tokens. Set `size` to `sizeof(dlfs_tokens_options)`, set `seq_len`, and all fields without a
+/// value to zero. The call copies it.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct TokensOptions {
+    /// sizeof(dlfs_tokens_options).
+    pub size: usize,
+    /// The tokens of a row; `batch_size` of dlfs_sequence_options is then a number of rows. A row has one token more,
+    /// so that inputs and labels are the same array, shifted by one.
+    pub seq_len: u32,
+    /// How documents fill rows: DLFS_PACK_...
+    pub pack: u32,
+    /// Positions of the epoch that best_fit packs together; default 16,384.
+    pub pack_window: u32,
+    /// 1: `separator` follows each document.
+    pub separated: u32,
+    /// The token that follows each document, with `separated`.
+    pub separator: u32,
+    /// Handling of a document that is longer than a row, except with DLFS_PACK_CONCAT: DLFS_LONG_DOCUMENT_...
+    pub too_long: u32,
+    /// The token that fills what documents leave free.
+    pub pad: u32,
+    /// The number of different tokens; one that is not below it is an error. 0: any.
+    pub vocabulary: u32,
+    /// The field of tokens: "NAME", or "NAME:TYPE", such as "tok:u16", if the field has no type; "TYPE" alone if
+    /// samples have one field without a name. NULL: the only field of tokens.
+    pub field: *const c_char,
+    /// The column of ints with the tokens of each document, instead of its bytes; or NULL.
+    pub lengths: *const c_char,
+    /// The field with a byte for each token: 0 for tokens that are not learned from; or NULL.
+    pub loss_field: *const c_char,
+    /// This rank among the context-parallel ranks, which each have a part of the columns; from 0.
+    pub cp_rank: u32,
+    /// The number of context-parallel ranks; default 1.
+    pub cp_size: u32,
+    /// 1: the columns are cut into 2 * `cp_size` parts, of which a rank has `cp_rank` and the one as far from the end.
+    pub cp_zigzag: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+// SAFETY: numbers and pointers, the size first.
+unsafe impl Struct for TokensOptions {
+    const NAME: &str = "dlfs_tokens_options";
+}
+
 /// The connection options for writing, and the caller's `should_stop`, from `given`, which may be NULL.
 ///
 /// # Safety
@@ -609,6 +667,42 @@ impl SequenceOptions {
             batch_cost: choice(self.batch_cost, "batch_cost")?,
             too_long: choice(self.too_long, "too_long")?,
         })
+    }
+}
+
+impl TokensOptions {
+    /// The options of a loader of `batch_size` rows a batch.
+    ///
+    /// # Safety
+    /// Strings satisfy the header.
+    pub(crate) unsafe fn options(&self, batch_size: u32) -> Result<TokenOptions, Failure> {
+        let default = Rows::default();
+        let separated = flag(self.separated, "separated")?;
+        // SAFETY: the caller promises that strings satisfy the header.
+        let (field, lengths, loss_field) = unsafe {
+            let loss_field = owned(self.loss_field, "loss_field")?;
+            (owned(self.field, "field")?, owned(self.lengths, "lengths")?, loss_field)
+        };
+        let rows = Rows {
+            seq_len: Some(self.seq_len),
+            pack: choice(self.pack, "pack")?,
+            pack_window: or(self.pack_window, default.pack_window),
+            separator: separated.then_some(self.separator),
+            too_long: choice(self.too_long, "too_long")?,
+            field,
+            lengths,
+            loss_field,
+            pad: self.pad,
+            vocabulary: given(self.vocabulary),
+        };
+        let rows = rows.options(given(batch_size))?;
+        Ok(rows.expect("there is a length of rows"))
+    }
+
+    /// The columns of a row that this context-parallel rank has.
+    pub(crate) fn columns(&self) -> Result<Columns, Failure> {
+        let zigzag = flag(self.cp_zigzag, "cp_zigzag")?;
+        Ok(Columns::slice(self.seq_len, self.cp_rank, self.cp_size.max(1), zigzag)?)
     }
 }
 

@@ -19,7 +19,7 @@ use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
 use crate::demo_source::{Source, drop_pages_of};
-use crate::epochs::{End, read_batches};
+use crate::epochs::{End, Samples, read_batches};
 use crate::exit::{Failure, about_file};
 use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
@@ -150,7 +150,8 @@ impl<'a> Comparison<'a> {
             Way::Loader(loader) => {
                 loader.set_epoch(first)?;
                 let mut silent = Meter::new("", 0, true);
-                read_batches(loader, &mut stats, &mut silent, |_, _, _| Ok(goes_on()))?
+                let mut batches = Samples::of(&**loader);
+                read_batches(&mut batches, &mut stats, &mut silent, |_, _, _| Ok(goes_on()))?
             }
         };
         match end {

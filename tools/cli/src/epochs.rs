@@ -1,5 +1,6 @@
 //! Takes batches from a loader until it ends or is stopped.
 
+use std::borrow::Borrow;
 use std::time::Instant;
 
 use dlfs::dataset::Loader;
@@ -10,6 +11,7 @@ use dlfs::{Error, ErrorKind};
 
 use crate::exit::Failure;
 use crate::progress::Meter;
+use crate::rows::RowsRead;
 use crate::run_stats::RunStats;
 
 /// The end of a run.
@@ -69,32 +71,87 @@ fn keys(batch: &Batch) -> impl Iterator<Item = u64> + '_ {
 /// A data set has at most 2^40 samples.
 const ID_BITS: u32 = 40;
 
+/// The batches of a run, one at a time.
+pub(crate) trait Batches {
+    /// The loader behind them.
+    fn loader(&self) -> &Loader;
+
+    /// Waits for the next batch; `false` at the end.
+    ///
+    /// # Errors
+    /// Errors of the loader.
+    fn take(&mut self) -> Result<bool, Error>;
+
+    /// The samples of the batch.
+    fn samples(&self) -> &Batch;
+
+    /// Makes of the batch what a job uses.
+    ///
+    /// # Errors
+    /// The samples cannot be used so.
+    fn unpack(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The rows so far, if batches are rows of tokens.
+    fn rows(&self) -> Option<RowsRead> {
+        None
+    }
+}
+
+/// Batches of samples.
+pub(crate) struct Samples<L> {
+    loader: L,
+    batch: Batch,
+}
+
+impl<L: Borrow<Loader>> Samples<L> {
+    pub(crate) fn of(loader: L) -> Samples<L> {
+        Samples { loader, batch: Batch::new() }
+    }
+}
+
+impl<L: Borrow<Loader>> Batches for Samples<L> {
+    fn loader(&self) -> &Loader {
+        self.loader.borrow()
+    }
+
+    fn take(&mut self) -> Result<bool, Error> {
+        self.loader.borrow().next_into(&mut self.batch, &mut ())
+    }
+
+    fn samples(&self) -> &Batch {
+        &self.batch
+    }
+}
+
 /// Takes batches until the end, or until `each` returns `false`. `each` receives every batch, and
 /// the loader with the state after it.
 ///
 /// # Errors
 /// Errors of the loader and of `each`.
 pub(crate) fn read_batches(
-    loader: &Loader,
+    batches: &mut dyn Batches,
     stats: &mut RunStats,
     meter: &mut Meter,
     mut each: impl FnMut(&mut RunStats, &Batch, &Loader) -> Result<bool, Failure>,
 ) -> Result<End, Failure> {
-    let mut batch = Batch::new();
     let mut samples = 0;
     let mut bytes = 0;
     loop {
         let asked = Instant::now();
-        if !loader.next_into(&mut batch, &mut ())? {
+        if !batches.take()? {
             return Ok(End::Complete);
         }
         let waited = asked.elapsed();
+        batches.unpack()?;
+        let batch = batches.samples();
         let batch_bytes = (0..batch.len()).map(|index| batch.bytes(index).len() as u64).sum();
-        stats.batch(keys(&batch), batch_bytes, waited);
+        stats.batch(keys(batch), batch_bytes, waited);
         samples += batch.len() as u64;
         bytes += batch_bytes;
         meter.update(samples, bytes);
-        if !each(stats, &batch, loader)? {
+        if !each(stats, batch, batches.loader())? {
             return Ok(End::Stopped);
         }
     }

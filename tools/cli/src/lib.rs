@@ -25,6 +25,7 @@ mod peer_args;
 mod placement_args;
 mod progress;
 mod report_args;
+mod rows;
 mod run_stats;
 mod service;
 mod signals;

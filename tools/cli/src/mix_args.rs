@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use dlfs::Result;
 use dlfs::dataset::{Dataset, Image, Mixture, OpenOptions, Share};
-use dlfs::order::mixture::{Batching, Part, Phase};
+use dlfs::order::mixture::{Batching, Count, Part, Phase};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::{Batch, ReaderOptions};
 
@@ -36,8 +36,12 @@ pub(crate) struct MixArgs {
     /// run that resumes with another one
     #[arg(long, value_name = "HOW", requires = "mix", default_value = "stratified")]
     mix_batching: Batching,
-    /// The weights of all images, IMAGE first, from this sample of the run on; may be repeated. With
-    /// them a weight may be 0
+    /// Count weights and the starts of phases in samples; or in tokens of documents: tokens, tokens:FIELD if the field
+    /// is to be named, as by --field, or lengths:COLUMN for those that a column of ints has
+    #[arg(long, value_name = "UNIT", requires = "mix", default_value = "samples")]
+    mix_count: Count,
+    /// The weights of all images, IMAGE first, from this sample of the run on, or from this token with
+    /// --mix-count tokens; may be repeated. With them a weight may be 0
     #[arg(long, value_name = "SAMPLE:WEIGHT,WEIGHT...", requires = "mix")]
     phase: Vec<Phase>,
 }
@@ -46,7 +50,7 @@ impl MixArgs {
     /// Opens the other images, and mixes them with `first`; `None` without `--mix`.
     ///
     /// # Errors
-    /// Errors of [`Image::open`] and [`Mixture::new`].
+    /// Errors of [`Image::open`] and [`Mixture::counting`].
     pub(crate) fn mixture(
         &self,
         first: &Dataset,
@@ -60,7 +64,8 @@ impl MixArgs {
             parts.push((Dataset::from_image(image, ReaderOptions::default()), *part));
         }
         let phases = self.phase.clone();
-        Mixture::new(parts, self.epoch_size, self.mix_batching, phases).map(Some)
+        Mixture::counting(&self.mix_count, parts, self.epoch_size, self.mix_batching, phases)
+            .map(Some)
     }
 
     /// Returns whether other images were given.

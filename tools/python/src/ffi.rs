@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dlfs::directory::Directory;
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{Element, PyBuffer, PyUntypedBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -162,4 +162,40 @@ impl Output {
         // `_py` holds for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(self.buffer.buf_ptr().cast(), self.len()) }
     }
+}
+
+/// A numpy array that nothing else references, so that it may be filled without the interpreter.
+pub(crate) struct Unshared {
+    array: Py<PyAny>,
+    buffer: PyUntypedBuffer,
+}
+
+impl Unshared {
+    /// Takes the only reference to a writable, contiguous array; see [`is_shared`].
+    pub(crate) fn of(array: Bound<'_, PyAny>) -> PyResult<Unshared> {
+        assert!(!is_shared(&array), "another reference would show the array while it is filled");
+        let buffer = PyUntypedBuffer::get(&array)?;
+        assert!(!buffer.readonly() && buffer.is_c_contiguous(), "numpy has just made the array");
+        Ok(Unshared { array: array.unbind(), buffer })
+    }
+
+    /// The elements, which must be of the type that the array was made with.
+    pub(crate) fn elements<T: Element>(&mut self) -> &mut [T] {
+        let typed = self.buffer.as_typed::<T>().expect("the array was made with this type");
+        // SAFETY: `of` has checked that the elements are writable, contiguous, and reached by no other reference, and
+        // `self` keeps the array, so none appears while the slice borrows `self`. `as_typed` has checked type and
+        // alignment. The export holds the memory in place.
+        unsafe { std::slice::from_raw_parts_mut(typed.buf_ptr().cast(), typed.item_count()) }
+    }
+
+    /// Ends the export.
+    pub(crate) fn into_array(self) -> Py<PyAny> {
+        self.array
+    }
+}
+
+/// Returns whether there is another reference to the object. A view of a numpy array has one, and so does a tensor.
+pub(crate) fn is_shared(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the object is live, and the interpreter is attached.
+    unsafe { ffi::Py_REFCNT(object.as_ptr()) != 1 }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use dlfs::dataset::cataloging::Origin;
 use dlfs::dataset::class_names;
 use dlfs::format::Pack;
+use dlfs::format::field_type::Element;
 use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder, RowOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -24,6 +25,8 @@ struct How {
     name: Option<String>,
     label: Option<String>,
     fields: Vec<String>,
+    tokens: Option<String>,
+    end_of_document: Option<u32>,
     split: Vec<String>,
     columns: Option<PathBuf>,
     #[pyo3(item("from"))]
@@ -104,6 +107,9 @@ impl How {
             }
             (false, onto) => onto,
         };
+        let wrong = |text: &str| raise_invalid(py, format!("tokens: '{text}' is no type"));
+        let element = |text: &str| Element::named(text).ok_or_else(|| wrong(text));
+        let tokens = self.tokens.as_deref().map(element).transpose()?;
         let pack: Pack = pack(py, &self.pack)?;
         Ok(ImportOptions {
             from: self.kind.parse().map_err(|error| raise(py, &error))?,
@@ -120,6 +126,8 @@ impl How {
                 label: self.label.clone(),
                 fields: self.fields.clone(),
                 files: None,
+                tokens,
+                end_of_document: self.end_of_document,
                 union,
             },
             splits: self.split.clone(),

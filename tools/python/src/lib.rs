@@ -2,8 +2,9 @@
 //!
 //! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `typed.rs` makes arrays of fields with types, `ranges.rs` reads parts of samples, `edit.rs` deletes
-//! samples, `writer.rs`, `parts.rs` and `import.rs` write them. `index.rs`, `names.rs`, `options.rs` and
+//! `typed.rs` makes arrays of fields with types, `tokens.rs` fills arrays with rows of tokens, `ranges.rs` reads
+//! parts of samples, `edit.rs` deletes samples, `writer.rs`, `parts.rs` and `import.rs` write them. `index.rs`,
+//! `names.rs`, `options.rs` and
 //! `weights.rs` parse arguments from Python, `peers.rs` and `store.rs` those about the other ranks of a job.
 //! `error.rs` creates exceptions, `panics.rs` those of panics; `watch.rs` checks for signals; `log.rs` passes
 //! warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
@@ -31,6 +32,7 @@ mod report;
 mod sample;
 mod shapes;
 mod store;
+mod tokens;
 mod typed;
 mod watch;
 mod weights;
@@ -70,6 +72,8 @@ mod _dlfs {
     use super::report::Report;
     #[pymodule_export]
     use super::sample::Sample;
+    #[pymodule_export]
+    use super::tokens::TokenLoader;
     #[pymodule_export]
     use super::writer::Writer;
 

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
-use dlfs::dataset::{self, Watch};
+use dlfs::dataset;
 use dlfs::directory::Directory;
 use dlfs::metrics::{Measured, Snapshot};
 use dlfs::options::Store;
@@ -31,7 +30,7 @@ use crate::peers::Join;
 use crate::report::{self, Report};
 use crate::shapes;
 use crate::store;
-use crate::watch::{Signals, detached};
+use crate::watch::{self, Signals, detached};
 
 /// Batches along an order, read ahead by native threads without the interpreter.
 ///
@@ -483,7 +482,7 @@ impl Epoch {
 impl Epoch {
     /// The next batch of the epoch; `None`: it has ended.
     fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<reader::Batch>> {
-        let _turn = self.turn(watch)?;
+        let _turn = watch::turn(&self.turn, watch)?;
         let loader = &self.run.loader;
         if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
             self.end();
@@ -505,19 +504,6 @@ impl Epoch {
         Ok(batch)
     }
 
-    /// Waits for the turn; a signal ends that, too.
-    fn turn(&self, watch: &mut Signals) -> dlfs::Result<parking_lot::MutexGuard<'_, ()>> {
-        loop {
-            if let Some(turn) = self.turn.try_lock_for(LOOK) {
-                return Ok(turn);
-            }
-            if !watch.goes_on() {
-                let text = "stopped while another thread took its batch";
-                return Err(dlfs::Error::new(dlfs::ErrorKind::Interrupted, text));
-            }
-        }
-    }
-
     fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -537,9 +523,6 @@ impl Drop for Epoch {
         }
     }
 }
-
-/// The interval at which a thread that waits for its turn asks whether to go on.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The order of a Loader without the bytes: the indices of each batch.
 #[pyclass(frozen, module = "dlfs._dlfs", name = "Sampler")]
@@ -720,7 +703,7 @@ fn open_store(
 ///
 /// # Errors
 /// `InvalidArgument`: there is no such epoch. `TypeError`: it is not an integer.
-fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+pub(crate) fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {
             raise_invalid(given.py(), format!("there is no epoch {given}"))
@@ -730,11 +713,11 @@ fn an_epoch(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     })
 }
 
-fn state_to_dict<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn state_to_dict<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyAny>> {
     json(py)?.call_method1("loads", (state.to_json(),))
 }
 
-fn state_of_dict(state: &Bound<'_, PyAny>) -> PyResult<State> {
+pub(crate) fn state_of_dict(state: &Bound<'_, PyAny>) -> PyResult<State> {
     let py = state.py();
     let text = match state.cast::<PyString>() {
         Ok(text) => text.to_string(),

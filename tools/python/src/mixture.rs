@@ -4,7 +4,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use dlfs::dataset::{self, OnError};
-use dlfs::order::mixture::{self, Batching, Part, Phase};
+use dlfs::order::mixture::{self, Batching, Count, Part, Phase};
+use dlfs::order::{OrderKind, OrderSpec};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::units::{Epoch, SampleId};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -15,7 +17,7 @@ use crate::error::{raise, raise_invalid};
 use crate::held::Fields;
 use crate::watch::detached;
 
-/// Data sets, and the part of each. The subclass dlfs.Mixture documents the class.
+/// Data sets, and the part of each. Parts and phases count samples. The subclass dlfs.Mixture documents the class.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Mixture")]
 pub(crate) struct Mixture {
     datasets: Vec<Py<Dataset>>,
@@ -35,13 +37,17 @@ impl Mixture {
         epoch_size: Option<u64>,
         batching: &str,
         phases: Vec<String>,
+        count: &str,
     ) -> PyResult<Mixture> {
         let parts = parts.iter().map(|text| parsed(py, text)).collect::<PyResult<_>>()?;
         let batching = parsed(py, batching)?;
         let phases = phases.iter().map(|text| parsed(py, text)).collect::<PyResult<_>>()?;
         let made = Mixture { datasets, parts, epoch_size, batching, phases };
-        made.mixture(py)?; // raises errors here, not in a loader
-        Ok(made)
+        let counted = made.counting(py, &parsed(py, count)?)?; // raises errors here, not in a loader
+        let order = OrderSpec { kind: OrderKind::Global, seed: 0 }; // parts and phases do not depend on it
+        let spec = counted.spec(&LoaderOptions::new(order, 1, 1));
+        let parts = spec.sources.iter().map(|source| source.part).collect();
+        Ok(Mixture { parts, phases: spec.phases, ..made })
     }
 
     /// Samples of an epoch.
@@ -82,11 +88,15 @@ impl Mixture {
 impl Mixture {
     /// The library's mixture of the data sets, which must be open.
     pub(crate) fn mixture(&self, py: Python<'_>) -> PyResult<dataset::Mixture> {
+        self.counting(py, &Count::Samples)
+    }
+
+    fn counting(&self, py: Python<'_>, count: &Count) -> PyResult<dataset::Mixture> {
         let opened = self.datasets.iter().zip(&self.parts);
         let opened = opened.map(|(dataset, part)| Ok((dataset.get().dataset(py)?, *part)));
         let opened = opened.collect::<PyResult<Vec<_>>>()?;
         let phases = self.phases.clone();
-        dataset::Mixture::new(opened, self.epoch_size, self.batching, phases)
+        dataset::Mixture::counting(count, opened, self.epoch_size, self.batching, phases)
             .map_err(|error| raise(py, &error))
     }
 

@@ -56,6 +56,15 @@ pub(crate) fn empty<'py>(
     numpy(shape.py())?.call_method1("empty", (shape, dtype))
 }
 
+/// A new array of zeros.
+pub(crate) fn zeros<'py>(
+    py: Python<'py>,
+    shape: (usize, usize, usize),
+    dtype: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    numpy(py)?.call_method1("zeros", (shape, dtype))
+}
+
 fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static NUMPY: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = NUMPY.get_or_try_init(py, || py.import("numpy").map(Bound::unbind))?;

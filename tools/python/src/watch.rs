@@ -1,6 +1,7 @@
 //! Checks for signals while a call waits without the interpreter, so that Ctrl-C ends it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dlfs::dataset::Watch;
 use dlfs::places::Cancel;
@@ -54,6 +55,25 @@ impl Watch for Signals {
         }
     }
 }
+
+/// Waits for the turn of this thread; a signal ends that, too. Call it detached from the interpreter.
+pub(crate) fn turn<'m, T>(
+    mutex: &'m parking_lot::Mutex<T>,
+    watch: &mut Signals,
+) -> dlfs::Result<parking_lot::MutexGuard<'m, T>> {
+    loop {
+        if let Some(turn) = mutex.try_lock_for(LOOK) {
+            return Ok(turn);
+        }
+        if !watch.goes_on() {
+            let text = "stopped while another thread took its batch";
+            return Err(Error::new(ErrorKind::Interrupted, text));
+        }
+    }
+}
+
+/// The interval at which a thread that waits for its turn asks whether to go on.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `work` detached from the interpreter, so that other threads run, and raises its error.
 pub(crate) fn detached<T: Send>(

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import random
 import signal
+import struct
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -332,3 +333,34 @@ def test_texts_of_a_table_become_values_of_a_column(tmp_path: Path) -> None:
     dlfs.import_(table, tmp_path / "image", columns={"lang": str})
     dataset = dlfs.open(tmp_path / "image")
     assert [dataset.values(id)["lang"] for id in range(2)] == ["de", "fr"]
+
+
+def test_documents_of_tokens_are_samples_with_a_type(tmp_path: Path) -> None:
+    documents = [numpy.arange(number * 7 % 40, dtype="uint16") + number for number in range(50)]
+    lens = numpy.array([len(document) for document in documents], dtype="int32")
+    offsets = numpy.concatenate([[0], numpy.cumsum(2 * lens.astype("int64"))])[:-1]
+    ends = numpy.arange(len(documents) + 1, dtype="int64")
+    (tmp_path / "corpus.bin").write_bytes(numpy.concatenate(documents).tobytes())
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lens), len(ends))
+    (tmp_path / "corpus.idx").write_bytes(head + lens.tobytes() + offsets.tobytes() + ends.tobytes())
+    assert dlfs.import_(tmp_path / "corpus", tmp_path / "image", shuffle=False).samples == 50
+    dataset = dlfs.open(tmp_path / "image")
+    for number, document in enumerate(documents):
+        found = dataset[f"corpus/{number}"]
+        assert found.dtype == "uint16" and numpy.array_equal(found, document)
+
+    end = numpy.array([65535], dtype="uint16")
+    tokens = numpy.concatenate([part for document in documents for part in (document, end)])
+    numpy.save(tmp_path / "a.npy", tokens)
+    tokens.tofile(tmp_path / "a.bin")
+    full = [document for document in documents if len(document) > 0]
+    for name, kind in (("a.npy", None), ("a.bin", "u16")):
+        dlfs.import_(tmp_path / name, tmp_path / "image", tokens=kind, end_of_document=65535, overwrite=True)
+        dataset = dlfs.open(tmp_path / "image")
+        assert len(dataset) == len(full)
+        for number, document in enumerate(full):
+            assert numpy.array_equal(dataset[f"{name}/{number}"], document)
+    with pytest.raises(dlfs.InvalidArgument, match="tokens: 'u17' is no type"):
+        dlfs.import_(tmp_path / "a.bin", tmp_path / "other", tokens="u17", end_of_document=0)
+    with pytest.raises(TypeError, match="end_of_document"):
+        dlfs.import_([b"x"], tmp_path / "other", end_of_document=0)

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::import::sources::BadReason;
 use crate::import::sources::compression::{Compression, read_some};
 use crate::import::sources::expansion::{Compressed, Expansion};
 use crate::import::sources::objects::Shard;
-use crate::import::sources::spool::decompressed;
+use crate::import::sources::spool::{decompressed, is_stream};
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Reader};
@@ -65,6 +66,46 @@ impl Input {
         Ok(Box::new(Shard::new(reader, failure.clone())))
     }
 
+    /// The length of the file.
+    ///
+    /// # Errors
+    /// There is no such file. `InvalidArgument`: it is a pipe, which has no length.
+    pub(super) fn len_bytes(&self) -> Result<u64> {
+        match &self.object {
+            Some(InStore { object, .. }) => Ok(object.len_bytes),
+            None if is_stream(&self.path) => {
+                let text = "tokens are read from files, and this is a pipe";
+                let error = Error::new(ErrorKind::InvalidArgument, text).path(&self.path);
+                Err(error.hint("write them to a file first"))
+            }
+            None => {
+                let found = std::fs::metadata(&self.path);
+                found.map(|found| found.len()).map_err(|error| self.named(error))
+            }
+        }
+    }
+
+    /// Reads a few bytes from `at` on, which the file has.
+    ///
+    /// # Errors
+    /// The file does not open, or cannot be read.
+    pub(super) fn read_at(&self, at: u64, into: &mut [u8]) -> Result<()> {
+        if let Some(InStore { client, object, .. }) = &self.object {
+            return client.fetch(object, at..at + into.len() as u64).read_into(into);
+        }
+        let read = File::open(&self.path).and_then(|file| file.read_exact_at(into, at));
+        read.map_err(|error| self.named(error))
+    }
+
+    /// Reads the file as it is from byte `begin` on, and counts the bytes read.
+    ///
+    /// # Errors
+    /// The file does not open.
+    pub(super) fn read_counted(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
+        self.expansion.read(begin); // the bytes read before the import was interrupted
+        Ok(Box::new(Compressed(self.read(begin, None)?, self.expansion.clone())))
+    }
+
     /// Reads the whole file, decompressed if it is compressed.
     ///
     /// # Errors
@@ -85,8 +126,7 @@ impl Input {
         self.check()?;
         let len = read.map_err(|error| self.named(error))?;
         if Compression::of(&head[..len]).is_none() {
-            self.expansion.read(begin); // the bytes read before the import was interrupted
-            return Ok(Box::new(Compressed(self.read(begin, None)?, self.expansion.clone())));
+            return self.read_counted(begin);
         }
         let mut from = self.read_plain(None)?;
         let left_out = io::copy(&mut from.by_ref().take(begin), &mut io::sink());

@@ -6,15 +6,18 @@
 //! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `binary/ipc.rs`                  |
 //! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/mds.rs`, `binary/items.rs` |
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/litdata.rs`, `binary/items.rs` |
+//! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `megatron.rs`                    |
+//! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json_survey.rs` |
 //!
-//! All but JSON Lines need the feature `formats`.
+//! The first four need the feature `formats`.
 //!
 //! Rows are read front to back. A first pass reads JSON Lines, and shards with arrays, to find their types; in a store,
 //! it reads only the beginning of an object. `rows.rs` combines the columns of all files and makes samples of rows;
 //! `column.rs` chooses the columns' roles. Files are local, or objects of a store: `input.rs` opens both, and
 //! `binary/blocks.rs` reads an object at several places.
 
+mod beside;
 #[cfg(feature = "formats")]
 mod binary;
 mod column;
@@ -23,7 +26,9 @@ mod json_lines;
 mod json_object;
 mod json_survey;
 mod json_text;
+mod megatron;
 mod rows;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -34,12 +39,13 @@ use self::input::{Failure, InStore, Input};
 use self::json_lines::JsonLines;
 use self::rows::RowReader;
 pub use self::rows::RowSource;
+use self::tokens::TokenFile;
+use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
+use crate::import::sources::sample_stream::SampleStream;
 use crate::import::sources::{FoundFile, SourceKind};
-use dlfs_base::Result;
-#[cfg(not(feature = "formats"))]
-use dlfs_base::{Error, ErrorKind};
+use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::OriginsBuilder;
 
@@ -62,10 +68,17 @@ pub fn open<'a>(
 ) -> Result<RowSource<'a>> {
     let links = options.folders.links;
     let failure = Failure::default();
-    let indexes = match kind {
-        SourceKind::Mds | SourceKind::LitData => files.len() as u64,
-        _ => 0,
-    };
+    let indexes = if kind.has_index() { files.len() as u64 } else { 0 };
+    let RowOptions { tokens, end_of_document, .. } = &options.rows;
+    if kind != SourceKind::Tokens && (tokens.is_some() || end_of_document.is_some()) {
+        let text =
+            format!("only raw files of tokens have an end of documents, and these are {kind}");
+        let hint = "leave out --tokens and --end-of-document";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
+    let is_given = |spec: &FieldSpec| is_named(tokens::FIELD.as_bytes(), &spec.field);
+    let is_typed = options.field_types.iter().any(is_given)
+        || of_image(image, tokens::FIELD.as_bytes()).is_some();
     let mut rows = Vec::new();
     for FoundFile { path, name, object } in files {
         let object = object.map(|(client, object)| InStore {
@@ -78,6 +91,10 @@ pub fn open<'a>(
         let file = Given { input: Input { path, object, links, expansion }, name };
         match kind {
             SourceKind::JsonLines => rows.push(file.opened_by(Arc::new(JsonLines::open))),
+            SourceKind::Megatron => rows.push(megatron::file(file, is_typed, origins)?),
+            SourceKind::Tokens => rows.push(file.opened_by(Arc::new(move |input, options, _| {
+                TokenFile::open(input, options, is_typed)
+            }))),
             #[cfg(feature = "formats")]
             kind => rows.extend(binary::files(file, kind, &options.rows, origins)?),
             #[cfg(not(feature = "formats"))]
@@ -89,7 +106,14 @@ pub fn open<'a>(
             }
         }
     }
-    RowSource::new(rows, indexes, kind, image, options)
+    let rows = RowSource::new(rows, indexes, kind, image, options)?;
+    if matches!(kind, SourceKind::Megatron | SourceKind::Tokens)
+        && !is_typed
+        && let Some(of_all) = rows.field_types().of(0)
+    {
+        tokens::column(of_all.element(), is_typed)?; // files of different types may need a wider one
+    }
+    Ok(rows)
 }
 
 /// Hint in errors of a build without these formats.

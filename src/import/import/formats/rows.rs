@@ -107,6 +107,8 @@ pub struct RowSource<'a> {
     own_names: HashSet<u128>,
     /// The same hash of the last row read.
     own_name: u128,
+    /// Set if all names are those of files and numbers, so that none comes twice and no hashes are kept.
+    is_numbered: bool,
     /// Set while `names` are all of the open file, which is the first one and was resumed.
     is_first: bool,
     /// Set if each name is prefixed with its file.
@@ -189,6 +191,9 @@ impl<'a> RowSource<'a> {
             Ok(file.open(options, None)?.columns().to_vec())
         })?;
         let columns = unified(&files, &own, options, &Types { given: types, image, kind })?;
+        let stems = files.iter().map(|file| &file.stem).collect::<HashSet<_>>().len();
+        let is_numbered =
+            matches!(kind, SourceKind::Megatron | SourceKind::Tokens) && stems == files.len();
         let all = files.clone();
         let files = files.into_iter().zip(own).collect::<Vec<_>>().into_iter();
         let of_image = image.map(Directory::fields);
@@ -217,6 +222,7 @@ impl<'a> RowSource<'a> {
             names: HashSet::new(),
             own_names: HashSet::new(),
             own_name: 0,
+            is_numbered,
             is_first: false,
             prefix: given.prefix,
             bad: Vec::new(),
@@ -462,6 +468,10 @@ impl<'a> RowSource<'a> {
     /// Prefixes the sample's name with its file if an earlier file has the name; with `prefix`, prefixes all names that
     /// rows define.
     fn put_in_front(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
+        if self.is_numbered {
+            let is_long = sample.name.len() > MAX_NAME_BYTES;
+            return if is_long { Err(TOO_LONG_A_NAME) } else { Ok(()) };
+        }
         self.own_name = xxh3_128(&sample.name);
         if self.own_names.contains(&self.own_name) {
             return Err(BadReason::Twice);
@@ -614,8 +624,10 @@ impl SampleStream for RowSource<'_> {
         if let Some(class) = self.class.take() {
             sample.label = Some(self.classes.number(&class));
         }
-        self.own_names.insert(self.own_name);
-        self.names.insert(xxh3_128(&sample.name));
+        if !self.is_numbered {
+            self.own_names.insert(self.own_name);
+            self.names.insert(xxh3_128(&sample.name));
+        }
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {

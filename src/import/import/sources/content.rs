@@ -8,7 +8,7 @@ use serde::de::IgnoredAny;
 use super::compression::{self, Compression, read_some};
 use super::expansion::Expansion;
 use super::kind::SourceKind;
-use super::row_indexes::{self, INDEX};
+use super::row_indexes::{self, INDEX, MEGATRON_INDEX};
 use super::{tar_members, tfrecord};
 use dlfs_base::folders::is_dropping;
 
@@ -71,6 +71,7 @@ impl Content {
             [b'F', b'E', b'A', b'1', ..] => Content::Unread("Feather file of version 1"),
             // NumPy arrays and office documents are zip archives too, with other extensions.
             [b'P', b'K', 3, 4, ..] if name.ends_with(b".zip") => Content::Unread("zip archive"),
+            head if head.starts_with(MEGATRON_INDEX) => rows(SourceKind::Megatron),
             head if head.starts_with(b"SQLite format 3\0") => Content::Unread("SQLite database"),
             _ if name == INDEX => row_indexes::kind_of(at(0))?.map_or(Content::Other, rows),
             head if is_json_lines(head, at(head.len() as u64), &name) => {
@@ -107,6 +108,8 @@ impl Content {
             Content::Shard(SourceKind::Arrow, _) => "Arrow file",
             Content::Shard(SourceKind::Mds, _) => "MDS index file",
             Content::Shard(SourceKind::LitData, _) => "LitData index file",
+            Content::Shard(SourceKind::Megatron, _) => "Megatron index file",
+            Content::Shard(SourceKind::Tokens, _) => "file of tokens",
             Content::Shard(SourceKind::JsonLines, _) => "JSON Lines file",
             Content::Shard(..) => "tar archive",
             Content::Packed(_) => "shard in another compression",
@@ -153,6 +156,11 @@ pub(crate) fn is_shard_name(name: &[u8]) -> bool {
 /// Returns whether a lower-case file name is that of an Arrow file or stream.
 fn is_arrow(name: &[u8]) -> bool {
     name.ends_with(b".arrow") || name.ends_with(b".arrows")
+}
+
+/// Returns whether a file of this name may hold tokens, if the caller says that some files do.
+pub(super) fn is_tokens_name(name: &[u8]) -> bool {
+    name.ends_with(b".bin") || name.ends_with(b".npy")
 }
 
 /// The kind of a shard called `name`; `None` if the name does not tell.

@@ -5,13 +5,14 @@
 //! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::braces::braces;
 use super::compression::{self, Compression, FileAt};
-use super::content::{Content, is_side_file};
+use super::content::{Content, is_side_file, is_tokens_name};
 use super::expansion::Expansion;
 use super::file_counts::{FileCounts, PIPE, Role};
 use super::found::{Decided, Found, FoundFile, Samples, tell_apart};
@@ -39,6 +40,9 @@ pub(crate) fn look(
     let mut expanded = Expanded::default();
     for path in paths {
         expanded.expand(path)?;
+    }
+    if matches!(options.kind, SourceKind::Auto | SourceKind::Megatron) {
+        expanded.take_indexes();
     }
     if expanded.folders.is_empty() && expanded.files.is_empty() {
         return Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source"));
@@ -74,7 +78,8 @@ impl Expanded {
             self.folders.push(path.to_path_buf());
             return Ok(());
         }
-        if spool::is_stream(path) || path.symlink_metadata().is_ok() {
+        let is_there = || path.symlink_metadata().is_ok();
+        if spool::is_stream(path) || is_there() || row_indexes::megatron_index(path).is_some() {
             self.files.push(path.to_path_buf());
             return Ok(());
         }
@@ -85,12 +90,22 @@ impl Expanded {
         Ok(())
     }
 
+    /// Replaces each file of Megatron's tokens, and each prefix, by its index.
+    fn take_indexes(&mut self) {
+        let mut taken = HashSet::new();
+        let index = |path: PathBuf| match row_indexes::megatron_index(&path) {
+            Some(index) => taken.insert(index.clone()).then_some(index),
+            None => Some(path),
+        };
+        self.files = std::mem::take(&mut self.files).into_iter().filter_map(index).collect();
+    }
+
     fn trees(&self, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
         self.folders.iter().map(|path| Tree::list(path, options, indexing)).collect()
     }
 }
 
-/// Files of a tree that its index files (MDS, LitData) refer to.
+/// Files of a tree that its index files (MDS, LitData, Megatron) refer to.
 struct Indexed {
     /// Shards that an index file names.
     parts: HashSet<PathBuf>,
@@ -100,12 +115,13 @@ struct Indexed {
 
 impl Indexed {
     fn of(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
-        let is_index = |file: &&DetectedFile| {
-            matches!(file.content.kind(), SourceKind::Mds | SourceKind::LitData)
-        };
+        let is_index = |file: &&DetectedFile| file.content.kind().has_index();
         let paths = detected.iter().filter(is_index).map(|file| tree.path_of(&file.name));
-        let parts =
-            |path: &Path| row_indexes::parts_of(path, &std::fs::read(path).unwrap_or_default());
+        let parts = |path: &Path| {
+            // An index that cannot be read is reported when it is opened.
+            let read = || Ok(std::fs::read(path).unwrap_or_default());
+            row_indexes::parts_of(path, read).unwrap_or_default()
+        };
         let indexes: Vec<_> = paths.map(|path| (parts(&path), path)).collect();
         let merged = row_indexes::merged(&indexes);
         Indexed { parts: indexes.into_iter().flat_map(|(parts, _)| parts).collect(), merged }
@@ -123,7 +139,14 @@ fn absent(path: &Path) -> Error {
                 "copy it here first, or send a tar through a pipe: ... | dlfs import - IMAGE";
             Error::new(ErrorKind::Unsupported, text).path(path).hint(hint)
         }
-        _ => Error::new(ErrorKind::NotFound, "there is no such source").path(path),
+        _ => {
+            let error = Error::new(ErrorKind::NotFound, "there is no such source").path(path);
+            let is_there =
+                |end: &&[u8]| Path::new(OsStr::from_bytes(&[bytes, *end].concat())).exists();
+            let is_prefix = [&b".idx"[..], b".bin"].iter().any(is_there);
+            let hint = "Megatron's documents need PREFIX.idx, an index of Megatron, and PREFIX.bin";
+            if is_prefix { error.hint(hint) } else { error }
+        }
     }
 }
 
@@ -142,7 +165,12 @@ struct Judgement {
 impl Judgement {
     /// Judges the files of a tree. Takes only files of the `wanted` kind; with `None`, all files.
     fn tree(&mut self, tree: &Tree, wanted: Option<SourceKind>) {
-        let (detected, bad) = tree.detect(wanted.is_none());
+        let (mut detected, bad) = tree.detect(wanted.is_none());
+        if wanted == Some(SourceKind::Tokens) {
+            // Tokens may look like anything.
+            let named = detected.iter_mut().filter(|file| is_tokens_name(&file.name));
+            named.for_each(|file| file.content = Content::of_kind(SourceKind::Tokens));
+        }
         let is_mine = |content: Content| {
             let is_wanted = |kind| matches!(content, Content::Packed(_)) || content.kind() == kind;
             wanted.is_none_or(is_wanted)

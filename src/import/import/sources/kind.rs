@@ -29,16 +29,23 @@ pub enum SourceKind {
     Mds,
     /// Chunks of LitData, found through their `index.json`.
     LitData,
+    /// Documents of tokens that Megatron-LM wrote, found through their `.idx` files.
+    Megatron,
+    /// Raw or `.npy` files of tokens: a token ends each document.
+    Tokens,
     /// JSON Lines: every line is a sample, and may name a file that becomes a field.
     JsonLines,
 }
 
 impl SourceKind {
     /// All kinds.
-    pub const ALL: [SourceKind; 11] = {
-        use SourceKind::{Arrow, Auto, Folder, JsonLines, List, LitData, Mds, Parquet, Tar};
-        use SourceKind::{TfRecord, WebDataset};
-        [Auto, Folder, Tar, WebDataset, TfRecord, List, Parquet, Arrow, Mds, LitData, JsonLines]
+    pub const ALL: [SourceKind; 13] = {
+        use SourceKind::{Arrow, Auto, Folder, JsonLines, List, LitData, Mds, Megatron, Parquet};
+        use SourceKind::{Tar, TfRecord, Tokens, WebDataset};
+        [
+            Auto, Folder, Tar, WebDataset, TfRecord, List, Parquet, Arrow, Mds, LitData, Megatron,
+            Tokens, JsonLines,
+        ]
     };
 
     /// The kind's name.
@@ -54,14 +61,21 @@ impl SourceKind {
             SourceKind::Arrow => "arrow",
             SourceKind::Mds => "mds",
             SourceKind::LitData => "litdata",
+            SourceKind::Megatron => "megatron",
+            SourceKind::Tokens => "tokens",
             SourceKind::JsonLines => "jsonl",
         }
     }
 
+    /// Returns whether index files name the shards.
+    pub(crate) fn has_index(self) -> bool {
+        matches!(self, SourceKind::Mds | SourceKind::LitData | SourceKind::Megatron)
+    }
+
     /// Returns whether the source consists of rows, which are read once, front to back.
     pub(crate) fn is_rows(self) -> bool {
-        use SourceKind::{Arrow, JsonLines, LitData, Mds, Parquet};
-        matches!(self, Parquet | Arrow | Mds | LitData | JsonLines)
+        use SourceKind::{Arrow, JsonLines, LitData, Mds, Megatron, Parquet, Tokens};
+        matches!(self, Parquet | Arrow | Mds | LitData | Megatron | Tokens | JsonLines)
     }
 }
 

@@ -1,15 +1,22 @@
-//! Indexes of data sets whose shards hold rows: `index.json` of MosaicML Streaming and of LitData.
+//! Indexes of data sets whose shards hold rows: `index.json` of MosaicML Streaming and of LitData, `PREFIX.idx` of
+//! Megatron.
 
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::kind::SourceKind;
+use dlfs_base::Result;
 
-/// The name of the index in both formats.
+/// The name of the index of MosaicML Streaming and LitData.
 pub(crate) const INDEX: &[u8] = b"index.json";
+
+/// The first bytes of an index of Megatron.
+pub(crate) const MEGATRON_INDEX: &[u8] = b"MMIDIDX\0\0";
 
 /// The part of both formats' indexes that is read here: the names of the shard files.
 #[derive(Debug, Deserialize)]
@@ -49,10 +56,39 @@ pub(crate) fn kind_of(index: impl Read) -> io::Result<Option<SourceKind>> {
     }
 }
 
-/// The paths of the shard files that an index names. The index is at `path` and has the bytes `index`. These files
+/// The tokens of Megatron's index at `index`; `None`: this is not the name of such an index.
+pub(crate) fn tokens_of(index: &Path) -> Option<PathBuf> {
+    let is_one = index.extension() == Some(OsStr::new("idx"));
+    is_one.then(|| index.with_extension("bin"))
+}
+
+/// Megatron's index, if `path` is one, the tokens beside one, or a prefix of both.
+pub(crate) fn megatron_index(path: &Path) -> Option<PathBuf> {
+    let index = match path.extension().and_then(OsStr::to_str) {
+        Some("idx" | "bin") => path.with_extension("idx"),
+        _ if path.symlink_metadata().is_ok() => return None,
+        _ => [path.as_os_str(), OsStr::new(".idx")].into_iter().collect::<OsString>().into(),
+    };
+    let mut head = [0; MEGATRON_INDEX.len()];
+    // Opening a pipe would wait for its writer.
+    let is_file = std::fs::metadata(&index).is_ok_and(|found| found.is_file());
+    let mut read = || File::open(&index)?.read_exact(&mut head);
+    (is_file && read().is_ok() && head == *MEGATRON_INDEX).then_some(index)
+}
+
+/// The paths of the shard files that an index names. The index is at `path`, and `read` returns its bytes. These files
 /// are not samples themselves.
-pub(crate) fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
-    let names: Vec<String> = match serde_json::from_slice(index).ok() {
+///
+/// # Errors
+/// Errors of `read`.
+pub(crate) fn parts_of(
+    path: &Path,
+    read: impl FnOnce() -> Result<Vec<u8>>,
+) -> Result<Vec<PathBuf>> {
+    if let Some(tokens) = tokens_of(path) {
+        return Ok(vec![tokens]);
+    }
+    let names: Vec<String> = match serde_json::from_slice(&read()?).ok() {
         Some(AnyIndex::Mds { shards }) => {
             let both = shards.into_iter().flat_map(|shard| [Some(shard.raw_data), shard.zip_data]);
             both.flatten().map(|part| part.basename).collect()
@@ -62,7 +98,7 @@ pub(crate) fn parts_of(path: &Path, index: &[u8]) -> Vec<PathBuf> {
         }
         None => Vec::new(),
     };
-    names.iter().filter_map(|name| beside(path, name)).collect()
+    Ok(names.iter().filter_map(|name| beside(path, name)).collect())
 }
 
 /// The indexes that a merged index in a folder above replaces: all their parts are parts of such an index. Takes the

@@ -6,6 +6,7 @@
 //! All files are read only if this finds a shard.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use super::file_counts::{FileCount, FileCounts, Role};
 use super::index::{BadEntry, BadReason, Index};
 use super::indexing::Indexing;
 use super::reading::FileAt;
-use super::{SourceOptions, folder, shard};
+use super::{SourceOptions, folder, row_indexes, shard};
 use dlfs_base::Result;
 
 /// A folder and its contents.
@@ -117,7 +118,10 @@ impl Tree {
         let mut others = 0_u64;
         let mut detected = Vec::new();
         for (name, len_bytes) in names {
-            let known = may_give_up && shards > 0 && others > 0 && shards + others > MOST_OPENED;
+            // An index tells what the file beside it is, so there may be as many of both.
+            let is_index = row_indexes::tokens_of(Path::new(OsStr::from_bytes(name))).is_some();
+            let is_mixed = shards > 0 && others > 0 && shards + others > MOST_OPENED;
+            let known = may_give_up && is_mixed && !is_index;
             let content = if known { NOT_OPENED } else { self.content(name) };
             if content.is_shard() {
                 shards += 1
@@ -163,7 +167,7 @@ impl Tree {
 
     /// The path of a file beneath the folder.
     pub(crate) fn path_of(&self, name: &[u8]) -> PathBuf {
-        self.root.path().join(std::ffi::OsStr::from_bytes(name))
+        self.root.path().join(OsStr::from_bytes(name))
     }
 }
 

@@ -53,6 +53,35 @@ pub struct Budget {
     pub cost: Cost,
     /// The definition of a sample's length.
     pub lengths: LengthsOf,
+    /// Rows of tokens instead of batches of samples: `tokens` is then the capacity of a row, and a batch is a number
+    /// of rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<RowSpec>,
+}
+
+/// The way in which documents fill rows of tokens. The rows of an epoch depend only on {order, seed, epoch, lengths}.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowSpec {
+    /// The rule by which documents are packed.
+    pub pack: Pack,
+    /// True if a separator follows each document: one more token.
+    pub separated: bool,
+    /// True if documents longer than a row are cut into pieces; otherwise they are an error. In `concat` all
+    /// documents may be cut.
+    pub cuts: bool,
+}
+
+/// The rules by which documents are packed into rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pack {
+    /// All documents of an epoch end to end, cut into rows.
+    #[default]
+    Concat,
+    /// The documents of each window, whole, by best-fit decreasing.
+    BestFit,
+    /// One document a row.
+    None,
 }
 
 /// The cost of the samples of a batch together.
@@ -93,7 +122,7 @@ impl Budget {
     pub fn new(tokens: u64) -> Budget {
         let window = DEFAULT_WINDOW;
         let lengths = LengthsOf::Bytes(1);
-        Budget { tokens, window, max_samples: None, cost: Cost::Padded, lengths }
+        Budget { tokens, window, max_samples: None, cost: Cost::Padded, lengths, rows: None }
     }
 
     /// Checks that all numbers are in range.
@@ -101,6 +130,9 @@ impl Budget {
     /// # Errors
     /// The first number that is not.
     pub fn check(&self) -> Result<()> {
+        if self.rows.is_some() {
+            self.check_rows()?;
+        }
         let text = if self.tokens == 0 {
             "a batch has a budget of at least one token".to_owned()
         } else if !(1..=MAX_WINDOW).contains(&self.window) {
@@ -118,6 +150,27 @@ impl Budget {
         Err(invalid(text))
     }
 
+    /// Checks the numbers that rows of tokens restrict.
+    fn check_rows(&self) -> Result<()> {
+        let text = if !(2..=MAX_CAPACITY).contains(&self.tokens) {
+            let longest = MAX_CAPACITY - 1;
+            let len = self.row_len();
+            format!("a row has a length of 1 to {longest} tokens, not {len}")
+        } else if self.max_samples.is_some() {
+            "rows of tokens have no `max_samples`: any number of documents fills them".to_owned()
+        } else if self.cost != Cost::Sum {
+            format!("rows of tokens have the cost `sum`, not `{}`", self.cost)
+        } else {
+            return Ok(());
+        };
+        Err(invalid(text))
+    }
+
+    /// The length of a row: its capacity without the token that is only a label.
+    fn row_len(&self) -> u64 {
+        self.tokens.saturating_sub(1)
+    }
+
     /// In words, the first difference between this budget (of a state) and the one `asked` for.
     pub fn difference(&self, asked: &Budget) -> Option<String> {
         let most = |samples: Option<u32>| match samples {
@@ -125,9 +178,11 @@ impl Budget {
             None => "any number of".to_owned(),
         };
         let Budget { tokens, window, cost, .. } = self;
-        let what = if *tokens != asked.tokens {
+        let what = if let Some(what) = self.difference_of_rows(asked) {
+            what
+        } else if *tokens != asked.tokens {
             format!("batches have up to {tokens} tokens, and {} were", asked.tokens)
-        } else if *window != asked.window {
+        } else if *window != asked.window && self.has_windows() {
             format!("windows have {window} positions by length, and {} were", asked.window)
         } else if self.max_samples != asked.max_samples {
             let state = most(self.max_samples);
@@ -140,6 +195,37 @@ impl Budget {
             return None;
         };
         Some(format!("the state's {what} asked for"))
+    }
+
+    /// The first difference in rows of tokens, in words of [`difference`](Self::difference).
+    fn difference_of_rows(&self, asked: &Budget) -> Option<String> {
+        let (rows, other) = match (self.rows, asked.rows) {
+            (None, None) => return None,
+            (None, Some(_)) => return Some("batches have samples, and rows of tokens were".into()),
+            (Some(_), None) => return Some("batches have rows of tokens, and samples were".into()),
+            (Some(rows), Some(other)) => (rows, other),
+        };
+        let separator = |rows: RowSpec| if rows.separated { "one" } else { "no" };
+        let long = |rows: RowSpec| if rows.cuts { "cut" } else { "refused" };
+        let what = if self.tokens != asked.tokens {
+            format!("rows have a length of {}, and {} was", self.row_len(), asked.row_len())
+        } else if rows.pack != other.pack {
+            format!("rows are packed by `{}`, and `{}` was", rows.pack, other.pack)
+        } else if rows.separated != other.separated {
+            let asked = separator(other);
+            format!("documents end with {} separator, and {asked} separator was", separator(rows))
+        } else if rows.cuts != other.cuts && rows.pack != Pack::Concat {
+            let asked = long(other);
+            format!("documents longer than a row are {}, and that they are {asked} was", long(rows))
+        } else {
+            return None;
+        };
+        Some(what)
+    }
+
+    /// Returns whether samples are brought into another order within windows: not if rows take documents as they come.
+    pub fn has_windows(&self) -> bool {
+        self.rows.is_none_or(|rows| rows.pack == Pack::BestFit)
     }
 
     /// Returns whether a sample of `tokens` costs more than a batch may.
@@ -172,6 +258,16 @@ impl fmt::Display for Cost {
     }
 }
 
+impl fmt::Display for Pack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pack::Concat => "concat",
+            Pack::BestFit => "best_fit",
+            Pack::None => "none",
+        })
+    }
+}
+
 /// The error for a run that would begin within a batch.
 pub fn within_batch(consumed: u64) -> Error {
     invalid(format!(
@@ -185,6 +281,9 @@ pub const DEFAULT_WINDOW: u32 = 8192;
 
 /// The largest window: a position of a window takes up to 44 bytes of memory, and a run keeps a few windows.
 pub(crate) const MAX_WINDOW: u32 = 1 << 22;
+
+/// The largest capacity of a row of tokens: best fit keeps a few bytes for each number of tokens up to it.
+const MAX_CAPACITY: u64 = 1 << 24;
 
 /// The first word of the keys of windows. Frozen.
 const LABEL: u64 = 0x6275_6467;

@@ -79,6 +79,7 @@ fn case(random: &mut Random) -> (Arc<Budget>, u64, u64, Vec<u32>) {
         max_samples: (random.below(3) == 0).then(|| 1 + random.below(9) as u32),
         cost: if random.below(2) == 0 { Cost::Padded } else { Cost::Sum },
         lengths: LengthsOf::Bytes(1),
+        rows: None,
     };
     let len = random.below(150);
     let tokens = (0..len).map(|_| random.below(longest) as u32).collect();
@@ -273,4 +274,41 @@ fn numbers_out_of_range_and_differences_are_named() {
     let json = serde_json::to_string(&of_column).unwrap();
     assert_eq!(json, r#"{"tokens":8192,"window":8192,"cost":"padded","lengths":{"column":"n"}}"#);
     assert_eq!(serde_json::from_str::<Budget>(&json).unwrap(), of_column);
+}
+
+#[test]
+fn rows_out_of_range_and_differences_of_rows_are_named() {
+    let rows = RowSpec { pack: Pack::BestFit, separated: true, cuts: true };
+    let budget = Budget { cost: Cost::Sum, rows: Some(rows), ..Budget::new(513) };
+    budget.check().unwrap();
+    let with_tokens = |tokens| Budget { tokens, ..budget.clone() };
+    with_tokens(2).check().unwrap();
+    with_tokens(1 << 24).check().unwrap();
+    let why = |budget: Budget| budget.check().unwrap_err().to_string();
+    assert!(why(with_tokens(0)).contains("not 0"));
+    assert!(why(with_tokens(1)).contains("1 to 16777215 tokens, not 0"));
+    assert!(why(with_tokens((1 << 24) + 1)).contains("not 16777216"));
+    assert!(why(Budget { window: 0, ..budget.clone() }).contains("not 0"));
+    assert!(why(Budget { max_samples: Some(5), ..budget.clone() }).contains("`max_samples`"));
+    assert!(why(Budget { cost: Cost::Padded, ..budget.clone() }).contains("not `padded`"));
+    let differs = |asked: Budget| budget.difference(&asked).unwrap();
+    assert_eq!(budget.difference(&budget), None);
+    assert!(differs(with_tokens(1025)).contains("rows have a length of 512, and 1024 was asked"));
+    let of = |rows| differs(Budget { rows: Some(rows), ..budget.clone() });
+    assert!(of(RowSpec { pack: Pack::None, ..rows }).contains("by `best_fit`, and `none` was"));
+    assert!(of(RowSpec { separated: false, ..rows }).contains("end with one separator, and no"));
+    assert!(of(RowSpec { cuts: false, ..rows }).contains("cut, and that they are refused was"));
+    let samples = Budget { rows: None, ..budget.clone() };
+    assert!(differs(samples.clone()).contains("rows of tokens, and samples were asked"));
+    assert!(samples.difference(&budget).unwrap().contains("samples, and rows of tokens were"));
+    assert!(differs(Budget { window: 5, ..budget.clone() }).contains("8192 positions"));
+    let in_order = |pack, cuts, window| {
+        let rows = RowSpec { pack, cuts, ..rows };
+        Budget { window, rows: Some(rows), ..budget.clone() }
+    };
+    let concat = in_order(Pack::Concat, true, 8192);
+    assert_eq!(concat.difference(&in_order(Pack::Concat, false, 5)), None);
+    let each = in_order(Pack::None, true, 8192);
+    assert_eq!(each.difference(&in_order(Pack::None, true, 5)), None);
+    assert!(each.difference(&in_order(Pack::None, false, 8192)).is_some());
 }

@@ -29,6 +29,7 @@
 //!
 //! Read [`Mixture`] first, then `segments.rs`.
 
+mod count;
 mod segments;
 mod spec;
 mod text;
@@ -36,6 +37,7 @@ mod weight;
 mod window;
 mod word;
 
+pub use count::Count;
 pub use spec::{Batching, MixtureSpec, Part, Phase, Source};
 pub use weight::Weight;
 

@@ -167,7 +167,7 @@ fn epoch(spec: &MixtureSpec) -> Result<(u64, Vec<Weight>)> {
 }
 
 /// `weights` of `phase` as integers in the same proportions.
-fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>> {
+pub(super) fn integers(weights: &[Weight], phase: usize) -> Result<Vec<u64>> {
     let Some(integers) = as_integers(weights) else {
         return Err(invalid(format!(
             "the weights of phase {phase} differ by more than 18 digits: write fewer"

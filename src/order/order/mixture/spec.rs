@@ -150,7 +150,7 @@ impl MixtureSpec {
             }
             if *from <= before {
                 return Err(invalid(format!(
-                    "phase {phase} begins at sample {from} of the run, not after the one before, at {before}"
+                    "phase {phase} begins at {from} of the run, not after the one before, at {before}"
                 )));
             }
             before = *from;

@@ -290,7 +290,7 @@ fn what_makes_no_mixture_is_said_with_its_source() {
         (&|spec| spec.epoch_size = Some(0), "1 to 1099511627776 samples, not 0"),
         (&|spec| spec.phases.push(phase(5, &["1"])), "phase 1 has 1 weights for 2 sources"),
         (&|spec| spec.phases.push(phase(5, &["0", "0"])), "all weights of phase 1 are 0"),
-        (&|spec| spec.phases.push(phase(0, &["1", "1"])), "phase 1 begins at sample 0"),
+        (&|spec| spec.phases.push(phase(0, &["1", "1"])), "phase 1 begins at 0"),
         (&|spec| spec.phases.push(phase(5, &["1e17", "1e-18"])), "weights of phase 1"),
     ] {
         let message = error(change);

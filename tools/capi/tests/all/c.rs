@@ -12,7 +12,7 @@ use std::slice;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Options};
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::import::{ColumnsFrom, ImportOptions, import};
+use dlfs::import::{ColumnsFrom, ImportOptions, PlacementOrder, import};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::{self, ConnectOptions};
@@ -373,6 +373,33 @@ fn a_mixture_is_cut_by_tokens_and_goes_on_between_any_two_batches() {
         println!("{how:?}");
         let program = Program::build(prefix, &here().join("tests/c/mixed_batches.c"), how);
         program.run(&[&source.address(), other.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn documents_fill_rows_of_tokens_and_runs_go_on() {
+    let Some(prefix) = prefix() else { return };
+    let source = Source::new();
+    // Document i has (i * 37) % 120 tokens: see `c/tokens.c`.
+    let mut lines = String::new();
+    for id in 0..60 {
+        let tokens = (0..id * 37 % 120).map(|at| ((id * 31 + at) % 500).to_string());
+        lines += &format!("{{\"tok\": [{}]}}\n", tokens.collect::<Vec<_>>().join(","));
+    }
+    fs::write(source.path("text.jsonl"), lines).unwrap();
+    let images = ["text.dlfs", "again.dlfs"].map(|name| source.path(name));
+    for image in &images {
+        let field_types = vec!["tok:u16[*]".parse().unwrap()];
+        let placement = PlacementOrder::Source; // ids in the order of lines
+        let options = ImportOptions { field_types, placement, ..ImportOptions::default() };
+        let from = [source.path("text.jsonl")];
+        let to = [Address::from_path(image.clone())];
+        import(&from, &to, &options, &ConnectOptions::default(), &mut ()).unwrap();
+    }
+    for how in How::all() {
+        println!("{how:?}");
+        let program = Program::build(prefix, &here().join("tests/c/tokens.c"), how);
+        program.run(&images.each_ref().map(|image| image.to_str().unwrap()));
     }
 }
 

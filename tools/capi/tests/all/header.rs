@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 19] = [
     "error",
     "options",
     "mount",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 18] = [
     "read_batch",
     "sequence",
     "mixture",
+    "tokens",
     "batch",
     "stats",
     "log",

@@ -135,6 +135,10 @@ int main(int argc, char **argv) {
     FAILS(DLFS_E_HANDLE, dlfs_mixture_open(null, parts, 2, NULL, &none), "NULL");
     given.batching = "chunk";
     FAILS(DLFS_E_INVALID, dlfs_mixture_open(both, parts, 2, &given, &none), "per-source:N, not \"chunk\"");
+    dlfs_mixture_options counted = {.size = sizeof counted, .count = "tokens"};
+    FAILS(DLFS_E_INVALID, dlfs_mixture_open(both, parts, 2, &counted, &none), "no field of the samples");
+    counted.count = "words";
+    FAILS(DLFS_E_INVALID, dlfs_mixture_open(both, parts, 2, &counted, &none), "count: it is samples, tokens");
     phases[0] = "9:1,2,3";
     FAILS(DLFS_E_INVALID, dlfs_mixture_open(both, parts, 2, &later, &none), "3 weights for 2 sources");
     later.phases = NULL;

@@ -28,7 +28,7 @@ use super::import::ImportProgress;
 use crate::demo_compare::{Compared, Comparison, Figures, stopped};
 use crate::demo_data::DemoData;
 use crate::demo_source::Source;
-use crate::epochs::{End, read_batches};
+use crate::epochs::{End, Samples, read_batches};
 use crate::exit::{Failure, Outcome, about_file};
 use crate::order_args::unweighted;
 use crate::out::Out;
@@ -210,8 +210,8 @@ impl Demo<'_> {
         let mut seen = vec![false; num_samples as usize];
         let mut stats = RunStats::start();
         let dataset = Dataset::from_image(image.clone(), ReaderOptions::default());
-        let loader = dataset.loader(options)?;
-        let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
+        let mut batches = Samples::of(dataset.loader(options)?);
+        let end = read_batches(&mut batches, &mut stats, &mut meter, |stats, batch, loader| {
             if let Some(source) = source {
                 source.compare(batch)?;
             }

@@ -17,6 +17,7 @@ use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::dataset::class_names;
 use dlfs::format::Pack;
 use dlfs::format::columns::ColumnType;
+use dlfs::format::field_type::Element;
 use dlfs::import::sources::expansion::DEFAULT_MAX_EXPANSION;
 use dlfs::import::sources::{BadEntry, FileCount, Role, SourceKind};
 use dlfs::import::{
@@ -40,6 +41,9 @@ use crate::text;
 /// Rows are those of Parquet and Arrow files, of the shards of MosaicML Streaming (mds) and LitData, given as their
 /// folder or index.json, and lines of JSON Lines (jsonl). Columns become fields: text and bytes as they are, numbers
 /// and lists of numbers with their type.
+///
+/// Documents of tokens are rows with one field, tok: those of Megatron-LM (megatron), given as PREFIX, PREFIX.idx or
+/// their folder, and those of raw .bin and .npy files (tokens), with --end-of-document.
 ///
 /// The kind of each source is detected from its content. Files that describe the shards of a folder
 /// (README, *.json, *.md, *.idx, _SUCCESS) are set aside, and so are hidden files and what file systems and tools leave
@@ -131,6 +135,12 @@ pub(crate) struct WhatArgs {
     /// --fields leave it out
     #[arg(long, value_name = "KEY")]
     files: Option<String>,
+    /// The type of the tokens in raw files of tokens, such as u16; .npy files say it themselves
+    #[arg(long, value_name = "TYPE", requires = "end_of_document", value_parser = parse_element)]
+    tokens: Option<Element>,
+    /// The token behind each document in raw and .npy files of tokens, which is left out; they are then --from tokens
+    #[arg(long, value_name = "TOKEN")]
+    end_of_document: Option<u32>,
     /// The splits to take of hf://datasets/OWNER/NAME, such as train, as the paths of the files say; otherwise all
     /// files
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -329,6 +339,8 @@ impl WhatArgs {
                 label: self.label.clone(),
                 fields: self.fields.clone(),
                 files: self.files.clone(),
+                tokens: self.tokens,
+                end_of_document: self.end_of_document,
                 union: self.is_union(),
             },
             splits: self.split.clone(),
@@ -408,6 +420,11 @@ fn parse_column(text: &str) -> Result<Chosen, String> {
         Some((name, kind)) => Ok(Chosen(name.to_owned(), Some(kind.parse()?))),
         None => Ok(Chosen(text.to_owned(), None)),
     }
+}
+
+fn parse_element(text: &str) -> Result<Element, String> {
+    Element::named(text)
+        .ok_or_else(|| format!("one of {}", Element::ALL.map(Element::name).join(", ")))
 }
 
 fn parse_chunk_size(text: &str) -> Result<u32, String> {
@@ -619,6 +636,8 @@ Examples:
   dlfs import ~/pictures a.dlfs,b.dlfs                                  # striped
   dlfs import ~/pictures nvme-tcp://node1/nqn.2026-11.io.dlfs:train     # of dlfs serve --writable
   dlfs import train-*.parquet train.dlfs --label label
+  dlfs import corpus_text_document.idx tokens.dlfs                      # of Megatron-LM
+  dlfs import train.bin tokens.dlfs --tokens u16 --end-of-document 50256
   dlfs import s3://bucket/train train.dlfs                              # credentials as for aws
   dlfs import more/ train.dlfs --append
   dlfs import-parts plan ~/pictures a.dlfs,b.dlfs                       # by many processes";

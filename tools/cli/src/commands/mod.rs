@@ -28,6 +28,7 @@ mod serve;
 mod shuffle_report;
 mod snapshot;
 mod stat;
+mod tokens;
 #[cfg(feature = "top")]
 mod top;
 mod verify;
@@ -90,6 +91,7 @@ enum Command {
     Order(Box<order::OrderArgs>),
     Select(select::SelectArgs),
     ShuffleReport(shuffle_report::ShuffleReportArgs),
+    Tokens(tokens::TokensArgs),
     Delete(delete::DeleteArgs),
     Probe(probe::ProbeArgs),
     Purge(purge::PurgeArgs),
@@ -134,6 +136,7 @@ impl Cli {
             Command::Order(args) => order::run(*args),
             Command::Select(args) => select::run(args),
             Command::ShuffleReport(args) => shuffle_report::run(args),
+            Command::Tokens(args) => tokens::run(args),
             Command::Delete(args) => delete::run(args),
             Command::Probe(args) => probe::run(args),
             Command::Purge(args) => purge::run(args, quiet),

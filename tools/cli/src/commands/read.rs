@@ -15,8 +15,9 @@ use dlfs::Error;
 use dlfs::cache::{Cache, CacheStats};
 use dlfs::dataset::{Dataset, Mixture, Share, load_state, save_state};
 use dlfs::directory::Directory;
-use dlfs::options::{Load, Order, Peers, Read, Store, Tiers, Tokens};
+use dlfs::options::{Load, Order, Peers, Read, Rows, Store, Tiers, Tokens};
 use dlfs::order::State;
+use dlfs::order::budget::Budget;
 use dlfs::peers::Launched;
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
@@ -24,7 +25,9 @@ use dlfs::report::Stalls;
 use dlfs::units::{Epoch, Generation};
 
 use crate::args::ConnectionArgs;
-use crate::epochs::{End, check_complete, check_some, read_batches, samples_within};
+use crate::epochs::{
+    Batches, End, Samples, check_complete, check_some, read_batches, samples_within,
+};
 use crate::exit::{Failure, Outcome, about_file, complain, usage};
 use crate::metrics_args::MetricsArgs;
 use crate::mix_args::{MixArgs, Source, Sources, share};
@@ -35,6 +38,7 @@ use crate::peer_args::{Joined, meeting, peer_line};
 use crate::placement_args::PlacementArgs;
 use crate::progress::Meter;
 use crate::report_args::ReportArgs;
+use crate::rows::{RowReader, RowsRead, token_loader};
 use crate::run_stats::{RunReport, RunStats};
 use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
 use crate::store_args::{restart, staging, store_line};
@@ -51,10 +55,13 @@ use crate::weight_args::WeightArgs;
 ///
 /// With --mix the run reads several images as one sequence, in given proportions: a mixture. Options
 /// that say something of one image do not go with it.
+///
+/// With --seq-len samples are documents, and a batch is --batch-size rows of their tokens.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
 #[command(mut_arg("epochs", |arg| arg.default_value("1").help("The number of epochs to read")))]
 #[command(mut_arg("restart_shares", |arg| arg.requires("state")))]
+#[command(mut_arg("seq_len", |arg| arg.requires("batch_size").conflicts_with_all(OF_SAMPLES)))]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     image: ImageArgs,
@@ -68,6 +75,8 @@ pub(crate) struct ReadArgs {
     weights: WeightArgs,
     #[command(flatten)]
     tokens: Tokens,
+    #[command(flatten)]
+    rows: Rows,
     #[command(flatten)]
     mix: MixArgs,
     #[command(flatten)]
@@ -121,6 +130,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let meeting = meeting(&args.peers, place)?;
     let place = meeting.as_ref().map(|meeting| (meeting.rank, meeting.world_size)).or(place);
     let mut options = args.loader_options(place)?;
+    let rows = args.rows.options(args.load.batch_size).map_err(usage)?;
     let keeper = Keeper::of(&args.run);
     let files = args.report.files()?;
     options.trace = files.trace();
@@ -154,6 +164,11 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let mixture = args.mix.mixture(&dataset, &args.connection)?;
+    let rows = rows.map(|rows| token_loader(&dataset, mixture.as_ref(), rows, options.clone()));
+    let rows = rows.transpose()?.map(RowReader::new);
+    if let Some(rows) = &rows {
+        options = rows.loader().options().clone(); // with the lengths of rows, which decide the share
+    }
     let share = share(&dataset, mixture.as_ref(), &options)?;
     let total = samples_to_read(&share, &options);
     // A resumed run may be complete and read nothing, but a new run must have samples.
@@ -169,15 +184,16 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let mut meter = Meter::new("reading", total, quiet);
     let mut stats = RunStats::start();
     let mut sources = args.mix.sources(&args.image.image);
-    let loader = match &mixture {
-        Some(mixture) => mixture.loader(options)?,
-        None => dataset.loader(options)?,
+    let mut batches: Box<dyn Batches> = match (rows, &mixture) {
+        (Some(rows), _) => Box::new(rows),
+        (None, Some(mixture)) => Box::new(Samples::of(mixture.loader(options)?)),
+        (None, None) => Box::new(Samples::of(dataset.loader(options)?)),
     };
-    keeper.keep(loader.state());
+    keeper.keep(batches.loader().state());
     keeper.save()?; // reports an unwritable file before the work starts
-    loader.stage(&mut (), staging(quiet))?;
+    batches.loader().stage(&mut (), staging(quiet))?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let end = read_batches(&loader, &mut stats, &mut meter, |stats, batch, loader| {
+    let end = read_batches(&mut *batches, &mut stats, &mut meter, |stats, batch, loader| {
         if let Some(ids) = &mut ids {
             ids.append(batch)?;
         }
@@ -186,11 +202,11 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         Ok(!stop.is_set() && stats.so_far().0 < limit)
     });
     drop(meter);
-    let counted = loader.stats();
+    let counted = batches.loader().stats();
     let report = RunReport { stall_s: counted.stall_s, ..stats.finish() };
     joined.iter().for_each(|joined| joined.wait_for_end(dataset.image()));
     keeper.save()?; // also after an error, so that the run can resume there
-    let written = files.write(&loader);
+    let written = files.write(batches.loader());
     if end.as_ref().is_ok_and(|end| *end == End::Complete) {
         check_complete(report.samples, total)?;
     } else if let Err(error) = &written {
@@ -198,7 +214,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     let end = end?;
     let datasets = mixture.as_ref().map_or(std::slice::from_ref(&dataset), Mixture::datasets);
-    print_report(&args, datasets, &sources, &report, &counted)?;
+    print_report(&args, datasets, &sources, batches.rows(), &report, &counted)?;
     match end {
         End::Complete => Ok(written.map(|()| Outcome::Done)?),
         End::Stopped => Ok(keeper.stopped()),
@@ -295,7 +311,8 @@ fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     let Some(epochs_after) = options.epochs.end.checked_sub(first + 1) else { return 0 };
     let whole =
         |epoch| share.samples_after(&State { epoch: Epoch(epoch), consumed: 0, ..start.clone() });
-    let later = if options.budget.is_some() && options.world_size > 1 {
+    let varies = |budget: &Arc<Budget>| budget.rows.is_some() || options.world_size > 1;
+    let later = if options.budget.as_ref().is_some_and(varies) {
         (first + 1..options.epochs.end).map(whole).sum() // other epochs have other batches
     } else {
         epochs_after.saturating_mul(whole(first))
@@ -332,6 +349,7 @@ fn print_report(
     args: &ReadArgs,
     datasets: &[Dataset],
     sources: &Sources,
+    rows: Option<RowsRead>,
     report: &RunReport,
     stats: &LoaderStats,
 ) -> Result<(), Failure> {
@@ -359,6 +377,7 @@ fn print_report(
             "store": store,
             "places": image.places(), // with the same keys as in Python and C
             "sources": mixed.map(Sources::all),
+            "rows": rows.map(|rows| rows.json(report.time())),
         }));
         out.json(&joined(&joined(report, facts), some))?;
         return out.flush();
@@ -371,7 +390,8 @@ fn print_report(
         out.bold(&text::count(report.samples_per_s as u64)),
         out.bold(&text::rate(report.bytes, report.time())),
     ))?;
-    for line in mixed.iter().flat_map(|sources| sources.lines()) {
+    let of_rows = rows.map(|rows| rows.line(report.time()));
+    for line in of_rows.into_iter().chain(mixed.iter().flat_map(|sources| sources.lines())) {
         out.line(line)?;
     }
     for line in report.lines() {
@@ -477,6 +497,8 @@ const MOST_SAMPLES: usize = 256;
 const MOST_BYTES: u64 = 256 << 20;
 /// The lengths of this many samples, or of up to twice as many, decide the default batch size.
 const LENGTHS_LOOKED_AT: usize = 4096;
+/// Options of batches of samples.
+const OF_SAMPLES: [&str; 5] = ["batch_tokens", "drop_last", "pad", "contiguous", "node_loader"];
 /// Options that apply to one image only.
 const OF_ONE_IMAGE: [&str; 12] = [
     "weights",
@@ -501,4 +523,5 @@ Examples:
   torchrun --no-python dlfs read train.dlfs --tier ram:20G --peers auto --shard local
   torchrun --no-python dlfs read train.dlfs --order partial --exchange 0.3 --store file:/nvme:200G --peers auto
   dlfs read text.dlfs --batch-tokens 16384 --token-bytes 2 --max-batch 64
+  dlfs read text.dlfs --seq-len 2048 --batch-size 8 --pack best_fit --separator 50256
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";

@@ -35,7 +35,9 @@ fn every_command_has_a_manual_page() {
     let dir = TestDir::new();
     let folder = dir.arg("share/man/man1");
     run(&["man", &folder]).code(0);
-    for name in ["dlfs", "dlfs-import", "dlfs-serve", "dlfs-read", "dlfs-snapshot-save"] {
+    for name in
+        ["dlfs", "dlfs-import", "dlfs-serve", "dlfs-read", "dlfs-snapshot-save", "dlfs-tokens-plan"]
+    {
         let page = fs::read_to_string(dir.path("share/man/man1").join(format!("{name}.1")));
         let page = page.unwrap_or_else(|error| panic!("{name}.1: {error}"));
         assert!(page.contains(".SH NAME") && page.contains(".SH SYNOPSIS"), "{name}.1");

@@ -46,6 +46,7 @@ mod serving;
 mod spdk;
 mod terminal;
 mod tiers;
+mod tokens;
 mod top;
 mod version;
 mod weighing;

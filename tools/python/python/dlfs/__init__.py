@@ -20,6 +20,8 @@ Contents:
   delete, purge       delete samples of an image, and free their space
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
   Sample              one sample of several fields: a mapping of names to views, or to arrays of fields with types
+  dlfs.tokens         documents of tokens, packed into arrays for language models
+  random_of           random numbers for augmenting a sample that do not depend on ranks, workers or resuming
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.ray            a sink and a source for Ray Data
@@ -83,6 +85,7 @@ from ._options import (
     Tokens,
 )
 from ._parts import PartWriter, WritePlan, WrittenPart
+from ._random import random_of
 from ._writer import Writer, Written
 
 __all__ = [
@@ -136,6 +139,7 @@ __all__ = [
     "import_",
     "open",
     "purge",
+    "random_of",
     "repeat",
     "save_views",
 ]

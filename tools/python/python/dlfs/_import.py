@@ -43,6 +43,8 @@ def import_(
     max_expansion: int = 100,
     classes: Address | None = None,
     split: str | Iterable[str] | None = None,
+    tokens: str | None = None,
+    end_of_document: int | None = None,
     catalog: str | None = None,
     accept_older_generation: bool = False,
     **options: Any,
@@ -76,6 +78,9 @@ def import_(
     classes   of files: a text file with the name of a class on each line, or another image: classes get their numbers
               from it. None: those of the source, by name
     split     of hf://datasets/OWNER/NAME: the split to take, or several, as the paths of the files say; None: all files
+    tokens, end_of_document
+              of raw and .npy files of tokens: the type of the tokens, such as "u16", which .npy files say themselves,
+              and the token behind each document, which is left out
     append, overwrite, seed, chunk_size, pack, catalog, options
               as for dlfs.Writer; of files also links and hidden, as for dlfs.open
 
@@ -102,12 +107,15 @@ def import_(
         more |= {"resume": resume, "prefix": prefix, "nested": nested, "max_expansion": max_expansion}
         more["classes"] = None if classes is None else os.fspath(classes)
         more["split"] = [split] if isinstance(split, str) else list(split or ())
+        more |= {"tokens": tokens, "end_of_document": end_of_document}
         more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
         return Written(**_import_files(paths, address, {**how, **more}, options))
     of_files = resume or prefix or nested or max_expansion != 100 or classes or split
-    if of_files or from_ != "auto" or on_error != "stop":
+    of_tokens = tokens is not None or end_of_document is not None
+    if of_files or of_tokens or from_ != "auto" or on_error != "stop":
         raise TypeError(
-            "from_, on_error, resume, prefix, nested, max_expansion, classes and split are for sources that are files"
+            "from_, on_error, resume, prefix, nested, max_expansion, classes, split, tokens and end_of_document are "
+            "for sources that are files"
         )
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")

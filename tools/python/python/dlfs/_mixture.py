@@ -56,6 +56,9 @@ class Mixture(_Mixture):
                  that resumes with another global batch names the first run's
     phases       a curriculum: pairs of a position in the run, counted in samples of all ranks, and the weights of all
                  data sets from there on. A run that resumes may have other phases after the samples consumed so far
+    count        what weights and the starts of phases count: "samples"; or "tokens" of documents, "tokens:FIELD" or
+                 "tokens:FIELD:TYPE" if their field is to be named, "lengths:COLUMN" for those in a column of ints.
+                 Lengths are read here, once, and separators do not count. Other numbers of samples stay
 
     The number of samples of each data set in an epoch is exact: counts(). A data set that is used up begins again,
     shuffled anew; a data set that is not goes on in the next epoch where it was. Ids, labels and fields of a batch are
@@ -73,6 +76,7 @@ class Mixture(_Mixture):
         batching: Literal["stratified", "random", "per_source"]
         | tuple[Literal["per_source"], int] = "stratified",
         phases: Iterable[tuple[int, Sequence[Weight]]] = (),
+        count: str = "samples",
     ) -> Mixture:
         pairs = [_pair(at, part) for at, part in enumerate(parts)]
         kind, batch = (batching, 0) if isinstance(batching, str) else batching
@@ -91,8 +95,9 @@ class Mixture(_Mixture):
             epoch_size,
             f"per-source:{index(batch)}" if batch else kind.replace("_", "-"),
             [f"{start}:{','.join(weights)}" for start, weights in later],
+            count,
         )
-        made._made_of = (pairs, epoch_size, (kind, batch), later)
+        made._made_of = (pairs, epoch_size, (kind, batch), later, count)
         return made
 
     _made_of: tuple[Any, ...]
@@ -109,13 +114,13 @@ class Mixture(_Mixture):
     def _pinned(self, global_batch: int) -> Mixture:
         """This mixture. "per_source" without a number of its own gets `global_batch`, so that the sequence is the same
         with any number of workers."""
-        pairs, epoch_size, (kind, batch), later = self._made_of
+        pairs, epoch_size, (kind, batch), later, count = self._made_of
         if kind != "per_source" or batch:
             return self
         if epoch_size is None and all(kind == "weight" for _, (kind, _) in pairs):
             whole = len(self) // global_batch * global_batch
             epoch_size = whole or None
-        return _remake(pairs, epoch_size, (kind, global_batch), later)
+        return _remake(pairs, epoch_size, (kind, global_batch), later, count)
 
     @property
     def ids(self) -> _Keys:
@@ -138,6 +143,7 @@ def _remake(
     epoch_size: int | None,
     batching: tuple[Any, int],
     phases: list[tuple[int, list[str]]],
+    count: str,
 ) -> Mixture:
     def part(kind: str, text: str) -> str | Repeat | Choose:
         if kind == "repeat":
@@ -146,7 +152,7 @@ def _remake(
 
     parts = [(dataset, part(*given)) for dataset, given in pairs]
     kind: Any = batching if batching[1] else batching[0]
-    return Mixture(parts, epoch_size=epoch_size, batching=kind, phases=phases)
+    return Mixture(parts, epoch_size=epoch_size, batching=kind, phases=phases, count=count)
 
 
 def _pair(at: int, given: Any) -> tuple[Dataset, tuple[str, str]]:

@@ -278,3 +278,20 @@ class Ordering(Order, Tokens, Load, Weighting, total=False):
 
 class Loading(Ordering, Read, Peers, Store, total=False):
     """The options of a loader."""
+
+
+class TokenLoading(Order, Read, total=False):
+    """The options of a dlfs.tokens.Loader beside its parameters, as dlfs.Loader has them."""
+
+    epochs: int | None
+    """The number of epochs to read [default: endless]."""
+    batching: Literal["chunk", "sample"] | None
+    """How documents are read: whole chunks, or each by itself [default: as dlfs.Loader's]."""
+    weights: Weights | None
+    """Weighted: how often documents are drawn."""
+    epoch_size: int | None
+    """Weighted: documents of an epoch."""
+    without_replacement: bool
+    """Weighted: draw no document twice in an epoch."""
+    trace: bool
+    """Keep the newest events of the run."""

@@ -72,6 +72,10 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         return dict(self._start)
 
     @property
+    def seed(self) -> int:
+        return int(self._made[1].get("seed", 0))
+
+    @property
     def epochs(self) -> int:
         return self._made[1].get("epochs") or sys.maxsize
 
@@ -124,6 +128,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.load_state_dict(state["state"])
 
 
+class Indices(list[int]):
+    """The indices of a batch. They tell seed and epoch to a dlfs.torch.Dataset, in workers, too."""
+
+    seed: int
+    epoch: int
+
+
 class Drawn(Iterator[list[int]]):
     """One iteration of a BatchSampler, with its own position in the order."""
 
@@ -148,7 +159,9 @@ class Drawn(Iterator[list[int]]):
             self._sampler._end(epoch)
         if not indices:  # this rank has no more samples in the epoch
             raise StopIteration
-        return indices
+        batch = Indices(indices)
+        batch.seed, batch.epoch = self._sampler.seed, epoch
+        return batch
 
     def place(self) -> tuple[dict[str, Any], bool]:
         """The state of this iterator, and whether this rank has drawn all batches of the epoch."""

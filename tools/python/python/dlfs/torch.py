@@ -58,8 +58,9 @@ from ._dataloader import DataLoader, Round
 from ._dlfs import Sampler as _Ids
 from ._errors import Error as _Error
 from ._options import Address, Fields, OrderName
+from ._random import Generators, random_of, takes_rng
 from ._ranks import as_launched, by_turns, data_place, in_group, local_place_of, place_of, warn_unequal, without_node
-from ._sampler import BatchSampler, Sampler
+from ._sampler import BatchSampler, Indices, Sampler
 
 __all__ = [
     "BatchSampler",
@@ -69,6 +70,7 @@ __all__ = [
     "Sampler",
     "TensorBatch",
     "data_place",
+    "generator_of",
     "tensor",
 ]
 
@@ -92,6 +94,11 @@ def tensor(view: Any, share: bool = False, dtype: str | None = None) -> torch.Te
         warnings.simplefilter("ignore", UserWarning)
         shared = torch.frombuffer(view, dtype=torch.uint8)
     return shared if share else shared.clone()
+
+
+def generator_of(seed: int, epoch: int, id: int) -> torch.Generator:
+    """As dlfs.random_of, a generator of torch, on the CPU: seeded with the first 64 bits that random_of's draws."""
+    return torch.Generator().manual_seed(random_of(seed, epoch, id).bit_generator.random_raw())
 
 
 def _of_array(array: numpy.ndarray[Any, Any], share: bool, dtype: str | None) -> torch.Tensor:
@@ -281,21 +288,27 @@ class Dataset(torch.utils.data.Dataset[Any]):
     a mapping of names to views, if it has several fields), `label` an int or None. Without a transform an item is
     (uint8[L], label), or ({name: uint8[L]}, label). A field with a type is an array of its dtype and shape instead of a
     view; without a transform, a tensor of these. `fields` is as in dlfs.open.
+
+    If the transform has a further parameter `rng`, it gets dlfs.random_of(seed, epoch, id) there: augmentations that
+    draw from it are repeated exactly by a run that is repeated or resumes, with any workers and ranks. Seed and epoch
+    are those of the dlfs.torch.BatchSampler that chose the indices.
     """
 
     def __init__(
         self,
         dataset: _Dataset,
-        transform: Callable[[Any, int | None], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         fields: Fields | None = None,
     ) -> None:
-        self.dataset, self.transform, self._fields = dataset, transform or _plain, fields
+        self.transform: Callable[..., Any] = transform or _plain
+        self.dataset, self._fields = dataset, fields
         dataset.read_batch([], fields=fields)  # raises here if there is no such field
         # Indices count existing samples; ids have gaps if samples were deleted.
         labels, ids = dataset.labels, dataset.ids
         whole = len(ids) == 0 or int(ids[-1]) == len(ids) - 1
         self._ids = None if whole else ids
         self._has_labels = labels is not None
+        self._takes_rng = takes_rng(transform)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -312,6 +325,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The items at `indices`, whose bytes are read as one batch."""
+        drawn = indices
         if self._ids is not None:
             indices = self._ids[list(indices)].tolist()
         batch = self.dataset.read_batch(indices, fields=self._fields)
@@ -321,7 +335,16 @@ class Dataset(torch.utils.data.Dataset[Any]):
         kind = batch.field_type
         if kind is not None and self.transform is _plain:
             return [(tensor(view, dtype=kind.dtype), label) for view, label in zip(batch, given)]
-        return [self.transform(view, label) for view, label in zip(batch.tolist(), given)]
+        items = zip(batch.tolist(), given)
+        if not self._takes_rng:
+            return [self.transform(view, label) for view, label in items]
+        if not isinstance(drawn, Indices):
+            raise InvalidArgument(
+                "the transform takes rng, which depends on seed and epoch: let a dlfs.torch.BatchSampler choose the "
+                "indices (batch_sampler=)"
+            )
+        rngs = Generators(drawn.seed, drawn.epoch, batch.ids.tolist())
+        return [self.transform(*item, rng=rngs[at]) for at, item in enumerate(items)]
 
 
 def _name(function: Any) -> str:
@@ -352,7 +375,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
     An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
-    if a worker process has to send it. The options are those of dlfs.Loader (dlfs.Loading). N workers divide N batches
+    if a worker process has to send it. If the transform has a further parameter `rng`, it gets a sequence there:
+    rng[i] is dlfs.random_of(seed, epoch, id) of sample i of the batch, so augmentations that draw from it are repeated
+    exactly by a run that is repeated or resumes, with any workers, ranks and batches. (The id of a mixture's sample is
+    source << 40 | id.) The options are those of dlfs.Loader (dlfs.Loading). N workers divide N batches
     of this rank as ranks divide a global batch: in grouped order by whole chunks (shard="aligned") unless
     `shard` is given, so that they read little more than one process would. The order is the same with any
     number of workers. With `peers`, the process that makes this object joins them, and workers read through
@@ -378,7 +404,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         batch_size: int | None = None,
         order: OrderName = "grouped",
         *,
-        transform: Callable[[Batch], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         data_rank: int | None = None,
@@ -387,6 +413,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         **options: Unpack[Loading],
     ) -> None:
         self.dataset, self.transform = dataset, transform
+        self._takes_rng = takes_rng(transform)
         self._reports = None if reports is None else os.fspath(reports)
         if self._reports is not None:
             os.makedirs(self._reports, exist_ok=True)  # raises errors here, not in a worker
@@ -563,7 +590,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         in_worker = as_worker or torch.utils.data.get_worker_info() is not None
         if self.transform is None:
             return TensorBatch.of(batch) if in_worker else batch
-        item = self.transform(batch)
+        given = {"rng": Generators.of(self._options.get("seed", 0), batch)} if self._takes_rng else {}
+        item = self.transform(batch, **given)
         if in_worker:
             _check_sendable(item, "the transform's result")
         return item

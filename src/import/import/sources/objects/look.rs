@@ -12,7 +12,9 @@ use super::listed::Listed;
 use super::splits::{self, split_of, warn_of_splits};
 use crate::import::sources::SourceOptions;
 use crate::import::sources::braces::braces;
-use crate::import::sources::content::{Content, is_shard_name, is_side_file, named_kind};
+use crate::import::sources::content::{
+    Content, is_shard_name, is_side_file, is_tokens_name, named_kind,
+};
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::{FileCounts, Role};
 use crate::import::sources::found::{Decided, Found, FoundFile, tell_apart};
@@ -208,6 +210,16 @@ fn auto(
             first = next;
             found = content(one, first)?;
         }
+        // Megatron's tokens may look like anything, so their index tells.
+        let mut rows = 0..one.len();
+        if !found.is_shard()
+            && let Some(row) = rows.find(|row| is_index_of(SourceKind::Megatron, one.name(*row)))
+        {
+            let index = content(one, row)?;
+            if index.is_shard() {
+                (first, found) = (row, index);
+            }
+        }
         contents.push((one, first, found));
     }
     let shard = contents.iter().find(|(_, _, content)| content.is_shard());
@@ -310,24 +322,33 @@ fn is_index(name: &[u8]) -> bool {
 
 /// Returns whether an object may be a shard of this kind, judging by its name.
 fn is_shard_of(kind: SourceKind, name: &str) -> bool {
+    match kind {
+        SourceKind::Megatron => return is_index_of(kind, name),
+        // Any bytes are tokens, so take only what a folder's files are taken by.
+        SourceKind::Tokens => return is_tokens_name(name.as_bytes()),
+        _ => {}
+    }
     let name = name.as_bytes();
     let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
     let is_another = named_kind(name).is_some_and(|named| named != kind);
-    is_shard_name(name) && !is_another && (has_index(kind) || !is_index(name))
+    is_shard_name(name) && !is_another && (kind.has_index() || !is_index(name))
 }
 
-/// Returns whether shards of this kind are named by an index.
-fn has_index(kind: SourceKind) -> bool {
-    matches!(kind, SourceKind::Mds | SourceKind::LitData)
+/// Returns whether an object has the name of an index of this kind.
+fn is_index_of(kind: SourceKind, name: &str) -> bool {
+    match kind {
+        SourceKind::Megatron => row_indexes::tokens_of(Path::new(name)).is_some(),
+        kind => kind.has_index() && is_index(name.as_bytes()),
+    }
 }
 
 /// The indexes of shards, if this kind has them: the shards that each index names, and the index's own name.
 fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
-    let rows = (0..one.len()).filter(|row| has_index(kind) && is_index(one.name(*row).as_bytes()));
+    let rows = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
     rows.map(|row| {
-        let index = one.start(row, MAX_INDEX_BYTES)?;
         let path = PathBuf::from(one.name(row));
-        Ok((row_indexes::parts_of(&path, &index), path))
+        let parts = row_indexes::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
+        Ok((parts, path))
     })
     .collect()
 }
@@ -337,8 +358,8 @@ fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBu
     let parts: HashSet<&PathBuf> = indexes.iter().flat_map(|(parts, _)| parts).collect();
     let is_other = |row: &usize| {
         let name = one.name(*row);
-        let is_part = if has_index(kind) {
-            is_index(name.as_bytes()) || parts.contains(&PathBuf::from(name))
+        let is_part = if kind.has_index() {
+            is_index_of(kind, name) || parts.contains(&PathBuf::from(name))
         } else {
             is_shard_of(kind, name)
         };
@@ -374,7 +395,7 @@ fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found
             let len = one.len_bytes(row);
             let is_shard =
                 if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
-            let other = if has_index(kind) && !is_index(name) {
+            let other = if kind.has_index() && !is_index_of(kind, one.name(row)) {
                 let is_side = is_side_file(name);
                 Some(if is_side { SIDE } else { ("shard of an index", Role::Shard) })
             } else if merged.contains(Path::new(one.name(row))) {

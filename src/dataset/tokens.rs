@@ -1,0 +1,282 @@
+//! Rows of tokens along an order: documents of a data set or mixture, packed into arrays of equal length.
+//!
+//! The loader reads documents as every loader does; `dlfs-tokens` says beforehand which tokens of which documents make
+//! the rows of a batch, and writes them into the caller's arrays.
+
+mod batch;
+mod count;
+mod fields;
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::order::budget::{Budget, Cost, LengthsOf, Pack, RowSpec, TooLong};
+use crate::order::{State, Tail};
+use crate::prefetch::{LoaderOptions, TokenLengths};
+use crate::reader::Watch;
+use crate::tokens::{FillRules, RowCounts};
+use crate::units::Epoch;
+
+use super::over::Over;
+use super::{Dataset, Loader, Mixture};
+use batch::Source;
+use fields::Fields;
+
+pub use batch::TokenBatch;
+
+/// Options of a [`TokenLoader`].
+#[derive(Debug, Clone)]
+pub struct TokenOptions {
+    /// The inputs of a row. It has one token more, so that its labels are the same array, shifted by one.
+    pub seq_len: u32,
+    /// The rows of a batch on this rank.
+    pub batch_size: u32,
+    /// The rule by which documents fill rows.
+    pub pack: Pack,
+    /// The positions of an epoch that are packed together by best fit.
+    pub window: u32,
+    /// The token that follows each document.
+    pub separator: Option<u32>,
+    /// The treatment of a document that is longer than a row.
+    pub too_long: LongDocuments,
+    /// The field of tokens: `NAME`, or `NAME:TYPE` for a field without a type, or `TYPE` if samples have one field
+    /// without a name. `None`: the only field of tokens.
+    pub field: Option<String>,
+    /// The column of ints that has the number of tokens of each document. `None`: the length in bytes tells it.
+    pub lengths: Option<String>,
+    /// The field that has a byte for each token: 0 if it is not learned from. `None`: all are.
+    pub loss_field: Option<String>,
+    /// The token of columns that documents leave free.
+    pub pad: u32,
+    /// The number of tokens: each must be below it. `None`: they are not checked.
+    pub vocabulary: Option<u32>,
+}
+
+/// The treatment of documents that are longer than a row, unless documents lie end to end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LongDocuments {
+    /// They are cut into pieces of a whole row, and a rest.
+    #[default]
+    Cut,
+    /// An error before the first batch.
+    Raise,
+}
+
+/// Batches of rows of tokens along an order. Threads that share it get different batches.
+#[derive(Debug)]
+pub struct TokenLoader {
+    loader: Loader,
+    options: TokenOptions,
+    sources: Arc<[Source]>,
+}
+
+/// Counts of an epoch of rows, over all ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RowPlan {
+    /// The counts of all documents.
+    #[serde(flatten)]
+    pub counts: RowCounts,
+    /// Those of each source of a mixture; empty for a single data set.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceRows>,
+}
+
+/// Counts of one source of a mixture in an epoch of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SourceRows {
+    /// Documents that are not empty.
+    pub documents: u64,
+    /// Their tokens, with separators.
+    pub tokens: u64,
+}
+
+impl Dataset {
+    /// A loader of rows of tokens. It takes its order and its share from `run`.
+    ///
+    /// # Errors
+    /// As [`Dataset::loader`]. `InvalidArgument`: samples have no such field of tokens, a document is no whole number
+    /// of them, or too long, or all together fill no global batch. The message says which.
+    pub fn token_loader(&self, rows: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
+        TokenLoader::over(Over::dataset(self), rows, run)
+    }
+}
+
+impl Mixture {
+    /// A loader of rows of tokens, as [`Dataset::token_loader`]. Each row may have documents of all sources.
+    ///
+    /// # Errors
+    /// As [`Dataset::token_loader`]; the message names the source. `InvalidArgument`: tokens of sources have different
+    /// widths.
+    pub fn token_loader(&self, rows: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
+        TokenLoader::over(self.over(&run)?, rows, run)
+    }
+}
+
+impl TokenOptions {
+    /// Batches of `batch_size` rows of `seq_len` inputs, filled end to end.
+    pub fn new(seq_len: u32, batch_size: u32) -> TokenOptions {
+        TokenOptions {
+            seq_len,
+            batch_size,
+            pack: Pack::Concat,
+            window: DEFAULT_WINDOW,
+            separator: None,
+            too_long: LongDocuments::Cut,
+            field: None,
+            lengths: None,
+            loss_field: None,
+            pad: 0,
+            vocabulary: None,
+        }
+    }
+
+    fn rules(&self) -> FillRules {
+        let TokenOptions { pack, separator, pad, vocabulary, .. } = *self;
+        FillRules { pack, separator, pad, vocabulary }
+    }
+
+    fn budget(&self, lengths: LengthsOf) -> Budget {
+        Budget {
+            tokens: u64::from(self.seq_len) + 1,
+            window: self.window,
+            max_samples: None,
+            cost: Cost::Sum,
+            lengths,
+            rows: Some(RowSpec {
+                pack: self.pack,
+                separated: self.separator.is_some(),
+                cuts: self.too_long == LongDocuments::Cut,
+            }),
+        }
+    }
+}
+
+impl Default for TokenOptions {
+    /// As [`TokenOptions::new`], without the lengths of rows and batches, which a loader needs.
+    fn default() -> TokenOptions {
+        TokenOptions::new(0, 0)
+    }
+}
+
+impl TokenLoader {
+    fn over(over: Over, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
+        options.rules().check()?;
+        let names = || over.mix().into_iter().flat_map(|mix| &mix.spec().sources);
+        let of_source = |source: usize, error: Error| match names().nth(source) {
+            Some(source) => error.target(source.name.clone()),
+            None => error,
+        };
+        let found = over.datasets().iter().enumerate().map(|(source, dataset)| {
+            let fields = Fields::find(dataset.directory(), &options);
+            fields.map_err(|error| of_source(source, error))
+        });
+        let found = found.collect::<Result<Vec<Fields>>>()?;
+        let lengths = match &options.lengths {
+            Some(column) => LengthsOf::Column(column.clone()),
+            None => LengthsOf::Bytes(token_bytes(&found, of_source)?),
+        };
+        let budget = Arc::new(options.budget(lengths));
+        let run = LoaderOptions {
+            budget: Some(Arc::clone(&budget)),
+            rows: options.batch_size,
+            layouts: Some(Arc::default()),
+            tail: Tail::Keep,
+            drop_short: false,
+            ..run
+        };
+        let loader = Loader::over(over.clone(), run)?;
+        let mut sources = Vec::new();
+        for (source, (fields, dataset)) in found.into_iter().zip(over.datasets()).enumerate() {
+            // A length in bytes needs no look-up: the document tells it too.
+            let lengths = match options.lengths {
+                Some(_) => Some(TokenLengths::new(dataset.directory(), &budget, TooLong::Raise)?),
+                None => None,
+            };
+            let name = names().nth(source).map(|source| source.name.clone());
+            sources.push(Source { fields, name, lengths });
+        }
+        let loader = TokenLoader { loader, options, sources: sources.into() };
+        loader.check_rows()?;
+        Ok(loader)
+    }
+
+    /// Checks that the first epoch has a global batch. A run without any would end at once, and say nothing. A run that
+    /// resumes at its end reads none.
+    fn check_rows(&self) -> Result<()> {
+        let start = State { consumed: 0, ..self.loader.state() };
+        let is_over = start.epoch.0 >= self.loader.options().epochs.end;
+        if is_over || self.loader.share().has_batch_after(&start) {
+            return Ok(());
+        }
+        let RowCounts { rows, tokens, .. } = self.plan(start.epoch.0)?.counts;
+        let capacity = self.options.seq_len + 1;
+        let batch_size = self.options.batch_size;
+        let ranks = self.loader.options().world_size;
+        if rows == 0 {
+            let text = format!(
+                "no row can be filled: an epoch has {tokens} tokens, and a row takes {capacity} of them"
+            );
+            return Err(Error::invalid(text, "take a smaller seq_len, or pack best_fit"));
+        }
+        let text = format!(
+            "no batch can be filled: an epoch has {rows} rows, and {ranks} ranks take {batch_size} each"
+        );
+        Err(Error::invalid(text, "take a smaller batch size or fewer ranks"))
+    }
+
+    /// Replaces the content of `batch` by the next batch, and waits until it is ready; `false` after the last batch of
+    /// the last epoch. [`TokenBatch::fill`] then writes its rows.
+    ///
+    /// # Errors
+    /// As [`Loader::next`].
+    pub fn next(&self, batch: &mut TokenBatch, watch: &mut dyn Watch) -> Result<bool> {
+        let (samples, layout) = batch.begin(&self.options, &self.sources);
+        self.loader.next_with(samples, layout, watch)
+    }
+
+    /// The loader that reads the documents: the run's state, epochs and counters. `consumed` of its state is a number
+    /// of rows. Batches are to be taken by [`TokenLoader::next`], since its own have no rows.
+    pub fn loader(&self) -> &Loader {
+        &self.loader
+    }
+
+    /// The options of rows.
+    pub fn options(&self) -> &TokenOptions {
+        &self.options
+    }
+
+    /// Counts of a whole epoch, over all ranks, from lengths alone.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such epoch.
+    pub fn plan(&self, epoch: u64) -> Result<RowPlan> {
+        let order = self.loader.state().order;
+        order.check_epoch(Epoch(epoch))?;
+        let counts = self.loader.share().counts().expect("a token loader has a budget");
+        let sources = counts.of_sources(&order, Epoch(epoch))?.into_iter();
+        let sources = sources.map(|(documents, tokens)| SourceRows { documents, tokens }).collect();
+        Ok(RowPlan { counts: counts.rows(&order, Epoch(epoch))?, sources })
+    }
+}
+
+/// The bytes that a token takes in all sources.
+fn token_bytes(found: &[Fields], of_source: impl Fn(usize, Error) -> Error) -> Result<u32> {
+    let first = found[0].token_bytes;
+    match found.iter().position(|fields| fields.token_bytes != first) {
+        None => Ok(first),
+        Some(other) => {
+            let bytes = found[other].token_bytes;
+            let text = format!(
+                "tokens have {bytes} bytes here, and {first} in the mixture's first source"
+            );
+            Err(of_source(other, Error::invalid(text, NAME_LENGTHS)))
+        }
+    }
+}
+
+/// The default number of positions that are packed together.
+const DEFAULT_WINDOW: u32 = 16_384;
+
+const NAME_LENGTHS: &str = "name a column of ints with the tokens of each document: lengths";

@@ -1,0 +1,173 @@
+//! The fields of samples that have tokens and their loss bytes.
+
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::field_type::FieldType;
+use crate::format::fields::table_len;
+use crate::tokens::TokenType;
+
+use super::{NAME_LENGTHS, TokenOptions};
+
+/// The fields of a data set's samples that rows are made of.
+#[derive(Debug, Clone)]
+pub(super) struct Fields {
+    /// The index of the field of tokens, and their type.
+    pub(super) tokens: usize,
+    pub(super) token_type: TokenType,
+    /// The index of the field with a byte for each token.
+    pub(super) loss: Option<usize>,
+    /// Bytes of a token in all fields together; 0 if a column has the lengths of documents.
+    pub(super) token_bytes: u32,
+    /// Bytes of a record before its fields.
+    pub(super) table_bytes: usize,
+}
+
+impl Fields {
+    /// The fields that `options` name, or the only ones that can be meant.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such field. `InvalidArgument`: it does not hold tokens, it is unclear which one is
+    /// meant, or a length in bytes does not tell the number of tokens.
+    pub(super) fn find(directory: &Directory, options: &TokenOptions) -> Result<Fields> {
+        let loss = match &options.loss_field {
+            Some(name) => Some(loss_field(directory, name)?),
+            None => None,
+        };
+        let (tokens, token_type) = match &options.field {
+            Some(text) => named(directory, text)?,
+            None => only(directory, loss)?,
+        };
+        let num_fields = directory.fields().len().max(1);
+        let mut found = Fields {
+            tokens,
+            token_type,
+            loss,
+            token_bytes: 0,
+            table_bytes: table_len(num_fields) as usize, // 4 bytes a field
+        };
+        if options.lengths.is_none() {
+            for field in 0..num_fields {
+                found.token_bytes += found.bytes_of(directory, field)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Bytes that `field` has for each token.
+    fn bytes_of(&self, directory: &Directory, field: usize) -> Result<u32> {
+        if field == self.tokens {
+            return Ok(self.token_type.len_bytes() as u32); // at most 4
+        }
+        match directory.field_types().of(field) {
+            Some(kind) if is_list(kind) => Ok(kind.element().len_bytes()),
+            None if Some(field) == self.loss => Ok(1),
+            _ => {
+                let name = shown(directory, field);
+                let text = format!(
+                    "the length of a sample does not tell its tokens: field {name} is no list of one element a token"
+                );
+                Err(Error::invalid(text, NAME_LENGTHS))
+            }
+        }
+    }
+}
+
+/// The field that `text` names, and the type that it or the data set gives it.
+fn named(directory: &Directory, text: &str) -> Result<(usize, TokenType)> {
+    if let Some(field) = index(directory, text) {
+        return Ok((field, token_type(directory, field, None)?));
+    }
+    let (name, kind) = match text.rsplit_once(':') {
+        Some((name, kind)) => (Some(name), kind.parse().ok()),
+        None => (None, text.parse().ok()),
+    };
+    let field = match name {
+        Some(name) => index(directory, name),
+        None => (directory.fields().len() <= 1).then_some(0),
+    };
+    match (field, kind) {
+        (Some(field), Some(kind)) => Ok((field, token_type(directory, field, Some(kind))?)),
+        _ => Err(no_field(directory, text)),
+    }
+}
+
+/// The only field that can have tokens.
+fn only(directory: &Directory, loss: Option<usize>) -> Result<(usize, TokenType)> {
+    let types = directory.field_types();
+    let can_have = |&(field, kind): &(usize, &FieldType)| {
+        Some(field) != loss && is_list(kind) && TokenType::of(kind.element()).is_some()
+    };
+    let all: Vec<usize> = types.iter().filter(can_have).map(|(field, _)| field).collect();
+    let text = match all[..] {
+        [field] => return Ok((field, token_type(directory, field, None)?)),
+        [] => "no field of the samples has tokens by its type".to_owned(),
+        [..] => {
+            let names: Vec<String> = all.iter().map(|&field| shown(directory, field)).collect();
+            format!("several fields of the samples could have tokens: {}", names.join(", "))
+        }
+    };
+    Err(Error::invalid(
+        text,
+        "name the field, and its type if the data set does not tell it: field=\"NAME:u16\", or \"u16\" if samples have \
+         one field",
+    ))
+}
+
+/// The type of a field's tokens; `given` is that of a field without a type.
+fn token_type(directory: &Directory, field: usize, given: Option<FieldType>) -> Result<TokenType> {
+    let name = shown(directory, field);
+    let own = directory.field_types().of(field);
+    let Some(kind) = own.or(given.as_ref()) else {
+        let text = format!("field {name} has no type, so its bytes could be any tokens");
+        return Err(Error::invalid(text, "give its type with its name: field=\"NAME:u16\""));
+    };
+    let is_same = given.as_ref().is_none_or(|given| given.element() == kind.element());
+    let has_shape = is_list(kind) || own.is_none() && kind.dims().len() == 0;
+    match TokenType::of(kind.element()).filter(|_| has_shape && is_same) {
+        Some(kind) => Ok(kind),
+        None => {
+            let text = format!("field {name} is of {kind}, and these are no tokens to take");
+            let hint = "tokens are a list of u8, u16, u32 or i32, such as u16[*]";
+            Err(Error::invalid(text, hint))
+        }
+    }
+}
+
+fn loss_field(directory: &Directory, name: &str) -> Result<usize> {
+    let field = index(directory, name).ok_or_else(|| no_field(directory, name))?;
+    match directory.field_types().of(field) {
+        Some(kind) if !is_list(kind) || kind.element().len_bytes() != 1 => {
+            let text = format!("field {name} is of {kind}, which is no byte for each token");
+            Err(Error::invalid(text, "a loss field is u8[*] or bool[*]: 0 or 1 for each token"))
+        }
+        _ => Ok(field),
+    }
+}
+
+fn index(directory: &Directory, name: &str) -> Option<usize> {
+    directory.fields().iter().position(|known| known == name.as_bytes())
+}
+
+fn is_list(kind: &FieldType) -> bool {
+    kind.dims().eq([None])
+}
+
+/// The name of a field, for messages.
+pub(super) fn shown(directory: &Directory, field: usize) -> String {
+    match directory.fields().get(field) {
+        Some(name) => name.escape_ascii().to_string(),
+        None => "without a name".to_owned(),
+    }
+}
+
+fn no_field(directory: &Directory, text: &str) -> Error {
+    let fields = directory.fields();
+    let names: Vec<String> = (0..fields.len()).map(|field| shown(directory, field)).collect();
+    let has = match names[..] {
+        [] => "one field without a name".to_owned(),
+        _ => names.join(", "),
+    };
+    let error =
+        Error::new(ErrorKind::NotFound, format!("there is no field {text}: samples have {has}"));
+    error.hint("name one of them, with a type if it has none: field=\"NAME:u16\"")
+}

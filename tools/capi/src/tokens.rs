@@ -1,0 +1,278 @@
+//! Rows of tokens: documents packed into arrays of the caller.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use dlfs::dataset::{TokenBatch, TokenLoader};
+use dlfs::order::State;
+use dlfs::tokens::{Arrays, Columns, TokensMut};
+
+use crate::error::{DLFS_END, DLFS_OK, Failure, guard};
+use crate::field_type::{
+    DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
+};
+use crate::handles::{self, Kind};
+use crate::mixture::{Mix, mixture_of};
+use crate::mount::{Fs, mount_of};
+use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
+use crate::structs::{Struct, give, give_text, put, take, utf8};
+
+/// A loader of rows of tokens: an opaque handle.
+pub struct TokensHandle(());
+
+/// The object behind the handle.
+struct Tokens {
+    loader: TokenLoader,
+    columns: Columns,
+    num_rows: u32,
+    stop: Stop,
+}
+
+/// The arrays of a batch of rows, in memory of the caller. Set `size` to `sizeof(dlfs_rows)`, and the arrays that are
+/// wanted; others are NULL.
+///
+/// An array has `batch_size` rows of C columns, row by row. Without context-parallel ranks C is `seq_len` + 1: columns
+/// 0 to `seq_len` - 1 are inputs, and columns 1 to `seq_len` their labels. A context-parallel rank has one part of the
+/// inputs, or with `cp_zigzag` two, each with one column more behind it for the label of its last input.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RowsOut {
+    /// sizeof(dlfs_rows).
+    pub size: usize,
+    /// The tokens, of type `element`.
+    pub tokens: *mut c_void,
+    /// The number of the segment, from 1 in each row; 0 for padding.
+    pub segment_ids: *mut i32,
+    /// The number of the token within its segment, from 0; 0 for padding.
+    pub position_ids: *mut i32,
+    /// 1 if the token is learned from as a label, else 0.
+    pub loss_mask: *mut u8,
+    /// The id of the token's sample; -1 for padding.
+    pub sample_ids: *mut i64,
+    /// The starts of segments and paddings in all inputs of the batch, one row behind the other, and their end:
+    /// `batch_size` * `seq_len` + 1 places. Not with context-parallel ranks.
+    pub cu_seqlens: *mut i32,
+    /// Set by the call: the places of `cu_seqlens` that are in use.
+    pub num_cu_seqlens: usize,
+    /// The type of `tokens`: DLFS_ELEMENT_I64, also for 0; DLFS_ELEMENT_I32, _U32 or _U16.
+    pub element: u32,
+    /// Set by the call: 1 if it is the last batch of its epoch, else 0.
+    pub ends_epoch: u32,
+    /// Set by the call: the epoch of the rows.
+    pub epoch: u64,
+}
+// SAFETY: numbers and pointers, the size first.
+unsafe impl Struct for RowsOut {
+    const NAME: &str = "dlfs_rows";
+}
+
+/// Creates a loader of rows of tokens along an order, and stores its handle in `*tokens`, to be closed with
+/// dlfs_tokens_close. Samples are documents, and `batch_size` of `sequence` is a number of rows. Lengths of documents
+/// are known without I/O, so the rows are, too. Readahead begins with the first dlfs_tokens_next. Any thread.
+///
+/// DLFS_E_INVALID: the samples have no such field or no whole number of tokens, or no row can be filled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_open(
+    fs: *const Fs,
+    sequence: *const SequenceOptions,
+    options: *const TokensOptions,
+    tokens: *mut *mut TokensHandle,
+) -> c_int {
+    // SAFETY: by the header `tokens` is NULL or a place for a handle, and the options are NULL or structs of the sizes
+    // that they state, whose strings end with NUL.
+    unsafe {
+        handles::open(tokens, "tokens", || {
+            let sequence = take(sequence)?;
+            let options = take(options)?;
+            let (dataset, of_loader) = mount_of(fs)?.for_sequence(&sequence)?;
+            let rows = options.options(sequence.batch_size)?;
+            Tokens::of(dataset.token_loader(rows, of_loader)?, &sequence, &options)
+        })
+    }
+}
+
+/// Creates a loader of rows over a mixture, as dlfs_tokens_open does over a data set: documents of all its data sets
+/// are packed together. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_mixture_tokens(
+    mixture: *const Mix,
+    sequence: *const SequenceOptions,
+    options: *const TokensOptions,
+    tokens: *mut *mut TokensHandle,
+) -> c_int {
+    // SAFETY: as in `dlfs_tokens_open`.
+    unsafe {
+        handles::open(tokens, "tokens", || {
+            let sequence = take(sequence)?;
+            let options = take(options)?;
+            let mixed = mixture_of(mixture)?;
+            let of_loader = mixed.loader_options(&sequence)?;
+            let rows = options.options(sequence.batch_size)?;
+            Tokens::of(mixed.mixture.token_loader(rows, of_loader)?, &sequence, &options)
+        })
+    }
+}
+
+/// Writes the next rows into the arrays of `rows`; waits until they are read. DLFS_END after the last batch of the last
+/// epoch. Any thread; threads get different rows. Errors and forks as for dlfs_bread.
+///
+/// DLFS_E_CORRUPT: a document has a token outside of the vocabulary, or one that `element` does not hold;
+/// dlfs_last_error says which.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_next(
+    tokens: *const TokensHandle,
+    rows: *mut RowsOut,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the header `rows` is NULL or points to a struct of the size in its first field.
+        let mut out = unsafe { take(rows.cast_const())? };
+        let held = tokens_of(tokens)?;
+        let mut starts = Vec::new();
+        // SAFETY: by the header each array is NULL or has the places that the struct's documentation says, which
+        // nobody else accesses meanwhile.
+        let mut arrays = unsafe { out.arrays(&held, &mut starts)? };
+        let mut batch = TokenBatch::new();
+        if !held.loader.next(&mut batch, &mut held.stop.clone())? {
+            return Ok(DLFS_END);
+        }
+        batch.fill(&held.columns, &mut arrays)?;
+        if !out.cu_seqlens.is_null() {
+            // SAFETY: as above; there is at most a start for each input, and the end.
+            unsafe { out.cu_seqlens.copy_from_nonoverlapping(starts.as_ptr(), starts.len()) };
+        }
+        out.num_cu_seqlens = starts.len();
+        out.epoch = batch.samples().epoch().0;
+        out.ends_epoch = batch.samples().ends_epoch().into();
+        // SAFETY: as for `take`, and nobody else accesses it meanwhile.
+        unsafe { give(rows, out)? };
+        Ok(DLFS_OK)
+    })
+}
+
+/// Stores the number of batches of a whole epoch on this rank. No I/O. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_len(tokens: *const TokensHandle, batches: *mut u64) -> c_int {
+    guard(|| {
+        let count = tokens_of(tokens)?.loader.loader().batches_per_epoch();
+        // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
+        unsafe { put(batches, count, "batches") }
+    })
+}
+
+/// Moves to the start of `epoch`. Any thread, between its batches.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_set_epoch(tokens: *const TokensHandle, epoch: u64) -> c_int {
+    guard(|| Ok(tokens_of(tokens)?.loader.loader().set_epoch(epoch)?))
+}
+
+/// Copies the state of the run as dlfs_state_get does. A loader of rows of the same data set, order, length and packing
+/// resumes from it, also with another world size or batch size. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_state_get(
+    tokens: *const TokensHandle,
+    json: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let state = tokens_of(tokens)?.loader.loader().state().to_json();
+        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+        unsafe { give_text(state.as_bytes(), json, len, needed) }
+    })
+}
+
+/// Resumes from the state in `json`. Errors as for dlfs_state_load. Any thread, between its batches.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_state_set(
+    tokens: *const TokensHandle,
+    json: *const c_char,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the call.
+        let state = State::from_json(unsafe { utf8(json, "json")? })?;
+        Ok(tokens_of(tokens)?.loader.loader().set_state(&state)?)
+    })
+}
+
+/// Closes the handle: readahead ends, and a dlfs_tokens_next in another thread ends with DLFS_E_INTERRUPTED. Any
+/// thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_tokens_close(tokens: *mut TokensHandle) -> c_int {
+    guard(|| {
+        handles::remove::<Tokens>(tokens.cast())?.loader.loader().close();
+        Ok(())
+    })
+}
+
+fn tokens_of(tokens: *const TokensHandle) -> Result<Arc<Tokens>, Failure> {
+    handles::get(tokens.cast())
+}
+
+impl Kind for Tokens {
+    const NAME: &str = "loader of rows of tokens";
+}
+
+impl Drop for Tokens {
+    fn drop(&mut self) {
+        self.loader.loader().close();
+    }
+}
+
+impl Tokens {
+    fn of(
+        loader: TokenLoader,
+        sequence: &SequenceOptions,
+        options: &TokensOptions,
+    ) -> Result<Tokens, Failure> {
+        let columns = options.columns()?;
+        Ok(Tokens { loader, columns, num_rows: sequence.batch_size, stop: sequence.stop() })
+    }
+}
+
+impl RowsOut {
+    /// The arrays that the caller wants; those of `starts` come apart.
+    ///
+    /// # Safety
+    /// Each array is NULL or has a place for each column of each row, which nobody else accesses during `'a`.
+    unsafe fn arrays<'a>(
+        &self,
+        of: &Tokens,
+        starts: &'a mut Vec<i32>,
+    ) -> Result<Arrays<'a>, Failure> {
+        let len = of.num_rows as usize * of.columns.width();
+        let tokens = self.tokens;
+        // SAFETY: the caller's promise is the one that the called function requires.
+        unsafe {
+            let what = "tokens";
+            let tokens = match self.element {
+                DLFS_ELEMENT_BYTES | DLFS_ELEMENT_I64 => {
+                    lent(tokens.cast(), len, what)?.map(TokensMut::I64)
+                }
+                DLFS_ELEMENT_I32 => lent(tokens.cast(), len, what)?.map(TokensMut::I32),
+                DLFS_ELEMENT_U32 => lent(tokens.cast(), len, what)?.map(TokensMut::U32),
+                DLFS_ELEMENT_U16 => lent(tokens.cast(), len, what)?.map(TokensMut::U16),
+                other => return Err(unknown("element", other)),
+            };
+            Ok(Arrays {
+                tokens: tokens.ok_or_else(|| Failure::invalid("tokens is NULL"))?,
+                segment_ids: lent(self.segment_ids, len, "segment_ids")?,
+                position_ids: lent(self.position_ids, len, "position_ids")?,
+                loss_mask: lent(self.loss_mask, len, "loss_mask")?,
+                cu_seqlens: (!self.cu_seqlens.is_null()).then_some(starts),
+                sample_ids: lent(self.sample_ids, len, "sample_ids")?,
+            })
+        }
+    }
+}
+
+/// The `len` values at `at`; `None` for NULL.
+///
+/// # Safety
+/// `at` is NULL or points to `len` values that nobody else accesses during `'a`.
+unsafe fn lent<'a, T>(at: *mut T, len: usize, what: &str) -> Result<Option<&'a mut [T]>, Failure> {
+    if !at.is_aligned() {
+        return Err(Failure::invalid(format!("{what} is not aligned")));
+    }
+    // SAFETY: not NULL and aligned, and the caller promises the rest; any bytes are a number.
+    Ok((!at.is_null()).then(|| unsafe { std::slice::from_raw_parts_mut(at, len) }))
+}

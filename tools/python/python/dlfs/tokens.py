@@ -1,0 +1,255 @@
+"""dlfs.tokens: documents of tokens, packed into arrays of equal length for a language model.
+
+    loader = dlfs.tokens.Loader(ds, seq_len=4096, batch_size=8, separator=50256, seed=7)
+    for rows in loader:
+        rows = rows.torch()
+        loss = cross_entropy(model(rows.tokens), rows.labels)
+
+A sample is a document: its bytes, or one of its fields, are tokens of type u8, u16, u32 or i32. Native threads read
+documents ahead and write their tokens into numpy arrays, without the interpreter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack
+
+import numpy
+from numpy.typing import NDArray
+
+from . import Dataset, Mixture, _check, _data_place, _given, _warn_of_launcher
+from ._dlfs import TokenLoader as _TokenLoader
+from ._options import OrderName, TokenLoading
+
+__all__ = ["Loader", "Rows"]
+
+Array = TypeVar("Array")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows(Generic[Array]):
+    """A batch of B rows of L tokens. Arrays are [B, L], but for cu_seqlens; those not asked for are None.
+
+    tokens           the inputs, of the loader's dtype
+    labels           for each input the token after it. Both are views of one array [B, L + 1]
+    segment_ids      int32: the number of the input's document within its row, from 1; 0 for padding
+    position_ids     int32: the number of the input within its segment, from 0; 0 for padding
+    loss_mask        bool: True for labels to learn from. False for padding, where the loss field has 0, and, unless
+                     documents lie end to end, for the first token of a document, which nothing before it predicts
+    sample_ids       int64: the sample of the input; -1 for padding
+    cu_seqlens       int32: the starts of segments and paddings in the flattened inputs, and their end, for
+                     variable-length attention
+    max_seqlen       the longest of these, if there are cu_seqlens
+    epoch            the epoch of the rows
+
+    Any consumer of DLPack takes the arrays. They are used again once nothing references them, a view or a tensor
+    included: arrays that the program keeps do not change.
+    """
+
+    tokens: Array
+    labels: Array
+    segment_ids: Array | None
+    position_ids: Array | None
+    loss_mask: Array | None
+    sample_ids: Array | None
+    cu_seqlens: Array | None
+    max_seqlen: int | None
+    epoch: int
+
+    def torch(self) -> Rows[Any]:
+        """The same with tensors of torch over the same memory."""
+        import torch
+
+        def tensor(value: Any) -> Any:
+            return torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value
+
+        return self._each(tensor)
+
+    def to(self, device: Any, **options: Any) -> Rows[Any]:
+        """The same with tensors on a device of torch; the options are torch.Tensor.to's. Lightning and Accelerate call
+        it."""
+        import torch
+
+        return self.torch()._each(lambda value: value.to(device, **options) if torch.is_tensor(value) else value)
+
+    def _each(self, of: Callable[[Any], Any]) -> Rows[Any]:
+        return Rows(**{field.name: of(getattr(self, field.name)) for field in dataclasses.fields(self)})
+
+
+class Loader(_TokenLoader):
+    """Rows of tokens along an order: `for rows in loader` reads one epoch.
+
+    source           a data set that dlfs.open returned, or a dlfs.Mixture of several
+    seq_len          L, the tokens of a row. A row takes L + 1 tokens of documents, since labels are one ahead
+    batch_size       B, the rows of a batch on this rank
+    order            the order of documents, as of dlfs.Loader
+    pack             how documents fill rows. "concat": end to end, cut wherever a row ends, without padding; rows
+                     share a token at their ends, so each token is a label once. "best_fit": whole, each into the row
+                     with the least room for it; "none": one document a row
+    pack_window      best_fit: the documents that are packed together [default: 16384]
+    separator        a token that is put behind each document. None: none
+    too_long         what to do with a document of more than L + 1 tokens, unless pack is concat: "cut" it into pieces,
+                     or "raise" an error before the first batch
+    field            the field of tokens, if samples have several. If it has no type: "NAME:u16", or "u16" alone if
+                     samples have one field without a name
+    lengths          a column of ints with the number of tokens of each document. None: the bytes say it
+    loss_mask        True: give Rows.loss_mask; the name of a field: that field has a byte for each token, 0 for those
+                     that are not learned from
+    dtype            the type of the arrays of tokens: "i64", "i32", "u32" or "u16"
+    pad              the token of padding
+    vocabulary       the number of tokens: a larger one in the data is an error. None: any
+    segment_ids, position_ids, cu_seqlens, sample_ids
+                     True: give these arrays
+    cp_rank, cp_size this rank of context parallelism, and their number: arrays have its L / cp_size columns of each
+                     row, and all these ranks have one data_rank
+    cp_zigzag        give a rank parts cp_rank and 2 * cp_size - 1 - cp_rank of 2 * cp_size, which balances causal
+                     attention
+    rank, world_size, data_rank, data_world_size
+                     as of dlfs.Loader: this process among those that share each epoch
+    options          dlfs._options.TokenLoading: seed, epochs, window and others, as of dlfs.Loader
+
+    Each global batch is the next rows of the epoch, rank r the r-th batch_size of them; rows that fill no global batch
+    at the end of an epoch are dropped. Rows depend on order, seed, epoch and lengths alone, so a state resumes with any
+    world size and batch size, but with the same seq_len, pack and separator.
+
+    Each `for` reads one epoch from its start: the next epoch if the last one was completed, otherwise the same one
+    again; right after load_state_dict, it resumes from the state. Threads may share one iterator; once another one has
+    begun, it raises InvalidArgument. Documents that cannot be read raise an error, and so do those whose tokens the
+    vocabulary or the dtype does not have. Peers are joined by dlfs.open or Dataset.join_peers.
+    """
+
+    def __new__(
+        cls,
+        source: Dataset | Mixture,
+        seq_len: int,
+        batch_size: int,
+        order: OrderName = "grouped",
+        *,
+        pack: Literal["concat", "best_fit", "none"] = "concat",
+        pack_window: int | None = None,
+        separator: int | None = None,
+        too_long: Literal["cut", "raise"] = "cut",
+        field: str | None = None,
+        lengths: str | None = None,
+        loss_mask: bool | str = False,
+        dtype: Literal["i64", "i32", "u32", "u16"] = "i64",
+        pad: int = 0,
+        vocabulary: int | None = None,
+        segment_ids: bool = False,
+        position_ids: bool = False,
+        cu_seqlens: bool = False,
+        sample_ids: bool = False,
+        cp_rank: int = 0,
+        cp_size: int = 1,
+        cp_zigzag: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        data_rank: int | None = None,
+        data_world_size: int | None = None,
+        **options: Unpack[TokenLoading],
+    ) -> Self:
+        _check("Loader", options, TokenLoading)
+        if data_rank is not None or data_world_size is not None:
+            rank, world_size = _data_place(data_rank, data_world_size, None)
+        if rank is None and world_size in (None, 1):
+            _warn_of_launcher()
+        rows = {
+            "seq_len": seq_len,
+            "pack": pack,
+            "pack_window": pack_window,
+            "separator": separator,
+            "too_long": too_long,
+            "field": field,
+            "lengths": lengths,
+            "loss_field": loss_mask if isinstance(loss_mask, str) else None,
+            "pad": pad,
+            "vocabulary": vocabulary,
+        }
+        arrays = {
+            "dtype": dtype,
+            "segment_ids": segment_ids,
+            "position_ids": position_ids,
+            "loss_mask": bool(loss_mask),
+            "cu_seqlens": cu_seqlens,
+            "sample_ids": sample_ids,
+            "cp_rank": cp_rank,
+            "cp_size": cp_size,
+            "cp_zigzag": cp_zigzag,
+        }
+        given = _given(options) | {"order": order, "batch_size": batch_size}
+        given |= {"rank": rank or 0, "world_size": 1 if world_size is None else world_size}
+        return cls._make(source, rows, arrays, given)
+
+    @classmethod
+    def _make(cls, *made_of: Any) -> Self:
+        source, rows, arrays, options = made_of
+        made = super().__new__(cls, source, rows, arrays, **options)
+        made._made_of = made_of
+        return made
+
+    _made_of: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Rows[NDArray[Any]]]:
+        return _Epoch(self)
+
+    # A batch, of the arrays that the library fills; the loaders of dlfs.tokens_for shape it otherwise.
+    def _batch(self, arrays: list[Any], starts: tuple[bytearray, int] | None, epoch: int) -> Any:
+        return _rows(arrays, starts, epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Unpickling makes the loader anew and resumes from its state."""
+        return _remake, (type(self), self._made_of, self.state_dict())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+
+def _remake(kind: type[Loader], made_of: tuple[Any, ...], state: Mapping[str, Any]) -> Loader:
+    loader = kind._make(*made_of)
+    loader.load_state_dict(state)
+    return loader
+
+
+class _Epoch(Iterator[Any]):
+    """An iterator over one epoch, which threads may share."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self._iteration = loader, loader._begin()
+
+    def __next__(self) -> Any:
+        taken = self._loader._take(self._iteration)
+        if taken is None:
+            raise StopIteration
+        return self._loader._batch(*taken)
+
+
+def _rows(arrays: list[Any], starts: tuple[bytearray, int] | None, epoch: int) -> Rows[NDArray[Any]]:
+    tokens, segment_ids, position_ids, loss_mask, sample_ids = arrays
+    cu_seqlens, max_seqlen = starts or (None, None)
+    return Rows(
+        _cut(tokens, _INPUTS),
+        _cut(tokens, _LABELS),
+        _cut(segment_ids, _INPUTS),
+        _cut(position_ids, _INPUTS),
+        None if loss_mask is None else _cut(loss_mask.view(bool), _LABELS),
+        _cut(sample_ids, _INPUTS),
+        None if cu_seqlens is None else numpy.frombuffer(cu_seqlens, "i4"),
+        max_seqlen,
+        epoch,
+    )
+
+
+# An array is [B, chunks, columns], with one column more in each chunk than inputs.
+_INPUTS, _LABELS = slice(None, -1), slice(1, None)
+
+
+def _cut(array: Any, columns: slice) -> Any:
+    """These columns of each chunk as [B, columns]: a view, but for several chunks."""
+    return None if array is None else array[:, :, columns].reshape(len(array), -1)
