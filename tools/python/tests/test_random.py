@@ -19,7 +19,9 @@ def number(generator):
 def test_a_generator_depends_on_seed_epoch_and_id_alone():
     key = numpy.array([7, 5], dtype=numpy.uint64)
     philox = numpy.random.Generator(numpy.random.Philox(key=key, counter=[0, 0, 0, 3]))
-    assert number(dlfs.random_of(7, 3, 5)) == number(philox)
+    first = number(philox)
+    for kind in (int, numpy.int64, numpy.uint32):
+        assert number(dlfs.random_of(kind(7), kind(3), kind(5))) == first, kind
     places = list(itertools.product((0, 1, 2**64 - 1), (0, 1, 2**24), (0, 1, 2**63)))
     assert len({number(dlfs.random_of(*place)) for place in places}) == len(places)
     drawn = {float(torch.rand(1, generator=dlfs.torch.generator_of(*place))) for place in places}
@@ -78,3 +80,20 @@ def test_other_samplers_are_refused_and_other_transforms_get_nothing(ds):
         dlfs.torch.Dataset(ds, transform=augment_sample)[0]
     assert dlfs.torch.Dataset(ds, transform=lambda view, label: len(view))[0] == ds.length(0)
     assert next(iter(dlfs.torch.IterableDataset(ds, 16, transform=len))) == 16
+
+
+def test_samples_of_a_mixture_have_the_generators_of_their_sources(ds, tmp_path):
+    with dlfs.Writer(str(tmp_path / "other.dlfs")) as out:
+        for length in range(30):
+            out.write(bytes(length))
+    mixture = dlfs.Mixture([(ds, 1), (dlfs.open(str(tmp_path / "other.dlfs")), 1)], epoch_size=60)
+
+    def augment(batch, rng):
+        places = zip(batch.sources.tolist(), batch.ids.tolist())
+        return [(place, number(rng[at])) for at, place in enumerate(places)]
+
+    drawn = {}
+    for pairs in dlfs.torch.IterableDataset(mixture, 16, seed=4, transform=augment):
+        drawn |= dict(pairs)
+    assert {source for source, _ in drawn} == {0, 1} and len(set(drawn.values())) == len(drawn)
+    assert all(value == number(dlfs.random_of(4, 0, source << 40 | id)) for (source, id), value in drawn.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +20,8 @@ def random_of(seed: int, epoch: int, id: int) -> numpy.random.Generator:
     that takes its numbers here is repeated exactly when the run is repeated or resumes.
     """
     key = numpy.array([seed, id], dtype=numpy.uint64)
-    return numpy.random.Generator(numpy.random.Philox(key=key, counter=epoch << 192))
+    counter = operator.index(epoch) << 192  # an integer of numpy would be 0 after this shift
+    return numpy.random.Generator(numpy.random.Philox(key=key, counter=counter))
 
 
 class Generators:
