@@ -6,7 +6,9 @@
 mod batch;
 mod count;
 mod fields;
+mod tokenizer;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -52,6 +54,8 @@ pub struct TokenOptions {
     pub pad: u32,
     /// The number of tokens: each must be below it. `None`: they are not checked.
     pub vocabulary: Option<u32>,
+    /// The file of the tokenizer that made the tokens, by the types of their fields. `None`: any, but one of all sources.
+    pub tokenizer: Option<PathBuf>,
 }
 
 /// The treatment of documents that are longer than a row, unless documents lie end to end.
@@ -96,8 +100,8 @@ impl Dataset {
     /// A loader of rows of tokens. It takes its order and its share from `run`.
     ///
     /// # Errors
-    /// As [`Dataset::loader`]. `InvalidArgument`: samples have no such field of tokens, a document is no whole number
-    /// of them, or too long, or all together fill no global batch. The message says which.
+    /// As [`Dataset::loader`]. `InvalidArgument`: samples have no such field of tokens, another tokenizer made them, a
+    /// document is no whole number of them, or too long, or all together fill no global batch. The message says which.
     pub fn token_loader(&self, rows: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
         TokenLoader::over(Over::dataset(self), rows, run)
     }
@@ -129,6 +133,7 @@ impl TokenOptions {
             loss_field: None,
             pad: 0,
             vocabulary: None,
+            tokenizer: None,
         }
     }
 
@@ -173,6 +178,7 @@ impl TokenLoader {
             fields.map_err(|error| of_source(source, error))
         });
         let found = found.collect::<Result<Vec<Fields>>>()?;
+        tokenizer::check(&found, &options, of_source)?;
         let lengths = match &options.lengths {
             Some(column) => LengthsOf::Column(column.clone()),
             None => LengthsOf::Bytes(token_bytes(&found, of_source)?),

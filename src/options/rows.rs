@@ -1,5 +1,7 @@
 //! Rows of tokens: how documents fill arrays of fixed length.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Choice, within};
@@ -52,6 +54,10 @@ pub struct Rows {
     /// The number of different tokens; one that is not below it is an error [default: any].
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", requires = "seq_len"))]
     pub vocabulary: Option<u32>,
+    /// The tokenizer of the tokens, a file: an image that names another one is an error, and one that names none
+    /// [default: any, but one of all images].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE", requires = "seq_len"))]
+    pub tokenizer: Option<PathBuf>,
 }
 
 impl Default for Rows {
@@ -68,6 +74,7 @@ impl Default for Rows {
             loss_field: library.loss_field,
             pad: library.pad,
             vocabulary: library.vocabulary,
+            tokenizer: library.tokenizer,
         }
     }
 }
@@ -94,6 +101,7 @@ impl Rows {
             loss_field: self.loss_field.clone(),
             pad: self.pad,
             vocabulary: self.vocabulary,
+            tokenizer: self.tokenizer.clone(),
         }))
     }
 }

@@ -51,6 +51,8 @@ mod import_restart_rows;
 mod import_rows;
 mod import_shards;
 mod import_sources;
+#[cfg(feature = "tokens")]
+mod import_texts;
 mod import_tokens;
 mod import_values;
 mod interop_linux_host;

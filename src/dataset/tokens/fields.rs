@@ -2,6 +2,7 @@
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
+use crate::format::Tokenizer;
 use crate::format::field_type::FieldType;
 use crate::format::fields::table_len;
 use crate::tokens::TokenType;
@@ -14,6 +15,8 @@ pub(super) struct Fields {
     /// The index of the field of tokens, and their type.
     pub(super) tokens: usize,
     pub(super) token_type: TokenType,
+    /// The tokenizer that their type names.
+    pub(super) tokenizer: Option<Tokenizer>,
     /// The index of the field with a byte for each token.
     pub(super) loss: Option<usize>,
     /// Bytes of a token in all fields together; 0 if a column has the lengths of documents.
@@ -41,6 +44,7 @@ impl Fields {
         let mut found = Fields {
             tokens,
             token_type,
+            tokenizer: directory.field_types().of(tokens).and_then(FieldType::tokenizer).copied(),
             loss,
             token_bytes: 0,
             table_bytes: table_len(num_fields) as usize, // 4 bytes a field
@@ -121,9 +125,12 @@ fn token_type(directory: &Directory, field: usize, given: Option<FieldType>) -> 
         let text = format!("field {name} has no type, so its bytes could be any tokens");
         return Err(Error::invalid(text, "give its type with its name: field=\"NAME:u16\""));
     };
-    let is_same = given.as_ref().is_none_or(|given| given.element() == kind.element());
+    if let Some(given) = given.as_ref().filter(|given| given.element() != kind.element()) {
+        let text = format!("field {name} is of {kind}, and {given} was expected");
+        return Err(Error::invalid(text, "leave the type out: the data set has it"));
+    }
     let has_shape = is_list(kind) || own.is_none() && kind.dims().len() == 0;
-    match TokenType::of(kind.element()).filter(|_| has_shape && is_same) {
+    match TokenType::of(kind.element()).filter(|_| has_shape) {
         Some(kind) => Ok(kind),
         None => {
             let text = format!("field {name} is of {kind}, and these are no tokens to take");

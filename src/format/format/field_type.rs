@@ -1,7 +1,8 @@
 //! Types of fields: they tell a reader to decode the bytes of a field as a number or an array.
 //!
 //! A type is a string, the same on media and in the user's command: an element type, a shape and, after `=`, the file
-//! form if the field's files are not raw elements.
+//! form if the field's files are not raw elements. Behind `;` follows the [tokenizer](super::tokenizer) of a list of
+//! tokens, if it is known.
 //!
 //! | type           | the bytes of the field                                                     |
 //! |----------------|----------------------------------------------------------------------------|
@@ -27,6 +28,7 @@ use crate::format::FormatError;
 use crate::format::cursor::{Cursor, number_len, put_number, put_string};
 use crate::format::error::equal;
 use crate::format::npy;
+use crate::format::tokenizer::Tokenizer;
 
 pub use crate::format::element::Element;
 
@@ -71,6 +73,7 @@ pub struct FieldType {
     is_free: bool,
     dims: Vec<u32>,
     form: FileForm,
+    tokenizer: Option<Tokenizer>,
 }
 
 /// A field as an array: its elements and their shape.
@@ -102,7 +105,7 @@ impl FieldType {
         if len.is_none_or(|len| len > u64::from(u32::MAX)) {
             return Err("a field has less than 4 GiB".to_owned());
         }
-        Ok(FieldType { element, is_free, dims, form: FileForm::Raw })
+        Ok(FieldType { element, is_free, dims, form: FileForm::Raw, tokenizer: None })
     }
 
     /// The same type with another file form.
@@ -118,6 +121,31 @@ impl FieldType {
             return Err(format!("{} is not read from text: take f32", self.element.name()));
         }
         Ok(FieldType { form, ..self })
+    }
+
+    /// The same type, of tokens of `tokenizer`.
+    ///
+    /// # Errors
+    /// Values of this type are no lists of tokens.
+    pub fn of_tokenizer(self, tokenizer: Tokenizer) -> Result<FieldType, String> {
+        use Element::{I32, U8, U16, U32};
+        let is_list = self.is_free && self.dims.is_empty();
+        if !is_list || !matches!(self.element, U8 | U16 | U32 | I32) {
+            let text = "has no tokenizer: tokens are u8[*], u16[*], u32[*] or i32[*]";
+            return Err(format!("{self} {text}"));
+        }
+        Ok(FieldType { tokenizer: Some(tokenizer), ..self })
+    }
+
+    /// The tokenizer of its tokens, if it is known.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// Returns whether values of both types are the same bytes: only their tokenizers may differ.
+    pub fn has_layout_of(&self, other: &FieldType) -> bool {
+        let plain = |kind: &FieldType| FieldType { tokenizer: None, ..kind.clone() };
+        plain(self) == plain(other)
     }
 
     /// The type of an element.
@@ -237,9 +265,12 @@ impl fmt::Display for FieldType {
         if self.dims().len() > 0 {
             f.write_str("]")?;
         }
-        match self.form {
-            FileForm::Raw => Ok(()),
-            form => write!(f, "={}", form.name()),
+        if self.form != FileForm::Raw {
+            write!(f, "={}", self.form.name())?;
+        }
+        match &self.tokenizer {
+            Some(tokenizer) => write!(f, ";{tokenizer}"),
+            None => Ok(()),
         }
     }
 }
@@ -262,6 +293,9 @@ impl FromStr for FieldType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<FieldType, String> {
+        if let Some((kind, tokenizer)) = text.split_once(';') {
+            return kind.parse::<FieldType>()?.of_tokenizer(tokenizer.parse()?);
+        }
         let (kind, form) = match text.split_once('=') {
             Some((kind, form)) => (kind, form.parse()?),
             None => (text, FileForm::Raw),
@@ -462,6 +496,7 @@ mod tests {
             "bf16[4]",
             "bool",
             "f32[2]=npy",
+            &format!("u16[*];vocabulary=50257;tokenizer={}", "0f".repeat(32)),
         ] {
             assert_eq!(kind(text).to_string(), text);
         }
@@ -497,6 +532,10 @@ mod tests {
             ("i64=xml", "none of raw, text and npy"),
             ("f32[2]=text", "only a single number"),
             ("bf16=text", "take f32"),
+            ("u16[*];vocabulary=7", "is not vocabulary=TOKENS;tokenizer=SHA256"),
+            (&format!("u16[*];vocabulary=7;tokenizer={}", "0F".repeat(32)), "is not vocabulary="),
+            (&format!("f32[*];vocabulary=7;tokenizer={}", "0f".repeat(32)), "has no tokenizer"),
+            (&format!("u16;vocabulary=7;tokenizer={}", "0f".repeat(32)), "has no tokenizer"),
         ] {
             let refused = text.parse::<FieldType>().unwrap_err();
             assert!(refused.contains(what), "{text}: {refused}");

@@ -105,6 +105,7 @@ pub mod superblock;
 pub mod superblock_copies;
 pub mod superblock_set;
 pub mod table;
+pub mod tokenizer;
 pub mod uuid;
 
 pub use builder::{ChunkBuilder, ChunkSpec, FinishedChunk};
@@ -122,4 +123,5 @@ pub use placement::{Part, Placement};
 pub use record::GenerationRecord;
 pub use space::Space;
 pub use superblock::Superblock;
+pub use tokenizer::Tokenizer;
 pub use uuid::Uuid;

@@ -147,11 +147,12 @@ pub(super) fn open_source(
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     };
-    let RowOptions { tokens, end_of_document, .. } = &options.rows;
-    let is_refused = !are_objects || tokens.is_some() || end_of_document.is_some();
+    let RowOptions { tokens, end_of_document, tokenizer, .. } = &options.rows;
+    let are_tokens = tokens.is_some() || end_of_document.is_some() || tokenizer.is_some();
+    let is_refused = !are_objects || are_tokens;
     if is_refused && !found.kind.is_rows() && options.rows != RowOptions::default() {
         let text = format!("columns are chosen of rows, and the source is a {}", found.kind);
-        let hint = "leave out --name, --label, --fields, --files and --tokens";
+        let hint = "leave out --name, --label, --fields, --files, --tokens and --tokenizer";
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     }
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();

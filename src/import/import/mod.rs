@@ -60,6 +60,7 @@ pub mod sources;
 mod state;
 mod streamed;
 mod temporary;
+mod tokenizer;
 mod worker;
 mod write_behind;
 mod writer;
@@ -78,6 +79,7 @@ pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
 pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
+pub use tokenizer::tokenizer_in;
 pub use writer::{Label, NewSample, WriteOrder, WriteReport, Writer, WriterOptions};
 
 use dlfs_base::random::draw;

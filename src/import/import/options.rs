@@ -105,7 +105,7 @@ pub struct RowOptions {
     /// The column of the labels: integers, or names of classes. `None`: the only column that the file declares
     /// to hold classes, as Hugging Face files do.
     pub label: Option<String>,
-    /// The columns that become fields. Empty: all others.
+    /// The columns that become fields. Empty: all others, or of texts that become tokens none but these.
     pub fields: Vec<String>,
     /// The JSON Lines key whose values are paths of files, relative to the folder of the JSON Lines file. The
     /// files become the field `file`; if `file` is a key of the lines, or `fields` has this key, the field has the
@@ -116,6 +116,11 @@ pub struct RowOptions {
     /// The token behind each document in raw or `.npy` files of tokens, which is left out. If it is given,
     /// [`SourceKind::Auto`] stands for [`SourceKind::Tokens`].
     pub end_of_document: Option<u32>,
+    /// A `tokenizer.json` of Hugging Face. The texts of rows become documents of its tokens, the field `tok`; documents
+    /// of tokens are only checked against its vocabulary. The type of the field names it.
+    pub tokenizer: Option<PathBuf>,
+    /// The column of the texts, for the tokenizer. `None`: `text`.
+    pub text: Option<String>,
     /// Accepts files that lack columns of other files: their rows have no value there. Otherwise such files are
     /// refused.
     pub union: bool,

@@ -6,12 +6,13 @@
 //! point that the interrupted import has recorded: see `points.rs` and `restore.rs`.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
 use crate::import::columns::{ColumnFile, RowColumns};
 use crate::import::field_types::typed_fields;
-use crate::import::formats::{self, RowSource, SharedOrigins};
+use crate::import::formats::{self, Encoder, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
@@ -31,6 +32,7 @@ use crate::import::sources::{
     BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
     SourceOptions,
 };
+use crate::import::tokenizer::GivenTokenizer;
 use crate::import::write_behind::PIECE_BYTES;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -48,11 +50,15 @@ pub(super) fn run(
     options: &ImportOptions,
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
+    let tokenizer = GivenTokenizer::read(options, found.kind)?;
     let state = prepare::prepare(media, options, NO_FINGERPRINT, 0)?;
     if state.done {
         return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
     }
     let image = state.image();
+    let of_tokens = tokenizer.as_ref().map(|given| given.options(options, image)).transpose()?;
+    let options = of_tokens.as_ref().unwrap_or(options);
+    let encoder = tokenizer.as_ref().and_then(|given| given.encoder.as_ref());
     options.numbered(image)?;
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let mut judged = Judged { kind: found.kind, decided: found.decided };
@@ -62,7 +68,7 @@ pub(super) fn run(
     let field_columns = OnceCell::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let expansion = Expansion::new(options.max_expansion);
-    let mut opened = open(found.files, &mut judged, checks, &origins, &expansion)?;
+    let mut opened = open(found.files, &mut judged, checks, encoder, &origins, &expansion)?;
     if let Opened::Rows(rows) = &mut opened
         && !state.resumed
     {
@@ -169,6 +175,7 @@ fn open<'a>(
     files: Vec<FoundFile>,
     judged: &mut Judged,
     checks: Checks<'a>,
+    encoder: Option<&Arc<Encoder>>,
     origins: &SharedOrigins,
     expansion: &Expansion,
 ) -> Result<Opened<'a>> {
@@ -178,7 +185,8 @@ fn open<'a>(
     let Checks { image, options, .. } = checks;
     Ok(match judged.kind {
         rows if rows.is_rows() => {
-            let rows = formats::open(files, judged.kind, image, options, origins, expansion)?;
+            let kind = judged.kind;
+            let rows = formats::open(files, kind, image, options, encoder, origins, expansion)?;
             Opened::Rows(Box::new(rows))
         }
         SourceKind::TfRecord => {

@@ -145,8 +145,15 @@ fn read(input: &[u8]) {
 fn rows_of(kind: SourceKind, path: &Path, most_bytes: usize) {
     let options = ImportOptions::default();
     let file = FoundFile::new(path.to_path_buf(), b"index.json".to_vec());
-    let opened =
-        formats::open(vec![file], kind, None, &options, &Default::default(), &Default::default());
+    let opened = formats::open(
+        vec![file],
+        kind,
+        None,
+        &options,
+        None,
+        &Default::default(),
+        &Default::default(),
+    );
     let Ok(mut source) = opened else {
         return;
     };

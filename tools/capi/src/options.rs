@@ -694,6 +694,7 @@ impl TokensOptions {
             loss_field,
             pad: self.pad,
             vocabulary: given(self.vocabulary),
+            tokenizer: None,
         };
         let rows = rows.options(given(batch_size))?;
         Ok(rows.expect("there is a length of rows"))

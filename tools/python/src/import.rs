@@ -27,6 +27,8 @@ struct How {
     fields: Vec<String>,
     tokens: Option<String>,
     end_of_document: Option<u32>,
+    tokenizer: Option<PathBuf>,
+    text: Option<String>,
     split: Vec<String>,
     columns: Option<PathBuf>,
     #[pyo3(item("from"))]
@@ -128,6 +130,8 @@ impl How {
                 files: None,
                 tokens,
                 end_of_document: self.end_of_document,
+                tokenizer: self.tokenizer.clone(),
+                text: self.text.clone(),
                 union,
             },
             splits: self.split.clone(),

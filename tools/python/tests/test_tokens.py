@@ -410,7 +410,7 @@ REFUSED = [
     ("the separator is token 70000, which an array of u16 does not hold", {"separator": 70_000, "dtype": "u16"}),
     ("the padding is token 70000, which an array of u16 does not hold", {"pad": 70_000, "dtype": "u16"}),
     ("several fields of the samples could have tokens: tok, loss", {"field": None}),
-    ("these are no tokens to take", {"field": "tok:u32"}),
+    ("field tok is of u16.*, and u32 was expected", {"field": "tok:u32"}),
     ("no byte for each token", {"loss_mask": "tok"}),
     ("no column", {"lengths": "nothing"}),
     ("this order gives each rank samples of its own", {"order": "local"}),

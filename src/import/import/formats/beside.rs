@@ -14,16 +14,20 @@ impl Input {
     /// # Errors
     /// `BadSource`: a name leads out of the index's folder. Errors of the store: `NotFound` if no name of a file
     /// exists.
-    pub(super) fn beside(&self, files: Vec<Vec<String>>) -> Result<Vec<(String, Input)>> {
-        let is_outside = |name: &&String| row_indexes::beside(&self.path, name).is_none();
+    pub(super) fn beside<N: AsRef<Path> + Clone + Default + Sync + Send>(
+        &self,
+        files: Vec<Vec<N>>,
+    ) -> Result<Vec<(N, Input)>> {
+        let is_outside = |name: &&N| row_indexes::beside(&self.path, name.as_ref()).is_none();
         if let Some(name) = files.iter().flatten().find(is_outside) {
+            let name = name.as_ref().display();
             let text = format!("it names a file outside of its folder: {name}");
             return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
         }
         map_at_once(LOOKING_UP, &files, |names| {
             let mut first = None;
             for name in names {
-                match self.find(name) {
+                match self.find(name.as_ref()) {
                     Ok(Some(input)) => return Ok((name.clone(), input)),
                     Ok(None) => {}
                     // A store refuses a client that may not list, instead of reporting that the object is absent.
@@ -37,13 +41,13 @@ impl Input {
             }
             let name = names.first().cloned().unwrap_or_default();
             // A missing local file is reported when it is opened.
-            let path = row_indexes::beside(&self.path, &name).unwrap_or_default();
+            let path = row_indexes::beside(&self.path, name.as_ref()).unwrap_or_default();
             first.map_or(Ok((name, Input { path, object: None, ..self.clone() })), Err)
         })
     }
 
     /// The file called `name` beside this one; `None`: there is no such local file.
-    fn find(&self, name: &str) -> Result<Option<Input>> {
+    fn find(&self, name: &Path) -> Result<Option<Input>> {
         let Some(InStore { client, object, failure, origins }) = &self.object else {
             let Some(path) = row_indexes::beside(&self.path, name) else { return Ok(None) };
             // Opening a pipe would wait for its writer, so do not open it.
@@ -52,7 +56,7 @@ impl Input {
                     Ok(Some(Input { path, object: None, ..self.clone() }))
                 }
                 Ok(_) => {
-                    let text = format!("it names what is no file: {name}");
+                    let text = format!("it names what is no file: {}", name.display());
                     Err(Error::new(ErrorKind::BadSource, text).path(&self.path))
                 }
                 Err(_) => Ok(None),

@@ -58,6 +58,8 @@ pub(super) struct JsonLines {
     filled: Vec<usize>,
     /// Set if all keys are wanted, so that a key without a column is an error.
     takes_all: bool,
+    /// The key whose values must be texts.
+    text: Option<String>,
     files: Option<Files>,
     line: Vec<u8>,
     name: Vec<u8>,
@@ -131,6 +133,7 @@ impl JsonLines {
             filled: Vec::new(),
             place_of: places(&columns),
             takes_all: options.fields.is_empty(),
+            text: options.text.clone(),
             input: input.clone(),
             from: BufReader::new(Box::new(io::empty())),
             at: 0,
@@ -258,7 +261,12 @@ impl JsonLines {
             return Ok(None);
         }
         let CellKind::Elements(kind) = &column.kind else {
+            let must_be_text = self.text.as_ref() == Some(&column.name);
             let text = match value {
+                _ if must_be_text && (!value.is_string() || number_of(value).is_some()) => {
+                    let what = format!("is no text, but {}", shown(value));
+                    return Err(BadReason::Field { field: column.name.clone(), what });
+                }
                 Value::String(text) => spelled(text).to_owned(),
                 other => unmarked(&other.to_string()),
             };
@@ -353,7 +361,7 @@ impl Ahead {
         let InStore { client, object: of, .. } = &self.lines_are;
         map_at_once(LOOKING_UP, lines, |line| {
             let Ok((_, Some(name), _)) = line else { return Ok(None) };
-            let Some(key) = row_indexes::beside(Path::new(&of.key), name) else {
+            let Some(key) = row_indexes::beside(Path::new(&of.key), name.as_ref()) else {
                 return Ok(Some(Err(BadReason::LeavesSource)));
             };
             match client.head(&key.to_string_lossy()) {

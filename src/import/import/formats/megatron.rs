@@ -15,7 +15,9 @@
 //! Sequences must lie one after the other, as Megatron's writer puts them. So the tables and the tokens are read front
 //! to back beside each other, and memory does not grow with the index.
 
+use std::ffi::OsString;
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use super::column::{Cells, Column};
@@ -43,7 +45,7 @@ pub(super) fn file(given: Given, is_typed: bool, origins: &SharedOrigins) -> Res
         return Err(Error::new(ErrorKind::BadSource, text).path(&index.path));
     };
     let base = stem.rsplit(|byte| *byte == b'/').next().unwrap_or(stem);
-    let tokens = format!("{}.bin", String::from_utf8_lossy(base));
+    let tokens = OsString::from_vec([base, b".bin"].concat());
     let found = index.beside(vec![vec![tokens]])?.pop();
     let (_, input) = found.expect("one name was given, and each has an input");
     if let Some(InStore { client, object, .. }) = &input.object {

@@ -10,7 +10,7 @@
 //! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json_survey.rs` |
 //!
-//! The first four need the feature `formats`.
+//! The first four need the feature `formats`. With the feature `tokens`, texts of rows become tokens: `texts.rs`.
 //!
 //! Rows are read front to back. A first pass reads JSON Lines, and shards with arrays, to find their types; in a store,
 //! it reads only the beginning of an object. `rows.rs` combines the columns of all files and makes samples of rows;
@@ -28,7 +28,11 @@ mod json_survey;
 mod json_text;
 mod megatron;
 mod rows;
+#[cfg(feature = "tokens")]
+mod texts;
 mod tokens;
+#[cfg(not(feature = "tokens"))]
+mod without_texts;
 
 use std::sync::Arc;
 
@@ -39,7 +43,12 @@ use self::input::{Failure, InStore, Input};
 use self::json_lines::JsonLines;
 use self::rows::RowReader;
 pub use self::rows::RowSource;
+#[cfg(feature = "tokens")]
+pub use self::texts::Encoder;
+pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
 use self::tokens::TokenFile;
+#[cfg(not(feature = "tokens"))]
+pub use self::without_texts::Encoder;
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
@@ -54,7 +63,7 @@ pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 
 /// Opens the rows of `files` as samples. `image`: the image that they are appended to, if any. `origins` has the
 /// objects among `files` already. `expansion` limits the bytes that rows expand to. Reads only the data that defines
-/// the columns.
+/// the columns. `encoder` makes tokens of the texts, whose field has a type in `options`.
 ///
 /// # Errors
 /// A file does not open, or lacks a column that `options` select.
@@ -63,6 +72,7 @@ pub fn open<'a>(
     kind: SourceKind,
     image: Option<&'a Directory>,
     options: &'a ImportOptions,
+    encoder: Option<&Arc<Encoder>>,
     origins: &SharedOrigins,
     expansion: &Expansion,
 ) -> Result<RowSource<'a>> {
@@ -76,9 +86,9 @@ pub fn open<'a>(
         let hint = "leave out --tokens and --end-of-document";
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     }
-    let is_given = |spec: &FieldSpec| is_named(tokens::FIELD.as_bytes(), &spec.field);
-    let is_typed = options.field_types.iter().any(is_given)
-        || of_image(image, tokens::FIELD.as_bytes()).is_some();
+    let is_given = |spec: &&FieldSpec| is_named(tokens::FIELD.as_bytes(), &spec.field);
+    let given = options.field_types.iter().find(is_given);
+    let is_typed = given.is_some() || of_image(image, tokens::FIELD.as_bytes()).is_some();
     let mut rows = Vec::new();
     for FoundFile { path, name, object } in files {
         let object = object.map(|(client, object)| InStore {
@@ -105,6 +115,9 @@ pub fn open<'a>(
                     .hint(WITH_FORMATS));
             }
         }
+    }
+    if let (Some(encoder), Some(kind)) = (encoder, given.and_then(|spec| spec.kind.as_ref())) {
+        rows = rows.into_iter().map(|file| encoder.encoding(file, kind)).collect();
     }
     let rows = RowSource::new(rows, indexes, kind, image, options)?;
     if matches!(kind, SourceKind::Megatron | SourceKind::Tokens)

@@ -140,7 +140,18 @@ impl Place {
     /// Takes the value from `cells`, and converts it to the image's type.
     fn take(&self, cells: &mut Cells, column: &Column) -> Result<Option<FieldBytes>, BadReason> {
         let Some(bytes) = cells.get_mut(self.at).and_then(Option::take) else { return Ok(None) };
-        let Some((from, to)) = &self.types else { return Ok(Some(bytes)) };
+        let bytes = self.converted(bytes, column)?;
+        if let CellKind::Elements(kind) = &column.kind
+            && let Some(what) = beyond_vocabulary(kind, &bytes)
+        {
+            return Err(BadReason::Field { field: column.name.clone(), what });
+        }
+        Ok(Some(bytes))
+    }
+
+    /// The value in the image's type.
+    fn converted(&self, bytes: FieldBytes, column: &Column) -> Result<FieldBytes, BadReason> {
+        let Some((from, to)) = &self.types else { return Ok(bytes) };
         let mut converted = Vec::with_capacity(bytes.len());
         for each in bytes.chunks_exact(from.element().len_bytes() as usize) {
             let number = number(from.element(), each);
@@ -151,8 +162,19 @@ impl Place {
         }
         let checked = to.check_len(converted.len() as u64);
         checked.map_err(|what| BadReason::Field { field: column.name.clone(), what })?;
-        Ok(Some(converted.into()))
+        Ok(converted.into())
     }
+}
+
+/// Describes the first token of a document that the tokenizer of its type does not have.
+fn beyond_vocabulary(kind: &FieldType, document: &[u8]) -> Option<String> {
+    let vocabulary = kind.tokenizer()?.vocabulary;
+    let mut tokens = document.chunks_exact(kind.element().len_bytes() as usize);
+    // Negative tokens are the largest ones here.
+    let id = |token: &[u8]| token.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte));
+    let token = tokens.find(|token| id(token) >= vocabulary)?;
+    let token = number(kind.element(), token);
+    Some(format!("has token {token}, and its tokenizer has {vocabulary} tokens"))
 }
 
 impl OpenFile {
@@ -340,7 +362,7 @@ impl<'a> RowSource<'a> {
         let place = |all: &Column| {
             let at = *place_of.get(&all.name)?;
             let types = match (&reader.columns()[at].kind, &all.kind) {
-                (CellKind::Elements(own), CellKind::Elements(all)) if own != all => {
+                (CellKind::Elements(own), CellKind::Elements(all)) if !own.has_layout_of(all) => {
                     Some((own.clone(), all.clone()))
                 }
                 _ => None,

@@ -18,7 +18,7 @@ use dlfs_format::format::field_type::{Element, FieldType};
 use dlfs_format::format::npy::{NpyError, NpyHeader};
 
 /// The field of the tokens.
-pub(super) const FIELD: &str = "tok";
+pub(crate) const FIELD: &str = "tok";
 
 /// The column of tokens of this type. `is_typed`: options or image define the type of the field.
 ///

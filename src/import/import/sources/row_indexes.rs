@@ -98,7 +98,7 @@ pub(crate) fn parts_of(
         }
         None => Vec::new(),
     };
-    Ok(names.iter().filter_map(|name| beside(path, name)).collect())
+    Ok(names.iter().filter_map(|name| beside(path, name.as_ref())).collect())
 }
 
 /// The indexes that a merged index in a folder above replaces: all their parts are parts of such an index. Takes the
@@ -122,10 +122,10 @@ pub(crate) fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
 pub(crate) const MERGED: &str = "index file of shards that another index has";
 
 /// The path of a file that an index names; `None` if the file is not beneath the folder of the index.
-pub(crate) fn beside(index: &Path, name: &str) -> Option<PathBuf> {
-    let is_beneath = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+pub(crate) fn beside(index: &Path, name: &Path) -> Option<PathBuf> {
+    let is_beneath = name.components().all(|part| matches!(part, Component::Normal(_)));
     let folder = index.parent().unwrap_or(Path::new(""));
-    (is_beneath && !name.is_empty()).then(|| folder.join(name))
+    (is_beneath && !name.as_os_str().is_empty()).then(|| folder.join(name))
 }
 
 /// Limit of an index's length: the index of a million shards is far smaller.

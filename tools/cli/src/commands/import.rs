@@ -43,7 +43,8 @@ use crate::text;
 /// and lists of numbers with their type.
 ///
 /// Documents of tokens are rows with one field, tok: those of Megatron-LM (megatron), given as PREFIX, PREFIX.idx or
-/// their folder, and those of raw .bin and .npy files (tokens), with --end-of-document.
+/// their folder, and those of raw .bin and .npy files (tokens), with --end-of-document. With --tokenizer, texts of rows
+/// become such documents.
 ///
 /// The kind of each source is detected from its content. Files that describe the shards of a folder
 /// (README, *.json, *.md, *.idx, _SUCCESS) are set aside, and so are hidden files and what file systems and tools leave
@@ -128,7 +129,7 @@ pub(crate) struct WhatArgs {
     /// name
     #[arg(long, value_name = "FILE|IMAGE")]
     classes: Option<OsString>,
-    /// The columns to take as fields, for rows; otherwise all others
+    /// The columns to take as fields, for rows; otherwise all others, or with the tokens of a text none
     #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
     fields: Vec<String>,
     /// The key that names files beside JSON Lines, which become the field `file`; otherwise file_name, unless
@@ -141,6 +142,13 @@ pub(crate) struct WhatArgs {
     /// The token behind each document in raw and .npy files of tokens, which is left out; they are then --from tokens
     #[arg(long, value_name = "TOKEN")]
     end_of_document: Option<u32>,
+    /// A tokenizer.json of Hugging Face: the text of each row becomes a document of its tokens, the field tok. Sources
+    /// of tokens are only checked: no token may be beyond its vocabulary. The type of the field names it
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// The column of the texts for --tokenizer, of rows; by default text
+    #[arg(long, value_name = "COLUMN", requires = "tokenizer")]
+    text_field: Option<String>,
     /// The splits to take of hf://datasets/OWNER/NAME, such as train, as the paths of the files say; otherwise all
     /// files
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -341,6 +349,8 @@ impl WhatArgs {
                 files: self.files.clone(),
                 tokens: self.tokens,
                 end_of_document: self.end_of_document,
+                tokenizer: self.tokenizer.clone(),
+                text: self.text_field.clone(),
                 union: self.is_union(),
             },
             splits: self.split.clone(),
@@ -638,6 +648,7 @@ Examples:
   dlfs import train-*.parquet train.dlfs --label label
   dlfs import corpus_text_document.idx tokens.dlfs                      # of Megatron-LM
   dlfs import train.bin tokens.dlfs --tokens u16 --end-of-document 50256
+  dlfs import c4-*.json.gz tokens.dlfs --from jsonl --tokenizer tokenizer.json
   dlfs import s3://bucket/train train.dlfs                              # credentials as for aws
   dlfs import more/ train.dlfs --append
   dlfs import-parts plan ~/pictures a.dlfs,b.dlfs                       # by many processes";

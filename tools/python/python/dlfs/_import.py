@@ -45,6 +45,8 @@ def import_(
     split: str | Iterable[str] | None = None,
     tokens: str | None = None,
     end_of_document: int | None = None,
+    tokenizer: Address | None = None,
+    text_field: str | None = None,
     catalog: str | None = None,
     accept_older_generation: bool = False,
     **options: Any,
@@ -81,6 +83,10 @@ def import_(
     tokens, end_of_document
               of raw and .npy files of tokens: the type of the tokens, such as "u16", which .npy files say themselves,
               and the token behind each document, which is left out
+    tokenizer, text_field
+              of rows of files: a tokenizer.json, and the column of the texts [default: "text"], which become documents
+              of its tokens, the field tok. Documents of tokens are only checked against its vocabulary. The image keeps
+              its hash, and takes no tokens of another one
     append, overwrite, seed, chunk_size, pack, catalog, options
               as for dlfs.Writer; of files also links and hidden, as for dlfs.open
 
@@ -107,15 +113,16 @@ def import_(
         more |= {"resume": resume, "prefix": prefix, "nested": nested, "max_expansion": max_expansion}
         more["classes"] = None if classes is None else os.fspath(classes)
         more["split"] = [split] if isinstance(split, str) else list(split or ())
-        more |= {"tokens": tokens, "end_of_document": end_of_document}
+        more |= {"tokens": tokens, "end_of_document": end_of_document, "text": text_field}
+        more["tokenizer"] = None if tokenizer is None else os.fspath(tokenizer)
         more |= {"name": name, "label": label, "fields": list(given) if None in given.values() else []}
         return Written(**_import_files(paths, address, {**how, **more}, options))
     of_files = resume or prefix or nested or max_expansion != 100 or classes or split
-    of_tokens = tokens is not None or end_of_document is not None
+    of_tokens = any(each is not None for each in (tokens, end_of_document, tokenizer, text_field))
     if of_files or of_tokens or from_ != "auto" or on_error != "stop":
         raise TypeError(
-            "from_, on_error, resume, prefix, nested, max_expansion, classes, split, tokens and end_of_document are "
-            "for sources that are files"
+            "from_, on_error, resume, prefix, nested, max_expansion, classes, split, tokens, end_of_document, tokenizer "
+            "and text_field are for sources that are files"
         )
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")

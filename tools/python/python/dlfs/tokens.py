@@ -12,6 +12,7 @@ documents ahead and write their tokens into numpy arrays, without the interprete
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from . import Dataset, Mixture, _check, _data_place, _given, _warn_of_launcher
 from ._dlfs import TokenLoader as _TokenLoader
-from ._options import OrderName, TokenLoading
+from ._options import Address, OrderName, TokenLoading
 
 __all__ = ["Loader", "Rows"]
 
@@ -100,6 +101,8 @@ class Loader(_TokenLoader):
     dtype            the type of the arrays of tokens: "i64", "i32", "u32" or "u16"
     pad              the token of padding
     vocabulary       the number of tokens: a larger one in the data is an error. None: any
+    tokenizer        the file of the tokenizer that made the tokens, with the hash that dlfs.import_(tokenizer=...) has
+                     kept: others are refused. None: any, but one of all sources
     segment_ids, position_ids, cu_seqlens, sample_ids
                      True: give these arrays
     cp_rank, cp_size this rank of context parallelism, and their number: arrays have its L / cp_size columns of each
@@ -137,6 +140,7 @@ class Loader(_TokenLoader):
         dtype: Literal["i64", "i32", "u32", "u16"] = "i64",
         pad: int = 0,
         vocabulary: int | None = None,
+        tokenizer: Address | None = None,
         segment_ids: bool = False,
         position_ids: bool = False,
         cu_seqlens: bool = False,
@@ -166,6 +170,7 @@ class Loader(_TokenLoader):
             "loss_field": loss_mask if isinstance(loss_mask, str) else None,
             "pad": pad,
             "vocabulary": vocabulary,
+            "tokenizer": None if tokenizer is None else os.fspath(tokenizer),
         }
         arrays = {
             "dtype": dtype,

@@ -1,0 +1,309 @@
+//! Texts of rows as documents of tokens: threads encode the texts of the next rows, and rows keep their order.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use tokenizers::{ModelWrapper, Tokenizer};
+
+use super::RowFile;
+use super::column::{CellKind, Cells, Column};
+use super::input::Input;
+use super::rows::{RowError, RowReader};
+use super::tokens::FIELD;
+use crate::import::columns::{Number, put_number};
+use crate::import::options::RowOptions;
+use crate::import::sources::BadReason;
+use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::FieldType;
+use dlfs_format::format::field_type::Element;
+
+/// A tokenizer that encodes texts.
+pub struct Encoder {
+    tokenizer: Tokenizer,
+    vocabulary: u32,
+    threads: usize,
+}
+
+impl Encoder {
+    /// The tokenizer with these `bytes`, of the file `path`. `threads`: the threads that encode; 0: one a processor.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: it is no tokenizer, or its tokens are random.
+    pub(crate) fn new(
+        path: &Path,
+        bytes: &[u8],
+        vocabulary: u32,
+        threads: usize,
+    ) -> Result<Encoder> {
+        let wrong = |text: String| Error::new(ErrorKind::InvalidArgument, text).path(path);
+        let mut tokenizer = Tokenizer::from_bytes(bytes)
+            .map_err(|error| wrong(format!("the tokenizer cannot be read: {error}")))?;
+        if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
+            && bpe.dropout.is_some_and(|dropout| dropout > 0.0)
+        {
+            let text = "the tokenizer has a dropout, so the tokens of a text are random";
+            return Err(wrong(text.to_owned()).hint("set its dropout to null"));
+        }
+        // A document is the whole text, and nothing else.
+        let of_all = tokenizer.with_truncation(None);
+        of_all.map_err(|error| wrong(error.to_string()))?.with_padding(None);
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if threads == 0 { processors() } else { threads };
+        Ok(Encoder { tokenizer, vocabulary, threads })
+    }
+
+    /// The rows of `file`, whose texts become tokens of type `kind`.
+    pub(super) fn encoding(self: &Arc<Encoder>, file: RowFile, kind: &FieldType) -> RowFile {
+        let RowFile { input, stem, open } = file;
+        let encoder = self.clone();
+        let kind = kind.clone();
+        let open = move |input: &Input, options: &RowOptions, known: Option<&[Column]>| {
+            let Some(text) = options.text.as_deref() else {
+                return open(input, options, known); // of other columns alone
+            };
+            let name = |name: &String| if name == FIELD { text.to_owned() } else { name.clone() };
+            let fields = options.fields.iter().map(name).collect();
+            let own = RowOptions { fields, ..options.clone() };
+            let column = |column: &Column| match &*column.name {
+                FIELD => Column::new(text, CellKind::Bytes),
+                _ => column.clone(),
+            };
+            let known: Option<Vec<Column>> = known.map(|all| all.iter().map(column).collect());
+            let rows = open(input, &own, known.as_deref())?;
+            let texts = Texts::new(rows, text, kind.clone(), encoder.clone());
+            Ok(Box::new(texts.map_err(|error| error.path(&input.path))?) as Box<dyn RowReader>)
+        };
+        RowFile { input, stem, open: Arc::new(open) }
+    }
+
+    /// The tokens of a text, little-endian. The error describes the text.
+    fn encode(&self, text: &[u8], element: Element) -> Result<FieldBytes, String> {
+        let text = std::str::from_utf8(text)
+            .map_err(|error| format!("is not UTF-8 from byte {} on", error.valid_up_to()))?;
+        if has_long_blank(text) {
+            return Err(format!("has more than {MOST_BLANKS} blanks in a row"));
+        }
+        let encoding = self.tokenizer.encode_fast(text, false);
+        let encoding = encoding.map_err(|error| format!("cannot be encoded: {error}"))?;
+        let ids = encoding.get_ids();
+        let mut tokens = Vec::with_capacity(ids.len() * element.len_bytes() as usize);
+        for &id in ids {
+            if id >= self.vocabulary || !put_number(element, Number::Int(id.into()), &mut tokens) {
+                let vocabulary = self.vocabulary;
+                let name = element.name();
+                return Err(format!(
+                    "gives token {id}, and tokens are of type {name}, below {vocabulary}"
+                ));
+            }
+        }
+        Ok(tokens.into())
+    }
+}
+
+/// A text to encode, and the place for its tokens.
+type Job = (FieldBytes, Sender<Result<FieldBytes, String>>);
+
+/// The tokens of a text, once a thread has encoded it. The error describes the text.
+type Encoded = Receiver<Result<FieldBytes, String>>;
+
+/// Rows with tokens in place of a text.
+struct Texts {
+    rows: Box<dyn RowReader>,
+    columns: Vec<Column>,
+    /// For each column, its index among those of `rows`.
+    places: Vec<usize>,
+    /// The index of the tokens in `columns`.
+    tokens: usize,
+    /// The name of the column of texts.
+    text: String,
+    element: Element,
+    encoder: Arc<Encoder>,
+    /// The threads that encode, once reading has begun.
+    jobs: Option<Sender<Job>>,
+    /// Rows that were read ahead.
+    ahead: VecDeque<Row>,
+    /// Bytes of their texts.
+    ahead_bytes: usize,
+    /// Set once `rows` has no more.
+    has_ended: bool,
+    /// Number of rows read, and the place behind the last one returned.
+    read: u64,
+    next: StreamPlace,
+    /// The values of a row of `rows`.
+    own: Cells,
+}
+
+/// A row that was read ahead.
+struct Row {
+    cells: Result<(Cells, Encoded), RowError>,
+    text_bytes: usize,
+    /// The place behind it.
+    place: StreamPlace,
+}
+
+impl Texts {
+    /// The rows of `rows`, with tokens of type `kind` in place of the column `text`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such column, or it has no texts.
+    fn new(
+        rows: Box<dyn RowReader>,
+        text: &str,
+        kind: FieldType,
+        encoder: Arc<Encoder>,
+    ) -> Result<Texts> {
+        let own = rows.columns();
+        let wrong = |what: String| {
+            Error::invalid(what, "--text-field names the column of texts for the tokenizer")
+        };
+        let Some(at) = own.iter().position(|column| column.name == text) else {
+            let names: Vec<&str> = own.iter().map(|column| &*column.name).collect();
+            return Err(wrong(format!(
+                "the rows have no column {text}: they have {}",
+                names.join(", ")
+            )));
+        };
+        if !matches!(own[at].kind, CellKind::Bytes | CellKind::Nothing) {
+            return Err(wrong(format!("column {text} has {}, not texts", own[at].shown())));
+        }
+        if own.iter().any(|column| column.files_of.is_some()) {
+            let text = "rows with texts for a tokenizer name no files";
+            return Err(Error::invalid(
+                text,
+                "leave out --files, or the key file_name of --fields",
+            ));
+        }
+        // Another column of the name is not taken.
+        let places = (0..own.len()).filter(|place| *place == at || own[*place].name != FIELD);
+        let places: Vec<usize> = places.collect();
+        let element = kind.element();
+        let mut columns: Vec<Column> = places.iter().map(|place| own[*place].clone()).collect();
+        let tokens = places.iter().take_while(|place| **place != at).count();
+        columns[tokens] = Column::new(FIELD, CellKind::Elements(kind));
+        Ok(Texts {
+            rows,
+            columns,
+            places,
+            tokens,
+            text: text.to_owned(),
+            element,
+            encoder,
+            jobs: None,
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            has_ended: false,
+            read: 0,
+            next: StreamPlace::default(),
+            own: Cells::new(),
+        })
+    }
+
+    /// Starts the threads that encode. They end when the sender is dropped.
+    fn start(&self) -> Result<Sender<Job>> {
+        let (send, jobs) = unbounded::<Job>(); // bounded by the rows read ahead
+        for _ in 0..self.encoder.threads {
+            let jobs = jobs.clone();
+            let encoder = self.encoder.clone();
+            let element = self.element;
+            std::thread::Builder::new().name("dlfs-encode".to_owned()).spawn(move || {
+                for (text, tokens) in jobs {
+                    let _ = tokens.send(encoder.encode(&text, element)); // nobody waits after an error
+                }
+            })?;
+        }
+        Ok(send)
+    }
+
+    /// Reads rows, and hands their texts to the threads, until enough are under way.
+    fn read_ahead(&mut self) {
+        while !self.has_ended && self.ahead.len() < AHEAD_ROWS && self.ahead_bytes < AHEAD_BYTES {
+            let cells = match self.rows.next_row(&mut self.own) {
+                Ok(false) => {
+                    self.has_ended = true;
+                    return;
+                }
+                Ok(true) => self.hand_over(),
+                Err(error) => {
+                    self.has_ended = matches!(error, RowError::File(_));
+                    Err(error)
+                }
+            };
+            self.read += 1;
+            let place = self.rows.place(self.read);
+            let (cells, text_bytes) = match cells {
+                Ok((cells, tokens, text_bytes)) => (Ok((cells, tokens)), text_bytes),
+                Err(error) => (Err(error), 0),
+            };
+            self.ahead_bytes += text_bytes;
+            self.ahead.push_back(Row { cells, text_bytes, place });
+        }
+    }
+
+    /// Hands the text of the row just read to the threads. Returns its other values, and the bytes of the text.
+    fn hand_over(&mut self) -> Result<(Cells, Encoded, usize), RowError> {
+        let mut cells: Cells =
+            self.places.iter().map(|at| self.own.get_mut(*at).and_then(Option::take)).collect();
+        let Some(text) = cells[self.tokens].take() else {
+            return Err(self.wrong("is not in this row".to_owned()));
+        };
+        let text_bytes = text.len();
+        let (send, tokens) = bounded(1);
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send((text, send)); // without threads the result is missing
+        }
+        Ok((cells, tokens, text_bytes))
+    }
+
+    fn wrong(&self, what: String) -> RowError {
+        BadReason::Field { field: self.text.clone(), what }.into()
+    }
+}
+
+impl RowReader for Texts {
+    fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    fn begin(&mut self, from: StreamPlace) -> Result<()> {
+        self.rows.begin(from)?;
+        self.read = from.record;
+        self.next = self.rows.place(self.read);
+        self.jobs = Some(self.start()?);
+        Ok(())
+    }
+
+    fn place(&self, _: u64) -> StreamPlace {
+        self.next
+    }
+
+    fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
+        self.read_ahead();
+        let Some(row) = self.ahead.pop_front() else { return Ok(false) };
+        self.ahead_bytes -= row.text_bytes;
+        self.next = row.place;
+        let (others, tokens) = row.cells?;
+        let tokens = tokens.recv().unwrap_or_else(|_| Err("crashes the tokenizer".to_owned()));
+        let tokens = tokens.map_err(|what| self.wrong(what))?;
+        *cells = others;
+        cells[self.tokens] = Some(tokens);
+        Ok(true)
+    }
+}
+
+/// Returns whether more than [`MOST_BLANKS`] blanks follow each other.
+fn has_long_blank(text: &str) -> bool {
+    text.len() > MOST_BLANKS
+        && text
+            .split(|c: char| !c.is_whitespace())
+            .any(|blanks| blanks.chars().count() > MOST_BLANKS)
+}
+
+/// Rows and bytes of texts that are read ahead. Encoding a text takes some hundred bytes for each of its own.
+const AHEAD_ROWS: usize = 4096;
+const AHEAD_BYTES: usize = 8 << 20;
+/// The regular expressions of tokenizers keep a state for each blank of a run, and end the search without an error
+/// above 1,000,000 states.
+const MOST_BLANKS: usize = 500_000;
