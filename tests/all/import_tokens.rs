@@ -2,7 +2,9 @@
 //! a damaged file is an error that says where.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::import_support::disk::Disks;
@@ -122,6 +124,25 @@ fn documents_of_megatron_come_by_index_tokens_prefix_or_folder() {
             assert_eq!(types(&report), ["tok u16[*]"]);
         }
     }
+}
+
+#[test]
+fn a_prefix_of_megatron_need_not_be_utf_8() {
+    let dir = tempfile::tempdir().unwrap();
+    let (prefix, expected) = corpus(dir.path(), "a");
+    let other = dir.path().join(OsStr::from_bytes(b"a\xff.text"));
+    for extension in ["idx", "bin"] {
+        let own = [other.as_os_str(), OsStr::new("."), OsStr::new(extension)].into_iter();
+        fs::rename(prefix.with_extension(extension), own.collect::<OsString>()).unwrap();
+    }
+    let disks = Disks::new(1, 32 << 20);
+    import_onto(&[other], &disks.devices(), &options(Onto::Empty), &mut ()).unwrap();
+    let samples = contents(&disks.devices()).unwrap();
+    let number = |name: &String| name.strip_prefix("a/").unwrap().to_owned();
+    let expected = expected
+        .iter()
+        .map(|(name, bytes)| ([b"a\xff.text/", number(name).as_bytes()].concat(), bytes.clone()));
+    assert_eq!(samples, expected.collect());
 }
 
 #[test]
@@ -391,6 +412,17 @@ fn documents_longer_than_a_block_are_whole_wherever_they_end() {
         assert!(samples[&format!("a.bin/{at}")] == *document, "document {at}");
     }
     assert_eq!(samples.len(), documents.len());
+}
+
+/// A build without the encoder of texts says how to get it.
+#[cfg(not(feature = "tokens"))]
+#[test]
+fn texts_are_refused_with_the_feature_that_encodes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let lines = put(dir.path(), "a.jsonl", b"{\"text\": \"a\"}");
+    let tokenizer = put(dir.path(), "t.json", b"{\"model\": {\"vocab\": {\"a\": 0}}}");
+    let rows = RowOptions { tokenizer: Some(tokenizer), ..RowOptions::default() };
+    refused(&lines, &ImportOptions { rows, ..options(Onto::Empty) }, &["--features tokens"]);
 }
 
 #[cfg(feature = "cloud")]

@@ -578,7 +578,10 @@ fn wrong_fields_and_types_are_refused_before_the_first_batch() {
 
     let corpus = Corpus::of(&[&[1, 2, 3]]);
     assert!(why(&corpus, field("text")).contains("there is no field text: samples have tok"));
-    assert!(why(&corpus, field("tok:u32")).contains("field tok is of u16[*]"));
+    for other in ["u32", "f32"] {
+        let told = why(&corpus, field(&format!("tok:{other}")));
+        assert!(told.contains(&format!("field tok is of u16[*], and {other} was expected")));
+    }
     corpus.dataset.token_loader(field("tok:u16"), run(1)).unwrap();
     let loss = TokenOptions { loss_field: Some("tok".into()), ..field("tok") };
     assert!(why(&corpus, loss).contains("no byte for each token"));

@@ -245,3 +245,38 @@ fn what_makes_no_rows_is_refused_before_the_first_batch() {
     read(&dir, &rows_and(&["--vocabulary", "100"])[2..]).code(3).complains_of(&["vocabulary"]);
     read(&dir, &rows_and(&["--vocabulary", "500"])[2..]).code(0);
 }
+
+#[cfg(feature = "tokens")]
+#[test]
+fn texts_become_tokens_and_their_tokenizer_is_shown_and_checked() {
+    let dir = TestDir::new();
+    let tokenizer = |name: &str, last: &str| {
+        let parts = serde_json::json!({
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1, last: 2}},
+        });
+        fs::write(dir.path(name), parts.to_string()).unwrap();
+        dir.arg(name)
+    };
+    let [one, other] = [tokenizer("one.json", "c"), tokenizer("other.json", "d")];
+    fs::write(dir.path("a.jsonl"), "{\"body\": \"a b c a\"}\n{\"body\": \"c c\"}\n").unwrap();
+    let source = dir.arg("a.jsonl");
+    let image = dir.arg("text.dlfs");
+    let into = ["import", &source, &image, "--text-field", "body", "--tokenizer"];
+    run(&[&into[..5], &["--json"]].concat()).code(2).complains_of(&["--tokenizer"]);
+    run(&[&into[..], &[&one]].concat()).code(0);
+    let shown = run(&["stat", &image, "--json"]).code(0).json();
+    let kind = shown["field_types"]["tok"].as_str().unwrap();
+    let hash = kind.strip_prefix("u16[*];vocabulary=3;tokenizer=").expect(kind);
+    assert_eq!(hash.len(), 64);
+    let appended = run(&[&into[..], &[&other, "--append"]].concat());
+    appended.code(1).complains_of(&["another tokenizer", hash, "other.json"]);
+    let rows = ["--seq-len", "2", "--tokenizer"];
+    let read =
+        |file: &str| run(&[&["read", &image, "--batch-size", "1"], &rows[..], &[file]].concat());
+    read(&one).code(0);
+    read(&other).code(1).complains_of(&["another tokenizer", hash]);
+    run(&[&["tokens", "plan", &image], &rows[..], &[&other]].concat())
+        .code(1)
+        .complains_of(&[hash]);
+}

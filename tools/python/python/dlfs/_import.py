@@ -121,8 +121,8 @@ def import_(
     of_tokens = any(each is not None for each in (tokens, end_of_document, tokenizer, text_field))
     if of_files or of_tokens or from_ != "auto" or on_error != "stop":
         raise TypeError(
-            "from_, on_error, resume, prefix, nested, max_expansion, classes, split, tokens, end_of_document, tokenizer "
-            "and text_field are for sources that are files"
+            "from_, on_error, resume, prefix, nested, max_expansion, classes, split, tokens, end_of_document, "
+            "tokenizer and text_field are for sources that are files"
         )
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError("columns is a mapping of names to types; a path is for sources that are files")
