@@ -54,7 +54,8 @@ pub struct TokenOptions {
     pub pad: u32,
     /// The number of tokens: each must be below it. `None`: they are not checked.
     pub vocabulary: Option<u32>,
-    /// The file of the tokenizer that made the tokens, by the types of their fields. `None`: any, but one of all sources.
+    /// The file of the tokenizer that made the tokens, by the types of their fields. `None`: any, but one of all
+    /// sources.
     pub tokenizer: Option<PathBuf>,
 }
 

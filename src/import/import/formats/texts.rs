@@ -301,7 +301,7 @@ fn has_long_blank(text: &str) -> bool {
             .any(|blanks| blanks.chars().count() > MOST_BLANKS)
 }
 
-/// Rows and bytes of texts that are read ahead. Encoding a text takes some hundred bytes for each of its own.
+/// Rows and bytes of texts that are read ahead. Encoding a text takes some 200 bytes for each of its own.
 const AHEAD_ROWS: usize = 4096;
 const AHEAD_BYTES: usize = 8 << 20;
 /// The regular expressions of tokenizers keep a state for each blank of a run, and end the search without an error
