@@ -69,6 +69,23 @@ def words(path, last):
     return path
 
 
+def test_texts_of_parquet_become_tokens_and_bytes_that_are_no_text_are_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    tokenizer = words(tmp_path / "t.json", "c")
+    rows = {"body": ["a c", "", "b b b"], "lang": ["de", "en", "de"], "n": [1, 2, 3]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    options = {"tokenizer": tokenizer, "text_field": "body", "label": "lang"}
+    dlfs.import_(tmp_path / "a.parquet", tmp_path / "image", shuffle=False, **options)
+    dataset = dlfs.open(tmp_path / "image")
+    found = [(dataset[at].tolist(), dataset.label(at)) for at in range(3)]
+    assert found == [([0, 2], 0), ([], 1), ([1, 1, 1], 0)]
+    rows["body"] = [b"a", b"\xff", b"b"]
+    parquet.write_table(pyarrow.table(rows), tmp_path / "b.parquet")
+    with pytest.raises(dlfs.Error, match="b.parquet/1: field body is not UTF-8 from byte 0 on"):
+        dlfs.import_(tmp_path / "b.parquet", tmp_path / "other", **options)
+
+
 def test_a_loader_takes_only_tokens_of_its_tokenizer(tmp_path):
     one, other = words(tmp_path / "one.json", "c"), words(tmp_path / "other.json", "d")
     write_lines(tmp_path / "a.jsonl", ["a b c", "c"])
