@@ -5,27 +5,24 @@
 
 pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12: they decode on the CPU too.
 
-The external source hands DALI the views of a batch, as numpy arrays over the memory that was read.
+The external source hands DALI arrays over the memory that was read.
 """
 
 import sys
 
-import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.backend import GetCUDADeviceCount
 
-import dlfs
+import dlfs.dali
 
 GPU = GetCUDADeviceCount() > 0
+DEPTH = 2
 
 
-@pipeline_def(num_threads=4, device_id=0 if GPU else None, prefetch_queue_depth=2)
+@pipeline_def(num_threads=4, device_id=0 if GPU else None, prefetch_queue_depth=DEPTH)
 def pictures(loader):
-    def source():
-        for batch in loader:
-            yield [np.frombuffer(view, dtype=np.uint8) for view in batch], batch.labels[:, None]
-
-    encoded, labels = fn.external_source(source=source, num_outputs=2, batch=True)
+    source = dlfs.dali.source(loader, DEPTH)
+    encoded, labels = fn.external_source(source=source, num_outputs=2, batch=True, no_copy=True, cycle="raise")
     decoded = fn.decoders.image(encoded, device="mixed" if GPU else "cpu", output_type=types.RGB)
     return fn.resize(decoded, size=(64, 64)), labels
 
