@@ -36,7 +36,8 @@ loader: --corpus bytes of u16 tokens in documents with log-normal lengths, group
 65,536 tokens, written into two arrays in turn. The loader, its poller and its consumer share one processor. A plain
 loop there copies rows of the same tokens from a mapped file, one after the other. Over TCP, the target has the other
 processor, and the image in its memory. Medians of the rounds, each of one slice a row.
-directory: an image of that many documents of 150 tokens, a number that does not fit in 12 GB is left out.";
+directory: an image of that many documents of 150 tokens, a number that does not fit in 12 GB is left out; so many
+plans of it.";
 
 fn main() {
     support::results::record("tokens");
@@ -50,6 +51,7 @@ fn main() {
             ("group", "4"),
             ("window", "0"),
             ("documents", "100000000,1000000000"),
+            ("plans", "3"),
             ("at", "target"),
             // The following options give a process of the bench its role.
             ("side", ""),
@@ -337,7 +339,8 @@ fn fit(rounds: u64) {
             };
             let shard = Shard::new(0, 1, Tail::Keep).expect("one rank");
             let rows = BATCH_TOKENS / seq_len;
-            let mut deal = RowDeal::new(&budget, rows, 7, Epoch(0), FIT_DOCUMENTS, shard);
+            let mut deal =
+                RowDeal::new(&budget, &[rows], (7, Epoch(0)), FIT_DOCUMENTS, shard, None);
             let mut documents = Vec::new();
             let mut layout = Layout::default();
             let watch = Stopwatch::start();
@@ -374,7 +377,7 @@ fn mixture(options: &Options, work: &Path) {
     for kind in [OrderKind::Grouped { lanes: 0, group: 4 }, OrderKind::Global] {
         for pack in [Pack::Concat, Pack::BestFit] {
             let run = LoaderOptions {
-                rows: BATCH_TOKENS / 8192,
+                rows: vec![BATCH_TOKENS / 8192],
                 ..LoaderOptions::new(OrderSpec { kind, seed: 7 }, 1, 1)
             };
             let run = run.by_budget(budget(8192, pack));
@@ -417,8 +420,10 @@ fn directory(options: &Options, work: &Path) {
         let path = work.join("huge.dlfs");
         huge_image::write_image(&path, count);
         let path = path.to_str().expect("ASCII");
-        let mut side = Side::start(&["--side", "plan", "--image", path, "--documents", documents]);
-        for _ in 0..PLANS.len() * 2 {
+        let plans = options.text("plans");
+        let role = ["--side", "plan", "--image", path, "--documents", documents, "--plans", plans];
+        let mut side = Side::start(&role);
+        for _ in 0..options.number("plans") * 3 {
             println!("{}", side.line());
         }
         drop(side);
@@ -426,16 +431,16 @@ fn directory(options: &Options, work: &Path) {
     }
 }
 
-/// Prints, for each plan, a row from an epoch's start and one from its middle.
+/// Prints, for each plan, a row from an epoch's start, one from its middle, and one from the place found there.
 fn plan(options: &Options) {
     let documents = options.number("documents");
     let opening = Instant::now();
     let dataset = open(&Address::from_path(options.text("image")));
     let opened = opening.elapsed().as_secs_f64();
     let beside = dataset.directory().memory_bytes().total() as f64 / documents as f64;
-    for (pack, kind) in PLANS {
+    for (pack, kind) in PLANS.into_iter().take(options.number("plans") as usize) {
         let mut resume: Option<State> = None;
-        for from in ["the start", "the middle"] {
+        for from in ["the start", "the middle", "a place there"] {
             // The peak counts from here on.
             std::fs::write("/proc/self/clear_refs", "5").expect("Linux");
             let before = status_bytes("/proc/self/status", "VmRSS:");
@@ -456,7 +461,7 @@ fn plan(options: &Options) {
             let grown = status_bytes("/proc/self/status", "VmHWM:").saturating_sub(before);
             let grown = grown as f64 / documents as f64;
             let order = name_of(kind);
-            let bar = if from == "the start" {
+            let bar = if from != "the middle" {
                 format!("<= {PLAN_BAR} s | {}", verdict(first <= PLAN_BAR))
             } else {
                 " | ".to_owned()
@@ -467,7 +472,11 @@ fn plan(options: &Options) {
                 verdict(grown <= 4.0)
             );
             let rows = documents * huge_image::SAMPLE_BYTES / 2 / 8192;
-            resume = Some(State { consumed: rows / 2, ..loader.loader().state() });
+            let state = loader.loader().state();
+            resume = Some(match from {
+                "the start" => State { consumed: rows / 2, place: None, ..state },
+                _ => state,
+            });
         }
     }
     support::wait_for_end_of_input();
@@ -494,6 +503,7 @@ fn budget(seq_len: u32, pack: Pack) -> Budget {
         cost: Cost::Sum,
         lengths: LengthsOf::Bytes(2),
         rows: Some(RowSpec { pack, separated: false, cuts: true }),
+        phases: Vec::new(),
     }
 }
 

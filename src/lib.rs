@@ -11,7 +11,7 @@
 //!  4  dlfs         options -> dataset -> prefetch -> reader, report; exporter    wires the parts and owns them
 //!  3  dlfs-import  import -> catalog   dlfs-cache   store -> cache, peers        what runs
 //!     dlfs-target  keys -> target
-//!     dlfs-tokens  tokens
+//!     dlfs-tokens  tokens        dlfs-gpu  gpu
 //!  2  dlfs-io  qpair -> address, tls, spdk  |  dlfs-order   plan -> order, tier
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
 //!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
@@ -41,6 +41,7 @@
 //! | move blocks, and nothing else | [`qpair`] |
 //! | read objects of a store | [`places`] |
 //! | pack documents of tokens into rows | [`dataset::TokenLoader`], [`tokens`] |
+//! | copy batches to a GPU | [`gpu`] |
 //! | know what a process has counted | [`metrics`], then [`exporter`] |
 //! | know what a consumer of batches waited for | [`report`] |
 //!
@@ -60,6 +61,8 @@ pub use dlfs_base::{buf, error, folders, metrics, units};
 pub use dlfs_cache::{cache, peers, store};
 #[doc(inline)]
 pub use dlfs_format::{directory, format, posix, view};
+#[doc(inline)]
+pub use dlfs_gpu as gpu;
 #[doc(inline)]
 pub use dlfs_import::{catalog, import};
 #[doc(inline)]

@@ -35,7 +35,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("base", "threads", "error"),
     ("base", "folders", "error"),
     ("base", "registry", "metrics process"),
-    ("base", "buf", "error sync units"),
+    ("base", "buf", "error process sync units"),
     ("nvme", "nvme", ""),
     ("nvme", "auth", "nvme"),
     ("nvme", "tcp", "nvme"),
@@ -54,6 +54,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("order", "tier", ""),
     ("order", "plan", "order tier"),
     ("tokens", "tokens", ""),
+    ("gpu", "gpu", ""),
     ("import", "catalog", ""),
     ("import", "import", "catalog"),
     ("cache", "cache", ""),
@@ -68,7 +69,8 @@ const LAYERS: &[(&str, &str, &str)] = &[
 ];
 
 /// Crates whose root is a module itself: their folder, and the name that the library gives it.
-const ROOTS: &[(&str, &str)] = &[("places", "places"), ("serve", "target"), ("tokens", "tokens")];
+const ROOTS: &[(&str, &str)] =
+    &[("places", "places"), ("serve", "target"), ("tokens", "tokens"), ("gpu", "gpu")];
 
 /// Circles of modules that stay: folder, modules, reason.
 const CIRCLES: &[(&str, &str, &str)] = &[
@@ -97,9 +99,9 @@ const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
 
 /// Files and folders in which `unsafe` may be written.
 const UNSAFE_HOMES: &str = "src/base/buf/ src/base/process/id.rs src/base/process/at_fork.rs src/base/process/ours.rs \
-     src/io/spdk/ src/io/qpair/uring src/io/tls/openssl.rs src/io/tls/keyring.rs vendor/spdk-sys/ \
-     tools/capi/ tools/preload/ tools/python/src/ffi.rs \
-     tests/support/counting_alloc.rs tests/support/fork.rs tests/support/keyring.rs";
+     src/gpu/driver.rs src/gpu/buffer.rs src/io/spdk/ src/io/qpair/uring src/io/tls/openssl.rs src/io/tls/keyring.rs \
+     vendor/spdk-sys/ tools/capi/ tools/preload/ tools/python/src/dlpack.rs tools/python/src/ffi.rs \
+     tests/fake_cuda/ tests/support/counting_alloc.rs tests/support/fork.rs tests/support/keyring.rs";
 
 const MAX_LINES: usize = 900;
 const MAX_COLUMNS: usize = 120;

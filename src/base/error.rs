@@ -41,6 +41,8 @@ pub enum ErrorKind {
     BadSource,
     /// The work was stopped on request; it can be resumed.
     Interrupted,
+    /// An accelerator was lost, or its driver ended: this process cannot use it any more.
+    DeviceLost,
     /// Any other error of the operating system.
     Io,
     /// A bug in dlfs: one of its threads panicked, or ended without finishing its work.

@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Measured, Snapshot};
+use crate::order::budget::RowPlace;
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
@@ -51,6 +52,8 @@ pub struct Loader {
     lanes: AtomicU64,
     /// Epoch and samples consumed. Outside the lock, so that a forked child can read it.
     position: AtomicU64,
+    /// The place of rows of tokens at that position. A reader may find words of two places: the state's check tells.
+    place: [AtomicU64; 4],
     /// The position after the last batch, if that batch was not the epoch's last: more batches then follow.
     more_after: AtomicU64,
     closed: AtomicBool,
@@ -74,6 +77,17 @@ struct Running {
     past: LoaderStats,
     /// The record of the deliveries and waits since the first batch.
     record: Option<Record>,
+    /// How often a loader was ended: batches that were taken before are not the next ones any more.
+    ends: u64,
+}
+
+/// A batch's place in the run, while it is taken and not delivered: see [`Loader::take`].
+#[derive(Debug)]
+pub struct Taken {
+    /// The state of the run after the batch.
+    after: State,
+    ends_epoch: bool,
+    ends: u64,
 }
 
 impl Loader {
@@ -86,6 +100,7 @@ impl Loader {
         let len = over.len(&options);
         let base = normal(base, len);
         let position = AtomicU64::new(pack(&base)?);
+        let place = pack_place(base.place).map(AtomicU64::new);
         let running = Arc::new(Forked::new(Mutex::default()));
         Ok(Loader {
             _metered: Registration::new(&running),
@@ -97,6 +112,7 @@ impl Loader {
             lanes: AtomicU64::new(pack_lanes(&base.order)),
             base,
             position,
+            place,
             more_after: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(false),
             running,
@@ -159,14 +175,57 @@ impl Loader {
     /// # Errors
     /// As [`Loader::next`].
     pub fn next_into(&self, batch: &mut Batch, watch: &mut dyn Watch) -> Result<bool> {
-        self.next_with(batch, &mut Layout::default(), watch)
+        self.next_with(batch, &mut Layout::default(), None, watch)
     }
 
-    /// As [`Loader::next_into`]; if batches are rows of tokens, their layout goes to `layout`.
+    /// As [`Loader::next`], for a caller that may fail to pass the batch on: the run stays before the batch until
+    /// [`Loader::deliver`] is called, and the caller keeps it until then, also if the run is continued from its state.
+    /// No other batch may be taken meanwhile.
+    ///
+    /// # Errors
+    /// As [`Loader::next`].
+    pub fn take(&self, watch: &mut dyn Watch) -> Result<Option<(Batch, Taken)>> {
+        let mut batch = Batch::new();
+        let mut taken = None;
+        self.next_with(&mut batch, &mut Layout::default(), Some(&mut taken), watch)?;
+        Ok(taken.map(|taken| (batch, taken)))
+    }
+
+    /// As [`Loader::take`], without waiting: `None` if no batch is ready.
+    ///
+    /// # Errors
+    /// As [`Loader::next`].
+    pub fn take_ready(&self) -> Result<Option<(Batch, Taken)>> {
+        let mut batch = Batch::new();
+        let mut taken = None;
+        let now = Instant::now();
+        let layout = &mut Layout::default();
+        self.try_next(&mut batch, layout, Some(&mut taken), now, Duration::ZERO)?;
+        Ok(taken.map(|taken| (batch, taken)))
+    }
+
+    /// Returns whether this batch is still the next one: the run was not moved since it was taken.
+    pub fn is_next(&self, taken: &Taken) -> bool {
+        self.running.get_or_init(Mutex::default).lock().ends == taken.ends
+    }
+
+    /// Moves the run behind a batch. `false`: it is not the next one any more.
+    pub fn deliver(&self, taken: &Taken) -> bool {
+        let running = self.running.get_or_init(Mutex::default).lock();
+        let is_next = running.ends == taken.ends;
+        if is_next {
+            self.go_behind(&taken.after, taken.ends_epoch).expect("packed when it was taken");
+        }
+        is_next
+    }
+
+    /// As [`Loader::next_into`]; if batches are rows of tokens, their layout goes to `layout`. As [`Loader::take`] if
+    /// there is a place for what it returns.
     pub(super) fn next_with(
         &self,
         batch: &mut Batch,
         layout: &mut Layout,
+        mut taken: Option<&mut Option<Taken>>,
         watch: &mut dyn Watch,
     ) -> Result<bool> {
         let asked = Instant::now();
@@ -182,7 +241,8 @@ impl Loader {
                 prepared = self.prepared();
             }
             let left = until.saturating_duration_since(Instant::now());
-            match self.try_next(batch, layout, asked, left.min(TICK))? {
+            let limit = left.min(TICK);
+            match self.try_next(batch, layout, taken.as_deref_mut(), asked, limit)? {
                 NextBatch::Ready => return Ok(true),
                 NextBatch::End => return Ok(false),
                 NextBatch::Later if left == Duration::ZERO => return Err(self.late()),
@@ -203,15 +263,32 @@ impl Loader {
     /// # Errors
     /// `InvalidArgument`: the run has no such epoch.
     pub fn set_epoch(&self, epoch: u64) -> Result<()> {
-        let order = self.order();
-        self.go_to(State { order, epoch: Epoch(epoch), consumed: 0, ..self.base.clone() })
+        let mut state = State { order: self.order(), ..self.base.clone() };
+        state.move_to((Epoch(epoch), 0), None);
+        self.go_to(state)
     }
 
     /// The state after the batches delivered so far to all threads. A run can resume from it with another
     /// world size or batch size too.
     pub fn state(&self) -> State {
-        let (epoch, consumed) = unpack(self.position.load(Ordering::Acquire));
-        State { order: self.order(), epoch, consumed, ..self.base.clone() }
+        let mut state = State { order: self.order(), ..self.base.clone() };
+        // Another thread may move the run meanwhile, or have been about to at a fork.
+        for _ in 0..READS_OF_PLACE {
+            (state.epoch, state.consumed) = unpack(self.position.load(Ordering::Acquire));
+            state.place = unpack_place(self.place.each_ref().map(|it| it.load(Ordering::Acquire)));
+            if state.check_place().is_ok() {
+                return state;
+            }
+        }
+        State { place: None, ..state }
+    }
+
+    /// Takes the position of `state`, which is `position`.
+    fn move_to(&self, state: &State, position: u64) {
+        for (to, word) in self.place.iter().zip(pack_place(state.place)) {
+            to.store(word, Ordering::Release);
+        }
+        self.position.store(position, Ordering::Release);
     }
 
     fn order(&self) -> OrderSpec {
@@ -262,9 +339,8 @@ impl Loader {
         if position == self.more_after.load(Ordering::Acquire) {
             return true;
         }
-        let (epoch, consumed) = unpack(position);
-        let state = State { order: self.order(), epoch, consumed, ..self.base.clone() };
-        epoch.0 < self.options.epochs.end && self.share.has_batch_after(&state)
+        let state = self.state();
+        state.epoch.0 < self.options.epochs.end && self.share.has_batch_after(&state)
     }
 
     /// Counters of this process so far.
@@ -327,7 +403,9 @@ impl Loader {
         if moved || failed {
             running.previous = running.end().or(running.previous.take());
             self.lanes.store(lanes, Ordering::Release);
-            self.position.store(position, Ordering::Release);
+            self.move_to(&state, position);
+        } else if state.place.is_some() {
+            self.move_to(&state, position);
         }
         Ok(())
     }
@@ -340,6 +418,7 @@ impl Loader {
         &self,
         batch: &mut Batch,
         layout: &mut Layout,
+        taken: Option<&mut Option<Taken>>,
         asked: Instant,
         limit: Duration,
     ) -> Result<NextBatch> {
@@ -348,25 +427,24 @@ impl Loader {
         self.check_open()?; // again: nothing may start after `close`
         if let Some(loader) = &mut running.loader {
             self.check_place()?;
-            let taken = loader
+            let next = loader
                 .next_within(batch, limit)
                 .map_err(|error| self.failure_of_store().unwrap_or(error))?;
-            if taken == NextBatch::Ready {
+            if next == NextBatch::Ready {
                 // Under the lock, so that threads that share the loader do not swap layouts.
-                if let Some(layouts) = loader.layouts()
-                    && let Some(of_batch) = layouts.take()
-                {
-                    layouts.recycle(std::mem::replace(layout, of_batch));
+                loader.take_layout(layout);
+                let after = loader.state();
+                let ends_epoch = batch.ends_epoch();
+                match taken {
+                    Some(taken) => {
+                        pack(&after)?;
+                        *taken = Some(Taken { after, ends_epoch, ends: running.ends });
+                    }
+                    None => self.go_behind(&after, ends_epoch)?,
                 }
-                let state = loader.state();
-                let position = pack(&state)?;
-                let more = if batch.ends_epoch() { u64::MAX } else { position };
-                self.more_after.store(more, Ordering::Release);
-                self.position.store(position, Ordering::Release);
-                self.tell_store(&state);
                 self.record(&mut running, batch, asked);
             }
-            return Ok(taken);
+            return Ok(next);
         }
         let starting = match running.starting.take() {
             Some(starting) => starting,
@@ -380,6 +458,16 @@ impl Loader {
             None => running.starting = Some(starting),
         }
         Ok(NextBatch::Later)
+    }
+
+    /// Moves the run behind a batch that is delivered.
+    fn go_behind(&self, after: &State, ends_epoch: bool) -> Result<()> {
+        let position = pack(after)?;
+        let more = if ends_epoch { u64::MAX } else { position };
+        self.more_after.store(more, Ordering::Release);
+        self.move_to(after, position);
+        self.tell_store(after);
+        Ok(())
     }
 
     /// Adds the batch that was just delivered to the record of the run.
@@ -425,7 +513,7 @@ impl Loader {
         if self.closed.load(Ordering::Acquire) { Err(closed()) } else { Ok(()) }
     }
 
-    fn open_over(&self) -> Result<Over> {
+    pub(super) fn open_over(&self) -> Result<Over> {
         let Some(over) = self.read_over() else {
             let text = "the process was forked while another thread closed the loader";
             return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
@@ -469,6 +557,7 @@ impl Running {
     /// Ends the loader, even while it still connects, and keeps its counters.
     fn end(&mut self) -> Option<Reading> {
         self.starting = None;
+        self.ends += 1;
         let loader = self.loader.take();
         let done = loader.as_ref().map(Reading::moved);
         self.past = stats::sum(self.past, done.unwrap_or_default());
@@ -511,6 +600,15 @@ fn unpack(position: u64) -> (Epoch, u64) {
     (Epoch(position >> CONSUMED_BITS), position & ((1 << CONSUMED_BITS) - 1))
 }
 
+/// A place as words, which readers on other threads may mix with those of another one.
+fn pack_place(place: Option<RowPlace>) -> [u64; 4] {
+    place.map_or([u64::MAX; 4], |it| [it.position, it.tokens, it.rows, it.check])
+}
+
+fn unpack_place([position, tokens, rows, check]: [u64; 4]) -> Option<RowPlace> {
+    (check != u64::MAX).then_some(RowPlace { position, tokens, rows, check })
+}
+
 /// The lanes of a grouped order; 0 for other orders.
 fn pack_lanes(order: &OrderSpec) -> u64 {
     match order.kind {
@@ -531,6 +629,9 @@ fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
 
 /// Longer than any clone of the data set holds the lock.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
+
+/// Attempts to read a position and its place together.
+const READS_OF_PLACE: u32 = 4;
 
 const CONSUMED_BITS: u32 = 40;
 const _: () = assert!(MAX_EPOCHS == 1 << (64 - CONSUMED_BITS));

@@ -3,19 +3,18 @@
 //! A mixture has no threads, queue pairs or memory of its own. A loader over it has one poller and one
 //! window, like a loader over one data set. Each data set keeps its tiers and its peers.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::HexId;
 use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
 use crate::prefetch::{LoaderOptions, Mix, MixSource};
-use crate::reader::{Batch, BatchOfSource, OnError, Watch};
+use crate::reader::{OnError, Watch};
 use crate::tier::Policy;
-use crate::units::{Epoch, SampleId};
+use crate::units::SampleId;
 
-use super::over::Over;
-use super::{Dataset, Loader, Query, Read, Sampler, Share};
+use super::over::{Over, read_mixed};
+use super::{Dataset, Loader, Read, Sampler, Share};
 
 /// Data sets, with the weight or number of samples of each.
 ///
@@ -124,39 +123,7 @@ impl Mixture {
         on_error: OnError,
         watch: &mut dyn Watch,
     ) -> Result<Read> {
-        let mut of_source: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (at, (source, _)) in samples.iter().enumerate() {
-            of_source.entry(*source).or_default().push(at);
-        }
-        let mut batch = Batch::new();
-        batch.reset_mixed(
-            &self.datasets.iter().map(|one| Arc::clone(one.directory())).collect(),
-            Epoch(0),
-        );
-        let mut parts = BTreeMap::new();
-        let mut failures = Vec::new();
-        for (source, at) in of_source {
-            let Some(dataset) = self.datasets.get(source as usize) else {
-                let text =
-                    format!("there is no source {source}, there are {}", self.datasets.len());
-                return Err(Error::new(ErrorKind::NotFound, text));
-            };
-            let ids: Vec<SampleId> = at.iter().map(|&at| samples[at].1).collect();
-            let each = if on_error == OnError::Raise { OnError::Raise } else { OnError::Blank };
-            let read = dataset.read(Query::Ids(&ids), each, watch)?;
-            failures.extend(read.failures.into_iter().map(|(nth, error)| (at[nth], error)));
-            parts.insert(source, BatchOfSource::new(source, read.batch));
-        }
-        for (source, _) in samples {
-            let part = parts.get_mut(source).expect("each source that is named was read");
-            batch.push_next_of(part, 0);
-        }
-        failures.sort_by_key(|(at, _)| *at);
-        if on_error == OnError::Skip {
-            failures.iter().for_each(|(at, _)| batch.clear_location(*at));
-            batch.remove_missing();
-        }
-        Ok(Read { batch, failures })
+        read_mixed(&self.datasets, samples, on_error, watch)
     }
 
     /// A loader of batches along the mixture. Each source is read in the order of `options`, and is shuffled

@@ -90,7 +90,7 @@ pub use class_names::class_names;
 pub use file_epochs::{EpochCounts, FileCounts};
 pub use files::{FileBytes, Files};
 pub use image::Image;
-pub use loader::Loader;
+pub use loader::{Loader, Taken};
 pub use mixture::Mixture;
 pub use open::OpenOptions;
 pub use page_file::{check_page, save_page};
@@ -99,7 +99,9 @@ pub use sample_file::SampleFile;
 pub use sampler::{Sampler, Share};
 pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
-pub use tokens::{LongDocuments, RowPlan, SourceRows, TokenBatch, TokenLoader, TokenOptions};
+pub use tokens::{
+    LongDocuments, RowPlan, SourceRows, TokenBatch, TokenLoader, TokenOptions, TokenPhase,
+};
 pub use verify::{Damage, VerifyOptions, VerifyReport};
 pub use views::{ViewSource, save_views};
 

@@ -1,16 +1,19 @@
 //! The data that a loader or sampler runs over: a data set, or a mixture of several.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::{
     BatchCounts, LoaderOptions, Mix, Prefetcher, Stream, TokenLengths, Window, samples_of_batch,
 };
 use crate::qpair::Device;
+use crate::reader::{Batch, BatchOfSource, OnError, Watch};
+use crate::units::{Epoch, SampleId};
 
-use super::Dataset;
+use super::{Dataset, Query, Read};
 
 /// The source of a run's samples.
 #[derive(Debug, Clone)]
@@ -72,7 +75,7 @@ impl Over {
         let Some(budget) = &options.budget else { return Ok(options) };
         let lengths = TokenLengths::new(self.directory(), budget, options.too_long)?;
         let mean_tokens = lengths.measure()?.mean_tokens();
-        let batch_size = samples_of_batch(budget, options.rows, mean_tokens);
+        let batch_size = samples_of_batch(budget, &options.rows, mean_tokens);
         Ok(LoaderOptions { batch_size, ..options })
     }
 
@@ -126,19 +129,19 @@ impl Over {
         stream.next_ids(&mut Vec::new()).map(drop)
     }
 
-    /// Checks that the epoch has the rows that `state` has consumed, if batches are of rows. A run may begin behind any
-    /// of them, but only damaged states or other lengths count more.
+    /// Checks that the epoch has the rows that `state` has consumed, if batches are of rows, and that its place is
+    /// theirs. A run may begin behind any of them, but only damaged states or other lengths count more.
     fn check_rows(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         let State { epoch, consumed, .. } = *state;
         if !options.has_rows() || consumed == 0 {
             return Ok(());
         }
-        if self.least_rows(options)? >= consumed {
+        if state.place.is_none() && self.least_rows(options)? >= consumed {
             return Ok(());
         }
         let counts = BatchCounts::new(self.directory(), self.mix(), options)?;
         let Some(counts) = counts.filter(BatchCounts::has_rows) else { return Ok(()) };
-        if counts.has_batch(&state.order, epoch, consumed)? {
+        if counts.has_batch(state)? || state.place.is_some() {
             return Ok(());
         }
         let rows = counts.rows(&state.order, epoch)?.rows;
@@ -160,7 +163,21 @@ impl Over {
             return Ok(0);
         }
         let lengths = TokenLengths::new(self.directory(), budget, options.too_long)?;
-        Ok(lengths.measure()?.tokens() / budget.tokens)
+        Ok(lengths.measure()?.tokens() / budget.most_tokens(&[1]))
+    }
+
+    /// Reads samples by source and id, on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Dataset::read`] with [`OnError::Raise`].
+    pub(super) fn read(&self, of: &[(u32, SampleId)], watch: &mut dyn Watch) -> Result<Batch> {
+        let read = if self.mix.is_some() {
+            read_mixed(&self.datasets, of, OnError::Raise, watch)?
+        } else {
+            let ids: Vec<SampleId> = of.iter().map(|(_, id)| *id).collect();
+            self.first().read(Query::Ids(&ids), OnError::Raise, watch)?
+        };
+        Ok(read.batch)
     }
 
     pub(super) fn prefetcher_in(
@@ -177,4 +194,42 @@ impl Over {
         let options = LoaderOptions { mixture: Some(Arc::clone(mix)), ..options };
         Prefetcher::in_window(Arc::clone(self.directory()), self.devices(), options, window)
     }
+}
+
+/// Reads samples of `datasets` by source and id, as [`Mixture::read`](super::Mixture::read).
+pub(super) fn read_mixed(
+    datasets: &[Dataset],
+    samples: &[(u32, SampleId)],
+    on_error: OnError,
+    watch: &mut dyn Watch,
+) -> Result<Read> {
+    let mut of_source: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (at, (source, _)) in samples.iter().enumerate() {
+        of_source.entry(*source).or_default().push(at);
+    }
+    let mut batch = Batch::new();
+    batch.reset_mixed(&datasets.iter().map(|one| Arc::clone(one.directory())).collect(), Epoch(0));
+    let mut parts = BTreeMap::new();
+    let mut failures = Vec::new();
+    for (source, at) in of_source {
+        let Some(dataset) = datasets.get(source as usize) else {
+            let text = format!("there is no source {source}, there are {}", datasets.len());
+            return Err(Error::new(ErrorKind::NotFound, text));
+        };
+        let ids: Vec<SampleId> = at.iter().map(|&at| samples[at].1).collect();
+        let each = if on_error == OnError::Raise { OnError::Raise } else { OnError::Blank };
+        let read = dataset.read(Query::Ids(&ids), each, watch)?;
+        failures.extend(read.failures.into_iter().map(|(nth, error)| (at[nth], error)));
+        parts.insert(source, BatchOfSource::new(source, read.batch));
+    }
+    for (source, _) in samples {
+        let part = parts.get_mut(source).expect("each source that is named was read");
+        batch.push_next_of(part, 0);
+    }
+    failures.sort_by_key(|(at, _)| *at);
+    if on_error == OnError::Skip {
+        failures.iter().for_each(|(at, _)| batch.clear_location(*at));
+        batch.remove_missing();
+    }
+    Ok(Read { batch, failures })
 }

@@ -409,8 +409,9 @@ pub(super) fn hash_of(
     serving: Serving,
 ) -> u64 {
     let common = run.map(|run| {
-        let LoaderOptions { order, batch_size, sharding, tail, drop_short, budget, .. } = run;
-        (order.started(run.world_size), batch_size, sharding, tail, drop_short, budget.as_deref())
+        let LoaderOptions { order, batch_size, sharding, tail, drop_short, .. } = run;
+        let rows = (run.budget.as_deref(), &run.rows);
+        (order.started(run.world_size), batch_size, sharding, tail, drop_short, rows)
     });
     let mut json = serde_json::to_vec(&(common, serving)).expect("they always become JSON");
     json.extend(view.iter().flat_map(|mark| mark.hash));

@@ -46,15 +46,16 @@ impl Sampler {
     pub(super) fn over(over: Over, options: LoaderOptions) -> Result<Sampler> {
         let state = over.start(&options)?;
         let share = Share::over(&over, &options)?;
-        let batches = match over.mix() {
-            Some(mix) => Batches::Mixture(Box::new(MixIds::new(mix, &options, &state)?)),
-            None => {
-                let stream = Stream::new(Arc::clone(over.directory()), &options, &state)?;
-                Batches::Dataset(Box::new(stream))
-            }
-        };
+        let batches = Batches::new(&over, &options, &state)?;
         let sources = Vec::new();
         Ok(Sampler { over, options, batches, share, state, has_more: false, sources })
+    }
+
+    /// Moves to a state that this sampler had, without a check.
+    pub(super) fn go_to(&mut self, state: State) -> Result<()> {
+        self.batches = Batches::new(&self.over, &self.options, &state)?;
+        self.state = state;
+        Ok(())
     }
 
     /// Replaces the content of `ids` by the ids of the next batch, and returns whether the batch ends the
@@ -68,7 +69,7 @@ impl Sampler {
             Batches::Mixture(mixed) => mixed.next(ids, &mut self.sources)?,
         };
         let Some(head) = next else { return Ok(None) };
-        (self.state.epoch, self.state.consumed) = head.after;
+        self.state.move_to(head.after, head.place);
         self.has_more = !head.ends_epoch;
         Ok(Some(head.ends_epoch))
     }
@@ -83,7 +84,8 @@ impl Sampler {
     /// # Errors
     /// As [`Sampler::new`].
     pub fn set_epoch(&mut self, epoch: u64) -> Result<()> {
-        let state = State { epoch: Epoch(epoch), consumed: 0, ..self.state.clone() };
+        let mut state = self.state.clone();
+        state.move_to((Epoch(epoch), 0), None);
         self.set_state(&state)
     }
 
@@ -119,6 +121,18 @@ impl Sampler {
     }
 }
 
+impl Batches {
+    /// The batches from `state` on; layouts of rows go where `options` say.
+    fn new(over: &Over, options: &LoaderOptions, state: &State) -> Result<Batches> {
+        if let Some(mix) = over.mix() {
+            return Ok(Batches::Mixture(Box::new(MixIds::new(mix, options, state)?)));
+        }
+        let mut stream = Stream::new(Arc::clone(over.directory()), options, state)?;
+        stream.give_layouts_to(options.layouts.as_ref());
+        Ok(Batches::Dataset(Box::new(stream)))
+    }
+}
+
 impl std::fmt::Debug for Sampler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Sampler").field("state", &self.state).finish_non_exhaustive()
@@ -145,13 +159,13 @@ struct Budgeted {
 }
 
 /// The number of batches in each window of an epoch.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Counted {
     order: OrderSpec,
     epoch: Epoch,
     of_windows: Arc<[u32]>,
-    /// The rows of the epoch, if batches are of rows.
-    rows: u64,
+    /// The rows of each phase of the epoch, if batches are of rows.
+    of_phases: Arc<[u64]>,
 }
 
 impl Share {
@@ -195,7 +209,7 @@ impl Share {
                 at.consumed < self.len
             }
             // The error is as in `batches_after`.
-            Some(it) => it.counts.has_batch(&at.order, at.epoch, at.consumed).unwrap_or(false),
+            Some(it) => it.counts.has_batch(at).unwrap_or(false),
         }
     }
 
@@ -212,7 +226,7 @@ impl Share {
             return match self.shard.world_size {
                 1 if !budgeted.counts.has_rows() => self.len.saturating_sub(consumed),
                 // The error is as in `batches_after`.
-                _ => budgeted.counts.samples_after(&at.order, at.epoch, consumed).unwrap_or(0),
+                _ => budgeted.counts.samples_after(at).unwrap_or(0),
             };
         }
         let samples = self.shard.after(consumed).positions(self.len).remaining();
@@ -223,31 +237,30 @@ impl Share {
 impl Budgeted {
     /// Batches of all ranks after `consumed` positions of an epoch.
     fn batches_after(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<u64> {
-        let (of_windows, rows) = self.counted(order, epoch)?;
+        let Counted { of_windows, of_phases, .. } = self.counted(order, epoch)?;
         if self.counts.has_rows() {
-            let global = rows.saturating_sub(consumed) / self.counts.rows_of_batch();
+            let global = self.counts.whole_batches(&of_phases, consumed);
             return Ok(global.saturating_mul(self.counts.num_ranks()));
         }
         let all: u64 = of_windows.iter().map(|&count| u64::from(count)).sum();
         Ok(all - self.counts.before(order, epoch, consumed, &of_windows)?)
     }
 
-    /// The batches of each window of an epoch, or its rows.
-    fn counted(&self, order: &OrderSpec, epoch: Epoch) -> Result<(Arc<[u32]>, u64)> {
+    /// The batches of each window of an epoch, or the rows of each phase.
+    fn counted(&self, order: &OrderSpec, epoch: Epoch) -> Result<Counted> {
         let mut last = self.last.lock();
         if let Some(counted) = &*last
             && (counted.order, counted.epoch) == (*order, epoch)
         {
-            return Ok((Arc::clone(&counted.of_windows), counted.rows));
+            return Ok(counted.clone());
         }
-        let (of_windows, rows) = if self.counts.has_rows() {
-            (Vec::new(), self.counts.rows(order, epoch)?.rows)
+        let (of_windows, of_phases) = if self.counts.has_rows() {
+            (Vec::new(), self.counts.rows(order, epoch)?.phases)
         } else {
-            (self.counts.of_windows(order, epoch)?, 0)
+            (self.counts.of_windows(order, epoch)?, Vec::new())
         };
-        let of_windows: Arc<[u32]> = of_windows.into();
-        let of = Arc::clone(&of_windows);
-        *last = Some(Counted { order: *order, epoch, of_windows: of, rows });
-        Ok((of_windows, rows))
+        let of_windows = of_windows.into();
+        let counted = Counted { order: *order, epoch, of_windows, of_phases: of_phases.into() };
+        Ok(last.insert(counted).clone())
     }
 }

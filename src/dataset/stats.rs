@@ -25,6 +25,7 @@ pub fn sum(a: LoaderStats, b: LoaderStats) -> LoaderStats {
         blocked_s: a.blocked_s + b.blocked_s,
         window_bytes: a.window_bytes + b.window_bytes,
         window_used_bytes: a.window_used_bytes + b.window_used_bytes,
+        registered_bytes: a.registered_bytes + b.registered_bytes,
         resident: a.resident + b.resident,
         pages: b.pages.or(a.pages),
     }

@@ -4,29 +4,36 @@
 //! the rows of a batch, and writes them into the caller's arrays.
 
 mod batch;
+mod by_index;
 mod count;
 mod fields;
+mod phase;
 mod tokenizer;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
+use crate::directory::Directory;
 use crate::error::{Error, Result};
+use crate::order::Tail;
 use crate::order::budget::{Budget, Cost, LengthsOf, Pack, RowSpec, TooLong};
-use crate::order::{State, Tail};
 use crate::prefetch::{LoaderOptions, TokenLengths};
+use crate::process::Forked;
 use crate::reader::Watch;
-use crate::tokens::{FillRules, RowCounts};
+use crate::tokens::{Columns, FillRules, Layout, RowCounts};
 use crate::units::Epoch;
 
 use super::over::Over;
 use super::{Dataset, Loader, Mixture};
 use batch::Source;
+use by_index::RowIndex;
 use fields::Fields;
 
 pub use batch::TokenBatch;
+pub use phase::TokenPhase;
 
 /// Options of a [`TokenLoader`].
 #[derive(Debug, Clone)]
@@ -37,7 +44,7 @@ pub struct TokenOptions {
     pub batch_size: u32,
     /// The rule by which documents fill rows.
     pub pack: Pack,
-    /// The positions of an epoch that are packed together by best fit.
+    /// The positions of an epoch that are packed together by best fit, or lie in buckets if each document is a row.
     pub window: u32,
     /// The token that follows each document.
     pub separator: Option<u32>,
@@ -57,6 +64,8 @@ pub struct TokenOptions {
     /// The file of the tokenizer that made the tokens, by the types of their fields. `None`: any, but one of all
     /// sources.
     pub tokenizer: Option<PathBuf>,
+    /// Phases of each epoch, ascending, in which rows have another length.
+    pub phases: Vec<TokenPhase>,
 }
 
 /// The treatment of documents that are longer than a row, unless documents lie end to end.
@@ -75,6 +84,7 @@ pub struct TokenLoader {
     loader: Loader,
     options: TokenOptions,
     sources: Arc<[Source]>,
+    by_index: Forked<Mutex<Option<RowIndex>>>,
 }
 
 /// Counts of an epoch of rows, over all ranks.
@@ -135,6 +145,31 @@ impl TokenOptions {
             pad: 0,
             vocabulary: None,
             tokenizer: None,
+            phases: Vec::new(),
+        }
+    }
+
+    /// `run` as a loader of these rows over a data set with this directory has it: ranks that join before there is a
+    /// loader compare their rows by it.
+    ///
+    /// # Errors
+    /// As [`Dataset::token_loader`] for wrong fields.
+    pub fn run(&self, directory: &Directory, run: LoaderOptions) -> Result<LoaderOptions> {
+        Ok(self.of_width(Fields::find(directory, self)?.token_bytes, run))
+    }
+
+    /// `run` with these rows of tokens of so many bytes.
+    fn of_width(&self, token_bytes: u32, run: LoaderOptions) -> LoaderOptions {
+        let lengths = match &self.lengths {
+            Some(column) => LengthsOf::Column(column.clone()),
+            None => LengthsOf::Bytes(token_bytes),
+        };
+        LoaderOptions {
+            budget: Some(Arc::new(self.budget(lengths))),
+            rows: self.batch_sizes(),
+            tail: Tail::Keep,
+            drop_short: false,
+            ..run
         }
     }
 
@@ -155,7 +190,14 @@ impl TokenOptions {
                 separated: self.separator.is_some(),
                 cuts: self.too_long == LongDocuments::Cut,
             }),
+            phases: self.phases.iter().map(TokenPhase::of_rows).collect(),
         }
+    }
+
+    /// The rows of a batch at the epoch's start, and in each phase.
+    fn batch_sizes(&self) -> Vec<u32> {
+        let later = self.phases.iter().map(|phase| phase.batch_size.unwrap_or(self.batch_size));
+        std::iter::once(self.batch_size).chain(later).collect()
     }
 }
 
@@ -180,31 +222,25 @@ impl TokenLoader {
         });
         let found = found.collect::<Result<Vec<Fields>>>()?;
         tokenizer::check(&found, &options, of_source)?;
-        let lengths = match &options.lengths {
-            Some(column) => LengthsOf::Column(column.clone()),
-            None => LengthsOf::Bytes(token_bytes(&found, of_source)?),
+        let width = match options.lengths {
+            Some(_) => found[0].token_bytes,
+            None => token_bytes(&found, of_source)?,
         };
-        let budget = Arc::new(options.budget(lengths));
-        let run = LoaderOptions {
-            budget: Some(Arc::clone(&budget)),
-            rows: options.batch_size,
-            layouts: Some(Arc::default()),
-            tail: Tail::Keep,
-            drop_short: false,
-            ..run
-        };
+        let run = LoaderOptions { layouts: Some(Arc::default()), ..options.of_width(width, run) };
         let loader = Loader::over(over.clone(), run)?;
+        let budget = loader.options().budget.as_ref().expect("rows have a budget");
         let mut sources = Vec::new();
         for (source, (fields, dataset)) in found.into_iter().zip(over.datasets()).enumerate() {
             // A length in bytes needs no look-up: the document tells it too.
             let lengths = match options.lengths {
-                Some(_) => Some(TokenLengths::new(dataset.directory(), &budget, TooLong::Raise)?),
+                Some(_) => Some(TokenLengths::new(dataset.directory(), budget, TooLong::Raise)?),
                 None => None,
             };
             let name = names().nth(source).map(|source| source.name.clone());
             sources.push(Source { fields, name, lengths });
         }
-        let loader = TokenLoader { loader, options, sources: sources.into() };
+        let by_index = Forked::default();
+        let loader = TokenLoader { loader, options, sources: sources.into(), by_index };
         loader.check_rows()?;
         Ok(loader)
     }
@@ -212,13 +248,15 @@ impl TokenLoader {
     /// Checks that the first epoch has a global batch. A run without any would end at once, and say nothing. A run that
     /// resumes at its end reads none.
     fn check_rows(&self) -> Result<()> {
-        let start = State { consumed: 0, ..self.loader.state() };
+        let mut start = self.loader.state();
+        start.move_to((start.epoch, 0), None);
         let is_over = start.epoch.0 >= self.loader.options().epochs.end;
         if is_over || self.loader.share().has_batch_after(&start) {
             return Ok(());
         }
         let RowCounts { rows, tokens, .. } = self.plan(start.epoch.0)?.counts;
-        let capacity = self.options.seq_len + 1;
+        let lens = self.options.phases.iter().map(|phase| phase.seq_len);
+        let capacity = lens.fold(self.options.seq_len, u32::min) + 1;
         let batch_size = self.options.batch_size;
         let ranks = self.loader.options().world_size;
         if rows == 0 {
@@ -240,7 +278,42 @@ impl TokenLoader {
     /// As [`Loader::next`].
     pub fn next(&self, batch: &mut TokenBatch, watch: &mut dyn Watch) -> Result<bool> {
         let (samples, layout) = batch.begin(&self.options, &self.sources);
-        self.loader.next_with(samples, layout, watch)
+        self.loader.next_with(samples, layout, None, watch)
+    }
+
+    /// Replaces the content of `batch` by the rows with these numbers, counted through all epochs of the run from its
+    /// first one on and over all ranks. Their documents are read together, on the calling thread. The loader itself
+    /// does not move.
+    ///
+    /// The first call walks over the lengths of all documents before; later ones go on from there, or from less than
+    /// 1,024 rows before a row that was passed.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: rows have phases. `NotFound`: the run has fewer rows. As [`Dataset::read`] with
+    /// [`OnError::Raise`](super::OnError::Raise); `batch` is then empty.
+    pub fn read_rows(
+        &self,
+        rows: &[u64],
+        batch: &mut TokenBatch,
+        watch: &mut dyn Watch,
+    ) -> Result<()> {
+        if !self.options.phases.is_empty() {
+            let text = "rows by number have one length, and these have phases of several";
+            return Err(Error::invalid(text, "make a loader without phases for each length"));
+        }
+        let over = self.loader.open_over()?;
+        let (samples, layout) = batch.begin(&self.options, &self.sources);
+        let mut found = Layout { seq_len: self.options.seq_len, ..Layout::default() };
+        let mut by_index = self.by_index.get_or_init(Mutex::default).lock();
+        let index = match &mut *by_index {
+            Some(index) => index,
+            none => none.insert(RowIndex::new(over.clone(), self.loader.options())?),
+        };
+        let documents = index.lay_out(rows, &mut found, watch)?;
+        drop(by_index);
+        *samples = over.read(&documents, watch)?;
+        *layout = found;
+        Ok(())
     }
 
     /// The loader that reads the documents: the run's state, epochs and counters. `consumed` of its state is a number
@@ -252,6 +325,20 @@ impl TokenLoader {
     /// The options of rows.
     pub fn options(&self) -> &TokenOptions {
         &self.options
+    }
+
+    /// The most elements of an array of `columns`, which are those of rows at the epoch's start: enough for the batches
+    /// of all phases.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: context-parallel ranks cannot share the rows of a phase equally.
+    pub fn most_elements(&self, columns: &Columns) -> Result<usize> {
+        let mut most = self.options.batch_size as usize * columns.width();
+        for phase in &self.options.phases {
+            let rows = phase.batch_size.unwrap_or(self.options.batch_size) as usize;
+            most = most.max(rows * columns.of_rows(phase.seq_len)?.width());
+        }
+        Ok(most)
     }
 
     /// Counts of a whole epoch, over all ranks, from lengths alone.

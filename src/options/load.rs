@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Choice, Order, Seconds, Size, Tokens, invalid, within};
 use crate::error::{Error, Result};
+use crate::gpu::Pin;
 use crate::order::weighted::Draws;
 use crate::order::{Sharding, Tail};
 use crate::peers::Launched;
@@ -127,6 +128,11 @@ pub struct Load {
     /// Gather each batch into one buffer, its samples contiguous, at the cost of a copy.
     #[cfg_attr(feature = "clap", arg(long))]
     pub contiguous: bool,
+    /// Register the window with a driver, whose devices then copy batches by DMA: auto: with the driver that the
+    /// process uses when it takes the first batch; cuda, hip: start it [default: none]. Forked children then cannot
+    /// read batches of their parent.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub pin: Option<Choice<Pin>>,
     /// Threads that gather contiguous batches, at most 256; 0: the one that polls.
     #[cfg_attr(
         feature = "clap",
@@ -173,6 +179,7 @@ impl Default for Load {
             pad: false,
             batching: None,
             contiguous: false,
+            pin: None,
             copy_threads: 1,
             on_error: Choice::default(),
             epoch_size: None,
@@ -242,6 +249,7 @@ impl Load {
             batching: self.batching.map(|batching| batching.0),
             window_bytes: read.window_bytes()?.unwrap_or(0),
             copy_threads: self.contiguous.then_some(self.copy_threads.into()),
+            pin: self.pin.map(|pin| pin.0),
             queue_pairs: read.pairs()?,
             on_error: self.on_error.0,
             deadline: read.deadline.0,

@@ -3,6 +3,7 @@
 use super::{Kind, Named};
 use crate::dataset::LongDocuments;
 use crate::folders::Links;
+use crate::gpu::Pin;
 use crate::order::Sharding;
 use crate::order::budget::{Cost, Pack, TooLong};
 use crate::peers::Serving;
@@ -60,6 +61,11 @@ impl Named for Batching {
 impl Named for OnError {
     const NAMES: &'static [(&'static str, OnError)] =
         &[("raise", OnError::Raise), ("skip", OnError::Skip)];
+}
+
+impl Named for Pin {
+    const NAMES: &'static [(&'static str, Pin)] =
+        &[("auto", Pin::Auto), ("cuda", Pin::Cuda), ("hip", Pin::Hip)];
 }
 
 impl Named for Cost {

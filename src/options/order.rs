@@ -171,6 +171,7 @@ impl Tokens {
             cost,
             lengths,
             rows: None,
+            phases: Vec::new(),
         };
         budget.check()?;
         Ok(Some(budget))

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "clap")]
+use super::text;
 use super::{Choice, within};
-use crate::dataset::{LongDocuments, TokenOptions};
+use crate::dataset::{LongDocuments, TokenOptions, TokenPhase};
 use crate::error::Result;
 use crate::order::budget::Pack;
 
@@ -21,10 +23,11 @@ pub struct Rows {
     #[cfg_attr(feature = "clap", arg(value_parser = clap::value_parser!(u32).range(1..)))]
     pub seq_len: Option<u32>,
     /// How documents fill rows. concat: end to end, cut wherever a row ends, without padding; best_fit: whole, each
-    /// into the row of its window with the least room for it; none: one document a row.
+    /// into the row of its window with the least room for it; none: one document a row, in arrays that are only as wide
+    /// as their batch needs.
     #[cfg_attr(feature = "clap", arg(long, requires = "seq_len", default_value_t))]
     pub pack: Choice<Pack>,
-    /// Positions of the epoch that best_fit packs together.
+    /// Positions of the epoch that best_fit packs together, and of which none puts rows of similar length side by side.
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", requires = "seq_len"))]
     #[cfg_attr(feature = "clap", arg(default_value_t = Rows::default().pack_window))]
     pub pack_window: u32,
@@ -58,6 +61,12 @@ pub struct Rows {
     /// [default: any, but one of all images].
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE", requires = "seq_len"))]
     pub tokenizer: Option<PathBuf>,
+    /// Phases of each epoch: rows have another length, and batches another number of rows, once the rows before have
+    /// counted so many tokens. May be repeated.
+    #[cfg_attr(feature = "clap", arg(id = "row_phase", long = "row-phase", requires = "seq_len"))]
+    #[cfg_attr(feature = "clap", arg(value_name = "TOKENS:seq_len=N[,batch_size=B]"))]
+    #[cfg_attr(feature = "clap", arg(value_parser = text::<TokenPhase>))]
+    pub phases: Vec<String>,
 }
 
 impl Default for Rows {
@@ -75,6 +84,7 @@ impl Default for Rows {
             pad: library.pad,
             vocabulary: library.vocabulary,
             tokenizer: library.tokenizer,
+            phases: Vec::new(),
         }
     }
 }
@@ -89,6 +99,8 @@ impl Rows {
         let batch_size = batch_size.unwrap_or(0);
         within("batch_size", batch_size, 1)?;
         within("pack_window", self.pack_window, 1)?;
+        let phases = self.phases.iter().map(|text| text.parse::<TokenPhase>());
+        let phases = phases.collect::<Result<Vec<TokenPhase>>>()?;
         Ok(Some(TokenOptions {
             seq_len,
             batch_size,
@@ -102,6 +114,7 @@ impl Rows {
             pad: self.pad,
             vocabulary: self.vocabulary,
             tokenizer: self.tokenizer.clone(),
+            phases,
         }))
     }
 }

@@ -7,8 +7,8 @@ use crate::directory::Directory;
 use crate::error::Result;
 use dlfs_tokens::{RowCounts, count_rows};
 
-use crate::order::budget::{Budget, Dealt, count_batches, within_batch};
-use crate::order::{OrderSpec, Shard};
+use crate::order::budget::{Budget, Dealt, RowPlace, count_batches, within_batch};
+use crate::order::{OrderSpec, Shard, State};
 use crate::units::Epoch;
 
 use super::LoaderOptions;
@@ -105,9 +105,18 @@ impl BatchCounts {
         Ok(sums)
     }
 
-    /// The rows of a global batch.
-    pub(crate) fn rows_of_batch(&self) -> u64 {
-        u64::from(self.options.rows.max(1)) * self.num_ranks()
+    /// The number of whole global batches of rows after row `consumed` of an epoch that has `of_phases` rows.
+    pub(crate) fn whole_batches(&self, of_phases: &[u64], consumed: u64) -> u64 {
+        let last = self.options.rows.last().copied().unwrap_or(1);
+        let rows = self.options.rows.iter().copied().chain(std::iter::repeat(last));
+        let mut start = 0;
+        let whole = of_phases.iter().zip(rows).map(|(count, rows)| {
+            let end = start + count;
+            let left = end.saturating_sub(consumed.max(start));
+            start = end;
+            left / (u64::from(rows.max(1)) * self.num_ranks())
+        });
+        whole.sum()
     }
 
     pub(crate) fn num_ranks(&self) -> u64 {
@@ -141,7 +150,7 @@ impl BatchCounts {
             return Ok(whole);
         }
         let shard = Shard { rank: 0, world_size: 1, consumed: start, ..self.shard()? };
-        let mut batches = self.deal(order, epoch, shard)?;
+        let mut batches = self.deal(order, epoch, (shard, None))?;
         let mut before = whole;
         let mut at = start;
         while at < consumed {
@@ -151,15 +160,10 @@ impl BatchCounts {
         if at == consumed { Ok(before) } else { Err(within_batch(consumed)) }
     }
 
-    /// The number of this rank's samples in an epoch after the `consumed` positions. Cuts the rest of the epoch
-    /// into batches.
-    pub(crate) fn samples_after(
-        &self,
-        order: &OrderSpec,
-        epoch: Epoch,
-        consumed: u64,
-    ) -> Result<u64> {
-        let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
+    /// The number of this rank's samples from `at` to the end of its epoch. Cuts the rest of the epoch into batches.
+    pub(crate) fn samples_after(&self, at: &State) -> Result<u64> {
+        let from = (self.shard()?.after(at.consumed), at.place);
+        let mut batches = self.deal(&at.order, at.epoch, from)?;
         let mut samples = 0;
         while let Some((count, _)) = batches.next()? {
             samples += count;
@@ -167,10 +171,10 @@ impl BatchCounts {
         Ok(samples)
     }
 
-    /// Returns whether this rank has another batch in an epoch after `consumed` positions. Cuts the windows of two
-    /// rounds.
-    pub(crate) fn has_batch(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<bool> {
-        let mut batches = self.deal(order, epoch, self.shard()?.after(consumed))?;
+    /// Returns whether this rank has another batch from `at` to the end of its epoch. Cuts the windows of two rounds.
+    pub(crate) fn has_batch(&self, at: &State) -> Result<bool> {
+        let from = (self.shard()?.after(at.consumed), at.place);
+        let mut batches = self.deal(&at.order, at.epoch, from)?;
         Ok(batches.next()?.is_some())
     }
 
@@ -180,9 +184,14 @@ impl BatchCounts {
         Shard::new(rank, world_size, tail)
     }
 
-    fn deal(&self, order: &OrderSpec, epoch: Epoch, shard: Shard) -> Result<Batches<'_>> {
+    fn deal(
+        &self,
+        order: &OrderSpec,
+        epoch: Epoch,
+        from: (Shard, Option<RowPlace>),
+    ) -> Result<Batches<'_>> {
         let of = (order.seed, epoch);
-        let deal = Deals::new(&self.budget, self.options.rows, of, self.len, shard);
+        let deal = Deals::new(&self.budget, &self.options.rows, of, self.len, from);
         Ok(Batches { deal, tokens_at: self.tokens_at(order, epoch)?, samples: Vec::new() })
     }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::{Budget, Dealt, LengthsOf, Pack, RowSpec, TooLong};
+use crate::order::budget::{Budget, Dealt, LengthsOf, Pack, RowPlace, RowSpec, TooLong};
 use crate::order::{EpochOrder, Pick, Shard};
-use crate::units::SampleId;
+use crate::units::{SampleId, Slot};
 
 use super::rows::{Deals, LayoutSink};
 
@@ -124,7 +124,7 @@ impl TokenLengths {
 
     #[cold]
     fn too_long(&self, sample: SampleId, tokens: u32) -> Error {
-        let most = self.budget.tokens;
+        let most = self.budget.least_tokens();
         let Some(rows) = &self.budget.rows else { return too_long(sample, tokens, most) };
         if !takes_whole(rows) {
             return too_many(sample, tokens.into());
@@ -160,7 +160,7 @@ impl TokenLengths {
         ))
     }
 
-    /// Sums the lengths of all samples, in a few nanoseconds each.
+    /// Sums the lengths of all samples, in a few nanoseconds each; lengths in bytes of whole documents in less.
     ///
     /// # Errors
     /// As [`TokenLengths::of`]; the error is that of the first failing sample.
@@ -174,8 +174,12 @@ impl TokenLengths {
         if let Of::Bytes(token_bytes) = self.of {
             // In the order in which lengths lie in memory; ids of slots are looked up for errors alone.
             let is_whole = directory.num_live() == directory.num_samples();
-            for (slot, len_bytes) in directory.lens_bytes() {
-                let id = || directory.id_at(slot).unwrap_or_default();
+            let summed = self.budget.rows.filter(|_| is_whole);
+            if let Some(sum) = summed.and_then(|rows| self.sum_of_whole(&rows, token_bytes)) {
+                return Ok(sum);
+            }
+            for (slot, len_bytes) in (0..).zip(directory.lens_bytes(0..directory.num_samples())) {
+                let id = || directory.id_at(Slot(slot)).unwrap_or_default();
                 if is_whole || directory.is_live(id()) {
                     add(self.of_bytes(id, len_bytes, token_bytes)?);
                 }
@@ -187,6 +191,46 @@ impl TokenLengths {
         }
         Ok(all)
     }
+
+    /// The sum of the lengths of all documents, by arithmetic without branches: a billion of them take as long as their
+    /// lengths take to come from memory. `None`: one is refused.
+    fn sum_of_whole(&self, rows: &RowSpec, token_bytes: u32) -> Option<Measured> {
+        let samples = self.directory.num_samples();
+        // A multiple of an odd number is one whose product with the inverse, modulo 2^32, is at most 2^32 / number.
+        let low = (1 << token_bytes.trailing_zeros()) - 1;
+        let odd = token_bytes >> token_bytes.trailing_zeros();
+        let inverse = (0..5).fold(odd, |inverse, _| {
+            inverse.wrapping_mul(2_u32.wrapping_sub(odd.wrapping_mul(inverse)))
+        });
+        let most = if takes_whole(rows) { self.budget.least_tokens() } else { u32::MAX.into() };
+        let most = most.saturating_sub(rows.separated.into());
+        let most_bytes = most.saturating_mul(token_bytes.into());
+        let mut bytes = 0_u64;
+        for first in (0..samples).step_by(SUMMED_TOGETHER) {
+            let lens =
+                self.directory.lens_bytes(first..samples.min(first + SUMMED_TOGETHER as u64));
+            let lens = lens.map(|len| len.saturating_sub(self.table_bytes));
+            let (sum, longest, rest) = if odd == 1 {
+                sums(lens, |len| len & low)
+            } else {
+                let is_odd = |len: u32| len.wrapping_mul(inverse) > u32::MAX / odd;
+                sums(lens, |len| len & low | u32::from(is_odd(len)))
+            };
+            if rest > 0 || u64::from(longest) > most_bytes {
+                return None;
+            }
+            bytes += sum;
+        }
+        Some(Measured { samples, tokens: bytes / u64::from(token_bytes) })
+    }
+}
+
+/// The sum of `lens`, the largest, and the bits that `rest` has of any.
+#[inline]
+fn sums(lens: impl Iterator<Item = u32>, rest: impl Fn(u32) -> u32) -> (u64, u32, u32) {
+    lens.fold((0, 0, 0), |(sum, longest, bits), len| {
+        (sum + u64::from(len), len.max(longest), bits | rest(len))
+    })
 }
 
 impl Measured {
@@ -201,14 +245,14 @@ impl Measured {
     }
 }
 
-/// The approximate number of samples in a batch, if samples have `mean_tokens` on average. `rows`: those of a batch, if
-/// the budget is of rows.
-pub(crate) fn samples_of_batch(budget: &Budget, rows: u32, mean_tokens: u64) -> usize {
-    let (rows, most) = match budget.rows {
-        Some(_) => (u64::from(rows), u64::MAX),
-        None => (1, budget.max_samples.map_or(u64::from(budget.window), u64::from)),
+/// The approximate number of samples in a batch, if samples have `mean_tokens` on average. `rows`: those of a batch in
+/// each phase, if the budget is of rows; the largest batch counts.
+pub(crate) fn samples_of_batch(budget: &Budget, rows: &[u32], mean_tokens: u64) -> usize {
+    let (tokens, most) = match budget.rows {
+        Some(_) => (budget.most_tokens(rows), u64::MAX),
+        None => (budget.tokens, budget.max_samples.unwrap_or(budget.window).into()),
     };
-    let samples = budget.tokens.saturating_mul(rows) / mean_tokens.max(1);
+    let samples = tokens / mean_tokens.max(1);
     usize::try_from(samples.clamp(1, most.max(1))).unwrap_or(usize::MAX)
 }
 
@@ -275,20 +319,21 @@ pub(super) enum Dealing {
 }
 
 impl Dealing {
-    /// The batches of `order` for the rank of `shard`, after the consumed ones. `rows`: those of a batch, if the
-    /// budget is of rows.
+    /// The batches of `order` for the rank of `shard`, after the consumed ones. `rows`: those of a batch in each phase,
+    /// if the budget is of rows, which begin at `place`.
     pub(super) fn new(
-        (budget, rows): (&Arc<Budget>, u32),
-        seed: u64,
-        order: &EpochOrder,
+        (budget, rows): (&Arc<Budget>, &[u32]),
+        (seed, order): (u64, &EpochOrder),
         shard: Shard,
+        place: Option<RowPlace>,
     ) -> Dealing {
         let of = (seed, order.epoch());
         let len = order.len();
+        let from = (shard, place);
         if order.is_chunked() {
-            Dealing::Picks(Deals::new(budget, rows, of, len, shard))
+            Dealing::Picks(Deals::new(budget, rows, of, len, from))
         } else {
-            Dealing::Ids(Deals::new(budget, rows, of, len, shard))
+            Dealing::Ids(Deals::new(budget, rows, of, len, from))
         }
     }
 
@@ -338,3 +383,6 @@ pub(super) fn each<T>(
     }
     Ok(())
 }
+
+/// Samples whose lengths are summed before they are checked: few enough to stay in a processor's cache.
+const SUMMED_TOGETHER: usize = 1 << 12;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
-use crate::buf::IoBuf;
+use crate::buf::{IoBuf, Pool};
 use crate::error::Result;
 use crate::threads;
 
@@ -21,6 +21,7 @@ pub(super) struct Copiers {
     /// Set if the poller gathers before it sends.
     by_poller: bool,
     shared: Arc<Shared>,
+    pool: Pool,
 }
 
 /// The channels that the consumer receives from, in turn.
@@ -28,7 +29,11 @@ type Ready = Vec<Receiver<Message>>;
 
 impl Copiers {
     /// `None`: sends batches as they are. `Some(0)`: the poller gathers. `Some(n)`: n threads gather.
-    pub(super) fn start(threads: Option<usize>, shared: &Arc<Shared>) -> Result<(Copiers, Ready)> {
+    pub(super) fn start(
+        threads: Option<usize>,
+        shared: &Arc<Shared>,
+        pool: &Pool,
+    ) -> Result<(Copiers, Ready)> {
         let mut lines = Vec::new();
         let mut ready = Vec::new();
         let count = threads.unwrap_or(0);
@@ -37,18 +42,19 @@ impl Copiers {
             lines.push(sender);
             ready.push(match count {
                 0 => receiver,
-                _ => start_thread(index, receiver, Arc::clone(shared))?,
+                _ => start_thread(index, receiver, Arc::clone(shared), pool.clone())?,
             });
         }
         let by_poller = threads == Some(0);
-        Ok((Copiers { lines, next: 0, by_poller, shared: Arc::clone(shared) }, ready))
+        let shared = Arc::clone(shared);
+        Ok((Copiers { lines, next: 0, by_poller, shared, pool: pool.clone() }, ready))
     }
 
     /// Sends a message; the error `Full` returns it.
     #[allow(clippy::result_large_err)] // the batch itself is returned, and boxing each would allocate
     pub(super) fn pass_on(&mut self, mut next: Message) -> Result<(), TrySendError<Message>> {
         if self.by_poller {
-            next = gathered(next, &self.shared);
+            next = gathered(next, &self.shared, &self.pool);
         }
         self.lines[self.next].try_send(next)?;
         self.next = (self.next + 1) % self.lines.len();
@@ -60,13 +66,14 @@ fn start_thread(
     index: usize,
     work: Receiver<Message>,
     shared: Arc<Shared>,
+    pool: Pool,
 ) -> Result<Receiver<Message>> {
     let (done, ready) = bounded(1);
     let fate = shared.fate.clone();
     // Not joined: the thread ends when the poller closes the channel.
     threads::start(format!("dlfs-copy-{index}"), &fate, (work, done), move |(work, done)| {
         for next in &*work {
-            if done.send(gathered(next, &shared)).is_err() {
+            if done.send(gathered(next, &shared, &pool)).is_err() {
                 return; // the loader was dropped
             }
         }
@@ -74,9 +81,9 @@ fn start_thread(
     Ok(ready)
 }
 
-fn gathered(message: Message, shared: &Shared) -> Message {
+fn gathered(message: Message, shared: &Shared, pool: &Pool) -> Message {
     match message {
-        Message::Batch(mut delivery) => match gather(&mut delivery.batch) {
+        Message::Batch(mut delivery) => match gather(&mut delivery.batch, Some(pool)) {
             Ok(copied) => {
                 shared.copied_bytes.fetch_add(copied as u64, Ordering::Relaxed);
                 Message::Batch(delivery)
@@ -87,15 +94,20 @@ fn gathered(message: Message, shared: &Shared) -> Message {
     }
 }
 
-/// Copies the batch into one buffer, unless it is in one already; returns the number of copied bytes.
+/// Copies the batch into one buffer, registered if `pool` is, unless it is in one already; returns the number of copied
+/// bytes.
 ///
 /// # Errors
 /// `OutOfMemory`: the system has no memory for the copy.
-pub(super) fn gather(batch: &mut Batch) -> crate::Result<usize> {
+pub(super) fn gather(batch: &mut Batch, pool: Option<&Pool>) -> crate::Result<usize> {
     if batch.is_one_piece() {
         return Ok(0);
     }
-    let mut piece = IoBuf::try_zeroed(batch.len_bytes() as usize)?;
+    let len = batch.len_bytes() as usize;
+    let mut piece = match pool.filter(|pool| pool.registered_bytes() > 0) {
+        Some(pool) => pool.outside(len)?,
+        None => IoBuf::try_zeroed(len)?,
+    };
     let copied = batch.copy_to(&mut piece).expect("the piece has the batch's length");
     batch.move_to(piece.freeze());
     Ok(copied)
@@ -106,6 +118,7 @@ mod tests {
     use super::super::head::Head;
     use super::super::{Delivery, Residency};
     use super::*;
+    use crate::buf::{HugePages, PoolOptions};
     use crate::error::ErrorKind;
     use crate::threads::caught;
     use crate::units::Epoch;
@@ -114,8 +127,13 @@ mod tests {
         Arc::new(Shared::new(Arc::new(Residency::new(0))))
     }
 
+    fn pool() -> Pool {
+        let huge_pages = HugePages::Off;
+        Pool::new(PoolOptions { bytes: 4096, slot_len_bytes: 4096, huge_pages }).unwrap()
+    }
+
     fn batch() -> Message {
-        let head = Head { epoch: Epoch(0), ends_epoch: false, after: (Epoch(0), 1), left: 0 };
+        let head = Head::new(Epoch(0), false, 1);
         Message::Batch(Delivery { batch: Batch::new(), head, skipped: 0, failures: Vec::new() })
     }
 
@@ -124,7 +142,7 @@ mod tests {
         for threads in [None, Some(0), Some(1), Some(2), Some(3)] {
             for batches in 0..7 {
                 let shared = shared();
-                let (mut copiers, ready) = Copiers::start(threads, &shared).unwrap();
+                let (mut copiers, ready) = Copiers::start(threads, &shared, &pool()).unwrap();
                 (0..batches).for_each(|_| assert!(copiers.pass_on(batch()).is_ok()));
                 assert!(copiers.pass_on(Message::End).is_ok());
                 drop(copiers);
@@ -150,8 +168,9 @@ mod tests {
             panic!("message to panic");
         })
         .unwrap();
-        let mut copiers =
-            Copiers { lines: vec![line], next: 0, by_poller: false, shared: Arc::clone(&shared) };
+        let lines = vec![line];
+        let of = Arc::clone(&shared);
+        let mut copiers = Copiers { lines, next: 0, by_poller: false, shared: of, pool: pool() };
         assert!(copiers.pass_on(batch()).is_ok());
         assert!(matches!(ready.recv(), Ok(Message::Batch(_))));
         assert!(ready.recv().is_err(), "closed, and no end was said");

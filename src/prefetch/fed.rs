@@ -87,6 +87,6 @@ impl Fed {
         positions.clear();
         self.free.push(positions);
         // Chunks of the next piece may belong to another epoch.
-        Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0), left: 0 }))
+        Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0), place: None, left: 0 }))
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::{Budget, Dealt, TooLong};
+use crate::order::budget::{Budget, Dealt, RowPlace, TooLong};
 use crate::order::mixture::{Batching as DealtBy, Mixture};
 use crate::order::{OrderSpec, Shard};
 use crate::units::Epoch;
@@ -84,7 +84,7 @@ impl Mix {
         }
         let mean = tokens / u128::from(self.mixture().epoch_size().max(1));
         // At most the u64 of a source.
-        let batch_size = samples_of_batch(budget, options.rows, mean as u64);
+        let batch_size = samples_of_batch(budget, &options.rows, mean as u64);
         Ok(LoaderOptions { batch_size, ..options })
     }
 }
@@ -103,8 +103,8 @@ pub(super) struct MixDealing {
     lengths: SourceLengths,
     ids: SourceIds,
     deal: Option<(Epoch, Deals<Drawn>)>,
-    /// The rows of a batch, if the budget is of rows, and the taker of their layouts.
-    rows: u32,
+    /// The rows of a batch in each phase, if the budget is of rows, and the taker of their layouts.
+    rows: Vec<u32>,
     layouts: Option<LayoutSink>,
 }
 
@@ -114,9 +114,10 @@ impl MixDealing {
         mix: &Mix,
         lengths: SourceLengths,
         order: &OrderSpec,
-        rows: u32,
+        rows: &[u32],
     ) -> MixDealing {
         let ids = SourceIds::new(mix, order);
+        let rows = rows.to_vec();
         MixDealing { seed: order.seed, lengths, ids, deal: None, rows, layouts: None }
     }
 
@@ -125,14 +126,15 @@ impl MixDealing {
         self.layouts = Some(LayoutSink::new(layouts));
     }
 
-    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`. `None`: it has no more.
+    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`; rows begin at `place`.
+    /// `None`: it has no more.
     ///
     /// # Errors
-    /// `InvalidArgument`: the consumed positions do not end with a batch.
+    /// `InvalidArgument`: the consumed positions do not end with a batch, or the place is not theirs.
     pub(super) fn next(
         &mut self,
         mixture: &mut Mixture,
-        (epoch, shard): (Epoch, Shard),
+        (epoch, shard, place): (Epoch, Shard, Option<RowPlace>),
         out: &mut Vec<Drawn>,
     ) -> Result<Option<Dealt>> {
         let MixDealing { seed, lengths, ids, deal, rows, layouts } = self;
@@ -141,7 +143,7 @@ impl MixDealing {
         let deal = match deal {
             Some((at, deal)) if *at == epoch => deal,
             other => {
-                let new = Deals::new(&lengths.budget, *rows, (*seed, epoch), len, shard);
+                let new = Deals::new(&lengths.budget, rows, (*seed, epoch), len, (shard, place));
                 &mut other.insert((epoch, new)).1
             }
         };

@@ -15,7 +15,7 @@ use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::residency::Residency;
 use super::samples::MAX_UNDER_WAY;
-use super::window::Window;
+use super::window::{Place, Window};
 use super::working_set;
 
 /// The parts of a poller that reads `mix` from `state` on; `pump` has the namespaces of all sources.
@@ -67,9 +67,7 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
     };
     let all: u64 = mix.directories().iter().map(data).sum();
     let used = usize::try_from(all).unwrap_or(usize::MAX);
-    let cpus = options.cpus.as_ref();
-    let is_shared = options.seats.is_some();
-    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, cpus, is_shared)?))
+    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, &Place::of(options))?))
 }
 
 /// Selects how each source is read, and the size of the window.

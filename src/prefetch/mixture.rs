@@ -34,7 +34,8 @@ impl Mix {
         let Some(state) = &options.resume else { return Ok(start) };
         self.check_state(state, options)?;
         self.check_place(state, options)?;
-        Ok(State { image: start.image, mixture: start.mixture, ..state.clone() })
+        let State { image, mixture, budget, .. } = start;
+        Ok(State { image, mixture, budget, ..state.clone() })
     }
 
     /// The state before the first epoch of `options`.
@@ -128,7 +129,7 @@ impl MixStream {
         let dealing = match &options.budget {
             Some(budget) => {
                 let lengths = SourceLengths::new(mix, budget, options.too_long)?;
-                Some(Box::new(MixDealing::new(mix, lengths, &start.order, options.rows)))
+                Some(Box::new(MixDealing::new(mix, lengths, &start.order, &options.rows)))
             }
             None => None,
         };
@@ -166,9 +167,9 @@ impl MixStream {
         out.clear();
         let MixStream { mixture, walk, dealing, .. } = self;
         match dealing {
-            Some(dealing) => {
-                walk.next_dealt(|epoch, shard| dealing.next(mixture, (epoch, shard), out))
-            }
+            Some(dealing) => walk.next_dealt(|epoch, shard, place| {
+                dealing.next(mixture, (epoch, shard, place), out)
+            }),
             None => Ok(self.next_taken(out)),
         }
     }
@@ -223,7 +224,8 @@ pub(crate) struct MixIds {
 
 impl MixIds {
     pub(crate) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixIds> {
-        let stream = MixStream::new(mix, options, start)?;
+        let mut stream = MixStream::new(mix, options, start)?;
+        stream.give_layouts_to(options.layouts.as_ref());
         Ok(MixIds { stream, drawn: Vec::new(), ids: SourceIds::new(mix, &start.order) })
     }
 

@@ -16,6 +16,7 @@
 //! | `driver` | the trait of drivers |
 //! | `start`, `poller` | construction of a prefetcher, and its thread |
 //! | `window`, `memory`, `kept` | memory and its background faulting, allocation by priority, later verification |
+//! | `pinned` | the driver of accelerators that registers this memory |
 //! | `copy` | each batch in one buffer, if the caller wants that |
 //! | `waits`, `trace` | the causes of the consumer's waits, and events of both threads |
 //! | `node`, `node_place` | one prefetcher for all ranks of a node |
@@ -45,6 +46,7 @@ mod node;
 mod node_place;
 mod options;
 mod passes;
+mod pinned;
 mod poller;
 mod residency;
 mod rows;
@@ -187,6 +189,7 @@ impl Returns {
 }
 
 /// A message from the poller to the consumer. An error or the end is the last one.
+#[allow(clippy::large_enum_variant)] // nearly all are batches, and a box would be one allocation a batch
 enum Message {
     Batch(Delivery),
     Failed(Error),
@@ -272,8 +275,7 @@ impl Prefetcher {
                 self.stats.samples += delivery.batch.len() as u64;
                 self.stats.sample_bytes += delivery.batch.len_bytes();
                 self.stats.skipped += delivery.skipped;
-                self.state.epoch = delivery.head.after.0;
-                self.state.consumed = delivery.head.after.1;
+                self.state.move_to(delivery.head.after, delivery.head.place);
                 self.head = Some(delivery.head);
                 *batch = delivery.batch;
                 Ok(NextBatch::Ready)
@@ -321,6 +323,7 @@ impl Prefetcher {
             stats.window_bytes = pool.capacity_bytes() as u64;
             stats.window_used_bytes =
                 pool.capacity_bytes().saturating_sub(pool.free_bytes()) as u64;
+            stats.registered_bytes = pool.registered_bytes() as u64;
             stats.pages = Some(pool.pages());
         }
         stats

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::Pin;
 use crate::order::budget::{Budget, TooLong};
 use crate::order::weighted::Weights;
 use crate::order::{Locality, OrderKind, OrderSpec, Shard, Sharding, State, Tail};
@@ -28,8 +29,9 @@ pub struct LoaderOptions {
     pub budget: Option<Arc<Budget>>,
     /// The treatment of a sample that is longer than the budget.
     pub too_long: TooLong,
-    /// The rows of a batch on this rank, if the budget is of rows of tokens.
-    pub rows: u32,
+    /// The rows of a batch on this rank in each phase, if the budget is of rows of tokens; the last one holds for all
+    /// phases that follow.
+    pub rows: Vec<u32>,
     /// Takes the layouts of these rows. A token loader sets it; each of its runs has one of its own.
     pub layouts: Option<Arc<Layouts>>,
     /// The epochs to read.
@@ -68,6 +70,11 @@ pub struct LoaderOptions {
     pub window_bytes: usize,
     /// `Some(n)`: each batch is gathered into one buffer by `n` threads (0: by the poller).
     pub copy_threads: Option<usize>,
+    /// The driver of accelerators with which the window is registered. Without it there, a warning says why, and the
+    /// window is as ever. Forked children cannot read batches in registered memory.
+    pub pin: Option<Pin>,
+    /// The number of the device that batches are copied to, if they are: the window is allocated near it.
+    pub device: Option<u32>,
     /// Queue pairs per namespace.
     pub queue_pairs: usize,
     /// The treatment of a sample that cannot be read.
@@ -93,7 +100,7 @@ impl LoaderOptions {
             batch_size,
             budget: None,
             too_long: TooLong::Raise,
-            rows: 1,
+            rows: vec![1],
             layouts: None,
             epochs: 0..epochs,
             rank: 0,
@@ -110,6 +117,8 @@ impl LoaderOptions {
             batching: None,
             window_bytes: 0,
             copy_threads: None,
+            pin: None,
+            device: None,
             queue_pairs: 1,
             on_error: OnError::Raise,
             deadline: Duration::from_secs(60),
@@ -227,16 +236,12 @@ impl LoaderOptions {
 
     /// Checks that the other options permit rows of tokens.
     fn check_rows(&self) -> Result<()> {
-        if self.rows == 0 {
+        if self.rows.is_empty() || self.rows.contains(&0) {
             return Err(Error::invalid("a batch has at least one row", "give a batch size"));
         }
         if self.on_error == OnError::Skip {
             let text = "rows are laid out before documents are read, so none can be skipped";
             return Err(Error::invalid(text, "open a view without the damaged documents"));
-        }
-        if self.node.is_some() || self.seats.is_some() {
-            let text = "a node loader deals samples, not rows of tokens";
-            return Err(Error::invalid(text, "leave the node loader out"));
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Poller {
         options: &LoaderOptions,
         window: Arc<Window>,
     ) -> Result<Poller> {
-        let (copiers, ready) = Copiers::start(options.copy_threads, &shared)?;
+        let (copiers, ready) = Copiers::start(options.copy_threads, &shared, window.pool())?;
         let cpus = options.cpus.clone();
         let (recycle, recycled) = bounded(MAX_RECYCLED);
         let waker = pump.waker();

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::order::Shard;
-use crate::order::budget::{Budget, Deal, Dealt};
+use crate::order::budget::{Budget, Deal, Dealt, RowPlace};
 use crate::process::Forked;
 use crate::units::Epoch;
 
@@ -99,19 +99,19 @@ pub(super) enum Deals<T> {
 }
 
 impl<T: Copy> Deals<T> {
-    /// The batches of the rank of `shard` in an epoch of `len` positions. `rows`: those of a batch, if the budget is
-    /// of rows.
+    /// The batches of the rank of `shard` in an epoch of `len` positions. `rows`: those of a batch in each phase, if
+    /// the budget is of rows, which begin at `place`.
     pub(super) fn new(
         budget: &Arc<Budget>,
-        rows: u32,
+        rows: &[u32],
         (seed, epoch): (u64, Epoch),
         len: u64,
-        shard: Shard,
+        (shard, place): (Shard, Option<RowPlace>),
     ) -> Deals<T> {
         if budget.rows.is_none() {
             return Deals::Samples(Deal::new(budget, seed, epoch, len, shard));
         }
-        let deal = Box::new(RowDeal::new(budget, rows, seed, epoch, len, shard));
+        let deal = Box::new(RowDeal::new(budget, rows, (seed, epoch), len, shard, place));
         Deals::Rows { deal, layout: Layout::default() }
     }
 
@@ -162,7 +162,7 @@ mod tests {
         let layouts: Arc<Layouts> = Arc::default();
         let next = layouts.renewed();
         let sink = LayoutSink::new(&next);
-        let mut deals = Deals::new(&budget, 1, (7, Epoch(0)), 10_000, shard);
+        let mut deals = Deals::new(&budget, &[1], (7, Epoch(0)), 10_000, (shard, None));
         let mut draw = |range: Range<u64>, documents: &mut Vec<u64>, tokens: &mut Vec<u32>| {
             documents.extend(range.clone());
             tokens.extend(range.map(|_| 1));
@@ -178,7 +178,16 @@ mod tests {
         assert!(next.take().is_none());
         deals.next(Some(&sink), &mut draw, &mut documents).unwrap().unwrap();
         assert!(next.take().is_none(), "of the run before");
-        deals.next(Some(&later), &mut draw, &mut documents).unwrap().unwrap();
+        let dealt = deals.next(Some(&later), &mut draw, &mut documents).unwrap().unwrap();
         assert!(next.take().is_some());
+
+        // From a place on, nothing is passed over.
+        let before = layouts.drawn();
+        let from = (shard.after(dealt.consumed), dealt.place);
+        let mut deals = Deals::new(&budget, &[1], (7, Epoch(0)), 10_000, from);
+        documents.clear();
+        deals.next(Some(&later), &mut draw, &mut documents).unwrap().unwrap();
+        assert_eq!(documents, (9_040..9_051).collect::<Vec<u64>>());
+        assert!(layouts.drawn() < before + 2000, "{} of {before}", layouts.drawn());
     }
 }

@@ -18,7 +18,7 @@ use super::poller::Poller;
 use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
-use super::window::Window;
+use super::window::{Place, Window};
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS};
 use super::{Batching, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mixed};
 
@@ -62,9 +62,7 @@ impl Prefetcher {
             (Batching::Sample | Batching::None, None) => SLOT_LEN_BYTES,
         };
         let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
-        let cpus = options.cpus.as_ref();
-        let is_shared = options.seats.is_some();
-        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, cpus, is_shared)?))
+        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, &Place::of(options))?))
     }
 
     /// As [`Prefetcher::new`], in a window that was allocated for the same options.

@@ -39,6 +39,8 @@ pub struct LoaderStats {
     pub window_bytes: u64,
     /// Bytes of the window that hold reads, ready batches, and batches that the consumer has.
     pub window_used_bytes: u64,
+    /// Bytes of the window that are registered with the driver of accelerators: all or none.
+    pub registered_bytes: u64,
     /// Samples whose verified bytes are in the window now; always 0 unless whole chunks are read.
     pub resident: u64,
     /// The pages that back the window; `None` before the first read.
@@ -75,6 +77,12 @@ impl Measured for LoaderStats {
 impl LoaderStats {
     /// The counters after the loader has ended: its window and resident samples are gone.
     pub fn ended(self) -> LoaderStats {
-        LoaderStats { window_bytes: 0, window_used_bytes: 0, resident: 0, ..self }
+        LoaderStats {
+            window_bytes: 0,
+            window_used_bytes: 0,
+            registered_bytes: 0,
+            resident: 0,
+            ..self
+        }
     }
 }

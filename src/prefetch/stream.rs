@@ -31,8 +31,8 @@ pub(crate) struct Stream {
     lengths: Option<TokenLengths>,
     /// The epoch of the current batches by budget, and those batches.
     dealing: Option<(Epoch, Dealing)>,
-    /// The rows of a batch, if the budget is of rows, and the taker of their layouts.
-    rows: u32,
+    /// The rows of a batch in each phase, if the budget is of rows, and the taker of their layouts.
+    rows: Vec<u32>,
     layouts: Option<LayoutSink>,
     /// For a source of a mixture: supplies positions instead of the order.
     fed: Option<Box<Fed>>,
@@ -65,7 +65,8 @@ impl Stream {
         state.check_budget(options.budget.as_deref())?;
         let len = options.epoch_len(directory.num_live());
         state.check((image, view), generation, &options.order, options.world_size, len)?;
-        Ok(state.clone())
+        // Later phases of rows may differ from those of the state.
+        Ok(state.clone().by_budget(options.budget.clone()))
     }
 
     pub(crate) fn new(
@@ -98,7 +99,7 @@ impl Stream {
             None => None,
         };
         let order = RunOrder::new(Arc::clone(&directory), start.order, options.weights.clone());
-        let rows = options.rows;
+        let rows = options.rows.clone();
         Ok(Stream { lengths, rows, ..Stream::along(directory, order, walk, shares) })
     }
 
@@ -112,14 +113,14 @@ impl Stream {
             ids: Vec::new(),
             lengths: None,
             dealing: None,
-            rows: 1,
+            rows: Vec::new(),
             layouts: None,
             fed: None,
         }
     }
 
     /// Gives the layouts of rows to `layouts` from now on.
-    pub(super) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
+    pub(crate) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
         self.layouts = layouts.map(LayoutSink::new);
     }
 
@@ -301,12 +302,13 @@ impl Stream {
         let Stream { walk, order, lengths, dealing, rows, layouts, .. } = self;
         let Some(lengths) = lengths else { return Ok(None) };
         let seed = order.spec().seed;
-        walk.next_dealt(|epoch, shard| {
+        walk.next_dealt(|epoch, shard, place| {
             let (order, _) = order.enter(epoch)?;
             let dealing = match &mut *dealing {
                 Some((at, dealing)) if *at == epoch => dealing,
                 other => {
-                    let new = Dealing::new((lengths.budget(), *rows), seed, order, shard);
+                    let of = (seed, &*order);
+                    let new = Dealing::new((lengths.budget(), rows), of, shard, place);
                     &mut other.insert((epoch, new)).1
                 }
             };

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::budget::Dealt;
+use crate::order::budget::{Dealt, RowPlace};
 use crate::order::{GlobalBatch, Positions, Shard, State, Tail};
 use crate::units::Epoch;
 
@@ -20,6 +20,8 @@ pub(super) struct Walk {
     epochs: Range<u64>,
     /// The positions of the first epoch that all ranks had consumed before.
     consumed: u64,
+    /// The place of these positions, if batches are of rows of tokens.
+    place: Option<RowPlace>,
     current: Option<CurrentEpoch>,
     /// The number of consecutive epochs without a batch for this rank.
     empty_epochs: u64,
@@ -63,6 +65,7 @@ impl Walk {
             drop_short: options.drop_short,
             epochs: start.epoch.0..options.epochs.end,
             consumed: start.consumed,
+            place: start.place,
             current: None,
             empty_epochs: 0,
         })
@@ -77,6 +80,7 @@ impl Walk {
             drop_short: false,
             epochs: 0..0,
             consumed: 0,
+            place: None,
             current: None,
             empty_epochs: 0,
         }
@@ -111,6 +115,7 @@ impl Walk {
     fn end_epoch(&mut self) {
         self.epochs.start += 1;
         self.consumed = 0;
+        self.place = None;
         self.current = None;
     }
 
@@ -142,21 +147,22 @@ impl Walk {
         None
     }
 
-    /// The next batch by a budget. `deal` returns the next batch of an epoch for this share of it, or `None` if the
-    /// share has no more.
+    /// The next batch by a budget. `deal` returns the next batch of an epoch for this share of it, which begins at the
+    /// place, or `None` if the share has no more.
     ///
     /// # Errors
     /// Errors of `deal`.
     pub(super) fn next_dealt(
         &mut self,
-        mut deal: impl FnMut(Epoch, Shard) -> Result<Option<Dealt>>,
+        mut deal: impl FnMut(Epoch, Shard, Option<RowPlace>) -> Result<Option<Dealt>>,
     ) -> Result<Option<Head>> {
         while !self.is_done() {
             let epoch = Epoch(self.epochs.start);
+            let place = self.place;
             let current = self.current();
-            if let Some(Dealt { consumed, ends_epoch }) = deal(epoch, current.shard)? {
+            if let Some(dealt) = deal(epoch, current.shard, place)? {
                 current.taken += 1;
-                return Ok(Some(Head::new(epoch, ends_epoch, consumed)));
+                return Ok(Some(Head::of_dealt(epoch, &dealt)));
             }
             let is_empty = current.taken == 0 && self.consumed == 0;
             self.empty_epochs = if is_empty { self.empty_epochs + 1 } else { 0 };

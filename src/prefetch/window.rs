@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::buf::{HugePages, Pool, PoolOptions};
+use crate::buf::{HugePages, Pool, PoolOptions, Registrar};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Forked;
 use crate::qpair::Cpus;
@@ -23,12 +23,36 @@ use crate::qpair::group::Waker;
 use crate::threads::{self, Fate, Thread, caught};
 use crate::units::ALIGN_BYTES;
 
+use super::{LoaderOptions, pinned};
+
 /// The pool, and the thread that faults it in. The thread ends when all is faulted in, or when this window is
 /// dropped.
 pub(crate) struct Window {
     pool: Pool,
     progress: Arc<FaultProgress>,
     thread: Option<Forked<Thread>>,
+}
+
+/// The kind of a window's memory.
+#[derive(Default)]
+pub(super) struct Place {
+    /// The processors near it; `None`: any.
+    cpus: Option<Cpus>,
+    /// Set if other processes can map it.
+    is_shared: bool,
+    /// The driver that it is registered with.
+    registrar: Option<&'static dyn Registrar>,
+}
+
+impl Place {
+    /// The place of the window of a loader with these options.
+    pub(super) fn of(options: &LoaderOptions) -> Place {
+        Place {
+            cpus: pinned::cpus(options),
+            is_shared: options.seats.is_some(),
+            registrar: pinned::registrar(options),
+        }
+    }
 }
 
 /// The progress of the thread.
@@ -43,8 +67,8 @@ struct FaultProgress {
 }
 
 impl Window {
-    /// Maps `bytes` in slots of `slot_len_bytes`, and starts to fault in the first `used_bytes`
-    /// near `cpus`. `is_shared`: other processes can map it.
+    /// Maps `bytes` in slots of `slot_len_bytes` at `place`, and starts to fault in the first `used_bytes`. Registering
+    /// faults in all.
     ///
     /// # Errors
     /// `OutOfMemory`: the system does not provide `bytes`.
@@ -52,16 +76,18 @@ impl Window {
         bytes: usize,
         slot_len_bytes: usize,
         used_bytes: usize,
-        cpus: Option<&Cpus>,
-        is_shared: bool,
+        Place { cpus, is_shared, registrar }: &Place,
     ) -> Result<Window> {
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(|| {
             Error::new(ErrorKind::OutOfMemory, format!("no machine has a window of {bytes} bytes"))
         })?;
-        let allocate = || {
+        let allocate = || -> Result<Pool> {
             let slot_len_bytes = slot_len_bytes.min(bytes);
             let options = PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto };
-            if is_shared { Pool::shared(options) } else { Pool::new(options) }
+            let pool = if *is_shared { Pool::shared(options)? } else { Pool::new(options)? };
+            let registered = registrar.map_or(Ok(()), |registrar| pool.register(registrar));
+            registered.unwrap_or_else(|error| pinned::warn_of_refusal(&error));
+            Ok(pool)
         };
         let pool = match cpus {
             None => allocate()?,
@@ -70,10 +96,11 @@ impl Window {
         let used_bytes = used_bytes.min(pool.capacity_bytes());
         let progress = Arc::new(FaultProgress::default());
         let mut thread = None;
-        if used_bytes >= MIN_BACKGROUND_BYTES && pool.pages_come_later() {
+        let pages_come_later = pool.pages_come_later() && pool.registered_bytes() == 0;
+        if used_bytes >= MIN_BACKGROUND_BYTES && pages_come_later {
             let pool = pool.clone();
             let progress = Arc::clone(&progress);
-            let cpus = cpus.cloned();
+            let cpus = cpus.clone();
             let work = move || {
                 if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
                     tracing::debug!(%error, "the window's pages are faulted in on any processor");
@@ -115,7 +142,7 @@ impl Window {
         slot_len_bytes: usize,
         faulted_bytes: usize,
     ) -> Window {
-        let window = Window::new(bytes, slot_len_bytes, 0, None, false).expect("memory");
+        let window = Window::new(bytes, slot_len_bytes, 0, &Place::default()).expect("memory");
         window.progress.faulted_bytes.store(faulted_bytes, Ordering::Relaxed);
         window
     }
@@ -173,7 +200,7 @@ mod tests {
     #[test]
     fn all_memory_is_faulted_in_and_the_poller_is_woken() {
         let mut group = PollGroup::new().unwrap();
-        let window = Window::new(32 << 20, 1 << 20, usize::MAX, None, false).unwrap();
+        let window = Window::new(32 << 20, 1 << 20, usize::MAX, &Place::default()).unwrap();
         let held = window.pool().take(1 << 20);
         window.wakes(group.waker());
         let limit = Instant::now() + Duration::from_secs(60);
@@ -187,7 +214,8 @@ mod tests {
 
     #[test]
     fn the_thread_ends_when_the_window_is_dropped() {
-        let pool = Window::new(1 << 30, 4096, usize::MAX, None, false).unwrap().pool().clone();
+        let place = Place::default();
+        let pool = Window::new(1 << 30, 4096, usize::MAX, &place).unwrap().pool().clone();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
     }
 }

@@ -8,6 +8,8 @@ use dlfs_base::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     seq_len: u32,
+    /// The context-parallel rank, their number, and whether it has two chunks.
+    place: (u32, u32, bool),
     /// The inputs of a chunk.
     chunk: u32,
     /// The first column of each chunk.
@@ -27,7 +29,7 @@ pub(crate) struct Piece {
 impl Columns {
     /// All `seq_len + 1` columns of a row of `seq_len` inputs.
     pub fn all(seq_len: u32) -> Columns {
-        Columns { seq_len, chunk: seq_len, starts: [0; 2], num_chunks: 1 }
+        Columns { seq_len, place: (0, 1, false), chunk: seq_len, starts: [0; 2], num_chunks: 1 }
     }
 
     /// The columns of rank `cp_rank` of `cp_size` context-parallel ranks: its part of the inputs, or, with `zigzag`,
@@ -54,7 +56,27 @@ impl Columns {
         }
         let chunk = (u64::from(seq_len) / parts) as u32; // at most seq_len
         let starts = [cp_rank * chunk, (parts as u32 - 1 - cp_rank) * chunk];
-        Ok(Columns { seq_len, chunk, starts, num_chunks: num_chunks as usize })
+        let place = (cp_rank, cp_size, zigzag);
+        Ok(Columns { seq_len, place, chunk, starts, num_chunks: num_chunks as usize })
+    }
+
+    /// The columns of the same rank in rows of `seq_len` inputs.
+    ///
+    /// # Errors
+    /// As [`Columns::slice`].
+    pub fn of_rows(&self, seq_len: u32) -> Result<Columns> {
+        let (cp_rank, cp_size, zigzag) = self.place;
+        Columns::slice(seq_len, cp_rank, cp_size, zigzag)
+    }
+
+    /// The columns of the same rank in rows that need `seq_len` inputs; they get more where ranks could not share those
+    /// equally.
+    ///
+    /// # Errors
+    /// As [`Columns::slice`].
+    pub fn of_narrow_rows(&self, seq_len: u32) -> Result<Columns> {
+        let parts = self.place.1 * self.num_chunks as u32; // at most the inputs of a row
+        self.of_rows(seq_len.next_multiple_of(parts))
     }
 
     /// The inputs of a whole row.

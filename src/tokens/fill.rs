@@ -56,7 +56,7 @@ pub enum TokensMut<'a> {
     I64(&'a mut [i64]),
 }
 
-/// The arrays of a batch, row-major, each of `[rows, chunks * columns of a chunk]`.
+/// The arrays of a batch, row-major, each of `[rows, chunks * columns of a chunk]` or longer.
 #[derive(Debug)]
 pub struct Arrays<'a> {
     /// The tokens.
@@ -90,10 +90,10 @@ pub struct FillRules {
 
 /// Writes the rows of `layout` into `arrays`. `documents` has the documents that its segments name.
 ///
-/// # Errors
-/// Errors of `documents`. `InvalidArgument`: an array has another length, or cannot hold a token. `Corrupt`: a document
-/// has fewer tokens than its segment, a token outside of the vocabulary, or a loss byte too many or too few; the error
-/// names the sample.
+/// # Errors Errors of `documents`. `InvalidArgument`: an array is too short, or cannot hold a token; columns are of
+/// shorter rows.
+/// `Corrupt`: a document has fewer tokens than its segment, a token outside of the vocabulary, or a loss byte too many
+/// or too few; the error names the sample.
 pub fn fill<'a>(
     layout: &Layout,
     columns: &Columns,
@@ -397,8 +397,13 @@ impl Arrays<'_> {
             ("the loss mask", self.loss_mask.as_ref().map(|array| array.len())),
             ("sample ids", self.sample_ids.as_ref().map(|array| array.len())),
         ];
+        if columns.seq_len() < layout.seq_len {
+            let seq_len = columns.seq_len();
+            let text = format!("columns of {seq_len} inputs hold no rows of {}", layout.seq_len);
+            return Err(invalid(text));
+        }
         for (what, len) in lens {
-            if let Some(len) = len.filter(|&len| len != need) {
+            if let Some(len) = len.filter(|&len| len < need) {
                 let width = columns.width();
                 return Err(invalid(format!(
                     "{what} of {rows} rows of {width} columns need {need} elements, and the array has {len}"

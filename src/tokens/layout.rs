@@ -5,6 +5,8 @@
 pub struct Layout {
     /// The number of rows.
     pub num_rows: u32,
+    /// The inputs of a row; it has one column more, for the last label.
+    pub seq_len: u32,
     /// By row, and within a row by column. Columns behind the last segment of a row are padding.
     pub segments: Vec<Segment>,
 }

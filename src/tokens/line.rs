@@ -1,89 +1,87 @@
-//! Documents on a line of columns, for the rules that keep their order: `concat` and `none`.
-//!
-//! Row j has `capacity` columns from j times `stride` on. In `concat` documents lie end to end, and the stride is one
-//! less than the capacity, so neighbouring rows share a column. In `none` the stride is the capacity, and each document
-//! begins a row.
+//! Documents end to end, for `concat`: a row is a range of tokens, and shares its first one with the row before.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::layout::LayoutWriter;
 
-/// The rows of an epoch.
+/// The documents of an epoch, end to end.
 #[derive(Debug, Clone)]
 pub(crate) struct Line<T> {
-    capacity: u64,
-    stride: u64,
-    /// The number of columns so far.
+    /// The number of tokens so far.
     len: u64,
-    /// The documents that reach behind column `keep_from`.
+    /// The documents that reach behind token `keep_from`, without gaps.
     placed: VecDeque<Placed<T>>,
-    /// The number of documents that were dropped from `placed`.
-    dropped: u64,
     keep_from: u64,
 }
 
-/// The columns of a document's tokens.
+/// A document, which ends where the next one begins.
 #[derive(Debug, Clone)]
 struct Placed<T> {
+    /// The number of its first token.
     start: u64,
-    end: u64,
+    /// Its position in the epoch.
+    position: u64,
     document: T,
 }
 
 impl<T: Copy> Line<T> {
-    /// The rows of `concat`, or of `none`.
-    pub(crate) fn new(capacity: u32, is_concat: bool) -> Line<T> {
-        let capacity = u64::from(capacity);
-        let stride = capacity - u64::from(is_concat);
-        Line { capacity, stride, len: 0, placed: VecDeque::new(), dropped: 0, keep_from: 0 }
+    /// A line that goes on behind `len` tokens.
+    pub(crate) fn new(len: u64) -> Line<T> {
+        Line { len, placed: VecDeque::new(), keep_from: 0 }
     }
 
-    /// The number of rows that are full, or in `none` begun.
-    pub(crate) fn known(&self) -> u64 {
-        self.len.checked_sub(self.capacity).map_or(0, |rest| rest / self.stride + 1)
+    /// The number of tokens so far.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
     }
 
-    /// Appends documents.
-    pub(crate) fn put(&mut self, documents: &[T], tokens: &[u32]) {
-        let documents = documents.iter().zip(tokens);
-        for (&document, &tokens) in documents.filter(|(_, tokens)| **tokens > 0) {
+    /// Appends the documents at the positions from `first` on.
+    pub(crate) fn put(&mut self, first: u64, documents: &[T], tokens: &[u32]) {
+        let documents = (first..).zip(documents).zip(tokens);
+        for ((position, &document), &tokens) in documents.filter(|(_, tokens)| **tokens > 0) {
             let start = self.len;
-            let end = start + u64::from(tokens);
-            self.len = if self.stride < self.capacity {
-                end
-            } else if u64::from(tokens) <= self.capacity {
-                start + self.capacity
-            } else {
-                end.next_multiple_of(self.capacity)
-            };
-            if end > self.keep_from {
-                self.placed.push_back(Placed { start, end, document });
+            self.len += u64::from(tokens);
+            if self.len > self.keep_from {
+                self.placed.push_back(Placed { start, position, document });
             }
         }
     }
 
-    /// Drops the documents before `row`, now and later.
-    pub(crate) fn forget_before(&mut self, row: u64) {
-        self.keep_from = row.saturating_mul(self.stride);
-        while self.placed.front().is_some_and(|placed| placed.end <= self.keep_from) {
+    /// Drops the documents before token `at`, now and later.
+    pub(crate) fn forget_before(&mut self, at: u64) {
+        self.keep_from = at;
+        while !self.placed.is_empty() && self.end_of(0) <= at {
             self.placed.pop_front();
-            self.dropped += 1;
         }
     }
 
-    /// Writes a row that is known and kept.
-    pub(crate) fn write(&self, row: u64, writer: &mut LayoutWriter<'_, T>) {
-        let start = row * self.stride;
-        let end = start + self.capacity;
-        let first = self.placed.partition_point(|placed| placed.end <= start);
-        for (number, placed) in (self.dropped + first as u64..).zip(self.placed.range(first..)) {
-            if placed.start >= end {
+    /// The position of the document that has token `at`, which is kept, and the number of its first token.
+    pub(crate) fn find(&self, at: u64) -> Option<(u64, u64)> {
+        let placed = self.placed.get(self.index_of(at)?)?;
+        (at < self.len).then_some((placed.position, placed.start))
+    }
+
+    /// Writes a row of tokens that are kept.
+    pub(crate) fn write(&self, row: Range<u64>, writer: &mut LayoutWriter<'_, T>) {
+        let first = self.index_of(row.start).unwrap_or(0);
+        for (index, placed) in self.placed.iter().enumerate().skip(first) {
+            if placed.start >= row.end {
                 break;
             }
-            let from = start.saturating_sub(placed.start);
-            let len = placed.end.min(end) - placed.start - from;
+            let from = row.start.saturating_sub(placed.start);
+            let len = self.end_of(index).min(row.end) - placed.start - from;
             // Both are at most the document's tokens, so below 2^32.
-            writer.put(number, placed.document, from as u32, len as u32);
+            writer.put(placed.position, placed.document, from as u32, len as u32);
         }
+    }
+
+    /// The index of the last document that begins with token `at` or one before it.
+    fn index_of(&self, at: u64) -> Option<usize> {
+        self.placed.partition_point(|placed| placed.start <= at).checked_sub(1)
+    }
+
+    fn end_of(&self, index: usize) -> u64 {
+        self.placed.get(index + 1).map_or(self.len, |next| next.start)
     }
 }

@@ -312,6 +312,35 @@ fn an_epoch_resumes_exactly_once_with_another_world_size_and_batch_size() {
 }
 
 #[test]
+fn a_batch_that_was_taken_moves_the_run_once_it_is_delivered_unless_the_run_was_moved() {
+    let source = Source::new(6);
+    let loader = source.open().loader(options(GROUPED, 10, 2)).unwrap();
+    let whole = source.drain(&source.open().loader(options(GROUPED, 10, 2)).unwrap());
+    let mut seen = Vec::new();
+    let mut ahead = None;
+    while loader.epoch() == 0 {
+        let before = loader.state();
+        let (batch, taken) = match ahead.take() {
+            Some(ahead) => ahead,
+            None => loader.take(&mut ()).unwrap().unwrap(),
+        };
+        source.assert_right(&batch);
+        assert_eq!(loader.state(), before);
+        loader.set_state(&before).unwrap(); // where it is already
+        assert!(loader.is_next(&taken) && loader.deliver(&taken));
+        seen.extend(batch.ids().map(|id| id.0));
+        ahead = loader.take_ready().unwrap();
+    }
+    assert_eq!(seen, whole[..180]);
+    loader.set_epoch(0).unwrap();
+    assert!(ahead.is_none_or(|(_, taken)| !loader.deliver(&taken)));
+    assert_eq!((loader.epoch(), loader.state().consumed), (0, 0));
+    let (_, taken) = loader.take(&mut ()).unwrap().unwrap();
+    loader.close();
+    assert!(!loader.is_next(&taken) && !loader.deliver(&taken));
+}
+
+#[test]
 fn a_state_of_another_data_set_or_order_is_refused_and_the_run_stays_where_it_was() {
     let source = Source::new(7);
     let other = Source::new(8);

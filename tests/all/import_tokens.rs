@@ -6,12 +6,17 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::import_support::disk::Disks;
 use crate::import_support::{Random, contents, options};
+use crate::support::disk::SmallDisk;
+use dlfs::ErrorKind;
+use dlfs::address::Address;
 use dlfs::format::field_type::Element;
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, Onto, RowOptions, import_onto};
+use dlfs::qpair::{self, ConnectOptions, Device};
 
 /// Samples by name.
 type Samples = BTreeMap<String, Vec<u8>>;
@@ -123,6 +128,86 @@ fn documents_of_megatron_come_by_index_tokens_prefix_or_folder() {
             assert_eq!(samples, expected, "{sources:?}");
             assert_eq!(types(&report), ["tok u16[*]"]);
         }
+    }
+}
+
+/// A corpus of documents of up to 2,000 tokens, some 2 MB, and its samples.
+fn large_corpus(dir: &Path) -> (PathBuf, Samples) {
+    let mut random = Random::new(11);
+    println!("seed 11");
+    let lens: Vec<i32> = (0..1000).map(|_| random.below(2000) as i32).collect();
+    let documents: Vec<[i32; 1]> = lens.iter().map(|len| [*len]).collect();
+    let documents: Vec<&[i32]> = documents.iter().map(|one| &one[..]).collect();
+    put(dir, "c.idx", &Index::of(8, 2, &documents).bytes());
+    let tokens = (0..2 * lens.iter().sum::<i32>()).map(|_| random.below(256) as u8);
+    let tokens: Vec<u8> = tokens.collect();
+    put(dir, "c.bin", &tokens);
+    let mut at = 0;
+    let samples = lens.iter().enumerate().map(|(id, len)| {
+        let bytes = tokens[at..at + 2 * *len as usize].to_vec();
+        at += bytes.len();
+        (format!("c/{id}"), bytes)
+    });
+    let samples = samples.collect();
+    (dir.join("c"), samples)
+}
+
+fn named(devices: &[Arc<dyn Device>]) -> Samples {
+    let samples = contents(devices).unwrap().into_iter();
+    samples.map(|(name, bytes)| (String::from_utf8(name).unwrap(), bytes)).collect()
+}
+
+#[test]
+fn a_device_that_is_too_small_for_documents_says_so_and_a_larger_one_takes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (prefix, expected) = large_corpus(dir.path());
+    let small = Disks::new(1, 1 << 20);
+    let sources = [prefix];
+    let error = import_onto(&sources, &small.devices(), &options(Onto::Empty), &mut ());
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::NoSpace);
+    let large = Disks::new(1, 8 << 20);
+    import_onto(&sources, &large.devices(), &options(Onto::Empty), &mut ()).unwrap();
+    assert_eq!(named(&large.devices()), expected);
+}
+
+#[test]
+fn a_disk_that_fills_up_under_documents_loses_nothing_and_room_lets_the_import_go_on() {
+    let Some(disk) = SmallDisk::new(8 << 20) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (prefix, mut expected) = large_corpus(dir.path());
+    let (first, first_samples) = corpus(dir.path(), "a");
+    let image = [Address::from_path(disk.path().join("image"))];
+    let connect = ConnectOptions::default();
+    let import = |source: &PathBuf, onto| {
+        dlfs::import::import(
+            std::slice::from_ref(source),
+            &image,
+            &options(onto),
+            &connect,
+            &mut (),
+        )
+        .map(drop)
+    };
+    let samples = || named(&[qpair::open(&image[0], &connect).unwrap()]);
+    // A first import, and one that appends, each on a disk that has 500 KiB left.
+    for (source, onto, before) in
+        [(&prefix, Onto::Empty, None), (&prefix, Onto::Append, Some(&first_samples))]
+    {
+        if before.is_some() {
+            import(&first, Onto::Empty).unwrap();
+        }
+        let ballast = disk.path().join("ballast");
+        let left = rustix::fs::statvfs(disk.path()).unwrap();
+        let len = (left.f_bavail * left.f_frsize).saturating_sub(500 << 10);
+        fs::write(&ballast, vec![1; len as usize]).unwrap();
+        let error = import(source, onto).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{}", error.report());
+        before.into_iter().for_each(|before| assert_eq!(samples(), *before));
+        fs::remove_file(&ballast).unwrap();
+        import(source, Onto::Resume).unwrap();
+        expected.extend(before.into_iter().flatten().map(|(name, it)| (name.clone(), it.clone())));
+        assert_eq!(samples(), expected);
+        fs::remove_file(disk.path().join("image")).unwrap();
     }
 }
 

@@ -77,6 +77,7 @@ mod partial;
 mod peers;
 mod peers_rates;
 mod permutation;
+mod pinned;
 #[cfg(feature = "cloud")]
 mod places;
 #[cfg(feature = "cloud")]
@@ -121,6 +122,7 @@ mod tiers_shared;
 mod tiers_sources;
 mod tiny_samples;
 mod token_mixtures;
+mod token_runs;
 mod tokens;
 mod training;
 mod views;

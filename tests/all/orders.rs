@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use dlfs::order::budget::{Budget, Cost, Deal, Pack, RowSpec};
+use dlfs::order::budget::{Budget, Cost, Deal, Pack, RowPhase, RowSpec};
 use dlfs::order::report::{Observed, Observer, ShuffleReport};
 use dlfs::order::{
     Aligner, EpochOrder, OrderKind, OrderSpec, Pick, Population, Positions, SequentialBy, Shard,
@@ -227,7 +227,8 @@ fn every_row_is_the_one_in_the_golden_file() {
     let mut lines = 0;
     for line in include_str!("../golden/rows.txt").lines().filter(|line| !line.starts_with('#')) {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [pack, separated, capacity, window, seed, epoch, lengths, rows] = fields[..] else {
+        let [pack, separated, capacity, window, seed, epoch, phases, lengths, rows] = fields[..]
+        else {
             panic!("line: {line}")
         };
         let pack = match pack {
@@ -236,10 +237,15 @@ fn every_row_is_the_one_in_the_golden_file() {
             _ => Pack::None,
         };
         let spec = RowSpec { pack, separated: separated == "separated", cuts: true };
+        let phase = |text: &str| {
+            let (from, seq_len) = text.split_once(':').unwrap();
+            RowPhase { from: from.parse().unwrap(), seq_len: seq_len.parse().unwrap() }
+        };
         let budget = Budget {
             window: window.parse().unwrap(),
             cost: Cost::Sum,
             rows: Some(spec),
+            phases: phases.split_whitespace().map(phase).collect(),
             ..Budget::new(capacity.parse().unwrap())
         };
         let lengths: Vec<u32> = lengths.split_whitespace().map(|n| n.parse().unwrap()).collect();
@@ -251,7 +257,8 @@ fn every_row_is_the_one_in_the_golden_file() {
         let shard = Shard::new(0, 1, Tail::Keep).unwrap();
         let seed = seed.parse().unwrap();
         let epoch = Epoch(epoch.parse().unwrap());
-        let mut deal = RowDeal::new(&budget, 1, seed, epoch, lengths.len() as u64, shard);
+        let len = lengths.len() as u64;
+        let mut deal = RowDeal::new(&budget, &[1], (seed, epoch), len, shard, None);
         let mut found = Vec::new();
         let mut documents = Vec::<u64>::new();
         let mut layout = Layout::default();
@@ -266,7 +273,7 @@ fn every_row_is_the_one_in_the_golden_file() {
         assert_eq!(found.join(" / "), rows, "line: {line}");
         lines += 1;
     }
-    assert_eq!(lines, 21);
+    assert_eq!(lines, 24);
 }
 
 fn parse_kind(text: &str) -> OrderKind {

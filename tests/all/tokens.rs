@@ -1,16 +1,18 @@
 //! Rows of tokens: each row has the tokens that a small model of the definition puts there, whatever the order, the
 //! ranks, the batch size and the point of a resume; wrong fields, documents and states are refused by name.
 
+pub mod model;
+
 use std::fs;
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::images::{Image, Sample};
 use crate::support::random::Random;
 use dlfs::address::Address;
 use dlfs::dataset::{
     Dataset, LongDocuments, Mixture, Options, Sampler, TokenBatch, TokenLoader, TokenOptions,
+    TokenPhase,
 };
 use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
 use dlfs::format::fields::{put_table, record_len};
@@ -19,12 +21,12 @@ use dlfs::order::budget::Pack;
 use dlfs::order::mixture::{Batching, Part};
 use dlfs::order::weighted::{Draws, Weights};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, State};
-use dlfs::permutation::{Key, Permutation};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::OnError;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind, Result};
+use model::{Cell, ContextParallel, Place, Rows, cells};
 
 const GROUPED: OrderKind = OrderKind::Grouped { lanes: 2, group: 2 };
 const BY_SLOT: OrderKind = OrderKind::Sequential { by: SequentialBy::Slot };
@@ -39,7 +41,7 @@ pub struct Corpus {
 #[derive(Debug, Clone, Default)]
 pub struct Doc {
     pub tokens: Vec<i64>,
-    loss: Vec<u8>,
+    pub loss: Vec<u8>,
 }
 
 /// The way in which documents are stored.
@@ -51,19 +53,6 @@ pub struct Stored {
     pub field: Option<&'static str>,
     pub has_loss: bool,
 }
-
-/// One column of a row.
-#[derive(Debug, Clone, PartialEq)]
-struct Cell {
-    token: i64,
-    segment: i64,
-    position: i64,
-    loss: i64,
-    sample: i64,
-}
-
-/// A source, an id and its document.
-type Place<'a> = (u32, u64, &'a Doc);
 
 impl Corpus {
     pub fn new(stored: &Stored, documents: Vec<Doc>) -> Corpus {
@@ -140,7 +129,7 @@ pub enum Over {
 }
 
 impl Over {
-    fn loader(&self, rows: &TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
+    pub fn loader(&self, rows: &TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
         match self {
             Over::One(dataset) => dataset.token_loader(rows.clone(), run),
             Over::Mixed(mixture) => mixture.token_loader(rows.clone(), run),
@@ -166,86 +155,9 @@ impl Over {
     }
 }
 
-/// A document, its first token in a row, and the end.
-type Item = (usize, usize, usize);
-
-/// The segments of each row of an epoch, as ranges of tokens of positions: position, first, end.
-fn segments(rows: &TokenOptions, (seed, epoch): (u64, u64), lens: &[usize]) -> Vec<Vec<Item>> {
-    let capacity = rows.seq_len as usize + 1;
-    let len_of =
-        |&len: &usize| if len > 0 { len + usize::from(rows.separator.is_some()) } else { 0 };
-    let lens: Vec<usize> = lens.iter().map(len_of).collect();
-    if rows.pack == Pack::Concat {
-        let line: Vec<(usize, usize)> =
-            (0..lens.len()).flat_map(|at| (0..lens[at]).map(move |nth| (at, nth))).collect();
-        let starts = (0..line.len()).step_by(capacity - 1);
-        let whole = starts.filter_map(|start| line.get(start..start + capacity));
-        return whole
-            .map(|row| {
-                let of_one = row.chunk_by(|left, right| left.0 == right.0);
-                of_one.map(|run| (run[0].0, run[0].1, run[0].1 + run.len())).collect()
-            })
-            .collect();
-    }
-    let pieces = |positions: Range<usize>| -> Vec<Item> {
-        let cut = |at: usize| {
-            let len = lens[at];
-            (0..len).step_by(capacity).map(move |from| (at, from, len.min(from + capacity)))
-        };
-        positions.flat_map(cut).collect()
-    };
-    if rows.pack == Pack::None {
-        return pieces(0..lens.len()).into_iter().map(|piece| vec![piece]).collect();
-    }
-    let size = rows.window as usize;
-    let mut all = Vec::new();
-    for window in 0..lens.len().div_ceil(size) {
-        let mut items = pieces(window * size..lens.len().min((window + 1) * size));
-        items.sort_by_key(|(_, from, end)| std::cmp::Reverse(end - from));
-        // Each open row with its room, and the time since when it has this room.
-        let mut open: Vec<(usize, usize, Vec<Item>)> = Vec::new();
-        for (time, item) in items.into_iter().enumerate() {
-            let len = item.2 - item.1;
-            let fits = open.iter_mut().filter(|(room, ..)| *room >= len);
-            match fits.min_by_key(|(room, since, _)| (*room, std::cmp::Reverse(*since))) {
-                Some(row) => {
-                    *row = (row.0 - len, time, std::mem::take(&mut row.2));
-                    row.2.push(item);
-                }
-                None => open.push((capacity - len, time, vec![item])),
-            }
-        }
-        let key = Key::derive(seed, &[0x726f_7773, epoch, window as u64]);
-        let shuffle = Permutation::new(open.len() as u64, key);
-        all.extend((0..shuffle.len()).map(|nth| open[shuffle.forward(nth) as usize].2.clone()));
-    }
-    all
-}
-
-/// The columns of a row.
-fn cells(rows: &TokenOptions, segments: &[Item], documents: &[Place<'_>]) -> Vec<Cell> {
-    let mut cells = Vec::new();
-    for (number, &(at, from, end)) in segments.iter().enumerate() {
-        let (_, id, Doc { tokens, loss }) = documents[at];
-        for nth in from..end {
-            let is_start = nth == from && rows.pack != Pack::Concat;
-            let is_learned = rows.loss_field.is_none() || loss.get(nth).is_none_or(|&it| it > 0);
-            cells.push(Cell {
-                token: tokens.get(nth).copied().or(rows.separator.map(i64::from)).unwrap(),
-                segment: number as i64 + 1,
-                position: (nth - from) as i64,
-                loss: i64::from(is_learned && !is_start),
-                sample: id as i64,
-            });
-        }
-    }
-    let pad = Cell { token: rows.pad.into(), segment: 0, position: 0, loss: 0, sample: -1 };
-    cells.resize(rows.seq_len as usize + 1, pad);
-    cells
-}
-
 /// Fills the arrays of a batch, with tokens of a type by `dtype`; also compares cu_seqlens with segment ids.
-fn filled(batch: &TokenBatch, columns: &Columns, dtype: u64) -> Result<Vec<Cell>> {
+pub fn filled(batch: &TokenBatch, of: &Columns, dtype: u64) -> Result<Vec<Cell>> {
+    let columns = &batch.columns(of)?;
     let len = batch.num_rows() * columns.width();
     let is_all = columns.width() == columns.seq_len() as usize + 1;
     let mut narrow = vec![9; len];
@@ -270,7 +182,7 @@ fn filled(batch: &TokenBatch, columns: &Columns, dtype: u64) -> Result<Vec<Cell>
         cu_seqlens: is_all.then_some(&mut starts),
         sample_ids: Some(&mut sample_ids),
     };
-    batch.fill(columns, &mut arrays)?;
+    batch.fill(of, &mut arrays)?;
     if is_all {
         let width = columns.width();
         let inputs: Vec<(usize, i32)> = (0..len)
@@ -305,26 +217,32 @@ struct Case {
     over: Over,
     rows: TokenOptions,
     run: LoaderOptions,
-    epochs: Vec<Vec<Vec<Cell>>>,
+    epochs: Vec<(Rows, Vec<Vec<Cell>>)>,
     _corpora: Vec<Corpus>,
 }
 
 impl Case {
-    fn new(random: &mut Random) -> Case {
+    /// `is_long`: rows of 8,192 tokens.
+    fn new(random: &mut Random, is_long: bool) -> Case {
         let has_loss = random.one_in(3);
         let field = (has_loss || random.one_in(2)).then_some("tok");
         let element = ["u8", "u16", "u16", "u32", "i32"][random.below(5) as usize];
         let stored = Stored { element, field, has_loss };
-        let longest = [8, 60, 3000][random.below(3) as usize];
+        let longest = if is_long { 20_000 } else { [8, 60, 900][random.below(3) as usize] };
         let sources = [1, 1, 3][random.below(3) as usize];
         let most = if element == "u8" { 250 } else { 32_000 };
+        let number = if is_long { 12 } else { 60 };
         let corpora: Vec<Corpus> = (0..sources)
             .map(|_| {
-                let documents = (0..1 + random.below(60)).map(|_| document(random, longest, most));
+                let documents =
+                    (0..1 + random.below(number)).map(|_| document(random, longest, most));
                 Corpus::new(&stored, documents.collect())
             })
             .collect();
-        let mut rows = TokenOptions::new(1 + random.below(longest) as u32, 1);
+        let any_len = |random: &mut Random| {
+            if is_long { 8192 } else { 2 + random.below(longest.min(511)) as u32 }
+        };
+        let mut rows = TokenOptions::new(any_len(random), 1);
         rows.pack = [Pack::Concat, Pack::BestFit, Pack::None][random.below(3) as usize];
         rows.window = 1 + random.below(40) as u32;
         rows.separator = random.one_in(2).then_some(249);
@@ -339,6 +257,12 @@ impl Case {
         }
         rows.vocabulary = random.one_in(2).then_some(most as u32);
         rows.pad = random.below(5) as u32;
+        let mut from = 0;
+        for _ in 0..[0, 0, 1, 3][random.below(4) as usize] {
+            from += 1 + random.below(8 * longest);
+            let seq_len = any_len(random) / [1, 2][random.below(2) as usize];
+            rows.phases.push(TokenPhase { from, seq_len, batch_size: None });
+        }
         let kind = [OrderKind::Global, GROUPED, BY_SLOT][random.below(3) as usize];
         let order = OrderSpec { kind, seed: random.next_u64() };
         let mut run = LoaderOptions::new(order, 1, EPOCHS);
@@ -377,27 +301,63 @@ impl Case {
                 .map(|&(source, id)| (source, id, &corpora[source as usize].documents[id as usize]))
                 .collect();
             let lens: Vec<usize> = documents.iter().map(|place| place.2.tokens.len()).collect();
-            let of_rows = segments(&rows, (run.order.seed, epoch), &lens);
-            of_rows.iter().map(|segments| cells(&rows, segments, &documents)).collect()
+            let of_epoch = Rows::new(&rows, (run.order.seed, epoch), &lens);
+            let of_each = of_epoch.segments.iter();
+            let cells = of_each.map(|segments| cells(&rows, segments, &documents)).collect();
+            (of_epoch, cells)
         });
         let epochs = epochs.collect();
         Case { over, rows, run, epochs, _corpora: corpora }
     }
 
-    /// Reads up to `most` global batches of `ranks` ranks with `batch_size` rows from `state` on, and compares them.
+    /// The number of rows of the epoch that has the fewest.
+    fn fewest(&self) -> usize {
+        self.epochs.iter().map(|(rows, _)| rows.segments.len()).min().unwrap()
+    }
+
+    /// Some number of ranks, and of rows a batch in each phase, of which each epoch has a whole global batch.
+    fn any_sizes(&self, random: &mut Random) -> (u32, Vec<u32>) {
+        let fewest = self.fewest() as u64;
+        loop {
+            let ranks = 1 + random.below(fewest.min(8)) as u32;
+            let most = (fewest / u64::from(ranks)).min(5);
+            let phases = self.rows.phases.len() + 1;
+            let sizes: Vec<u32> = (0..phases).map(|_| 1 + random.below(most) as u32).collect();
+            let has_batch =
+                |(rows, _): &(Rows, _)| rows.batch_from(0, ranks as usize, &sizes).is_some();
+            if self.epochs.iter().all(has_batch) {
+                return (ranks, sizes);
+            }
+        }
+    }
+
+    /// Reads up to `most` global batches of `ranks` ranks, with `sizes` rows of each in each phase, from `state` on,
+    /// and compares them.
     fn read(
         &self,
         random: &mut Random,
-        (ranks, batch_size): (u32, u32),
+        (ranks, sizes): (u32, &[u32]),
         state: Option<State>,
         most: u64,
     ) -> State {
-        let seq_len = self.rows.seq_len;
-        let global = u64::from(ranks) * u64::from(batch_size);
-        let begun = state.as_ref().map_or((0, 0), |state| (state.epoch.0, state.consumed));
+        let mut rows = TokenOptions { batch_size: sizes[0], ..self.rows.clone() };
+        for (phase, size) in rows.phases.iter_mut().zip(&sizes[1..]) {
+            phase.batch_size = Some(*size).filter(|size| *size != sizes[0]);
+        }
+        let next_from = |(epoch, from): (usize, usize)| {
+            let of_epoch = |epoch: usize, from| {
+                let (rows, _) = &self.epochs[epoch];
+                Some((epoch, rows.batch_from(from, ranks as usize, sizes)?))
+            };
+            let mut later = (epoch..EPOCHS as usize).skip(1);
+            let first = (epoch < EPOCHS as usize).then(|| of_epoch(epoch, from)).flatten();
+            first.or_else(|| later.find_map(|epoch| of_epoch(epoch, 0)))
+        };
+        let begun = state
+            .as_ref()
+            .map_or((0, 0), |state| (state.epoch.0 as usize, state.consumed as usize));
         let mut states = Vec::new();
         for rank in 0..ranks {
-            let rows = TokenOptions { batch_size, ..self.rows.clone() };
             let run = LoaderOptions {
                 rank,
                 world_size: ranks,
@@ -405,38 +365,39 @@ impl Case {
                 ..self.run.clone()
             };
             let loader = self.over.loader(&rows, run).unwrap();
-            let (columns, chunks) = columns(random, seq_len as usize);
+            let cp = ContextParallel::any(random, &rows);
+            let columns = cp.columns(rows.seq_len as usize);
             let mut batch = TokenBatch::new();
-            let (mut epoch, mut consumed) = begun;
+            let mut next = next_from(begun);
             for _ in 0..most {
-                let rows_of = |epoch: u64| self.epochs[epoch as usize].len() as u64;
-                while epoch < EPOCHS && rows_of(epoch) - consumed < global {
-                    epoch += 1;
-                    consumed = 0;
-                }
                 let has_next = loader.next(&mut batch, &mut ()).unwrap();
-                assert_eq!(has_next, epoch < EPOCHS, "after {consumed} rows of epoch {epoch}");
-                if !has_next {
-                    break;
+                assert_eq!(has_next, next.is_some());
+                let Some((epoch, (global, of_rank))) = next else { break };
+                let (of_epoch, cells) = &self.epochs[epoch];
+                let len = *of_epoch.lens[global.clone()].iter().max().unwrap();
+                let chunks = cp.chunks(len);
+                let first = global.start + rank as usize * of_rank;
+                let pad =
+                    Cell { token: rows.pad.into(), segment: 0, position: 0, loss: 0, sample: -1 };
+                let mut right = Vec::new();
+                for row in &cells[first..first + of_rank] {
+                    let cell = |at: usize| row.get(at).unwrap_or(&pad).clone();
+                    right.extend(chunks.iter().cloned().flatten().map(cell));
                 }
-                let first = (consumed + u64::from(rank * batch_size)) as usize;
-                let right = &self.epochs[epoch as usize][first..first + batch_size as usize];
-                let right: Vec<Cell> = right
-                    .iter()
-                    .flat_map(|row| chunks.iter().flat_map(|it| row[it.clone()].to_vec()))
-                    .collect();
-                let cells = filled(&batch, &columns, random.below(4)).unwrap();
-                assert_eq!(cells, right, "rows from {first} on of epoch {epoch}");
-                consumed += global;
-                assert_eq!(batch.samples().epoch().0, epoch);
-                let is_last = rows_of(epoch) - consumed < global;
+                let filled = filled(&batch, &columns, random.below(4)).unwrap();
+                assert!(filled == right, "rows from {first} on of epoch {epoch}");
+                assert_eq!(batch.samples().epoch().0, epoch as u64);
+                let following = next_from((epoch, global.end));
+                let is_last = following.as_ref().is_none_or(|next| next.0 != epoch);
                 assert_eq!(batch.samples().ends_epoch(), is_last);
-                if is_last {
-                    epoch += 1;
-                    consumed = 0;
-                }
                 let after = loader.loader().state();
-                assert_eq!((after.epoch.0, after.consumed), (epoch, consumed));
+                let place = match &following {
+                    Some((_, (global, _))) if !is_last => (epoch, global.start),
+                    _ => (epoch + 1, 0),
+                };
+                assert_eq!((after.epoch.0 as usize, after.consumed as usize), place);
+                assert_eq!(after.place.is_some(), !is_last);
+                next = following;
             }
             states.push(loader.loader().state());
         }
@@ -445,72 +406,73 @@ impl Case {
     }
 }
 
-/// All columns of a row, or those of a context-parallel rank; and the same as ranges.
-fn columns(random: &mut Random, seq_len: usize) -> (Columns, Vec<Range<usize>>) {
-    let ranks = [1, 1, 2, 3, 4][random.below(5) as usize];
-    let is_zigzag = random.one_in(2);
-    let parts = if is_zigzag { 2 * ranks } else { ranks };
-    if ranks == 1 || !seq_len.is_multiple_of(parts) {
-        let all = Range { start: 0, end: seq_len + 1 };
-        return (Columns::all(seq_len as u32), vec![all]);
-    }
-    let rank = random.below(ranks as u64) as usize;
-    let len = seq_len / parts;
-    let mut taken = vec![rank];
-    taken.extend(is_zigzag.then_some(parts - 1 - rank));
-    let chunks = taken.iter().map(|part| part * len..(part + 1) * len + 1).collect();
-    let columns = Columns::slice(seq_len as u32, rank as u32, ranks as u32, is_zigzag);
-    (columns.unwrap(), chunks)
-}
-
 fn document(random: &mut Random, longest: u64, most: u64) -> Doc {
     let len = if random.one_in(8) { 0 } else { random.below(longest + 1) };
     let tokens = (0..len).map(|_| random.below(most) as i64).collect();
     Doc { tokens, loss: (0..len).map(|_| random.below(2) as u8).collect() }
 }
 
-/// `DLFS_TOKEN_CASES` says how many cases are tried; `tools/check --long` tries ten thousand.
+/// `DLFS_TOKEN_CASES` says how many cases are tried; `tools/check --long` tries ten thousand. Rows have up to 512
+/// tokens, and in one of a hundred cases 8,192.
 #[test]
 fn rows_are_those_of_the_definition_wherever_a_run_stops_and_however_it_resumes() {
     let cases = std::env::var("DLFS_TOKEN_CASES").map_or(100, |text| text.parse().unwrap());
     let mut random = Random::new(2201);
+    let mut long = Duration::ZERO;
+    let began = Instant::now();
     for number in 0..cases {
-        let case = Case::new(&mut random);
+        let is_long = number % 100 == 99;
+        let began = Instant::now();
+        let case = Case::new(&mut random, is_long);
         println!("case {number}: {:?}, {:?}", case.rows, case.run.order);
-        let rows_of = |epoch: &Vec<Vec<Cell>>| epoch.len() as u64;
-        let fewest = case.epochs.iter().map(rows_of).min().unwrap();
-        if rows_of(&case.epochs[0]) == 0 {
-            let refused = case.over.loader(&case.rows, case.run.clone()).unwrap_err();
-            assert!(refused.to_string().starts_with("no row can be filled"), "{refused}");
+        agrees(&case, &mut random);
+        long += if is_long { began.elapsed() } else { Duration::ZERO };
+    }
+    println!("{cases} cases in {:?}, of which rows of 8,192 took {long:?}", began.elapsed());
+}
+
+fn agrees(case: &Case, random: &mut Random) {
+    if case.epochs[0].1.is_empty() {
+        let refused = case.over.loader(&case.rows, case.run.clone()).unwrap_err();
+        assert!(refused.to_string().starts_with("no row can be filled"), "{refused}");
+    }
+    if case.fewest() == 0 {
+        return;
+    }
+    let counts = case.over.loader(&case.rows, case.run.clone()).unwrap();
+    for (epoch, (rows, cells)) in (0..).zip(&case.epochs) {
+        let plan = counts.plan(epoch).unwrap();
+        assert_eq!(plan.counts.rows, cells.len() as u64);
+        let columns: usize = rows.lens.iter().map(|len| len + 1).sum();
+        assert_eq!(plan.counts.columns, columns as u64);
+        let filled: usize = cells.iter().map(Vec::len).sum();
+        assert_eq!(plan.counts.padding, (columns - filled) as u64);
+        let starts = [0].iter().chain(&rows.starts).map(|start| *start as u64);
+        let phases = plan.counts.phases.iter().scan(0, |sum, rows| {
+            let start = *sum;
+            *sum += rows;
+            Some(start)
+        });
+        assert!(phases.take(rows.starts.len() + 1).eq(starts), "{:?}", plan.counts);
+        let sums = plan.sources.iter().map(|source| (source.documents, source.tokens));
+        let sum = sums.reduce(|left, right| (left.0 + right.0, left.1 + right.1));
+        let all = (plan.counts.documents, plan.counts.tokens);
+        assert_eq!(sum.unwrap_or(all), all);
+    }
+    assert_eq!(counts.loader().batches_per_epoch(), case.epochs[0].1.len() as u64);
+    let mut state: Option<State> = None;
+    loop {
+        let (ranks, sizes) = case.any_sizes(random);
+        let most = if random.one_in(3) { u64::MAX } else { 1 + random.below(4) };
+        let next = case.read(random, (ranks, &sizes), state.clone(), most);
+        let mut next = State::from_json(&next.to_json()).unwrap();
+        if state.as_ref() == Some(&next) || most == u64::MAX {
+            break;
         }
-        if fewest == 0 {
-            continue;
+        if random.one_in(4) {
+            next.place = None; // the run then looks at all lengths before
         }
-        let counts = case.over.loader(&case.rows, case.run.clone()).unwrap();
-        for (epoch, rows) in (0..).zip(&case.epochs) {
-            let plan = counts.plan(epoch).unwrap();
-            assert_eq!(plan.counts.rows, rows.len() as u64);
-            let padding = rows.iter().flatten().filter(|cell| cell.segment == 0).count();
-            assert_eq!(plan.counts.padding, padding as u64);
-            let sums = plan.sources.iter().map(|source| (source.documents, source.tokens));
-            let sum = sums.reduce(|left, right| (left.0 + right.0, left.1 + right.1));
-            let all = (plan.counts.documents, plan.counts.tokens);
-            assert_eq!(sum.unwrap_or(all), all);
-        }
-        assert_eq!(counts.loader().batches_per_epoch(), rows_of(&case.epochs[0]));
-        let mut state = None;
-        loop {
-            let ranks = 1 + random.below(fewest.min(8)) as u32;
-            let batch_size = 1 + random.below((fewest / u64::from(ranks)).min(5)) as u32;
-            let most = if random.one_in(3) { u64::MAX } else { 1 + random.below(4) };
-            let next = case.read(&mut random, (ranks, batch_size), state.clone(), most);
-            let text = next.to_json();
-            let next = State::from_json(&text).unwrap();
-            if state.as_ref() == Some(&next) || most == u64::MAX {
-                break;
-            }
-            state = Some(next);
-        }
+        state = Some(next);
     }
 }
 
@@ -735,7 +697,7 @@ fn states_of_other_rows_are_refused_with_the_difference() {
     assert!(separated.contains("separator"), "{separated}");
     for (consumed, is_there) in [(74, true), (75, false), (u64::MAX - 1, false), (u64::MAX, false)]
     {
-        let state = State { consumed, ..state.clone() };
+        let state = State { consumed, place: None, ..state.clone() };
         let resumed = LoaderOptions { resume: Some(state.clone()), ..run(2) };
         let resumed = corpus.dataset.token_loader(rows.clone(), resumed);
         assert_eq!(resumed.is_ok(), is_there, "{consumed}");
@@ -755,6 +717,115 @@ fn states_of_other_rows_are_refused_with_the_difference() {
     let mixed = mixture.token_loader(rows, run(2)).unwrap();
     let text = mixed.loader().set_state(&state).unwrap_err().to_string();
     assert!(text.contains("mixture"), "{text}");
+}
+
+#[test]
+fn a_place_beside_other_numbers_is_refused_and_without_it_the_same_rows_follow() {
+    let documents = || (0..300).map(|id| doc(&vec![id; 1 + id as usize % 9])).collect();
+    let corpora = [Corpus::new(&TYPED, documents()), Corpus::new(&TYPED, documents())];
+    let part = |corpus: &Corpus| (corpus.dataset.clone(), Part::Weight("1".parse().unwrap()));
+    let parts = corpora.iter().map(part).collect();
+    let mixture = Mixture::new(parts, None, Batching::Stratified, Vec::new()).unwrap();
+    for over in [Over::One(corpora[0].dataset.clone()), Over::Mixed(mixture)] {
+        for pack in [Pack::Concat, Pack::BestFit, Pack::None] {
+            let rows = TokenOptions { pack, window: 40, ..TokenOptions::new(12, 2) };
+            let order = OrderSpec { kind: GROUPED, seed: 5 };
+            let run = LoaderOptions::new(order, 1, 2);
+            let resume = |state: &State| {
+                let resume = Some(state.clone());
+                over.loader(&rows, LoaderOptions { resume, ..run.clone() })
+            };
+            let tokens = |loader: &TokenLoader| {
+                let mut batch = TokenBatch::new();
+                assert!(loader.next(&mut batch, &mut ()).unwrap());
+                filled(&batch, &Columns::all(12), 0).unwrap()
+            };
+            let loader = over.loader(&rows, run.clone()).unwrap();
+            for _ in 0..20 {
+                tokens(&loader);
+            }
+            let state = loader.loader().state();
+            let next = tokens(&loader);
+            let text = state.to_json();
+            assert!(state.place.unwrap().position >= 40, "{text}");
+            let bare = State { place: None, ..state.clone() };
+            for state in [&state, &bare] {
+                assert_eq!(tokens(&resume(state).unwrap()), next, "{pack}");
+                loader.loader().set_state(state).unwrap();
+                assert_eq!(tokens(&loader), next, "{pack}");
+            }
+            for name in ["position", "tokens", "rows", "check", "consumed", "epoch"] {
+                let (before, behind) = text.split_once(&format!("\"{name}\":")).unwrap();
+                let (before, behind) = if name == "tokens" || name == "rows" {
+                    text.rsplit_once(&format!("\"{name}\":")).unwrap() // not those of the budget
+                } else {
+                    (before, behind)
+                };
+                let end = behind.find([',', '}']).unwrap();
+                let number: u64 = behind[..end].parse().unwrap();
+                let damaged = format!("{before}\"{name}\":{}{}", number ^ 1, &behind[end..]);
+                let damaged = State::from_json(&damaged).unwrap();
+                for error in [
+                    resume(&damaged).unwrap_err(),
+                    loader.loader().set_state(&damaged).unwrap_err(),
+                ] {
+                    assert!(error.to_string().contains("is not that of its"), "{name}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn phases_of_rows_that_a_run_has_not_reached_may_change_when_it_resumes() {
+    let documents = (0..300).map(|id| doc(&vec![id; 1 + id as usize % 9])).collect();
+    let corpus = Corpus::new(&TYPED, documents);
+    for pack in [Pack::Concat, Pack::BestFit, Pack::None] {
+        let with = |phases: &[(u64, u32)]| {
+            let phase =
+                |&(from, seq_len): &(u64, u32)| TokenPhase { from, seq_len, batch_size: Some(3) };
+            let phases = phases.iter().map(phase).collect();
+            TokenOptions { pack, window: 10, phases, ..TokenOptions::new(12, 2) }
+        };
+        let loader = corpus.dataset.token_loader(with(&[(100, 7), (2000, 20)]), run(1)).unwrap();
+        let mut batch = TokenBatch::new();
+        let mut before = None;
+        while batch.num_rows() != 3 {
+            before = Some(loader.loader().state());
+            assert!(loader.next(&mut batch, &mut ()).unwrap());
+        }
+        // The state behind the last batch before the phase is that of its first row.
+        let first = before.unwrap();
+        let state = loader.loader().state();
+        assert_eq!(state.consumed, first.consumed + 3, "{pack}");
+        let resume = |phases: &[(u64, u32)], state: &State| {
+            let run = LoaderOptions { resume: Some(state.clone()), ..run(1) };
+            corpus.dataset.token_loader(with(phases), run).map_err(|error| error.to_string())
+        };
+        for phases in [&[(100, 7)][..], &[(100, 7), (1500, 9)], &[(100, 7), (2000, 20), (2500, 3)]]
+        {
+            let resumed = resume(phases, &state).unwrap();
+            assert!(resumed.next(&mut batch, &mut ()).unwrap());
+            assert_eq!(batch.num_rows(), 3, "{pack}");
+            assert!(pack == Pack::None || batch.layout().seq_len == 7, "{pack}");
+            let text = resumed.loader().state().to_json();
+            assert!(resume(phases, &State::from_json(&text).unwrap()).is_ok(), "{text}");
+        }
+        for phases in [&[(90, 7)][..], &[(100, 8)], &[(50, 7), (100, 7)], &[]] {
+            let text = resume(phases, &state).unwrap_err();
+            assert!(text.contains("phases of rows before row"), "{pack}: {text}");
+        }
+        let text = resume(&[(100, 7), (2000, 20)], &State { consumed: 1, ..state.clone() });
+        assert!(text.unwrap_err().contains("is not that of its"), "{pack}");
+    }
+    let why = |phases: &[(u64, u32)]| {
+        let phase =
+            |&(from, seq_len): &(u64, u32)| TokenPhase { from, seq_len, batch_size: Some(1) };
+        let phases = phases.iter().map(phase).collect();
+        corpus.refused(TokenOptions { phases, ..TokenOptions::new(12, 2) }, run(1)).to_string()
+    };
+    assert!(why(&[(100, 7), (100, 8)]).contains("at 100 tokens, not after the one before"));
+    assert!(why(&[(100, 0)]).contains("not 0"));
 }
 
 #[test]

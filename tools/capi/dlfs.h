@@ -165,7 +165,7 @@
 // Documents lie whole, each in the row of its window with the least room for it.
 #define DLFS_PACK_BEST_FIT 1
 
-// Each document has a row of its own.
+// Each document has a row of its own. Rows are only as wide as their batch needs.
 #define DLFS_PACK_NONE 2
 
 // A document that is longer than a row is cut into pieces. The default.
@@ -818,6 +818,17 @@ typedef struct {
     const char *count;
 } dlfs_mixture_options;
 
+// A phase of each epoch: rows of another length, once the rows before have counted `tokens`, each its length; unless
+// documents lie end to end, with the next window.
+typedef struct {
+    // The tokens of the epoch before it.
+    uint64_t tokens;
+    // The tokens of a row.
+    uint32_t seq_len;
+    // The rows of a batch; 0: as many as at the epoch's start.
+    uint32_t batch_size;
+} dlfs_row_phase;
+
 // Options of rows of tokens. Set `size` to `sizeof(dlfs_tokens_options)`, set `seq_len`, and all fields without a
 // value to zero. The call copies it.
 typedef struct {
@@ -828,7 +839,8 @@ typedef struct {
     uint32_t seq_len;
     // How documents fill rows: DLFS_PACK_...
     uint32_t pack;
-    // Positions of the epoch that best_fit packs together; default 16,384.
+    // Positions of the epoch that best_fit packs together, and of which none puts rows of similar length side by side;
+    // default 16,384.
     uint32_t pack_window;
     // 1: `separator` follows each document.
     uint32_t separated;
@@ -855,14 +867,20 @@ typedef struct {
     uint32_t cp_zigzag;
     // Zero.
     uint32_t reserved;
+    // Phases of each epoch in which rows have another length, `num_phases` of them, ascending; or NULL.
+    const dlfs_row_phase *phases;
+    // The number of phases.
+    size_t num_phases;
 } dlfs_tokens_options;
 
 // The arrays of a batch of rows, in memory of the caller. Set `size` to `sizeof(dlfs_rows)`, and the arrays that are
 // wanted; others are NULL.
 //
-// An array has `batch_size` rows of C columns, row by row. Without context-parallel ranks C is `seq_len` + 1: columns
-// 0 to `seq_len` - 1 are inputs, and columns 1 to `seq_len` their labels. A context-parallel rank has one part of the
-// inputs, or with `cp_zigzag` two, each with one column more behind it for the label of its last input.
+// An array has room for `batch_size` rows of C columns, row by row; with phases, for the batch of the phase that has
+// the most. Without context-parallel ranks C is `seq_len` + 1: columns 0 to `seq_len` - 1 are inputs, and columns 1 to
+// `seq_len` their labels. A context-parallel rank has one part of the inputs, or with `cp_zigzag` two, each with one
+// column more behind it for the label of its last input. The call sets the rows and columns that it has filled: with
+// DLFS_PACK_NONE rows are only as wide as the longest one of all ranks needs, one behind the other all the same.
 typedef struct {
     // sizeof(dlfs_rows).
     size_t size;
@@ -876,8 +894,8 @@ typedef struct {
     uint8_t *loss_mask;
     // The id of the token's sample; -1 for padding.
     int64_t *sample_ids;
-    // The starts of segments and paddings in all inputs of the batch, one row behind the other, and their end:
-    // `batch_size` * `seq_len` + 1 places. Not with context-parallel ranks.
+    // The starts of segments and paddings in all inputs of the batch, one row behind the other, and their end: as many
+    // places as an array has. Not with context-parallel ranks.
     int32_t *cu_seqlens;
     // Set by the call: the places of `cu_seqlens` that are in use.
     size_t num_cu_seqlens;
@@ -887,6 +905,10 @@ typedef struct {
     uint32_t ends_epoch;
     // Set by the call: the epoch of the rows.
     uint64_t epoch;
+    // Set by the call: the rows of each array.
+    size_t num_rows;
+    // Set by the call: the columns of each row, C or less.
+    size_t num_columns;
 } dlfs_rows;
 
 // Counters, in this process. Set `size` to `sizeof(dlfs_stats_t)` before it is filled.

@@ -28,8 +28,8 @@ enum Backing {
     /// Heap memory; the header is a separate `Box`.
     Heap { start: NonNull<u8>, layout: Layout },
     /// A mapping, which returns to `home` if there is one; otherwise it is unmapped. The header is a separate
-    /// `Box`.
-    Mapped { mapping: Mapping, home: Option<Arc<Spares>> },
+    /// `Box`. The mapping is one too: headers of slots are many, and have to be short.
+    Mapped { mapping: Box<Mapping>, home: Option<Arc<Spares>> },
     /// Memory owned by somebody else, who lends it. The header, a separate `Box`, keeps it alive.
     Lent { _memory: Arc<dyn Send + Sync> },
     /// Slots of a pool, which also owns the header. The thread that allocated the slots sets both fields,
@@ -66,7 +66,7 @@ impl Allocation {
     fn mapped(len: usize) -> Option<(Backing, NonNull<u8>)> {
         let mapping = Mapping::transparent_or_base(len).ok()?;
         let start = mapping.start();
-        Some((Backing::Mapped { mapping, home: None }, start))
+        Some((Backing::Mapped { mapping: Box::new(mapping), home: None }, start))
     }
 
     /// The first handle on memory for `len` bytes with arbitrary contents, which returns to `home` when
@@ -74,6 +74,7 @@ impl Allocation {
     pub(super) fn of_spares(home: &Arc<Spares>, len: usize) -> Option<(Allocation, NonNull<u8>)> {
         let mapping = home.take(len)?;
         let start = mapping.start();
+        let mapping = Box::new(mapping);
         let backing = Backing::Mapped { mapping, home: Some(Arc::clone(home)) };
         let header = Box::new(Header { handles: Handles::new(1), backing });
         Some((Allocation(NonNull::from(Box::leak(header))), start))
@@ -179,7 +180,7 @@ impl Drop for Allocation {
                 // what it maps or keeps alive; no reference into either is alive, this was the last handle.
                 let header = unsafe { Box::from_raw(self.0.as_ptr()) };
                 if let Backing::Mapped { mapping, home: Some(home) } = header.backing {
-                    home.give_back(mapping);
+                    home.give_back(*mapping);
                 }
             }
             Backing::Pool { pool, num_slots } => {

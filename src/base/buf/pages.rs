@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+use super::registered::{Registrar, Registration};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The kind of pages that a pool uses.
@@ -72,6 +73,7 @@ pub(super) struct Mapping {
     pages: Pages,
     /// The source to which the memory returns; `None`: the operating system.
     source: Option<&'static dyn PageSource>,
+    registration: OnceLock<Registration>,
 }
 
 // SAFETY: plain memory, whose owner decides who may access which bytes; `source` is `Sync`.
@@ -100,8 +102,7 @@ impl Mapping {
             let message = format!("cannot map {len} bytes of memory");
             Error::new(ErrorKind::OutOfMemory, message).source(std::io::Error::from(errno))
         })?;
-        let start = mapped.cast();
-        Ok(Mapping { mapped, mapped_len: len, start, pages: Pages::Base, source: None })
+        Ok(Mapping::from_system(mapped, len, mapped.cast(), Pages::Base))
     }
 
     /// Maps `len` bytes for one buffer, without reserved huge pages, which are left to pools.
@@ -136,6 +137,39 @@ impl Mapping {
     /// Returns whether the memory belongs to the parent process.
     pub(super) fn is_foreign(&self) -> bool {
         self.source.is_some_and(|source| source.is_foreign())
+            || self.registration.get().is_some_and(Registration::is_foreign)
+    }
+
+    /// Registers the first `len` bytes, once, until the mapping is dropped.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub(super) fn register(&self, registrar: &'static dyn Registrar, len: usize) -> Result<()> {
+        assert!(len <= self.len(), "registered past the end");
+        self.advise_own(Advice::LinuxDontFork)?;
+        // SAFETY: the range is mapped, and `drop` ends the registration before the mapping.
+        let registration = unsafe { Registration::new(registrar, self.start, len) };
+        let registration = registration.inspect_err(|_| {
+            // If this fails, children do without the memory.
+            self.advise_own(Advice::LinuxDoFork).unwrap_or(());
+        })?;
+        assert!(self.registration.set(registration).is_ok(), "registered twice");
+        Ok(())
+    }
+
+    /// Gives advice on forks for memory that is not a driver's.
+    fn advise_own(&self, advice: Advice) -> Result<()> {
+        if self.source.is_none() {
+            // SAFETY: the range is mapped; the advice changes no bytes of this process.
+            unsafe { madvise(self.start.as_ptr().cast(), self.len(), advice) }
+                .map_err(std::io::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// The length of the registered part.
+    pub(super) fn registered_bytes(&self) -> usize {
+        self.registration.get().map_or(0, Registration::bytes)
     }
 
     /// Allocates `len` bytes of the driver's memory.
@@ -143,15 +177,24 @@ impl Mapping {
         let start = source.allocate(len)?;
         let mapped = start.cast();
         let pages = Pages::Driver;
-        Some(Mapping { mapped, mapped_len: len, start, pages, source: Some(source) })
+        let registration = OnceLock::new();
+        Some(Mapping { mapped, mapped_len: len, start, pages, source: Some(source), registration })
+    }
+
+    fn from_system(
+        mapped: NonNull<c_void>,
+        mapped_len: usize,
+        start: NonNull<u8>,
+        pages: Pages,
+    ) -> Mapping {
+        let registration = OnceLock::new();
+        Mapping { mapped, mapped_len, start, pages, source: None, registration }
     }
 
     fn huge(len: usize) -> Option<Mapping> {
         let len = len.checked_next_multiple_of(HUGE_LEN)?;
         let mapped = map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB).ok()?;
-        let start = mapped.cast();
-        let pages = Pages::Huge;
-        let mapping = Mapping { mapped, mapped_len: len, start, pages, source: None };
+        let mapping = Mapping::from_system(mapped, len, mapped.cast(), Pages::Huge);
         // Touches the pages now: exceeding a control group's limit later would raise SIGBUS instead of an
         // error.
         // SAFETY: the range was just mapped and holds nothing yet.
@@ -165,8 +208,7 @@ impl Mapping {
         let skip = mapped.cast::<u8>().align_offset(HUGE_LEN);
         // SAFETY: `skip` is below 2 MiB, and 2 MiB more than `len` are mapped.
         let start = unsafe { mapped.cast::<u8>().add(skip) };
-        let pages = Pages::Transparent;
-        let mapping = Mapping { mapped, mapped_len, start, pages, source: None };
+        let mapping = Mapping::from_system(mapped, mapped_len, start, Pages::Transparent);
         // SAFETY: `start..start + len` lies in what was just mapped; the advice changes no bytes.
         let advised = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         advised.ok().map(|()| mapping)
@@ -175,6 +217,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.registration.take().is_some_and(|registration| registration.is_foreign()) {
+            return; // a forked child: other memory may be there by now
+        }
         if let Some(source) = self.source {
             // SAFETY: it came from this source, in `of`, and nobody uses it any more, see below.
             return unsafe { source.free(self.start) };

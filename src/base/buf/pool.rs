@@ -10,6 +10,7 @@ use rustix::fs::SealFlags;
 use super::IoBuf;
 use super::allocation::{Allocation, Header};
 use super::pages::{HUGE_LEN, Mapping, PageSource, Pages};
+use super::registered::{Registrar, Registration};
 use super::shared_map::Map;
 use super::slots::Slots;
 use super::spares::Spares;
@@ -83,7 +84,10 @@ impl Memory {
 
     /// Returns whether the memory belongs to the parent process.
     fn is_foreign(&self) -> bool {
-        matches!(self, Memory::Own(mapping) if mapping.is_foreign())
+        match self {
+            Memory::Own(mapping) => mapping.is_foreign(),
+            Memory::Shared { map, .. } => map.registration().is_some_and(Registration::is_foreign),
+        }
     }
 }
 
@@ -144,11 +148,35 @@ impl Pool {
         Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, spares })))
     }
 
+    /// Registers the pool's memory with a driver, and from now on also that of [`Pool::outside`], until it is unmapped.
+    /// At most once for each pool, before it is used: all pages are allocated now. Forked children do not get the
+    /// memory: reading one of its buffers ends them.
+    ///
+    /// # Errors
+    /// The driver's refusal; the pool then works without it.
+    pub fn register(&self, registrar: &'static dyn Registrar) -> Result<()> {
+        let len = self.capacity_bytes();
+        match &self.0.mapping {
+            Memory::Own(mapping) => mapping.register(registrar, len)?,
+            Memory::Shared { map, .. } => map.register(registrar, len)?,
+        }
+        self.0.spares.register_later(registrar);
+        Ok(())
+    }
+
+    /// The length of the memory of slots that is registered with a driver: all of it or none.
+    pub fn registered_bytes(&self) -> usize {
+        match &self.0.mapping {
+            Memory::Own(mapping) => mapping.registered_bytes(),
+            Memory::Shared { map, .. } => map.registration().map_or(0, Registration::bytes),
+        }
+    }
+
     /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
     /// `None` if no long enough range of slots is free.
     ///
     /// Never blocks, makes no system call and does not allocate from the heap. In a forked child, a pool in
-    /// a driver's memory has no free slot, since the parent still uses it.
+    /// a driver's memory, or registered with one, has no free slot: that memory is the parent's.
     pub fn take(&self, len: usize) -> Option<IoBuf> {
         if len == 0 {
             return Some(IoBuf::empty());
@@ -163,14 +191,15 @@ impl Pool {
     }
 
     /// A buffer of `len` bytes outside the pool, aligned to 4,096, with arbitrary contents: for I/O that
-    /// does not fit the pool. Large buffers reuse the memory of dropped ones, which is unmapped at the latest
-    /// with the pool.
+    /// does not fit the pool. Large buffers, and all of a registered pool, reuse the memory of dropped ones, which is
+    /// unmapped at the latest with the pool.
     ///
     /// # Errors
     /// `OutOfMemory`: the operating system has no memory.
     #[doc(hidden)]
     pub fn outside(&self, len: usize) -> Result<IoBuf> {
-        let spare = if len < HUGE_LEN { None } else { Allocation::of_spares(&self.0.spares, len) };
+        let is_spare = len >= HUGE_LEN || len > 0 && self.registered_bytes() > 0;
+        let spare = if is_spare { Allocation::of_spares(&self.0.spares, len) } else { None };
         let Some((allocation, start)) = spare else { return IoBuf::temporary(len) };
         // SAFETY: nobody else has a handle, and `of_spares` gives at least `len` bytes, which the kernel zeroed or an
         // earlier buffer wrote.

@@ -12,6 +12,7 @@ use rustix::mm::{Advice, madvise};
 
 use super::allocation::Allocation;
 use super::lends::{Lender, Lends};
+use super::registered::{Registrar, Registration};
 use super::shared_map::{Map, SEALS, len_of_file, must_fit};
 use super::{HugePages, SharedBuf, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};
@@ -86,6 +87,20 @@ impl SharedBytes {
     /// Leaves the memory out of children that are forked from now on: an access there ends the child.
     pub fn keep_from_children(&self) {
         self.map.keep_from_children(self.len);
+    }
+
+    /// Registers the memory with a driver until it is unmapped; at most once, behind
+    /// [`SharedBytes::keep_from_children`].
+    ///
+    /// # Errors
+    /// The driver's refusal; the memory then stays as it is.
+    pub fn register(&self, registrar: &'static dyn Registrar) -> Result<()> {
+        self.map.register(registrar, self.len)
+    }
+
+    /// The length of the registered memory: all or none.
+    pub fn registered_bytes(&self) -> usize {
+        self.map.registration().map_or(0, Registration::bytes)
     }
 
     /// The number of bytes.

@@ -4,11 +4,13 @@
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::ptr::{NonNull, null_mut};
+use std::sync::OnceLock;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::pages::{HUGE_LEN, Pages, shared_pages};
+use super::registered::{Registrar, Registration};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The mapping of shared memory.
@@ -17,6 +19,7 @@ pub(super) struct Map {
     mapped: NonNull<c_void>,
     mapped_len: usize,
     start: NonNull<u8>,
+    registration: OnceLock<Registration>,
 }
 
 // SAFETY: plain mapped memory, used by address. Its owner, a pool or `SharedBytes`, decides who may access which
@@ -63,7 +66,7 @@ impl Map {
         // SAFETY: `skip` is below 2 MiB, and 2 MiB more than the file's length are mapped.
         let start = unsafe { mapped.cast::<u8>().add(skip) };
         // From here on, dropping `map` unmaps the memory.
-        let map = Map { mapped, mapped_len, start };
+        let map = Map { mapped, mapped_len, start, registration: OnceLock::new() };
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let protection = ProtFlags::READ | write;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
@@ -89,10 +92,30 @@ impl Map {
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start
     }
+
+    /// Registers the first `len` bytes, once, until the mapping is dropped. Children must not have them, see
+    /// [`Map::keep_from_children`].
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub(super) fn register(&self, registrar: &'static dyn Registrar, len: usize) -> Result<()> {
+        // SAFETY: the range is mapped, see `of`, and `drop` ends the registration before the mapping.
+        let registration = unsafe { Registration::new(registrar, self.start, len)? };
+        assert!(self.registration.set(registration).is_ok(), "registered twice");
+        Ok(())
+    }
+
+    /// The registration, if the memory has one.
+    pub(super) fn registration(&self) -> Option<&Registration> {
+        self.registration.get()
+    }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
+        if self.registration.take().is_some_and(|registration| registration.is_foreign()) {
+            return; // a forked child: other memory may be there by now
+        }
         // SAFETY: mapped in `Map::of` with this length. All users of the address are gone: the pool or
         // `SharedBytes`, its buffers and everything that it lent.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };

@@ -1,8 +1,11 @@
-//! Memory of dropped large buffers outside a pool: reusing it saves zeroing new pages.
+//! Memory of dropped large buffers outside a pool: reusing it saves zeroing new pages, and registering them.
+
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
 use super::pages::{HUGE_LEN, Mapping};
+use super::registered::Registrar;
 use crate::sync::{AtomicUsize, Ordering};
 
 /// Mapped memory of dropped buffers. Taking memory unmaps free memory until free and used memory together are
@@ -13,6 +16,7 @@ pub(super) struct Spares {
     /// mapped when taken, and unmapped when given back.
     free: Mutex<Free>,
     used_bytes: AtomicUsize,
+    registrar: OnceLock<&'static dyn Registrar>,
 }
 
 #[derive(Default)]
@@ -22,13 +26,18 @@ struct Free {
 }
 
 impl Spares {
+    /// Registers the memory that is mapped from now on.
+    pub(super) fn register_later(&self, registrar: &'static dyn Registrar) {
+        self.registrar.get_or_init(|| registrar);
+    }
+
     /// Memory for `len` bytes, with arbitrary contents. `None`: the operating system has no memory.
     pub(super) fn take(&self, len: usize) -> Option<Mapping> {
         let mut free = self.free.try_lock();
         let found = free.as_mut().and_then(|free| free.take(len));
         let mapping = match found {
             Some(mapping) => mapping,
-            None => Mapping::transparent_or_base(rounded(len)).ok()?,
+            None => self.map(len)?,
         };
         // Relaxed: the counter orders no other memory.
         let used = self.used_bytes.fetch_add(mapping.len(), Ordering::Relaxed) + mapping.len();
@@ -40,11 +49,25 @@ impl Spares {
         Some(mapping)
     }
 
+    fn map(&self, len: usize) -> Option<Mapping> {
+        let Some(registrar) = self.registrar.get() else {
+            return Mapping::transparent_or_base(rounded(len, HUGE_LEN)).ok();
+        };
+        let mapping = Mapping::transparent_or_base(rounded(len, REGISTERED_STEP)).ok()?;
+        if let Err(error) = mapping.register(*registrar, mapping.len()) {
+            tracing::debug!(%error, len, "a buffer outside the pool is not registered");
+        }
+        Some(mapping)
+    }
+
     /// Keeps dropped memory for reuse; the operating system may reclaim its pages meanwhile.
     pub(super) fn give_back(&self, mapping: Mapping) {
         self.used_bytes.fetch_sub(mapping.len(), Ordering::Relaxed);
         if let Some(mut free) = self.free.try_lock() {
-            mapping.lend_pages();
+            // A device would go on reading registered pages after they were replaced.
+            if mapping.registered_bytes() == 0 {
+                mapping.lend_pages();
+            }
             free.mappings.push(mapping);
         }
     }
@@ -53,7 +76,8 @@ impl Spares {
 impl Free {
     /// Takes the shortest mapping that is long enough.
     fn take(&mut self, len: usize) -> Option<Mapping> {
-        let long_enough = self.mappings.iter().enumerate().filter(|(_, free)| free.len() >= len);
+        let may_take = |free: &Mapping| free.len() >= len && !free.is_foreign();
+        let long_enough = self.mappings.iter().enumerate().filter(|(_, free)| may_take(free));
         let (at, _) = long_enough.min_by_key(|(_, free)| free.len())?;
         Some(self.mappings.swap_remove(at))
     }
@@ -71,10 +95,13 @@ impl Free {
 }
 
 /// Rounds a length up, so that similar lengths can reuse each other's memory. Untouched pages cost no memory.
-fn rounded(len: usize) -> usize {
-    let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(HUGE_LEN);
+fn rounded(len: usize, least_step: usize) -> usize {
+    let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(least_step);
     len.checked_next_multiple_of(step).unwrap_or(len)
 }
+
+/// Registered memory has all its pages.
+const REGISTERED_STEP: usize = 64 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -149,7 +149,7 @@ fn check_alike(mine: &Record, other: &Record) -> Result<()> {
     );
     let hint = match what {
         "order" => {
-            "start all ranks with the same order, seed, batch size, sharding and mode of peers"
+            "start all ranks with the same order, seed, batch size, rows of tokens, sharding and mode of peers"
         }
         JOB_KEY => "give all ranks the same --job-key (job_key in Python and C)",
         "generation" => "the image changed while ranks started: start all of them again",

@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::{
-    Layouts, LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
+    LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
 };
 use crate::reader::Batch;
+use crate::tokens::Layout;
 use crate::units::SampleId;
 
 use crate::dataset::over::Over;
@@ -73,11 +74,17 @@ impl Reading {
         }
     }
 
-    /// The layouts of the batches that are to be delivered, if they are rows of tokens.
-    pub(super) fn layouts(&self) -> Option<&Layouts> {
+    /// Replaces `layout` by that of the batch that was just delivered, if batches are rows of tokens.
+    pub(super) fn take_layout(&mut self, layout: &mut Layout) {
         match self {
-            Reading::Alone(alone) => alone.layouts(),
-            Reading::Node(_) => None,
+            Reading::Alone(alone) => {
+                if let Some(layouts) = alone.layouts()
+                    && let Some(of_batch) = layouts.take()
+                {
+                    layouts.recycle(std::mem::replace(layout, of_batch));
+                }
+            }
+            Reading::Node(node) => node.swap_layout(layout),
         }
     }
 

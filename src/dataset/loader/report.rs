@@ -107,7 +107,8 @@ fn settings(options: &LoaderOptions, datasets: &[Dataset], len: u64) -> Vec<(Str
     let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
     let batch = match &options.budget {
         Some(budget) if options.has_rows() => {
-            format!("{} rows of {} tokens", options.rows, budget.tokens.saturating_sub(1))
+            let rows = options.rows.first().copied().unwrap_or_default();
+            format!("{rows} rows of {} tokens", budget.tokens.saturating_sub(1))
         }
         Some(budget) => format!("at most {} tokens", budget.tokens),
         None => format!("{} samples", options.batch_size),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::order::budget::Pack;
 use crate::prefetch::TokenLengths;
 use crate::reader::Batch;
 use crate::tokens::{Arrays, Columns, Document, Layout, fill};
@@ -56,18 +57,18 @@ impl TokenBatch {
 
     /// The most inputs of one segment or padding: the largest difference in cu_seqlens.
     pub fn max_seqlen(&self) -> u32 {
-        self.of.as_ref().map_or(0, |(options, _)| self.layout.max_seqlen(options.seq_len))
+        self.layout.max_seqlen(self.layout.seq_len)
     }
 
-    /// Writes the given columns of the rows into `arrays`. Allocates nothing but cu_seqlens.
+    /// The columns that its arrays have, if `columns` are those of rows at the epoch's start. Rows of another phase
+    /// have another length. Where each document is a row, all ranks' rows are only as wide as the widest of them
+    /// needs.
     ///
     /// # Errors
-    /// As [`dlfs_tokens::fill`]. `InvalidArgument`: the columns are of rows of another length. `Corrupt`: a document
-    /// has another number of tokens than its length says.
-    pub fn fill(&self, columns: &Columns, arrays: &mut Arrays<'_>) -> Result<()> {
-        let Some((options, sources)) = &self.of else {
-            return Err(Error::invalid("no batch was read yet", "call TokenLoader::next first"));
-        };
+    /// `InvalidArgument`: the columns are of rows of another length, or context-parallel ranks cannot share these rows
+    /// equally.
+    pub fn columns(&self, columns: &Columns) -> Result<Columns> {
+        let (options, _) = self.of()?;
         if columns.seq_len() != options.seq_len {
             let text = format!(
                 "columns of rows of {} tokens are asked for, and the loader's have {}",
@@ -76,8 +77,27 @@ impl TokenBatch {
             );
             return Err(Error::invalid(text, "make them with the loader's seq_len"));
         }
+        match options.pack {
+            Pack::None => columns.of_narrow_rows(self.layout.seq_len),
+            Pack::Concat | Pack::BestFit => columns.of_rows(self.layout.seq_len),
+        }
+    }
+
+    /// Writes the rows into `arrays`, of which it takes the first [`TokenBatch::columns`] of each row, one row behind
+    /// the other. Allocates nothing but cu_seqlens.
+    ///
+    /// # Errors As [`TokenBatch::columns`] and [`dlfs_tokens::fill`]. `Corrupt`: a document has another number of
+    /// tokens than its length says.
+    pub fn fill(&self, columns: &Columns, arrays: &mut Arrays<'_>) -> Result<()> {
+        let (options, sources) = self.of()?;
+        let columns = self.columns(columns)?;
         let document = |nth| self.document(sources, nth);
-        fill(&self.layout, columns, &options.rules(), document, arrays)
+        fill(&self.layout, &columns, &options.rules(), document, arrays)
+    }
+
+    fn of(&self) -> Result<&(TokenOptions, Arc<[Source]>)> {
+        let unread = || Error::invalid("no batch was read yet", "call TokenLoader::next first");
+        self.of.as_ref().ok_or_else(unread)
     }
 
     /// Empties the batch for the next one of a loader, and returns where it goes.

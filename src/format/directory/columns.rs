@@ -97,8 +97,9 @@ impl Columns {
         self.chunks.items()
     }
 
-    pub(crate) fn lens_bytes(&self) -> impl Iterator<Item = (Slot, u32)> + '_ {
-        (0..).map(Slot).zip(self.lengths.items::<U32>().iter().map(|len| len.get()))
+    pub(crate) fn lens_bytes(&self, slots: Range<u64>) -> impl Iterator<Item = u32> + '_ {
+        let lengths = &self.lengths.items::<U32>()[slots.start as usize..slots.end as usize];
+        lengths.iter().map(|len| len.get())
     }
 
     #[inline]

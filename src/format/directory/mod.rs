@@ -60,6 +60,7 @@ mod typed;
 mod used_len;
 mod viewed;
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 pub use aside::KeepsAside;
@@ -219,9 +220,12 @@ impl Directory {
         Some(self.columns.len_bytes(self.slot_of(id)?))
     }
 
-    /// The lengths of all samples in bytes, in the order of slots; also of samples that are not live.
-    pub fn lens_bytes(&self) -> impl Iterator<Item = (Slot, u32)> + '_ {
-        self.columns.lens_bytes()
+    /// The lengths of the samples at `slots` in bytes; also of samples that are not live.
+    ///
+    /// # Panics
+    /// If there are no such slots.
+    pub fn lens_bytes(&self, slots: Range<u64>) -> impl Iterator<Item = u32> + '_ {
+        self.columns.lens_bytes(slots)
     }
 
     /// The slot of the id; `None` if it was not assigned.

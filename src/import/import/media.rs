@@ -42,6 +42,8 @@ pub(super) struct Channel {
     pairs: Vec<Option<usize>>,
     /// Number of times that the queue pairs were abandoned.
     resets: u32,
+    /// The reason of the last time, if trying again does not help.
+    fatal: Option<Error>,
 }
 
 /// A write in flight on a [`Channel`].
@@ -166,7 +168,7 @@ impl Media {
         let media = self.clone();
         let fence = Arc::clone(fence);
         let scope = PairScope::new();
-        Channel { media, fence, calls: None, scope, pairs, resets: 0 }
+        Channel { media, fence, calls: None, scope, pairs, resets: 0, fatal: None }
     }
 
     /// The superblock copies of all namespaces: see [`Channel::superblocks`].
@@ -288,11 +290,13 @@ impl Channel {
     /// The result of a completed write or flush, with its buffer. `Err` returns one that is still in flight.
     ///
     /// # Errors
-    /// As [`Channel::write`]. `Disconnected` also if the queue pair was abandoned.
+    /// As [`Channel::write`]. If the queue pair was abandoned, the error of the call that failed, or `Disconnected` if
+    /// that one may be tried again.
     pub(super) fn take(&mut self, write: PendingWrite) -> Result<Result<IoBuf>, PendingWrite> {
         let Some(calls) = self.calls.as_mut().filter(|_| self.resets == write.resets) else {
             let message = "a write was given up together with another that failed";
-            return Ok(Err(Error::new(ErrorKind::Disconnected, message)));
+            let lost = || Error::new(ErrorKind::Disconnected, message);
+            return Ok(Err(self.fatal.as_ref().map_or_else(lost, Error::to_others)));
         };
         let begun = write.begun;
         let result = calls.take(write.ticket).ok_or(write)?;
@@ -398,6 +402,7 @@ impl Channel {
             self.calls = None;
             self.pairs.fill(None);
             self.resets += 1;
+            self.fatal = (!is_transient(error)).then(|| error.to_others());
         }
         result
     }

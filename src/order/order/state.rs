@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::budget::Budget;
+use super::budget::{Budget, RowPlace, wrong_place};
 use super::hash::HexId;
 use super::mixture::MixtureSpec;
 use super::{OrderKind, OrderSpec};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
+use dlfs_base::permutation::Key;
 use dlfs_base::units::{Epoch, Generation};
 
 /// The state of a run between two global batches.
@@ -38,6 +39,10 @@ pub struct State {
     /// The token budget, if batches have one. The consumed positions then end with a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Arc<Budget>>,
+    /// The place from which a run of rows of tokens goes on. Without it the run looks at the lengths of all documents
+    /// before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<RowPlace>,
 }
 
 impl State {
@@ -53,7 +58,51 @@ impl State {
             consumed: 0,
             mixture: None,
             budget: None,
+            place: None,
         }
+    }
+
+    /// Moves behind a batch: to a number of consumed positions of an epoch, or of rows, from which a run goes on at
+    /// `place`.
+    pub fn move_to(&mut self, (epoch, consumed): (Epoch, u64), place: Option<RowPlace>) {
+        self.epoch = epoch;
+        self.consumed = consumed;
+        self.place = place.map(|place| RowPlace { check: self.check_word(&place), ..place });
+    }
+
+    /// Checks that the place belongs to the other numbers of the state.
+    ///
+    /// # Errors
+    /// It belongs to others: some were damaged, or changed without it.
+    pub fn check_place(&self) -> Result<()> {
+        let Some(place) = self.place.filter(|place| place.check != self.check_word(place)) else {
+            return Ok(());
+        };
+        Err(wrong_place(&place, self.consumed))
+    }
+
+    /// A word made of all numbers by which `place` was found; 52 bits, which every reader of JSON keeps. A mixture's
+    /// definition may get other phases later, so it does not count.
+    fn check_word(&self, place: &RowPlace) -> u64 {
+        let (lanes, group) = self.order.kind.lanes_and_group().unwrap_or_default();
+        let image = match self.mixture {
+            Some(_) => 0,
+            None => u128::from_le_bytes(self.image.0),
+        };
+        let words = [
+            LABEL,
+            image as u64,
+            (image >> 64) as u64,
+            self.generation.0,
+            lanes.into(),
+            group.into(),
+            self.epoch.0,
+            self.consumed,
+            place.position,
+            place.tokens,
+            place.rows,
+        ];
+        Key::derive(self.order.seed, &words).word() >> 12
     }
 
     /// The same state for a run over the view with this hash.
@@ -212,11 +261,14 @@ impl State {
         }
     }
 
-    /// Checks that a run whose batches have the budget `asked`, or no budget, can resume from this state.
+    /// Checks that a run whose batches have the budget `asked`, or no budget, can resume from this state. Phases of
+    /// rows may differ where they are still to come.
     ///
     /// # Errors
-    /// The first difference.
+    /// The first difference. The place is not of this state.
     pub fn check_budget(&self, asked: Option<&Budget>) -> Result<()> {
+        self.check_place()?;
+        let begun = |budget: &Budget| budget.begun(self.consumed, self.place.as_ref()).to_vec();
         let difference = match (self.budget.as_deref(), asked) {
             (None, None) => None,
             (None, Some(_)) => Some(
@@ -225,7 +277,13 @@ impl State {
             (Some(_), None) => {
                 Some("the state's batches have a budget of tokens, and none was asked for".into())
             }
-            (Some(state), Some(asked)) => state.difference(asked),
+            (Some(state), Some(asked)) => state.difference(asked).or_else(|| {
+                let consumed = self.consumed;
+                let text = format!(
+                    "the state's phases of rows before row {consumed} are others than those asked for"
+                );
+                (begun(state) != begun(asked)).then_some(text)
+            }),
         };
         let hint =
             "resume with the budget of the state and its window, or start anew, without the state";
@@ -261,7 +319,8 @@ impl State {
         let len = self.len_of_epoch(len);
         let next =
             if consumed < len { (epoch, consumed) } else { (Epoch(epoch.0.saturating_add(1)), 0) };
-        State { epoch: next.0, consumed: next.1, ..self.clone() }
+        let place = self.place.filter(|_| next == (self.epoch, self.consumed));
+        State { epoch: next.0, consumed: next.1, place, ..self.clone() }
     }
 }
 
@@ -288,6 +347,9 @@ fn of_view(view: Option<HexId>) -> String {
 const OTHER_DATA: &str = "open what the run began with, or start anew, without the state";
 const START_ANEW: &str = "start anew, without the state";
 
+/// The first word of the keys that make words of places.
+const LABEL: u64 = 0x706c_6163;
+
 const VERSION: u32 = 1;
 
 /// The version of states with views: older releases would read the whole data set, so they must refuse the state.
@@ -302,6 +364,7 @@ const VERSION_OF_ROWS: u32 = 4;
 #[cfg(test)]
 mod tests {
     use super::super::SequentialBy;
+    use super::super::budget::{Cost, Pack, RowPhase, RowSpec};
     use super::*;
 
     const IMAGE: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff];
@@ -373,6 +436,57 @@ mod tests {
         let bad = json.replace("\"tokens\":4096", "\"tokens\":0");
         assert!(State::from_json(&bad).unwrap_err().report().contains("one token"));
         assert_eq!(state.of_view(Some([1; 16])).version, 3);
+    }
+
+    #[test]
+    fn a_place_is_refused_beside_any_other_number() {
+        let kind = OrderKind::Grouped { lanes: 8, group: 4 };
+        let rows = RowSpec { pack: Pack::BestFit, separated: false, cuts: true };
+        let budget = Budget { cost: Cost::Sum, rows: Some(rows), ..Budget::new(9) };
+        let mut state = state(kind, 0).by_budget(Some(Arc::new(budget.clone())));
+        let place = RowPlace { position: 700, tokens: 8000, rows: 1000, check: 0 };
+        state.move_to((Epoch(2), 1003), Some(place));
+        state.check_budget(Some(&budget)).unwrap();
+        let json = state.to_json();
+        assert_eq!(State::from_json(&json).unwrap(), state);
+        for (right, wrong) in [
+            ("\"position\":700", "\"position\":701"),
+            ("\"tokens\":8000", "\"tokens\":8008"),
+            ("\"rows\":1000", "\"rows\":1001"),
+            ("\"consumed\":1003", "\"consumed\":1004"),
+            ("\"epoch\":2", "\"epoch\":3"),
+            ("\"lanes\":8", "\"lanes\":9"),
+            ("\"seed\":7", "\"seed\":8"),
+            ("\"generation\":3", "\"generation\":4"),
+            ("\"check\":", "\"check\":1"),
+        ] {
+            let state = State::from_json(&json.replace(right, wrong)).unwrap();
+            let error = state.check_budget(Some(&budget)).unwrap_err().to_string();
+            assert!(error.contains("is not that of its"), "{wrong}: {error}");
+            State { place: None, ..state }.check_budget(Some(&budget)).unwrap();
+        }
+        assert_eq!(state.at(Epoch(2), 1003, 5).place, state.place);
+        assert_eq!(state.at(Epoch(2), 1004, 5).place, None);
+    }
+
+    #[test]
+    fn only_phases_of_rows_that_are_still_to_come_may_change() {
+        let rows = RowSpec { pack: Pack::Concat, separated: false, cuts: true };
+        let with = |phases: &[(u64, u32)]| {
+            let phase = |&(from, seq_len): &(u64, u32)| RowPhase { from, seq_len };
+            let phases = phases.iter().map(phase).collect();
+            Budget { cost: Cost::Sum, rows: Some(rows), phases, ..Budget::new(11) }
+        };
+        let state = state(OrderKind::Global, 4);
+        let state = state.by_budget(Some(Arc::new(with(&[(25, 5), (100, 8)]))));
+        state.check_budget(Some(&with(&[(25, 5), (36, 2)]))).unwrap();
+        state.check_budget(Some(&with(&[(25, 5)]))).unwrap();
+        for other in [&[(25, 6), (100, 8)][..], &[(15, 5), (100, 8)], &[(25, 5), (27, 8)], &[]] {
+            let error = state.check_budget(Some(&with(other))).unwrap_err().to_string();
+            assert!(error.contains("before row 4"), "{error}");
+        }
+        let start = State { consumed: 0, ..state };
+        start.check_budget(Some(&with(&[]))).unwrap();
     }
 
     #[test]

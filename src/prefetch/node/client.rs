@@ -15,10 +15,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::copy::gather;
 use crate::prefetch::head::Head;
+use crate::prefetch::pinned::registrar;
 use crate::prefetch::walk::Walk;
 use crate::prefetch::{LoaderOptions, LoaderStats, NextBatch, NodePlace};
 use crate::reader::{Batch, SampleLocation};
 use crate::report::Cause;
+use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId};
 
 /// A run of one rank, read by its node's loader.
@@ -50,6 +52,8 @@ pub(crate) struct NodeClient {
     was_connected: bool,
     ended: bool,
     failed: Option<(ErrorKind, String)>,
+    /// The layout of the last batch, if batches are rows of tokens.
+    layout: Layout,
     stats: LoaderStats,
 }
 
@@ -83,6 +87,7 @@ impl NodeClient {
             was_connected: false,
             ended: false,
             failed: None,
+            layout: Layout::default(),
             stats: LoaderStats::default(),
         };
         client.begin(len)?;
@@ -97,7 +102,7 @@ impl NodeClient {
     /// # Errors
     /// As [`NodeClient::start`].
     pub(crate) fn restart(mut self, state: State, len: u64) -> Result<NodeClient> {
-        if let Some(ToClient::Batch(head, _)) = self.pending.take() {
+        if let Some(ToClient::Batch(head, ..)) = self.pending.take() {
             self.push(ToOwner::Release { entry: head.entry });
         }
         if state.order != self.state.order {
@@ -158,15 +163,16 @@ impl NodeClient {
                 return Ok(NextBatch::Later);
             };
             match message {
-                ToClient::Batch(head, samples) if head.turn == self.turn => {
+                ToClient::Batch(head, samples, layout) if head.turn == self.turn => {
                     let cause = Cause::ALL.get(head.cause as usize).unwrap_or(&Cause::Window);
                     let waited = std::mem::take(&mut self.waited) + began.elapsed();
                     self.stats.stalls.add(*cause, waited);
                     if self.fill(batch, &head, &samples)? {
+                        self.layout = layout;
                         return Ok(NextBatch::Ready);
                     }
                 }
-                ToClient::Batch(head, _) => self.push(ToOwner::Release { entry: head.entry }),
+                ToClient::Batch(head, ..) => self.push(ToOwner::Release { entry: head.entry }),
                 ToClient::End { turn } if turn == self.turn && self.next.is_some() => {
                     let text = "the process that reads for this node ended before this rank had all its batches";
                     return Err(Error::new(ErrorKind::Internal, text));
@@ -266,6 +272,9 @@ impl NodeClient {
             link => link?,
         };
         let Some(link) = link else { return Ok(false) };
+        if let Some(registrar) = registrar(&self.options) {
+            link.register(registrar);
+        }
         link.hold();
         self.link = Some(link);
         self.was_connected = true;
@@ -337,14 +346,13 @@ impl NodeClient {
             batch.set_ends_epoch();
         }
         if self.options.copy_threads.is_some() {
-            self.stats.copied_bytes += gather(batch)? as u64;
+            self.stats.copied_bytes += gather(batch, None)? as u64;
         }
         self.stats.batches += 1;
         self.stats.samples += batch.len() as u64;
         self.stats.sample_bytes += batch.len_bytes();
         self.stats.skipped += head.skipped;
-        self.state.epoch = Epoch(head.after.0);
-        self.state.consumed = head.after.1;
+        self.state.move_to((Epoch(head.after.0), head.after.1), head.place);
         self.step();
         self.ended |= head.after.0 >= self.options.epochs.end;
         Ok(())
@@ -373,6 +381,11 @@ impl NodeClient {
             }
             Err(error) => Some(error),
         }
+    }
+
+    /// Swaps the layout of the last batch for `layout`.
+    pub(crate) fn swap_layout(&mut self, layout: &mut Layout) {
+        std::mem::swap(&mut self.layout, layout);
     }
 
     /// The state behind the batches delivered so far.
@@ -404,6 +417,7 @@ impl NodeClient {
             copied_bytes,
             stalls,
             stall_s,
+            registered_bytes: self.link.as_ref().map_or(0, Link::registered_bytes),
             ..of_node
         }
     }

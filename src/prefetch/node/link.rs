@@ -15,8 +15,9 @@ use rustix::net::{
 };
 
 use super::messages::{PROTOCOL, ToClient, ToOwner};
-use crate::buf::{HugePages, Loan, SharedBytes};
+use crate::buf::{HugePages, Loan, Registrar, SharedBytes};
 use crate::error::{Error, ErrorKind, Result};
+use crate::prefetch::pinned::warn_of_refusal;
 use crate::process::{NotInherited, process_id};
 
 /// The connection of a client that has a seat.
@@ -89,6 +90,16 @@ impl Link {
         let window = SharedBytes::open(file, len_of_window, HugePages::Auto)?;
         window.keep_from_children(); // batches change there when this process releases them
         Ok(Some(Link { outbox, window, inbox, handled: len }))
+    }
+
+    /// Registers the window, so that devices copy batches from it by DMA.
+    pub(super) fn register(&self, registrar: &'static dyn Registrar) {
+        self.window.register(registrar).unwrap_or_else(|error| warn_of_refusal(&error));
+    }
+
+    /// The length of the registered memory.
+    pub(super) fn registered_bytes(&self) -> u64 {
+        self.window.registered_bytes() as u64
     }
 
     /// Queues a message.
@@ -169,7 +180,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         // Batches that nobody has taken yet.
         while let Ok(Received::Message(message)) = self.receive(Instant::now()) {
-            if let ToClient::Batch(head, _) = message {
+            if let ToClient::Batch(head, ..) = message {
                 self.outbox.push(ToOwner::Release { entry: head.entry });
             }
         }

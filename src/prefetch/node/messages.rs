@@ -13,6 +13,8 @@
 
 use crate::buf::SealedLocation;
 use crate::error::ErrorKind;
+use crate::order::budget::RowPlace;
+use crate::tokens::{Layout, Segment};
 
 /// A position in the run: an epoch, and its consumed positions.
 pub(super) type Position = (u64, u64);
@@ -39,8 +41,8 @@ pub(super) enum ToOwner {
 pub(super) enum ToClient {
     /// The answer to a hello: the version of the messages, and the length of the window, whose file comes with it.
     Welcome { protocol: u32, window_len: u64 },
-    /// A batch.
-    Batch(BatchHead, Vec<SamplePlace>),
+    /// A batch, and the layout of its rows if it has rows of tokens.
+    Batch(BatchHead, Vec<SamplePlace>, Layout),
     /// No batch of this turn follows.
     End { turn: u32 },
     /// The owner failed in this turn, or refuses the client.
@@ -60,6 +62,8 @@ pub(super) struct BatchHead {
     pub(super) epoch: u64,
     /// The state of the rank behind the batch.
     pub(super) after: Position,
+    /// Its place, if batches are rows of tokens.
+    pub(super) place: Option<RowPlace>,
     pub(super) skipped: u64,
     /// Bytes that do not lie in the window.
     pub(super) loose: Option<SealedLocation>,
@@ -127,8 +131,8 @@ impl ToClient {
                 out.extend(window_len.to_le_bytes());
                 1_u32
             }
-            ToClient::Batch(head, samples) => {
-                head.write(samples, out);
+            ToClient::Batch(head, samples, layout) => {
+                head.write(samples, layout, out);
                 2
             }
             ToClient::End { turn } => {
@@ -170,9 +174,15 @@ impl ToClient {
             1 => ToClient::Welcome { protocol: rest.u32()?, window_len: rest.u64()? },
             2 => {
                 let head = BatchHead::read(&mut rest)?;
-                let count = rest.0.len() / SAMPLE_BYTES;
+                let count = rest.u32()?;
+                let num_rows = rest.u32()?;
+                let seq_len = rest.u32()?;
                 let samples = (0..count).map(|_| SamplePlace::read(&mut rest));
-                ToClient::Batch(head, samples.collect::<Option<_>>()?)
+                let samples = samples.collect::<Option<_>>()?;
+                let count = rest.0.len() / SEGMENT_BYTES;
+                let segments = (0..count).map(|_| read_segment(&mut rest));
+                let segments = segments.collect::<Option<_>>()?;
+                ToClient::Batch(head, samples, Layout { num_rows, seq_len, segments })
             }
             3 => ToClient::End { turn: rest.u32()? },
             4 => {
@@ -187,20 +197,29 @@ impl ToClient {
 }
 
 impl BatchHead {
-    fn write(&self, samples: &[SamplePlace], out: &mut Vec<u8>) {
+    fn write(&self, samples: &[SamplePlace], layout: &Layout, out: &mut Vec<u8>) {
         let SealedLocation { pid, fd, dev, ino } = self.loose.unwrap_or(NOWHERE);
         for word in [self.turn, self.cause, self.ends_epoch.into(), pid, fd] {
             out.extend(word.to_le_bytes());
         }
         let BatchHead { entry, epoch, after, skipped, .. } = *self;
-        for word in [entry, epoch, after.0, after.1, skipped, dev, ino] {
+        let RowPlace { position, tokens, rows, .. } = self.place.unwrap_or(NO_PLACE);
+        for word in [entry, epoch, after.0, after.1, skipped, dev, ino, position, tokens, rows] {
             out.extend(word.to_le_bytes());
         }
+        out.extend((samples.len() as u32).to_le_bytes());
+        out.extend(layout.num_rows.to_le_bytes());
+        out.extend(layout.seq_len.to_le_bytes());
         for SamplePlace { id, offset, len, source } in samples {
             out.extend(id.to_le_bytes());
             out.extend(offset.to_le_bytes());
             out.extend(len.to_le_bytes());
             out.extend(source.to_le_bytes());
+        }
+        for Segment { row, column, document, from, len } in &layout.segments {
+            for number in [row, column, document, from, len] {
+                out.extend(number.to_le_bytes());
+            }
         }
     }
 
@@ -216,7 +235,10 @@ impl BatchHead {
         let skipped = rest.u64()?;
         let location = SealedLocation { pid, fd, dev: rest.u64()?, ino: rest.u64()? };
         let loose = (location != NOWHERE).then_some(location);
-        Some(BatchHead { turn, cause, ends_epoch, entry, epoch, after, skipped, loose })
+        let position = rest.u64()?;
+        let place = RowPlace { position, tokens: rest.u64()?, rows: rest.u64()?, ..NO_PLACE };
+        let place = (place != NO_PLACE).then_some(place);
+        Some(BatchHead { turn, cause, ends_epoch, entry, epoch, after, place, skipped, loose })
     }
 }
 
@@ -226,6 +248,13 @@ impl SamplePlace {
         let offset = rest.u64()?;
         Some(SamplePlace { id, offset, len: rest.u32()?, source: rest.u32()? })
     }
+}
+
+fn read_segment(rest: &mut Reader<'_>) -> Option<Segment> {
+    let row = rest.u32()?;
+    let column = rest.u32()?;
+    let document = rest.u32()?;
+    Some(Segment { row, column, document, from: rest.u32()?, len: rest.u32()? })
 }
 
 /// Takes numbers off the front of bytes.
@@ -246,22 +275,26 @@ impl Reader<'_> {
 }
 
 /// The version of these messages.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 pub(super) const TO_OWNER_BYTES: usize = 24;
 
 /// The bit of an offset that lies in the loose bytes.
 pub(super) const LOOSE: u64 = 1 << 63;
 
-const SAMPLE_BYTES: usize = 24;
+const SEGMENT_BYTES: usize = 20;
 
 /// More samples than any batch has.
 const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
+/// The check is made anew by the state that a client moves to.
+const NO_PLACE: RowPlace =
+    RowPlace { position: u64::MAX, tokens: u64::MAX, rows: u64::MAX, check: 0 };
+
 const NOWHERE: SealedLocation = SealedLocation { pid: 0, fd: 0, dev: 0, ino: 0 };
 
 /// The kinds of errors by number.
-const KINDS: [ErrorKind; 15] = [
+const KINDS: [ErrorKind; 16] = [
     ErrorKind::NotFound,
     ErrorKind::InvalidArgument,
     ErrorKind::Corrupt,
@@ -277,6 +310,7 @@ const KINDS: [ErrorKind; 15] = [
     ErrorKind::Interrupted,
     ErrorKind::Io,
     ErrorKind::Internal,
+    ErrorKind::DeviceLost,
 ];
 
 #[cfg(test)]
@@ -293,14 +327,25 @@ mod tests {
             entry: 1 << 40,
             epoch: 3,
             after: (4, 0),
+            place: Some(RowPlace { position: 1, tokens: 2, rows: 3, check: 0 }),
             skipped: 1,
             loose,
         };
         let sample = SamplePlace { id: 9, offset: LOOSE | 4096, len: 17, source: 1 };
+        let segment = Segment { row: 0, column: 2, document: 1, from: 7, len: 5 };
+        let rows = Layout {
+            num_rows: 2,
+            seq_len: 9,
+            segments: vec![segment, Segment { row: 1, ..segment }],
+        };
         let mut all = vec![
             ToClient::Welcome { protocol: PROTOCOL, window_len: 256 << 20 },
-            ToClient::Batch(head, vec![sample, SamplePlace { id: 10, ..sample }]),
-            ToClient::Batch(BatchHead { loose: None, ends_epoch: false, ..head }, Vec::new()),
+            ToClient::Batch(head, vec![sample, SamplePlace { id: 10, ..sample }], rows),
+            ToClient::Batch(
+                BatchHead { loose: None, place: None, ends_epoch: false, ..head },
+                Vec::new(),
+                Layout::default(),
+            ),
             ToClient::End { turn: 3 },
             ToClient::Holders(vec![1, 5]),
         ];

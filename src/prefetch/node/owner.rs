@@ -345,7 +345,7 @@ impl Server {
     }
 
     fn add(&mut self, entry: Entry) {
-        let Head { epoch, ends_epoch, after, left } = entry.head;
+        let Head { epoch, ends_epoch, after, left, .. } = entry.head;
         let planned = entry.batch.len() as u64 + entry.skipped;
         let seats = u64::from(self.seats);
         let bytes = entry.batch.len_bytes();
@@ -436,10 +436,12 @@ impl Server {
             entry: share.entry,
             epoch: entry.head.epoch.0,
             after: share.after,
+            place: entry.head.place,
             skipped: share.planned.saturating_sub(samples.len() as u64),
             loose,
         };
-        self.send_to(seat, &ToClient::Batch(head, samples));
+        let message = ToClient::Batch(head, samples, entry.layout.clone());
+        self.send_to(seat, &message);
     }
 
     fn send_to(&mut self, seat: u32, message: &ToClient) {

@@ -31,18 +31,22 @@ pub(crate) fn reading(place: &NodePlace, options: &LoaderOptions, state: State) 
         copy_threads: None,
         // Clients map the memory for reading only.
         verify_kept: false,
+        // Each rank registers its own mapping.
+        pin: None,
         ..options.clone()
     }
 }
 
 /// The name of the socket: the same exactly for ranks of this node in one run, wherever it is.
 pub(super) fn socket_name(place: &NodePlace, options: &LoaderOptions, state: &State) -> String {
-    let LoaderOptions { epochs, world_size, batch_size, tail, drop_short, .. } = options;
-    let run = State { epoch: Default::default(), consumed: 0, ..state.clone() }.to_json();
+    let LoaderOptions { epochs, world_size, batch_size, rows, tail, drop_short, .. } = options;
+    let mut run = state.clone();
+    run.move_to((Default::default(), 0), None);
+    let run = run.to_json();
     let node = options.rank % num_nodes(place, options);
     let local = place.local_world_size;
     let text = format!(
-        "{} {run} {epochs:?} {world_size} {batch_size} {tail:?} {drop_short} {node} {local}",
+        "{} {run} {epochs:?} {world_size} {batch_size} {rows:?} {tail:?} {drop_short} {node} {local}",
         place.job
     );
     format!("node-{:016x}", xxh3_64(text.as_bytes())) // a socket's path is limited to 107 bytes

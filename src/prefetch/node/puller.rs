@@ -13,9 +13,10 @@ use crate::buf::{Pool, SealedBytes};
 use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::head::Head;
-use crate::prefetch::{LoaderStats, NextBatch, Prefetcher, Returns, Window};
+use crate::prefetch::{Layouts, LoaderStats, NextBatch, Prefetcher, Returns, Window};
 use crate::reader::{Batch, TICK};
 use crate::report::{Cause, Stalls};
+use crate::tokens::Layout;
 use crate::units::Epoch;
 
 /// Opens the prefetcher of a node.
@@ -51,6 +52,8 @@ pub(super) enum What {
 pub(super) struct Entry {
     pub(super) batch: Batch,
     pub(super) head: Head,
+    /// The layout of its rows, if it has rows of tokens.
+    pub(super) layout: Layout,
     pub(super) skipped: u64,
     /// The place of each sample: an offset in the window, or with [`LOOSE`] in `loose`.
     pub(super) offsets: Vec<u64>,
@@ -110,7 +113,10 @@ impl Puller {
     }
 
     fn begin(&mut self, (epoch, consumed): Position) -> Result<Option<What>> {
-        let state = State { epoch: Epoch(epoch), consumed, ..self.base.clone() };
+        let mut state = self.base.clone();
+        if (state.epoch.0, state.consumed) != (epoch, consumed) {
+            state.move_to((Epoch(epoch), consumed), None);
+        }
         let begun = match self.prefetcher.take() {
             Some(before) => before.restart(state)?,
             None => (self.origin.open)(state, Arc::clone(&self.window))?,
@@ -140,8 +146,10 @@ impl Puller {
         let cause = longest(&now.stalls.since(&before.stalls));
         let skipped = now.skipped - before.skipped;
         let Some(head) = prefetcher.head() else { return Ok(None) };
+        let layout = prefetcher.layouts().and_then(Layouts::take).unwrap_or_default();
         let (offsets, loose) = places(&batch, self.window.pool())?;
-        Ok(Some(What::Batch(Box::new(Entry { batch, head, skipped, offsets, loose, cause }))))
+        let entry = Entry { batch, head, layout, skipped, offsets, loose, cause };
+        Ok(Some(What::Batch(Box::new(entry))))
     }
 
     /// Shows the counters.

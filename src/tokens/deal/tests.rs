@@ -2,11 +2,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
+use crate::count::{RowCounts, count_rows};
 use crate::layout::Segment;
 use dlfs_base::error::Error;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_order::order::Tail;
-use dlfs_order::order::budget::Cost;
+use dlfs_order::order::budget::{Cost, Pack, RowPhase, RowSpec};
 
 /// Numbers for the cases.
 struct Random(Key, u64);
@@ -39,27 +40,40 @@ impl Case {
         let spec = RowSpec { pack, separated: random.below(2) == 0, cuts: true };
         let window = 1 + random.below(60) as u32;
         // Some are drawn in several steps also without windows.
-        let most = if random.below(30) == 0 { 3 * STEP } else { 200 };
+        let most = if random.below(30) == 0 { 3000 } else { 200 };
         let len = random.below(most);
         let tokens = (0..len).map(|_| random.below(longest) as u32).collect();
         let seed = random.below(u64::MAX);
         let epoch = random.below(1000);
-        Case { budget: Arc::new(budget(capacity, window, spec)), seed, epoch, tokens }
+        let mut from = 0;
+        let phases = [0, 0, 1, 4][random.below(4) as usize];
+        let phases = (0..phases).map(|_| {
+            // Some are near, and some have no row at all.
+            let far = [capacity, 20 * capacity][random.below(2) as usize];
+            from += 1 + random.below(far);
+            RowPhase { from, seq_len: 1 + random.below(2 * capacity) as u32 }
+        });
+        let phases = phases.collect();
+        let budget = Budget { phases, ..budget(capacity, window, spec) };
+        budget.check().unwrap();
+        Case { budget: Arc::new(budget), seed, epoch, tokens }
     }
 
-    fn begin(&self, rows: u32, shard: Shard) -> RowDeal<u64> {
+    fn begin(&self, rows: &[u32], shard: Shard, place: Option<RowPlace>) -> RowDeal<u64> {
         let len = self.tokens.len() as u64;
-        RowDeal::new(&self.budget, rows, self.seed, Epoch(self.epoch), len, shard)
+        RowDeal::new(&self.budget, rows, (self.seed, Epoch(self.epoch)), len, shard, place)
     }
 
-    /// All rows in one batch at a time of one rank.
-    fn rows(&self) -> Vec<Vec<Part>> {
-        let mut deal = self.begin(1, shard(0, 1, 0));
+    /// All rows in one batch at a time of one rank, and the length of each.
+    fn rows(&self) -> (Vec<Vec<Part>>, Vec<u64>) {
+        let mut deal = self.begin(&[1], shard(0, 1, 0), None);
         let mut rows = Vec::new();
-        while let Some((_, mut batch)) = next(&mut deal, &self.tokens) {
+        let mut lens = Vec::new();
+        while let Some((_, mut batch, len)) = next(&mut deal, &self.tokens) {
             rows.append(&mut batch);
+            lens.push(len.into());
         }
-        rows
+        (rows, lens)
     }
 
     fn counts(&self) -> Result<RowCounts> {
@@ -91,12 +105,12 @@ fn draw(tokens: &[u32]) -> impl FnMut(Range<u64>, &mut Vec<u64>, &mut Vec<u32>) 
     }
 }
 
-/// The next batch, as the parts of each row; checks that parts lie side by side, and that documents come once for
-/// neighbouring parts.
-fn next(deal: &mut RowDeal<u64>, tokens: &[u32]) -> Option<(Dealt, Vec<Vec<Part>>)> {
+/// The next batch, as the parts of each row, and its length of rows; checks that parts lie side by side, and that
+/// documents come once for neighbouring parts.
+fn next(deal: &mut RowDeal<u64>, tokens: &[u32]) -> Option<(Dealt, Vec<Vec<Part>>, u32)> {
     let mut documents = vec![u64::MAX; 3];
     let old = Segment { row: 9, column: 9, document: 9, from: 9, len: 9 };
-    let mut layout = Layout { num_rows: 9, segments: vec![old] };
+    let mut layout = Layout { num_rows: 9, seq_len: 9, segments: vec![old] };
     let dealt = deal.next(&mut draw(tokens), &mut documents, &mut layout).unwrap()?;
     let documents = &documents[3..];
     let mut rows = vec![Vec::new(); layout.num_rows as usize];
@@ -115,63 +129,123 @@ fn next(deal: &mut RowDeal<u64>, tokens: &[u32]) -> Option<(Dealt, Vec<Vec<Part>
     }
     assert_eq!(documents.len(), document as usize + 1);
     assert!(documents.windows(2).all(|two| two[0] != two[1]), "{documents:?}");
-    Some((dealt, rows))
+    Some((dealt, rows, layout.seq_len))
 }
 
-/// The rows of an epoch by their definition, token by token or by comparison of all rows.
-fn model(case: &Case) -> Vec<Vec<Part>> {
+/// The rows of an epoch by their definition.
+struct Model {
+    rows: Vec<Vec<Part>>,
+    /// The length of each row, and of its bucket.
+    lens: Vec<u64>,
+    /// The first row of each phase that has begun.
+    starts: Vec<u64>,
+}
+
+/// The least bucket that has room for a row of `inputs`.
+fn bound(inputs: u64, len: u64) -> u64 {
+    let bounds = (0..25).flat_map(|log| [1 << log, 3 << log]).filter(|bound| *bound >= inputs);
+    bounds.min().unwrap().max(1).min(len)
+}
+
+/// Lays out token by token, and compares all rows for each piece.
+fn model(case: &Case) -> Model {
+    let Budget { tokens: capacity, phases, .. } = &*case.budget;
     let spec = case.budget.rows.unwrap();
-    let capacity = case.budget.tokens;
     let with_separator = |&n: &u32| u64::from(n) + u64::from(spec.separated && n > 0);
     let lengths: Vec<u64> = case.tokens.iter().map(with_separator).collect();
-    let cut = |positions: Range<usize>| -> Vec<Part> {
-        let pieces = positions.flat_map(|at| {
-            let starts = (0..lengths[at]).step_by(capacity as usize);
-            let len = lengths[at];
-            starts.map(move |start| (at as u64, start, capacity.min(len - start)))
-        });
-        pieces.collect()
-    };
-    match spec.pack {
-        Pack::None => cut(0..lengths.len()).into_iter().map(|piece| vec![piece]).collect(),
-        Pack::Concat => {
-            let tokens: Vec<(u64, u64)> = (0..)
-                .zip(&lengths)
-                .flat_map(|(at, &len)| (0..len).map(move |token| (at, token)))
-                .collect();
-            let starts = (0..).step_by(capacity as usize - 1);
-            let rows = starts.map_while(|start| tokens.get(start..start + capacity as usize));
-            rows.map(|row| {
-                let of_one = row.chunk_by(|one, other| one.0 == other.0);
-                of_one.map(|part| (part[0].0, part[0].1, part.len() as u64)).collect()
-            })
-            .collect()
+    let mut model = Model { rows: Vec::new(), lens: Vec::new(), starts: vec![0] };
+    let mut count = 0;
+    let mut len = capacity - 1;
+    // The phases that the next row, which `count` tokens are before, begins.
+    let begin = |model: &mut Model, count: u64, len: &mut u64| {
+        while let Some(phase) = phases.get(model.starts.len() - 1)
+            && phase.from <= count
+        {
+            model.starts.push(model.rows.len() as u64);
+            *len = phase.seq_len.into();
         }
-        Pack::BestFit => {
-            let size = case.budget.window as usize;
-            let mut all = Vec::new();
-            for window in 0..lengths.len().div_ceil(size) {
-                let mut pieces = cut(window * size..lengths.len().min((window + 1) * size));
-                pieces.sort_by_key(|&(_, _, len)| std::cmp::Reverse(len));
-                // Room, the time at which the row got it, and parts.
-                let mut rows: Vec<(u64, usize, Vec<Part>)> = Vec::new();
-                for (time, piece) in pieces.into_iter().enumerate() {
-                    let fits = rows.iter_mut().filter(|row| row.0 >= piece.2);
-                    match fits.min_by_key(|row| (row.0, usize::MAX - row.1)) {
-                        Some(row) => {
-                            row.0 -= piece.2;
-                            row.1 = time;
-                            row.2.push(piece);
-                        }
-                        None => rows.push((capacity - piece.2, time, vec![piece])),
-                    }
+    };
+    if spec.pack == Pack::Concat {
+        let tokens: Vec<(u64, u64)> = (0..)
+            .zip(&lengths)
+            .flat_map(|(at, &len)| (0..len).map(move |token| (at, token)))
+            .collect();
+        loop {
+            begin(&mut model, count, &mut len);
+            let Some(row) = tokens.get(count as usize..(count + len + 1) as usize) else { break };
+            let of_one = row.chunk_by(|one, other| one.0 == other.0);
+            let parts = of_one.map(|part| (part[0].0, part[0].1, part.len() as u64));
+            model.rows.push(parts.collect());
+            model.lens.push(len);
+            count += len;
+        }
+        return model;
+    }
+    let size = case.budget.window as usize;
+    for window in 0..lengths.len().div_ceil(size) {
+        begin(&mut model, count, &mut len);
+        let pieces = (window * size..lengths.len().min((window + 1) * size)).flat_map(|at| {
+            let starts = (0..lengths[at]).step_by(len as usize + 1);
+            let all = lengths[at];
+            starts.map(move |start| (at as u64, start, (len + 1).min(all - start)))
+        });
+        let pieces: Vec<Part> = pieces.collect();
+        let key = Key::derive(case.seed, &[0x726f_7773, case.epoch, window as u64]);
+        let rows = match spec.pack {
+            Pack::BestFit => shuffled(fitted(pieces, len + 1), key),
+            _ => {
+                let mut buckets: BTreeMap<u64, Vec<Vec<Part>>> = BTreeMap::new();
+                for piece in pieces {
+                    buckets.entry(bound(piece.2 - 1, len)).or_default().push(vec![piece]);
                 }
-                let key = Key::derive(case.seed, &[0x726f_7773, case.epoch, window as u64]);
-                let shuffle = Permutation::new(rows.len() as u64, key);
-                let nth = |nth| rows[shuffle.forward(nth) as usize].2.clone();
-                all.extend((0..shuffle.len()).map(nth));
+                shuffled(buckets.into_values().collect(), key).concat()
             }
-            all
+        };
+        count += len * rows.len() as u64;
+        let is_best_fit = spec.pack == Pack::BestFit;
+        let wide = |row: &Vec<Part>| if is_best_fit { len } else { bound(row[0].2 - 1, len) };
+        model.lens.extend(rows.iter().map(wide));
+        model.rows.extend(rows);
+    }
+    model
+}
+
+/// Rows by best fit, in the order in which they were opened.
+fn fitted(mut pieces: Vec<Part>, capacity: u64) -> Vec<Vec<Part>> {
+    pieces.sort_by_key(|&(_, _, len)| std::cmp::Reverse(len));
+    // Room, the time at which the row got it, and parts.
+    let mut rows: Vec<(u64, usize, Vec<Part>)> = Vec::new();
+    for (time, piece) in pieces.into_iter().enumerate() {
+        let fits = rows.iter_mut().filter(|row| row.0 >= piece.2);
+        match fits.min_by_key(|row| (row.0, usize::MAX - row.1)) {
+            Some(row) => {
+                row.0 -= piece.2;
+                row.1 = time;
+                row.2.push(piece);
+            }
+            None => rows.push((capacity - piece.2, time, vec![piece])),
+        }
+    }
+    rows.into_iter().map(|row| row.2).collect()
+}
+
+fn shuffled<R: Clone>(of: Vec<R>, key: Key) -> Vec<R> {
+    let shuffle = Permutation::new(of.len() as u64, key);
+    (0..shuffle.len()).map(|nth| of[shuffle.forward(nth) as usize].clone()).collect()
+}
+
+impl Model {
+    /// The first whole global batch from row `from` on: its first row, its end, and the rows of each rank.
+    fn batch_from(&self, from: u64, ranks: u64, rows: &[u32]) -> Option<(u64, u64, u64)> {
+        if from >= self.rows.len() as u64 {
+            return None;
+        }
+        let phase = self.starts.iter().filter(|start| **start <= from).count() - 1;
+        let rows_of_rank = u64::from(rows.get(phase).copied().unwrap_or(*rows.last().unwrap()));
+        let end = from + ranks * rows_of_rank;
+        match self.starts.iter().find(|start| **start > from && **start < end) {
+            Some(&start) => self.batch_from(start, ranks, rows),
+            None => (end <= self.rows.len() as u64).then_some((from, end, rows_of_rank)),
         }
     }
 }
@@ -182,45 +256,119 @@ fn ranks_have_the_rows_of_the_definition_and_go_on_anywhere_with_other_ranks_and
     println!("seed {seed}");
     let mut random = Random(Key::new(seed), 0);
     let mut num_batches = 0;
-    for number in 0..1000 {
+    let mut num_places = 0;
+    for number in 0..2000 {
         let case = Case::any(&mut random);
         let model = model(&case);
         let mut consumed = random.below(4) * random.below(20);
+        let mut place = None;
         loop {
             let most = [3, 64][random.below(2) as usize];
             let ranks = 1 + random.below(most);
-            let rows = 1 + random.below(4);
+            let rows: Vec<u32> =
+                (0..1 + random.below(5)).map(|_| 1 + random.below(4) as u32).collect();
             let rounds = 1 + random.below(3);
-            let what = format!("case {number}: {ranks} ranks of {rows} rows from {consumed}");
-            let left = model.get(consumed as usize..).unwrap_or_default();
-            let size = (ranks * rows) as usize;
+            // A place is where the run before has ended; without one, the run walks.
+            let begun_at = place.take().filter(|_| random.below(4) > 0);
+            num_places += u64::from(begun_at.is_some());
+            let what = format!("case {number}: {ranks} ranks of {rows:?} rows from {consumed}");
+            let mut ends = Vec::new();
             for rank in 0..ranks {
-                let mut deal = case.begin(rows as u32, shard(rank, ranks, consumed));
-                for round in 0..rounds as usize {
-                    let Some((dealt, batch)) = next(&mut deal, &case.tokens) else {
-                        assert!(left.len() < (round + 1) * size, "{what}");
+                let mut deal = case.begin(&rows, shard(rank, ranks, consumed), begun_at);
+                let mut from = consumed;
+                let mut end = None;
+                for _ in 0..rounds {
+                    let expected = model.batch_from(from, ranks, &rows);
+                    let found = next(&mut deal, &case.tokens);
+                    let Some((first, batch_end, of_rank)) = expected else {
+                        assert_eq!(found, None, "{what}");
                         break;
                     };
-                    let first = round * size + (rank * rows) as usize;
-                    assert_eq!(batch, left[first..first + rows as usize], "{what}");
-                    let end = (round + 1) * size;
-                    assert_eq!(dealt.consumed, consumed + end as u64, "{what}");
-                    assert_eq!(dealt.ends_epoch, left.len() < end + size, "{what}");
+                    let (dealt, batch, seq_len) = found.expect(&what);
+                    let own = (first + rank * of_rank) as usize;
+                    assert_eq!(batch, model.rows[own..own + of_rank as usize], "{what}");
+                    let lens = &model.lens[first as usize..batch_end as usize];
+                    assert_eq!(Some(u64::from(seq_len)), lens.iter().max().copied(), "{what}");
+                    let next = model.batch_from(batch_end, ranks, &rows);
+                    from = next.map_or(batch_end, |next| next.0);
+                    assert_eq!(
+                        (dealt.consumed, dealt.ends_epoch),
+                        (from, next.is_none()),
+                        "{what}"
+                    );
+                    assert_eq!(dealt.place.is_some(), next.is_some(), "{what}");
+                    end = Some(dealt);
                     num_batches += 1;
                 }
+                ends.push(end);
             }
-            if left.len() < size {
+            assert!(ends.iter().all(|end| *end == ends[0]), "{what}: {ends:?}");
+            let Some(Dealt { consumed: end, ends_epoch: false, place: found }) = ends[0] else {
                 break;
-            }
-            consumed += size as u64 * (left.len() / size).min(rounds as usize) as u64;
+            };
+            consumed = end;
+            place = found;
         }
     }
-    println!("{num_batches} batches");
-    assert!(num_batches > 10_000);
+    println!("{num_batches} batches, {num_places} from places");
+    assert!(num_batches > 10_000 && num_places > 1000);
 }
 
 #[test]
-fn a_place_has_the_batches_of_its_ranks_in_turn() {
+fn a_place_of_other_rows_is_refused() {
+    let seed = 53;
+    println!("seed {seed}");
+    let mut random = Random(Key::new(seed), 0);
+    let mut num_refused = 0;
+    for number in 0..500 {
+        let case = Case::any(&mut random);
+        let mut deal = case.begin(&[1], shard(0, 1, 0), None);
+        let mut skipped = random.below(20);
+        let (consumed, place) = loop {
+            match next(&mut deal, &case.tokens) {
+                Some((Dealt { consumed, place: Some(place), .. }, ..)) if skipped == 0 => {
+                    break (consumed, place);
+                }
+                Some(_) => skipped = skipped.saturating_sub(1),
+                None => break (0, RowPlace { position: 0, tokens: 0, rows: 0, check: 0 }),
+            }
+        };
+        if consumed == 0 {
+            continue;
+        }
+        let refused = |consumed: u64, place: RowPlace| {
+            let mut deal = case.begin(&[1], shard(0, 1, consumed), Some(place));
+            let mut layout = Layout::default();
+            let dealt = deal.next(&mut draw(&case.tokens), &mut Vec::new(), &mut layout);
+            dealt.err().is_some_and(|error| error.to_string().contains("is not that of its"))
+        };
+        assert!(!refused(consumed, place), "case {number}: {place:?}");
+        let RowPlace { position, rows, tokens, .. } = place;
+        let len = case.tokens.len() as u64;
+        let is_line = case.budget.rows.unwrap().pack == Pack::Concat;
+        let after = if is_line { u64::MAX } else { consumed + 1 };
+        for place in [
+            RowPlace { position: len, ..place },
+            RowPlace { position: u64::MAX, ..place },
+            RowPlace { rows: after, ..place },
+            RowPlace { tokens: u64::MAX, ..place },
+        ] {
+            if is_line || place.tokens == tokens {
+                assert!(refused(consumed, place), "case {number}: {place:?}");
+            }
+        }
+        if !is_line && case.budget.window > 1 {
+            assert!(refused(consumed, RowPlace { position: position + 1, ..place }));
+        }
+        let behind = if is_line { 20_000 } else { rows + 100_000 };
+        assert!(refused(consumed + behind, place), "case {number}: {place:?}");
+        num_refused += 1;
+    }
+    assert!(num_refused > 300, "{num_refused}");
+}
+
+#[test]
+fn a_shard_of_several_ranks_has_their_batches_in_turn() {
     let seed = 37;
     println!("seed {seed}");
     let mut random = Random(Key::new(seed), 0);
@@ -229,8 +377,8 @@ fn a_place_has_the_batches_of_its_ranks_in_turn() {
         let places = 1 + random.below(3);
         let seats = 1 + random.below(4);
         let own = shard(random.below(places), places, random.below(9)).of_seats(seats as u32);
-        let mut of_place = case.begin(2, own);
-        let of_rank = |rank| case.begin(2, shard(rank, places * seats, own.consumed));
+        let mut of_place = case.begin(&[2, 1], own, None);
+        let of_rank = |rank| case.begin(&[2, 1], shard(rank, places * seats, own.consumed), None);
         let mut of_ranks: Vec<RowDeal<u64>> = own.ranks().map(of_rank).collect();
         for turn in 0.. {
             let batch = next(&mut of_place, &case.tokens);
@@ -251,7 +399,7 @@ fn each_token_lies_once_but_for_the_overlap_and_the_dropped_end_of_concat_and_co
     for number in 0..1500 {
         let case = Case::any(&mut random);
         let spec = case.budget.rows.unwrap();
-        let rows = case.rows();
+        let (rows, lens) = case.rows();
         let mut seen: BTreeMap<(u64, u64), u32> = BTreeMap::new();
         let mut segments = vec![0; case.tokens.len()];
         let mut columns = 0;
@@ -267,16 +415,18 @@ fn each_token_lies_once_but_for_the_overlap_and_the_dropped_end_of_concat_and_co
         });
         let num_rows = rows.len() as u64;
         let tokens = all.clone().count() as u64;
-        let row_len = case.budget.tokens - 1;
+        let all_columns = lens.iter().map(|len| len + 1).sum::<u64>();
         let mut dropped = 0;
-        let mut padding = num_rows * case.budget.tokens - columns;
+        let mut padding = all_columns - columns;
         if spec.pack == Pack::Concat {
-            let end = if num_rows == 0 { 0 } else { num_rows * row_len + 1 };
+            let end = if num_rows == 0 { 0 } else { lens.iter().sum::<u64>() + 1 };
             dropped = tokens - end;
-            assert!(dropped <= row_len, "case {number}");
+            assert!(dropped < case.budget.most_tokens(&[1]), "case {number}");
             assert_eq!(std::mem::take(&mut padding), 0, "case {number}");
+            let starts = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
+            let shared: Vec<u64> = starts.skip(1).collect();
             for (at, token) in (0..).zip(all) {
-                let is_shared = at > 0 && at % row_len == 0 && at / row_len < num_rows;
+                let is_shared = shared.binary_search(&at).is_ok();
                 let times = if at >= end { None } else { Some(1 + u32::from(is_shared)) };
                 assert_eq!(seen.get(&token).copied(), times, "case {number}, token {at}");
             }
@@ -289,7 +439,12 @@ fn each_token_lies_once_but_for_the_overlap_and_the_dropped_end_of_concat_and_co
         let cuts = segments.iter().filter(|number| **number > 1).count() as u64;
         let documents = filled.count() as u64;
         let rows = num_rows;
-        let counts = RowCounts { rows, documents, tokens, padding, cuts, dropped };
+        let columns = all_columns;
+        let starts = model(&case).starts;
+        let start = |phase| starts.get(phase).copied().unwrap_or(rows);
+        let phases = 0..case.budget.phases.len() + 1;
+        let phases = phases.map(|phase| start(phase + 1) - start(phase)).collect();
+        let counts = RowCounts { rows, documents, tokens, columns, padding, cuts, dropped, phases };
         assert_eq!(case.counts().unwrap(), counts, "case {number}: {:?}", case.budget);
     }
 }
@@ -312,8 +467,8 @@ fn an_error_of_drawing_is_passed_on_and_nothing_is_lost() {
             }
             draw(&case.tokens)(range, documents, tokens)
         };
-        let mut deal = case.begin(2, shard(0, 2, 0));
-        let mut other = case.begin(2, shard(0, 2, 0));
+        let mut deal = case.begin(&[2], shard(0, 2, 0), None);
+        let mut other = case.begin(&[2], shard(0, 2, 0), None);
         let mut failures = 0;
         loop {
             let mut documents = vec![7];
@@ -369,7 +524,7 @@ fn no_consumed_count_of_a_state_has_rows_past_the_end() {
         let budget = Arc::new(budget(8, 4, spec));
         let case = Case { budget, seed: 1, epoch: 0, tokens: vec![5; 100] };
         for consumed in [1000, u64::MAX - 1, u64::MAX] {
-            let mut deal = case.begin(3, shard(1, 2, consumed));
+            let mut deal = case.begin(&[3], shard(1, 2, consumed), None);
             assert_eq!(next(&mut deal, &case.tokens), None, "{pack} after {consumed}");
         }
     }

@@ -61,7 +61,7 @@ impl Case {
                 column += len;
             }
         }
-        Case { kind, documents, rules, layout: Layout { num_rows, segments }, seq_len }
+        Case { kind, documents, rules, layout: Layout { num_rows, seq_len, segments }, seq_len }
     }
 
     fn bytes(&self, document: usize) -> Vec<u8> {
@@ -169,6 +169,7 @@ fn one(kind: TokenType, tokens: &[i64]) -> Case {
         rules: FillRules { pack: Pack::Concat, separator: None, pad: 0, vocabulary: None },
         layout: Layout {
             num_rows: 1,
+            seq_len: 4,
             segments: vec![Segment { row: 0, column: 0, document: 0, from: 0, len }],
         },
         seq_len: 4,
@@ -320,8 +321,21 @@ fn what_does_not_fit_is_refused_before_anything_is_written_past_it() {
         };
         fill(&it.layout, &columns, &it.rules, none, &mut arrays).unwrap_err().to_string()
     };
-    let text = arrays(&mut [0; 5], false);
-    assert_eq!(text, "tokens of 1 rows of 4 columns need 4 elements, and the array has 5");
+    let text = arrays(&mut [0; 3], false);
+    assert_eq!(text, "tokens of 1 rows of 4 columns need 4 elements, and the array has 3");
     assert!(arrays(&mut [0; 4], true).contains("no cu_seqlens"));
     assert!(Columns::slice(4, 2, 2, false).unwrap_err().to_string().contains("rank 2"));
+    it.layout.seq_len = 5;
+    it.documents[0] = (vec![1; 5], vec![1; 5]);
+    assert!(it.refused(2).contains("columns of 4 inputs hold no rows of 5"));
+}
+
+#[test]
+fn a_context_parallel_rank_has_the_same_part_of_rows_of_another_length() {
+    let of_64 = Columns::slice(64, 1, 4, true).unwrap();
+    assert_eq!(of_64.of_rows(16).unwrap(), Columns::slice(16, 1, 4, true).unwrap());
+    assert_eq!(of_64.of_narrow_rows(17).unwrap(), Columns::slice(24, 1, 4, true).unwrap());
+    assert_eq!(of_64.of_narrow_rows(1).unwrap(), Columns::slice(8, 1, 4, true).unwrap());
+    assert!(of_64.of_rows(17).unwrap_err().to_string().contains("17 tokens cannot be cut into 8"));
+    assert_eq!(Columns::all(64).of_narrow_rows(17).unwrap(), Columns::all(17));
 }

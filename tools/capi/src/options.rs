@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dlfs::dataset::{Options, TokenOptions, Watch};
+use dlfs::dataset::{Options, TokenOptions, TokenPhase, Watch};
 use dlfs::directory::Directory;
 use dlfs::options::{
     Choice, Connect, Kind, Load, Named, Open, Order, Peers, Read, Rows, Seconds, Size, Store,
@@ -15,7 +15,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::tokens::Columns;
 
 use crate::error::Failure;
-use crate::structs::{Struct, path, strings, take_or_zeroed, utf8};
+use crate::structs::{Struct, array, path, strings, take_or_zeroed, utf8};
 
 /// A full shuffle of all samples. The default.
 pub const DLFS_ORDER_GLOBAL: u32 = 0;
@@ -46,7 +46,7 @@ pub const DLFS_TOO_LONG_ALONE: u32 = 1;
 pub const DLFS_PACK_CONCAT: u32 = 0;
 /// Documents lie whole, each in the row of its window with the least room for it.
 pub const DLFS_PACK_BEST_FIT: u32 = 1;
-/// Each document has a row of its own.
+/// Each document has a row of its own. Rows are only as wide as their batch needs.
 pub const DLFS_PACK_NONE: u32 = 2;
 
 /// A document that is longer than a row is cut into pieces. The default.
@@ -399,7 +399,8 @@ pub struct TokensOptions {
     pub seq_len: u32,
     /// How documents fill rows: DLFS_PACK_...
     pub pack: u32,
-    /// Positions of the epoch that best_fit packs together; default 16,384.
+    /// Positions of the epoch that best_fit packs together, and of which none puts rows of similar length side by side;
+    /// default 16,384.
     pub pack_window: u32,
     /// 1: `separator` follows each document.
     pub separated: u32,
@@ -426,7 +427,25 @@ pub struct TokensOptions {
     pub cp_zigzag: u32,
     /// Zero.
     pub reserved: u32,
+    /// Phases of each epoch in which rows have another length, `num_phases` of them, ascending; or NULL.
+    pub phases: *const RowPhase,
+    /// The number of phases.
+    pub num_phases: usize,
 }
+
+/// A phase of each epoch: rows of another length, once the rows before have counted `tokens`, each its length; unless
+/// documents lie end to end, with the next window.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct RowPhase {
+    /// The tokens of the epoch before it.
+    pub tokens: u64,
+    /// The tokens of a row.
+    pub seq_len: u32,
+    /// The rows of a batch; 0: as many as at the epoch's start.
+    pub batch_size: u32,
+}
+
 // SAFETY: numbers and pointers, the size first.
 unsafe impl Struct for TokensOptions {
     const NAME: &str = "dlfs_tokens_options";
@@ -674,7 +693,7 @@ impl TokensOptions {
     /// The options of a loader of `batch_size` rows a batch.
     ///
     /// # Safety
-    /// Strings satisfy the header.
+    /// Strings and the array satisfy the header.
     pub(crate) unsafe fn options(&self, batch_size: u32) -> Result<TokenOptions, Failure> {
         let default = Rows::default();
         let separated = flag(self.separated, "separated")?;
@@ -695,9 +714,17 @@ impl TokensOptions {
             pad: self.pad,
             vocabulary: given(self.vocabulary),
             tokenizer: None,
+            phases: Vec::new(),
         };
-        let rows = rows.options(given(batch_size))?;
-        Ok(rows.expect("there is a length of rows"))
+        let rows = rows.options(given(batch_size))?.expect("there is a length of rows");
+        // SAFETY: as above.
+        let phases = unsafe { array(self.phases, self.num_phases, "phases")? };
+        let phases = phases.iter().map(|phase| TokenPhase {
+            from: phase.tokens,
+            seq_len: phase.seq_len,
+            batch_size: given(phase.batch_size),
+        });
+        Ok(TokenOptions { phases: phases.collect(), ..rows })
     }
 
     /// The columns of a row that this context-parallel rank has.

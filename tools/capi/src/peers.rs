@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use dlfs::dataset::Dataset;
+use dlfs::dataset::{Dataset, TokenOptions};
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, MAX_RECORD_BYTES, Means, Meeting, Peers, Record};
 use dlfs::prefetch::LoaderOptions;
@@ -28,14 +28,15 @@ pub(crate) struct Joined {
 unsafe impl Send for Joined {}
 
 impl Mount {
-    /// The data set for a sequence, and its options: read through peers if `given` names them. The first such
-    /// sequence of a mount joins, later ones read through the same peers.
+    /// The data set for a sequence, or for `rows` of tokens, and its options: read through peers if `given` names
+    /// them. The first such sequence of a mount joins, later ones read through the same peers.
     ///
     /// # Safety
     /// Strings and functions satisfy the header.
     pub(crate) unsafe fn for_sequence(
         &self,
         given: &SequenceOptions,
+        rows: Option<&TokenOptions>,
     ) -> Result<(Dataset, LoaderOptions), Failure> {
         // SAFETY: the caller's promise is the one that both functions require.
         let (join, stored) = unsafe { (given.join()?, given.store()?.options()?) };
@@ -57,7 +58,10 @@ impl Mount {
         let meeting = join.meeting_here()?;
         let place = Some((meeting.rank, meeting.world_size));
         // SAFETY: the caller's promise is the one that the called function requires.
-        let options = unsafe { given.options(place, directory)? };
+        let mut options = unsafe { given.options(place, directory)? };
+        if let Some(rows) = rows {
+            options = rows.run(self.dataset.directory(), options)?;
+        }
         let object: &mut dyn Rendezvous = &mut Functions::of(given);
         let dataset = self.dataset.with_peers(
             &meeting,

@@ -91,7 +91,7 @@ pub unsafe extern "C" fn dlfs_sequence(
             let options = take(options)?;
             let mount = mount_of(fs)?;
             let restarts_shares = options.store()?.restart_shares;
-            let (dataset, of_loader) = mount.for_sequence(&options)?;
+            let (dataset, of_loader) = mount.for_sequence(&options, None)?;
             let loader = dataset.loader(of_loader)?;
             let stop = options.stop();
             let division = mount.division;

@@ -1,7 +1,7 @@
 //! Rows of tokens: documents packed into arrays of the caller.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dlfs::dataset::{TokenBatch, TokenLoader};
 use dlfs::order::State;
@@ -24,16 +24,28 @@ pub struct TokensHandle(());
 struct Tokens {
     loader: TokenLoader,
     columns: Columns,
-    num_rows: u32,
+    /// The elements of each array: enough for every batch.
+    most_elements: usize,
     stop: Stop,
+    /// The batch of each thread that is not in a call, with its memory; locked for a moment only.
+    spare: Mutex<Vec<Taken>>,
+}
+
+/// A batch, and the starts of its segments.
+#[derive(Default)]
+struct Taken {
+    batch: TokenBatch,
+    starts: Vec<i32>,
 }
 
 /// The arrays of a batch of rows, in memory of the caller. Set `size` to `sizeof(dlfs_rows)`, and the arrays that are
 /// wanted; others are NULL.
 ///
-/// An array has `batch_size` rows of C columns, row by row. Without context-parallel ranks C is `seq_len` + 1: columns
-/// 0 to `seq_len` - 1 are inputs, and columns 1 to `seq_len` their labels. A context-parallel rank has one part of the
-/// inputs, or with `cp_zigzag` two, each with one column more behind it for the label of its last input.
+/// An array has room for `batch_size` rows of C columns, row by row; with phases, for the batch of the phase that has
+/// the most. Without context-parallel ranks C is `seq_len` + 1: columns 0 to `seq_len` - 1 are inputs, and columns 1 to
+/// `seq_len` their labels. A context-parallel rank has one part of the inputs, or with `cp_zigzag` two, each with one
+/// column more behind it for the label of its last input. The call sets the rows and columns that it has filled: with
+/// DLFS_PACK_NONE rows are only as wide as the longest one of all ranks needs, one behind the other all the same.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct RowsOut {
@@ -49,8 +61,8 @@ pub struct RowsOut {
     pub loss_mask: *mut u8,
     /// The id of the token's sample; -1 for padding.
     pub sample_ids: *mut i64,
-    /// The starts of segments and paddings in all inputs of the batch, one row behind the other, and their end:
-    /// `batch_size` * `seq_len` + 1 places. Not with context-parallel ranks.
+    /// The starts of segments and paddings in all inputs of the batch, one row behind the other, and their end: as many
+    /// places as an array has. Not with context-parallel ranks.
     pub cu_seqlens: *mut i32,
     /// Set by the call: the places of `cu_seqlens` that are in use.
     pub num_cu_seqlens: usize,
@@ -60,6 +72,10 @@ pub struct RowsOut {
     pub ends_epoch: u32,
     /// Set by the call: the epoch of the rows.
     pub epoch: u64,
+    /// Set by the call: the rows of each array.
+    pub num_rows: usize,
+    /// Set by the call: the columns of each row, C or less.
+    pub num_columns: usize,
 }
 // SAFETY: numbers and pointers, the size first.
 unsafe impl Struct for RowsOut {
@@ -84,8 +100,8 @@ pub unsafe extern "C" fn dlfs_tokens_open(
         handles::open(tokens, "tokens", || {
             let sequence = take(sequence)?;
             let options = take(options)?;
-            let (dataset, of_loader) = mount_of(fs)?.for_sequence(&sequence)?;
             let rows = options.options(sequence.batch_size)?;
+            let (dataset, of_loader) = mount_of(fs)?.for_sequence(&sequence, Some(&rows))?;
             Tokens::of(dataset.token_loader(rows, of_loader)?, &sequence, &options)
         })
     }
@@ -127,22 +143,14 @@ pub unsafe extern "C" fn dlfs_tokens_next(
         // SAFETY: by the header `rows` is NULL or points to a struct of the size in its first field.
         let mut out = unsafe { take(rows.cast_const())? };
         let held = tokens_of(tokens)?;
-        let mut starts = Vec::new();
+        let mut taken = held.spare().pop().unwrap_or_default();
         // SAFETY: by the header each array is NULL or has the places that the struct's documentation says, which
         // nobody else accesses meanwhile.
-        let mut arrays = unsafe { out.arrays(&held, &mut starts)? };
-        let mut batch = TokenBatch::new();
-        if !held.loader.next(&mut batch, &mut held.stop.clone())? {
+        let filled = unsafe { out.fill(&held, &mut taken) };
+        held.spare().push(taken);
+        if !filled? {
             return Ok(DLFS_END);
         }
-        batch.fill(&held.columns, &mut arrays)?;
-        if !out.cu_seqlens.is_null() {
-            // SAFETY: as above; there is at most a start for each input, and the end.
-            unsafe { out.cu_seqlens.copy_from_nonoverlapping(starts.as_ptr(), starts.len()) };
-        }
-        out.num_cu_seqlens = starts.len();
-        out.epoch = batch.samples().epoch().0;
-        out.ends_epoch = batch.samples().ends_epoch().into();
         // SAFETY: as for `take`, and nobody else accesses it meanwhile.
         unsafe { give(rows, out)? };
         Ok(DLFS_OK)
@@ -225,11 +233,43 @@ impl Tokens {
         options: &TokensOptions,
     ) -> Result<Tokens, Failure> {
         let columns = options.columns()?;
-        Ok(Tokens { loader, columns, num_rows: sequence.batch_size, stop: sequence.stop() })
+        let most_elements = loader.most_elements(&columns)?;
+        let stop = sequence.stop();
+        Ok(Tokens { loader, columns, most_elements, stop, spare: Mutex::default() })
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Taken>> {
+        // A push or a pop leaves the list whole.
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RowsOut {
+    /// Takes the next batch and fills the arrays with it; `false` at the end.
+    ///
+    /// # Safety
+    /// Each array is NULL or has the places that its documentation says, which nobody else accesses meanwhile.
+    unsafe fn fill(&mut self, of: &Tokens, taken: &mut Taken) -> Result<bool, Failure> {
+        let Taken { batch, starts } = taken;
+        starts.clear();
+        // SAFETY: the caller's promise is the one that the called function requires.
+        let mut arrays = unsafe { self.arrays(of, starts)? };
+        if !of.loader.next(batch, &mut of.stop.clone())? {
+            return Ok(false);
+        }
+        batch.fill(&of.columns, &mut arrays)?;
+        if !self.cu_seqlens.is_null() {
+            // SAFETY: as above; there is at most a start for each input, and the end.
+            unsafe { self.cu_seqlens.copy_from_nonoverlapping(starts.as_ptr(), starts.len()) };
+        }
+        self.num_cu_seqlens = starts.len();
+        self.epoch = batch.samples().epoch().0;
+        self.ends_epoch = batch.samples().ends_epoch().into();
+        self.num_rows = batch.num_rows();
+        self.num_columns = batch.columns(&of.columns)?.width();
+        Ok(true)
+    }
+
     /// The arrays that the caller wants; those of `starts` come apart.
     ///
     /// # Safety
@@ -239,7 +279,7 @@ impl RowsOut {
         of: &Tokens,
         starts: &'a mut Vec<i32>,
     ) -> Result<Arrays<'a>, Failure> {
-        let len = of.num_rows as usize * of.columns.width();
+        let len = of.most_elements;
         let tokens = self.tokens;
         // SAFETY: the caller's promise is the one that the called function requires.
         unsafe {

@@ -114,6 +114,7 @@ const RARE_IN_READ: &[&str] = &[
     "round",
     "row_lengths",
     "row_pad",
+    "row_phase",
     "row_too_long",
     "snapshot",
     "stop_at_first_failure",

@@ -42,11 +42,13 @@ pub(crate) struct RowReader {
 /// The rows of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RowsRead {
+    /// The length of rows at the epoch's start.
     seq_len: u32,
     rows: u64,
     /// Tokens with a label: all of a row but the last one.
     tokens: u64,
-    /// Columns without a token, of `rows * (seq_len + 1)`.
+    /// Columns of all rows, and those without a token.
+    columns: u64,
     padding: u64,
 }
 
@@ -54,7 +56,7 @@ impl RowReader {
     pub(crate) fn new(loader: TokenLoader) -> RowReader {
         let options = loader.options();
         let columns = Columns::all(options.seq_len);
-        let len = options.batch_size as usize * columns.width();
+        let len = loader.most_elements(&columns).expect("whole rows of any length");
         let loss_mask = options.loss_field.as_ref().map(|_| vec![0; len]);
         let read = RowsRead { seq_len: options.seq_len, ..RowsRead::default() };
         let batch = TokenBatch::new();
@@ -96,15 +98,16 @@ impl Batches for RowReader {
 
 impl RowsRead {
     fn count(&mut self, layout: &Layout) {
-        let Layout { num_rows, segments } = layout;
+        let Layout { num_rows, seq_len, segments } = layout;
         for (at, last) in segments.iter().enumerate() {
             if segments.get(at + 1).is_none_or(|next| next.row != last.row) {
                 let filled = u64::from(last.column + last.len);
                 self.tokens += filled - 1;
-                self.padding += u64::from(self.seq_len) + 1 - filled;
+                self.padding += u64::from(*seq_len) + 1 - filled;
             }
         }
         self.rows += u64::from(*num_rows);
+        self.columns += u64::from(*num_rows) * (u64::from(*seq_len) + 1);
     }
 
     /// The figures of a run of `time`; the names are an interface.
@@ -114,13 +117,13 @@ impl RowsRead {
             "seq_len": self.seq_len,
             "tokens": self.tokens,
             "tokens_per_s": text::per_second(self.tokens, time),
-            "padding": padding_share(self.padding, self.rows, self.seq_len),
+            "padding": padding_share(self.padding, self.columns),
         })
     }
 
     /// The line of a report about a run of `time`.
     pub(crate) fn line(&self, time: Duration) -> String {
-        let padding = padding_share(self.padding, self.rows, self.seq_len);
+        let padding = padding_share(self.padding, self.columns);
         format!(
             "  rows       {} of {}: {} tokens/s, {:.2} % padding",
             text::counted(self.rows, "row"),
@@ -131,8 +134,7 @@ impl RowsRead {
     }
 }
 
-/// The part of `rows` rows that is padding, in `padding` columns.
-pub(crate) fn padding_share(padding: u64, rows: u64, seq_len: u32) -> f64 {
-    let columns = rows as f64 * (f64::from(seq_len) + 1.0);
-    if rows == 0 { 0.0 } else { padding as f64 / columns }
+/// The part of `columns` that is padding.
+pub(crate) fn padding_share(padding: u64, columns: u64) -> f64 {
+    padding as f64 / columns.max(1) as f64
 }

@@ -1,17 +1,20 @@
 //! Batches for Python: views of the bytes in the memory that they were read into.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
-use dlfs::format::columns::ColumnType;
+use dlfs::format::field_type::Element;
 use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
+use crate::device::{Arrived, OnDevice};
+use crate::dlpack::{self, DeviceId, Request, Spec};
 use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
-use crate::ffi::{Memory, Source, Views};
+use crate::ffi::{Lent, Memory, Source, Views};
 use crate::held::{Choice, Copied, Fields, Held, Values};
 use crate::index::position;
 use crate::names;
@@ -36,6 +39,8 @@ use crate::typed;
 #[pyclass(frozen, extends = Memory, sequence, module = "dlfs", name = "Batch")]
 pub(crate) struct Batch {
     held: Arc<Held>,
+    /// Its arrays on a device.
+    arrived: Option<Arc<Arrived>>,
 }
 
 impl Batch {
@@ -45,12 +50,16 @@ impl Batch {
         fields: Arc<Fields>,
         failures: Vec<(usize, Error)>,
     ) -> PyResult<Bound<'_, Batch>> {
-        Batch::of(py, Arc::new(Held::read(batch, fields, failures)))
+        Batch::of(py, Arc::new(Held::read(batch, fields, failures)), None)
     }
 
-    pub(crate) fn of(py: Python<'_>, held: Arc<Held>) -> PyResult<Bound<'_, Batch>> {
+    pub(crate) fn of(
+        py: Python<'_>,
+        held: Arc<Held>,
+        arrived: Option<Arc<Arrived>>,
+    ) -> PyResult<Bound<'_, Batch>> {
         let memory = Memory::whole(Source::Batch(Arc::clone(&held)));
-        Bound::new(py, PyClassInitializer::from(memory).add_subclass(Batch { held }))
+        Bound::new(py, PyClassInitializer::from(memory).add_subclass(Batch { held, arrived }))
     }
 
     pub(crate) fn held(&self) -> &Held {
@@ -190,15 +199,8 @@ impl Batch {
     fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         let values = self.held.column(name, 0..self.held.len());
         let values = values.map_err(|error| raise(py, &error))?;
-        let floats = values.raw.iter().map(|raw| f64::from_bits(*raw as u64));
-        match values.kind {
-            ColumnType::Float => numpy::of_bytes(py, floats.flat_map(f64::to_le_bytes), "<f8"),
-            ColumnType::Float32 => {
-                let narrow = floats.map(|number| number as f32);
-                numpy::of_bytes(py, narrow.flat_map(f32::to_le_bytes), "<f4")
-            }
-            _ => numpy::int64(py, values.raw.into_iter()),
-        }
+        let (element, bytes) = values.elements();
+        numpy::of_bytes(py, bytes.into_iter(), element.numpy_name())
     }
 
     /// Lengths in bytes: int64[B]. If samples have several fields, the total length of these.
@@ -349,7 +351,7 @@ impl Batch {
         let py = fields.py();
         let chosen = self.held.fields().chosen(Some(fields))?;
         let chosen = chosen.unwrap_or_else(|| self.held.fields().clone());
-        Batch::of(py, Arc::new(self.held.showing(chosen)))
+        Batch::of(py, Arc::new(self.held.showing(chosen)), self.arrived.clone())
     }
 
     fn __reduce__<'py>(
@@ -360,32 +362,61 @@ impl Batch {
         Ok((make, parts(py, &self.held, 0..self.held.len())?))
     }
 
+    /// The arrays of the batch on the device that the loader was given as `device`: a dlfs.OnDevice. None without one.
+    #[getter]
+    fn on_device(&self) -> Option<OnDevice> {
+        let arrived = self.arrived.as_ref()?;
+        Some(OnDevice::new(Arc::clone(arrived), self.held.fields().clone()))
+    }
+
+    /// The batch for another process: a view of each record, and the other arguments of `batch_of`.
+    fn _apart<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Bound<'py, PyTuple>)> {
+        let views = Views::of(py, Source::Record(Arc::clone(&self.held)))?;
+        let records = (0..self.held.len()).map(|index| views.view(index));
+        Ok((records.collect::<PyResult<_>>()?, beside(py, &self.held, 0..self.held.len())?))
+    }
+
     /// The bytes through DLPack: `array` if lengths are equal, else `data`. A copy for consumers of
     /// DLPack before 1.0, which cannot express that memory is read-only.
-    #[pyo3(signature = (*, max_version = None, **options))]
+    ///
+    /// Raises BufferError if the consumer refuses a copy that it needs, or wants the bytes on another device.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
-        slf: &Bound<'py, Self>,
-        max_version: Option<(u32, u32)>,
-        options: Option<&Bound<'py, PyDict>>,
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(i64, i64)>,
+        dl_device: Option<DeviceId>,
+        copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let mut array = Batch::shaped(slf)?;
-        let options = options.map_or_else(|| PyDict::new(slf.py()), Clone::clone);
-        match max_version {
-            Some(version) if version >= (1, 0) => options.set_item("max_version", version)?,
-            _ => array = array.call_method0("copy")?,
+        let request = Request::new(dlpack::CPU, max_version, dl_device, copy)?;
+        if let Some(stream) = stream.filter(|stream| *stream != -1) {
+            let text = format!(
+                "stream is None for memory of the host, which has no streams, not {stream}"
+            );
+            return Err(raise_invalid(py, text));
         }
-        array.call_method("__dlpack__", (), Some(&options))
+        self.check_buffers(py)?;
+        let (held, spec) = self.whole(py)?;
+        dlpack::of_host(py, held, &spec, &request)
     }
 
     /// The device of the bytes: CPU.
-    fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, [DLPACK_CPU, 0])
+    fn __dlpack_device__(&self) -> DeviceId {
+        dlpack::CPU
     }
 
-    /// A copy as torch tensors in page-locked memory: a dlfs.torch.TensorBatch.
-    /// DataLoader(pin_memory=True) calls it.
-    fn pin_memory<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        Batch::tensors(slf)?.call_method0("pin_memory")
+    /// A copy as torch tensors in page-locked memory, or on the device that the batch is on already: a
+    /// dlfs.torch.TensorBatch. DataLoader(pin_memory=True) calls it.
+    #[pyo3(signature = (device = None))]
+    fn pin_memory<'py>(
+        slf: &Bound<'py, Self>,
+        device: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Batch::tensors(slf)?.call_method1("pin_memory", (device,))
     }
 
     /// A copy as torch tensors on `device`: a dlfs.torch.TensorBatch.
@@ -406,10 +437,21 @@ impl Batch {
 }
 
 impl Batch {
-    fn shaped<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        let lens = slf.get().lens(slf.py())?;
+    /// The samples as one buffer, and its shape: that of `array` if lengths are equal, else of `data`.
+    fn whole(&self, py: Python<'_>) -> PyResult<(Arc<Held>, Spec)> {
+        let lens = self.lens(py)?;
         let equal = lens.iter().all(|len| *len == lens[0]);
-        if equal { Batch::array(slf) } else { Batch::data(slf) }
+        if let Some((field, kind)) = self.typed_one().filter(|_| equal) {
+            let (one, shape) = typed::stack(py, &self.held, field, kind)?;
+            let shape = shape.into_iter().map(|len| len as i64).collect();
+            return Ok((one, Spec::compact(kind.element(), shape, 0)));
+        }
+        let shape = if equal {
+            vec![lens.len() as i64, lens.first().map_or(0, |len| *len as i64)]
+        } else {
+            vec![lens.iter().sum::<usize>() as i64]
+        };
+        Ok((Arc::clone(&self.held), Spec::compact(Element::U8, shape, 0)))
     }
 
     fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -418,12 +460,11 @@ impl Batch {
     }
 }
 
-/// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of`, a tuple in Python. In this
-/// order: the bytes of the records; the end of each record; ids; labels; the epoch, and whether the batch ends it; the
-/// fields; failures (position, class, text); sources; columns (name, kind, values).
+/// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of` behind the bytes of the
+/// records, a tuple in Python. In this order: the end of each record; ids; labels; the epoch, and whether the batch
+/// ends it; the fields; failures (position, class, text); sources; columns (name, kind, values).
 #[derive(FromPyObject, IntoPyObject)]
-pub(crate) struct Pickle(
-    PyBackedBytes,
+struct Pickle(
     Vec<usize>,
     Vec<i64>,
     Option<Vec<i64>>,
@@ -448,11 +489,22 @@ struct PickledFields(
 pub(crate) fn parts<'py>(
     py: Python<'py>,
     held: &Held,
-    picked: std::ops::Range<usize>,
+    picked: Range<usize>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let records: Vec<&[u8]> = picked.clone().map(|index| held.record(index)).collect();
-    let ends = records.iter().scan(0, |at, record| {
-        *at += record.len();
+    let records = PyBytes::new(py, &records.concat()).into_any();
+    let rest = beside(py, held, picked)?;
+    PyTuple::new(py, std::iter::once(records).chain(rest.iter()).collect::<Vec<_>>())
+}
+
+/// The pickled form without the records.
+fn beside<'py>(
+    py: Python<'py>,
+    held: &Held,
+    picked: Range<usize>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let ends = picked.clone().scan(0, |at, index| {
+        *at += held.record(index).len();
         Some(*at)
     });
     let ends: Vec<usize> = ends.collect();
@@ -474,22 +526,27 @@ pub(crate) fn parts<'py>(
     let failures: Vec<_> = failures
         .map(|(at, error)| (at - picked.start, class(error.kind()).to_owned(), error.to_string()))
         .collect();
-    let records = backed(&records.concat());
     let sources = held.sources().map(|sources| sources[picked.clone()].to_vec());
     let columns = held.column_names().into_iter().map(|name| held.column(&name, picked.clone()));
     let columns = columns.collect::<dlfs::Result<Vec<Values>>>();
     let columns = columns.map_err(|error| raise(py, &error))?;
     let columns = columns.into_iter();
     let columns = columns.map(|it| (it.name, it.kind.name().to_owned(), it.raw)).collect();
-    Pickle(records, ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
+    Pickle(ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
 }
 
-/// The batch that [`parts`] copied.
+/// The batch that [`parts`] copied, or one over records that another object lends.
 ///
 /// # Errors
 /// `InvalidArgument`: the arguments do not fit together.
-pub(crate) fn held_of(py: Python<'_>, pickle: Pickle) -> PyResult<Arc<Held>> {
-    let Pickle(records, ends, ids, labels, place, fields, failures, sources, columns) = pickle;
+pub(crate) fn held_of(parts: &Bound<'_, PyTuple>) -> PyResult<Arc<Held>> {
+    let py = parts.py();
+    let Ok(records) = parts.get_item(0) else {
+        return Err(raise_invalid(py, "this is not a pickled batch: it is empty".into()));
+    };
+    let records = Lent::new(&records)?;
+    let Pickle(ends, ids, labels, place, fields, failures, sources, columns) =
+        parts.get_slice(1, parts.len()).extract()?;
     let PickledFields(names, one, several, kinds) = fields;
     let (epoch, ends_epoch) = place;
     let columns = columns.into_iter().map(|(name, kind, raw)| {
@@ -522,6 +579,3 @@ pub(crate) fn mapped_names<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bo
 
 /// The label of samples without one, in a column of labels.
 pub(crate) const NO_LABEL: i64 = i64::MIN;
-
-/// `kDLCPU`.
-const DLPACK_CPU: i32 = 1;

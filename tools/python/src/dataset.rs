@@ -819,15 +819,13 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
     let samples =
         samples.collect::<dlfs::Result<Vec<&[u8]>>>().map_err(|error| raise(py, &error))?;
     let need = samples.iter().map(|sample| sample.len()).sum::<usize>();
-    let out = out.bytes(py);
     if out.len() < need {
         let text = format!("the batch has {need} bytes, out has {}", out.len());
         return Err(raise_invalid(py, text));
     }
     let ends = samples.iter().scan(0, |at, sample| {
-        let start = *at;
+        out.write(*at, sample);
         *at += sample.len();
-        out[start..*at].copy_from_slice(sample);
         Some(*at as i64)
     });
     let ends: Vec<i64> = ends.collect();

@@ -72,7 +72,7 @@ pub(crate) fn kind_of(class: &str) -> ErrorKind {
     CLASSES.iter().find(|(_, name)| *name == class).map_or(ErrorKind::Io, |(kind, _)| *kind)
 }
 
-const CLASSES: [(ErrorKind, &str); 12] = [
+const CLASSES: [(ErrorKind, &str); 13] = [
     (ErrorKind::NotFound, "NotFound"),
     (ErrorKind::InvalidArgument, "InvalidArgument"),
     (ErrorKind::Corrupt, "Corrupt"),
@@ -84,5 +84,6 @@ const CLASSES: [(ErrorKind, &str); 12] = [
     (ErrorKind::Stale, "Stale"),
     (ErrorKind::NoSpace, "NoSpace"),
     (ErrorKind::OutOfMemory, "OutOfMemory"),
+    (ErrorKind::DeviceLost, "DeviceLost"),
     (ErrorKind::Internal, "Internal"),
 ];

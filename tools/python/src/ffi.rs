@@ -1,4 +1,4 @@
-//! Exports bytes to Python through the buffer protocol. The only `unsafe` of this package.
+//! Exports bytes to Python through the buffer protocol.
 //!
 //! A [`Memory`] exports bytes of a [`Source`] that it keeps alive; a `memoryview`, a numpy array or
 //! a tensor created from it keeps the `Memory` alive in turn. So bytes live while any view of them
@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // passes raw pointers to the interpreter
 
 use std::ffi::c_int;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -25,6 +26,8 @@ pub(crate) enum Source {
     Batch(Arc<Held>),
     /// One field of the samples of a batch.
     Field(Arc<Held>, usize),
+    /// The records of a batch, for another process.
+    Record(Arc<Held>),
     /// The column of labels of a directory.
     Labels(Arc<Directory>),
     /// A typed column of a directory, by its place among them.
@@ -37,6 +40,7 @@ impl Source {
             Source::Batch(held) if part == WHOLE => held.whole(),
             Source::Batch(held) => Ok(held.shown(part)?.unwrap_or_default()),
             Source::Field(held, field) => Ok(held.field(part, *field)?.unwrap_or_default()),
+            Source::Record(held) => Ok(held.record(part)),
             Source::Column(directory, at) => {
                 Ok(directory.columns().get(*at).map_or(&[], |column| column.as_bytes()))
             }
@@ -152,15 +156,49 @@ impl Output {
         self.buffer.len_bytes()
     }
 
-    /// The bytes, while the interpreter is attached, so that no other Python code can access them.
-    pub(crate) fn bytes<'a>(&'a mut self, _py: Python<'a>) -> &'a mut [u8] {
-        if self.len() == 0 {
-            return &mut [];
+    /// Copies `bytes` to the offset `at`.
+    ///
+    /// # Panics
+    /// If they exceed the buffer.
+    pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) {
+        let end = at.checked_add(bytes.len());
+        assert!(end.is_some_and(|end| end <= self.len()), "the caller has compared the lengths");
+        let start = self.buffer.buf_ptr().cast::<u8>();
+        // SAFETY: `new` has checked that the bytes are writable and contiguous, the export holds them in place until
+        // the buffer is dropped, and the range lies within them. No reference into them exists: where threads of Python
+        // run at the same time, another may access them, too, and both get any bytes, as with arrays of numpy.
+        unsafe { std::ptr::copy(bytes.as_ptr(), start.add(at), bytes.len()) }
+    }
+}
+
+/// Read-only bytes that an object of Python lends, such as `bytes`, or a memoryview of memory that processes share.
+pub(crate) struct Lent {
+    buffer: PyBuffer<u8>,
+}
+
+impl Lent {
+    /// # Errors
+    /// `TypeError`: it is not a buffer of bytes. `InvalidArgument`: it is writable, or has gaps.
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Lent> {
+        let buffer = PyBuffer::<u8>::get(object)?;
+        if buffer.readonly() && buffer.is_c_contiguous() {
+            return Ok(Lent { buffer });
         }
-        // SAFETY: `new` has checked that the bytes are writable and contiguous; the export holds the memory in
-        // place until the buffer is dropped; Python code that could read or write it needs the interpreter, which
-        // `_py` holds for as long as the slice lives.
-        unsafe { std::slice::from_raw_parts_mut(self.buffer.buf_ptr().cast(), self.len()) }
+        Err(raise_invalid(object.py(), "bytes are lent read-only and without gaps".into()))
+    }
+}
+
+impl Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        if self.buffer.len_bytes() == 0 {
+            return &[];
+        }
+        // SAFETY: `new` has checked that the bytes are contiguous and read-only; the export holds them in place until
+        // the buffer is dropped. `_workers.py` lends memory that another process writes only once this export has
+        // ended.
+        unsafe { std::slice::from_raw_parts(self.buffer.buf_ptr().cast(), self.buffer.len_bytes()) }
     }
 }
 

@@ -9,15 +9,16 @@ use std::sync::{Arc, OnceLock};
 
 use dlfs::directory::{Column, Directory};
 use dlfs::format::columns::ColumnType;
+use dlfs::format::field_type::Element;
 use dlfs::format::fields::{find, table_len};
 use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, ErrorKind, Result, reader};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 
 use crate::batch::NO_LABEL;
 use crate::error::{raise, raise_invalid, raise_lookup};
+use crate::ffi::Lent;
 use crate::names;
 
 /// The names in the option `fields`.
@@ -270,7 +271,7 @@ enum Samples {
 
 /// The content of a pickle.
 pub(crate) struct Copied {
-    pub(crate) records: PyBackedBytes,
+    pub(crate) records: Lent,
     /// The end of each record in `records`.
     pub(crate) ends: Vec<usize>,
     pub(crate) ids: Vec<i64>,
@@ -289,6 +290,20 @@ pub(crate) struct Values {
     pub(crate) kind: ColumnType,
     /// Ints, bools, numbers of texts, or the bits of f64; [`NO_LABEL`] or NaN for none.
     pub(crate) raw: Vec<i64>,
+}
+
+impl Values {
+    /// The values as an array: i64, f64 or f32.
+    pub(crate) fn elements(&self) -> (Element, Vec<u8>) {
+        let floats = self.raw.iter().map(|raw| f64::from_bits(*raw as u64));
+        match self.kind {
+            ColumnType::Float => (Element::F64, floats.flat_map(f64::to_le_bytes).collect()),
+            ColumnType::Float32 => {
+                (Element::F32, floats.flat_map(|it| (it as f32).to_le_bytes()).collect())
+            }
+            _ => (Element::I64, self.raw.iter().flat_map(|raw| raw.to_le_bytes()).collect()),
+        }
+    }
 }
 
 impl Copied {

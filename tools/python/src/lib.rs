@@ -1,6 +1,7 @@
 //! The native half of the Python package `dlfs`: a thin layer over the library.
 //!
-//! `ffi.rs` exports bytes to Python and has the only `unsafe`. `batch.rs`, `sample.rs`,
+//! `ffi.rs` exports bytes to Python through buffers and `dlpack.rs` through DLPack; they have the only `unsafe`.
+//! `device.rs` brings batches to a device. `batch.rs`, `sample.rs`,
 //! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
 //! `typed.rs` makes arrays of fields with types, `tokens.rs` fills arrays with rows of tokens, `ranges.rs` reads
 //! parts of samples, `edit.rs` deletes samples, `writer.rs`, `parts.rs` and `import.rs` write them. `index.rs`,
@@ -8,9 +9,15 @@
 //! `weights.rs` parse arguments from Python, `peers.rs` and `store.rs` those about the other ranks of a job.
 //! `error.rs` creates exceptions, `panics.rs` those of panics; `watch.rs` checks for signals; `log.rs` passes
 //! warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
+//!
+//! It does not need the interpreter's lock (`gil_used = false`): each class is frozen, what changes is atomic or has a
+//! lock of its own. A lock that is taken while attached to the interpreter is held for no call of Python, where the
+//! thread may be stopped for others that wait for the lock; any other lock is waited for detached.
 
 mod batch;
 mod dataset;
+mod device;
+mod dlpack;
 mod edit;
 mod error;
 mod ffi;
@@ -41,7 +48,7 @@ mod writer;
 use pyo3::prelude::*;
 
 /// The native half of dlfs; use the package `dlfs`.
-#[pymodule]
+#[pymodule(gil_used = false)]
 mod _dlfs {
     use std::ffi::OsString;
 
@@ -52,6 +59,8 @@ mod _dlfs {
     use super::batch::Batch;
     #[pymodule_export]
     use super::dataset::{Dataset, Names};
+    #[pymodule_export]
+    use super::device::{DeviceArray, OnDevice, register, unregister};
     #[pymodule_export]
     use super::edit::{delete, purge, save_views};
     #[pymodule_export]
@@ -91,18 +100,18 @@ mod _dlfs {
         super::log::hand_over(py)
     }
 
-    /// Unpickles a Batch, as a copy.
+    /// Unpickles a Batch, over the bytes of the records.
     #[pyfunction]
     #[pyo3(signature = (*parts))]
     fn batch_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Batch>> {
-        Batch::of(parts.py(), super::batch::held_of(parts.py(), parts.extract()?)?)
+        Batch::of(parts.py(), super::batch::held_of(parts)?, None)
     }
 
     /// Unpickles a Sample, as a copy.
     #[pyfunction]
     #[pyo3(signature = (*parts))]
     fn sample_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Sample>> {
-        let held = super::batch::held_of(parts.py(), parts.extract()?)?;
+        let held = super::batch::held_of(parts)?;
         match held.len() {
             1 => Sample::of(parts.py(), &held, 0),
             _ => {

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use dlfs::dataset;
 use dlfs::directory::Directory;
+use dlfs::gpu::Slot;
 use dlfs::metrics::{Measured, Snapshot};
 use dlfs::options::Store;
 use dlfs::order::{OrderKind, SequentialBy, State};
-use dlfs::prefetch::LoaderStats;
+use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::reader;
 use dlfs::units::SampleId;
 use pyo3::exceptions::PyOverflowError;
@@ -19,8 +20,9 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::batch::Batch;
 use crate::dataset::Dataset;
+use crate::device::{Arrived, Device};
 use crate::error::{raise, raise_invalid};
-use crate::held::Fields;
+use crate::held::{Fields, Held};
 use crate::index;
 use crate::log;
 use crate::metrics;
@@ -43,8 +45,8 @@ use crate::watch::{self, Signals, detached};
 /// The subclass dlfs.Loader documents the options in its constructor.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Loader", weakref)]
 pub(crate) struct Loader {
-    /// Locked only while attached to the interpreter, like `dataset`. A fork needs the interpreter, too, so it does not
-    /// happen meanwhile.
+    /// Locked only while attached to the interpreter, like `dataset`. A fork needs the interpreter, or stops attached
+    /// threads where they call it, so it does not happen meanwhile.
     runs: Mutex<Runs>,
     /// `None` once closed.
     dataset: Mutex<Option<Py<PyAny>>>,
@@ -72,13 +74,40 @@ struct Run {
     resumed: AtomicBool,
     /// Set while an iterator uses the run and has not ended.
     taken: AtomicBool,
+    /// The device that batches are copied to.
+    device: Option<Device>,
+    /// The next batch, which may be on its way to the device already. Locked only while detached from the interpreter,
+    /// by the thread whose turn it is.
+    ahead: parking_lot::Mutex<Option<AheadBatch>>,
+}
+
+/// A batch that was taken from a run with a device, and is not delivered yet.
+struct AheadBatch {
+    held: Arc<Held>,
+    taken: dataset::Taken,
+    /// `None`: it was not sent yet.
+    arrived: Option<Arc<Arrived>>,
 }
 
 impl Run {
-    fn new(loader: dataset::Loader, resumed: bool) -> Arc<Run> {
+    fn new(loader: dataset::Loader, resumed: bool, device: Option<Device>) -> Arc<Run> {
         let resumed = AtomicBool::new(resumed);
         let taken = AtomicBool::new(false);
-        Arc::new(Run { loader, resumed, taken })
+        Arc::new(Run { loader, resumed, taken, device, ahead: parking_lot::Mutex::default() })
+    }
+
+    fn close(&self) {
+        self.loader.close();
+        // A thread that takes a batch at the moment ends with an error, and drops it.
+        if let Some(mut ahead) = self.ahead.try_lock() {
+            ahead.take();
+        }
+    }
+
+    fn stats(&self) -> LoaderStats {
+        let stats = self.loader.stats();
+        let copied = self.device.as_ref().map_or(0, Device::copied_bytes);
+        LoaderStats { copied_bytes: stats.copied_bytes + copied, ..stats }
     }
 }
 
@@ -90,6 +119,7 @@ impl Loader {
         let py = dataset.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
         let restart_shares = given_or(&options, "restart_shares", false)?;
+        let device = Device::of(&options)?;
         let shown = options.get_item("fields")?;
         let mut stored = None;
         let (fields, made) = match dataset.cast::<Mixture>() {
@@ -105,7 +135,7 @@ impl Loader {
                 let fields = one.get().fields_shown(shown.as_ref())?;
                 stored = open_store(one, &options)?;
                 if stored.is_none() {
-                    join_peers(one, &options)?;
+                    join_peers(one, &options, |_, run| Ok(run))?;
                 }
                 without(&options, joining())?;
                 let opened = match &stored {
@@ -118,7 +148,7 @@ impl Loader {
         };
         let made = made.map_err(|error| raise(py, &error))?;
         Ok(Loader {
-            runs: Mutex::new(Runs::of(made)),
+            runs: Mutex::new(Runs::of(made, device)),
             dataset: Mutex::new(Some(dataset.clone().unbind())),
             fields,
             options: options.unbind(),
@@ -140,7 +170,7 @@ impl Loader {
         options.trace = options.trace.map(|_| Arc::default());
         let made = dataset.loader(options).map_err(|error| raise(py, &error))?;
         Ok(Loader {
-            runs: Mutex::new(Runs::of(made)),
+            runs: Mutex::new(Runs::of(made, None)), // of a forked child, which has no device
             dataset: Mutex::new(Some(self.dataset(py)?)),
             fields: Arc::clone(&self.fields),
             options: self.options.clone_ref(py),
@@ -251,7 +281,7 @@ impl Loader {
     /// long commands took, a dict of count, mean_us, p50_us, p90_us, p99_us, p99_9_us. window_bytes, window_used_bytes:
     /// the window's memory now. The same keys are under "loader" in what `dlfs read --json` prints.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        shapes::dict(py, &self.runs().stats())
+        shapes::dict(py, &self.counted(py))
     }
 
     /// Returns whether the verified bytes of sample `id` are in memory now, in this process: of the newest iterator's
@@ -296,7 +326,7 @@ impl Loader {
 
     /// The counters so far by their names in docs/metrics.md, as `dlfs.metrics.values` has them for the process.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let mut snapshot = Snapshot::of(&self.runs().stats());
+        let mut snapshot = Snapshot::of(&self.counted(py));
         if let Some(store) = self.newest().loader.store_stats() {
             store.measure(&mut snapshot);
         }
@@ -322,7 +352,7 @@ impl Loader {
         let runs = self.runs().all();
         let stored = self.stored.lock().unwrap_or_else(|held| held.into_inner()).take();
         py.detach(|| {
-            runs.iter().for_each(|run| run.loader.close());
+            runs.iter().for_each(|run| run.close());
             drop(stored); // possibly the last reference, which ends the exchange
         });
         drop(dataset); // possibly the last reference
@@ -389,6 +419,15 @@ impl Loader {
         self.runs.lock().unwrap_or_else(|held| held.into_inner())
     }
 
+    /// The counters of all runs. Detached: a loader that is waited for holds its lock for up to 100 ms.
+    fn counted(&self, py: Python<'_>) -> LoaderStats {
+        let runs = self.runs();
+        let past = runs.past;
+        let all = runs.all();
+        drop(runs);
+        py.detach(|| all.iter().map(|run| run.stats()).fold(past, dataset::sum_stats))
+    }
+
     fn newest(&self) -> Arc<Run> {
         Arc::clone(&self.runs().newest)
     }
@@ -399,7 +438,8 @@ impl Loader {
         if runs.newest.taken.load(Ordering::Relaxed) {
             let newest = &runs.newest;
             let resumed = newest.resumed.load(Ordering::Relaxed);
-            let another = Run::new(newest.loader.begin_another()?, resumed);
+            let device = newest.device.as_ref().map(Device::another);
+            let another = Run::new(newest.loader.begin_another()?, resumed, device);
             let before = std::mem::replace(&mut runs.newest, another);
             runs.others.push(before);
         }
@@ -414,25 +454,24 @@ impl Loader {
         let mut runs = self.runs();
         let at = runs.others.iter().position(|other| Arc::ptr_eq(other, run))?;
         let run = runs.others.swap_remove(at);
-        runs.past = dataset::sum_stats(runs.past, run.loader.stats().ended());
+        runs.past = dataset::sum_stats(runs.past, run.stats().ended());
         Some(run)
     }
 }
 
 impl Runs {
-    fn of(loader: dataset::Loader) -> Runs {
-        Runs { newest: Run::new(loader, false), others: Vec::new(), past: LoaderStats::default() }
+    fn of(loader: dataset::Loader, device: Option<Device>) -> Runs {
+        let newest = Run::new(loader, false, device);
+        Runs { newest, others: Vec::new(), past: LoaderStats::default() }
     }
 
     fn all(&self) -> Vec<Arc<Run>> {
         std::iter::once(&self.newest).chain(&self.others).map(Arc::clone).collect()
     }
-
-    fn stats(&self) -> LoaderStats {
-        let each = self.all().into_iter().map(|run| run.loader.stats());
-        each.fold(self.past, dataset::sum_stats)
-    }
 }
+
+/// A batch, and its arrays on a device.
+type Given = (Arc<Held>, Option<Arc<Arrived>>);
 
 /// An iterator over one epoch of a loader, or over the rest of it.
 #[pyclass(frozen, module = "dlfs._dlfs")]
@@ -459,11 +498,10 @@ impl Epoch {
         if self.ended.load(Ordering::Relaxed)
             && let Some(run) = self.give_back()
         {
-            py.detach(|| run.loader.close());
+            py.detach(|| run.close());
         }
-        let Some(batch) = taken? else { return Ok(None) };
-        let fields = Arc::clone(&self.loader.get().fields);
-        Batch::new(py, batch, fields, Vec::new()).map(Some)
+        let Some((held, arrived)) = taken? else { return Ok(None) };
+        Batch::of(py, held, arrived).map(Some)
     }
 
     fn __length_hint__(&self) -> usize {
@@ -481,27 +519,101 @@ impl Epoch {
 
 impl Epoch {
     /// The next batch of the epoch; `None`: it has ended.
-    fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<reader::Batch>> {
+    fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<Given>> {
         let _turn = watch::turn(&self.turn, watch)?;
-        let loader = &self.run.loader;
-        if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
-            self.end();
+        if self.has_ended()? {
             return Ok(None);
         }
-        if !loader.has_batches_left() {
-            if self.epoch < loader.options().epochs.end {
-                // This rank has no samples in the rest of the epoch, so no batch will end it.
-                loader.set_epoch(self.epoch + 1)?;
-            }
-            self.end();
-            return Ok(None);
+        if let Some(device) = &self.run.device {
+            return self.take_to(device, watch);
         }
-        let batch = loader.next(watch)?;
+        let batch = self.run.loader.next(watch)?;
         self.run.resumed.store(false, Ordering::Relaxed);
         if batch.as_ref().is_none_or(reader::Batch::ends_epoch) {
             self.end();
         }
-        Ok(batch)
+        Ok(batch.map(|batch| (self.held(batch), None)))
+    }
+
+    /// As [`Epoch::take`], on a device. Until the batch is on its way there, the run's state is before it, so that
+    /// a failure loses none.
+    fn take_to(&self, device: &Device, watch: &mut Signals) -> dlfs::Result<Option<Given>> {
+        let Run { loader, ahead, resumed, .. } = &*self.run;
+        let mut ahead = ahead.lock();
+        loop {
+            ahead.take_if(|known| !loader.is_next(&known.taken));
+            let is_sent = ahead.as_ref().is_some_and(|known| known.arrived.is_some());
+            let wait = loader.options().deadline;
+            let slot = if is_sent { None } else { Some(device.slot(wait, watch)?) };
+            let next = match ahead.take() {
+                Some(known) => Some(known),
+                None => loader.take(watch)?.map(|taken| self.ahead_batch(taken)),
+            };
+            let Some(mut next) = next else {
+                self.end();
+                return Ok(None);
+            };
+            if let Some(slot) = slot
+                && let Err(error) = next.send(slot)
+            {
+                *ahead = Some(next);
+                return Err(error);
+            }
+            if loader.deliver(&next.taken) {
+                resumed.store(false, Ordering::Relaxed);
+                if next.held.ends_epoch() {
+                    self.end();
+                } else {
+                    *ahead = self.look_ahead(device);
+                }
+                return Ok(Some((next.held, next.arrived)));
+            }
+            // Another thread has moved the run meanwhile.
+            if self.has_ended()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The batch after the one that was just delivered, if it is ready, on its way if there is a buffer: the next step
+    /// then finds it on the device. Errors come again when it is its turn.
+    fn look_ahead(&self, device: &Device) -> Option<AheadBatch> {
+        let loader = &self.run.loader;
+        if !loader.has_batches_left() {
+            return None;
+        }
+        let mut next = self.ahead_batch(loader.take_ready().ok()??);
+        if let Some(slot) = device.free_slot() {
+            let _ = next.send(slot); // sent again when it is its turn
+        }
+        Some(next)
+    }
+
+    fn ahead_batch(&self, (batch, taken): (reader::Batch, dataset::Taken)) -> AheadBatch {
+        AheadBatch { held: self.held(batch), taken, arrived: None }
+    }
+
+    fn held(&self, batch: reader::Batch) -> Arc<Held> {
+        let fields = Arc::clone(&self.loader.get().fields);
+        Arc::new(Held::read(batch, fields, Vec::new()))
+    }
+
+    /// Returns whether the epoch has no more batch for this iterator.
+    fn has_ended(&self) -> dlfs::Result<bool> {
+        let loader = &self.run.loader;
+        if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
+            self.end();
+            return Ok(true);
+        }
+        if loader.has_batches_left() {
+            return Ok(false);
+        }
+        if self.epoch < loader.options().epochs.end {
+            // This rank has no samples in the rest of the epoch, so no batch will end it.
+            loader.set_epoch(self.epoch + 1)?;
+        }
+        self.end();
+        Ok(true)
     }
 
     fn end(&self) {
@@ -516,10 +628,17 @@ impl Epoch {
     }
 }
 
+impl AheadBatch {
+    fn send(&mut self, slot: Slot) -> dlfs::Result<()> {
+        self.arrived = Some(Arc::new(Arrived::send(&self.held, slot)?));
+        Ok(())
+    }
+}
+
 impl Drop for Epoch {
     fn drop(&mut self) {
         if let Some(run) = self.give_back() {
-            run.loader.close();
+            run.close();
         }
     }
 }
@@ -563,14 +682,12 @@ impl Sampler {
     /// Skips this many batches, but none of the next epoch; returns whether the epoch has ended.
     fn skip(&self, py: Python<'_>, batches: u64) -> PyResult<bool> {
         let mut held = self.sampler();
-        for _ in 0..batches {
-            let next = held.next(&mut Vec::new());
-            let ends_epoch = next.map_err(|error| raise(py, &error))?.unwrap_or(true);
-            if ends_epoch {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let ended = (0..batches).find_map(|_| match held.next(&mut Vec::new()) {
+            Ok(Some(false)) => None,
+            ended => Some(ended),
+        });
+        drop(held); // before an error is made in Python
+        ended.transpose().map(|ended| ended.is_some()).map_err(|error| raise(py, &error))
     }
 
     /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
@@ -578,12 +695,13 @@ impl Sampler {
     fn next(&self, py: Python<'_>) -> PyResult<Option<(Vec<u64>, bool)>> {
         let mut sampler = self.sampler();
         let mut ids = Vec::new();
-        let next = sampler.next(&mut ids).map_err(|error| raise(py, &error))?;
+        let next = sampler.next(&mut ids);
         let keys = match &self.directory {
             Some(directory) => ids.iter().map(|&id| directory.rank_of(id)).collect(),
             None => sampler.sources().iter().copied().zip(ids).map(key_of).collect(),
         };
-        Ok(next.map(|ends| (keys, ends)))
+        drop(sampler); // before an error is made in Python
+        Ok(next.map_err(|error| raise(py, &error))?.map(|ends| (keys, ends)))
     }
 
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -636,7 +754,7 @@ impl Sampler {
 }
 
 /// The names of the options by which a rank joins others and keeps its share.
-fn joining() -> Vec<String> {
+pub(crate) fn joining() -> Vec<String> {
     [of_peers(), names::<Store>()].concat()
 }
 
@@ -655,8 +773,13 @@ fn refuse_joining(options: &Bound<'_, PyDict>) -> PyResult<()> {
 }
 
 /// Joins the peers that the options name, if they name some: the data set then reads through them. The options get
-/// the launcher's rank and world size, unless they have a world size above 1.
-fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyResult<()> {
+/// the launcher's rank and world size, unless they have a world size above 1. `completed` adds to the run what is not
+/// among the options.
+pub(crate) fn join_peers(
+    dataset: &Bound<'_, Dataset>,
+    options: &Bound<'_, PyDict>,
+    completed: impl FnOnce(&Directory, LoaderOptions) -> dlfs::Result<LoaderOptions>,
+) -> PyResult<()> {
     if let Some(join) = Join::of(options)? {
         let is_placed = given_or(options, "world_size", 1_u32)? > 1;
         let place_of = |(rank, world_size): (u32, u32)| -> PyResult<()> {
@@ -669,7 +792,10 @@ fn join_peers(dataset: &Bound<'_, Dataset>, options: &Bound<'_, PyDict>) -> PyRe
         let opened = dataset.get().dataset(dataset.py())?;
         let run = |place| {
             place_of(place)?;
-            loader_options(options, Some(opened.directory())).map(Some)
+            let run = loader_options(options, Some(opened.directory()))?;
+            completed(opened.directory(), run)
+                .map(Some)
+                .map_err(|error| raise(options.py(), &error))
         };
         let place = dataset.get().through_peers(dataset.py(), join, run)?;
         place_of(place)?;

@@ -10,20 +10,23 @@ use std::sync::{Mutex, Once, TryLockError};
 
 use dlfs::messages::{Message, subscribe};
 use pyo3::prelude::*;
+use pyo3::sync::OnceExt;
 use tracing::Level;
 
 /// From now on warnings go to the logger "dlfs", unless the program has another subscriber.
 pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
     static INSTALLED: Once = Once::new();
-    if INSTALLED.is_completed() {
-        return Ok(());
-    }
+    let mut installed = Ok(());
+    INSTALLED.call_once_py_attached(py, || installed = install_once(py));
+    installed
+}
+
+fn install_once(py: Python<'_>) -> PyResult<()> {
     // The order matters: exit handlers run in reverse, so `logging` must register first.
     py.import("logging")?;
     let last = py.import("dlfs._dlfs")?.getattr("flush_log")?;
     py.import("atexit")?.call_method1("register", (last,))?;
-    // `false`: a subscriber exists already.
-    INSTALLED.call_once(|| _ = subscribe(store));
+    let _ = subscribe(store); // `false`: a subscriber exists already
     Ok(())
 }
 

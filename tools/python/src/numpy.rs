@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PySlice, PyString, PyTuple};
 
 /// A new array int64[n].
 pub(crate) fn int64(
@@ -56,13 +56,18 @@ pub(crate) fn empty<'py>(
     numpy(shape.py())?.call_method1("empty", (shape, dtype))
 }
 
-/// A new array of zeros.
-pub(crate) fn zeros<'py>(
-    py: Python<'py>,
+/// A new array of `len` zeros.
+pub(crate) fn zeros<'py>(py: Python<'py>, len: usize, dtype: &str) -> PyResult<Bound<'py, PyAny>> {
+    numpy(py)?.call_method1("zeros", (len, dtype))
+}
+
+/// The first elements of an array of one dimension, in this shape: a view.
+pub(crate) fn first_as<'py>(
+    array: &Bound<'py, PyAny>,
     shape: (usize, usize, usize),
-    dtype: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
-    numpy(py)?.call_method1("zeros", (shape, dtype))
+    let len = (shape.0 * shape.1 * shape.2) as isize;
+    array.get_item(PySlice::new(array.py(), 0, len, 1))?.call_method1("reshape", (shape,))
 }
 
 fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::dataset::addresses;
+use crate::device;
 use crate::error::{raise, raise_invalid};
 use crate::weights;
 
@@ -79,7 +80,7 @@ pub(crate) fn loader_options(
     directory: Option<&Directory>,
 ) -> PyResult<LoaderOptions> {
     let py = given.py();
-    let own = ["weights", "fields"].map(String::from).to_vec();
+    let own = ["weights", "fields", "device"].map(String::from).to_vec();
     let joining = [of_peers(), names::<dlfs::options::Store>()].concat(); // read by the data set
     let known =
         [names::<Order>(), names::<Load>(), names::<Tokens>(), names::<Read>(), own, joining];
@@ -90,6 +91,7 @@ pub(crate) fn loader_options(
     let read: Read = take(given)?;
     let made = load.options(&order, &tokens, &read, None);
     let mut options = made.map_err(|error| raise(py, &error))?;
+    options.device = device::parse(given)?.map(|(_, ordinal)| ordinal);
     options.verify_kept = true; // Python code may write into a batch, and later epochs use some of its memory
     if order.order.0 == Kind::Weighted {
         let weights = weights::weights(given, load.draws(), directory)?;

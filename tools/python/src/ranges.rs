@@ -54,7 +54,7 @@ impl SampleFile {
         let py = buffer.py();
         let mut out = Output::new(buffer)?;
         let bytes = self.bytes_at(py, offset, out.len() as u64)?;
-        out.bytes(py)[..bytes.len()].copy_from_slice(&bytes);
+        out.write(0, &bytes);
         Ok(bytes.len())
     }
 

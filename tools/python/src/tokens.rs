@@ -1,20 +1,30 @@
-//! `TokenLoader`: rows of tokens in numpy arrays, which are used again once the program has dropped them.
+//! `TokenLoader`: rows of tokens in numpy arrays, which are used again once the program has dropped them, or on a
+//! device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use dlfs::dataset::{self, TokenBatch};
+use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use dlfs::dataset::{self, TokenBatch, TokenOptions};
+use dlfs::format::field_type::Element;
+use dlfs::gpu::Parts;
 use dlfs::options::Rows;
+use dlfs::prefetch::LoaderStats;
+use dlfs::process::Forked;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
+use pyo3::buffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::dataset::Dataset;
+use crate::device::{Device, DeviceArray};
+use crate::dlpack::Spec;
 use crate::error::{raise, raise_invalid};
 use crate::ffi::{Unshared, is_shared};
-use crate::loader::{an_epoch, state_of_dict, state_to_dict};
+use crate::loader::{an_epoch, join_peers, joining, state_of_dict, state_to_dict};
 use crate::mixture::Mixture;
-use crate::options::{given_or, loader_options, take};
+use crate::options::{given_or, loader_options, take, without};
 use crate::watch::{self, Signals, detached};
 use crate::{log, numpy, shapes};
 
@@ -23,12 +33,16 @@ use crate::{log, numpy, shapes};
 pub(crate) struct TokenLoader {
     loader: dataset::TokenLoader,
     wanted: Wanted,
+    /// The elements of each array: enough for every batch.
+    most_elements: usize,
     /// Locked only while detached from the interpreter, for as long as a thread takes a batch.
-    turn: parking_lot::Mutex<Turn>,
+    turn: Forked<parking_lot::Mutex<Turn>>,
     /// Set if a state was loaded and nothing was read since.
     resumed: AtomicBool,
     /// The arrays of the last batches. Locked only while attached.
     ring: Mutex<Vec<Slot<Py<PyAny>>>>,
+    /// The device that arrays are copied to, and the memory in which they are filled.
+    device: Option<(Device, OnceLock<Pool>)>,
 }
 
 /// The newest iteration, of which older ones are refused.
@@ -42,16 +56,21 @@ struct Turn {
 /// The arrays of a batch: tokens, segment ids, position ids, loss mask, sample ids.
 type Slot<T> = [Option<T>; 5];
 
+/// Rows, chunks, and columns of a chunk.
+type Shape = (usize, usize, usize);
+
 /// The arrays that the program wants.
 struct Wanted {
-    /// The dtype of each.
-    dtypes: Slot<&'static str>,
+    /// The type of each one's elements.
+    elements: Slot<Element>,
+    /// The columns of rows at the epoch's start.
     columns: Columns,
     cu_seqlens: bool,
 }
 
-/// The parts of a batch in Python: its arrays, cu_seqlens and their largest difference, and its epoch.
-type Taken<'py> = (Slot<Py<PyAny>>, Option<(Bound<'py, PyByteArray>, u32)>, u64);
+/// The parts of a batch in Python: its arrays [rows, chunks, columns of a chunk], cu_seqlens and their largest
+/// difference, and its epoch.
+type Taken = (Slot<Py<PyAny>>, Option<(Py<PyAny>, u32)>, u64);
 
 #[pymethods]
 impl TokenLoader {
@@ -65,11 +84,9 @@ impl TokenLoader {
     ) -> PyResult<TokenLoader> {
         let py = source.py();
         let options = options.map_or_else(|| PyDict::new(py), Clone::clone);
-        let batch_size = given_or(&options, "batch_size", 1)?;
-        let rows = take::<Rows>(rows)?.options(Some(batch_size));
-        let rows = rows.map_err(|error| raise(py, &error))?;
-        let rows = rows.ok_or_else(|| raise_invalid(py, "seq_len: a row has a length".into()))?;
+        let rows = token_options(rows, &options)?;
         let wanted = Wanted::of(arrays, rows.seq_len)?;
+        let device = Device::of(&options)?.map(|device| (device, OnceLock::new()));
         let loader = match source.cast::<Mixture>() {
             Ok(mixture) => {
                 let parsed = loader_options(&options, None)?;
@@ -82,22 +99,39 @@ impl TokenLoader {
             }
         };
         let loader = loader.map_err(|error| raise(py, &error))?;
+        let most_elements = loader.most_elements(&wanted.columns);
+        let most_elements = most_elements.map_err(|error| raise(py, &error))?;
         let batch = TokenBatch::new();
         let turn = Turn { iteration: 0, epoch: 0, ended: true, batch };
-        let turn = parking_lot::Mutex::new(turn);
+        let turn = Forked::new(parking_lot::Mutex::new(turn));
         Ok(TokenLoader {
             loader,
             wanted,
+            most_elements,
             turn,
             resumed: AtomicBool::new(false),
             ring: Mutex::default(),
+            device,
         })
+    }
+
+    /// Joins the peers that the options of a loader name, unless that was done before. The options then have the rank
+    /// and the world size, and no peers.
+    #[staticmethod]
+    fn _join(
+        source: &Bound<'_, Dataset>,
+        rows: &Bound<'_, PyDict>,
+        options: &Bound<'_, PyDict>,
+    ) -> PyResult<()> {
+        let rows = token_options(rows, options)?;
+        join_peers(source, options, |directory, run| rows.run(directory, run))?;
+        without(options, joining())
     }
 
     /// Begins to read the current epoch from its start, or from a loaded state; returns the number of the iteration.
     fn _begin(&self, py: Python<'_>) -> PyResult<u64> {
         detached(py, |watch| {
-            let mut turn = watch::turn(&self.turn, watch)?;
+            let mut turn = watch::turn(self.turn(), watch)?;
             let loader = self.loader.loader();
             let epoch = loader.epoch();
             if !self.resumed.load(Ordering::Relaxed) {
@@ -111,28 +145,48 @@ impl TokenLoader {
     }
 
     /// The next batch of an iteration; None once its epoch has ended.
-    fn _take<'py>(&self, py: Python<'py>, iteration: u64) -> PyResult<Option<Taken<'py>>> {
+    fn _take(&self, py: Python<'_>, iteration: u64) -> PyResult<Option<Taken>> {
         log::hand_over(py)?;
+        if let Some((device, pool)) = &self.device {
+            return self.take_to(py, device, pool, iteration);
+        }
         let mut slot = self.free_slot(py)?;
         let mut cu_seqlens = Vec::new();
         let filled = detached(py, |watch| {
-            let mut turn = watch::turn(&self.turn, watch)?;
+            let mut turn = watch::turn(self.turn(), watch)?;
             if !self.next(&mut turn, iteration, watch)? {
                 return Ok(None);
             }
             let Turn { batch, epoch, .. } = &*turn;
             let mut arrays = self.wanted.arrays(&mut slot, &mut cu_seqlens);
             batch.fill(&self.wanted.columns, &mut arrays)?;
-            Ok(Some((batch.max_seqlen(), *epoch)))
+            let shape = self.wanted.shape(batch)?;
+            Ok(Some((shape, batch.max_seqlen(), *epoch)))
         });
         let slot = slot.map(|array| array.map(Unshared::into_array));
         self.keep(py, &slot);
-        let Some((max_seqlen, epoch)) = filled? else { return Ok(None) };
+        let Some((shape, max_seqlen, epoch)) = filled? else { return Ok(None) };
+        let slot = shaped(py, slot, shape)?;
         let cu_seqlens = self.wanted.cu_seqlens.then(|| {
             let bytes: Vec<u8> = cu_seqlens.iter().flat_map(|start| start.to_ne_bytes()).collect();
-            (PyByteArray::new(py, &bytes), max_seqlen)
+            (PyByteArray::new(py, &bytes).into_any().unbind(), max_seqlen)
         });
         Ok(Some((slot, cu_seqlens, epoch)))
+    }
+
+    /// The arrays of rows by their numbers, counted through all epochs and over all ranks. They are new ones.
+    fn _rows_at(&self, py: Python<'_>, rows: Vec<u64>) -> PyResult<Slot<Py<PyAny>>> {
+        let (batch, shape) = detached(py, |watch| {
+            let mut batch = TokenBatch::new();
+            self.loader.read_rows(&rows, &mut batch, watch)?;
+            let shape = self.wanted.shape(&batch)?;
+            Ok((batch, shape))
+        })?;
+        let mut slot = self.arrays_in(py, Slot::default(), shape.0 * shape.1 * shape.2)?;
+        detached(py, |_| {
+            batch.fill(&self.wanted.columns, &mut self.wanted.arrays(&mut slot, &mut Vec::new()))
+        })?;
+        shaped(py, slot.map(|array| array.map(Unshared::into_array)), shape)
     }
 
     /// Batches of a whole epoch on this rank.
@@ -186,8 +240,10 @@ impl TokenLoader {
     }
 
     /// Counts of a whole epoch, by default the current one, over all ranks, from lengths alone: a dict. rows: rows.
-    /// documents: documents that are not empty. tokens: their tokens, with separators. padding: columns without a
-    /// token. cuts: documents that lie in more than one piece. dropped: tokens at the end that fill no row.
+    /// documents: documents that are not empty. tokens: their tokens, with separators. columns: those of all rows;
+    /// with pack="none" of each by itself. padding: columns without a token. cuts: documents that lie in more than
+    /// one piece. dropped: tokens at the end that fill no row. phases: the rows of each phase, from the epoch's start
+    /// on.
     #[pyo3(signature = (epoch=None))]
     fn plan<'py>(&self, py: Python<'py>, epoch: Option<u64>) -> PyResult<Bound<'py, PyDict>> {
         let epoch = epoch.unwrap_or_else(|| self.epoch());
@@ -196,7 +252,10 @@ impl TokenLoader {
 
     /// The counters so far, as dlfs.Loader.stats has them; samples are documents.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        shapes::dict(py, &py.detach(|| self.loader.loader().stats()))
+        let copied = self.device.as_ref().map_or(0, |(device, _)| device.copied_bytes());
+        let stats = py.detach(|| self.loader.loader().stats());
+        let copied_bytes = stats.copied_bytes + copied;
+        shapes::dict(py, &LoaderStats { copied_bytes, ..stats })
     }
 
     /// Ends readahead and releases the data set; arrays stay valid.
@@ -206,6 +265,17 @@ impl TokenLoader {
 }
 
 impl TokenLoader {
+    /// The turn of this process. In a forked child iterations go on, unless a thread of the parent took a batch just
+    /// then, which holds the lock for ever: they have to begin anew.
+    fn turn(&self) -> &parking_lot::Mutex<Turn> {
+        self.turn.get_or_init(|| {
+            let parents = self.turn.inherited().and_then(|turn| turn.try_lock());
+            let (iteration, epoch, ended) =
+                parents.map_or((0, 0, true), |turn| (turn.iteration, turn.epoch, turn.ended));
+            parking_lot::Mutex::new(Turn { iteration, epoch, ended, batch: TokenBatch::new() })
+        })
+    }
+
     /// Takes the next batch of an iteration; `false` once its epoch has ended.
     fn next(&self, turn: &mut Turn, iteration: u64, watch: &mut Signals) -> dlfs::Result<bool> {
         if turn.iteration != iteration {
@@ -232,6 +302,57 @@ impl TokenLoader {
         Ok(taken)
     }
 
+    /// As [`TokenLoader::_take`], with arrays on a device. If they do not get there, the run stays before the batch.
+    fn take_to(
+        &self,
+        py: Python<'_>,
+        device: &Device,
+        pool: &OnceLock<Pool>,
+        iteration: u64,
+    ) -> PyResult<Option<Taken>> {
+        let most = self.wanted.places((1, 1, self.most_elements)).len;
+        let mut max_seqlen = 0;
+        let sent = detached(py, |watch| {
+            let mut turn = watch::turn(self.turn(), watch)?;
+            let loader = self.loader.loader();
+            let slot = device.slot(loader.options().deadline, watch)?;
+            let before = loader.state();
+            if !self.next(&mut turn, iteration, watch)? {
+                return Ok(None);
+            }
+            let shape = self.wanted.shape(&turn.batch)?;
+            let places = self.wanted.places(shape);
+            let rows = places.memory(most, device, pool)?;
+            let mut filled = Filled { rows, starts: Vec::new() };
+            let mut starts = Vec::new();
+            let mut arrays = places.split(&mut filled.rows);
+            turn.batch
+                .fill(&self.wanted.columns, &mut self.wanted.arrays(&mut arrays, &mut starts))?;
+            filled.starts = starts.iter().flat_map(|start| start.to_ne_bytes()).collect();
+            max_seqlen = turn.batch.max_seqlen();
+            let sent = slot.upload(filled, Filled::parts).inspect_err(|_| {
+                // The error of the upload matters; if the run cannot go back either, it is over.
+                turn.ended = loader.set_state(&before).is_err();
+            })?;
+            Ok(Some((sent, places, turn.epoch)))
+        })?;
+        let Some((sent, places, epoch)) = sent else { return Ok(None) };
+        let of = |spec: Spec| -> PyResult<Py<PyAny>> {
+            Ok(Py::new(py, DeviceArray::new(&sent, spec))?.into_any())
+        };
+        let mut slot = Slot::default();
+        for (array, spec) in slot.iter_mut().zip(places.specs) {
+            *array = spec.map(of).transpose()?;
+        }
+        let starts = self.wanted.cu_seqlens.then(|| sent.array(1)).flatten();
+        let starts = starts.map(|(address, len)| {
+            let offset = (address - sent.address()) as usize;
+            of(Spec::compact(Element::I32, vec![len as i64 / 4], offset))
+        });
+        let starts = starts.transpose()?.map(|starts| (starts, max_seqlen));
+        Ok(Some((slot, starts, epoch)))
+    }
+
     /// Arrays that nobody else references: earlier ones, or new ones.
     fn free_slot(&self, py: Python<'_>) -> PyResult<Slot<Unshared>> {
         let is_free =
@@ -239,16 +360,22 @@ impl TokenLoader {
         let mut ring = self.ring();
         let found = ring.iter().position(is_free).map(|at| ring.remove(at));
         drop(ring);
-        let mut slot = found.unwrap_or_default();
-        let columns = self.wanted.columns;
-        let rows = self.loader.options().batch_size as usize;
-        let shape = (rows, columns.num_chunks(), columns.chunk_len());
+        self.arrays_in(py, found.unwrap_or_default(), self.most_elements)
+    }
+
+    /// Arrays of `len` elements: those in `slot`, and new ones.
+    fn arrays_in(
+        &self,
+        py: Python<'_>,
+        mut slot: Slot<Py<PyAny>>,
+        len: usize,
+    ) -> PyResult<Slot<Unshared>> {
         let mut free = Slot::default();
-        for (at, dtype) in self.wanted.dtypes.iter().enumerate() {
-            let Some(dtype) = dtype else { continue };
+        for (at, element) in self.wanted.elements.iter().enumerate() {
+            let Some(element) = element else { continue };
             let array = match slot[at].take() {
                 Some(array) => array.into_bound(py),
-                None => numpy::zeros(py, shape, dtype)?,
+                None => numpy::zeros(py, len, element.numpy_name())?,
             };
             free[at] = Some(Unshared::of(array)?);
         }
@@ -275,50 +402,180 @@ impl Wanted {
         let py = given.py();
         let is_wanted = |name| given_or(given, name, false);
         let dtype = given_or(given, "dtype", String::from("i64"))?;
-        let tokens = DTYPES.into_iter().find(|(name, _)| *name == dtype).ok_or_else(|| {
-            let known = DTYPES.map(|(name, _)| name).join(", ");
-            raise_invalid(py, format!("dtype is one of {known}, not {dtype:?}"))
-        })?;
+        let tokens =
+            TOKENS.into_iter().find(|element| element.name() == dtype).ok_or_else(|| {
+                let known = TOKENS.map(Element::name).join(", ");
+                raise_invalid(py, format!("dtype is one of {known}, not {dtype:?}"))
+            })?;
         let place = (given_or(given, "cp_rank", 0_u32)?, given_or(given, "cp_size", 1_u32)?);
         let columns = Columns::slice(seq_len, place.0, place.1, is_wanted("cp_zigzag")?);
         let columns = columns.map_err(|error| raise(py, &error))?;
-        let dtypes = [
-            Some(tokens.1),
-            is_wanted("segment_ids")?.then_some("i4"),
-            is_wanted("position_ids")?.then_some("i4"),
-            is_wanted("loss_mask")?.then_some("u1"),
-            is_wanted("sample_ids")?.then_some("i8"),
+        let elements = [
+            Some(tokens),
+            is_wanted("segment_ids")?.then_some(Element::I32),
+            is_wanted("position_ids")?.then_some(Element::I32),
+            is_wanted("loss_mask")?.then_some(Element::U8),
+            is_wanted("sample_ids")?.then_some(Element::I64),
         ];
         let cu_seqlens = is_wanted("cu_seqlens")?;
         if cu_seqlens && place.1 > 1 {
             let text = "cu_seqlens are of whole rows, and a context-parallel rank has slices: take segment_ids";
             return Err(raise_invalid(py, text.into()));
         }
-        Ok(Wanted { dtypes, columns, cu_seqlens })
+        Ok(Wanted { elements, columns, cu_seqlens })
     }
 
-    /// The elements of the arrays in `slot`, which have these dtypes.
-    fn arrays<'a>(&self, slot: &'a mut Slot<Unshared>, starts: &'a mut Vec<i32>) -> Arrays<'a> {
+    /// The elements of the arrays in `slot`, which have these types.
+    fn arrays<'a>(
+        &self,
+        slot: &'a mut Slot<impl Elements>,
+        starts: &'a mut Vec<i32>,
+    ) -> Arrays<'a> {
         let [tokens, segment_ids, position_ids, loss_mask, sample_ids] = slot;
         let tokens = tokens.as_mut().expect("each batch has tokens");
         Arrays {
-            tokens: match self.dtypes[0] {
-                Some("u2") => TokensMut::U16(tokens.elements()),
-                Some("u4") => TokensMut::U32(tokens.elements()),
-                Some("i4") => TokensMut::I32(tokens.elements()),
+            tokens: match self.elements[0] {
+                Some(Element::U16) => TokensMut::U16(tokens.elements()),
+                Some(Element::U32) => TokensMut::U32(tokens.elements()),
+                Some(Element::I32) => TokensMut::I32(tokens.elements()),
                 _ => TokensMut::I64(tokens.elements()),
             },
-            segment_ids: segment_ids.as_mut().map(Unshared::elements),
-            position_ids: position_ids.as_mut().map(Unshared::elements),
-            loss_mask: loss_mask.as_mut().map(Unshared::elements),
+            segment_ids: segment_ids.as_mut().map(Elements::elements),
+            position_ids: position_ids.as_mut().map(Elements::elements),
+            loss_mask: loss_mask.as_mut().map(Elements::elements),
             cu_seqlens: self.cu_seqlens.then_some(starts),
-            sample_ids: sample_ids.as_mut().map(Unshared::elements),
+            sample_ids: sample_ids.as_mut().map(Elements::elements),
         }
+    }
+
+    /// The shape of the arrays of a batch: rows, chunks, columns of a chunk.
+    fn shape(&self, batch: &TokenBatch) -> dlfs::Result<Shape> {
+        let columns = batch.columns(&self.columns)?;
+        Ok((batch.num_rows(), columns.num_chunks(), columns.chunk_len()))
+    }
+
+    /// The places in one buffer of arrays of this shape.
+    fn places(&self, shape: Shape) -> Places {
+        let shape = [shape.0, shape.1, shape.2];
+        let mut len = 0;
+        let specs = self.elements.map(|element| {
+            let element = element?;
+            let offset = len;
+            let bytes = shape.iter().product::<usize>() * element.len_bytes() as usize;
+            len = (offset + bytes).next_multiple_of(Parts::ALIGN);
+            // numpy's array of the loss mask becomes one of bool in Python.
+            let element = if element == Element::U8 { Element::Bool } else { element };
+            Some(Spec::compact(element, shape.map(|len| len as i64).to_vec(), offset))
+        });
+        Places { specs, len }
     }
 }
 
-/// The types of tokens in arrays, and numpy's names of them.
-const DTYPES: [(&str, &str); 4] = [("i64", "i8"), ("i32", "i4"), ("u32", "u4"), ("u16", "u2")];
+/// The first elements of each array, in this shape.
+fn shaped(py: Python<'_>, slot: Slot<Py<PyAny>>, shape: Shape) -> PyResult<Slot<Py<PyAny>>> {
+    let mut shaped = Slot::default();
+    for (to, array) in shaped.iter_mut().zip(slot) {
+        let first = array.map(|array| numpy::first_as(array.bind(py), shape));
+        *to = first.transpose()?.map(Bound::unbind);
+    }
+    Ok(shaped)
+}
+
+/// The places of a batch's arrays in one buffer, and its length.
+struct Places {
+    specs: Slot<Spec>,
+    len: usize,
+}
+
+impl Places {
+    /// A buffer, registered with the device's driver if that is possible. The longest has `most`
+    /// bytes.
+    fn memory(&self, most: usize, device: &Device, pool: &OnceLock<Pool>) -> dlfs::Result<IoBuf> {
+        let pool = match pool.get() {
+            Some(pool) => pool,
+            None => {
+                let slot_len_bytes = most.next_multiple_of(dlfs::units::ALIGN_BYTES);
+                let bytes = slot_len_bytes * COPIES;
+                let huge_pages = HugePages::Auto;
+                let made = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages })?;
+                let _ = made.register(device.driver()); // the driver copies other memory too, if slower
+                pool.get_or_init(|| made)
+            }
+        };
+        pool.take(self.len).map_or_else(|| pool.outside(self.len), Ok)
+    }
+
+    /// The bytes of each array.
+    fn split<'a>(&self, buffer: &'a mut [u8]) -> Slot<&'a mut [u8]> {
+        let mut rest = buffer;
+        let mut slot = Slot::default();
+        for (bytes, spec) in slot.iter_mut().zip(&self.specs) {
+            let Some(spec) = spec else { continue };
+            let len =
+                spec.shape.iter().product::<i64>() as usize * spec.element.len_bytes() as usize;
+            let (array, behind) = rest.split_at_mut(len.next_multiple_of(Parts::ALIGN));
+            *bytes = Some(&mut array[..len]);
+            rest = behind;
+        }
+        slot
+    }
+}
+
+/// The arrays of a batch on the way to a device.
+struct Filled {
+    rows: IoBuf,
+    /// Those of cu_seqlens.
+    starts: Vec<u8>,
+}
+
+impl Filled {
+    fn parts(&self) -> Parts<'_> {
+        let mut parts = Parts::new();
+        for bytes in [&*self.rows, &self.starts] {
+            parts.begin();
+            parts.push(bytes);
+        }
+        parts
+    }
+}
+
+/// Memory of elements of one type.
+trait Elements {
+    /// The elements, which must be of the type that the memory was made for.
+    fn elements<T: Number>(&mut self) -> &mut [T];
+}
+
+/// A type of elements, of an array of numpy or in plain memory.
+trait Number: buffer::Element + FromBytes + IntoBytes + KnownLayout + Immutable {}
+
+impl<T: buffer::Element + FromBytes + IntoBytes + KnownLayout + Immutable> Number for T {}
+
+impl Elements for Unshared {
+    fn elements<T: Number>(&mut self) -> &mut [T] {
+        Unshared::elements(self)
+    }
+}
+
+impl Elements for &mut [u8] {
+    fn elements<T: Number>(&mut self) -> &mut [T] {
+        <[T]>::mut_from_bytes(self).expect("whole elements, at a multiple of their length")
+    }
+}
+
+/// The types of tokens in arrays.
+const TOKENS: [Element; 4] = [Element::I64, Element::I32, Element::U32, Element::U16];
+
+/// The copies under way at a time for which there is memory; more are rare, and take memory outside the pool.
+const COPIES: usize = 4;
+
+/// The options of rows, and their number in a batch by the options of a loader.
+fn token_options(rows: &Bound<'_, PyDict>, options: &Bound<'_, PyDict>) -> PyResult<TokenOptions> {
+    let py = rows.py();
+    let batch_size = given_or(options, "batch_size", 1)?;
+    let rows = take::<Rows>(rows)?.options(Some(batch_size));
+    let rows = rows.map_err(|error| raise(py, &error))?;
+    rows.ok_or_else(|| raise_invalid(py, "seq_len: a row has a length".into()))
+}
 
 /// The most batches whose arrays are kept.
 const RING: usize = 4;

@@ -40,6 +40,23 @@ pub(crate) fn stacked<'py>(
     field: usize,
     kind: &FieldType,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let (one, shape) = stack(py, held, field, kind)?;
+    let bytes = one.whole().map_err(|error| raise(py, &error))?;
+    over(py, kind.element(), &shape, bytes, || {
+        Ok(Bound::new(py, Memory::whole(Source::Batch(Arc::clone(&one))))?.into_any())
+    })
+}
+
+/// The same samples, showing this field only, and the shape [B, ...] of all their fields.
+///
+/// # Errors
+/// Those of [`stacked`].
+pub(crate) fn stack(
+    py: Python<'_>,
+    held: &Held,
+    field: usize,
+    kind: &FieldType,
+) -> PyResult<(Arc<Held>, Vec<u64>)> {
     let name = held.fields().names()[field].escape_ascii().to_string();
     let mut common: Option<Vec<u64>> = None;
     for index in 0..held.len() {
@@ -66,12 +83,8 @@ pub(crate) fn stacked<'py>(
     let each = common.unwrap_or_else(|| {
         kind.dims().map(|dim| dim.unwrap_or(0).into()).collect() // of no samples
     });
-    let shape: Vec<u64> = std::iter::once(held.len() as u64).chain(each).collect();
-    let one = Arc::new(held.showing(held.fields().only(field)));
-    let bytes = one.whole().map_err(|error| raise(py, &error))?;
-    over(py, kind.element(), &shape, bytes, || {
-        Ok(Bound::new(py, Memory::whole(Source::Batch(Arc::clone(&one))))?.into_any())
-    })
+    let shape = std::iter::once(held.len() as u64).chain(each).collect();
+    Ok((Arc::new(held.showing(held.fields().only(field))), shape))
 }
 
 /// The dlfs.FieldType of a type.
@@ -93,7 +106,12 @@ pub(crate) fn mapped_types<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bo
 }
 
 /// The shape of a field of a sample.
-fn shape_of(held: &Held, index: usize, kind: &FieldType, bytes: &[u8]) -> Result<Vec<u64>> {
+pub(crate) fn shape_of(
+    held: &Held,
+    index: usize,
+    kind: &FieldType,
+    bytes: &[u8],
+) -> Result<Vec<u64>> {
     let array = kind.array(bytes);
     let array = array.map_err(|error| {
         Error::from(error).sample(SampleId(held.id(index) as u64)) // the writer ignored the type

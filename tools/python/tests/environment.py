@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 STUBS = HERE.parent.parent.parent / "benches" / "peers" / "mkstubs.py"
 FEW = ["numpy", "pytest"]
-TORCH = ["torch==2.15.0", "torchdata==0.11.0"]
+TORCH = ["torch==2.15.0", "torchdata==0.11.0", "torchvision==0.29.2"]
 CUDA = ["nvidia-cuda-runtime<13.3", "nvidia-cuda-cupti", "nvidia-cufile"]
 # Installed without dependencies, which would include the libraries of torch; their own other dependencies are in
 # requirements.txt. Together 3 MB.

@@ -11,10 +11,56 @@ from permutation import derive, permutation  # tests/golden
 ROWS = 0x726F7773
 
 
-def end_to_end(lengths, capacity):
+class Epoch:
+    """The rows of an epoch, as lists of segments, which are lists of (document, token); the inputs that each needs; and
+    the first row of each phase that has begun."""
+
+    def __init__(self, options):
+        self.rows, self.inputs, self.starts, self.counted = [], [], [], 0
+        later = options.get("phases", ())
+        self.lengths = [(0, options["seq_len"])] + [(start, given["seq_len"]) for start, given in later]
+
+    def length(self):
+        """The length of the next row, with which phases may begin."""
+        while len(self.starts) < len(self.lengths) and self.lengths[len(self.starts)][0] <= self.counted:
+            self.starts.append(len(self.rows))
+        return self.lengths[len(self.starts) - 1][1]
+
+    def add(self, rows, inputs, length):
+        self.rows += rows
+        self.inputs += [inputs] * len(rows)
+        self.counted += length * len(rows)
+
+    def batches(self, at, ranks, sizes):
+        """The whole global batches from a row on: the first row of each, and the rows of a rank."""
+        while at < len(self.rows):
+            size = sizes[sum(start <= at for start in self.starts) - 1]
+            end = at + ranks * size
+            later = [start for start in self.starts if at < start < end]
+            if later:
+                at = later[0]
+                continue
+            if end > len(self.rows):
+                return
+            yield at, size
+            at = end
+
+
+def end_to_end(lengths, epoch):
     line = [(index, at) for index, length in enumerate(lengths) for at in range(length)]
-    starts = range(0, len(line) - capacity + 1, capacity - 1)
-    return [line[start : start + capacity] for start in starts]
+    while True:
+        length = epoch.length()
+        row = line[epoch.counted : epoch.counted + length + 1]
+        if len(row) <= length:
+            return
+        documents = sorted({index for index, _ in row})
+        epoch.add([[[cell for cell in row if cell[0] == index] for index in documents]], length, length)
+
+
+def bucket(tokens, length):
+    """The inputs that a row of one document has room for."""
+    bounds = sorted(bound for power in range(25) for bound in (2**power, 3 * 2**power))
+    return min(length, next(bound for bound in bounds if bound >= tokens - 1))
 
 
 def pieces(lengths, capacity, positions):
@@ -39,34 +85,34 @@ def best_fit(items, capacity):
     return rows
 
 
-def epoch_of(lengths, options, seed, epoch):
-    """The rows of an epoch, as lists of segments, which are lists of (document, token)."""
-    capacity, pack = options["seq_len"] + 1, options["pack"]
-    if pack == "concat":
-        rows = end_to_end(lengths, capacity)
-        return [[[cell for cell in row if cell[0] == index] for index in sorted({i for i, _ in row})] for row in rows]
-    if pack == "none":
-        return [[item] for item in pieces(lengths, capacity, range(len(lengths)))]
-    result, window = [], options["pack_window"]
-    for number, start in enumerate(range(0, len(lengths), window)):
-        positions = range(start, min(start + window, len(lengths)))
-        rows = best_fit(pieces(lengths, capacity, positions), capacity)
-        if rows:
-            forward = permutation(len(rows), derive(seed, [ROWS, epoch, number]))
-            result += [rows[forward(at)] for at in range(len(rows))]
-    return result
+def shuffled(things, key):
+    forward = permutation(len(things), key) if things else None
+    return [things[forward(at)] for at in range(len(things))]
 
 
-def rows_of(documents, options, seed, epoch):
-    """The rows of an epoch, as lists of segments. Empty documents are left out, but keep their positions."""
+def rows_of(documents, options, seed, number):
+    """The rows of an epoch. Empty documents are left out, but keep their positions."""
     separated = options.get("separator") is not None
     lengths = [len(tokens) + separated if len(tokens) else 0 for _, tokens, _ in documents]
-    return epoch_of(lengths, options, seed, epoch)
+    epoch, window = Epoch(options), options["pack_window"]
+    if options["pack"] == "concat":
+        end_to_end(lengths, epoch)
+        return epoch
+    for at, start in enumerate(range(0, len(lengths), window)):
+        length = epoch.length()
+        items = list(pieces(lengths, length + 1, range(start, min(start + window, len(lengths)))))
+        key = derive(seed, [ROWS, number, at])
+        if options["pack"] == "best_fit":
+            epoch.add(shuffled(best_fit(items, length + 1), key), length, length)
+            continue
+        for bound in shuffled(sorted({bucket(len(item), length) for item in items}), key):
+            epoch.add([[item] for item in items if bucket(len(item), length) == bound], bound, length)
+    return epoch
 
 
-def arrays_of(rows, documents, options):
-    """The arrays of a batch of rows, as a dict of [B, L]."""
-    shape = (len(rows), options["seq_len"] + 1)
+def arrays_of(rows, documents, options, inputs):
+    """The arrays of a batch of rows, as a dict of [B, inputs]."""
+    shape = (len(rows), inputs + 1)
     tokens = numpy.full(shape, options.get("pad", 0), dtype=numpy.int64)
     segments, places = numpy.zeros(shape, numpy.int32), numpy.zeros(shape, numpy.int32)
     mask, ids = numpy.zeros(shape, bool), numpy.full(shape, -1)
@@ -74,7 +120,7 @@ def arrays_of(rows, documents, options):
     for r, row in enumerate(rows):
         column = 0
         for number, segment in enumerate(row, 1):
-            starts.append(r * options["seq_len"] + column if column < options["seq_len"] else None)
+            starts.append(r * inputs + column if column < inputs else None)
             for place, (index, at) in enumerate(segment):
                 id, content, loss = documents[index]
                 is_separator = at == len(content)
@@ -83,9 +129,9 @@ def arrays_of(rows, documents, options):
                 first = place == 0 and options["pack"] != "concat"
                 mask[r, column] = not first and (is_separator or loss is None or loss[at] != 0)
                 column += 1
-        if column < options["seq_len"]:
-            starts.append(r * options["seq_len"] + column)
-    starts = [start for start in starts if start is not None] + [len(rows) * options["seq_len"]]
+        if column < inputs:
+            starts.append(r * inputs + column)
+    starts = [start for start in starts if start is not None] + [len(rows) * inputs]
     return {
         "tokens": tokens[:, :-1], "labels": tokens[:, 1:], "loss_mask": mask[:, 1:], "cu_seqlens": starts,
         "segment_ids": segments[:, :-1], "position_ids": places[:, :-1], "sample_ids": ids[:, :-1],

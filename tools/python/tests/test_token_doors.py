@@ -48,6 +48,40 @@ def rows_of(corpus, seq_len=LENGTH, batch_size=1, **options):
         return list(loader)
 
 
+class Around(torch.utils.data.IterableDataset):
+    """A data set of torch around a loader, or around one that each worker makes."""
+
+    def __init__(self, loader, address=None):
+        self.loader, self.address = loader, address
+
+    def __iter__(self):
+        if self.address is None:
+            yield from (rows.tokens.tolist() for rows in self.loader)
+            return
+        info = torch.utils.data.get_worker_info()
+        with dlfs.open(self.address) as corpus:
+            options = {"rank": info.id, "world_size": info.num_workers, **OPTIONS}
+            yield from (rows.tokens.tolist() for rows in dlfs.tokens.Loader(corpus, LENGTH, 4, **options))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_of_torch_are_refused_with_what_to_do(corpus):
+    def around(*arguments, workers=0, start=None):
+        data = Around(*arguments)
+        return torch.utils.data.DataLoader(data, None, num_workers=workers, multiprocessing_context=start)
+
+    expected = [row.tokens.tolist() for row in rows_of(corpus, batch_size=4)]
+    with dlfs.tokens.Loader(corpus, LENGTH, 4, **OPTIONS) as loader:
+        with pytest.raises(dlfs.InvalidArgument, match="for rows in loader.*megatron_dataset"):
+            next(iter(torch.utils.data.DataLoader(loader, batch_size=None)))
+        assert list(around(loader)) == expected
+        for start in ("fork", "spawn"):
+            with pytest.raises(Exception, match="set num_workers=0.*megatron_dataset"):
+                next(iter(around(loader, workers=2, start=start)))
+    # Loaders that the workers make themselves have shares of their own.
+    assert list(around(None, corpus.address, workers=2, start="fork")) == expected[: len(expected) // 2 * 2]
+
+
 def is_number(tensor, *shape, dtype=torch.int64):
     return tensor.dtype == dtype and tuple(tensor.shape) == shape
 
@@ -66,11 +100,14 @@ def test_rows_for_transformers_are_labelled_with_their_own_tokens(corpus, pack, 
     for given, row in zip(data, rows, strict=True):
         assert all(is_number(tensor, LENGTH) for tensor in given.values())
         inputs, labels = given["input_ids"].tolist(), given["labels"].tolist()
-        assert inputs == [*row.tokens[0], row.labels[0, -1]]
-        mask = row.loss_mask[0]
+        # A narrow row is padded, since the Trainer stacks it with others.
+        width = row.tokens.shape[1]
+        behind = [0] * (LENGTH - 1 - width)
+        assert inputs == [*row.tokens[0], row.labels[0, -1], *behind] and (pack == "none" or not behind)
+        mask = [*row.loss_mask[0], *behind]
         assert labels == [-100] + [inputs[i + 1] if mask[i] else -100 for i in range(LENGTH - 1)]
-        assert given["position_ids"].tolist()[:-1] == row.position_ids[0].tolist()
-        assert given["attention_mask"].tolist()[:-1] == (row.segment_ids[0] != 0).tolist()
+        assert given["position_ids"].tolist()[:width] == row.position_ids[0].tolist()
+        assert given["attention_mask"].tolist()[:width] == (row.segment_ids[0] != 0).tolist()
         # Padding is at the end of a row, and never learned.
         mask = given["attention_mask"].tolist()
         assert mask == sorted(mask, reverse=True) and set(labels[sum(mask) :]) <= {-100}
@@ -258,14 +295,14 @@ def test_micro_batches_for_megatron_have_its_keys_and_types(corpus, pack):
     options = {**OPTIONS, "pack": pack, "loss_mask": "loss"}
     data = dlfs.tokens_for.megatron(corpus, LENGTH, 3, attention_mask=True, **options)
     for row in rows_of(corpus, batch_size=3, pack=pack, loss_mask="loss"):
-        batch = next(data)
+        batch, width = next(data), row.tokens.shape[1]
         attention = batch.pop("attention_mask")
         for name, tensor in batch.items():
-            assert is_number(tensor, 3, LENGTH, dtype=torch.float32 if name == "loss_mask" else torch.int64), name
+            assert is_number(tensor, 3, width, dtype=torch.float32 if name == "loss_mask" else torch.int64), name
             assert tensor.tolist() == getattr(row, name).tolist(), name
         assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
-        assert is_number(attention, 3, 1, LENGTH, LENGTH, dtype=torch.bool)
-        for r, i, j in itertools.product(range(3), range(LENGTH), range(LENGTH)):
+        assert is_number(attention, 3, 1, width, width, dtype=torch.bool)
+        for r, i, j in itertools.product(range(3), range(width), range(width)):
             hidden = j > i or row.segment_ids[r, i] != row.segment_ids[r, j]
             assert attention[r, 0, i, j].item() == hidden
     assert "attention_mask" not in next(dlfs.tokens_for.megatron(corpus, LENGTH, 3, **options))
@@ -298,6 +335,94 @@ def test_megatron_wraps_the_iterator_and_saves_its_state(corpus):
     for _ in range(3):
         assert next(wrapped)["tokens"].tolist() == next(plain)["tokens"].tolist()
     assert wrapped.iterable.save_state() == plain.save_state()
+
+
+# Megatron-LM's own samplers.
+
+
+def gpt_dataset(folder):
+    """A GPTDataset of Megatron's, and the keys, types and shapes of its items."""
+    gpt = pytest.importorskip("megatron.core.datasets.gpt_dataset", reason="megatron-core is not installed")
+    indexed = importlib.import_module("megatron.core.datasets.indexed_dataset")
+    prefix = str(folder / "documents")
+    builder = indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.uint16)
+    for count in range(1, 40):
+        builder.add_document(numpy.arange(1, count + 1), [count])
+    builder.finalize(f"{prefix}.idx")
+    tokenizer = types.SimpleNamespace(vocab_size=VOCABULARY, eod=0, pad=0, unique_identifiers={"name": "none"})
+    config = gpt.GPTDatasetConfig(
+        random_seed=1, sequence_length=LENGTH, blend=([prefix], None), split="1,0,0", tokenizer=tokenizer,
+        reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=False,
+    )
+    data = gpt.GPTDataset.build_low_level_dataset(prefix, config)
+    split = importlib.import_module("megatron.core.datasets.utils").Split.train
+    return gpt, gpt.GPTDataset(data, prefix, numpy.arange(39, dtype=numpy.int32), 50, split, config)
+
+
+def described(item):
+    return {name: (tensor.dtype, tuple(tensor.shape), tensor.is_contiguous()) for name, tensor in item.items()}
+
+
+ITEM = {
+    "tokens": (torch.int64, (LENGTH,), True),
+    "labels": (torch.int64, (LENGTH,), True),
+    "attention_mask": (torch.bool, (1, LENGTH, LENGTH), True),
+    "loss_mask": (torch.float32, (LENGTH,), True),
+    "position_ids": (torch.int64, (LENGTH,), True),
+}
+
+
+@PACKS
+def test_rows_by_index_are_those_of_the_epochs_end_to_end(corpus, pack):
+    options = {**OPTIONS, "pack": pack, "loss_mask": "loss"}
+    rows = list(dlfs.tokens_for.megatron(corpus, LENGTH, 1, attention_mask=True, epochs=3, **options))
+    data = dlfs.tokens_for.megatron_dataset(corpus, LENGTH, len(rows), attention_mask=True, **options)
+    assert isinstance(data, torch.utils.data.Dataset) and len(data) == len(rows) > 3 * 100
+    draw = numpy.random.default_rng(SEED)
+    for indices in ([len(rows) - 1], [0, None, 5, 5], range(7, 19), *(draw.integers(0, len(rows), 9) for _ in range(9))):
+        for index, item in zip(indices, data.__getitems__(indices), strict=True):
+            assert described(item) == ITEM
+            width = rows[index or 0]["tokens"].shape[1]  # of single documents less than LENGTH
+            for name, tensor in rows[index or 0].items():
+                expected = torch.zeros(width) if index is None and name == "loss_mask" else tensor[0]
+                found = item[name][:width] if tensor.ndim == 2 else item[name][:, :width, :width]
+                assert torch.equal(found, expected), (index, name)
+                assert tensor.ndim > 2 or not item[name][width + 1 :].any()  # the last label is an input, too
+    assert data[numpy.int64(3)]["tokens"].tolist() == data[3]["tokens"].tolist() and data[None]["loss_mask"].sum() == 0
+    for index in (-1, len(rows)):
+        with pytest.raises(IndexError, match=f"there is no row {index}"):
+            data[index]
+    epoch = dlfs.tokens_for.megatron_dataset(corpus, LENGTH, **options)
+    assert len(epoch) == len(rows_of(corpus, pack=pack)) and "attention_mask" not in epoch[0]
+
+
+@pytest.mark.parametrize("start", [None, "fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_read_rows_by_index_for_megatrons_sampler(corpus, start):
+    data = dlfs.tokens_for.megatron_dataset(corpus, LENGTH, 400, **OPTIONS)
+    rows = [data[index]["tokens"].tolist() for index in range(400)]
+    # Micro-batches of 3 on each of 2 ranks, behind 60 samples.
+    for rank in range(2):
+        batches = [list(range(at + 3 * rank, at + 3 * rank + 3)) for at in range(60, 395, 6)]
+        loader = torch.utils.data.DataLoader(
+            data, batch_sampler=batches, num_workers=2 if start else 0, multiprocessing_context=start,
+            persistent_workers=bool(start),
+        )
+        for _ in range(2):
+            read = [batch["tokens"].tolist() for batch in loader]
+            assert read == [[rows[index] for index in indices] for indices in batches]
+
+
+def test_items_are_described_as_those_of_a_gpt_dataset(corpus, tmp_path):
+    gpt, theirs = gpt_dataset(tmp_path)
+    ours = dlfs.tokens_for.megatron_dataset(corpus, LENGTH, 300, attention_mask=True, **OPTIONS)
+    for index in (0, 7, None):
+        assert described(ours[index]) == described(theirs[index]) == ITEM
+    for index in range(0, 300, 7):
+        item = ours[index]
+        attention, loss, positions = gpt._get_ltor_masks_and_position_ids(item["tokens"], 0, True, True, False, True)
+        assert torch.equal(item["attention_mask"], attention) and torch.equal(item["position_ids"], positions)
+        assert torch.equal(item["loss_mask"], loss)
 
 
 # Grain.
@@ -391,12 +516,14 @@ def test_torchtitan_is_given_inputs_positions_and_masked_labels(corpus, titan, p
     loader = titan(corpus, pack=pack, loss_mask="loss")
     rows = rows_of(corpus, batch_size=4, pack=pack, loss_mask="loss")
     for row, (inputs, labels) in zip(rows, loader):
-        shape = (4 * LENGTH,) if titan.is_flat else (4, LENGTH)
+        width = row.tokens.shape[1]
+        assert width == LENGTH or pack == "none" and width < LENGTH
+        shape = (4 * width,) if titan.is_flat else (4, width)
         assert all(is_number(tensor, *shape) for tensor in (*inputs.values(), labels))
         assert set(inputs) == {"input", "positions"}
-        assert inputs["input"].reshape(4, LENGTH).tolist() == row.tokens.tolist()
-        assert inputs["positions"].reshape(4, LENGTH).tolist() == row.position_ids.tolist()
-        assert labels.reshape(4, LENGTH).tolist() == numpy.where(row.loss_mask, row.labels, -100).tolist()
+        assert inputs["input"].reshape(4, width).tolist() == row.tokens.tolist()
+        assert inputs["positions"].reshape(4, width).tolist() == row.position_ids.tolist()
+        assert labels.reshape(4, width).tolist() == numpy.where(row.loss_mask, row.labels, -100).tolist()
     assert sum(1 for _ in titan(corpus, pack=pack, validation=True)) == len(rows)
     whole = itertools.islice(titan(corpus, pack=pack), 2 * len(rows) + 1)
     assert sum(1 for _ in whole) == 2 * len(rows) + 1  # epoch after epoch

@@ -115,12 +115,20 @@ def any_options(draw, corpus):
     options["loss_mask"] = "loss" if has_loss and draw.random() < 0.5 else True
     for name in ARRAYS:
         options[name] = draw.random() < 0.7
+    options["phases"], start = [], 0
+    for _ in range(draw.choice([0, 0, 1, 3])):
+        start += draw.randrange(1, 20 * LONGEST)
+        options["phases"].append((start, {"seq_len": draw.choice([1, 8, 16, 24, 40, 96])}))
     options["cp_size"] = draw.choice([1, 1, 2, 4])
     options["cp_zigzag"] = draw.random() < 0.5
-    if options["seq_len"] % (options["cp_size"] * 2):
+    if any(length % (options["cp_size"] * 2) for length in lengths_of(options)):
         options["cp_size"] = 1
     options["cu_seqlens"] = options["cp_size"] == 1
     return options
+
+
+def lengths_of(options):
+    return [options["seq_len"], *(given["seq_len"] for _, given in options.get("phases", ()))]
 
 
 def in_order(dataset, options, read, epoch):
@@ -131,17 +139,17 @@ def in_order(dataset, options, read, epoch):
     return [read(key) for key in ids.next()[0]]
 
 
-def columns_of(options):
-    """The columns of the inputs that this rank of context parallelism has."""
-    rank, size, length = options.get("cp_rank", 0), options.get("cp_size", 1), options["seq_len"]
+def columns_of(options, inputs):
+    """The columns that this rank of context parallelism has of rows that need so many inputs, and the inputs of all."""
+    rank, size = options.get("cp_rank", 0), options.get("cp_size", 1)
     parts = [rank] if not options.get("cp_zigzag") or size == 1 else [rank, 2 * size - 1 - rank]
-    each = length // size // len(parts)
-    return numpy.concatenate([numpy.arange(part * each, (part + 1) * each) for part in parts])
+    each = -(-inputs // (size * len(parts)))
+    return each * size * len(parts), numpy.concatenate([numpy.arange(part * each, (part + 1) * each) for part in parts])
 
 
-def check(batch, rows, documents, options, epoch):
-    expected = arrays_of(rows, documents, options)
-    columns = columns_of(options)
+def check(batch, rows, documents, options, epoch, inputs):
+    inputs, columns = columns_of(options, inputs)
+    expected = arrays_of(rows, documents, options, inputs)
     kind = {"i64": "int64", "i32": "int32", "u32": "uint32", "u16": "uint16"}[options.get("dtype", "i64")]
     assert batch.tokens.dtype == batch.labels.dtype == kind and batch.epoch == epoch
     assert batch.loss_mask is None or batch.loss_mask.dtype == bool
@@ -166,31 +174,38 @@ def run(source, in_epoch, options, epoch, draw):
             documents = [(id, tokens, None) for id, tokens, _ in documents]
         return documents, rows_of(documents, options, options["seed"], epoch)
 
-    documents, rows = model(epoch)
-    most = len(model(0)[1])  # a loader wants a batch in its first epoch
+    documents, wanted = model(epoch)
+    first = model(0)[1]
     at, state = 0, None
-    while most:
-        ranks = draw.randrange(1, min(most, 3) + 1)
-        size, steps = draw.randrange(1, min(most // ranks, 5) + 1), draw.randrange(1, 6)
-        whole = (len(rows) - at) // (ranks * size)
+    while first.rows:
+        ranks, steps = draw.randrange(1, 4), draw.randrange(1, 6)
+        sizes = [draw.randrange(1, 6) for _ in lengths_of(options)]
+        if not any(True for _ in first.batches(0, ranks, sizes)):
+            continue  # a loader wants a batch in its first epoch
+        whole = list(wanted.batches(at, ranks, sizes))
         for rank in range(ranks):
             cp = {"cp_rank": draw.randrange(options.get("cp_size", 1))}
-            given = {**options, **cp, "batch_size": size, "rank": rank, "world_size": ranks}
+            given = {**options, **cp, "batch_size": sizes[0], "rank": rank, "world_size": ranks}
+            given["phases"] = [
+                (start, {**phase, "batch_size": size})
+                for (start, phase), size in zip(options.get("phases", ()), sizes[1:], strict=True)
+            ]
             with dlfs.tokens.Loader(source, **given) as loader:
                 loader.set_epoch(epoch) if state is None else loader.load_state_dict(state)
-                assert loader.batches_left == whole
+                assert loader.batches_left == len(whole)
                 got = list(itertools.islice(loader, steps))
-                assert len(got) == min(whole, steps)
-                for step, batch in enumerate(got):
-                    first = at + (step * ranks + rank) * size
-                    check(batch, rows[first : first + size], documents, {**options, **cp}, epoch)
+                assert len(got) == min(len(whole), steps)
+                for (start, size), batch in zip(whole, got):
+                    own, inputs = start + rank * size, max(wanted.inputs[start : start + ranks * size])
+                    check(batch, wanted.rows[own : own + size], documents, {**options, **cp}, epoch, inputs)
                 after = json.loads(json.dumps(loader.state_dict()))
-        at += len(got) * ranks * size
-        if len(got) < steps or len(rows) - at < ranks * size:
+        if len(got) == len(whole):
             assert (after["epoch"], after["consumed"]) == (epoch + 1, 0)
             return
+        at, state = whole[len(got)][0], after
         assert (after["epoch"], after["consumed"]) == (epoch, at)
-        state = after
+        if draw.random() < 0.3:
+            del state["place"]
 
 
 def test_rows_are_those_of_the_model_on_any_ranks_from_any_place(corpora):
@@ -257,7 +272,7 @@ def test_epochs_follow_each_other_and_plans_count_them(corpora):
         sequences = []
         for epoch in range(3):
             documents = in_order(corpus.dataset, options, corpus.documents.__getitem__, epoch)
-            rows = rows_of(documents, {**options, "pack_window": 16384}, 3, epoch)
+            rows = rows_of(documents, {**options, "pack_window": 16384}, 3, epoch).rows
             plan = loader.plan()
             assert (plan["rows"], len(loader)) == (len(rows), len(rows) // 3) and loader.epoch == epoch
             full = [len(tokens) for _, tokens, _ in documents if tokens]
@@ -405,6 +420,9 @@ REFUSED = [
     ("a row has a length of 1 to 16777215 tokens, not 0", {"seq_len": 0}),
     ("batch_size is at least 1", {"batch_size": 0}),
     ("pack_window is at least 1", {"pack_window": 0}),
+    ('"5:seq_len=8,window=3" is no phase of rows', {"phases": [(5, {"seq_len": 8, "window": 3})]}),
+    ("begins at 5 tokens, not after the one before", {"phases": [(9, {"seq_len": 8}), (5, {"seq_len": 4})]}),
+    ("rows of 9 tokens cannot be cut into 2", {"phases": [(9, {"seq_len": 9})], "cp_size": 2}),
     ('"first_fit" is not "concat", "best_fit" or "none"', {"pack": "first_fit"}),
     ("the separator is token 70000, and the vocabulary has 60000", {"separator": 70_000, "vocabulary": 60_000}),
     ("the separator is token 70000, which an array of u16 does not hold", {"separator": 70_000, "dtype": "u16"}),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Budget, Cut, Cutter, within_batch};
+use super::{Budget, Cut, Cutter, RowPlace, within_batch};
 use crate::order::{Shard, Tail};
 use dlfs_base::error::Result;
 use dlfs_base::units::Epoch;
@@ -45,6 +45,8 @@ pub struct Dealt {
     pub consumed: u64,
     /// True if the rank of this batch has no more batches in the epoch.
     pub ends_epoch: bool,
+    /// The place behind this round, if batches are of rows and more follow.
+    pub place: Option<RowPlace>,
 }
 
 #[derive(Debug, Clone)]
@@ -119,7 +121,7 @@ impl<T: Copy> Deal<T> {
         if is_last_of_round {
             self.forget_before(end);
         }
-        Ok(Some(Dealt { consumed, ends_epoch }))
+        Ok(Some(Dealt { consumed, ends_epoch, place: None }))
     }
 
     /// Returns whether batch `number` is read. Enough batches must be known to tell.

@@ -27,6 +27,7 @@
 //! them back batch by batch. Read `window.rs` (one window), then `deal.rs` (an epoch on one rank).
 
 mod deal;
+mod rows;
 mod window;
 
 use std::fmt;
@@ -37,6 +38,7 @@ use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::permutation::Key;
 
 pub use deal::{Deal, Dealt, count_batches};
+pub use rows::{Pack, RowPhase, RowPlace, RowSpec, wrong_place};
 pub(crate) use window::{Cut, Cutter};
 
 /// The definition of batches of samples of different lengths: equal budgets give equal batches.
@@ -57,31 +59,9 @@ pub struct Budget {
     /// of rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowSpec>,
-}
-
-/// The way in which documents fill rows of tokens. The rows of an epoch depend only on {order, seed, epoch, lengths}.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RowSpec {
-    /// The rule by which documents are packed.
-    pub pack: Pack,
-    /// True if a separator follows each document: one more token.
-    pub separated: bool,
-    /// True if documents longer than a row are cut into pieces; otherwise they are an error. In `concat` all
-    /// documents may be cut.
-    pub cuts: bool,
-}
-
-/// The rules by which documents are packed into rows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pack {
-    /// All documents of an epoch end to end, cut into rows.
-    #[default]
-    Concat,
-    /// The documents of each window, whole, by best-fit decreasing.
-    BestFit,
-    /// One document a row.
-    None,
+    /// Phases of each epoch in which rows have another length, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<RowPhase>,
 }
 
 /// The cost of the samples of a batch together.
@@ -122,7 +102,16 @@ impl Budget {
     pub fn new(tokens: u64) -> Budget {
         let window = DEFAULT_WINDOW;
         let lengths = LengthsOf::Bytes(1);
-        Budget { tokens, window, max_samples: None, cost: Cost::Padded, lengths, rows: None }
+        let phases = Vec::new();
+        Budget {
+            tokens,
+            window,
+            max_samples: None,
+            cost: Cost::Padded,
+            lengths,
+            rows: None,
+            phases,
+        }
     }
 
     /// Checks that all numbers are in range.
@@ -133,7 +122,9 @@ impl Budget {
         if self.rows.is_some() {
             self.check_rows()?;
         }
-        let text = if self.tokens == 0 {
+        let text = if self.rows.is_none() && !self.phases.is_empty() {
+            "only rows of tokens have phases".to_owned()
+        } else if self.tokens == 0 {
             "a batch has a budget of at least one token".to_owned()
         } else if !(1..=MAX_WINDOW).contains(&self.window) {
             let window = self.window;
@@ -152,10 +143,14 @@ impl Budget {
 
     /// Checks the numbers that rows of tokens restrict.
     fn check_rows(&self) -> Result<()> {
-        let text = if !(2..=MAX_CAPACITY).contains(&self.tokens) {
-            let longest = MAX_CAPACITY - 1;
-            let len = self.row_len();
+        let longest = MAX_CAPACITY - 1;
+        let text = if let Some(len) = self.row_lens().find(|len| !(1..=longest).contains(len)) {
             format!("a row has a length of 1 to {longest} tokens, not {len}")
+        } else if let Some(two) = self.phases.windows(2).find(|two| two[0].from >= two[1].from) {
+            let RowPhase { from, .. } = two[1];
+            format!("a phase of rows begins at {from} tokens, not after the one before")
+        } else if self.phases.first().is_some_and(|phase| phase.from == 0) {
+            "a phase of rows begins after at least one token".to_owned()
         } else if self.max_samples.is_some() {
             "rows of tokens have no `max_samples`: any number of documents fills them".to_owned()
         } else if self.cost != Cost::Sum {
@@ -166,9 +161,52 @@ impl Budget {
         Err(invalid(text))
     }
 
-    /// The length of a row: its capacity without the token that is only a label.
+    /// The length of a row at the epoch's start: its capacity without the token that is only a label.
     fn row_len(&self) -> u64 {
         self.tokens.saturating_sub(1)
+    }
+
+    /// The length of rows at the epoch's start, and in each phase.
+    fn row_lens(&self) -> impl Iterator<Item = u64> {
+        std::iter::once(self.row_len()).chain(self.phases.iter().map(|phase| phase.seq_len.into()))
+    }
+
+    /// The most columns of a batch of rows, if it has `rows` in each phase; the last number holds for all that follow.
+    pub fn most_tokens(&self, rows: &[u32]) -> u64 {
+        let last = rows.last().copied().unwrap_or(0);
+        let rows = rows.iter().copied().chain(std::iter::repeat(last));
+        let columns = |(len, rows): (u64, u32)| len.saturating_add(1).saturating_mul(rows.into());
+        self.row_lens().zip(rows).map(columns).max().unwrap_or(0)
+    }
+
+    /// Rows of `concat`: the first row of each phase, and the tokens before it. The epoch's start is the first phase.
+    pub fn concat_starts(&self) -> Vec<(u64, u64)> {
+        let mut row = 0_u64;
+        let mut tokens = 0_u64;
+        let mut starts = vec![(row, tokens)];
+        for (phase, len) in self.phases.iter().zip(self.row_lens()) {
+            let rows = phase.from.saturating_sub(tokens).div_ceil(len.max(1));
+            row = row.saturating_add(rows);
+            tokens = tokens.saturating_add(rows.saturating_mul(len));
+            starts.push((row, tokens));
+        }
+        starts
+    }
+
+    /// The phases that rows before row `consumed` of an epoch have decided, if a run goes on at `place`.
+    pub(crate) fn begun(&self, consumed: u64, place: Option<&RowPlace>) -> &[RowPhase] {
+        let is_concat = self.rows.is_some_and(|rows| rows.pack == Pack::Concat);
+        let count = if consumed == 0 {
+            0
+        } else if is_concat {
+            self.concat_starts()[1..].partition_point(|(row, _)| *row < consumed)
+        } else {
+            // Without a place it is unknown how many tokens the rows have counted.
+            place.map_or(self.phases.len(), |place| {
+                self.phases.partition_point(|phase| phase.from <= place.tokens)
+            })
+        };
+        &self.phases[..count]
     }
 
     /// In words, the first difference between this budget (of a state) and the one `asked` for.
@@ -223,14 +261,20 @@ impl Budget {
         Some(what)
     }
 
-    /// Returns whether samples are brought into another order within windows: not if rows take documents as they come.
+    /// Returns whether samples are brought into another order within windows: not if documents lie end to end.
     pub fn has_windows(&self) -> bool {
-        self.rows.is_none_or(|rows| rows.pack == Pack::BestFit)
+        self.rows.is_none_or(|rows| rows.pack != Pack::Concat)
     }
 
-    /// Returns whether a sample of `tokens` costs more than a batch may.
+    /// Returns whether a sample of `tokens` costs more than a batch may, or than the shortest row has room for.
     pub fn exceeds(&self, tokens: u32) -> bool {
-        u64::from(tokens) > self.tokens
+        u64::from(tokens) > self.least_tokens()
+    }
+
+    /// The most tokens of a sample; the capacity of the shortest rows of all phases.
+    pub fn least_tokens(&self) -> u64 {
+        let least = self.phases.iter().map(|phase| u64::from(phase.seq_len) + 1).min();
+        least.map_or(self.tokens, |least| self.tokens.min(least))
     }
 
     /// The tokens of a sample of `len_bytes` if its length is in bytes.
@@ -254,16 +298,6 @@ impl fmt::Display for Cost {
         f.write_str(match self {
             Cost::Padded => "padded",
             Cost::Sum => "sum",
-        })
-    }
-}
-
-impl fmt::Display for Pack {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Pack::Concat => "concat",
-            Pack::BestFit => "best_fit",
-            Pack::None => "none",
         })
     }
 }

@@ -80,6 +80,7 @@ fn case(random: &mut Random) -> (Arc<Budget>, u64, u64, Vec<u32>) {
         cost: if random.below(2) == 0 { Cost::Padded } else { Cost::Sum },
         lengths: LengthsOf::Bytes(1),
         rows: None,
+        phases: Vec::new(),
     };
     let len = random.below(150);
     let tokens = (0..len).map(|_| random.below(longest) as u32).collect();
@@ -309,6 +310,35 @@ fn rows_out_of_range_and_differences_of_rows_are_named() {
     let concat = in_order(Pack::Concat, true, 8192);
     assert_eq!(concat.difference(&in_order(Pack::Concat, false, 5)), None);
     let each = in_order(Pack::None, true, 8192);
-    assert_eq!(each.difference(&in_order(Pack::None, true, 5)), None);
+    assert!(each.difference(&in_order(Pack::None, true, 5)).unwrap().contains("8192 positions"));
     assert!(each.difference(&in_order(Pack::None, false, 8192)).is_some());
+}
+
+#[test]
+fn phases_of_rows_ascend_and_begin_with_the_first_row_at_or_behind_their_tokens() {
+    let rows = RowSpec { pack: Pack::Concat, separated: true, cuts: true };
+    let phase = |&(from, seq_len): &(u64, u32)| RowPhase { from, seq_len };
+    let with = |phases: &[(u64, u32)]| {
+        let phases = phases.iter().map(phase).collect();
+        Budget { cost: Cost::Sum, rows: Some(rows), phases, ..Budget::new(11) }
+    };
+    let budget = with(&[(25, 7), (26, 5), (38, 2), (u64::MAX, 9)]);
+    budget.check().unwrap();
+    // Rows of 10 until 30, none of 7, 2 of 5 until 40, and the rest of 2.
+    assert_eq!(budget.concat_starts()[..4], [(0, 0), (3, 30), (3, 30), (5, 40)]);
+    let begun: Vec<usize> = (0..8).map(|consumed| budget.begun(consumed, None).len()).collect();
+    assert_eq!(begun, [0, 0, 0, 0, 2, 2, 3, 3]);
+    assert_eq!((budget.most_tokens(&[2, 9, 1]), budget.least_tokens()), (72, 3));
+    let why = |budget: Budget| budget.check().unwrap_err().to_string();
+    assert!(why(with(&[(25, 7), (25, 8)])).contains("at 25 tokens, not after the one before"));
+    assert!(why(with(&[(0, 7)])).contains("after at least one token"));
+    assert!(why(with(&[(5, 0)])).contains("not 0") && why(with(&[(5, 1 << 24)])).contains("not"));
+    assert!(why(Budget { rows: None, ..budget.clone() }).contains("only rows of tokens"));
+
+    let windows = RowSpec { pack: Pack::BestFit, ..rows };
+    let budget = Budget { rows: Some(windows), ..budget };
+    let place = |tokens| RowPlace { position: 0, tokens, rows: 0, check: 0 };
+    let begun = |tokens| budget.begun(9, Some(&place(tokens))).len();
+    assert_eq!((begun(24), begun(25), begun(1000)), (0, 1, 3));
+    assert_eq!((budget.begun(0, None).len(), budget.begun(9, None).len()), (0, 4));
 }

@@ -150,6 +150,53 @@ static void lie_whole(dlfs_tokens *tokens, uint64_t times) {
     CHECK(dlfs_tokens_close(tokens) == 0);
 }
 
+// Rows of one document are as wide as the longest of a batch needs, and those of a phase have its length.
+static void widths_follow_documents_and_phases(const dlfs_fs *fs, const int64_t *all) {
+    enum { WIDE = 2 * (128 + 1) };
+    static int64_t out[WIDE], ids[WIDE];
+    dlfs_rows rows = {.size = sizeof rows, .tokens = out, .sample_ids = ids};
+    dlfs_sequence_options sequence = sequence_of(DLFS_ORDER_GLOBAL, B, 1);
+    dlfs_tokens_options options = rows_of(128, DLFS_PACK_NONE);
+    dlfs_tokens *tokens;
+    CHECK(dlfs_tokens_open(fs, &sequence, &options, &tokens) == 0);
+    size_t widest = 0, narrowest = WIDE, width;
+    int result;
+    while ((result = dlfs_tokens_next(tokens, &rows)) == DLFS_OK) {
+        CHECK(rows.num_rows == B);
+        size_t longest = 2;
+        for (size_t row = 0; row < B; row++) {
+            const int64_t *id = ids + row * rows.num_columns;
+            size_t len = len_of_text(*id) + 1;
+            for (size_t at = 0; at < rows.num_columns; at++) CHECK(id[at] == (at < len ? *id : -1));
+            CHECK(out[row * rows.num_columns + len - 1] == SEPARATOR);
+            if (len > longest) longest = len;
+        }
+        for (width = 1; width + 1 < longest; width *= 2)
+            if (width > 1 && width / 2 * 3 + 1 >= longest) break;
+        if (width + 1 < longest) width = width / 2 * 3;
+        CHECK(rows.num_columns == width + 1);
+        if (width > widest) widest = width;
+        if (width < narrowest) narrowest = width;
+    }
+    CHECK(result == DLFS_END && narrowest < 64 && widest == 128 && dlfs_tokens_close(tokens) == 0);
+
+    const dlfs_row_phase phases[] = {{.tokens = 10 * L, .seq_len = 2 * L, .batch_size = 1},
+                                     {.tokens = 14 * L, .seq_len = L / 2}};
+    sequence.order = DLFS_ORDER_SEQUENTIAL;
+    options = rows_of(L, DLFS_PACK_CONCAT), options.phases = phases, options.num_phases = 2;
+    CHECK(dlfs_tokens_open(fs, &sequence, &options, &tokens) == 0);
+    size_t from = 0; // the first token of the next row, among all of the epoch
+    for (int batch = 0; batch < 9; batch++) {
+        size_t len = batch < 5 ? L : batch < 7 ? 2 * L : L / 2;
+        CHECK(dlfs_tokens_next(tokens, &rows) == 0);
+        CHECK(rows.num_rows == (batch == 5 || batch == 6 ? 1 : B) && rows.num_columns == len + 1);
+        for (size_t row = 0; row < rows.num_rows; row++, from += len)
+            for (size_t at = 0; at <= len; at++)
+                CHECK(out[row * (len + 1) + at] == all[(from + at) / L * C + (from + at) % L]);
+    }
+    CHECK(dlfs_tokens_close(tokens) == 0);
+}
+
 static void refuse(const dlfs_fs *fs, uint32_t batch, dlfs_tokens_options options, const char *text) {
     dlfs_tokens *tokens = (void *)7;
     dlfs_sequence_options sequence = sequence_of(DLFS_ORDER_GLOBAL, batch, 1);
@@ -165,6 +212,7 @@ int main(int argc, char **argv) {
     CHECK(dlfs_mount(argv[1], NULL, &fs) == 0 && dlfs_mount(argv[2], NULL, &other) == 0);
     uint64_t batches = lie_end_to_end(fs, all);
     goes_on_and_comes_in_parts(fs, all, batches);
+    widths_follow_documents_and_phases(fs, all);
 
     dlfs_sequence_options sequence = sequence_of(DLFS_ORDER_GLOBAL, 1, 1);
     dlfs_tokens_options options = rows_of(128, DLFS_PACK_BEST_FIT);
@@ -186,6 +234,9 @@ int main(int argc, char **argv) {
     refuse(fs, 1, (dlfs_tokens_options){.seq_len = L, .pack = 3}, "pack is 3");
     refuse(fs, 1, (dlfs_tokens_options){.seq_len = L, .field = "tok:f32"}, "field tok");
     refuse(fs, 1, (dlfs_tokens_options){.seq_len = 1 << 20}, "row");
+    dlfs_row_phase none = {.tokens = 0, .seq_len = L};
+    refuse(fs, 1, (dlfs_tokens_options){.seq_len = L, .phases = &none, .num_phases = 1}, "phase");
+    refuse(fs, 1, (dlfs_tokens_options){.seq_len = L, .num_phases = 1}, "phases is NULL");
     refuse(fs, 1, (dlfs_tokens_options){.seq_len = L, .cp_size = 3}, "context-parallel");
     refuse(fs, 1, (dlfs_tokens_options){.seq_len = L, .vocabulary = 9, .separated = 1, .separator = 9},
         "separator");

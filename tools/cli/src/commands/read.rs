@@ -150,6 +150,9 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     options = args.weights.weigh(options, args.mix.epoch_size, image.directory())?;
     options.resume = args.run.resume_state()?;
+    if let Some(rows) = rows.as_ref().filter(|_| !args.mix.is_given()) {
+        options = rows.run(image.directory(), options)?; // the other ranks compare it when they meet
+    }
     restart(&args.store, &image, &mut options)?;
     let mut joined = None;
     match (meeting, stored) {
@@ -309,8 +312,11 @@ fn samples_to_read(share: &Share, options: &LoaderOptions) -> u64 {
     });
     let first = start.epoch.0;
     let Some(epochs_after) = options.epochs.end.checked_sub(first + 1) else { return 0 };
-    let whole =
-        |epoch| share.samples_after(&State { epoch: Epoch(epoch), consumed: 0, ..start.clone() });
+    let whole = |epoch| {
+        let mut start = start.clone();
+        start.move_to((Epoch(epoch), 0), None);
+        share.samples_after(&start)
+    };
     let varies = |budget: &Arc<Budget>| budget.rows.is_some() || options.world_size > 1;
     let later = if options.budget.as_ref().is_some_and(varies) {
         (first + 1..options.epochs.end).map(whole).sum() // other epochs have other batches
@@ -498,7 +504,7 @@ const MOST_BYTES: u64 = 256 << 20;
 /// The lengths of this many samples, or of up to twice as many, decide the default batch size.
 const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options of batches of samples.
-const OF_SAMPLES: [&str; 5] = ["batch_tokens", "drop_last", "pad", "contiguous", "node_loader"];
+const OF_SAMPLES: [&str; 4] = ["batch_tokens", "drop_last", "pad", "contiguous"];
 /// Options that apply to one image only.
 const OF_ONE_IMAGE: [&str; 12] = [
     "weights",

@@ -54,7 +54,7 @@ struct PlanArgs {
     /// Print the report as one line of JSON
     ///
     /// tokens counts separators, too; padding is its part of the rows; cuts are documents in more than one
-    /// piece; dropped are the tokens behind the last row.
+    /// piece; dropped are the tokens behind the last row; phases are the rows of each phase, if there are some.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -88,9 +88,10 @@ pub(crate) fn run(args: TokensArgs) -> Result<Outcome, Failure> {
         "rows": counts.rows,
         "documents": counts.documents,
         "tokens": counts.tokens,
-        "padding": padding_share(counts.padding, counts.rows, seq_len),
+        "padding": padding_share(counts.padding, counts.columns),
         "cuts": counts.cuts,
         "dropped": counts.dropped,
+        "phases": (!args.rows.phases.is_empty()).then_some(&counts.phases),
         "sources": args.mix.is_given().then(|| sources.collect::<Vec<_>>()),
     })))?;
     out.end(Outcome::Done)
@@ -98,7 +99,7 @@ pub(crate) fn run(args: TokensArgs) -> Result<Outcome, Failure> {
 
 fn plan_text(args: &PlanArgs, seq_len: u32, plan: &RowPlan) -> String {
     let counts = &plan.counts;
-    let padding = 100.0 * padding_share(counts.padding, counts.rows, seq_len);
+    let padding = 100.0 * padding_share(counts.padding, counts.columns);
     let tokens = text::counted(counts.tokens, "token");
     let mut lines = vec![
         format!(
@@ -112,6 +113,10 @@ fn plan_text(args: &PlanArgs, seq_len: u32, plan: &RowPlan) -> String {
         format!("  cut        {}", text::counted(counts.cuts, "document")),
         format!("  dropped    {} behind the last row", text::counted(counts.dropped, "token")),
     ];
+    let later = args.rows.phases.iter().zip(&counts.phases[1..]);
+    lines.extend(
+        later.map(|(phase, rows)| format!("  phase      {phase}: {}", text::counted(*rows, "row"))),
+    );
     let images = args.mix.images(&args.image.image).filter(|_| args.mix.is_given());
     lines.extend(images.zip(&plan.sources).map(|(image, of)| {
         format!(

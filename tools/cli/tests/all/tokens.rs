@@ -1,6 +1,7 @@
 //! read --seq-len and tokens plan: rows of tokens.
 
 use std::fs;
+use std::thread;
 
 use serde_json::Value;
 
@@ -75,7 +76,12 @@ fn a_plan_counts_the_rows_that_the_rules_make() {
     let pieces: u64 = lens.iter().filter(|&&len| len > 0).map(|len| (len + 1).div_ceil(ROW)).sum();
     let cut = lens.iter().filter(|&&len| len + 1 > ROW).count() as u64;
     assert_eq!((number(&alone, "rows"), number(&alone, "cuts")), (pieces, cut));
-    let padding = 1.0 - tokens as f64 / (pieces * ROW) as f64;
+    // Each is as wide as its bucket: up to a power of two, or halfway to one.
+    let pieces_of = |&len: &u64| (0..len + 1).step_by(ROW as usize).map(move |at| len + 1 - at);
+    let all = lens.iter().filter(|len| **len > 0).flat_map(pieces_of).map(|len| len.min(ROW));
+    let bounds = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
+    let columns = all.map(|len| bounds.iter().find(|bound| **bound + 1 >= len).unwrap() + 1);
+    let padding = 1.0 - tokens as f64 / columns.sum::<u64>() as f64;
     assert!((alone["padding"].as_f64().unwrap() - padding).abs() < 1e-9, "{alone}");
 
     let packed = plan(&dir, &[&separated[..], &["--pack", "best_fit"]].concat());
@@ -90,6 +96,30 @@ fn a_plan_counts_the_rows_that_the_rules_make() {
     for part in ["rows of 64 tokens, packed best_fit", "padding", "cut", "dropped    0 tokens"] {
         assert!(text.text().contains(part), "{part}: {}", text.text());
     }
+}
+
+#[test]
+fn phases_have_rows_and_batches_of_other_lengths() {
+    let (dir, lens) = corpus();
+    let phases = ["--row-phase", "640:seq_len=16,batch_size=3", "--row-phase", "800:seq_len=128"];
+    let found = plan(&dir, &phases);
+    let tokens: u64 = lens.iter().sum();
+    let rest = (tokens - 800 - 1) / 128;
+    assert_eq!(found["phases"], serde_json::json!([10, 10, rest]));
+    assert_eq!(number(&found, "rows"), 20 + rest);
+    assert_eq!(number(&found, "dropped"), tokens - 800 - rest * 128 - 1);
+    let run = ["--batch-size", "2", "--json"];
+    let json = read(&dir, &[&phases[..], &run].concat()).code(0).json();
+    // Batches of 3 leave one of the 10 rows of 16.
+    let rest = rest / 2 * 2;
+    assert_eq!(number(&json["rows"], "rows"), 10 + 9 + rest);
+    assert_eq!(number(&json["rows"], "tokens"), 10 * 64 + 9 * 16 + rest * 128);
+    let text = self::run(
+        &[&["tokens", "plan", &dir.arg("text.dlfs"), "--seq-len", "64"], &phases[..]].concat(),
+    );
+    assert!(text.code(0).text().contains("phase      640:seq_len=16,batch_size=3: 10 rows"));
+    let wrong = read(&dir, &["--batch-size", "2", "--row-phase", "640:window=3"]).code(2);
+    assert!(wrong.stderr.contains("is no phase of rows"), "{}", wrong.stderr);
 }
 
 #[test]
@@ -109,7 +139,7 @@ fn a_run_reads_the_rows_of_the_plan_on_any_ranks() {
                 let rows = &json["rows"];
                 sum[0] += number(rows, "rows");
                 sum[1] += number(rows, "tokens");
-                if planned["rows"] == rows["rows"] {
+                if planned["rows"] == rows["rows"] && (pack != "none" || batch == "1") {
                     assert_eq!(rows["padding"], planned["padding"], "{pack}");
                 }
                 assert_eq!(number(rows, "seq_len"), SEQ_LEN);
@@ -279,4 +309,46 @@ fn texts_become_tokens_and_their_tokenizer_is_shown_and_checked() {
     run(&[&["tokens", "plan", &image], &rows[..], &[&other]].concat())
         .code(1)
         .complains_of(&[hash]);
+}
+
+/// Two ranks in processes of their own, with these options and those of each; the reports or what was said.
+fn two_ranks(dir: &TestDir, more: &[&str], of_each: [&[&str]; 2]) -> [Ran; 2] {
+    thread::scope(|scope| {
+        let ranks = of_each.iter().enumerate().map(|(rank, own)| {
+            let rank = rank.to_string();
+            scope.spawn(move || {
+                let place = ["--rank", &rank, "--world-size", "2", "--json"];
+                read(dir, &[&place[..], more, own].concat())
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let ran: Vec<Ran> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        ran.try_into().ok().expect("two ranks")
+    })
+}
+
+#[test]
+fn ranks_in_processes_share_a_loader_or_their_tiers_and_compare_their_rows() {
+    let (dir, _) = corpus();
+    let rows = ["--pack", "best_fit", "--batch-size", "2", "--seed", "3", "--epochs", "2"];
+    let crcs = |more: &[&str], of_each| {
+        two_ranks(&dir, &[&rows[..], more].concat(), of_each)
+            .map(|ran| number(&ran.code(0).json(), "order_crc32c"))
+    };
+    let alone = crcs(&[], [&[], &[]]);
+    assert_ne!(alone[0], alone[1]);
+    let job = format!("rows-{}", std::process::id());
+    assert_eq!(crcs(&["--node-loader", "--job", &job], [&[], &[]]), alone);
+
+    let meet = dir.arg("meet");
+    fs::create_dir(&meet).unwrap();
+    let peers =
+        ["--peers", &meet, "--tier", "ram:4M", "--peer-address", "127.0.0.1", "--round", "same"];
+    let nodes: [&[&str]; 2] = [&["--node", "rows 0"], &["--node", "rows 1"]];
+    assert_eq!(crcs(&peers, nodes), alone);
+    let peers = [&rows[..], &peers[..7], &["other"]].concat();
+    let other: [&[&str]; 2] = [nodes[0], &["--node", "rows 1", "--pack-window", "50"]];
+    for ran in two_ranks(&dir, &peers, other) {
+        ran.code(1).complains_of(&["has order", "rows of tokens"]);
+    }
 }

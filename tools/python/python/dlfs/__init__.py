@@ -21,11 +21,13 @@ Contents:
   save_views          saves parts of a data set (Dataset.select, Dataset.split), which open(view=) opens
   Sample              one sample of several fields: a mapping of names to views, or to arrays of fields with types
   dlfs.tokens         documents of tokens, packed into arrays for language models
+  dlfs.images         decodes batches of pictures into tensors, with random crops
   random_of           random numbers for augmenting a sample that do not depend on ranks, workers or resuming
   dlfs.torch          datasets and samplers for torch.utils.data
   dlfs.grain          a data source for Grain, and so for JAX
   dlfs.ray            a sink and a source for Ray Data
   dlfs.pls, .hdmlp    the interfaces of partial local shuffling and of HDMLP (NoPFS)
+  dlfs.dali           a source for NVIDIA DALI's external_source
   dlfs.fsspec         the read-only file system dlfs:// for pandas, pyarrow and others
   Error               the base of all errors; its subclasses also derive from similar built-in exceptions
 
@@ -41,14 +43,15 @@ from typing import Any, SupportsIndex, TypeAlias, Unpack
 
 import numpy
 
-from ._dlfs import NO_LABEL, Batch, Dataset, Report, Sample, SampleFile, __commit__, __version__
-from ._dlfs import Loader as _Loader
+from ._dlfs import NO_LABEL, Batch, Dataset, DeviceArray, OnDevice, Report, Sample, SampleFile, __commit__, __version__
 from ._dlfs import delete as _delete
 from ._dlfs import purge as _purge
 from ._dlfs import save_views as _save_views
+from ._device import named as _named
 from ._errors import (
     Busy,
     Corrupt,
+    DeviceLost,
     Disconnected,
     Error,
     FileNotFound,
@@ -64,6 +67,7 @@ from ._errors import (
     Stale,
     TimedOut,
     Unsupported,
+    WorkerDied,
 )
 from ._fields import FieldType
 from ._import import import_
@@ -78,12 +82,15 @@ from ._options import (
     Order,
     Ordering,
     OrderName,
+    Overlap,
+    Overlapping,
     Peers,
     Read,
     Store,
     Tiers,
     Tokens,
 )
+from ._overlap import Overlapped, OverlappingLoader
 from ._parts import PartWriter, WritePlan, WrittenPart
 from ._random import random_of
 from ._writer import Writer, Written
@@ -95,6 +102,8 @@ __all__ = [
     "Connect",
     "Corrupt",
     "Dataset",
+    "DeviceArray",
+    "DeviceLost",
     "Disconnected",
     "Error",
     "FieldType",
@@ -111,10 +120,13 @@ __all__ = [
     "NoSpace",
     "NodeLoader",
     "NotFound",
+    "OnDevice",
     "Opening",
     "Order",
     "Ordering",
     "OutOfMemory",
+    "Overlap",
+    "Overlapping",
     "PartWriter",
     "Peers",
     "Read",
@@ -128,6 +140,7 @@ __all__ = [
     "TimedOut",
     "Tokens",
     "Unsupported",
+    "WorkerDied",
     "WritePlan",
     "Writer",
     "Written",
@@ -239,7 +252,7 @@ def _tiers(tiers: Sequence[str] | Address) -> tuple[list[str], Address | None]:
     return list(tiers), None
 
 
-class Loader(_Loader):
+class Loader(OverlappingLoader):
     """Shuffled batches, read ahead by native threads: `for batch in loader` reads one epoch.
 
     dataset          a data set that dlfs.open returned, or a dlfs.Mixture of several
@@ -254,7 +267,13 @@ class Loader(_Loader):
                      by rank and world_size. dlfs.torch.data_place takes data_rank and data_world_size from a device
                      mesh
     options          dlfs.Loading: seed, epochs, drop_last, pad, window, fields and the others of dlfs.Order, dlfs.Load,
-                     dlfs.Read, dlfs.Tokens, dlfs.Peers and dlfs.Store, as keywords or **dlfs.Peers(...)
+                     dlfs.Read, dlfs.Tokens, dlfs.Peers and dlfs.Store, as keywords or **dlfs.Peers(...); pin and
+                     device for a GPU
+    transform, threads, ahead, processes
+                     dlfs.Overlap: iterators hand out the results of a function of batches, in the order of the batches,
+                     which threads or processes compute while the program works on earlier ones. States, epochs and
+                     ends are those of the results that were handed out. The first error of the function comes in the
+                     place of its result, and again at each later request of that iterator
 
     `peers` may also be a list of the ranks' addresses, a store of torch.distributed, a communicator of mpi4py, or any
     object with set(key, value) and get(keys); "auto" takes the store of torch.distributed or MPI if one is initialised.
@@ -279,10 +298,14 @@ class Loader(_Loader):
         world_size: int | None = None,
         data_rank: int | None = None,
         data_world_size: int | None = None,
-        **options: Unpack[Loading],
+        **options: Unpack[Overlapping],
     ) -> Loader:
-        _check("Loader", options, Loading)  # before it joins peers
+        _check("Loader", options, Overlapping)  # before it joins peers
         given = _given(options)
+        overlap = {name: given.pop(name) for name in Overlap.__annotations__ if name in given}
+        if overlap and "transform" not in overlap:
+            raise TypeError(f"Loader() got {', '.join(overlap)} without transform")
+        overlapped = Overlapped(**overlap, seed=given.get("seed", 0), pin=given.get("pin")) if overlap else None
         if data_rank is not None or data_world_size is not None:
             place = _data_place(data_rank, data_world_size, given.get("store"))
             joining = {name: given.pop(name) for name in Peers.__annotations__ if name in given}
@@ -299,7 +322,9 @@ class Loader(_Loader):
             _warn_of_launcher()
         world_size = 1 if world_size is None else world_size
         given |= {"batch_size": batch_size, "order": order}
-        return super().__new__(cls, dataset, rank=rank or 0, world_size=world_size, **given)
+        loader = super().__new__(cls, dataset, rank=rank or 0, world_size=world_size, **given)
+        loader._overlap = overlapped
+        return loader
 
 
 class NodeLoader(Loader):
@@ -332,8 +357,11 @@ def _check(whose: str, options: Mapping[str, Any], known: Any) -> None:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are not None, with weights as the library takes them."""
+    """The options that are not None, with weights and device as the library takes them."""
     given = {name: value for name, value in options.items() if value is not None}
+    if "device" in given:
+        name = _named(given.pop("device"))
+        given |= {} if name is None else {"device": name, "pin": given.get("pin", "auto")}
     if "weights" in given:
         given["weights"] = _numbers(given["weights"])
     return given
@@ -421,6 +449,6 @@ def _remake(
 ) -> Loader:
     """Unpickles a loader, which resumes from the pickled state."""
     # Not through the subclass's own constructor, which may take other arguments.
-    loader = _Loader.__new__(kind, dataset, **options)
+    loader = OverlappingLoader.__new__(kind, dataset, **options)
     loader.load_state_dict(state)
     return loader

@@ -86,5 +86,13 @@ class OutOfMemory(Error, MemoryError):
     """There is not enough memory within the configured limits."""
 
 
+class DeviceLost(Error, RuntimeError):
+    """An accelerator was lost, or its driver ended: this process cannot use it any more."""
+
+
+class WorkerDied(Error, ChildProcessError):
+    """A worker process of a loader was killed, or ended, while it had a batch."""
+
+
 class Internal(Error, RuntimeError):
     """A bug in dlfs: one of its threads died, and the text has its panic message."""

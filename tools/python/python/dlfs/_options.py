@@ -7,13 +7,14 @@ The library has the defaults, and None is the default. Times are in seconds; siz
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict
 
 Address: TypeAlias = str | os.PathLike[str]
 Fields: TypeAlias = str | bytes | Sequence[str | bytes]
 OrderName: TypeAlias = Literal["grouped", "global", "sequential", "local", "partial", "weighted"]
 Shard: TypeAlias = Literal["strided", "aligned", "local"]
+Pin: TypeAlias = Literal["auto", "cuda", "hip"]
 # Numbers, one a sample; or {label or class: weight}; or "balanced".
 Weights: TypeAlias = Sequence[float] | Mapping[int, float] | Mapping[str, float] | Literal["balanced"] | Any
 
@@ -180,6 +181,10 @@ class Load(TypedDict, total=False):
     cache; else sample]."""
     contiguous: bool
     """Gather each batch into one buffer, its samples contiguous, at the cost of a copy."""
+    pin: Pin | None
+    """Register the window with a driver, whose devices then copy batches by DMA: auto: with the driver that the process
+    uses when it takes the first batch; cuda, hip: start it [default: none]. Forked children then cannot read batches of
+    their parent."""
     copy_threads: int
     """Threads that gather contiguous batches, at most 256; 0: the one that polls."""
     on_error: Literal["raise", "skip"]
@@ -247,6 +252,20 @@ class Store(TypedDict, total=False):
     again."""
 
 
+class Overlap(TypedDict, total=False):
+    """A transform that runs while the program computes. Defaults: threads=1, ahead=2 for each thread or process."""
+
+    transform: Callable[..., Any] | None
+    """Called with each batch; iterators hand out its results, in the order of the batches. With a further parameter
+    `rng`, it gets a sequence there: rng[i] is dlfs.random_of(seed, epoch, id) of sample i of the batch."""
+    threads: int | None
+    """Threads that run the transform."""
+    ahead: int | None
+    """The most batches that are being transformed or whose results wait to be handed out."""
+    processes: int | None
+    """Worker processes that run the transform, for one that holds the interpreter; in place of threads."""
+
+
 class Weighting(TypedDict, total=False):
     """The weights of a weighted order, and the fields of a sample."""
 
@@ -255,6 +274,15 @@ class Weighting(TypedDict, total=False):
     the names of classes, the weight of each sample with that label; or "balanced": equally many of each label."""
     fields: Fields | None
     """The field that is the sample, or a tuple of those in its mapping. None: as the data set was opened."""
+
+
+class Device(TypedDict, total=False):
+    """The accelerator that trains."""
+
+    device: Any
+    """The accelerator to which each batch is copied before it is asked for: "cuda:N", "hip:N", a number, a torch.device
+    or a jax.Device; the CPU is none. Batch.on_device has the arrays, and dlfs.torch.TensorBatch is made of them; pin is
+    then auto by default. Only this process reads: its native threads do what workers would."""
 
 
 class Opening(Connect, Open, Tiers, Read, Peers, total=False):
@@ -276,11 +304,15 @@ class Ordering(Order, Tokens, Load, Weighting, total=False):
     """The options of a sampler."""
 
 
-class Loading(Ordering, Read, Peers, Store, total=False):
+class Loading(Ordering, Read, Peers, Store, Device, total=False):
     """The options of a loader."""
 
 
-class TokenLoading(Order, Read, total=False):
+class Overlapping(Loading, Overlap, total=False):
+    """The options of a dlfs.Loader."""
+
+
+class TokenLoading(Order, Read, Peers, Device, total=False):
     """The options of a dlfs.tokens.Loader beside its parameters, as dlfs.Loader has them."""
 
     epochs: int | None
@@ -295,3 +327,10 @@ class TokenLoading(Order, Read, total=False):
     """Weighted: draw no document twice in an epoch."""
     trace: bool
     """Keep the newest events of the run."""
+    node_loader: bool
+    """Read with one process for all ranks of this node; local_rank, local_world_size and job as of dlfs.Loader."""
+    local_rank: int | None
+    local_world_size: int | None
+    job: str | None
+    pin: Pin | None
+    """Register the window with the driver of accelerators."""

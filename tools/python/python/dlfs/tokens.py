@@ -13,14 +13,26 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, Unpack
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, Unpack
 
 import numpy
 from numpy.typing import NDArray
 
-from . import Dataset, Mixture, _check, _data_place, _given, _warn_of_launcher
+from . import (
+    Dataset,
+    DeviceArray,
+    InvalidArgument,
+    Mixture,
+    _check,
+    _data_place,
+    _given,
+    _launched,
+    _peerless,
+    _warn_of_launcher,
+)
 from ._dlfs import TokenLoader as _TokenLoader
 from ._options import Address, OrderName, TokenLoading
 
@@ -32,6 +44,9 @@ Array = TypeVar("Array")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows(Generic[Array]):
     """A batch of B rows of L tokens. Arrays are [B, L], but for cu_seqlens; those not asked for are None.
+
+    With pack="none" L is the length that the longest row of all ranks' batches needs, rounded up to a power of two or
+    halfway to one, and at most seq_len. In a phase, B and L are those of the phase.
 
     tokens           the inputs, of the loader's dtype
     labels           for each input the token after it. Both are views of one array [B, L + 1]
@@ -47,6 +62,9 @@ class Rows(Generic[Array]):
 
     Any consumer of DLPack takes the arrays. They are used again once nothing references them, a view or a tensor
     included: arrays that the program keeps do not change.
+
+    With the loader's option `device`, the arrays are dlfs.DeviceArray on that device, which torch() makes tensors of.
+    With cp_zigzag these are [B, 2, L / 2] until then.
     """
 
     tokens: Array
@@ -61,11 +79,6 @@ class Rows(Generic[Array]):
 
     def torch(self) -> Rows[Any]:
         """The same with tensors of torch over the same memory."""
-        import torch
-
-        def tensor(value: Any) -> Any:
-            return torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value
-
         return self._each(tensor)
 
     def to(self, device: Any, **options: Any) -> Rows[Any]:
@@ -79,6 +92,19 @@ class Rows(Generic[Array]):
         return Rows(**{field.name: of(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
 
+def tensor(value: Any) -> Any:
+    """A tensor over the memory of an array, of the host or of a device, but for the chunks of cp_zigzag there."""
+    import torch
+    import torch.utils.dlpack
+
+    if isinstance(value, numpy.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, DeviceArray):
+        on_device = torch.utils.dlpack.from_dlpack(value)
+        return on_device.flatten(1) if on_device.ndim > 2 else on_device
+    return value
+
+
 class Loader(_TokenLoader):
     """Rows of tokens along an order: `for rows in loader` reads one epoch.
 
@@ -88,8 +114,9 @@ class Loader(_TokenLoader):
     order            the order of documents, as of dlfs.Loader
     pack             how documents fill rows. "concat": end to end, cut wherever a row ends, without padding; rows
                      share a token at their ends, so each token is a label once. "best_fit": whole, each into the row
-                     with the least room for it; "none": one document a row
-    pack_window      best_fit: the documents that are packed together [default: 16384]
+                     with the least room for it; "none": one document a row, and those of similar lengths side by
+                     side, in arrays that are only as wide as they need
+    pack_window      best_fit and none: the documents that are packed together [default: 16384]
     separator        a token that is put behind each document. None: none
     too_long         what to do with a document of more than L + 1 tokens, unless pack is concat: "cut" it into pieces,
                      or "raise" an error before the first batch
@@ -103,6 +130,10 @@ class Loader(_TokenLoader):
     vocabulary       the number of tokens: a larger one in the data is an error. None: any
     tokenizer        the file of the tokenizer that made the tokens, with the hash that dlfs.import_(tokenizer=...) has
                      kept: others are refused. None: any, but one of all sources
+    phases           phases of each epoch, ascending: pairs of a number of tokens and what rows have from there on, such
+                     as (10**12, {"seq_len": 32768, "batch_size": 4}); batch_size may be left out. Each row counts its
+                     seq_len as tokens. Unless pack is concat, a phase begins with the next pack_window. A run that
+                     resumes may have other phases after those that it has reached
     segment_ids, position_ids, cu_seqlens, sample_ids
                      True: give these arrays
     cp_rank, cp_size this rank of context parallelism, and their number: arrays have its L / cp_size columns of each
@@ -111,16 +142,18 @@ class Loader(_TokenLoader):
                      attention
     rank, world_size, data_rank, data_world_size
                      as of dlfs.Loader: this process among those that share each epoch
-    options          dlfs._options.TokenLoading: seed, epochs, window and others, as of dlfs.Loader
+    options          dlfs._options.TokenLoading: seed, epochs, window, peers, node_loader and others, as of dlfs.Loader
 
     Each global batch is the next rows of the epoch, rank r the r-th batch_size of them; rows that fill no global batch
     at the end of an epoch are dropped. Rows depend on order, seed, epoch and lengths alone, so a state resumes with any
-    world size and batch size, but with the same seq_len, pack and separator.
+    world size and batch size, but with the same seq_len, pack and separator. It has the place in the order from which
+    the run goes on at once; without its "place", the run first looks at all lengths before.
 
     Each `for` reads one epoch from its start: the next epoch if the last one was completed, otherwise the same one
     again; right after load_state_dict, it resumes from the state. Threads may share one iterator; once another one has
     begun, it raises InvalidArgument. Documents that cannot be read raise an error, and so do those whose tokens the
-    vocabulary or the dtype does not have. Peers are joined by dlfs.open or Dataset.join_peers.
+    vocabulary or the dtype does not have. Worker processes of torch's DataLoader are refused, since each would read
+    all rows: native threads read ahead, and dlfs.tokens_for.megatron_dataset has rows by index.
     """
 
     def __new__(
@@ -141,6 +174,7 @@ class Loader(_TokenLoader):
         pad: int = 0,
         vocabulary: int | None = None,
         tokenizer: Address | None = None,
+        phases: Iterable[tuple[int, Mapping[str, int]]] = (),
         segment_ids: bool = False,
         position_ids: bool = False,
         cu_seqlens: bool = False,
@@ -155,9 +189,11 @@ class Loader(_TokenLoader):
         **options: Unpack[TokenLoading],
     ) -> Self:
         _check("Loader", options, TokenLoading)
-        if data_rank is not None or data_world_size is not None:
-            rank, world_size = _data_place(data_rank, data_world_size, None)
-        if rank is None and world_size in (None, 1):
+        given = _given(options)
+        is_data_place = data_rank is not None or data_world_size is not None
+        if rank is None and world_size is None and given.get("node_loader"):
+            rank, world_size = _launched()
+        if rank is None and world_size in (None, 1) and not is_data_place and "peers" not in given:
             _warn_of_launcher()
         rows = {
             "seq_len": seq_len,
@@ -171,6 +207,7 @@ class Loader(_TokenLoader):
             "pad": pad,
             "vocabulary": vocabulary,
             "tokenizer": None if tokenizer is None else os.fspath(tokenizer),
+            "phases": [_phase(start, given) for start, given in phases],
         }
         arrays = {
             "dtype": dtype,
@@ -183,24 +220,37 @@ class Loader(_TokenLoader):
             "cp_size": cp_size,
             "cp_zigzag": cp_zigzag,
         }
-        given = _given(options) | {"order": order, "batch_size": batch_size}
+        given |= {"order": order, "batch_size": batch_size}
         given |= {"rank": rank or 0, "world_size": 1 if world_size is None else world_size}
+        if "peers" in given:
+            cls._join(_peerless(source), rows, given)
+        if is_data_place:
+            given |= zip(("rank", "world_size"), _data_place(data_rank, data_world_size, None))
         return cls._make(source, rows, arrays, given)
 
     @classmethod
     def _make(cls, *made_of: Any) -> Self:
         source, rows, arrays, options = made_of
         made = super().__new__(cls, source, rows, arrays, **options)
-        made._made_of = made_of
+        made._made_of, made._process = made_of, os.getpid()
         return made
 
     _made_of: tuple[Any, ...]
+    # The process that made it, unless it was unpickled.
+    _process: int | None
 
     def __iter__(self) -> Iterator[Rows[NDArray[Any]]]:
+        data = sys.modules.get("torch.utils.data")
+        if self._process != os.getpid() and data is not None and data.get_worker_info() is not None:
+            raise InvalidArgument(_IN_WORKERS)
         return _Epoch(self)
 
+    # Makes DataLoader take it for a data set by index, as of everything that is no IterableDataset.
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise InvalidArgument(f"rows have no index here, and need no DataLoader: `for rows in loader`. {_BY_INDEX}")
+
     # A batch, of the arrays that the library fills; the loaders of dlfs.tokens_for shape it otherwise.
-    def _batch(self, arrays: list[Any], starts: tuple[bytearray, int] | None, epoch: int) -> Any:
+    def _batch(self, arrays: list[Any], starts: tuple[Any, int] | None, epoch: int) -> Any:
         return _rows(arrays, starts, epoch)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -218,8 +268,20 @@ class Loader(_TokenLoader):
 
 def _remake(kind: type[Loader], made_of: tuple[Any, ...], state: Mapping[str, Any]) -> Loader:
     loader = kind._make(*made_of)
+    loader._process = None
     loader.load_state_dict(state)
     return loader
+
+
+def _phase(start: int, given: Mapping[str, int]) -> str:
+    return f"{int(start)}:{','.join(f'{name}={value}' for name, value in given.items())}"
+
+
+_BY_INDEX = "dlfs.tokens_for.megatron_dataset has rows by index, for workers"
+_IN_WORKERS = (
+    f"each worker would read all rows: set num_workers=0, since native threads read ahead. {_BY_INDEX}; or make a "
+    "loader in each worker, with a rank of its own"
+)
 
 
 class _Epoch(Iterator[Any]):
@@ -235,26 +297,30 @@ class _Epoch(Iterator[Any]):
         return self._loader._batch(*taken)
 
 
-def _rows(arrays: list[Any], starts: tuple[bytearray, int] | None, epoch: int) -> Rows[NDArray[Any]]:
+def _rows(arrays: list[Any], starts: tuple[Any, int] | None, epoch: int) -> Rows[Any]:
     tokens, segment_ids, position_ids, loss_mask, sample_ids = arrays
     cu_seqlens, max_seqlen = starts or (None, None)
+    if isinstance(loss_mask, numpy.ndarray):
+        loss_mask = loss_mask.view(bool)
     return Rows(
         _cut(tokens, _INPUTS),
         _cut(tokens, _LABELS),
         _cut(segment_ids, _INPUTS),
         _cut(position_ids, _INPUTS),
-        None if loss_mask is None else _cut(loss_mask.view(bool), _LABELS),
+        _cut(loss_mask, _LABELS),
         _cut(sample_ids, _INPUTS),
-        None if cu_seqlens is None else numpy.frombuffer(cu_seqlens, "i4"),
+        numpy.frombuffer(cu_seqlens, "i4") if isinstance(cu_seqlens, bytearray) else cu_seqlens,
         max_seqlen,
         epoch,
     )
 
 
-# An array is [B, chunks, columns], with one column more in each chunk than inputs.
+# An array is [B, chunks, columns], with one column more in each chunk than inputs: a view of a longer one.
 _INPUTS, _LABELS = slice(None, -1), slice(1, None)
 
 
 def _cut(array: Any, columns: slice) -> Any:
     """These columns of each chunk as [B, columns]: a view, but for several chunks."""
+    if isinstance(array, DeviceArray):
+        return array._columns(columns.start or 0)
     return None if array is None else array[:, :, columns].reshape(len(array), -1)

@@ -11,7 +11,7 @@ torch; torchtitan and Grain only in their functions.
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,10 +19,10 @@ import numpy
 import torch
 import torch.utils.data
 
-from . import Dataset, InvalidArgument, Mixture
-from .tokens import Loader
+from . import Dataset, DeviceArray, IndexOutOfRange, InvalidArgument, Mixture
+from .tokens import Loader, tensor
 
-__all__ = ["grain", "lightning", "megatron", "torchtitan", "transformers"]
+__all__ = ["grain", "lightning", "megatron", "megatron_dataset", "torchtitan", "transformers"]
 
 IGNORED = -100
 """The label that no loss counts."""
@@ -67,6 +67,7 @@ def megatron(
     source: Dataset | Mixture, seq_len: int, batch_size: int, *, attention_mask: bool = False, **options: Any
 ) -> Any:
     """A data set for `--dataloader-type external` of Megatron-LM: an iterator of dicts, epoch after epoch.
+    megatron_dataset is one for its own samplers.
 
     "tokens", "labels" and "position_ids" are int64[B, L], "loss_mask" float32[B, L]. attention_mask=True gives
     bool[B, 1, L, L], True for what a token does not see: later ones, and other documents. Without it, Megatron-LM needs
@@ -78,6 +79,31 @@ def megatron(
     """
     given = _wanted(options, segment_ids=attention_mask, position_ids=True)
     return _MicroBatches(source, seq_len, batch_size, **given)
+
+
+def megatron_dataset(
+    source: Dataset | Mixture,
+    seq_len: int,
+    num_samples: int | None = None,
+    *,
+    attention_mask: bool = False,
+    **options: Any,
+) -> Any:
+    """A data set of rows by index for Megatron-LM, in place of a GPTDataset: in train_valid_test_datasets_provider
+
+        return [dlfs.tokens_for.megatron_dataset(ds, args.seq_length, n, separator=0) for ds, n in zip(sets, numbers)]
+
+    Item i of num_samples is row i of the epochs, end to end; None: one epoch. Keys, dtypes and shapes of an item are
+    GPTDataset's: "tokens", "labels" and "position_ids" int64[L], "loss_mask" float32[L], and with attention_mask=True
+    bool[1, L, L], True for what a token does not see. Positions and masks keep documents apart, and the loss mask is
+    that of dlfs.tokens.Loader. Item None, the padding of a batch, is row 0 without a loss.
+
+    Megatron's samplers share rows out, and resume by the number of samples. Its workers, forked or spawned, have
+    connections of their own, and read the documents of a batch together. The first item that a process asks for costs a
+    walk over the lengths of the documents before it, no read.
+    """
+    given = _wanted(options, segment_ids=attention_mask, position_ids=True)
+    return _ByIndex(_MicroBatches(source, seq_len, 1, **{"rank": 0, "world_size": 1, **given}), num_samples)
 
 
 def grain(source: Dataset | Mixture, seq_len: int, batch_size: int, **options: Any) -> Any:
@@ -92,7 +118,7 @@ def grain(source: Dataset | Mixture, seq_len: int, batch_size: int, **options: A
     class Batches(grain.DatasetIterator):  # type: ignore[misc]
         def __next__(self) -> dict[str, Any]:
             rows = vars(next(loader))
-            return {name: array for name, array in rows.items() if isinstance(array, numpy.ndarray)}
+            return {name: array for name, array in rows.items() if isinstance(array, (numpy.ndarray, DeviceArray))}
 
         def get_state(self) -> dict[str, Any]:
             return loader.state_dict()
@@ -116,17 +142,12 @@ def _learned(labels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return labels.long().masked_fill(~mask, IGNORED)
 
 
-class _Sequences(Loader, torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+class _Sequences(Loader, torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):  # type: ignore[misc]
     """Rows, one at a time, with the token that is only a label among the inputs."""
-
-    def __iter__(self) -> Iterator[Any]:
-        if torch.utils.data.get_worker_info() is not None:
-            raise InvalidArgument("each worker would read all rows: set num_workers=0, since native threads read ahead")
-        return super().__iter__()
 
     def _batch(self, arrays: list[Any], starts: Any, epoch: int) -> dict[str, torch.Tensor]:
         # Arrays of one row, [1, 1, seq_len].
-        row = [None if array is None else torch.from_numpy(array[0, 0]) for array in arrays]
+        row = [None if array is None else tensor(array).reshape(-1) for array in arrays]
         tokens, segment_ids, position_ids, loss_mask, _ = row
         assert tokens is not None and loss_mask is not None, "they were asked for"
         learned = loss_mask.bool()
@@ -136,7 +157,12 @@ class _Sequences(Loader, torch.utils.data.IterableDataset[dict[str, torch.Tensor
             given["position_ids"] = position_ids.long()
         if segment_ids is not None:
             given["attention_mask"] = (segment_ids != 0).long()
-        return given
+        # The Trainer stacks rows of several batches, of which each may be narrower.
+        _, rows, *_ = self._made_of
+        behind = (0, max(0, rows["seq_len"] + 1 - len(tokens)))
+        fills = {"input_ids": rows["pad"], "labels": IGNORED}
+        pad = torch.nn.functional.pad
+        return {name: pad(value, behind, value=fills.get(name, 0)) for name, value in given.items()}
 
 
 class _Endless(Loader):
@@ -202,6 +228,30 @@ class _MicroBatches(_Endless):
         return self.state_dict()
 
 
+class _ByIndex(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __init__(self, rows: _MicroBatches, num_samples: int | None) -> None:
+        self._rows = rows
+        self._length = int(rows.plan(0)["rows"]) if num_samples is None else num_samples
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
+        return self.__getitems__([index])[0]
+
+    # The fetcher of a DataLoader calls it with a whole batch.
+    def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, torch.Tensor]]:
+        for index in indices:
+            if index is not None and not 0 <= index < self._length:
+                raise IndexOutOfRange(f"there is no row {index}: the data set has {self._length}")
+        batch = self._rows._batch(self._rows._rows_at([int(index or 0) for index in indices]), None, 0)
+        items = [{name: tensor[at] for name, tensor in batch.items()} for at in range(len(indices))]
+        for item, index in zip(items, indices):
+            if index is None:
+                item["loss_mask"].zero_()
+        return items
+
+
 @functools.cache
 def _titan_loader() -> Any:
     """The class of dataloaders, whose base and configuration are torchtitan's."""
@@ -259,7 +309,7 @@ def _sizes(
 ) -> tuple[int, int, tuple[int, ...]]:
     """The length, the number and the shape of the rows that torchtitan asks for: up to 0.3 by the first two."""
     if seq_len:
-        return seq_len, local_batch_size, (local_batch_size, seq_len)
+        return seq_len, local_batch_size, (local_batch_size, -1)
     rows, rest = divmod(num_tokens_per_batch, max_context_length)
     if rest:
         raise InvalidArgument(

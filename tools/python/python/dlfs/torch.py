@@ -33,6 +33,7 @@ import numpy
 import torch
 import torch.utils.data
 import torch.utils.data._utils.collate
+from torch.utils.dlpack import from_dlpack
 
 from . import (
     NO_LABEL,
@@ -45,6 +46,7 @@ from . import (
     Mixture,
     NameNotFound,
     NoArray,
+    OnDevice,
     Order,
     Peers,
     Report,
@@ -134,6 +136,10 @@ class TensorBatch:
              to sample; None without a type. Of a field with a type, data has its dtype, and is [B, ...] if all samples
              have the field in one shape. Otherwise the arrays are joined along the first dimension if the type leaves
              it free, or else the arrays of the samples that have the field are stacked. offsets count these rows
+
+    Of a batch of a loader with a `device`, the tensors are on that device, over memory that the loader uses again once
+    they are dropped: keep a clone() of one, not several batches. A stream other than the one that is current here has to
+    wait for that one.
     """
 
     def __init__(
@@ -171,7 +177,9 @@ class TensorBatch:
 
     @classmethod
     def of(cls, batch: Batch) -> TensorBatch:
-        """Copies `batch` into tensors."""
+        """Copies `batch` into tensors; those of a batch on a device are over its memory there."""
+        if batch.on_device is not None:
+            return cls._on_device(batch, batch.on_device)
         columns = {name: torch.from_numpy(batch.column(name).copy()) for name in batch.columns}
         return cls._of(batch, columns)
 
@@ -204,6 +212,25 @@ class TensorBatch:
             shape=None if kind is None else kind.shape,
         )
 
+    @classmethod
+    def _on_device(cls, batch: Batch, on: OnDevice) -> TensorBatch:
+        take = from_dlpack
+        labels = None if on.labels is None else take(on.labels)
+        sources = None if on.sources is None else take(on.sources)
+        columns = {name: take(column) for name, column in on.columns.items()}
+        whole = cls(None, None, take(on.ids), labels, batch.epoch, None, sources, columns)
+        for name, field in on.fields.items():
+            kind = batch.field_types.get(name)
+            whole.fields[name] = cls(None, None, whole.ids, labels, batch.epoch, None, sources)
+            whole.fields[name]._take(field, kind)
+        if not on.fields:
+            whole._take(on, batch.field_type)
+        return whole
+
+    def _take(self, on: OnDevice, kind: FieldType | None) -> None:
+        self._data, self._offsets = from_dlpack(on.data), from_dlpack(on.offsets)
+        self.shape = None if kind is None else kind.shape
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -231,8 +258,8 @@ class TensorBatch:
         return self.data[start]
 
     def pin_memory(self, device: Any = None) -> TensorBatch:
-        """The same in page-locked memory."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        """The same in page-locked memory; tensors on a device stay there."""
+        return self._each(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
     def to(self, device: Any, non_blocking: bool = False) -> TensorBatch:
         """The same on `device`."""
@@ -375,7 +402,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Shuffled batches of a dlfs.Loader, for DataLoader(..., batch_size=None).
 
     An item is transform(batch) of a dlfs.Batch; without a transform it is the Batch itself, or a TensorBatch
-    if a worker process has to send it. If the transform has a further parameter `rng`, it gets a sequence there:
+    if a worker process has to send it, or with the option `device`, on that device. If the transform has a further parameter `rng`, it gets a sequence there:
     rng[i] is dlfs.random_of(seed, epoch, id) of sample i of the batch, so augmentations that draw from it are repeated
     exactly by a run that is repeated or resumes, with any workers, ranks and batches. (The id of a mixture's sample is
     source << 40 | id.) The options are those of dlfs.Loader (dlfs.Loading). N workers divide N batches
@@ -527,9 +554,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._current().prepare()
 
     def __iter__(self) -> Iterator[Any]:
-        self.prepare()
         if torch.utils.data.get_worker_info() is None:
             self._shared[_BEGUN] = 0  # from here on this process reads
+        elif "device" in self._options:
+            raise InvalidArgument(
+                f"batches go to {self._options['device']} from the process that trains, where native threads read them "
+                "ahead: set num_workers=0"
+            )
+        self.prepare()
         return _Batches(self)
 
     def _begin(self) -> Iterator[Batch]:
@@ -589,7 +621,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def _item(self, batch: Batch, as_worker: bool = False) -> Any:
         in_worker = as_worker or torch.utils.data.get_worker_info() is not None
         if self.transform is None:
-            return TensorBatch.of(batch) if in_worker else batch
+            return TensorBatch.of(batch) if in_worker or batch.on_device is not None else batch
         given = {"rng": Generators.of(self._options.get("seed", 0), batch)} if self._takes_rng else {}
         item = self.transform(batch, **given)
         if in_worker:

@@ -1,0 +1,199 @@
+//! A buffer on a device: its memory, its events, and the copies into it.
+#![allow(unsafe_code)] // hands addresses of memory to a device
+
+use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions};
+use dlfs_base::error::Result;
+
+use crate::driver::{Driver, Handle};
+use crate::parts::{Parts, Piece};
+
+/// The memory and the events of a buffer.
+pub(crate) struct SlotMemory {
+    pub(crate) address: u64,
+    capacity: usize,
+    /// Recorded behind the last copy into it.
+    pub(crate) copied: Handle,
+    uses: Vec<Use>,
+    /// Registered memory from which short slices are copied.
+    staging: IoBuf,
+}
+
+/// A stream of a consumer, and its event.
+struct Use {
+    stream: Handle,
+    event: Handle,
+    state: UseState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum UseState {
+    /// The event is free for another stream.
+    Free,
+    /// The stream waits for the copy, and the consumer has the bytes.
+    Used,
+    /// The event is recorded behind the stream's work: the next copy has to wait for it.
+    Recorded,
+}
+
+impl SlotMemory {
+    /// A buffer without memory.
+    pub(crate) fn new(driver: &Driver) -> Result<SlotMemory> {
+        let copied = driver.new_event()?;
+        let uses = Vec::new();
+        Ok(SlotMemory { address: 0, capacity: 0, copied, uses, staging: IoBuf::empty() })
+    }
+
+    /// Returns whether it has memory on the device.
+    pub(crate) fn is_allocated(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// Frees memory and events, once nobody uses them.
+    pub(crate) fn end(mut self, driver: &Driver) -> Result<()> {
+        self.free(driver)?;
+        self.uses.iter().try_for_each(|it| driver.destroy_event(it.event))?;
+        driver.destroy_event(self.copied)
+    }
+
+    fn free(&mut self, driver: &Driver) -> Result<()> {
+        for it in self.uses.iter().filter(|it| it.state == UseState::Recorded) {
+            driver.synchronize(it.event)?;
+        }
+        if std::mem::take(&mut self.capacity) > 0 {
+            driver.free(self.address)?;
+        }
+        Ok(())
+    }
+
+    /// Lets `stream` begin behind the copy, and notes it.
+    pub(crate) fn wait_on(&mut self, driver: &Driver, stream: Handle) -> Result<()> {
+        driver.wait_on(stream, self.copied)?;
+        // A thread's own default stream has no name in other threads; the common one waits for all of them.
+        let stream = if stream == DEFAULT_OF_THREAD { DEFAULT } else { stream };
+        if self.uses.iter().any(|it| it.stream == stream && it.state == UseState::Used) {
+            return Ok(());
+        }
+        match self.uses.iter_mut().find(|it| it.state == UseState::Free) {
+            Some(it) => (it.stream, it.state) = (stream, UseState::Used),
+            None => {
+                let event = driver.new_event()?;
+                self.uses.push(Use { stream, event, state: UseState::Used });
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the work of the consumer's streams: the next copy waits for it.
+    pub(crate) fn release(&mut self, driver: &Driver) -> Result<()> {
+        for it in self.uses.iter_mut().filter(|it| it.state == UseState::Used) {
+            driver.record(it.event, it.stream)?;
+            it.state = UseState::Recorded;
+        }
+        Ok(())
+    }
+
+    /// Starts the copies into this buffer.
+    pub(crate) fn fill(
+        &mut self,
+        driver: &'static Driver,
+        stream: Handle,
+        parts: &Parts<'_>,
+    ) -> Result<()> {
+        self.reserve(driver, parts.len().max(1))?;
+        for it in self.uses.iter_mut().filter(|it| it.state == UseState::Recorded) {
+            driver.wait_on(stream, it.event)?;
+            it.state = UseState::Free;
+        }
+        for (at, from, len) in self.stage(driver, parts)? {
+            // SAFETY: the bytes are of `parts`, which borrows them from the host that `Slot::upload` keeps unchanged
+            // until `copied` has passed, or of `staging`, which is written next when this buffer is taken again: by
+            // then `copied` has passed, too. The destination is this buffer's, up to its capacity.
+            unsafe { driver.copy(self.address + at as u64, from, len, stream)? };
+        }
+        driver.record(self.copied, stream)
+    }
+
+    /// Makes room for `len` bytes on the device.
+    fn reserve(&mut self, driver: &Driver, len: usize) -> Result<()> {
+        if len > self.capacity {
+            self.free(driver)?;
+            let capacity = rounded(len);
+            self.address = driver.allocate(capacity)?;
+            self.capacity = capacity;
+        }
+        Ok(())
+    }
+
+    /// Copies short slices into registered memory. Returns all copies to make: offset on the device, address, length.
+    fn stage(
+        &mut self,
+        driver: &'static Driver,
+        parts: &Parts<'_>,
+    ) -> Result<Vec<(usize, *const u8, usize)>> {
+        let short = parts.runs().filter(|run| is_short(run)).flatten();
+        let room: usize = short.map(|piece| piece.bytes.len() + Parts::ALIGN).sum();
+        if room > self.staging.len() {
+            self.staging = registered(driver, rounded(room))?;
+        }
+        let start = self.staging.as_ptr();
+        let mut used = 0;
+        let mut staged_to = None;
+        let mut copies: Vec<(usize, *const u8, usize)> = Vec::new();
+        for run in parts.runs() {
+            let at = run[0].at;
+            if !is_short(run) {
+                copies.push((at, run[0].bytes.as_ptr(), len_of(run)));
+                staged_to = None;
+                continue;
+            }
+            // A gap between two arrays is copied with them.
+            let gap = staged_to.map(|end| at - end).filter(|gap| *gap < Parts::ALIGN);
+            used += gap.unwrap_or(0);
+            match (gap, copies.last_mut()) {
+                (Some(gap), Some(last)) => last.2 += gap + len_of(run),
+                _ => copies.push((at, start.wrapping_add(used), len_of(run))),
+            }
+            for piece in run {
+                self.staging[used..][..piece.bytes.len()].copy_from_slice(piece.bytes);
+                used += piece.bytes.len();
+            }
+            staged_to = Some(at + len_of(run));
+        }
+        Ok(copies)
+    }
+
+    /// The bytes of `parts` that are copied on the host.
+    pub(crate) fn staged(&self, parts: &Parts<'_>) -> u64 {
+        parts.runs().filter(|run| is_short(run)).map(|run| len_of(run) as u64).sum()
+    }
+}
+
+fn len_of(run: &[Piece<'_>]) -> usize {
+    run.iter().map(|piece| piece.bytes.len()).sum()
+}
+
+fn is_short(run: &[Piece<'_>]) -> bool {
+    len_of(run) < DIRECT_FROM_BYTES
+}
+
+/// A buffer of registered memory.
+fn registered(driver: &'static Driver, len: usize) -> Result<IoBuf> {
+    let pool =
+        Pool::new(PoolOptions { bytes: len, slot_len_bytes: len, huge_pages: HugePages::Auto })?;
+    let _ = pool.register(driver); // the driver copies other memory too, if slower
+    Ok(pool.take(len).expect("the pool is new"))
+}
+
+/// Rounds up, so that memory seldom has to grow.
+fn rounded(len: usize) -> usize {
+    let step = (len.checked_next_power_of_two().unwrap_or(len) / 8).max(LEAST_STEP_BYTES);
+    len.next_multiple_of(step)
+}
+
+const LEAST_STEP_BYTES: usize = 64 << 10;
+
+/// From here on, starting a copy takes less time than copying on the host.
+const DIRECT_FROM_BYTES: usize = 32 << 10;
+
+const DEFAULT: Handle = 0;
+const DEFAULT_OF_THREAD: Handle = 2;

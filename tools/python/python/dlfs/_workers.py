@@ -1,0 +1,466 @@
+"""Worker processes that run a transform, and the memory through which batches and results travel.
+
+A worker gets a batch in a file in memory (memfd): one system call, without the interpreter, writes the records there,
+and the worker's Batch lies over them. The arrays and tensors of the result come back in files of the worker, which
+this process maps: an array of the result is that memory, and the file is used again once the program has dropped it.
+Files have no names, so nothing stays behind, whoever is killed. Everything else in a result is pickled.
+
+Messages are small: places in these files, and the descriptors of new ones. A worker ends when the other side of its
+socket is closed. First read `Worker`, then `_serve`, the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy
+from numpy.typing import NDArray
+
+from . import _dlfs
+from ._dlfs import Batch, batch_of
+from ._errors import Error, WorkerDied
+from ._random import Generators, takes_rng
+
+
+class Workers:
+    """Processes that run a transform, one batch at a time each. They start when they are needed, and again after a
+    death; `start` starts them together."""
+
+    def __init__(self, transform: Callable[..., Any], count: int, ahead: int, seed: int, pin: Any) -> None:
+        self._all = [Worker((transform, seed), ahead // count + _SPARE, pin) for _ in range(count)]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def start(self) -> None:
+        for worker in self._all:
+            if worker.lock.acquire(blocking=False):  # else it runs
+                try:
+                    worker.start()
+                finally:
+                    worker.lock.release()
+
+    def __call__(self, batch: Batch) -> Any:
+        worker = self._idle.get()
+        try:
+            with worker.lock:
+                return worker.run(batch)
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """Ends the processes; one that runs a transform has a moment to end it."""
+        for worker in self._all:
+            worker.hang_up()
+        until = time.monotonic() + _PATIENCE_S
+        for worker in self._all:
+            worker.end(until)
+
+    def forget(self) -> None:
+        """In a forked child: the processes are the parent's."""
+        for worker in self._all:
+            worker.forget()
+        self._begin()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Worker:
+    """One process, and the memory that it shares with this one. `lock` is held while it works."""
+
+    def __init__(self, work: tuple[Callable[..., Any], int], most_lent: int, pin: Any) -> None:
+        self._work, self._most_lent, self._pin = work, most_lent, pin
+        self._is_closed = False
+        self.lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process: Any = None
+        self._link: socket.socket | None = None
+        # The file with the batch, and its size; and the files for results.
+        self._records: tuple[int, int] | None = None
+        self._free = _Free()
+
+    def start(self) -> None:
+        """Starts the process, unless it runs."""
+        if self._process is not None or self._is_closed:
+            return
+        wanted = multiprocessing.get_start_method(allow_none=True)
+        context: Any = multiprocessing.get_context("forkserver" if wanted == "forkserver" else "spawn")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = context.Process(target=_serve, args=(theirs, *self._work), name="dlfs-transform", daemon=True)
+        try:
+            process.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            ours.close()
+            raise TypeError(
+                f"the transform cannot be sent to a worker process ({error}): take a function of a module, or threads"
+            ) from error
+        finally:
+            theirs.close()
+        self._process, self._link = process, ours
+
+    def run(self, batch: Batch) -> Any:
+        """The transform of `batch`."""
+        self.start()
+        if self._link is None:
+            raise Error("the loader was closed")
+        try:
+            offered = self._send(self._link, batch)
+            multiprocessing.connection.wait([self._link, self._process.sentinel])
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # the process may have ended without an answer
+            answer, files, _, _ = socket.recv_fds(self._link, _MESSAGE_LEN, 1, flags)
+        except (BlockingIOError, ConnectionError):
+            answer = b""
+        if not answer:
+            raise self._died(batch)
+        return self._result(pickle.loads(answer), files, offered)
+
+    def _send(self, link: socket.socket, batch: Batch) -> _Area | None:
+        """Sends a batch; returns the area that may take the result, if one is free."""
+        records, beside = batch._apart()
+        pickled = pickle.dumps(beside, pickle.HIGHEST_PROTOCOL)
+        lengths = sum(map(len, records)), len(pickled)
+        files = []
+        if self._records is None or self._records[1] < sum(lengths):
+            self._forget_records()
+            size = sum(lengths) + sum(lengths) // 4  # batches differ
+            file = os.memfd_create("dlfs-batch", os.MFD_CLOEXEC)
+            self._records, files = (file, size), [file]
+            os.ftruncate(file, size)
+        file, size = self._records
+        _write(file, [*records, pickled])
+        offered = self._free.take()
+        message = lengths, size, None if offered is None else offered.id
+        socket.send_fds(link, [pickle.dumps(message)], files)
+        return offered
+
+    def _forget_records(self) -> None:
+        if self._records is not None:
+            os.close(self._records[0])
+        self._records = None
+
+    def _result(self, answer: tuple[Any, ...], files: Sequence[int], offered: _Area | None) -> Any:
+        """The result that the worker sent, or its error."""
+        is_kept, place, payload = answer
+        if is_kept:
+            self._forget_records()  # the transform has kept views of the batch, which must not change
+        if place is None:
+            if offered is not None:
+                offered.give_back()
+            return _unpickled(payload, numpy.empty(0, numpy.uint8), False)
+        id, size, start, end = place
+        if offered is None or offered.id != id:
+            if offered is not None:
+                offered.end()  # the result did not fit
+            if not files:
+                raise Error("a result of a worker process cannot be mapped: there are no free descriptors (ulimit -n)")
+            offered = _Area(id, files[0], size, self._free, self._pin)
+        held = offered.lend()
+        return _unpickled(held[start:end], held, len(self._free.lent) > self._most_lent)
+
+    def _died(self, batch: Batch) -> Error:
+        if self._is_closed:
+            return Error("the loader was closed")
+        process, pid = self._process, self._process.pid
+        process.join(_PATIENCE_S)
+        process.kill()
+        process.join()
+        code = process.exitcode or 0
+        self._drop()
+        if code < 0:
+            names = {int(number): number.name for number in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}"
+            how += " (so does the kernel when memory is short)" if code == -signal.SIGKILL else ""
+        else:
+            how = (
+                f"ended with exit code {code}: see its output. A program whose loader has processes needs "
+                'if __name__ == "__main__": around what it does'
+            )
+        return WorkerDied(f"worker process {pid} {how}; it was to transform a batch of {len(batch)} samples")
+
+    def hang_up(self) -> None:
+        """Tells the process to end when its transform returns."""
+        self._is_closed = True
+        with contextlib.suppress(AttributeError, OSError):  # another thread has noticed its end
+            self._link.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+    def end(self, until: float) -> None:
+        """Ends the process after `hang_up`, at this time at the latest."""
+        if (process := self._process) is not None:
+            process.join(max(until - time.monotonic(), 0))
+            process.kill()
+            process.join()
+        with self.lock:  # its holder has seen the end
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._forget_records()
+        self._free.close()
+        self._begin()
+
+    def forget(self) -> None:
+        """In a forked child. multiprocessing would end the process when this one exits."""
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+        self.lock = threading.Lock()
+        if self._link is not None:
+            self._link.close()
+        self._forget_records()
+        self._begin()  # its memory stays registered: that is the parent's, too
+
+
+class _Free(deque["_Area"]):
+    """The areas of a worker that may take a result. Arrays give them back in any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: set[int] = set()
+        self.is_closed = False
+
+    def take(self) -> _Area | None:
+        with contextlib.suppress(IndexError):
+            return self.pop()
+        return None
+
+    def close(self) -> None:
+        self.is_closed = True
+        while (area := self.take()) is not None:
+            area.end()
+
+
+class _Area:
+    """A file in memory for results, which the worker writes."""
+
+    def __init__(self, id: int, file: int, size: int, free: _Free, pin: Any) -> None:
+        self.id, self._free = id, free
+        self._map = mmap.mmap(file, size)
+        os.close(file)
+        self._address = numpy.frombuffer(self._map, numpy.uint8).ctypes.data
+        # Page-locked as the window is, where the library can do that.
+        register = None if pin is None else getattr(_dlfs, "register", None)
+        self._is_registered = register is not None and register(self._address, size) is not False
+
+    def lend(self) -> _Held:
+        """All of it. When no array over it is left, it is free."""
+        held = numpy.frombuffer(self._map, numpy.uint8).view(_Held)
+        held.area = self
+        self._free.lent.add(self.id)
+        return held
+
+    def give_back(self) -> None:
+        self._free.lent.discard(self.id)
+        self._free.append(self)
+        if self._free.is_closed:
+            self._free.close()
+
+    def end(self) -> None:
+        """Undoes what its beginning did to the memory, which is unmapped with this object."""
+        if self._is_registered:
+            self._is_registered = False
+            getattr(_dlfs, "unregister")(self._address)
+
+
+class _Held(numpy.ndarray[Any, Any]):
+    """The bytes of an area. Arrays over them keep this one alive."""
+
+    area: _Area | None = None
+
+    def __del__(self) -> None:
+        if self.area is not None:
+            self.area.give_back()
+
+
+def _unpickled(payload: Any, held: NDArray[Any], copies: bool) -> Any:
+    """The result, whose arrays are parts of `held`, or copies; raises it if it is an error."""
+    is_result, spans, stream = pickle.loads(payload)
+    parts = (held[start:end] for start, end in spans)
+    found = pickle.loads(stream, buffers=[numpy.array(part) for part in parts] if copies else parts)
+    if is_result:
+        return found
+    error, trace = found
+    error.__cause__ = _InWorker(trace)
+    raise error
+
+
+class _InWorker(Exception):
+    """The traceback of a worker process, as the cause of the error that it sent."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _write(file: int, parts: list[Any]) -> None:
+    """Writes buffers to the start of a file, one behind the other."""
+    at = first = 0
+    while first < len(parts):
+        written = os.pwritev(file, parts[first : first + _MOST_PARTS], at)
+        at += written
+        while first < len(parts) and written >= len(parts[first]):
+            written -= len(parts[first])
+            first += 1
+        if first < len(parts):
+            parts[first] = memoryview(parts[first])[written:]
+
+
+def _serve(link: socket.socket, transform: Callable[..., Any], seed: int) -> None:
+    """The other side: transforms batches until the link is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program, whose end is this one's, too
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # as torch's own workers do
+    served = _Served(transform, seed)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            message, files, _, _ = socket.recv_fds(link, _MESSAGE_LEN, 1, socket.MSG_CMSG_CLOEXEC)
+            if not message:
+                return
+            answer, file = served.answer(pickle.loads(message), files)
+            socket.send_fds(link, [pickle.dumps(answer)], [] if file is None else [file])
+            if file is not None:
+                os.close(file)
+
+
+# The place of a result (area, its size, start and end), or the result itself; and the file of a new area.
+_Placed: TypeAlias = tuple[tuple[int, int, int, int] | None, bytes, int | None]
+
+
+class _Served:
+    """The state of a worker process."""
+
+    def __init__(self, transform: Callable[..., Any], seed: int) -> None:
+        self._transform, self._seed, self._takes_rng = transform, seed, takes_rng(transform)
+        self._records: mmap.mmap | None = None
+        self._areas: dict[int, mmap.mmap] = {}
+        self._ids = itertools.count()
+
+    def answer(self, message: tuple[Any, ...], files: Sequence[int]) -> tuple[tuple[Any, ...], int | None]:
+        """The answer to a batch, and the file with the result if that is new."""
+        (length, beside), size, offered = message
+        if files:
+            self._records = mmap.mmap(files[0], size, prot=mmap.PROT_READ)
+            os.close(files[0])
+        assert self._records is not None, "the first message has the file"
+        whole = memoryview(self._records)
+        records = whole[:length]
+        place, payload, file = self._transformed(records, whole[length : length + beside], offered)
+        try:
+            records.release()
+        except BufferError:
+            return (True, place, payload), file
+        return (False, place, payload), file
+
+    def _transformed(self, records: memoryview, beside: memoryview, offered: int | None) -> _Placed:
+        try:
+            batch = batch_of(records, *pickle.loads(beside))
+            if self._takes_rng:
+                result = self._transform(batch, rng=Generators.of(self._seed, batch))
+            else:
+                result = self._transform(batch)
+            del batch
+            buffers: list[pickle.PickleBuffer] = []
+            stream = io.BytesIO()
+            _Pickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(result)
+            return self._placed(stream.getvalue(), [buffer.raw() for buffer in buffers], offered)
+        except BaseException as error:  # SystemExit, too, has its place among the results
+            return None, pickle.dumps((False, [], _sendable(error))), None
+
+    def _placed(self, stream: bytes, buffers: list[memoryview], offered: int | None) -> _Placed:
+        """Puts a result where the other process finds it: small ones into the answer."""
+        ends = list(itertools.accumulate((-(-len(buffer) // _ALIGN) * _ALIGN for buffer in buffers), initial=0))
+        spans = [(start, start + len(buffer)) for start, buffer in zip(ends, buffers)]
+        payload = pickle.dumps((True, spans, stream), pickle.HIGHEST_PROTOCOL)
+        if not buffers and len(payload) <= _MESSAGE_LEN // 2:
+            return None, payload, None
+        start, end, file = ends[-1], ends[-1] + len(payload), None
+        area = None if offered is None else self._areas[offered]
+        if area is None or len(area) < end:
+            size = end if area is None else end + end // 4  # results differ
+            file = os.memfd_create("dlfs-result", os.MFD_CLOEXEC)
+            try:
+                os.posix_fallocate(file, 0, size)  # an error here, rather than a signal later
+                area = mmap.mmap(file, size)
+            except BaseException:
+                os.close(file)
+                raise
+            if offered is not None:
+                del self._areas[offered]
+            self._areas[offered := next(self._ids)] = area
+        assert offered is not None, "there is an area"
+        memory = numpy.frombuffer(area, numpy.uint8)
+        for (first, last), buffer in zip(spans, buffers):
+            memory[first:last] = buffer
+        area[start:end] = payload
+        return (offered, len(area), start, end), b"", file
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves the bytes of arrays, tensors and memoryviews to the caller."""
+
+    def reducer_override(self, one: Any) -> Any:
+        if isinstance(one, memoryview):
+            return memoryview, (pickle.PickleBuffer(one) if one.c_contiguous else one.tobytes(),)
+        torch: Any = sys.modules.get("torch")
+        if torch is None or type(one) is not torch.Tensor or one.device.type != "cpu" or one.requires_grad:
+            return NotImplemented
+        if one.layout is not torch.strided or one.is_quantized or one.is_conj() or one.is_neg():
+            return NotImplemented
+        return _tensor, (one.contiguous().reshape(-1).view(torch.uint8).numpy(), one.dtype, tuple(one.shape))
+
+
+def _tensor(data: NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    return torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def _sendable(error: BaseException) -> bytes:
+    """An error and its traceback, pickled; as a RuntimeError if the other process could not make it again."""
+    trace = "".join(traceback.format_exception(error))
+    try:
+        pickled = pickle.dumps((error, trace))
+        pickle.loads(pickled)
+        if len(pickled) <= _MESSAGE_LEN // 2:
+            return pickled
+    except Exception:
+        pass
+    text = f"{type(error).__name__}: {error}"
+    return pickle.dumps((RuntimeError(text[:_TEXT_LEN]), trace[-_TEXT_LEN:]))
+
+
+# The most bytes of a message, and of the text of an error in it.
+_MESSAGE_LEN, _TEXT_LEN = 1 << 16, 4000
+
+# The most buffers of one system call.
+_MOST_PARTS = os.sysconf("SC_IOV_MAX")
+
+# Arrays begin at cache lines.
+_ALIGN = 64
+
+# Results of a worker that the program may hold beside its share of those ahead; of more, it gets copies.
+_SPARE = 4
+
+# How long a process that is to end may go on.
+_PATIENCE_S = 1.0
