@@ -357,9 +357,9 @@ def test_the_next_batch_is_on_its_way_before_it_is_asked_for(fake, wide):
             assert not batch.ends_epoch
         ids = next(batches).ids
         assert fake.counts()["copies"] - before >= 2 * (had + 1) and len(ids) == 8
-        for _, _ in zip(range(50), loader):
+        for batch in batches:
             pass
-        assert fake.counts()["allocations"] - buffers <= 8, "each of the two loops has few buffers"
+        assert fake.counts()["allocations"] - buffers <= 5, "a loop has few buffers"
 
 
 def test_a_program_that_holds_all_buffers_is_told_and_loses_no_batch(fake, image):

@@ -12,8 +12,8 @@ from ._errors import InvalidArgument
 def named(device: Any) -> str | None:
     """The device as "cuda:N" or "hip:N". None: it is the CPU.
 
-    device           such a text, "cuda" for the current device, a number, a torch.device or a jax.Device; ROCm's devices
-                     may be called cuda, as torch calls them
+    device           such a text, "cuda" for the current device, a number, a torch.device or a jax.Device; devices of
+                     ROCm may be called cuda, as torch calls them
     """
     if hasattr(device, "platform"):  # a jax.Device
         kind = "hip" if "rocm" in getattr(device.client, "platform_version", "") else device.platform

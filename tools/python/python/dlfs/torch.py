@@ -138,8 +138,8 @@ class TensorBatch:
              it free, or else the arrays of the samples that have the field are stacked. offsets count these rows
 
     Of a batch of a loader with a `device`, the tensors are on that device, over memory that the loader uses again once
-    they are dropped: keep a clone() of one, not several batches. A stream other than the one that is current here has to
-    wait for that one.
+    they are dropped: keep a clone() of one, not many batches. A stream other than the one that is current here has to
+    wait for it.
     """
 
     def __init__(
