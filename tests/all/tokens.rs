@@ -229,7 +229,7 @@ impl Case {
         let element = ["u8", "u16", "u16", "u32", "i32"][random.below(5) as usize];
         let stored = Stored { element, field, has_loss };
         let longest = if is_long { 20_000 } else { [8, 60, 900][random.below(3) as usize] };
-        let sources = [1, 1, 3][random.below(3) as usize];
+        let sources = if random.one_in(20) { 16 } else { [1, 1, 3][random.below(3) as usize] };
         let most = if element == "u8" { 250 } else { 32_000 };
         let number = if is_long { 12 } else { 60 };
         let corpora: Vec<Corpus> = (0..sources)
@@ -281,7 +281,7 @@ impl Case {
                 Over::One(dataset.clone())
             }
         } else {
-            let parts = corpora.iter().zip(["0.2", "0.5", "0.3"]);
+            let parts = corpora.iter().zip(["2", "5", "3"].iter().cycle());
             let parts = parts
                 .map(|(it, weight)| (it.dataset.clone(), Part::Weight(weight.parse().unwrap())));
             let size = Some(1 + random.below(120));
@@ -319,7 +319,8 @@ impl Case {
     fn any_sizes(&self, random: &mut Random) -> (u32, Vec<u32>) {
         let fewest = self.fewest() as u64;
         loop {
-            let ranks = 1 + random.below(fewest.min(8)) as u32;
+            let most = if random.one_in(8) { 64 } else { 8 };
+            let ranks = 1 + random.below(fewest.min(most)) as u32;
             let most = (fewest / u64::from(ranks)).min(5);
             let phases = self.rows.phases.len() + 1;
             let sizes: Vec<u32> = (0..phases).map(|_| 1 + random.below(most) as u32).collect();
