@@ -380,7 +380,7 @@ pub(super) fn other_fields(whose: &str, own: &[Vec<u8>], image: &[Vec<u8>]) -> E
 }
 
 /// Maximum number of bad entries that an error lists.
-const MOST_SHOWN: usize = 1000;
+const MOST_SHOWN: usize = 20;
 
 /// The error for a source without any importable sample. `counts` tells the treatment of its files.
 pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCount]) -> Error {
