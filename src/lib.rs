@@ -11,7 +11,7 @@
 //!  4  dlfs         options -> dataset -> prefetch -> reader, report; exporter    wires the parts and owns them
 //!  3  dlfs-import  import -> catalog   dlfs-cache   store -> cache, peers        what runs
 //!     dlfs-target  keys -> target
-//!     dlfs-tokens  tokens        dlfs-gpu  gpu
+//!     dlfs-tokens  tokens        dlfs-gpu  gpu        dlfs-shards  shards -> dlfs-import
 //!  2  dlfs-io  qpair -> address, tls, spdk  |  dlfs-order   plan -> order, tier
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
 //!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
@@ -31,6 +31,7 @@
 //! | take options from a user | [`options`] |
 //! | look samples up by name or id | [`directory`] |
 //! | put files onto a namespace | [`import`] |
+//! | read tar archives and other shards as they are | [`shards`] |
 //! | serve a namespace to any NVMe/TCP host | [`target`] |
 //! | know which sample comes next, on any rank | [`order`] |
 //! | show samples as files | [`posix`] |
@@ -73,6 +74,8 @@ pub use dlfs_nvme::nvme;
 pub use dlfs_order::{order, plan, tier};
 #[doc(inline)]
 pub use dlfs_places as places;
+#[doc(inline)]
+pub use dlfs_shards as shards;
 #[doc(inline)]
 pub use dlfs_target as target;
 #[doc(inline)]

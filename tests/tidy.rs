@@ -55,6 +55,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("order", "plan", "order tier"),
     ("tokens", "tokens", ""),
     ("gpu", "gpu", ""),
+    ("shards", "shards", ""),
     ("import", "catalog", ""),
     ("import", "import", "catalog"),
     ("cache", "cache", ""),
@@ -69,8 +70,13 @@ const LAYERS: &[(&str, &str, &str)] = &[
 ];
 
 /// Crates whose root is a module itself: their folder, and the name that the library gives it.
-const ROOTS: &[(&str, &str)] =
-    &[("places", "places"), ("serve", "target"), ("tokens", "tokens"), ("gpu", "gpu")];
+const ROOTS: &[(&str, &str)] = &[
+    ("places", "places"),
+    ("serve", "target"),
+    ("tokens", "tokens"),
+    ("gpu", "gpu"),
+    ("shards", "shards"),
+];
 
 /// Circles of modules that stay: folder, modules, reason.
 const CIRCLES: &[(&str, &str, &str)] = &[

@@ -21,6 +21,12 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
     let address = namespace.address.clone();
     let directory =
         directory_of(&folder, uuid).map_err(|error| Error::from(error).target(address))?;
+    let image = image_with(Arc::clone(&folder) as Arc<dyn Device>, directory);
+    Ok(Image { folder: Some(folder), ..image })
+}
+
+/// The image of a directory whose samples are on `device`, which has no superblock.
+pub(super) fn image_with(device: Arc<dyn Device>, directory: Directory) -> Image {
     let superblock = Superblock {
         layout: *directory.layout(),
         namespace: 0,
@@ -28,15 +34,13 @@ pub(super) fn image_of(folder: Arc<FolderNamespace>) -> Result<Image> {
         time_ns: directory.time_ns(),
         optional_features: 0,
         placement_seed: 0,
-        used_len_bytes: namespace.len_bytes(),
+        used_len_bytes: device.namespace().len_bytes(),
         snapshot: SnapshotLocation::default(),
         num_samples: directory.num_samples(),
         num_live: directory.num_live(),
         features_to_write: 0,
     };
-    let devices = vec![Arc::clone(&folder) as Arc<dyn Device>];
-    let image = Image::new(devices, vec![superblock], directory);
-    Ok(Image { folder: Some(folder), ..image })
+    Image::new(vec![device], vec![superblock], directory)
 }
 
 /// Makes the directory, with one chunk for the files of each cell.

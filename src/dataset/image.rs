@@ -37,7 +37,7 @@ pub struct Image {
     pub(super) directory: Arc<Directory>,
     /// The directory of all samples; equal to `directory` unless this is a view. Tiers and peers serve all samples.
     pub(super) whole: Arc<Directory>,
-    /// The snapshot that the directory was decoded from; `None` for a plain folder.
+    /// The snapshot that the directory was decoded from; `None` for a plain folder and for shards.
     pub(super) snapshot: Option<Arc<SharedSnapshot>>,
     /// The cache that the devices are read through, if there are tiers.
     pub(super) cache: Option<Arc<Cache>>,

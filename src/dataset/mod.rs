@@ -32,8 +32,8 @@
 //! them: at first use it opens its own queue pairs, and a loader continues after the last batch that the
 //! parent had received.
 //!
-//! Read this file first, then `image.rs` and `loader.rs`; `mixture.rs` reads several data sets as one, `tokens.rs` rows
-//! of tokens.
+//! Read this file first, then `image.rs` and `loader.rs`; `shard_loader.rs` reads shards that were not imported,
+//! `mixture.rs` several data sets as one, `tokens.rs` rows of tokens.
 
 mod ahead;
 mod background;
@@ -42,6 +42,7 @@ mod class_names;
 mod directory;
 mod file_epochs;
 mod files;
+mod first_epoch;
 mod folder;
 mod image;
 mod latencies;
@@ -53,6 +54,8 @@ mod page_file;
 mod peers;
 mod sample_file;
 mod sampler;
+mod shard_loader;
+mod shards;
 mod shared_snapshot;
 mod state_file;
 mod stats;
@@ -89,6 +92,7 @@ pub use ahead::{Ahead, AheadStats, OrderFile};
 pub use class_names::class_names;
 pub use file_epochs::{EpochCounts, FileCounts};
 pub use files::{FileBytes, Files};
+pub use first_epoch::FirstEpoch;
 pub use image::Image;
 pub use loader::{Loader, Taken};
 pub use mixture::Mixture;
@@ -97,6 +101,8 @@ pub use page_file::{check_page, save_page};
 pub use peers::{Place, PlaceKind, Places};
 pub use sample_file::SampleFile;
 pub use sampler::{Sampler, Share};
+pub use shard_loader::{RunState, ShardLoader};
+pub use shards::shard_set;
 pub use state_file::{load_state, save_state};
 pub use stats::sum as sum_stats;
 pub use tokens::{

@@ -21,11 +21,12 @@ use crate::places::Place;
 use crate::qpair::folder::FolderNamespace;
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::read_superblocks;
+use crate::shards::ShardOptions;
 
 use super::directory::{REBUILD, read_directory};
 use super::shared_snapshot::SharedSnapshot;
 use super::views::ViewSource;
-use super::{Image, folder};
+use super::{Image, folder, shards};
 
 /// Options to open an image.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +42,8 @@ pub struct OpenOptions {
     pub tiers: TierOptions,
     /// The view to open, instead of all samples.
     pub view: Option<ViewSource>,
+    /// Opens tar archives, tables and other shards as the samples in them, instead of files.
+    pub shards: Option<ShardOptions>,
 }
 
 impl OpenOptions {
@@ -54,7 +57,7 @@ impl Image {
     /// Opens the image on `addresses`, which may be in any order, or a name in a catalogue: of a name with
     /// several sites, the first copy that can be opened. The address of a subsystem, without `?ns=`, stands for
     /// all of its namespaces that hold the image. A plain folder is an image too; its checksums are learned when
-    /// its files are first read.
+    /// its files are first read. With [`OpenOptions::shards`], so are shards.
     ///
     /// # Errors
     /// Errors of connecting. `NotFound`: there is no image. `InvalidArgument`: the namespaces are not one
@@ -87,6 +90,10 @@ impl Image {
 
     /// Opens the image on resolved addresses.
     fn open_at(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
+        if let Some(shards) = &options.shards {
+            let image = shards::image_of(addresses, shards, &options.connect)?;
+            return image.with_tiers(&options.tiers())?.in_view(&options.view);
+        }
         if let [Address::Path(path)] = addresses
             && path.is_dir()
         {

@@ -44,7 +44,7 @@ pub struct VerifyReport {
     pub samples: u64,
     /// Bytes of chunks read.
     pub bytes: u64,
-    /// Chunks whose header agrees with the directory. Of a plain folder, which has no headers, all.
+    /// Chunks whose header agrees with the directory. Of a plain folder and of shards, which have no headers, all.
     pub chunks: u64,
     /// All damage, in the order of the media.
     pub damages: Vec<Damage>,
@@ -137,8 +137,8 @@ impl Image {
 
     /// Reads both superblock copies of each namespace again, those of the previous generation too.
     fn verify_superblocks(&self, report: &mut VerifyReport) -> Result<()> {
-        if self.directory.learned().is_some() {
-            return Ok(()); // a plain folder has no superblock
+        if self.snapshot.is_none() {
+            return Ok(()); // a plain folder and shards have no superblock
         }
         let opened = match select_generation(&read_superblocks(&self.devices)?) {
             Ok(opened) => opened,
@@ -169,7 +169,7 @@ impl Image {
         };
         let unread = fetched.unread.iter().any(|(transfer, _)| reaches(*transfer));
         let header = match unread {
-            _ if chunk.header_bytes == 0 => Ok(()), // files of a plain folder have no header
+            _ if chunk.header_bytes == 0 => Ok(()), // a plain folder and shards have no headers
             true => Err("the header could not be read".to_owned()),
             false => check_header(&fetched.buf, &chunk, &self.directory),
         };

@@ -31,6 +31,7 @@ use crate::nvme::Nqn;
 use crate::peers::rendezvous::DEFAULT_TIMEOUT;
 use crate::peers::{JobKey, JoinOptions, Means, PeerKeys, Serving};
 use crate::qpair::{ConnectOptions, Direct, SpdkOptions};
+use crate::shards::ShardOptions;
 use crate::store::StoreOptions;
 use crate::tier::{Policy, Stop};
 
@@ -243,6 +244,13 @@ pub struct Open {
     /// one of several views in it.
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE[:NAME]"))]
     pub view: Option<PathBuf>,
+    /// Read the samples in tar archives, tables and other shards as they are, without an import.
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub shards: bool,
+    /// The place that keeps the indexes of shards, a folder or a prefix of a store; `dlfs index` or the first opening
+    /// makes them.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PLACE", requires = "shards"))]
+    pub index: Option<PathBuf>,
 }
 
 impl Open {
@@ -254,6 +262,9 @@ impl Open {
             tiers,
             view,
             snapshot: self.snapshot.clone(),
+            shards: self
+                .shards
+                .then(|| ShardOptions { index: self.index.clone(), ..ShardOptions::default() }),
             ..OpenOptions::default()
         }
     }

@@ -6,7 +6,8 @@
 //! of a store. It reads byte ranges of objects, or, through a [`Reader`], many objects in order.
 //!
 //! # What it is not
-//! It writes nothing, and knows neither samples nor blocks; `dlfs-import` and `dlfs-io` handle these.
+//! It replaces and deletes nothing, creates only what it is told to, and knows neither samples nor blocks;
+//! `dlfs-import` and `dlfs-io` handle these.
 //!
 //! # Invariants
 //! - One thread, `dlfs-cloud`, does all I/O of a client. It runs the library's only asynchronous executor.

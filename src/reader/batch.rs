@@ -21,6 +21,9 @@ pub struct Batch {
     mixed: Option<Arc<[Arc<Directory>]>>,
     /// The source of each sample; empty unless the batch is of a mixture.
     sources: Vec<u32>,
+    /// The id of each sample in its directory, if that is not its id in the data set. The sources are then only such
+    /// directories.
+    rows: Vec<u32>,
     samples: Vec<SampleLocation>,
     bufs: Vec<SharedBuf>,
     rechecks: Vec<Recheck>,
@@ -128,6 +131,15 @@ impl Batch {
         self.samples[index].id
     }
 
+    /// The id of the sample at `index` in [its directory](Batch::directory_of). It differs from [`Batch::id`] only in
+    /// the first epoch of [shards without an index](crate::dataset::FirstEpoch).
+    ///
+    /// # Panics
+    /// If `index` is [`Batch::len`] or more.
+    pub fn id_in_directory(&self, index: usize) -> SampleId {
+        self.rows.get(index).map_or(self.samples[index].id, |&row| SampleId(row.into()))
+    }
+
     /// The ids, in order.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = SampleId> + '_ {
         self.samples.iter().map(|location| location.id)
@@ -136,7 +148,7 @@ impl Batch {
     /// The source of each sample, counted from 0, if the batch is of a mixture: ids and labels belong to the
     /// source's data set. `None` for a batch of one data set.
     pub fn sources(&self) -> Option<&[u32]> {
-        self.mixed.is_some().then_some(&self.sources)
+        (self.mixed.is_some() && self.rows.is_empty()).then_some(&self.sources)
     }
 
     /// The directory of the data set of the sample at `index`; it has the typed columns. `None` before the batch
@@ -178,7 +190,7 @@ impl Batch {
     /// # Panics
     /// If `index` is [`Batch::len`] or more.
     pub fn label(&self, index: usize) -> Option<i64> {
-        self.directory_of(index)?.label(self.samples[index].id)
+        self.directory_of(index)?.label(self.id_in_directory(index))
     }
 
     /// The bytes of field number `field` of the sample at `index`; [`Directory::fields`] lists the names of fields.
@@ -296,6 +308,13 @@ impl Batch {
         self.sources.push(source);
     }
 
+    /// Appends a sample, which is number `row` in the directory `source`.
+    pub(crate) fn push_row(&mut self, location: SampleLocation, source: u32, row: u32) {
+        self.samples.push(location);
+        self.sources.push(source);
+        self.rows.push(row);
+    }
+
     /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` identifies this batch
     /// among all that take samples of `part`; 0 stands for the last of them, which takes over the buffers.
     #[inline]
@@ -327,6 +346,7 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.samples.clear();
         self.sources.clear();
+        self.rows.clear();
         self.bufs.clear();
         self.rechecks.clear();
     }

@@ -187,7 +187,8 @@ impl Reader {
                 && self.pieces.get(wanted.id).is_none()
             {
                 let chunk = self.directory.chunk_of(wanted.id).expect("a sample lies in a chunk");
-                if nth == 0 || chunks.last() != Some(&chunk) {
+                let has_header = self.directory.chunk(chunk).header_bytes > 0; // not of shards
+                if has_header && (nth == 0 || chunks.last() != Some(&chunk)) {
                     chunks.push(chunk);
                 }
             }

@@ -23,6 +23,8 @@ mod ends;
 mod engines;
 mod failed_reads;
 mod faulty_network;
+#[cfg(feature = "cloud")]
+mod first_epoch;
 mod folder;
 mod format_damage;
 mod format_golden;
@@ -97,6 +99,7 @@ mod readiness;
 mod rebuild;
 mod sample_ranges;
 mod scattered;
+mod shards;
 mod shared_device;
 mod staging;
 mod store;

@@ -26,8 +26,17 @@ const ROWS: (&str, &str) = ("rows", "Rows");
 const C_STRUCTS: [&str; 3] = ["MountOptions", "SequenceOptions", "TokensOptions"];
 
 /// Options that C lacks.
-const NOT_IN_C: [&str; 7] =
-    ["hostid", "tls", "spdk_memory", "spdk_huge_pages", "copy_threads", "pin", "tokenizer"];
+const NOT_IN_C: [&str; 9] = [
+    "hostid",
+    "tls",
+    "spdk_memory",
+    "spdk_huge_pages",
+    "copy_threads",
+    "pin",
+    "tokenizer",
+    "shards",
+    "index",
+];
 
 /// Options that are parameters of Python's functions themselves, or are told from the kind of another.
 const PARAMETERS: [&str; 6] = ["order", "batch_size", "rank", "world_size", "tiers_file", "node"];

@@ -27,6 +27,9 @@ pub struct Request {
     pub query: Vec<(String, String)>,
     pub range: Option<(u64, u64)>,
     pub if_match: Option<String>,
+    /// Set if the object must not be there yet.
+    pub is_new: bool,
+    pub body: Vec<u8>,
     /// How many requests came before it.
     pub number: u64,
 }
@@ -256,6 +259,8 @@ impl State {
             query: query.split('&').map(pair).collect(),
             range: None,
             if_match: None,
+            is_new: false,
+            body: Vec::new(),
             number: self.requests.fetch_add(1, Ordering::Relaxed),
         };
         loop {
@@ -263,6 +268,7 @@ impl State {
             from.read_line(&mut header)?;
             let header = header.trim();
             if header.is_empty() {
+                from.read_exact(&mut request.body)?;
                 return Ok(Some(request));
             }
             let Some((name, value)) = header.split_once(':') else { continue };
@@ -274,6 +280,8 @@ impl State {
                         range.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
                 }
                 "if-match" => request.if_match = Some(value.trim().to_owned()),
+                "if-none-match" => request.is_new = value.trim() == "*",
+                "content-length" => request.body = vec![0; value.trim().parse().unwrap_or(0)],
                 _ => {}
             }
         }
@@ -324,6 +332,17 @@ impl State {
             return Ok(sent == len);
         }
         let stored = self.objects.lock().unwrap().get(&request.key).map(Arc::clone);
+        if request.method == "PUT" {
+            if request.is_new && stored.is_some() {
+                return status(to, request, "412 Precondition Failed", "PreconditionFailed");
+            }
+            let etag = format!("\"{:016x}\"", hash(&request.body));
+            let stored =
+                Stored { content: Content::Bytes(request.body.clone()), etag: etag.clone() };
+            self.objects.lock().unwrap().insert(request.key.clone(), Arc::new(stored));
+            write!(to, "HTTP/1.1 200 OK\r\nETag: {etag}\r\nContent-Length: 0\r\n\r\n")?;
+            return Ok(true);
+        }
         let Some(stored) = stored else {
             return status(to, request, "404 Not Found", "NoSuchKey");
         };

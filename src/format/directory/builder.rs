@@ -14,7 +14,7 @@ use crate::directory::tree::{Tree, TreeEntry};
 use crate::directory::typed::TypedColumns;
 use crate::directory::{Bytes, Column, Directory, IdSet, ImageMetadata, Learned};
 use crate::format::checksum::fingerprint;
-use crate::format::columns::{ColumnTable, Value};
+use crate::format::columns::{ColumnSpec, ColumnTable, RowValues, Value};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
 use crate::format::{
@@ -92,6 +92,23 @@ struct NewSample<'a> {
     label: Option<i64>,
     name: &'a [u8],
     deleted: bool,
+}
+
+/// A sample of a chunk without a header.
+#[derive(Debug, Clone, Copy)]
+pub struct RunSample<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// Length of its record.
+    pub len_bytes: u32,
+    /// Checksum of its record; 0 if it is not known.
+    pub crc32c: u32,
+    /// Its label, if it has one.
+    pub label: Option<i64>,
+    /// Its values in the typed columns.
+    pub values: RowValues<'a>,
+    /// Set if it counts as deleted; then it has no name.
+    pub deleted: bool,
 }
 
 impl DirectoryBuilder {
@@ -271,11 +288,44 @@ impl DirectoryBuilder {
         cell: u64,
         files: impl ExactSizeIterator<Item = (&'a [u8], u32, Option<i64>)> + Clone,
     ) -> Result<(), FormatError> {
+        self.add_run(
+            cell,
+            files.map(|(name, len_bytes, label)| {
+                let (crc32c, values) = Default::default();
+                RunSample { name, len_bytes, crc32c, label, values, deleted: false }
+            }),
+        )
+    }
+
+    /// Sets the fields of all samples, for an image without chunk headers.
+    pub fn set_fields(&mut self, fields: Vec<Vec<u8>>, types: FieldTypes) {
+        (self.fields, self.field_types, self.knows_fields) = (fields, types, true);
+    }
+
+    /// Adds the typed columns `columns`, for an image without chunk headers.
+    ///
+    /// # Errors
+    /// A column has another type already.
+    pub fn grow_columns(&mut self, columns: &[ColumnSpec]) -> Result<(), FormatError> {
+        self.typed.grow(columns.iter())
+    }
+
+    /// Adds `samples`, at most 65,535, as one chunk without a header. They lie one after the other from the start of
+    /// `cell`, by the image's packing rule.
+    ///
+    /// # Errors
+    /// There would be too many samples.
+    pub fn add_run<'a>(
+        &mut self,
+        cell: u64,
+        samples: impl ExactSizeIterator<Item = RunSample<'a>> + Clone,
+    ) -> Result<(), FormatError> {
         let part = Part { first: 0, count: 0, seed: 0, window: 0 };
-        self.grow_part(part, files.len() as u64, 0)?;
+        self.grow_part(part, samples.len() as u64, 0)?;
         let first_slot = self.next_slot().0;
         let mut walk = Walk::new(self.layout.pack);
-        let end = files.clone().fold(0, |_, (_, len, _)| walk.step(len) + u64::from(len));
+        let lens = samples.clone().map(|sample| sample.len_bytes);
+        let end = lens.fold(0, |_, len| walk.step(len) + u64::from(len));
         self.chunks.push(RawChunk {
             first_slot: first_slot.into(),
             cell: cell.into(),
@@ -286,9 +336,10 @@ impl DirectoryBuilder {
             namespace: 0.into(),
         });
         let mut walk = Walk::new(self.layout.pack);
-        for (id, (name, len, label)) in (first_slot..).zip(files) {
-            self.push(&mut walk, NewSample { id, len, crc: 0, label, name, deleted: false });
-            self.typed.push(|_| Value::None);
+        for (id, sample) in (first_slot..).zip(samples) {
+            let RunSample { name, len_bytes: len, crc32c: crc, label, values, deleted } = sample;
+            self.push(&mut walk, NewSample { id, len, crc, label, name, deleted });
+            self.typed.push(|column| values.get(column));
         }
         Ok(())
     }

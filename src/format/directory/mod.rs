@@ -64,7 +64,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 pub use aside::KeepsAside;
-pub use builder::DirectoryBuilder;
+pub use builder::{DirectoryBuilder, RunSample};
 pub use bytes::Bytes;
 pub use columns::{ChunkInfo, ChunkSamples};
 pub(crate) use ids::Ones;

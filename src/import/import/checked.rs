@@ -2,7 +2,7 @@
 //!
 //! The check comes before the shuffle, so a rejected sample takes no place in any order.
 
-use std::cell::OnceCell;
+use std::sync::OnceLock;
 
 use crate::import::columns::{ColumnFile, FieldColumns, columns_of};
 use crate::import::field_types::{FieldSpec, Typing, is_named};
@@ -24,7 +24,7 @@ pub(super) struct Checks<'a> {
     pub(super) file: Option<&'a ColumnFile>,
     pub(super) options: &'a ImportOptions,
     /// The columns whose values come from fields. Set by the first sample that passes the check of its fields.
-    pub(super) field_columns: &'a OnceCell<FieldColumns>,
+    pub(super) field_columns: &'a OnceLock<FieldColumns>,
 }
 
 impl Checks<'_> {

@@ -123,26 +123,52 @@ pub(super) fn open_source(
         Address::Path(path) => identity(path),
         _ => None,
     });
+    let source_options = source_options(options, files.collect());
+    let indexing = &mut Indexing::new(progress);
+    let are_objects = objects::are_objects(sources, source_options.kind)?;
+    let found = look(sources, are_objects, &source_options, options, indexing)?;
+    let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
+    let are_shards = are_objects && !found.files.is_empty();
+    if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
+        return Ok(OpenSource::Streams(Box::new(found)));
+    }
+    let source = Source::index_found(found, &source_options, indexing)?;
+    if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
+        return Err(BadEntries(all_bad(&source)).into_error());
+    }
+    Ok(OpenSource::Indexed(Box::new(source)))
+}
+
+/// The options to open an import's source, which ignores the files `exclude`.
+pub(super) fn source_options(options: &ImportOptions, exclude: Vec<(u64, u64)>) -> SourceOptions {
     let kind = match options.from {
         SourceKind::Auto if options.rows.end_of_document.is_some() => SourceKind::Tokens,
         kind => kind,
     };
-    let source_options = SourceOptions {
+    SourceOptions {
         kind,
         spool: options.spool.clone(),
-        exclude: files.collect(),
+        exclude,
         folders: options.folders,
         prefix: options.prefix,
         nested: options.nested,
         expansion: Expansion::new(options.max_expansion),
-    };
-    let indexing = &mut Indexing::new(progress);
+    }
+}
+
+/// Detects the kind of an import's sources. `are_objects`: they are objects of stores.
+pub(super) fn look(
+    sources: &[PathBuf],
+    are_objects: bool,
+    source_options: &SourceOptions,
+    options: &ImportOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
     let ImportOptions { splits, places, .. } = options;
-    let are_objects = objects::are_objects(sources, kind)?;
     let found = if are_objects {
-        objects::look(sources, &source_options, splits, places, indexing)?
+        objects::look(sources, source_options, splits, places, indexing)?
     } else if splits.is_empty() {
-        detect::look(sources, &source_options, indexing)?
+        detect::look(sources, source_options, indexing)?
     } else {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -155,16 +181,7 @@ pub(super) fn open_source(
         let hint = "leave out --name, --label, --fields, --files, --tokens and --tokenizer";
         return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
     }
-    let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
-    let are_shards = are_objects && !found.files.is_empty();
-    if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
-        return Ok(OpenSource::Streams(Box::new(found)));
-    }
-    let source = Source::index_found(found, &source_options, indexing)?;
-    if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
-        return Err(BadEntries(all_bad(&source)).into_error());
-    }
-    Ok(OpenSource::Indexed(Box::new(source)))
+    Ok(found)
 }
 
 /// All bad entries of a refused source. Some are found only by reading the payloads.

@@ -55,6 +55,7 @@ mod rebuild;
 mod restore;
 mod retry;
 mod scan;
+pub mod shards;
 mod snapshot;
 pub mod sources;
 mod state;

@@ -5,8 +5,7 @@
 //! bytes. If the stream consists of shards or rows in an object store, it reads only what follows the last
 //! point that the interrupted import has recorded: see `points.rs` and `restore.rs`.
 
-use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::import::checked::{Checked, Checks};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
@@ -65,7 +64,7 @@ pub(super) fn run(
     let origins = SharedOrigins::default();
     let objects = points::listed(&found.files);
     let again = state.resumed.then(|| found.files.clone());
-    let field_columns = OnceCell::new();
+    let field_columns = OnceLock::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
     let expansion = Expansion::new(options.max_expansion);
     let mut opened = open(found.files, &mut judged, checks, encoder, &origins, &expansion)?;
@@ -147,12 +146,12 @@ impl Judged {
 }
 
 /// A source of which no sample has been read yet.
-enum Opened<'a> {
-    Rows(Box<RowSource<'a>>),
+enum Opened {
+    Rows(Box<RowSource>),
     Other(Box<dyn SampleStream>),
 }
 
-impl<'a> Opened<'a> {
+impl Opened {
     /// The objects that are read although the user did not list them.
     fn shards(&self) -> &[(Client, Object)] {
         match self {
@@ -162,7 +161,7 @@ impl<'a> Opened<'a> {
     }
 
     /// All samples of the source.
-    fn samples(self) -> Box<dyn SampleStream + 'a> {
+    fn samples(self) -> Box<dyn SampleStream> {
         match self {
             Opened::Rows(rows) => rows,
             Opened::Other(samples) => samples,
@@ -171,14 +170,14 @@ impl<'a> Opened<'a> {
 }
 
 /// Opens `files`.
-fn open<'a>(
+fn open(
     files: Vec<FoundFile>,
     judged: &mut Judged,
-    checks: Checks<'a>,
+    checks: Checks<'_>,
     encoder: Option<&Arc<Encoder>>,
     origins: &SharedOrigins,
     expansion: &Expansion,
-) -> Result<Opened<'a>> {
+) -> Result<Opened> {
     for (client, object) in files.iter().filter_map(|file| file.object.as_ref()) {
         push_origin(&mut origins.lock(), client, object);
     }
@@ -218,7 +217,7 @@ fn most_at_once(Checks { image, options, .. }: Checks<'_>) -> u64 {
 
 /// Opens the samples that follow those on the media, from the position of the last point.
 fn go_on<'a>(
-    opened: Opened<'a>,
+    opened: Opened,
     files: Vec<FoundFile>,
     judged: &Judged,
     checks: Checks<'a>,

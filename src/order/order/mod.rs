@@ -17,7 +17,7 @@
 //! ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder. `shares.rs` computes the samples and
 //! exchanges of ranks with their own shares. [`mixture`] makes one sequence of several data sets. [`weighted`]
 //! draws samples by weights, and keeps a few bytes per sample. [`budget`] cuts any order into batches by a token
-//! budget.
+//! budget. [`lanes`] goes over shards whose samples nobody knows yet.
 
 mod aligned;
 pub mod budget;
@@ -25,6 +25,7 @@ mod by_node;
 mod chunked;
 mod exchange;
 mod hash;
+pub mod lanes;
 pub mod mixture;
 mod partial;
 mod reads;

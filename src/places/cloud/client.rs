@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, ObjectMeta};
+use object_store::{GetOptions, ObjectMeta, PutMode, PutOptions, PutPayload};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
@@ -179,6 +179,21 @@ impl Client {
         asked?.wait()
     }
 
+    /// Creates an object, whole or not at all. Returns false if there is one with this key.
+    ///
+    /// # Errors
+    /// `Refused`: the store does not let this client write, or cannot create without replacing. Errors of the store.
+    pub fn create(&self, key: &str, bytes: Vec<u8>) -> Result<bool> {
+        let key = self.key(key)?;
+        let shared = Arc::clone(&self.0.shared);
+        let bytes = PutPayload::from(bytes);
+        let asked = self.0.executor.ask(async move {
+            let note = Note::default();
+            shared.again(key.as_ref(), &note, || create(&shared, &key, &bytes, &note)).await
+        });
+        asked?.wait()
+    }
+
     /// Calls `found` for all objects whose keys begin with `prefix`, which is empty or ends with a slash.
     /// Stores list them in the byte order of keys; listings of web servers and the Hub are sorted so.
     /// Returns the keys that the client library cannot name and therefore cannot read.
@@ -296,6 +311,25 @@ async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure
     let answer = limited(shared, shared.store.get(key, options), note).await?;
     shared.answered(sent.elapsed());
     Ok(object(answer.meta))
+}
+
+async fn create(
+    shared: &Shared,
+    key: &Key,
+    bytes: &PutPayload,
+    note: &Note,
+) -> Result<bool, Failure> {
+    let mut options = PutOptions::from(PutMode::Create);
+    options.extensions.insert(note.clone());
+    let put = shared.store.objects.put_opts(key, bytes.clone(), options);
+    let created = async {
+        match put.await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    };
+    limited(shared, created, note).await
 }
 
 /// Sends the pages of a listing, that of this task; ends early if the receiver is gone.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, Read};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::client::{Client, Pending};
@@ -49,9 +50,28 @@ impl Reader {
     /// Reads `objects` in this order, the first from offset `begin`, which must not exceed its length.
     /// Holds at most the lesser of `ahead_bytes` and the client's window, but always one range.
     pub fn from(client: Client, objects: Vec<Object>, begin: u64, ahead_bytes: u64) -> Reader {
+        let lens = objects.iter().map(|object| object.len_bytes).collect();
+        Reader::with(client, objects, lens, begin, ahead_bytes)
+    }
+
+    /// Reads the bytes `part` of `object` as if they were all of it up to the end of `part`.
+    ///
+    /// # Panics
+    /// If the object has no such bytes.
+    pub fn part(client: Client, object: Object, part: Range<u64>) -> Reader {
+        assert!(part.end <= object.len_bytes, "a part of the object");
+        Reader::with(client, vec![object], vec![part.end], part.start, u64::MAX)
+    }
+
+    fn with(
+        client: Client,
+        objects: Vec<Object>,
+        lens: Vec<u64>,
+        begin: u64,
+        ahead_bytes: u64,
+    ) -> Reader {
         let range_bytes = client.range_bytes();
         let window_bytes = client.window_bytes().min(ahead_bytes);
-        let lens = objects.iter().map(|object| object.len_bytes);
         let ahead = ahead(client.delay(), range_bytes, window_bytes);
         Reader {
             ranges: Ranges::new(lens, begin, range_bytes, ahead),

@@ -561,7 +561,10 @@ impl MountOptions {
     /// Strings satisfy the header.
     unsafe fn open(&self) -> Result<Open, Failure> {
         // SAFETY: the caller promises that strings satisfy the header.
-        unsafe { Ok(Open { snapshot: file(self.snapshot)?, view: file(self.view)? }) }
+        unsafe {
+            let snapshot = file(self.snapshot)?;
+            Ok(Open { snapshot, view: file(self.view)?, ..Open::default() })
+        }
     }
 }
 

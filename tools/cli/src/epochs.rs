@@ -62,7 +62,7 @@ pub(crate) fn check_some(directory: &Directory) -> Result<(), Error> {
 }
 
 /// The ids of a batch. In a mixture, the number of the data set is in the upper bits, as in Python's keys.
-fn keys(batch: &Batch) -> impl Iterator<Item = u64> + '_ {
+pub(crate) fn keys(batch: &Batch) -> impl Iterator<Item = u64> + '_ {
     let sources = batch.sources();
     let source = move |at: usize| sources.map_or(0, |sources| u64::from(sources[at]));
     batch.ids().enumerate().map(move |(at, id)| source(at) << ID_BITS | id.0)

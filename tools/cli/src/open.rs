@@ -6,7 +6,7 @@ use clap::Args;
 
 use dlfs::Error;
 use dlfs::cache::TierOptions;
-use dlfs::dataset::Image;
+use dlfs::dataset::{Image, OpenOptions};
 use dlfs::options::Open;
 
 use crate::args::{ConnectionArgs, ImageAddress};
@@ -39,7 +39,24 @@ impl ImageArgs {
         connection: &ConnectionArgs,
         tiers: TierOptions,
     ) -> Result<Image, Error> {
-        Image::open(&self.image.0, &self.open.options(connection.options(false)?, tiers))
+        Image::open(&self.image.0, &self.options(connection, tiers)?)
+    }
+
+    /// The options of opening the image for reading.
+    ///
+    /// # Errors
+    /// Options of the connection that contradict each other.
+    pub(crate) fn options(
+        &self,
+        connection: &ConnectionArgs,
+        tiers: TierOptions,
+    ) -> Result<OpenOptions, Error> {
+        Ok(self.open.options(connection.options(false)?, tiers))
+    }
+
+    /// Returns whether the image is shards whose index is kept.
+    pub(crate) fn keeps_index(&self) -> bool {
+        self.open.shards && self.open.index.is_some()
     }
 
     /// Opens the image for reading, and loads the samples' names.

@@ -475,7 +475,7 @@ impl Held {
                 }
                 (_, None) => None,
             };
-            let id = batch.id(index).0;
+            let id = batch.id_in_directory(index).0;
             if kind.is_float() {
                 column.and_then(|c| c.float(id)).unwrap_or(f64::NAN).to_bits() as i64
             } else {

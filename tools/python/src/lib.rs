@@ -2,7 +2,7 @@
 //!
 //! `ffi.rs` exports bytes to Python through buffers and `dlpack.rs` through DLPack; they have the only `unsafe`.
 //! `device.rs` brings batches to a device. `batch.rs`, `sample.rs`,
-//! `dataset.rs` and `loader.rs` are the classes; `held.rs` is what views of a batch keep alive.
+//! `dataset.rs`, `loader.rs` and `shards.rs` are the classes; `held.rs` is what views of a batch keep alive.
 //! `typed.rs` makes arrays of fields with types, `tokens.rs` fills arrays with rows of tokens, `ranges.rs` reads
 //! parts of samples, `edit.rs` deletes samples, `writer.rs`, `parts.rs` and `import.rs` write them. `index.rs`,
 //! `names.rs`, `options.rs` and
@@ -38,6 +38,7 @@ mod ranges;
 mod report;
 mod sample;
 mod shapes;
+mod shards;
 mod store;
 mod tokens;
 mod typed;
@@ -81,6 +82,8 @@ mod _dlfs {
     use super::report::Report;
     #[pymodule_export]
     use super::sample::Sample;
+    #[pymodule_export]
+    use super::shards::ShardLoader;
     #[pymodule_export]
     use super::tokens::TokenLoader;
     #[pymodule_export]

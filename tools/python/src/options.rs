@@ -51,7 +51,8 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
     let connect: Connect = take(&rest)?;
     let tiers = Tiers { tiers_file, ..take(&rest)? };
     let read: Read = take(&rest)?;
-    let open = Open { snapshot, view };
+    let index = path("index", apart("index")?)?;
+    let open = Open { snapshot, view, index, ..take(&rest)? };
     let node = given_or(given, "node", None::<String>)?;
     let made = || {
         let open = open.options(connect.options(false)?, tiers.options(node)?);

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::SharedOrigins;
 use crate::import::sources::BadReason;
-use crate::import::sources::compression::{Compression, read_some};
+use crate::import::sources::compression::Compression;
 use crate::import::sources::expansion::{Compressed, Expansion};
 use crate::import::sources::objects::Shard;
 use crate::import::sources::spool::{decompressed, is_stream};
@@ -32,6 +32,8 @@ pub(super) struct Input {
     pub(super) links: Links,
     /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,
+    /// Bytes that are requested ahead from a store, if the reader itself sets no limit.
+    pub(super) ahead_bytes: Option<u64>,
 }
 
 /// An object of a store, and where to record failures.
@@ -45,6 +47,12 @@ pub(super) struct InStore {
 }
 
 impl Input {
+    /// The same file for a reader of its own: other counts, other failures; with `is_part`, nothing is requested ahead.
+    pub(super) fn anew(self, expansion: Expansion, is_part: bool) -> Input {
+        let object = self.object.map(|object| InStore { failure: Failure::default(), ..object });
+        Input { object, expansion, ahead_bytes: is_part.then_some(0), ..self }
+    }
+
     /// Reads the file from byte `begin` on; a shorter file has no more bytes. From a store, requests at most
     /// `ahead_bytes` ahead, but at least one range; `None`: as many as the client's window allows.
     ///
@@ -61,7 +69,7 @@ impl Input {
             return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
         };
         let begin = begin.min(object.len_bytes);
-        let ahead_bytes = ahead_bytes.unwrap_or(u64::MAX);
+        let ahead_bytes = ahead_bytes.or(self.ahead_bytes).unwrap_or(u64::MAX);
         let reader = Reader::from(client.clone(), vec![object.clone()], begin, ahead_bytes);
         Ok(Box::new(Shard::new(reader, failure.clone())))
     }
@@ -122,9 +130,8 @@ impl Input {
     /// As [`read_plain`](Self::read_plain).
     pub(super) fn read_plain_from(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
         let mut head = [0; 6];
-        let read = read_some(&mut self.read(0, Some(0))?, &mut head);
-        self.check()?;
-        let len = read.map_err(|error| self.named(error))?;
+        let len = self.len_bytes()?.min(head.len() as u64) as usize;
+        self.read_at(0, &mut head[..len])?;
         if Compression::of(&head[..len]).is_none() {
             return self.read_counted(begin);
         }

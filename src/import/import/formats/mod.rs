@@ -20,6 +20,7 @@
 mod beside;
 #[cfg(feature = "formats")]
 mod binary;
+mod classes;
 mod column;
 mod input;
 mod json_lines;
@@ -42,6 +43,7 @@ use self::column::Column;
 use self::input::{Failure, InStore, Input};
 use self::json_lines::JsonLines;
 use self::rows::RowReader;
+pub(in crate::import) use self::rows::RowSet;
 pub use self::rows::RowSource;
 #[cfg(feature = "tokens")]
 pub use self::texts::Encoder;
@@ -52,7 +54,6 @@ pub use self::without_texts::Encoder;
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
-use crate::import::sources::sample_stream::SampleStream;
 use crate::import::sources::{FoundFile, SourceKind};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
@@ -67,15 +68,31 @@ pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
 ///
 /// # Errors
 /// A file does not open, or lacks a column that `options` select.
-pub fn open<'a>(
+pub fn open(
     files: Vec<FoundFile>,
     kind: SourceKind,
-    image: Option<&'a Directory>,
-    options: &'a ImportOptions,
+    image: Option<&Directory>,
+    options: &ImportOptions,
     encoder: Option<&Arc<Encoder>>,
     origins: &SharedOrigins,
     expansion: &Expansion,
-) -> Result<RowSource<'a>> {
+) -> Result<RowSource> {
+    RowSource::new(survey(files, kind, image, options, encoder, origins, expansion)?)
+}
+
+/// As [`open`], for rows that are read later. Opens all files to find their columns.
+///
+/// # Errors
+/// As [`open`].
+pub(in crate::import) fn survey(
+    files: Vec<FoundFile>,
+    kind: SourceKind,
+    image: Option<&Directory>,
+    options: &ImportOptions,
+    encoder: Option<&Arc<Encoder>>,
+    origins: &SharedOrigins,
+    expansion: &Expansion,
+) -> Result<RowSet> {
     let links = options.folders.links;
     let failure = Failure::default();
     let indexes = if kind.has_index() { files.len() as u64 } else { 0 };
@@ -98,7 +115,8 @@ pub fn open<'a>(
             origins: origins.clone(),
         });
         let expansion = expansion.clone();
-        let file = Given { input: Input { path, object, links, expansion }, name };
+        let file =
+            Given { input: Input { path, object, links, expansion, ahead_bytes: None }, name };
         match kind {
             SourceKind::JsonLines => rows.push(file.opened_by(Arc::new(JsonLines::open))),
             SourceKind::Megatron => rows.push(megatron::file(file, is_typed, origins)?),
@@ -119,10 +137,10 @@ pub fn open<'a>(
     if let (Some(encoder), Some(kind)) = (encoder, given.and_then(|spec| spec.kind.as_ref())) {
         rows = rows.into_iter().map(|file| encoder.encoding(file, kind)).collect();
     }
-    let rows = RowSource::new(rows, indexes, kind, image, options)?;
+    let rows = RowSet::new(rows, indexes, kind, image, options)?;
     if matches!(kind, SourceKind::Megatron | SourceKind::Tokens)
         && !is_typed
-        && let Some(of_all) = rows.field_types().of(0)
+        && let Some(of_all) = rows.layout().1.of(0)
     {
         tokens::column(of_all.element(), is_typed)?; // files of different types may need a wider one
     }

@@ -1,25 +1,26 @@
 //! Samples from row files, read one file after the other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
+use super::classes::Classes;
 use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
 use super::input::{Input, LOOKING_UP};
-use crate::import::columns::{Number, number, put_number};
+use crate::import::columns::{number, put_number};
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
-use crate::import::sources::expansion::Expands;
+use crate::import::sources::expansion::{Expands, Expansion};
 use crate::import::sources::index::{MAX_NAME_BYTES, MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
 use crate::import::sources::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
-use crate::import::sources::{BadEntry, BadReason, SourceKind};
+use crate::import::sources::{BadEntry, BadReason, FoundFile, SourceKind};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::FieldTypes;
-use dlfs_format::format::field_type::{Element, FieldType, FileForm};
-use dlfs_format::format::meta::check_label;
+use dlfs_format::format::field_type::{FieldType, FileForm};
 use dlfs_places::{Client, Object};
 
 /// Reads the rows of a file, front to back.
@@ -75,44 +76,58 @@ impl From<BadReason> for RowError {
     }
 }
 
-/// The rows of files of one kind as samples.
-pub struct RowSource<'a> {
-    /// The files that were not opened yet, with the columns found in them.
-    files: std::vec::IntoIter<(RowFile, Vec<Column>)>,
+/// The files of a source of rows, and the columns of all of them.
+pub(in crate::import) struct RowSet {
+    /// The files, with the columns found in them.
+    files: Vec<(RowFile, Vec<Column>)>,
+    /// Number of index files that name them; 0 if the user named the files.
+    indexes: u64,
     /// The objects that index files name.
     shards: Vec<(Client, Object)>,
+    options: RowOptions,
+    /// The columns of all files, each with the kind that holds its values in all files.
+    columns: Vec<Column>,
+    chosen: Chosen,
+    fields: Vec<Vec<u8>>,
+    types: FieldTypes,
+    /// The classes that are known without reading rows.
+    classes: Classes,
+    /// Set until the classes that only rows name have numbers.
+    is_unnumbered: bool,
+    /// Set if all names are those of files and numbers, so that none comes twice and no hashes are kept.
+    is_numbered: bool,
+    /// Set if each name is prefixed with its file.
+    prefix: bool,
+}
+
+/// The rows of files of one kind as samples.
+pub struct RowSource {
+    set: Arc<RowSet>,
+    /// Index of the next file, and of the last one's successor.
+    next: usize,
+    end: usize,
+    /// The file to open instead of the next one of the set.
+    alone: Option<RowFile>,
     /// Number of the next input: index files come first, then the files opened or skipped so far.
     begun: u64,
     /// The place to resume the import at, until it has resumed.
     go_on: Option<StreamPlace>,
     /// The place in the file that is opened next.
     from: StreamPlace,
-    options: &'a RowOptions,
     open: Option<OpenFile>,
-    /// The columns of all files, each with the kind that holds its values in all files.
-    columns: Vec<Column>,
-    chosen: Chosen,
-    fields: Vec<Vec<u8>>,
-    types: FieldTypes,
     classes: Classes,
     /// The class name of the last row read, until the row is accepted.
     class: Option<FieldBytes>,
-    /// Number of classes that are known without reading rows.
-    known_classes: usize,
-    /// The files, until the classes that they name have numbers.
-    unnumbered: Vec<RowFile>,
+    /// Set until the classes that only rows name have numbers.
+    is_unnumbered: bool,
     /// Hashes of the sample names so far.
     names: HashSet<u128>,
     /// Hashes of the names of this file's rows, before a prefix is added.
     own_names: HashSet<u128>,
     /// The same hash of the last row read.
     own_name: u128,
-    /// Set if all names are those of files and numbers, so that none comes twice and no hashes are kept.
-    is_numbered: bool,
     /// Set while `names` are all of the open file, which is the first one and was resumed.
     is_first: bool,
-    /// Set if each name is prefixed with its file.
-    prefix: bool,
     bad: Vec<BadEntry>,
     /// The error that ends the import.
     failure: Option<Error>,
@@ -184,7 +199,7 @@ impl OpenFile {
     }
 }
 
-impl<'a> RowSource<'a> {
+impl RowSet {
     /// The rows of `files`. `indexes`: number of index files that name them; 0 if the user named the files. `image`:
     /// the image that the rows are appended to.
     ///
@@ -194,21 +209,21 @@ impl<'a> RowSource<'a> {
         files: Vec<RowFile>,
         indexes: u64,
         kind: SourceKind,
-        image: Option<&'a Directory>,
-        given: &'a ImportOptions,
-    ) -> Result<RowSource<'a>> {
+        image: Option<&Directory>,
+        given: &ImportOptions,
+    ) -> Result<RowSet> {
         let options = &given.rows;
         let types = &given.field_types;
         let in_store = |file: &RowFile| {
             let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
             Some((object.client.clone(), object.object.clone()))
         };
-        let shards = files.iter().filter_map(in_store).collect();
         let Some(first) = files.first() else {
             let text = format!("there is no {kind} file");
             return Err(Error::new(ErrorKind::BadSource, text));
         };
         let path = first.input.path.clone();
+        let shards = files.iter().filter_map(in_store).collect();
         let own = map_at_once(LOOKING_UP, &files, |file| {
             Ok(file.open(options, None)?.columns().to_vec())
         })?;
@@ -216,48 +231,125 @@ impl<'a> RowSource<'a> {
         let stems = files.iter().map(|file| &file.stem).collect::<HashSet<_>>().len();
         let is_numbered =
             matches!(kind, SourceKind::Megatron | SourceKind::Tokens) && stems == files.len();
-        let all = files.clone();
-        let files = files.into_iter().zip(own).collect::<Vec<_>>().into_iter();
         let of_image = image.map(Directory::fields);
         let chosen = Chosen::new(&columns, options, of_image).map_err(|error| error.path(path))?;
         let field = |at: &usize| columns[*at].name.clone().into_bytes();
-        let fields = chosen.fields.iter().map(field).collect();
         let label = chosen.label.map(|at| &columns[at]);
         let classes = Classes::new(image, &given.classes, label);
-        let by_name = label.is_some() && classes.element.is_none() && given.classes.is_empty();
-        let mut rows = RowSource {
-            files,
+        let is_by_name = label.is_some() && classes.element.is_none() && given.classes.is_empty();
+        Ok(RowSet {
+            files: files.into_iter().zip(own).collect(),
+            indexes,
             shards,
-            begun: indexes,
-            go_on: None,
-            from: StreamPlace::default(),
-            options,
-            open: None,
+            options: options.clone(),
+            fields: chosen.fields.iter().map(field).collect(),
             types: chosen.types(&columns),
             columns,
             chosen,
-            fields,
-            known_classes: classes.names.len(),
-            unnumbered: if by_name { all } else { Vec::new() },
             classes,
-            class: None,
-            names: HashSet::new(),
-            own_names: HashSet::new(),
-            own_name: 0,
+            is_unnumbered: is_by_name,
             is_numbered,
-            is_first: false,
             prefix: given.prefix,
-            bad: Vec::new(),
-            failure: None,
-            cells: Cells::new(),
-        };
+        })
+    }
+
+    /// Names of the fields, and the types that the files define.
+    pub(in crate::import) fn layout(&self) -> (Vec<Vec<u8>>, FieldTypes) {
+        (self.fields.clone(), self.types.clone())
+    }
+
+    /// The names of the classes that are known.
+    pub(in crate::import) fn classes(&self) -> &[Vec<u8>] {
+        &self.classes.names
+    }
+
+    /// Numbers the classes of all files in the order in which an import would, so that each file can be read alone.
+    ///
+    /// # Errors
+    /// As [`RowSource::begin`].
+    pub(in crate::import) fn with_all_classes(mut self) -> Result<RowSet> {
+        let Some(label) = self.chosen.label else { return Ok(self) };
+        let name = self.columns[label].name.clone();
+        for (_, own) in &self.files {
+            if let Some(column) = own.iter().find(|column| column.name == name) {
+                self.classes.numbers(&column.classes);
+            }
+        }
+        if std::mem::take(&mut self.is_unnumbered) {
+            for name in label_names(&self.files, &self.columns, &name)? {
+                self.classes.number(&name);
+            }
+        }
+        Ok(self)
+    }
+
+    /// The path, the object and the prefix of names of each file.
+    pub(in crate::import) fn files(&self) -> impl Iterator<Item = FoundFile> + '_ {
+        self.files.iter().map(|(RowFile { input, stem, .. }, _)| {
+            let object = input.object.as_ref().map(|at| (at.client.clone(), at.object.clone()));
+            FoundFile { path: input.path.clone(), name: stem.clone(), object }
+        })
+    }
+
+    /// The rows of file number `number` alone, from `from` on; with `is_part`, requests no more of an object than the
+    /// range that is read. `expansion` limits the bytes that they expand to.
+    ///
+    /// # Errors
+    /// The file does not open.
+    pub(in crate::import) fn alone(
+        self: &Arc<Self>,
+        number: usize,
+        from: StreamPlace,
+        is_part: bool,
+        expansion: Expansion,
+    ) -> Result<RowSource> {
+        let (mut file, _) = self.files[number].clone();
+        file.input = file.input.anew(expansion, is_part);
+        let mut rows = RowSource::of(self);
+        (rows.next, rows.end, rows.alone) = (number, number + 1, Some(file));
+        (rows.from, rows.is_unnumbered) = (from, false);
+        rows.open_next()?;
+        Ok(rows)
+    }
+}
+
+impl RowSource {
+    /// All rows of `set`.
+    ///
+    /// # Errors
+    /// The first file does not open.
+    pub(super) fn new(set: RowSet) -> Result<RowSource> {
+        let mut rows = RowSource::of(&Arc::new(set));
         rows.open_next()?;
         Ok(rows)
     }
 
+    fn of(set: &Arc<RowSet>) -> RowSource {
+        RowSource {
+            next: 0,
+            end: set.files.len(),
+            alone: None,
+            begun: set.indexes,
+            go_on: None,
+            from: StreamPlace::default(),
+            open: None,
+            classes: set.classes.clone(),
+            class: None,
+            is_unnumbered: set.is_unnumbered,
+            names: HashSet::new(),
+            own_names: HashSet::new(),
+            own_name: 0,
+            is_first: false,
+            bad: Vec::new(),
+            failure: None,
+            cells: Cells::new(),
+            set: Arc::clone(set),
+        }
+    }
+
     /// The objects that index files name. Places number them after the index files.
     pub(in crate::import) fn shards(&self) -> &[(Client, Object)] {
-        &self.shards
+        &self.set.shards
     }
 
     /// Resumes at `place`. `names` are the hashes of the names of earlier rows, and `classes` their
@@ -268,11 +360,11 @@ impl<'a> RowSource<'a> {
         place: &StreamPlace,
         names: HashSet<u128>,
         classes: &[Vec<u8>],
-    ) -> RowSource<'a> {
+    ) -> RowSource {
         self.go_on = Some(*place);
         self.is_first = place.input < self.begun;
         self.names = names;
-        self.unnumbered.clear();
+        self.is_unnumbered = false;
         for name in classes {
             self.classes.number(name);
         }
@@ -305,9 +397,10 @@ impl<'a> RowSource<'a> {
 
     /// Numbers the classes in the order of their names, if that has not happened.
     fn number_classes(&mut self) -> Result<()> {
-        let files = std::mem::take(&mut self.unnumbered);
-        let Some(label) = self.chosen.label.filter(|_| !files.is_empty()) else { return Ok(()) };
-        for name in label_names(&files, &self.columns, &self.columns[label].name)? {
+        let is_unnumbered = std::mem::take(&mut self.is_unnumbered);
+        let RowSet { files, columns, chosen, .. } = &*self.set;
+        let Some(label) = chosen.label.filter(|_| is_unnumbered) else { return Ok(()) };
+        for name in label_names(files, columns, &columns[label].name)? {
             self.classes.number(&name);
         }
         Ok(())
@@ -325,7 +418,7 @@ impl<'a> RowSource<'a> {
             }
             let is_there = place.input == self.begun;
             if !is_there && !names_objects {
-                self.files.next();
+                self.next = self.end.min(self.next + 1);
                 self.begun += 1;
             } else if !self.open_next()? {
                 break;
@@ -350,14 +443,20 @@ impl<'a> RowSource<'a> {
 
     /// Opens the next file; `false` after the last.
     fn open_next(&mut self) -> Result<bool> {
-        let Some((file, mut own)) = self.files.next() else { return Ok(false) };
-        let all = places(&self.columns);
+        if self.next == self.end {
+            return Ok(false);
+        }
+        let RowSet { files, columns, chosen, options, .. } = &*self.set;
+        let (file, mut own) = files[self.next].clone();
+        let file = self.alone.take().unwrap_or(file);
+        self.next += 1;
+        let all = places(columns);
         for own in &mut own {
             if let Some(at) = all.get(&own.name) {
-                own.kind = self.columns[*at].kind.clone();
+                own.kind = columns[*at].kind.clone();
             }
         }
-        let reader = file.open(self.options, Some(&own))?;
+        let reader = file.open(options, Some(&own))?;
         let place_of = places(reader.columns());
         let place = |all: &Column| {
             let at = *place_of.get(&all.name)?;
@@ -369,8 +468,8 @@ impl<'a> RowSource<'a> {
             };
             Some(Place { at, types })
         };
-        let places: Vec<Option<Place>> = self.columns.iter().map(place).collect();
-        if let Some(place) = self.chosen.label.and_then(|at| places[at].as_ref()) {
+        let places: Vec<Option<Place>> = columns.iter().map(place).collect();
+        if let Some(place) = chosen.label.and_then(|at| places[at].as_ref()) {
             self.classes.begin_file(&reader.columns()[place.at]);
         }
         self.own_names.clear();
@@ -417,13 +516,15 @@ impl<'a> RowSource<'a> {
     /// The last row read as a sample. If the row is bad, its name (empty if it has none) and the reason.
     fn sample(&mut self) -> Result<StreamSample, (Vec<u8>, BadReason)> {
         let nameless = |reason| (Vec::new(), reason);
-        let name = self.take(self.chosen.name).map_err(nameless)?;
-        let label = self.take(self.chosen.label).map_err(nameless)?;
-        let mut fields = Vec::with_capacity(self.chosen.fields.len());
-        for at in 0..self.chosen.fields.len() {
-            fields.push(self.take(Some(self.chosen.fields[at])).map_err(nameless)?);
+        let set = Arc::clone(&self.set);
+        let Chosen { name: named, label, fields: chosen } = &set.chosen;
+        let name = self.take(*named).map_err(nameless)?;
+        let label = self.take(*label).map_err(nameless)?;
+        let mut fields = Vec::with_capacity(chosen.len());
+        for at in chosen {
+            fields.push(self.take(Some(*at)).map_err(nameless)?);
         }
-        let name = match (self.chosen.name, &self.open) {
+        let name = match (named, &self.open) {
             (None, Some(open)) => {
                 open.reader.row_name().map_or_else(|| open.row_name(), <[u8]>::to_vec)
             }
@@ -440,7 +541,7 @@ impl<'a> RowSource<'a> {
     fn take(&mut self, at: Option<usize>) -> Result<Option<FieldBytes>, BadReason> {
         let Some(at) = at else { return Ok(None) };
         let place = self.open.as_ref().and_then(|open| open.places[at].as_ref());
-        place.map_or(Ok(None), |place| place.take(&mut self.cells, &self.columns[at]))
+        place.map_or(Ok(None), |place| place.take(&mut self.cells, &self.set.columns[at]))
     }
 
     /// Checks the sample and sets its label. A label that is a class name is set when the sample is accepted, since a
@@ -460,8 +561,8 @@ impl<'a> RowSource<'a> {
         // The format cannot mark the only field of a sample as missing. So the field is empty, unless its type has a
         // fixed length.
         if let [only @ None] = &mut sample.fields[..] {
-            if self.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
-                let is_alone = self.columns.len() == 1;
+            if self.set.types.of(0).is_some_and(|kind| kind.len_bytes().is_some()) {
+                let is_alone = self.set.columns.len() == 1;
                 return Err(BadReason::Syntax(if is_alone { ALONE } else { NO_VALUE }));
             }
             *only = Some(Vec::new().into());
@@ -490,7 +591,7 @@ impl<'a> RowSource<'a> {
     /// Prefixes the sample's name with its file if an earlier file has the name; with `prefix`, prefixes all names that
     /// rows define.
     fn put_in_front(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
-        if self.is_numbered {
+        if self.set.is_numbered {
             let is_long = sample.name.len() > MAX_NAME_BYTES;
             return if is_long { Err(TOO_LONG_A_NAME) } else { Ok(()) };
         }
@@ -499,9 +600,9 @@ impl<'a> RowSource<'a> {
             return Err(BadReason::Twice);
         }
         let Some(open) = &self.open else { return Ok(()) };
-        let brings = self.chosen.name.is_some() || open.reader.row_name().is_some();
+        let brings = self.set.chosen.name.is_some() || open.reader.row_name().is_some();
         let is_of_another = !self.is_first && self.names.contains(&self.own_name);
-        if self.prefix && brings || is_of_another {
+        if self.set.prefix && brings || is_of_another {
             sample.name = [&open.stem[..], b"/", &sample.name].concat();
         }
         if sample.name.len() > MAX_NAME_BYTES {
@@ -602,13 +703,13 @@ fn unified(
     Ok(all.into_iter().map(|(column, _)| column).chain(others.cloned()).collect())
 }
 
-impl SampleStream for RowSource<'_> {
+impl SampleStream for RowSource {
     fn fields(&self) -> &[Vec<u8>] {
-        &self.fields
+        &self.set.fields
     }
 
     fn field_types(&self) -> FieldTypes {
-        self.types.clone()
+        self.set.types.clone()
     }
 
     fn classes(&self) -> &[Vec<u8>] {
@@ -616,7 +717,7 @@ impl SampleStream for RowSource<'_> {
     }
 
     fn found_classes(&self) -> &[Vec<u8>] {
-        &self.classes.names[self.known_classes..]
+        &self.classes.names[self.set.classes.names.len()..]
     }
 
     fn place(&self) -> Option<StreamPlace> {
@@ -646,7 +747,7 @@ impl SampleStream for RowSource<'_> {
         if let Some(class) = self.class.take() {
             sample.label = Some(self.classes.number(&class));
         }
-        if !self.is_numbered {
+        if !self.set.is_numbered {
             self.own_names.insert(self.own_name);
             self.names.insert(xxh3_128(&sample.name));
         }
@@ -663,6 +764,10 @@ impl SampleStream for RowSource<'_> {
     fn bad(&self) -> &[BadEntry] {
         &self.bad
     }
+
+    fn take_bad(&mut self) -> Vec<BadEntry> {
+        std::mem::take(&mut self.bad)
+    }
 }
 
 /// The strings in the column `label` of `files`. They are read before the rows, so that classes are numbered in the
@@ -670,7 +775,11 @@ impl SampleStream for RowSource<'_> {
 ///
 /// # Errors
 /// A file does not open. Errors of the store.
-fn label_names(files: &[RowFile], columns: &[Column], label: &str) -> Result<BTreeSet<Vec<u8>>> {
+fn label_names(
+    files: &[(RowFile, Vec<Column>)],
+    columns: &[Column],
+    label: &str,
+) -> Result<BTreeSet<Vec<u8>>> {
     let only = RowOptions {
         label: Some(label.to_owned()),
         fields: vec![label.to_owned()],
@@ -679,7 +788,7 @@ fn label_names(files: &[RowFile], columns: &[Column], label: &str) -> Result<BTr
     };
     let mut columns = columns.to_vec();
     columns.iter_mut().for_each(|column| column.files_of = None); // do not read files that rows name
-    let found = map_at_once(LOOKING_UP, files, |file| names_in(file, &columns, &only))?;
+    let found = map_at_once(LOOKING_UP, files, |(file, _)| names_in(file, &columns, &only))?;
     Ok(found.into_iter().flatten().collect())
 }
 
@@ -705,82 +814,4 @@ fn names_in(file: &RowFile, columns: &[Column], only: &RowOptions) -> Result<BTr
     }
     file.input.check()?;
     Ok(names)
-}
-
-/// Conversion of labels to numbers, and the names of the classes.
-struct Classes {
-    names: Vec<Vec<u8>>,
-    number_of: HashMap<Vec<u8>, i64>,
-    /// The type of labels that are numbers.
-    element: Option<Element>,
-    /// For each class number of the open file, the class's number in the image.
-    of_file: Vec<i64>,
-    /// Set if the options give all classes, so that another class is an error.
-    are_all: bool,
-}
-
-impl Classes {
-    /// The classes of `image`, then the `given` ones. If there are given ones, no others are allowed.
-    fn new(image: Option<&Directory>, given: &[Vec<u8>], column: Option<&Column>) -> Classes {
-        let element = column.and_then(|column| match &column.kind {
-            CellKind::Elements(kind) => Some(kind.element()),
-            _ => None,
-        });
-        let mut classes = Classes {
-            names: Vec::new(),
-            number_of: HashMap::new(),
-            element,
-            of_file: Vec::new(),
-            are_all: false,
-        };
-        for name in image.map(Directory::classes).unwrap_or_default().iter().chain(given) {
-            classes.number(name);
-        }
-        classes.are_all = !given.is_empty();
-        let of_file = column.map(|column| &column.classes[..]).unwrap_or_default();
-        classes.of_file = classes.numbers(of_file);
-        classes
-    }
-
-    /// Begins a file whose labels are in `column`. Each file may number the classes differently; a file without class
-    /// names uses the numbers of the previous file.
-    fn begin_file(&mut self, column: &Column) {
-        if !self.of_file.is_empty() && !column.classes.is_empty() {
-            self.of_file = self.numbers(&column.classes);
-        }
-    }
-
-    fn numbers(&mut self, names: &[String]) -> Vec<i64> {
-        names.iter().map(|name| self.number(name.as_bytes())).collect()
-    }
-
-    /// The number of a class; a new class gets the next number.
-    fn number(&mut self, name: &[u8]) -> i64 {
-        if let Some(number) = self.number_of.get(name) {
-            return *number;
-        }
-        let number = self.names.len() as i64;
-        self.names.push(name.to_vec());
-        self.number_of.insert(name.to_vec(), number);
-        number
-    }
-
-    /// Converts a number to a label. A negative class number means no label.
-    fn label(&self, element: Element, cell: &[u8]) -> Result<Option<i64>, BadReason> {
-        let Number::Int(number) = number(element, cell) else {
-            return Err(BadReason::Syntax("its label is no integer"));
-        };
-        if self.of_file.is_empty() {
-            let number = i64::try_from(number)
-                .map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
-            check_label(Some(number))
-                .map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
-            return Ok(Some(number));
-        }
-        if number < 0 {
-            return Ok(None);
-        }
-        let class = usize::try_from(number).ok().and_then(|at| self.of_file.get(at));
-        class.copied().map(Some).ok_or(BadReason::Syntax("its label is none of the classes"))
-    }
 }

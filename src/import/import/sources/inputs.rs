@@ -1,15 +1,18 @@
 //! The input streams of an import, read one after the other: pipes, compressed files, or objects of stores.
 
-use std::io::{self, Read};
+use std::io::{self, BufReader, Read};
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::compression::{self, Compression};
+use super::compression::{self, Compression, FileAt};
 use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
 use super::sample_stream::FieldBytes;
 use super::spool::{decompressed, is_stream, open_stream};
 use super::tar_members::Input;
-use super::{Decided, FoundFile, tar};
+use super::{Decided, FoundFile, shard, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Input streams, in order.
@@ -24,6 +27,16 @@ pub(in crate::import) struct Inputs {
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
+    /// Set if the input is one shard.
+    shard: Option<OneShard>,
+}
+
+/// The only input of a reader that takes a shard as it is: places in it are known, also if it is a file.
+struct OneShard {
+    /// The bytes to read, of a shard that is not compressed; `None`: all.
+    part: Option<Range<u64>>,
+    /// Set once the shard has turned out to be compressed.
+    is_packed: Arc<AtomicBool>,
 }
 
 /// A stream, decompressed.
@@ -88,9 +101,27 @@ impl Inputs {
         Ok(Inputs { files, objects, begun: number, first, expansion, ..Inputs::default() })
     }
 
-    /// Number of objects begun, including skipped ones; `None` if the streams are not objects.
+    /// The shard `file` alone, of which `part` is read; `None`: all of it. A store is asked for `ahead_bytes` ahead.
+    /// Sets `is_packed` when the shard turns out to be compressed; it must not be if a part is read.
+    pub(in crate::import) fn of_shard(
+        file: FoundFile,
+        part: Option<Range<u64>>,
+        ahead_bytes: u64,
+        expansion: Expansion,
+        is_packed: Arc<AtomicBool>,
+    ) -> Inputs {
+        let objects = file.object.as_ref().map(|(client, object)| {
+            ObjectStreams::of_shard(client.clone(), object.clone(), part.clone(), ahead_bytes)
+        });
+        let first = part.as_ref().map(|_| First::Part);
+        let shard = Some(OneShard { part, is_packed });
+        let files = vec![file].into_iter();
+        Inputs { files, objects, first, expansion, shard, ..Inputs::default() }
+    }
+
+    /// Number of objects begun, including skipped ones; `None` if the streams are not objects, nor one shard.
     pub(super) fn begun_objects(&self) -> Option<u64> {
-        self.objects.as_ref().map(|_| self.begun)
+        (self.objects.is_some() || self.shard.is_some()).then_some(self.begun)
     }
 
     /// The next stream, decompressed; `None` after the last.
@@ -102,16 +133,21 @@ impl Inputs {
             return Ok(Some(ahead));
         }
         let Some(file) = self.files.next() else { return Ok(None) };
-        let stream = match &mut self.objects {
-            None => Stream::Bytes(open_stream(&file.path, &self.expansion)?),
-            Some(objects) => {
+        let stream = match (&mut self.objects, &self.shard) {
+            (None, None) => Stream::Bytes(open_stream(&file.path, &self.expansion)?),
+            (None, Some(shard)) => shard.open(&file.path, &self.expansion)?,
+            (Some(objects), shard) => {
                 let first = self.first.take();
                 let opened = match objects.next() {
                     None => Ok(Stream::Bytes(Box::new(io::empty()))),
                     Some(shard) => Stream::of(shard, first, &file.path, &self.expansion),
                 };
                 objects.check()?;
-                opened?
+                let opened = opened?;
+                if let (Some(shard), Stream::Bytes(_)) = (shard, &opened) {
+                    shard.is_packed.store(true, Ordering::Relaxed);
+                }
+                opened
             }
         };
         self.begun += 1;
@@ -142,6 +178,21 @@ impl Inputs {
     /// The store's failure.
     pub(super) fn check(&self) -> Result<()> {
         self.objects.as_ref().map_or(Ok(()), ObjectStreams::check)
+    }
+}
+
+impl OneShard {
+    /// Opens the shard, a file.
+    fn open(&self, path: &Path, expansion: &Expansion) -> Result<Stream> {
+        let (file, container) = shard::open(path)?;
+        let packed = compression::of_file(&file).map_err(|error| Error::from(error).path(path))?;
+        self.is_packed.store(packed.is_some(), Ordering::Relaxed);
+        let Range { start: offset, end } = self.part.clone().unwrap_or(0..container.len_bytes);
+        let bytes = BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end });
+        Ok(Stream::Bytes(match self.part {
+            Some(_) => Box::new(bytes),
+            None => decompressed(Box::new(bytes), path, expansion)?,
+        }))
     }
 }
 
@@ -216,5 +267,7 @@ impl Read for Recorded<'_> {
 
 /// Most bytes of a pipe that are kept while its content is detected; usually a few members suffice.
 const MAX_LOOKED_AT_BYTES: u64 = 16 << 20;
+/// Bytes that are read of a file at once.
+const BUFFER_BYTES: usize = 1 << 20;
 /// Bytes that suffice to detect a compression.
 const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

@@ -32,7 +32,7 @@ mod reading;
 mod record_stream;
 pub(in crate::import) mod row_indexes;
 pub mod sample_stream;
-mod shard;
+pub(in crate::import) mod shard;
 pub(in crate::import) mod shuffled;
 pub(in crate::import) mod spool;
 pub mod stream;

@@ -123,6 +123,10 @@ impl SampleStream for RecordStream {
         &self.bad
     }
 
+    fn take_bad(&mut self) -> Vec<BadEntry> {
+        std::mem::take(&mut self.bad)
+    }
+
     fn piped_bytes(&self) -> u64 {
         self.piped_bytes
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::file_counts::FileCount;
 use super::index::{BadEntry, BadReason};
 use dlfs_base::Result;
-use dlfs_format::format::FieldTypes;
 use dlfs_format::format::columns::OwnedValue;
+use dlfs_format::format::{FieldTypes, fields};
 
 /// A source that is read once, front to back.
 pub trait SampleStream {
@@ -87,6 +87,11 @@ pub trait SampleStream {
         self.inner().map_or(&[], |inner| inner.bad())
     }
 
+    /// Takes the entries that could not be imported so far, so that [`place`](Self::place) has places behind them, too.
+    fn take_bad(&mut self) -> Vec<BadEntry> {
+        self.inner_mut().map(|inner| inner.take_bad()).unwrap_or_default()
+    }
+
     /// Counts for the report: members that were left out or replaced, and, in files that have ended, archives after the
     /// first one.
     fn appended(&self) -> Vec<FileCount> {
@@ -142,6 +147,19 @@ impl StreamSample {
     pub(crate) fn lens(&self) -> Vec<Option<u64>> {
         let len = |bytes: &FieldBytes| bytes.len() as u64 + self.unread;
         self.fields.iter().map(|field| field.as_ref().map(len)).collect()
+    }
+
+    /// Appends its record to `out`: the length table if there are several fields, then the fields. Returns the record's
+    /// length.
+    ///
+    /// # Errors
+    /// The record has 4 GiB or more; then nothing is appended.
+    pub fn put_record(&self, out: &mut Vec<u8>) -> Result<u32> {
+        let lens = self.lens();
+        let len = fields::record_len(&lens)?;
+        out.extend_from_slice(&fields::table(&lens));
+        self.fields.iter().flatten().for_each(|field| out.extend_from_slice(field));
+        Ok(len)
     }
 
     /// The total length of its fields, in bytes.

@@ -291,6 +291,11 @@ impl SampleStream for StreamSource {
         &self.bad
     }
 
+    fn take_bad(&mut self) -> Vec<BadEntry> {
+        self.appended.0.clear();
+        std::mem::take(&mut self.bad)
+    }
+
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let Some((_, members)) = &mut self.members else { return Ok(0) };
         members.read_payload(into)

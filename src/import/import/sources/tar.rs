@@ -232,19 +232,21 @@ impl Rows {
     /// imported.
     pub(super) fn finish(self, index: &mut Index) -> Vec<u64> {
         let dead = self.resolve_links(index);
+        let (above, classes) = self.classes();
+        if !self.judge.grouped && !classes.is_empty() {
+            index.classes = classes;
+            index.label_by(|name, classes| class_of(name, &above, classes));
+        }
+        dead
+    }
+
+    /// The folder whose subfolders are the classes, and the classes.
+    fn classes(&self) -> (Vec<u8>, Vec<Vec<u8>>) {
         let above = self.folder_of_classes();
         let classes: BTreeSet<&[u8]> =
             self.folders.keys().filter_map(|folder| first_below(folder, &above)).collect();
-        if !self.judge.grouped && !classes.is_empty() {
-            index.classes = classes.into_iter().map(<[u8]>::to_vec).collect();
-            index.label_by(|name, classes| {
-                let folder = &name[..name.iter().rposition(|&byte| byte == b'/')?];
-                let name = first_below(folder, &above)?;
-                let class = classes.binary_search_by(|class| class[..].cmp(name));
-                Some(class.expect("every folder there is a class") as i64)
-            });
-        }
-        dead
+        let classes = classes.into_iter().map(<[u8]>::to_vec).collect();
+        (above, classes)
     }
 
     /// The folder whose subfolders are the classes: the deepest folder that has all files beneath it, but none directly
@@ -440,6 +442,28 @@ fn first_below<'a>(folder: &'a [u8], above: &[u8]) -> Option<&'a [u8]> {
         _ => folder.strip_prefix(above)?.strip_prefix(b"/")?,
     };
     rest.split(|&byte| byte == b'/').next().filter(|name| !name.is_empty())
+}
+
+/// The class of a file: its number in `classes`, the folders beneath `above`.
+fn class_of(name: &[u8], above: &[u8], classes: &[Vec<u8>]) -> Option<i64> {
+    let folder = &name[..name.iter().rposition(|&byte| byte == b'/')?];
+    let name = first_below(folder, above)?;
+    let class = classes.binary_search_by(|class| class[..].cmp(name));
+    Some(class.expect("every folder there is a class") as i64)
+}
+
+/// The names of classes, and the class of each file.
+pub type FolderClasses = (Vec<Vec<u8>>, Vec<Option<i64>>);
+
+/// The classes of the files of plain archives, as an import finds them, and the class of each file.
+pub(in crate::import) fn folder_classes<'n>(
+    names: impl Iterator<Item = &'n [u8]> + Clone,
+) -> FolderClasses {
+    let mut rows = Rows::default();
+    names.clone().for_each(|name| rows.note_folder_of(name));
+    let (above, classes) = rows.classes();
+    let labels = names.map(|name| class_of(name, &above, &classes)).collect();
+    (classes, labels)
 }
 
 /// Parses a class number.

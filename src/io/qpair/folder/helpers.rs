@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::qpair::plain::{Plain, PlainEngine};
 use crate::qpair::readiness::{Registry, Watched};
-use crate::qpair::{Completion, Io, IoError};
+use crate::qpair::{Completion, Io, IoError, Namespace, Notice, QueuePair};
 use dlfs_base::error::{Error, Result};
 use dlfs_base::process::{Condvar, Forked, Mutex, mark_ours};
 use dlfs_base::threads::caught;
@@ -206,6 +207,67 @@ impl Shared {
             queue = self.work.wait(queue);
             queue.num_idle -= 1;
         }
+    }
+}
+
+/// A queue pair of `namespace` whose I/Os `call` runs, in at most `most_threads` threads.
+///
+/// # Errors
+/// The process has reached its limit of threads or descriptors.
+pub fn helped_pair(
+    namespace: Namespace,
+    call: impl Fn(&mut Io) -> Result<(), IoError> + Send + Sync + 'static,
+    most_threads: usize,
+) -> Result<Box<dyn QueuePair>> {
+    let helpers = Helpers::start(Box::new(call), most_threads)?;
+    Ok(Box::new(Plain(HelpedPair { namespace, helpers, outstanding: 0 })))
+}
+
+struct HelpedPair {
+    namespace: Namespace,
+    helpers: Helpers,
+    outstanding: usize,
+}
+
+impl PlainEngine for HelpedPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let room = usize::from(self.namespace.queue_depth) - self.outstanding;
+        let count = pending.len().min(room);
+        if count > 0 {
+            self.helpers.submit(pending.drain(..count));
+            self.outstanding += count;
+        }
+        count
+    }
+
+    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        if self.outstanding == 0 {
+            return 0;
+        }
+        let count = self.helpers.poll(now, max, done);
+        self.outstanding -= count;
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    fn register(&mut self, registry: &Registry) {
+        self.helpers.register(registry);
+    }
+
+    /// Completions are in memory, so looking costs no system call.
+    fn notice(&self) -> Notice {
+        Notice::Look
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.helpers.joins_at()
     }
 }
 

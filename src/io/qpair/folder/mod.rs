@@ -24,18 +24,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
 pub use files::LentFile;
+pub use helpers::helped_pair;
 pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
-use super::plain::{Plain, PlainEngine};
-use super::readiness::Registry;
-use super::{
-    Capabilities, Completion, ConnectOptions, Device, Io, Namespace, Notice, PairScope, QueuePair,
-};
+use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use dlfs_base::error::{Error, Result};
 use dlfs_base::folders::FolderOptions;
 use dlfs_base::metrics::{self, Measured, Snapshot};
@@ -43,7 +39,7 @@ use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
 use dlfs_places::{Client, Place};
 use files::Files;
-use helpers::{Helpers, MAX_THREADS};
+use helpers::MAX_THREADS;
 use listing::{Listing, Stamp};
 use objects::Store;
 
@@ -224,11 +220,9 @@ impl Device for FolderNamespace {
     }
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let namespace = self.namespace.clone();
-        let files = Files::new(Arc::clone(&self.folder), namespace.clone());
+        let files = Files::new(Arc::clone(&self.folder), self.namespace.clone());
         let most = if self.folder.store.is_some() { MOST_AT_ONCE } else { MAX_THREADS };
-        let helpers = Helpers::start(Box::new(move |io| files.run(io)), most)?;
-        Ok(Box::new(Plain(FolderPair { namespace, helpers, outstanding: 0 })))
+        helped_pair(self.namespace.clone(), move |io| files.run(io), most)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -253,53 +247,6 @@ impl Folder {
         if let Some(lent) = self.lent.get() {
             lent.lock().retain(|(other, _)| *other != index);
         }
-    }
-}
-
-struct FolderPair {
-    namespace: Namespace,
-    helpers: Helpers,
-    outstanding: usize,
-}
-
-impl PlainEngine for FolderPair {
-    fn namespace(&self) -> &Namespace {
-        &self.namespace
-    }
-
-    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count = pending.len().min(usize::from(QUEUE_DEPTH) - self.outstanding);
-        if count > 0 {
-            self.helpers.submit(pending.drain(..count));
-            self.outstanding += count;
-        }
-        count
-    }
-
-    fn poll(&mut self, now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        if self.outstanding == 0 {
-            return 0;
-        }
-        let count = self.helpers.poll(now, max, done);
-        self.outstanding -= count;
-        count
-    }
-
-    fn outstanding(&self) -> usize {
-        self.outstanding
-    }
-
-    fn register(&mut self, registry: &Registry) {
-        self.helpers.register(registry);
-    }
-
-    /// Completions are in memory, so looking costs no system call.
-    fn notice(&self) -> Notice {
-        Notice::Look
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        self.helpers.joins_at()
     }
 }
 

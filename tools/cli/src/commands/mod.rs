@@ -13,6 +13,7 @@ mod export;
 mod identify;
 mod import;
 mod import_parts;
+mod index;
 mod info;
 mod key;
 mod ls;
@@ -63,6 +64,7 @@ enum Command {
     Demo(demo::DemoArgs),
     Import(Box<import::ImportArgs>),
     ImportParts(import_parts::ImportPartsArgs),
+    Index(index::IndexArgs),
     Serve(Box<serve::ServeArgs>),
     Ctl(ctl::CtlArgs),
     Cached(cached::CachedArgs),
@@ -115,6 +117,7 @@ impl Cli {
             Command::Demo(args) => demo::run(args, quiet),
             Command::Import(args) => import::run(*args, quiet),
             Command::ImportParts(args) => import_parts::run(args, quiet),
+            Command::Index(args) => index::run(args, quiet),
             Command::Serve(args) => serve::run(*args),
             Command::Ctl(args) => ctl::run(args),
             Command::Cached(args) => cached::run(args),

@@ -1,7 +1,10 @@
 //! `dlfs read`: reads epochs as a training job would, verifies every sample, and prints a report.
 //!
+//! `read/shards.rs` reads shards whose index may be incomplete.
 //! The options are those of the library (`src/options/`) and of the files `*_args.rs`. `epochs.rs` takes batches from
 //! the loader, and `run_stats.rs` measures.
+
+mod shards;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -13,7 +16,7 @@ use serde_json::json;
 
 use dlfs::Error;
 use dlfs::cache::{Cache, CacheStats};
-use dlfs::dataset::{Dataset, Mixture, Share, load_state, save_state};
+use dlfs::dataset::{Dataset, Mixture, RunState, Share};
 use dlfs::directory::Directory;
 use dlfs::options::{Load, Order, Peers, Read, Rows, Store, Tiers, Tokens};
 use dlfs::order::State;
@@ -144,12 +147,23 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         keeper.stopped()
     })?;
     let _metrics = args.metrics.serve()?;
+    if shards::are_meant(&args) {
+        return shards::run(&args, options, tiers, &keeper, &stop, quiet);
+    }
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     if args.load.batch_size.is_none() {
         options.batch_size = default_batch(image.directory());
     }
     options = args.weights.weigh(options, args.mix.epoch_size, image.directory())?;
-    options.resume = args.run.resume_state()?;
+    options.resume = match args.run.resume_state()? {
+        Some(RunState::Lanes(_)) => {
+            let text =
+                "the state is in the first epoch over shards: go on with --shards and --index";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+        Some(RunState::Samples(state)) => Some(state),
+        None => None,
+    };
     if let Some(rows) = rows.as_ref().filter(|_| !args.mix.is_given()) {
         options = rows.run(image.directory(), options)?; // the other ranks compare it when they meet
     }
@@ -192,7 +206,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         (None, Some(mixture)) => Box::new(Samples::of(mixture.loader(options)?)),
         (None, None) => Box::new(Samples::of(dataset.loader(options)?)),
     };
-    keeper.keep(batches.loader().state());
+    keeper.keep(RunState::Samples(batches.loader().state()));
     keeper.save()?; // reports an unwritable file before the work starts
     batches.loader().stage(&mut (), staging(quiet))?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
@@ -201,7 +215,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
             ids.append(batch)?;
         }
         sources.count(batch);
-        keeper.keep(loader.state());
+        keeper.keep(RunState::Samples(loader.state()));
         Ok(!stop.is_set() && stats.so_far().0 < limit)
     });
     drop(meter);
@@ -228,7 +242,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
 #[derive(Clone)]
 struct Keeper {
     file: Option<PathBuf>,
-    state: Arc<Mutex<Option<State>>>,
+    state: Arc<Mutex<Option<RunState>>>,
 }
 
 impl Keeper {
@@ -236,13 +250,13 @@ impl Keeper {
         Keeper { file: run.state.clone(), state: Arc::default() }
     }
 
-    fn keep(&self, state: State) {
+    fn keep(&self, state: RunState) {
         *self.lock() = Some(state);
     }
 
     fn save(&self) -> Result<(), Error> {
         match (&self.file, &*self.lock()) {
-            (Some(file), Some(state)) => save_state(file, state),
+            (Some(file), Some(state)) => state.save(file),
             _ => Ok(()),
         }
     }
@@ -262,7 +276,7 @@ impl Keeper {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+    fn lock(&self) -> MutexGuard<'_, Option<RunState>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -299,8 +313,8 @@ impl ReadArgs {
 
 impl RunArgs {
     /// The state in the file of `--state`, if it exists.
-    fn resume_state(&self) -> Result<Option<State>, Error> {
-        self.state.as_deref().map_or(Ok(None), load_state)
+    fn resume_state(&self) -> Result<Option<RunState>, Error> {
+        self.state.as_deref().map_or(Ok(None), RunState::load)
     }
 }
 
@@ -388,14 +402,7 @@ fn print_report(
         out.json(&joined(&joined(report, facts), some))?;
         return out.flush();
     }
-    let samples = out.bold(&text::counted(report.samples, "sample"));
-    out.line(format!(
-        "{samples}, {}, in {}: {} samples/s, {}",
-        text::bytes(report.bytes),
-        text::duration(report.time()),
-        out.bold(&text::count(report.samples_per_s as u64)),
-        out.bold(&text::rate(report.bytes, report.time())),
-    ))?;
+    print_rate(&mut out, report)?;
     let of_rows = rows.map(|rows| rows.line(report.time()));
     for line in of_rows.into_iter().chain(mixed.iter().flat_map(|sources| sources.lines())) {
         out.line(line)?;
@@ -422,6 +429,18 @@ fn print_report(
     let verified = verified(datasets, sources);
     out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()
+}
+
+fn print_rate(out: &mut Out, report: &RunReport) -> Result<(), Failure> {
+    let samples = out.bold(&text::counted(report.samples, "sample"));
+    let line = format!(
+        "{samples}, {}, in {}: {} samples/s, {}",
+        text::bytes(report.bytes),
+        text::duration(report.time()),
+        out.bold(&text::count(report.samples_per_s as u64)),
+        out.bold(&text::rate(report.bytes, report.time())),
+    );
+    out.line(line)
 }
 
 /// The causes with more than a hundredth of the stalls, the longest first; `None` without a stall.

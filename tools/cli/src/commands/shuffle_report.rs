@@ -6,7 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use dlfs::dataset::{Dataset, Mixture, Sampler};
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{Dataset, FirstEpoch, Mixture, Sampler, shard_set};
 use dlfs::directory::Directory;
 use dlfs::options::{Choice, Order, Tokens};
 use dlfs::order::budget::Cost;
@@ -68,6 +69,9 @@ pub(crate) struct ShuffleReportArgs {
     /// How the ranks share each global batch
     #[arg(long, default_value_t)]
     shard: Choice<Sharding>,
+    /// Report the first epoch over shards, which makes their index, instead of the order; each shard counts as a chunk
+    #[arg(long, requires = "index", conflicts_with_all = ["mix", "batch_tokens", "shard", "view"])]
+    first_epoch: bool,
     /// Print the report as one line of JSON
     #[arg(long)]
     json: bool,
@@ -101,6 +105,9 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         return Err(Failure::Usage(text.to_owned()));
     }
     check_shard(&args.order, args.shard, false)?;
+    if args.first_epoch {
+        return report_first_epoch(&args, &spec);
+    }
     let budget = args.tokens.budget().map_err(usage)?;
     let image = args.image.open(&args.connection)?;
     if args.mix.is_given() {
@@ -146,6 +153,34 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         format!("read by chunk, {ranks} ranks together read {times:.2} times the data\n")
     });
     print(&args, &spec, &report, known(more), &format!("{report}{by_chunk}"))
+}
+
+/// Reports the first epoch over shards that have an index by now.
+fn report_first_epoch(args: &ShuffleReportArgs, spec: &OrderSpec) -> Result<Outcome, Failure> {
+    let open = args.image.options(&args.connection, TierOptions::default())?;
+    let shards = open.shards.unwrap_or_default();
+    let set = shard_set(&args.image.image.0, &shards, &open.connect, &mut ())?;
+    let indexes = set.index(&mut ())?.indexes;
+    let mut next = 0;
+    let firsts = indexes.iter().map(|index| {
+        next += index.len() as u64;
+        next - index.len() as u64
+    });
+    let firsts: Vec<u64> = firsts.collect();
+    let world_size = args.world_size;
+    let options = LoaderOptions { world_size, ..LoaderOptions::new(*spec, 1, 1) };
+    let lanes = FirstEpoch::order(&options, Epoch(args.epoch));
+    let mut observer = Observer::new(args.batch_size);
+    let a_rank = (args.batch_size / u64::from(world_size)).max(1);
+    let lens_of = |shard: u64| indexes[shard as usize].lens_bytes();
+    lanes.visit((indexes.len() as u64, &lens_of), (world_size, a_rank), |shard, sample| {
+        let rank = firsts[shard as usize] + sample;
+        let label = indexes[shard as usize].label(sample as usize);
+        observer.see(Observed { rank, chunk: shard as u32, label });
+    })?;
+    let report = observer.finish();
+    let more = json!({"verdict": report.verdict(), "lanes": lanes});
+    print(args, spec, &report, more, &report.to_string())
 }
 
 /// Reports an epoch of `mixture`, whose sources are read in the order `spec`.
@@ -297,5 +332,6 @@ const EXAMPLES: &str = "\
 Examples:
   dlfs shuffle-report train.dlfs --order grouped --lanes 8 --group 4
   dlfs shuffle-report train.dlfs --order global --json
+  dlfs shuffle-report s3://bucket/shards/ --shards --index ix --first-epoch --world-size 8
   dlfs shuffle-report text.dlfs --batch-tokens 16384 --token-bytes 2
   dlfs shuffle-report web.dlfs --part 0.7 --mix code.dlfs=0.3 --batch-size 1024";

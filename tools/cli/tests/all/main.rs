@@ -25,7 +25,9 @@ mod editing;
 #[cfg(debug_assertions)]
 mod ends;
 mod exporting;
+mod first_epoch;
 mod importing;
+mod indexing;
 mod installed;
 mod interop_identify;
 mod leases;

@@ -10,6 +10,7 @@
 Contents:
   open(address)       an open data set: len, ds[i], ds[name], read_batch, labels, classes, names
   Loader(ds, ...)     shuffled batches along an order that can be stopped and resumed exactly
+  ShardLoader         the same of shards that were not imported, while their index is made
   NodeLoader          the same for all ranks of a node, which share one window and the threads that read
   Connect, Tiers ...  options of open and Loader, as dicts with types; their keys are keywords, too
   Mixture             several data sets as one sequence, in given proportions
@@ -43,7 +44,19 @@ from typing import Any, SupportsIndex, TypeAlias, Unpack
 
 import numpy
 
-from ._dlfs import NO_LABEL, Batch, Dataset, DeviceArray, OnDevice, Report, Sample, SampleFile, __commit__, __version__
+from ._dlfs import (
+    NO_LABEL,
+    Batch,
+    Dataset,
+    DeviceArray,
+    OnDevice,
+    Report,
+    Sample,
+    SampleFile,
+    ShardLoader,
+    __commit__,
+    __version__,
+)
 from ._dlfs import delete as _delete
 from ._dlfs import purge as _purge
 from ._dlfs import save_views as _save_views
@@ -134,6 +147,7 @@ __all__ = [
     "Report",
     "Sample",
     "SampleFile",
+    "ShardLoader",
     "Stale",
     "Store",
     "Tiers",

@@ -87,6 +87,11 @@ class Open(TypedDict, total=False):
     view: Address | None
     """A view saved by `dlfs select`: its samples are the data set. The path of a file, and behind a colon the name of
     one of several views in it."""
+    shards: bool
+    """Read the samples in tar archives, tables and other shards as they are, without an import."""
+    index: Address | None
+    """The place that keeps the indexes of shards, a folder or a prefix of a store; `dlfs index` or the first opening
+    makes them."""
 
 
 class Tiers(TypedDict, total=False):

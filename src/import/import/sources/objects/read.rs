@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Read};
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -109,7 +110,7 @@ fn fetch(
     index: &Index,
     row: u64,
     payload: &Payload,
-    range: std::ops::Range<u64>,
+    range: Range<u64>,
 ) -> Pending {
     let root = &roots[payload.container as usize];
     let key = root.key_of(index.name(row));
@@ -139,6 +140,8 @@ pub(in crate::import) struct ObjectStreams {
     readers: std::vec::IntoIter<(Client, Vec<Object>)>,
     /// Offset in the first object at which reading begins.
     begin: u64,
+    /// A reader that is open before its turn.
+    opened: Option<Reader>,
     current: Option<Arc<Mutex<Reader>>>,
     failure: Arc<Mutex<Option<Error>>>,
 }
@@ -154,7 +157,21 @@ impl ObjectStreams {
             }
         }
         let readers = stores.into_iter();
-        ObjectStreams { readers, begin, current: None, failure: Arc::default() }
+        ObjectStreams { readers, begin, opened: None, current: None, failure: Arc::default() }
+    }
+
+    /// One object, or a part of it. Asks for at most `ahead_bytes` ahead.
+    pub(in crate::import) fn of_shard(
+        client: Client,
+        object: Object,
+        part: Option<Range<u64>>,
+        ahead_bytes: u64,
+    ) -> ObjectStreams {
+        let reader = match part {
+            Some(part) => Reader::part(client, object, part),
+            None => Reader::from(client, vec![object], 0, ahead_bytes),
+        };
+        ObjectStreams { opened: Some(reader), ..ObjectStreams::new(&[], 0) }
     }
 
     /// The next shard; `None` after the last.
@@ -167,8 +184,13 @@ impl ObjectStreams {
                 let failure = Arc::clone(&self.failure);
                 return Some(Shard { reader, failure });
             }
-            let (client, objects) = self.readers.next()?;
-            let reader = Reader::from(client, objects, std::mem::take(&mut self.begin), u64::MAX);
+            let reader = match self.opened.take() {
+                Some(reader) => reader,
+                None => {
+                    let (client, objects) = self.readers.next()?;
+                    Reader::from(client, objects, std::mem::take(&mut self.begin), u64::MAX)
+                }
+            };
             self.current = Some(Arc::new(Mutex::new(reader)));
         }
     }

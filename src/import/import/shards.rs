@@ -1,0 +1,317 @@
+//! The shards of a source, each decoded alone: for readers that take shards as they are, without an import.
+
+use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::import::checked::{Checked, Checks};
+use crate::import::columns::FieldColumns;
+use crate::import::formats::{self, RowSet, SharedOrigins};
+use crate::import::importer::{look, source_options};
+use crate::import::options::{ImportOptions, Progress};
+use crate::import::sources::expansion::Expansion;
+use crate::import::sources::index::BadEntry;
+use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
+use crate::import::sources::spool::is_stream;
+use crate::import::sources::stream::StreamSource;
+use crate::import::sources::tar::{FolderClasses, folder_classes};
+use crate::import::sources::{
+    Decided, FoundFile, Indexing, Inputs, RecordStream, SourceKind, SourceOptions, objects, shard,
+};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::FieldTypes;
+use dlfs_format::format::columns::ColumnSpec;
+use dlfs_places::Place;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A shard, as it was listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// Its path or address.
+    pub path: PathBuf,
+    /// Prefix of names that an earlier shard has, too.
+    pub name: Vec<u8>,
+    /// Its length in bytes, as stored.
+    pub len_bytes: u64,
+    /// Changes with the shard: a hash of its entity tag, or of its inode and time.
+    pub stamp: u64,
+}
+
+/// The shards of a source, in the order of an import.
+pub struct Shards {
+    kind: SourceKind,
+    decided: Option<Decided>,
+    files: Vec<FoundFile>,
+    shards: Vec<Shard>,
+    rows: Option<Arc<RowSet>>,
+    options: ImportOptions,
+    bad: Vec<BadEntry>,
+    /// Names and types of the fields of all samples.
+    layout: OnceLock<(Vec<Vec<u8>>, FieldTypes)>,
+    field_columns: OnceLock<FieldColumns>,
+}
+
+impl Shards {
+    /// Finds the shards of `sources` and their kind as an import with these options does. Opens all files of rows, to
+    /// find their columns.
+    ///
+    /// # Errors
+    /// Errors of opening a source. `BadSource`: its samples are files. `Unsupported`: it is a pipe, or the options need
+    /// an import.
+    pub fn look(
+        sources: &[PathBuf],
+        options: &ImportOptions,
+        progress: &mut dyn Progress,
+    ) -> Result<Shards> {
+        if options.columns.is_some() || options.rows.tokenizer.is_some() || options.nested {
+            let text = "tables of values, tokenizers and archives in archives need an import";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let given = source_options(options, Vec::new());
+        let are_objects = objects::are_objects(sources, given.kind)?;
+        let found = look(sources, are_objects, &given, options, &mut Indexing::new(progress))?;
+        let source = sources.first().cloned().unwrap_or_default();
+        if found.files.is_empty() || found.kind == SourceKind::List {
+            let text = format!("the source is a {}, and no shards", found.kind);
+            let hint = "a folder of samples needs no index: open it without --shards";
+            return Err(Error::new(ErrorKind::BadSource, text).path(source).hint(hint));
+        }
+        if let Some(pipe) = found.files.iter().find(|file| is_stream(&file.path)) {
+            let text = "a pipe can be read only once";
+            return Err(Error::new(ErrorKind::Unsupported, text).path(&pipe.path));
+        }
+        let mut files = found.files;
+        let mut rows = None;
+        if found.kind.is_rows() {
+            let expansion = Expansion::new(options.max_expansion);
+            let origins = SharedOrigins::default();
+            let kind = found.kind;
+            let set = formats::survey(files, kind, None, options, None, &origins, &expansion)?;
+            let set = set.with_all_classes()?;
+            files = set.files().collect();
+            rows = Some(Arc::new(set));
+        }
+        let shards = files.iter().map(listed).collect::<Result<_>>()?;
+        Ok(Shards {
+            kind: found.kind,
+            decided: found.decided,
+            files,
+            shards,
+            rows,
+            options: options.clone(),
+            bad: found.bad,
+            layout: OnceLock::new(),
+            field_columns: OnceLock::new(),
+        })
+    }
+
+    /// The shards.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Their kind; never `Auto`.
+    pub fn kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    /// Entries beside the shards that are no files.
+    pub fn bad(&self) -> &[BadEntry] {
+        &self.bad
+    }
+
+    /// Returns whether the shards are objects of stores.
+    pub fn are_objects(&self) -> bool {
+        self.files.iter().any(|file| file.object.is_some())
+    }
+
+    /// Names and types of the fields. Unless they are [given](Self::set_layout), reads the first sample if need be.
+    ///
+    /// # Errors
+    /// Errors of reading it.
+    pub fn layout(&self) -> Result<&(Vec<Vec<u8>>, FieldTypes)> {
+        if let Some(layout) = self.layout.get() {
+            return Ok(layout);
+        }
+        let mut layout = self.rows.as_ref().map(|rows| rows.layout()).unwrap_or_default();
+        for number in (0..self.files.len()).take_while(|_| self.is_of_first()) {
+            let mut first = self.open(number, StreamPlace::default(), None, Some(0))?;
+            let is_there = first.next_sample()?.is_some();
+            layout = (first.fields().to_vec(), first.field_types());
+            if is_there {
+                break;
+            }
+        }
+        Ok(self.layout.get_or_init(|| layout))
+    }
+
+    /// Returns whether the first sample defines the fields or their types.
+    pub fn is_of_first(&self) -> bool {
+        self.kind == SourceKind::WebDataset || !self.options.field_types.is_empty()
+    }
+
+    /// A hash of what defines the samples of a shard, besides its bytes: options, and what other shards define.
+    pub fn fingerprint(&self) -> u64 {
+        let ImportOptions { rows, field_types, field_columns, prefix, classes, folders, .. } =
+            &self.options;
+        let first = self.shards.first().filter(|_| self.is_of_first());
+        let of_rows = self.rows.as_ref().map(|rows| (rows.layout(), rows.classes()));
+        let given = (self.kind, rows, field_types, field_columns, prefix, classes, folders);
+        xxh3_64(format!("{given:?} {first:?} {of_rows:?}").as_bytes())
+    }
+
+    /// Returns whether all names are distinct, since they are made of the shards' names and numbers.
+    pub fn is_numbered(&self) -> bool {
+        self.kind == SourceKind::TfRecord
+    }
+
+    /// Sets the layout that was found before, by another process.
+    pub fn set_layout(&self, fields: Vec<Vec<u8>>, types: FieldTypes) {
+        // Another thread may have found it meanwhile: the same one.
+        let _ = self.layout.set((fields, types));
+    }
+
+    /// Opens shard `number` at `from`. `end`: the offset at which reading ends, in a shard that is not compressed.
+    ///
+    /// # Errors
+    /// Errors of opening it. `BadSource`: it has changed since it was listed.
+    pub fn stream(
+        &self,
+        number: usize,
+        from: StreamPlace,
+        end: Option<u64>,
+    ) -> Result<ShardStream<'_>> {
+        self.layout()?;
+        self.check(number)?;
+        self.open(number, from, end, None)
+    }
+
+    /// Checks that a file is still as it was listed. Objects are checked by each request.
+    ///
+    /// # Errors
+    /// `BadSource`: it has changed.
+    pub fn check(&self, number: usize) -> Result<()> {
+        let same = |now: Shard| now == self.shards[number];
+        if self.files[number].object.is_some() || listed(&self.files[number]).is_ok_and(same) {
+            return Ok(());
+        }
+        let text = "the shard has changed since it was listed";
+        let error = Error::new(ErrorKind::BadSource, text).path(&self.shards[number].path);
+        Err(error.hint("open the data set again"))
+    }
+
+    fn open(
+        &self,
+        number: usize,
+        from: StreamPlace,
+        end: Option<u64>,
+        ahead_bytes: Option<u64>,
+    ) -> Result<ShardStream<'_>> {
+        let is_packed = Arc::new(AtomicBool::new(false));
+        let expansion = Expansion::new(self.options.max_expansion);
+        let types = self.layout.get().map(|(_, types)| types.clone()).unwrap_or_default();
+        let samples: Box<dyn SampleStream> = match &self.rows {
+            Some(rows) => {
+                let is_part = end.is_some() || ahead_bytes.is_some();
+                is_packed.store(has_packed_name(&self.files[number]), Ordering::Relaxed);
+                Box::new(rows.alone(number, from, is_part, expansion)?)
+            }
+            None => {
+                let file = self.files[number].clone();
+                let len = self.shards[number].len_bytes;
+                let is_part = from.offset > 0 || end.is_some();
+                let begin = from.offset.min(len);
+                let part = is_part.then(|| begin..end.unwrap_or(len).clamp(begin, len));
+                let ahead_bytes = ahead_bytes.unwrap_or(u64::MAX);
+                let packed = Arc::clone(&is_packed);
+                self.samples(Inputs::of_shard(file, part, ahead_bytes, expansion, packed), from)?
+            }
+        };
+        let Shards { options, field_columns, .. } = self;
+        let checks = Checks { image: None, file: None, options, field_columns };
+        Ok(ShardStream { from: Checked::new(samples, checks, types), is_packed, shards: self })
+    }
+
+    /// The samples of an archive or of TFRecords.
+    fn samples(&self, inputs: Inputs, from: StreamPlace) -> Result<Box<dyn SampleStream>> {
+        let StreamPlace { offset, record, .. } = from;
+        if self.kind == SourceKind::TfRecord {
+            return Ok(Box::new(RecordStream::new(inputs, u64::MAX, (offset, record))));
+        }
+        let &ImportOptions { prefix, nested, folders, .. } = &self.options;
+        let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
+        let is_open = self.decided == Some(Decided::NoPair);
+        let fields = self.layout.get().map(|(fields, _)| fields.clone());
+        let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, is_open)?;
+        Ok(Box::new(source.after(0, offset, HashSet::new())))
+    }
+
+    /// The names of the classes and the label of each sample, if they follow from the `names` of all samples: those of
+    /// plain archives that are files.
+    pub fn folder_classes(&self, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<FolderClasses> {
+        let is_plain = self.kind == SourceKind::Tar && !self.are_objects();
+        let names = is_plain.then(names)?;
+        let found = folder_classes(names.iter().map(Vec::as_slice));
+        Some(found).filter(|(classes, _)| !classes.is_empty())
+    }
+}
+
+/// The samples of a shard, checked as an import checks them.
+pub struct ShardStream<'a> {
+    from: Checked<'a>,
+    is_packed: Arc<AtomicBool>,
+    shards: &'a Shards,
+}
+
+impl ShardStream<'_> {
+    /// Returns whether the shard is compressed, as far as is known: places in it are reached only by decompressing all
+    /// that comes before.
+    pub fn is_packed(&self) -> bool {
+        self.is_packed.load(Ordering::Relaxed)
+    }
+
+    /// The typed columns of the samples.
+    pub fn columns(&self) -> Vec<ColumnSpec> {
+        self.shards.field_columns.get().map(|columns| columns.join(Vec::new())).unwrap_or_default()
+    }
+}
+
+impl SampleStream for ShardStream<'_> {
+    fn inner(&self) -> Option<&(dyn SampleStream + '_)> {
+        Some(&self.from)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut (dyn SampleStream + '_)> {
+        Some(&mut self.from)
+    }
+
+    fn next_sample(&mut self) -> Result<Option<StreamSample>> {
+        self.from.next_sample()
+    }
+}
+
+fn listed(file: &FoundFile) -> Result<Shard> {
+    let FoundFile { path, name, object } = file;
+    let (len_bytes, stamp) = match object {
+        Some((_, object)) => (object.len_bytes, object.stamp()),
+        None => {
+            let (_, container) = shard::open(path)?;
+            (container.len_bytes, container.stamp)
+        }
+    };
+    // An address without its secrets; a path that other processes of the job have, too.
+    let path = if Place::is_place(path) {
+        dlfs_places::shown(path).into()
+    } else {
+        std::path::absolute(path).map_err(|error| Error::from(error).path(path))?
+    };
+    Ok(Shard { path, name: name.clone(), len_bytes, stamp })
+}
+
+/// Returns whether a file of rows has the name of a compressed one.
+fn has_packed_name(file: &FoundFile) -> bool {
+    let name = file.path.as_os_str().as_bytes();
+    [&b".gz"[..], b".zst", b".zstd", b".bz2", b".xz"].iter().any(|end| name.ends_with(end))
+}

@@ -1,0 +1,371 @@
+//! The index of a shard: its samples, and the places from which runs of them are decoded again.
+//!
+//! Kept indexes are bytes from elsewhere: each number is checked before it is used.
+//!
+//! | bytes   | field    | meaning                                                                    |
+//! |---------|----------|----------------------------------------------------------------------------|
+//! | 0..8    | magic    | `DLFSSHIX`                                                                 |
+//! | 8..12   | version  | 1, little-endian                                                           |
+//! | ..      | head     | fields, types, classes, runs and bad entries: JSON with its length in front |
+//! | ..      | prefix   | the first bytes of all names, with their length in front                   |
+//! | ..      | samples  | their number, then for each: rest of its name, length, CRC32C (4 bytes), label |
+//! | ..      | columns  | the values of typed columns, with their length in front                    |
+//! | last 4  | checksum | CRC32C of all that comes before                                            |
+
+use dlfs_base::checksum::crc32c;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::FieldTypes;
+use dlfs_format::format::columns::{ColumnSpec, ColumnTable, RowValues, Value};
+use dlfs_format::format::cursor::{Cursor, label_code, label_of, put_number, put_string};
+use dlfs_format::format::geometry::MAX_NAME_BYTES;
+use dlfs_format::format::meta::check_label;
+use dlfs_import::import::sources::sample_stream::StreamPlace;
+use dlfs_import::import::{BadEntry, BadReason};
+use serde::{Deserialize, Serialize};
+
+use crate::sample::ShardSample;
+
+/// The samples of a shard.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ShardIndex {
+    /// Names of the fields; empty for one unnamed field.
+    pub fields: Vec<Vec<u8>>,
+    /// Types of the fields.
+    pub types: FieldTypes,
+    /// Names of the classes, indexed by label; empty if labels are numbers of the source.
+    pub classes: Vec<Vec<u8>>,
+    /// The entries that cannot be read.
+    pub bad: Vec<BadSample>,
+    runs: Vec<Run>,
+    /// The first bytes of all names.
+    prefix: Vec<u8>,
+    /// The rests of the names, and where each ends.
+    rests: Vec<u8>,
+    rest_ends: Vec<usize>,
+    lens: Vec<u32>,
+    checksums: Vec<u32>,
+    labels: Vec<Option<i64>>,
+    values: ColumnTable,
+}
+
+/// Samples that follow one another, and are decoded together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// The place to decode them from; `None`: only by reading on from the run before.
+    pub place: Option<StreamPlace>,
+    /// Their number.
+    pub samples: u32,
+    /// Bytes of their records.
+    #[serde(skip)]
+    pub len_bytes: u64,
+    /// Index of the first one in the shard.
+    #[serde(skip)]
+    pub first: usize,
+}
+
+/// An entry that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BadSample {
+    /// The entry and the reason.
+    pub text: String,
+    /// Set if the entry replaces an earlier one, which an import refuses in any case.
+    pub is_newer: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    fields: Vec<Vec<u8>>,
+    types: FieldTypes,
+    classes: Vec<Vec<u8>>,
+    bad: Vec<BadSample>,
+    runs: Vec<Run>,
+}
+
+impl ShardIndex {
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.lens.len()
+    }
+
+    /// Returns whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.lens.is_empty()
+    }
+
+    /// The runs, in order.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// The name of a sample.
+    pub fn name(&self, sample: usize) -> Vec<u8> {
+        let start = if sample == 0 { 0 } else { self.rest_ends[sample - 1] };
+        [&self.prefix[..], &self.rests[start..self.rest_ends[sample]]].concat()
+    }
+
+    /// The label of a sample.
+    pub fn label(&self, sample: usize) -> Option<i64> {
+        self.labels[sample]
+    }
+
+    /// The length of a sample's record.
+    pub fn len_bytes(&self, sample: usize) -> u32 {
+        self.lens[sample]
+    }
+
+    /// The lengths of the records of all samples.
+    pub fn lens_bytes(&self) -> &[u32] {
+        &self.lens
+    }
+
+    /// The CRC32C of a sample's record.
+    pub fn crc32c(&self, sample: usize) -> u32 {
+        self.checksums[sample]
+    }
+
+    /// The typed columns.
+    pub fn columns(&self) -> Vec<ColumnSpec> {
+        self.values.specs().cloned().collect()
+    }
+
+    /// A sample's values in the typed columns.
+    pub fn values(&self, sample: usize) -> RowValues<'_> {
+        if self.values.is_empty() { RowValues::default() } else { self.values.row(sample) }
+    }
+
+    pub(crate) fn note_bad(&mut self, bad: Vec<BadEntry>) {
+        self.bad.extend(bad.into_iter().map(|bad| BadSample {
+            is_newer: bad.reason == BadReason::ComesAgain,
+            text: bad.to_string(),
+        }));
+    }
+
+    pub(crate) fn begin_run(&mut self, place: Option<StreamPlace>) {
+        self.runs.push(Run { place, samples: 0, len_bytes: 0, first: self.len() });
+    }
+
+    /// Appends a sample to the last run; `columns` are the typed columns of all samples.
+    pub(crate) fn push(&mut self, sample: &ShardSample, columns: impl FnOnce() -> Vec<ColumnSpec>) {
+        let run = self.runs.last_mut().expect("a run was begun");
+        run.samples += 1;
+        run.len_bytes += u64::from(sample.len_bytes);
+        if !sample.values.is_empty() {
+            if self.lens.is_empty() {
+                self.values = ColumnTable::new(&columns());
+            }
+            let mut values = sample.values.iter();
+            self.values.push(|_| values.next().map_or(Value::None, |value| value.as_value()));
+        }
+        self.push_columns(&sample.name, sample.len_bytes, sample.crc32c, sample.label);
+    }
+
+    fn push_columns(&mut self, rest: &[u8], len: u32, checksum: u32, label: Option<i64>) {
+        self.rests.extend_from_slice(rest);
+        self.rest_ends.push(self.rests.len());
+        self.lens.push(len);
+        self.checksums.push(checksum);
+        self.labels.push(label);
+    }
+
+    pub(crate) fn describe(&mut self, fields: &[Vec<u8>], types: &FieldTypes, classes: &[Vec<u8>]) {
+        (self.fields, self.types) = (fields.to_vec(), types.clone());
+        self.classes = classes.to_vec();
+    }
+
+    /// The bytes to keep.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = Head {
+            fields: self.fields.clone(),
+            types: self.types.clone(),
+            classes: self.classes.clone(),
+            bad: self.bad.clone(),
+            runs: self.runs.clone(),
+        };
+        let head = serde_json::to_vec(&head).expect("names, numbers and texts are JSON");
+        let names: Vec<Vec<u8>> = (0..self.len()).map(|sample| self.name(sample)).collect();
+        let prefix = common_prefix(&names);
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_le_bytes());
+        put_string(&mut out, &head);
+        put_string(&mut out, prefix);
+        put_number(&mut out, self.len() as u64);
+        for (sample, name) in names.iter().enumerate() {
+            put_string(&mut out, &name[prefix.len()..]);
+            put_number(&mut out, self.lens[sample].into());
+            out.extend(self.checksums[sample].to_le_bytes());
+            put_number(&mut out, label_code(self.labels[sample]));
+        }
+        let mut values = Vec::new();
+        if !self.values.is_empty() {
+            self.values.encode(&mut values);
+        }
+        put_string(&mut out, &values);
+        out.extend(crc32c(&out).to_le_bytes());
+        out
+    }
+
+    /// Decodes the bytes of a kept index.
+    ///
+    /// # Errors
+    /// `Corrupt`: they are damaged. `Unsupported`: another version.
+    pub fn decode(bytes: &[u8]) -> Result<ShardIndex> {
+        let damaged = |what: String| Error::new(ErrorKind::Corrupt, what);
+        let body = bytes.strip_prefix(&MAGIC[..]).and_then(|rest| rest.split_first_chunk());
+        let Some((version, rest)) = body else {
+            return Err(damaged("it is no index of a shard".to_owned()));
+        };
+        let version = u32::from_le_bytes(*version);
+        if version != VERSION {
+            let text = format!("it has version {version}, and this release knows {VERSION}");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let Some((body, crc)) = rest.split_last_chunk() else {
+            return Err(damaged("it ends early".to_owned()));
+        };
+        if crc32c(&bytes[..bytes.len() - 4]) != u32::from_le_bytes(*crc) {
+            return Err(damaged("its checksum differs".to_owned()));
+        }
+        let mut from = Cursor::new("index of a shard", body);
+        let head = from.string()?;
+        let head: Head =
+            serde_json::from_slice(head).map_err(|error| damaged(error.to_string()))?;
+        let Head { fields, types, classes, bad, runs } = head;
+        let empty = ShardIndex::default();
+        let mut index = ShardIndex { fields, types, classes, bad, runs, ..empty };
+        index.read_samples(&mut from)?;
+        index.count_runs().map_err(|what| damaged(what.to_owned()))?;
+        Ok(index)
+    }
+
+    fn read_samples(&mut self, from: &mut Cursor<'_>) -> Result<()> {
+        let wrong = |what: &'static str| Error::new(ErrorKind::Corrupt, what);
+        self.prefix = from.string()?.to_vec();
+        for _ in 0..from.count(7)? {
+            let rest = from.string()?;
+            let name_len = self.prefix.len() + rest.len();
+            if name_len > MAX_NAME_BYTES || rest.contains(&0) || self.prefix.contains(&0) {
+                return Err(wrong("a name is too long, or holds a NUL"));
+            }
+            let len = u32::try_from(from.number()?).map_err(|_| wrong("a sample is too long"))?;
+            let crc: [u8; 4] = from.bytes(4)?.try_into().expect("the four bytes asked for");
+            let crc = u32::from_le_bytes(crc);
+            let label = label_of(from.number()?);
+            check_label(label)?;
+            if len == 0 && crc != 0 {
+                return Err(wrong("an empty sample has a checksum"));
+            }
+            self.push_columns(rest, len, crc, label);
+        }
+        let values = from.string()?;
+        if !values.is_empty() {
+            self.values = ColumnTable::decode(values, self.len())?;
+        }
+        if from.len() > 0 { Err(wrong("there are bytes behind it")) } else { Ok(()) }
+    }
+
+    /// Counts the bytes of each run, and checks that the runs have all samples.
+    fn count_runs(&mut self) -> Result<(), &'static str> {
+        let mut first = 0;
+        for (number, run) in self.runs.iter_mut().enumerate() {
+            let end = first + run.samples as usize;
+            let lens = self.lens.get(first..end).ok_or("its runs have more samples than it")?;
+            run.len_bytes = lens.iter().map(|len| u64::from(*len)).sum();
+            run.first = first;
+            if !(1..=MAX_RUN_SAMPLES).contains(&run.samples)
+                || run.samples > 1 && run.len_bytes > RUN_BYTES
+                || number == 0 && run.place != Some(StreamPlace::default())
+            {
+                return Err("a run has too many samples or bytes, or none");
+            }
+            first = end;
+        }
+        if first == self.len() { Ok(()) } else { Err("its runs have fewer samples than it") }
+    }
+}
+
+fn common_prefix(names: &[Vec<u8>]) -> &[u8] {
+    let Some((first, others)) = names.split_first() else { return &[] };
+    let same = |name: &Vec<u8>| first.iter().zip(name).take_while(|(a, b)| a == b).count();
+    &first[..others.iter().map(same).min().unwrap_or(first.len())]
+}
+
+const MAGIC: &[u8; 8] = b"DLFSSHIX";
+const VERSION: u32 = 1;
+/// The most bytes of a run's records, unless it is one long sample: also of a range that a store is asked for.
+pub(crate) const RUN_BYTES: u64 = 8 << 20;
+/// The most samples of a chunk (`format`).
+pub(crate) const MAX_RUN_SAMPLES: u32 = 65_535;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(number: u64) -> ShardSample {
+        let name = format!("shard/{number}").into_bytes();
+        let label = (!number.is_multiple_of(3)).then_some(number as i64 - 5);
+        let len_bytes = number as u32;
+        ShardSample { name, label, len_bytes, crc32c: 7 * len_bytes, values: Vec::new() }
+    }
+
+    fn index(samples: u64) -> ShardIndex {
+        let mut index = ShardIndex::default();
+        for number in 0..samples {
+            if number.is_multiple_of(4) {
+                let place = StreamPlace { offset: 512 * number, ..StreamPlace::default() };
+                index.begin_run(Some(place));
+            }
+            index.push(&sample(number), Vec::new);
+        }
+        index.describe(&[b"jpg".to_vec(), b"cls".to_vec()], &FieldTypes::default(), &[]);
+        index.bad.push(BadSample { text: "a: name appears twice".to_owned(), is_newer: false });
+        index
+    }
+
+    fn all(index: &ShardIndex) -> Vec<(Vec<u8>, Option<i64>, u32, u32)> {
+        let of = |at| (index.name(at), index.label(at), index.len_bytes(at), index.crc32c(at));
+        (0..index.len()).map(of).collect()
+    }
+
+    #[test]
+    fn an_index_reads_back_and_names_take_their_common_prefix_once() {
+        for samples in [0, 1, 2, 11] {
+            let kept = index(samples);
+            let read = ShardIndex::decode(&kept.encode()).unwrap();
+            assert_eq!(all(&read), all(&kept));
+            assert_eq!((read.runs(), &read.bad), (kept.runs(), &kept.bad));
+            assert_eq!(read.fields, kept.fields);
+        }
+        let bytes = index(11).encode();
+        assert_eq!(bytes.windows(6).filter(|at| at == b"shard/").count(), 1);
+    }
+
+    #[test]
+    fn every_bit_that_flips_is_found() {
+        let bytes = index(5).encode();
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << (at % 8);
+            assert!(ShardIndex::decode(&damaged).is_err(), "byte {at}");
+            assert!(ShardIndex::decode(&bytes[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_are_an_error_and_no_panic(
+            at in 12usize..400,
+            bytes in proptest::collection::vec(any::<u8>(), 1..16),
+        ) {
+            let mut hostile = index(9).encode();
+            hostile.truncate(hostile.len() - 4);
+            let at = at.min(hostile.len());
+            hostile.splice(at..hostile.len().min(at + bytes.len()), bytes);
+            hostile.extend(crc32c(&hostile).to_le_bytes());
+            if let Ok(index) = ShardIndex::decode(&hostile) {
+                let runs = index.runs().iter().map(|run| run.samples as usize).sum::<usize>();
+                prop_assert_eq!(runs, all(&index).len());
+            }
+        }
+    }
+}

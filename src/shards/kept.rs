@@ -1,0 +1,197 @@
+//! Indexes in a folder or in a store, which the processes of a job share: each is made by one of them.
+//!
+//! In a folder, the process that makes an index has a lock meanwhile. In a store there are no locks: processes begin at
+//! different shards, and where two make the same index nevertheless, the first one to create it wins.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind as IoErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use dlfs_base::error::zeroed_vec;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object, Place, PlaceOptions};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::index::ShardIndex;
+
+/// Indexes, each in a file or object called after its key.
+#[derive(Debug)]
+pub enum KeptIndexes {
+    /// In this folder.
+    Folder(PathBuf),
+    /// In a store.
+    Store(KeptObjects),
+}
+
+/// Indexes in a store.
+#[derive(Debug)]
+pub struct KeptObjects {
+    client: Client,
+    /// The prefix of their keys: empty, or with a slash at its end.
+    prefix: String,
+    /// Those that were there at the beginning.
+    listed: HashMap<String, Object>,
+}
+
+/// The right to make an index. It ends with the process.
+#[derive(Debug)]
+pub enum Making<'a> {
+    /// The right to make a file, which no other process has meanwhile.
+    File {
+        /// The locked file, which is at `part`.
+        file: File,
+        /// The index until it is complete.
+        part: PathBuf,
+        /// The index.
+        path: PathBuf,
+    },
+    /// The right to create an object with this key.
+    Object(&'a Client, String),
+}
+
+impl KeptIndexes {
+    /// Opens the folder, which is created if it is not there, or lists the objects beneath a prefix.
+    ///
+    /// # Errors
+    /// Errors of the file system or of the store.
+    pub fn open(place: &Path, options: &PlaceOptions) -> Result<KeptIndexes> {
+        if !Place::is_place(place) {
+            fs::create_dir_all(place).map_err(|error| Error::from(error).path(place))?;
+            return Ok(KeptIndexes::Folder(place.to_path_buf()));
+        }
+        let place = Place::of_path(place)?;
+        let client = Client::open(&place, options)?;
+        let prefix = match place.key() {
+            "" => String::new(),
+            key => format!("{}/", key.trim_end_matches('/')),
+        };
+        let mut listed = HashMap::new();
+        client.list(&prefix, &mut |object| {
+            listed.insert(object.key.clone(), object);
+            Ok(())
+        })?;
+        Ok(KeptIndexes::Store(KeptObjects { client, prefix, listed }))
+    }
+
+    /// The index with this key; `None` if there is none, or only a damaged one, which is then made again.
+    ///
+    /// # Errors
+    /// Errors of the file system or of the store.
+    pub fn load(&self, key: u128) -> Result<Option<ShardIndex>> {
+        let name = name_of(key);
+        let bytes = match self {
+            KeptIndexes::Folder(folder) => match fs::read(folder.join(&name)) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(Error::from(error).path(folder.join(name))),
+            },
+            KeptIndexes::Store(store) => match store.read(&name)? {
+                Some(bytes) => bytes,
+                None => return Ok(None),
+            },
+        };
+        match ShardIndex::decode(&bytes) {
+            Ok(index) => Ok(Some(index)),
+            Err(error) => {
+                tracing::warn!("the index {name} is made again: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Begins to make the index with this key. `None`: another process is making it.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn begin(&self, key: u128) -> Result<Option<Making<'_>>> {
+        let folder = match self {
+            KeptIndexes::Folder(folder) => folder,
+            KeptIndexes::Store(KeptObjects { client, prefix, .. }) => {
+                return Ok(Some(Making::Object(client, format!("{prefix}{}", name_of(key)))));
+            }
+        };
+        let path = folder.join(name_of(key));
+        let part = path.with_extension("part");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&part);
+        let file = file.map_err(|error| Error::from(error).path(&part))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            // Without locks, two processes may make an index: the same one.
+            Ok(()) | Err(_) => Ok(Some(Making::File { file, part, path })),
+        }
+    }
+
+    /// Number of `keys` without an index, by their names alone: some of the others may be damaged.
+    ///
+    /// # Errors
+    /// Errors of listing the folder, or of the store.
+    pub fn missing(&self, keys: &[u128]) -> Result<usize> {
+        let mut names = HashSet::new();
+        match self {
+            KeptIndexes::Folder(folder) => {
+                for entry in fs::read_dir(folder)? {
+                    names.insert(entry?.file_name().to_string_lossy().into_owned());
+                }
+            }
+            KeptIndexes::Store(KeptObjects { client, prefix, .. }) => {
+                client.list(prefix, &mut |object| {
+                    names.insert(object.key[prefix.len()..].to_owned());
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(keys.iter().filter(|key| !names.contains(&name_of(**key))).count())
+    }
+}
+
+impl KeptObjects {
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let key = format!("{}{name}", self.prefix);
+        let object = match self.listed.get(&key) {
+            Some(object) => object.clone(),
+            None => match self.client.head(&key) {
+                Ok(object) => object,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+            },
+        };
+        let mut bytes = zeroed_vec(object.len_bytes)?;
+        self.client.fetch(&object, 0..object.len_bytes).read_into(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+}
+
+impl Making<'_> {
+    /// Keeps the index: it appears whole or not at all.
+    ///
+    /// # Errors
+    /// Errors of the file system or of the store.
+    pub fn end(self, index: &ShardIndex) -> Result<()> {
+        let (mut file, part, path) = match self {
+            Making::File { file, part, path } => (file, part, path),
+            Making::Object(client, key) => {
+                // Another process may have created it: the same one.
+                return client.create(&key, index.encode()).map(drop);
+            }
+        };
+        let written = file
+            .set_len(0)
+            .and_then(|()| file.write_all(&index.encode()))
+            .and_then(|()| file.sync_data())
+            .and_then(|()| fs::rename(&part, &path));
+        written.map_err(|error| Error::from(error).path(path))
+    }
+
+    /// Gives the right back, since there is an index already.
+    pub(crate) fn give_back(self) {
+        if let Making::File { part, .. } = &self {
+            let _ = fs::remove_file(part); // another process may have removed it
+        }
+    }
+}
+
+fn name_of(key: u128) -> String {
+    format!("{key:032x}.index")
+}

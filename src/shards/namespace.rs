@@ -1,0 +1,252 @@
+//! Shards as a read-only namespace: the runs of all shards lie one after the other, each at a multiple of 4,096 bytes.
+//!
+//! A read decodes the runs that it touches, each from its place in its shard, and copies. The last decoded runs stay in
+//! memory; tiers keep what is read again. A shard whose places cannot be read on from, as a compressed one, is decoded
+//! from its beginning, and the runs that come along stay, too.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use dlfs_base::checksum::crc32c;
+use dlfs_base::process::{Condvar, Forked, Mutex};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_import::import::sources::sample_stream::SampleStream;
+use dlfs_io::qpair::folder::helped_pair;
+use dlfs_io::qpair::{Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
+
+use crate::index::{Run, ShardIndex};
+use crate::set::ShardSet;
+
+/// The runs of all shards, as blocks.
+pub struct ShardNamespace {
+    shards: Arc<Decoding>,
+    namespace: Namespace,
+}
+
+/// The location of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RunAt {
+    /// First byte in the namespace.
+    pub(crate) offset_bytes: u64,
+    pub(crate) shard: usize,
+    /// Its number in the shard.
+    pub(crate) run: usize,
+}
+
+struct Decoding {
+    set: Arc<ShardSet>,
+    indexes: Vec<ShardIndex>,
+    /// The runs by ascending offset.
+    runs: Vec<RunAt>,
+    /// A forked child has its own runs in memory.
+    kept: Forked<Kept>,
+    /// The process that has the threads of the stores' clients.
+    home: Forked<()>,
+}
+
+/// The runs in memory, and the shards that threads decode.
+#[derive(Default)]
+struct Kept {
+    state: Mutex<KeptState>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct KeptState {
+    /// The most recently used last.
+    runs: VecDeque<(usize, Arc<Vec<u8>>)>,
+    /// The first runs of those that are being decoded.
+    busy: HashSet<usize>,
+}
+
+impl ShardNamespace {
+    /// The namespace of `runs`, which end at `len_bytes`.
+    pub(crate) fn new(
+        set: Arc<ShardSet>,
+        indexes: Vec<ShardIndex>,
+        runs: Vec<RunAt>,
+        len_bytes: u64,
+    ) -> ShardNamespace {
+        let namespace = Namespace {
+            address: set.address().to_owned(),
+            block_len_bytes: BLOCK_LEN_BYTES,
+            num_blocks: len_bytes / u64::from(BLOCK_LEN_BYTES),
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            queue_depth: QUEUE_DEPTH,
+            nguid: set.identity().to_le_bytes(),
+            read_only: true,
+            engine: "shards".to_owned(),
+        };
+        let shards =
+            Arc::new(Decoding { set, indexes, runs, kept: Forked::empty(), home: Forked::new(()) });
+        ShardNamespace { shards, namespace }
+    }
+}
+
+impl Device for ShardNamespace {
+    fn namespace(&self) -> Namespace {
+        self.namespace.clone()
+    }
+
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let shards = Arc::clone(&self.shards);
+        let namespace = self.namespace.clone();
+        let run = move |io: &mut Io| -> Result<(), IoError> {
+            namespace.check(io)?;
+            if io.op == IoOp::Read { shards.read(io) } else { Ok(()) }
+        };
+        helped_pair(self.namespace.clone(), run, MOST_AT_ONCE)
+    }
+}
+
+impl Decoding {
+    fn read(&self, io: &mut Io) -> Result<(), IoError> {
+        let start = io.slba.0 * u64::from(BLOCK_LEN_BYTES);
+        let end = start + io.buf.len() as u64;
+        io.buf.fill(0);
+        let first = self.runs.partition_point(|run| run.offset_bytes <= start).saturating_sub(1);
+        for (number, run) in self.runs.iter().enumerate().skip(first) {
+            if run.offset_bytes >= end {
+                break;
+            }
+            let from = run.offset_bytes.max(start);
+            let skip = (from - run.offset_bytes) as usize;
+            let of_run = self.run_of(run).len_bytes as usize;
+            let len = of_run.saturating_sub(skip).min((end - from) as usize);
+            if len > 0 {
+                let bytes = self.run(number).map_err(|error| self.io_error(run.shard, &error))?;
+                let at = (from - start) as usize;
+                io.buf[at..at + len].copy_from_slice(&bytes[skip..skip + len]);
+            }
+        }
+        Ok(())
+    }
+
+    fn run_of(&self, at: &RunAt) -> &Run {
+        &self.indexes[at.shard].runs()[at.run]
+    }
+
+    /// The bytes of a run: in memory, or decoded by one thread for all that wait for them.
+    fn run(&self, number: usize) -> Result<Arc<Vec<u8>>> {
+        if self.set.shards.are_objects() && !self.home.is_ours() {
+            let text = "a forked process has no connections to the store";
+            let error = Error::new(ErrorKind::Unsupported, text);
+            return Err(error.hint("open the data set there, or start processes with spawn"));
+        }
+        // Runs without a place are decoded together with those before.
+        let first = (0..=number).rev().find(|at| self.run_of(&self.runs[*at]).place.is_some());
+        let first = first.expect("the first run of each shard has a place");
+        let kept = self.kept.get_or_init(Kept::default);
+        let mut state = kept.state.lock();
+        loop {
+            if let Some(at) = state.runs.iter().position(|(own, _)| *own == number)
+                && let Some(found) = state.runs.remove(at)
+            {
+                let bytes = Arc::clone(&found.1);
+                state.runs.push_back(found);
+                return Ok(bytes);
+            }
+            if state.busy.insert(first) {
+                break;
+            }
+            state = kept.ended.wait(state);
+        }
+        drop(state);
+        let _turn = Turn { kept, first };
+        self.decode(first, number, kept)
+    }
+
+    /// Decodes the runs from `first` to `wanted`, which has its bytes returned, and on to those that have no place, as
+    /// far as memory permits.
+    fn decode(&self, first: usize, wanted: usize, kept: &Kept) -> Result<Arc<Vec<u8>>> {
+        let RunAt { shard, run, .. } = self.runs[first];
+        let index = &self.indexes[shard];
+        let mut last = run + wanted - first;
+        let mut ahead = 0;
+        let end = loop {
+            match index.runs().get(last + 1) {
+                None => break None,
+                Some(Run { place: Some(place), .. }) => break Some(place.offset),
+                Some(next) if ahead + next.len_bytes > KEPT_BYTES / 2 => break None,
+                Some(next) => (last, ahead) = (last + 1, ahead + next.len_bytes),
+            }
+        };
+        let changed = || self.set.changed(shard);
+        let from = index.runs()[run].place.unwrap_or_default();
+        let mut stream = self.set.shards.stream(shard, from, end)?;
+        let mut found = None;
+        for (number, run) in (first..).zip(&index.runs()[run..=last]) {
+            let mut bytes = Vec::with_capacity(run.len_bytes as usize);
+            for sample in run.first..run.first + run.samples as usize {
+                let name = index.name(sample);
+                let next = loop {
+                    let next = stream.next_sample()?.ok_or_else(changed)?;
+                    if next.name == name {
+                        break next;
+                    }
+                    stream.give_back(next); // an entry that the index has left out
+                };
+                let start = bytes.len();
+                let len = next.put_record(&mut bytes)?;
+                let is_same = len == index.len_bytes(sample)
+                    && crc32c(&bytes[start..]) == index.crc32c(sample);
+                if !is_same {
+                    return Err(changed());
+                }
+                stream.give_back(next);
+            }
+            let bytes = Arc::new(bytes);
+            kept.keep(number, &bytes);
+            if number == wanted {
+                found = Some(bytes);
+            }
+        }
+        self.set.shards.check(shard)?;
+        Ok(found.expect("the wanted run is one of them"))
+    }
+
+    fn io_error(&self, shard: usize, error: &Error) -> IoError {
+        match error.kind() {
+            ErrorKind::BadSource | ErrorKind::NotFound => {
+                IoError::Changed(self.set.shards()[shard].path.display().to_string())
+            }
+            _ => IoError::Disconnected(error.report()),
+        }
+    }
+}
+
+impl Kept {
+    /// Keeps a run, and lets go of those that were used least recently.
+    fn keep(&self, number: usize, bytes: &Arc<Vec<u8>>) {
+        let mut state = self.state.lock();
+        state.runs.retain(|(own, _)| *own != number);
+        state.runs.push_back((number, Arc::clone(bytes)));
+        let mut sum = state.runs.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
+        while sum > KEPT_BYTES && state.runs.len() > 1 {
+            let gone = state.runs.pop_front().map_or(0, |(_, bytes)| bytes.len());
+            sum -= gone as u64;
+        }
+    }
+}
+
+/// The turn of a thread that decodes; others that want the same wait until it ends.
+struct Turn<'a> {
+    kept: &'a Kept,
+    first: usize,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.kept.state.lock().busy.remove(&self.first);
+        self.kept.ended.notify_all();
+    }
+}
+
+const BLOCK_LEN_BYTES: u32 = 4096;
+/// A request to a store takes long, whatever its length.
+const MAX_TRANSFER_BYTES: u32 = 4 << 20;
+/// The most runs that a queue pair decodes at a time.
+const MOST_AT_ONCE: usize = 8;
+const QUEUE_DEPTH: u16 = 128;
+/// The most bytes of decoded runs in memory, but always one run.
+const KEPT_BYTES: u64 = 64 << 20;

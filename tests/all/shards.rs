@@ -1,0 +1,494 @@
+//! Shards read as they are: the samples that an import of them makes, without an import.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::import_support::{Random, options};
+use crate::support::archives::{member, record};
+use crate::support::object_store::bytes_of;
+use dlfs::address::Address;
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{
+    Dataset, Image, OnError as ReadOnError, OpenOptions, Query, SampleRange, shard_set,
+};
+use dlfs::import::sources::SourceKind;
+use dlfs::import::{ImportOptions, OnError, Onto, RowOptions, import_onto};
+use dlfs::places::PlaceOptions;
+use dlfs::qpair::mem::MemNamespace;
+use dlfs::qpair::{ConnectOptions, Device};
+use dlfs::reader::ReaderOptions;
+use dlfs::shards::{ShardOptions, ShardSet};
+use dlfs::units::SampleId;
+use dlfs::{ErrorKind, Result};
+
+/// The record of a sample, its label, its checksum, and its values in typed columns.
+type Sample = (Vec<u8>, Option<i64>, u32, Vec<String>);
+
+/// Everything of an image that a reader sees.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    fields: Vec<Vec<u8>>,
+    types: String,
+    classes: Vec<Vec<u8>>,
+    samples: BTreeMap<String, Sample>,
+}
+
+fn seen(image: Image) -> Seen {
+    image.load_names().unwrap();
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let directory = dataset.directory().clone();
+    let mut samples = BTreeMap::new();
+    for rank in 0..directory.num_live() {
+        let id = directory.id_of_live(rank);
+        let name = String::from_utf8(directory.name(id).unwrap().unwrap()).unwrap();
+        let batch = dataset.read(Query::Ids(&[id]), ReadOnError::Raise, &mut ()).unwrap().batch;
+        let values = directory.columns().iter();
+        let values = values.map(|column| format!("{}={}", column.name(), column.get(id.0)));
+        let crc = directory.extent(id).unwrap().crc32c;
+        let sample = (batch.bytes(0).to_vec(), directory.label(id), crc, values.collect());
+        samples.insert(name, sample);
+    }
+    Seen {
+        fields: directory.fields().to_vec(),
+        types: format!("{:?}", directory.field_types()),
+        classes: directory.classes().to_vec(),
+        samples,
+    }
+}
+
+fn imported(source: &str, given: &ImportOptions) -> Seen {
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemNamespace::new(128 << 20, 4096).unwrap())];
+    let fixed = options(Onto::Empty);
+    let options = ImportOptions {
+        seed: fixed.seed,
+        uuid: fixed.uuid,
+        time_ns: fixed.time_ns,
+        ..given.clone()
+    };
+    import_onto(&[PathBuf::from(source)], &devices, &options, &mut ()).unwrap();
+    seen(Image::from_devices(devices, &OpenOptions::default()).unwrap())
+}
+
+fn connect(given: &ImportOptions) -> ConnectOptions {
+    ConnectOptions { places: given.places.clone(), ..ConnectOptions::default() }
+}
+
+fn shards(index: Option<&Path>, given: &ImportOptions) -> ShardOptions {
+    ShardOptions { index: index.map(Path::to_path_buf), import: given.clone() }
+}
+
+fn open(source: &str, index: Option<&Path>, given: &ImportOptions) -> Result<Image> {
+    let options = OpenOptions {
+        connect: connect(given),
+        shards: Some(shards(index, given)),
+        ..OpenOptions::default()
+    };
+    Image::open(&[source.parse::<Address>().unwrap()], &options)
+}
+
+/// Compares the shards with an import of them: as they are indexed at once, and with the indexes that this has kept.
+fn compare(source: &str, given: &ImportOptions) {
+    let expected = imported(source, given);
+    assert!(!expected.samples.is_empty());
+    let kept = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let found = seen(open(source, Some(kept.path()), given).unwrap());
+        assert_eq!(found.fields, expected.fields, "{source}");
+        assert_eq!(found.types, expected.types, "{source}");
+        assert_eq!(found.classes, expected.classes, "{source}");
+        let names = |seen: &Seen| seen.samples.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&found), names(&expected), "{source}");
+        for (name, sample) in &expected.samples {
+            assert!(found.samples[name] == *sample, "{source}: {name}");
+        }
+    }
+}
+
+fn end(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+/// Three plain archives with folders of classes; the last two have a name in common.
+fn tars() -> Vec<(String, Vec<u8>)> {
+    let shard = |shard: u64| {
+        let file = |number: u64| {
+            let name = match number {
+                0 if shard > 0 => "top/b/same".to_owned(),
+                _ => format!("top/{}/{shard}-{number}", ["a", "b"][number as usize % 2]),
+            };
+            member(&name, b'0', "", &bytes_of(shard * 100 + number, 3000 * number as usize))
+        };
+        end((0..20).flat_map(file).collect())
+    };
+    (0..3).map(|number| (format!("{number}.tar"), shard(number))).collect()
+}
+
+/// WebDataset shards: some samples lack a field.
+fn groups(samples: u64, len: usize) -> Vec<(String, Vec<u8>)> {
+    let shard = |shard: u64| {
+        let sample = |number: u64| {
+            let name = format!("{shard}/{number:04}");
+            let image = bytes_of(shard * 10_000 + number, len + number as usize);
+            let mut members = member(&format!("{name}.jpg"), b'0', "", &image);
+            if number % 5 != 4 {
+                members.extend(member(
+                    &format!("{name}.cls"),
+                    b'0',
+                    "",
+                    (number % 7).to_string().as_bytes(),
+                ));
+            }
+            members
+        };
+        end((0..samples).flat_map(sample).collect())
+    };
+    (0..3).map(|number| (format!("{number}.tar"), shard(number))).collect()
+}
+
+fn records() -> Vec<(String, Vec<u8>)> {
+    let shard = |shard: u64| {
+        (0..30)
+            .flat_map(move |number| record(&bytes_of(shard * 100 + number, 500 * number as usize)))
+    };
+    (0..3).map(|number| (format!("{number}.tfrecord"), shard(number).collect())).collect()
+}
+
+fn write(folder: &Path, files: &[(String, Vec<u8>)]) {
+    files.iter().for_each(|(name, bytes)| fs::write(folder.join(name), bytes).unwrap());
+}
+
+fn rows(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows").join(name).display().to_string()
+}
+
+fn labelled() -> ImportOptions {
+    let rows = RowOptions { label: Some("label".to_owned()), ..RowOptions::default() };
+    ImportOptions { rows, ..ImportOptions::default() }
+}
+
+#[test]
+fn archives_and_records_are_read_as_an_import_of_them() {
+    for files in [tars(), groups(40, 2000), records()] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &files);
+        compare(folder.path().to_str().unwrap(), &ImportOptions::default());
+        compare(folder.path().join(&files[0].0).to_str().unwrap(), &ImportOptions::default());
+    }
+}
+
+#[test]
+fn types_columns_and_prefixes_are_those_of_the_import() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &groups(40, 2000));
+    let given = ImportOptions {
+        field_types: vec!["cls:i64".parse().unwrap()],
+        field_columns: vec!["class=cls".parse().unwrap()],
+        prefix: true,
+        ..ImportOptions::default()
+    };
+    compare(folder.path().to_str().unwrap(), &given);
+}
+
+#[test]
+fn lines_are_read_as_an_import_of_them() {
+    compare(&rows("lines.jsonl"), &labelled());
+    let folder = tempfile::tempdir().unwrap();
+    // The second file makes the numbers of the first one fractions, and has a class that comes first.
+    fs::write(folder.path().join("0.jsonl"), "{\"x\": 1, \"label\": \"b\"}\n".repeat(9)).unwrap();
+    fs::write(folder.path().join("1.jsonl"), "{\"x\": 0.5, \"label\": \"a\"}\n".repeat(9)).unwrap();
+    compare(folder.path().to_str().unwrap(), &labelled());
+}
+
+#[cfg(feature = "formats")]
+#[test]
+fn tables_and_shards_with_an_index_are_read_as_an_import_of_them() {
+    for name in [
+        "none.parquet",
+        "zstd.parquet",
+        "dictionary.parquet",
+        "file.arrow",
+        "stream.arrow",
+        "mds",
+        "mds-zstd",
+        "litdata",
+        "litdata-zstd",
+        "litdata-arrow",
+    ] {
+        compare(&rows(name), &labelled());
+    }
+}
+
+/// Reads samples in a random order, so that runs are decoded from their places.
+fn compare_at_random(image: Image, expected: &Seen) {
+    image.load_names().unwrap();
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let directory = dataset.directory().clone();
+    let mut random = Random::new(52);
+    for _ in 0..40 {
+        let ids: Vec<SampleId> = (0..3)
+            .map(|_| SampleId(random.below(directory.num_samples() as usize) as u64))
+            .collect();
+        let batch = dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap().batch;
+        for (at, id) in ids.iter().enumerate() {
+            let name = String::from_utf8(directory.name(*id).unwrap().unwrap()).unwrap();
+            assert!(batch.bytes(at) == expected.samples[&name].0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn runs_are_decoded_from_their_places_and_compressed_shards_from_their_beginning() {
+    let given = ImportOptions { spool: Some(std::env::temp_dir()), ..ImportOptions::default() };
+    let files = groups(600, 40_000);
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &files);
+    let source = folder.path().to_str().unwrap();
+    let expected = imported(source, &given);
+    let set =
+        shard_set(&[source.parse().unwrap()], &shards(None, &given), &connect(&given), &mut ());
+    let index = set.unwrap().reader(0).unwrap().finish().unwrap();
+    assert!(index.runs().len() > 2 && index.runs().iter().all(|run| run.place.is_some()));
+    compare_at_random(open(source, None, &given).unwrap(), &expected);
+    let packed = tempfile::tempdir().unwrap();
+    for (name, bytes) in &files {
+        let file = fs::File::create(packed.path().join(format!("{name}.gz"))).unwrap();
+        let mut encoder = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap();
+    }
+    compare_at_random(open(packed.path().to_str().unwrap(), None, &given).unwrap(), &expected);
+}
+
+#[test]
+fn a_range_of_a_long_sample_is_read_and_tiers_keep_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = bytes_of(1, 11 << 20);
+    let members = [member("a", b'0', "", b"short"), member("long", b'0', "", &long)].concat();
+    fs::write(folder.path().join("0.tar"), end(members)).unwrap();
+    let options = OpenOptions {
+        shards: Some(ShardOptions::default()),
+        tiers: TierOptions { tiers: vec!["ram:32M".parse().unwrap()], ..TierOptions::default() },
+        ..OpenOptions::default()
+    };
+    let address: Address = folder.path().to_str().unwrap().parse().unwrap();
+    let image = Image::open(&[address], &options).unwrap();
+    let report = image.verify(&Default::default(), &mut |_| ()).unwrap();
+    assert!(report.damages.is_empty() && report.samples == 2, "{report:?}");
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    for _ in 0..2 {
+        let start = 9 << 20;
+        let end = start + 777;
+        let range = SampleRange { id: SampleId(1), start, end };
+        let (read, failures) = dataset.read_ranges(&[range], &mut ()).unwrap();
+        assert!(failures.is_empty());
+        assert!(read.bytes(0) == &long[start as usize..end as usize]);
+    }
+}
+
+#[test]
+fn a_shard_that_changes_under_its_index_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &groups(40, 2000));
+    let source = folder.path().to_str().unwrap();
+    let kept = tempfile::tempdir().unwrap();
+    let given = ImportOptions::default();
+    let image = open(source, Some(kept.path()), &given).unwrap();
+    let last = SampleId(image.directory().num_samples() - 1);
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let path = folder.path().join("2.tar");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[600] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let read = dataset.read(Query::Ids(&[SampleId(0)]), ReadOnError::Raise, &mut ());
+    assert!(read.is_ok(), "other shards are as they were");
+    let error = dataset.read(Query::Ids(&[last]), ReadOnError::Raise, &mut ()).err().unwrap();
+    assert!(error.report().contains("2.tar"), "{}", error.report());
+    // A new listing sees the new shard, and indexes it alone.
+    let set = shard_set(
+        &[source.parse().unwrap()],
+        &shards(Some(kept.path()), &given),
+        &connect(&given),
+        &mut (),
+    );
+    assert_eq!(set.unwrap().index(&mut ()).unwrap().made, 1);
+}
+
+#[test]
+fn entries_that_cannot_be_read_are_refused_or_left_out_as_by_an_import() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = records();
+    let broken = files[1].1.len() - 100;
+    files[1].1[broken] ^= 1; // the last record's checksum differs
+    files[2].1.truncate(40_000); // the shard ends early
+    write(folder.path(), &files);
+    let source = folder.path().to_str().unwrap();
+    let error = open(source, None, &ImportOptions::default()).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
+    let report = error.report();
+    assert!(report.contains("1.tfrecord/29") && report.contains("2.tfrecord"), "{report}");
+    compare(source, &ImportOptions { on_error: OnError::Skip, ..ImportOptions::default() });
+    let twice = [member("a", b'0', "", b"old"), member("a", b'0', "", b"new")].concat();
+    let path = folder.path().join("twice.tar");
+    fs::write(&path, end(twice)).unwrap();
+    let skip = ImportOptions {
+        from: SourceKind::Tar,
+        on_error: OnError::Skip,
+        ..ImportOptions::default()
+    };
+    let error = open(path.to_str().unwrap(), None, &skip).err().unwrap();
+    assert!(error.report().contains("comes again"), "{}", error.report());
+}
+
+#[test]
+fn a_damaged_index_is_made_again_and_a_folder_of_samples_is_no_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &tars());
+    let source = folder.path().to_str().unwrap();
+    let kept = tempfile::tempdir().unwrap();
+    let given = ImportOptions::default();
+    open(source, Some(kept.path()), &given).unwrap();
+    let index = fs::read_dir(kept.path()).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&index).unwrap();
+    let at = bytes.len() / 2;
+    bytes[at] ^= 1;
+    fs::write(&index, &bytes).unwrap();
+    compare(source, &given);
+    open(source, Some(kept.path()), &given).unwrap();
+    assert_ne!(fs::read(&index).unwrap(), bytes, "it was made again");
+    let samples = tempfile::tempdir().unwrap();
+    fs::write(samples.path().join("one.jpg"), "picture").unwrap();
+    let error = open(samples.path().to_str().unwrap(), None, &given).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::BadSource, "{error:?}");
+}
+
+#[test]
+fn readers_that_index_at_once_make_each_index_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let shard = |number: u64| {
+        let member = |at: u64| member(&format!("{number}/{at}"), b'0', "", &bytes_of(at, 9000));
+        (format!("{number:03}.tar"), end((0..30).flat_map(member).collect()))
+    };
+    let files: Vec<_> = (0..64).map(shard).collect();
+    write(folder.path(), &files);
+    let kept = tempfile::tempdir().unwrap();
+    let given = ImportOptions::default();
+    let address: Address = folder.path().to_str().unwrap().parse().unwrap();
+    let set = || -> ShardSet {
+        let options = shards(Some(kept.path()), &given);
+        shard_set(std::slice::from_ref(&address), &options, &connect(&given), &mut ()).unwrap()
+    };
+    let sets: Vec<ShardSet> = (0..4).map(|_| set()).collect();
+    let made: Vec<u64> = std::thread::scope(|scope| {
+        let index = |set| scope.spawn(move || ShardSet::index(set, &mut ()).unwrap().made);
+        let threads: Vec<_> = sets.iter().map(index).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(made.iter().sum::<u64>(), 64, "{made:?}");
+    assert_eq!(set().index(&mut ()).unwrap().made, 0);
+    let others = fs::read_dir(kept.path()).unwrap().map(|entry| entry.unwrap().path());
+    assert!(others.into_iter().all(|path| path.extension().unwrap() == "index"));
+}
+
+#[cfg(feature = "cloud")]
+mod store {
+    use super::*;
+    use crate::support::object_store::ObjectStore;
+    use std::sync::atomic::Ordering;
+
+    fn put(store: &ObjectStore, files: &[(String, Vec<u8>)]) {
+        files.iter().for_each(|(name, bytes)| store.put(&format!("x/{name}"), bytes.clone()));
+    }
+
+    fn of_store(store: &ObjectStore, given: ImportOptions) -> ImportOptions {
+        ImportOptions { places: PlaceOptions { ..store.options() }, ..given }
+    }
+
+    #[test]
+    fn shards_of_a_store_are_read_as_an_import_of_them() {
+        for files in [tars(), groups(40, 2000), records()] {
+            let store = ObjectStore::good();
+            put(&store, &files);
+            compare("s3://bucket/x/", &of_store(&store, ImportOptions::default()));
+        }
+        let store = ObjectStore::good();
+        for name in fs::read_dir(rows("mds")).unwrap() {
+            let path = name.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            store.put(&format!("mds/{name}"), fs::read(path).unwrap());
+        }
+        store.put("lines/0.jsonl", fs::read(rows("lines.jsonl")).unwrap());
+        store.put("parquet/0.parquet", fs::read(rows("zstd.parquet")).unwrap());
+        compare("s3://bucket/lines/", &of_store(&store, labelled()));
+        for folder in ["mds", "parquet"] {
+            if cfg!(feature = "formats") {
+                compare(&format!("s3://bucket/{folder}/"), &of_store(&store, labelled()));
+            }
+        }
+    }
+
+    #[test]
+    fn compressed_shards_of_a_store_and_lines_in_runs_are_read_as_an_import_of_them() {
+        let store = ObjectStore::good();
+        for (name, bytes) in groups(40, 2000) {
+            let mut encoder =
+                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(&bytes).unwrap();
+            store.put(&format!("packed/{name}.gz"), encoder.finish().unwrap());
+        }
+        compare("s3://bucket/packed/", &of_store(&store, ImportOptions::default()));
+        let line =
+            |number: usize| format!("{{\"n\": {number}, \"text\": \"{}\"}}\n", "x".repeat(30_000));
+        let lines: String = (0..900).map(line).collect();
+        store.put("long/0.jsonl", lines);
+        compare("s3://bucket/long/", &of_store(&store, ImportOptions::default()));
+    }
+
+    #[test]
+    fn indexes_in_a_store_are_created_once_and_taken_by_the_next() {
+        let store = ObjectStore::good();
+        put(&store, &groups(40, 2000));
+        let given = of_store(&store, ImportOptions::default());
+        let kept = Path::new("s3://bucket/kept/of");
+        let set = || {
+            let source = ["s3://bucket/x/".parse().unwrap()];
+            shard_set(&source, &shards(Some(kept), &given), &connect(&given), &mut ()).unwrap()
+        };
+        let late = set();
+        assert_eq!(set().index(&mut ()).unwrap().made, 3);
+        assert_eq!(late.index(&mut ()).unwrap().made, 0, "they came after it was opened");
+        assert_eq!(set().index(&mut ()).unwrap().made, 0);
+        late.keep(0, &late.reader(1).unwrap().finish().unwrap()).unwrap();
+        let names: Vec<_> = set().kept_index(0).unwrap().into_iter().map(|it| it.name(0)).collect();
+        assert_eq!(names, [b"0/0000"], "nothing is replaced");
+    }
+
+    #[test]
+    fn with_kept_indexes_opening_lists_alone_and_a_run_is_one_request() {
+        let store = ObjectStore::good();
+        put(&store, &groups(600, 40_000));
+        let given = of_store(&store, ImportOptions::default());
+        let kept = tempfile::tempdir().unwrap();
+        open("s3://bucket/x/", Some(kept.path()), &given).unwrap();
+        let requests = || store.state().requests.load(Ordering::Relaxed);
+        let before = requests();
+        let image = open("s3://bucket/x/", Some(kept.path()), &given).unwrap();
+        // One page of the listing, and what tells the kind: the beginning of a shard or two.
+        let opening = requests() - before;
+        assert!(opening <= 4, "{opening} requests");
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        let samples = dataset.directory().num_samples();
+        let before = requests();
+        let ids: Vec<SampleId> = (300..310).map(SampleId).collect();
+        dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap();
+        let asked = requests() - before;
+        assert!(asked <= 2, "{asked} requests for neighbours of {samples} samples");
+        store.put("x/0.tar", groups(601, 40_000)[0].1.clone());
+        let error = dataset.read(Query::Ids(&[SampleId(0)]), ReadOnError::Raise, &mut ());
+        let report = error.err().unwrap().report();
+        assert!(report.contains("x/0.tar"), "{report}");
+    }
+}

@@ -1,0 +1,106 @@
+//! `dlfs read --shards --index PLACE`: epochs over shards that were not imported, from the first one on.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use dlfs::Error;
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{Options, ShardLoader};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::reader::Batch;
+
+use super::{IdsFile, Keeper, ReadArgs, print_rate};
+use crate::epochs::{End, keys};
+use crate::exit::{Failure, Outcome};
+use crate::out::{Out, joined};
+use crate::progress::Meter;
+use crate::run_stats::{RunReport, RunStats};
+use crate::signals::Stop;
+
+/// Returns whether the first epoch is to make the index that is missing. What needs the whole index opens the shards as
+/// other commands do, which makes it first.
+pub(super) fn are_meant(args: &ReadArgs) -> bool {
+    let needs_all = args.mix.is_given()
+        || args.weights.are_given()
+        || args.rows.seq_len.is_some()
+        || args.tokens.batch_tokens.is_some()
+        || args.peers.peers.is_some()
+        || args.store.store.is_some();
+    args.image.keeps_index() && !needs_all
+}
+
+pub(super) fn run(
+    args: &ReadArgs,
+    options: LoaderOptions,
+    tiers: TierOptions,
+    keeper: &Keeper,
+    stop: &Stop,
+    quiet: bool,
+) -> Result<Outcome, Failure> {
+    let resume = args.run.resume_state()?;
+    let open = args.image.options(&args.connection, tiers)?;
+    let open = Options { open, ..Options::default() };
+    let addresses = &args.image.image.0;
+    let mut loader = ShardLoader::open(addresses, &open, options, resume.as_ref(), &mut ())?;
+    let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
+    keeper.keep(loader.state());
+    keeper.save()?; // reports an unwritable file before the work starts
+    let mut meter = Meter::new("reading", 0, quiet);
+    let mut stats = RunStats::start();
+    let limit = args.run.stop_after.unwrap_or(u64::MAX);
+    let end = read(&mut loader, &mut stats, |loader, batch, (samples, bytes)| {
+        if let Some(ids) = &mut ids {
+            ids.append(batch)?;
+        }
+        keeper.keep(loader.state());
+        meter.update(samples, bytes);
+        Ok(!stop.is_set() && samples < limit)
+    });
+    drop(meter);
+    keeper.save()?; // also after an error, so that the run can resume there
+    let end = end?;
+    print(args, &loader, &stats.finish())?;
+    match end {
+        End::Complete => Ok(Outcome::Done),
+        End::Stopped => Ok(keeper.stopped()),
+    }
+}
+
+/// Takes batches until the end, or until `each` returns `false`.
+fn read(
+    loader: &mut ShardLoader,
+    stats: &mut RunStats,
+    mut each: impl FnMut(&ShardLoader, &Batch, (u64, u64)) -> Result<bool, Error>,
+) -> Result<End, Error> {
+    let mut batch = Batch::new();
+    loop {
+        let asked = Instant::now();
+        if loader.next_into(&mut batch, &mut ())? {
+            stats.batch(keys(&batch), batch.len_bytes(), asked.elapsed());
+            if !each(loader, &batch, stats.so_far())? {
+                return Ok(End::Stopped);
+            }
+        } else if loader.epoch() >= loader.options().epochs.end {
+            return Ok(End::Complete);
+        }
+    }
+}
+
+fn print(args: &ReadArgs, loader: &ShardLoader, report: &RunReport) -> Result<(), Failure> {
+    let shards = loader.shards().shards().len();
+    let mut out = Out::new();
+    if args.run.json {
+        out.json(&joined(
+            report,
+            json!({"shards": shards, "indexed": loader.dataset().is_some()}),
+        ))?;
+        return out.flush();
+    }
+    print_rate(&mut out, report)?;
+    for line in report.lines() {
+        out.line(line)?;
+    }
+    out.line(format!("  order      CRC32C {:08x}; {shards} shards", report.order_crc32c))?;
+    out.flush()
+}

@@ -1,0 +1,152 @@
+//! `ShardLoader`: batches of shards from the first epoch on, while their index is made.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dlfs::dataset::{self, RunState};
+use dlfs::reader;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+
+use crate::batch::Batch;
+use crate::dataset::addresses;
+use crate::error::{raise, raise_invalid};
+use crate::held::{Fields, Held};
+use crate::loader::json;
+use crate::log;
+use crate::options::{loader_options, open_options};
+use crate::watch::{Signals, detached, turn};
+
+/// Batches of shards of samples that were not imported: tar, Parquet, MDS and the other kinds that an import takes.
+///
+/// address   the shards: a folder, a file, or a prefix of an object store
+/// index     the place of the indexes, a folder or a prefix of a store: one for all ranks of a job, and for later jobs
+/// open      options of dlfs.open, as a dict
+/// options   those of dlfs.Loader, as keywords: batch_size, order, seed, epochs, rank, world_size, drop_last, window
+///
+/// Iterating it reads one epoch, or after load_state_dict the rest of one. If the index is not complete, the first
+/// epoch makes it: it goes over shards in a random order, in lanes of which a window each is shuffled. Ranks may then
+/// have different numbers of batches, and ids are those of that epoch alone. Later epochs are those of a dlfs.Loader.
+///
+/// Threads that share it take turns. It cannot be used in a forked child.
+#[pyclass(frozen, module = "dlfs", name = "ShardLoader", weakref)]
+pub(crate) struct ShardLoader {
+    /// `None` once closed. Locked only while detached from the interpreter.
+    loader: parking_lot::Mutex<Option<dataset::ShardLoader>>,
+    fields: Arc<Fields>,
+}
+
+#[pymethods]
+impl ShardLoader {
+    #[new]
+    #[pyo3(signature = (address, index, *, open=None, **options))]
+    fn new(
+        address: &Bound<'_, PyAny>,
+        index: PathBuf,
+        open: Option<&Bound<'_, PyDict>>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<ShardLoader> {
+        let py = address.py();
+        let given = match open {
+            Some(open) => open.copy()?,
+            None => PyDict::new(py),
+        };
+        given.set_item("shards", true)?;
+        given.set_item("index", index)?;
+        let addresses = addresses(address)?;
+        let open = open_options(&given)?;
+        let load = loader_options(&options.map_or_else(|| PyDict::new(py), Clone::clone), None)?;
+        log::install(py)?;
+        let loader =
+            detached(py, |watch| dataset::ShardLoader::open(&addresses, &open, load, None, watch))?;
+        let fields = fields_of(&loader).map_err(|error| raise(py, &error))?;
+        let fields = Arc::new(fields);
+        Ok(ShardLoader { loader: Some(loader).into(), fields })
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Batch>>> {
+        log::hand_over(py)?;
+        let taken = self.with(py, |loader, watch| {
+            let mut batch = reader::Batch::new();
+            Ok(loader.next_into(&mut batch, watch)?.then_some(batch))
+        })?;
+        let held = |batch| Held::read(batch, Arc::clone(&self.fields), Vec::new());
+        taken.map(|batch| Batch::of(py, Arc::new(held(batch)), None)).transpose()
+    }
+
+    /// The epoch of the next batch.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |loader, _| Ok(loader.epoch()))
+    }
+
+    /// The state after the batches delivered so far: a dict that JSON can store. In the first epoch it has the places
+    /// of this rank's lanes.
+    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let state = self.with(py, |loader, _| Ok(loader.state()))?;
+        json(py)?.call_method1("loads", (state.to_json(),))
+    }
+
+    /// Goes on from a state, or in the first epoch from a list of the states of all ranks, which another world size
+    /// needs.
+    ///
+    /// Raises InvalidArgument (a ValueError) if it belongs to other shards, another seed or order, or lacks lanes of
+    /// this rank; the run is then unchanged.
+    fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = state.py();
+        let line = |state: &Bound<'_, PyAny>| match state.cast::<PyString>() {
+            Ok(text) => Ok(text.to_string()),
+            Err(_) => json(py)?.call_method1("dumps", (state,))?.extract::<String>(),
+        };
+        let text = match state.cast::<PyList>() {
+            Ok(ranks) => {
+                ranks.iter().map(|rank| line(&rank)).collect::<PyResult<Vec<_>>>()?.join("\n")
+            }
+            Err(_) => line(state)?,
+        };
+        let state = RunState::from_json(&text).map_err(|e| raise_invalid(py, e.report()))?;
+        self.with(py, |loader, watch| loader.set_state(&state, watch))
+    }
+
+    /// Ends the threads that read. Batches stay valid. Leaving a `with` does the same.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, |watch| {
+            let loader = turn(&self.loader, watch)?.take();
+            drop(loader); // after unlocking: it waits for its threads
+            Ok(())
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+impl ShardLoader {
+    /// Runs `work` detached from the interpreter.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut dataset::ShardLoader, &mut Signals) -> dlfs::Result<T> + Send,
+    ) -> PyResult<T> {
+        detached(py, |watch| {
+            let mut held = turn(&self.loader, watch)?;
+            let closed = || dlfs::Error::invalid("the loader is closed", "make another one");
+            work(held.as_mut().ok_or_else(closed)?, watch)
+        })
+    }
+}
+
+fn fields_of(loader: &dataset::ShardLoader) -> dlfs::Result<Fields> {
+    let set = loader.shards();
+    Ok(Fields::new(set.fields()?, set.field_types()?.clone()))
+}

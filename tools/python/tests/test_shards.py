@@ -1,0 +1,63 @@
+"""Shards that were not imported: the first epoch makes their index, and its states resume."""
+
+import io
+import tarfile
+
+import pytest
+
+import dlfs
+
+SHARDS, SAMPLES = 12, 25
+
+
+@pytest.fixture
+def shards(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for shard in range(SHARDS):
+        with tarfile.open(folder / f"{shard:03}.tar", "w") as archive:
+            for sample in range(SAMPLES):
+                for end, data in (("bin", bytes([sample]) * (4000 + shard)), ("cls", str(shard).encode())):
+                    member = tarfile.TarInfo(f"{shard:03}-{sample:03}.{end}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+    return folder
+
+
+def loader(shards, tmp_path, **more):
+    return dlfs.ShardLoader(
+        shards, tmp_path / "index", batch_size=8, order="global", seed=5, window=1536 << 10, **more
+    )
+
+
+def content(batch):
+    return [(label, bytes(sample["bin"])) for sample, label in zip(batch, batch.labels)]
+
+
+def expected():
+    return sorted((shard, bytes([sample]) * (4000 + shard)) for shard in range(SHARDS) for sample in range(SAMPLES))
+
+
+def test_all_epochs_have_every_sample_from_the_first_on(shards, tmp_path):
+    with loader(shards, tmp_path, epochs=3) as batches:
+        for epoch in range(3):
+            assert batches.epoch == epoch
+            found = [pair for batch in batches for pair in content(batch)]
+            assert sorted(found) == expected()
+        assert list(batches) == []
+    with pytest.raises(dlfs.InvalidArgument, match="closed"):
+        next(batches)
+
+
+def test_states_of_all_ranks_resume_at_another_world_size(shards, tmp_path):
+    found, states = [], []
+    for rank in range(3):
+        with loader(shards, tmp_path, rank=rank, world_size=3) as batches:
+            found += [pair for _ in range(4) for pair in content(next(batches))]
+            states.append(batches.state_dict())
+    with loader(shards, tmp_path) as batches:
+        with pytest.raises(dlfs.InvalidArgument, match="lacks lane"):
+            batches.load_state_dict(states[0])
+        batches.load_state_dict(states)
+        found += [pair for batch in batches for pair in content(batch)]
+    assert sorted(found) == expected()
