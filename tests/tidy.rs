@@ -92,8 +92,8 @@ const CIRCLES: &[(&str, &str, &str)] = &[
 const PURE: &str = "units checksum percent permutation metrics nvme address auth tcp format directory view order \
      plan posix report tier tokens";
 
-/// The same of folders in modules that do more.
-const PURE_FOLDERS: &str = "src/io/qpair/session/";
+/// The same of folders and files in modules that do more.
+const PURE_FOLDERS: &str = "src/io/qpair/session/ src/serve/shares.rs src/serve/shares/bucket.rs";
 
 /// Modules and names that pure modules may name: memory, errors, and the counters of several threads.
 const PURE_MAY_NAME: &str = "buf error sync Error ErrorKind Result";

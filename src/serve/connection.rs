@@ -4,8 +4,8 @@ mod authentication;
 mod events;
 mod progress;
 mod security;
+mod waiting;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::net::{SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use zerocopy::FromBytes;
 use super::access_log::Who;
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
 use super::controller_end::Traffic;
-use super::hosts::{HostId, MemoryWait};
+use super::hosts::HostId;
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::latency::Arrivals;
 use super::peers::Peer;
@@ -30,7 +30,7 @@ use dlfs_io::qpair::Completion;
 use dlfs_nvme::auth::Concatenation;
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
 use dlfs_nvme::nvme::sqe::fctype;
-use dlfs_nvme::nvme::{ConnectData, Cqe, Sqe, Status};
+use dlfs_nvme::nvme::{ConnectData, Cqe, Sgl, Sqe, Status};
 use dlfs_nvme::tcp::budget::TARGET_SEND_SLICES;
 use dlfs_nvme::tcp::controller::{
     CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
@@ -39,6 +39,7 @@ use dlfs_nvme::tcp::{Digests, ProtocolError};
 use progress::{Arrived, Progress};
 pub(super) use security::Scratch;
 use security::{Carriage, LATE_HANDSHAKE};
+use waiting::{Need, Waiting};
 
 /// One connection of a host.
 pub(super) struct HostConnection {
@@ -59,17 +60,16 @@ pub(super) struct HostConnection {
     is_authenticated: bool,
     /// The authentication in progress.
     authentication: Option<Box<Authentication>>,
-    /// Checked commands that wait for memory, oldest first.
-    waiting: VecDeque<(CommandId, MemoryNeed)>,
+    waiting: Waiting,
     /// Start of the wait for memory, by commands or by paused receiving. Each start of a waiting command
     /// resets it.
     waiting_since: Option<Instant>,
-    /// True while the poller lists this connection as waiting for memory.
-    pub(super) is_listed: bool,
     /// True while receiving is paused until memory is free.
     pub(super) is_paused: bool,
     /// Bytes of buffers that the device or the host currently uses.
     held_bytes: usize,
+    /// Index of the namespace's queue of the last command that began.
+    space: usize,
     /// The queue's host, and the bytes accounted to the host so far.
     host: Option<(HostId, usize)>,
     /// True while the connection counts as load of its poller.
@@ -95,26 +95,6 @@ pub(super) struct HostConnection {
     terminated: Option<Instant>,
     /// End of draining: the target has closed its side of the socket, and waits for the host to close.
     drained: Option<Instant>,
-}
-
-/// The memory that a waiting command needs.
-#[derive(Debug, Clone, Copy)]
-enum MemoryNeed {
-    /// The data of an I/O command.
-    Io(Request),
-    /// The response data of an admin command: this many bytes.
-    Answer(u32),
-    /// Data of an admin command, which the host has yet to send: this many bytes.
-    AdminData(u32),
-}
-
-impl MemoryNeed {
-    fn len_bytes(&self) -> usize {
-        match self {
-            MemoryNeed::Io(request) => request.len_bytes as usize,
-            MemoryNeed::Answer(len) | MemoryNeed::AdminData(len) => *len as usize,
-        }
-    }
 }
 
 /// The reason why a connection closes.
@@ -172,11 +152,11 @@ impl HostConnection {
             queue: None,
             is_authenticated: false,
             authentication: None,
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             waiting_since: None,
-            is_listed: false,
             is_paused: false,
             held_bytes: 0,
+            space: 0,
             host: None,
             is_load: true,
             async_events: Vec::new(),
@@ -222,16 +202,40 @@ impl HostConnection {
     /// Returns the connection's memory to the poller's accounts, before it closes.
     pub(super) fn leave(&mut self, backend: &mut Backend) {
         self.forget_waiting(backend);
+        if self.waiting.is_listed != [false; 2] || self.is_dirty {
+            backend.sharing.forget(self.index, self.host_id());
+        }
         if let Some((host, known)) = self.host.take() {
             backend.hosts.change(host, known, 0);
-            backend.hosts.leave(host);
+            if backend.hosts.leave(host) {
+                backend.sharing.leave(host);
+            }
         }
     }
 
-    fn forget_waiting(&mut self, backend: &mut Backend) {
-        backend.num_waiting -= self.waiting.len();
-        self.waiting.clear();
-        self.waiting_since = None;
+    /// Returns whether only its host, or its Keep Alive Timeout, can change anything.
+    pub(super) fn is_idle(&self) -> bool {
+        let is_open = self.queue.is_some() && self.is_authenticated && self.drained.is_none();
+        is_open
+            && !self.is_paused
+            && !self.has_waiting()
+            && !self.wants_to_send()
+            && !self.protocol.is_within_pdu()
+            && self.protocol.outstanding() == self.num_parked()
+    }
+
+    /// The deadline of Keep Alive, of an admin queue.
+    pub(super) fn keep_alive_deadline(&self) -> Option<Instant> {
+        self.queue.as_ref().filter(|queue| queue.qid == 0)?.keep_alive_deadline()
+    }
+
+    /// Frees memory left behind by a burst of commands.
+    fn shrink(&mut self) {
+        self.protocol.shrink();
+        self.waiting.shrink();
+        if self.protocol.outstanding() == 0 {
+            self.arrivals = Arrivals::default();
+        }
     }
 
     /// Bytes that the device or the host currently uses.
@@ -241,11 +245,6 @@ impl HostConnection {
 
     pub(super) fn is_from(&self, peer: Peer) -> bool {
         Peer::from(self.peer.ip()) == peer
-    }
-
-    /// Returns whether commands wait for memory.
-    pub(super) fn is_waiting_for_memory(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// Returns whether there is memory for the data of one receive call. If not, the data stay in the
@@ -275,28 +274,6 @@ impl HostConnection {
         if self.protocol.is_within_pdu() {
             self.arriving.begin(now);
         }
-    }
-
-    /// The memory that the connection has waited for during `limit` or longer. `None` if its host makes no
-    /// progress, or if its own limit, rather than other hosts, keeps it waiting.
-    pub(super) fn memory_wait(
-        &self,
-        now: Instant,
-        limit: Duration,
-        connection_bytes: usize,
-    ) -> Option<MemoryWait> {
-        let long = |since| now.saturating_duration_since(since) >= limit;
-        let len = self.waiting.front().map_or(0, |(_, need)| need.len_bytes());
-        let is_long = self.waiting_since.is_some_and(long)
-            && !self.is_stalled(now, limit)
-            && self.may_hold(len, connection_bytes);
-        is_long.then(|| MemoryWait { host: self.host.map(|(host, _)| host), len })
-    }
-
-    /// Returns whether the connection may hold `len` more bytes. One command is always allowed.
-    fn may_hold(&self, len: usize, connection_bytes: usize) -> bool {
-        let holds = self.holds_bytes();
-        holds == 0 || holds + len <= connection_bytes
     }
 
     /// Returns whether the host owed responses or data for `limit` and neither read nor sent enough.
@@ -453,7 +430,7 @@ impl HostConnection {
                     self.held_bytes -= buf.len();
                     self.answer(id, &sqe, 0, IoBuf::empty(), backend);
                 }
-                Some(_) => self.end_write(id, &sqe, buf, backend),
+                Some(_) => self.end_write(id, &sqe, buf, backend, now),
             },
             Event::Damaged { buf } => {
                 if let Some(queue) = &self.queue {
@@ -518,7 +495,10 @@ impl HostConnection {
                     cqe.sqhd.set(Cqe::SQHD_NO_FLOW_CONTROL);
                 }
                 self.protocol.finish_with(id, cqe);
-                self.host = Some((backend.hosts.enter(&queue.controller.accounted_to()), 0));
+                let nqn = queue.controller.accounted_to();
+                let host = backend.hosts.enter(&nqn);
+                backend.sharing.enter(host, &nqn);
+                self.host = Some((host, 0));
                 self.is_authenticated = !queue.must_authenticate;
                 self.queue = Some(queue);
             }
@@ -536,7 +516,7 @@ impl HostConnection {
         match data {
             DataTransfer::None => self.answer(id, sqe, 0, IoBuf::empty(), backend),
             DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
-                self.start_or_wait(id, MemoryNeed::Answer(room), backend, now);
+                self.start_or_wait(id, Need::Answer(room), backend, now);
             }
             // A buffer larger than any response needs is refused, unless the command is refused anyway.
             DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
@@ -547,7 +527,7 @@ impl HostConnection {
                 self.receive_into(id, IoBuf::zeroed(len as usize));
             }
             DataTransfer::FromHost { len, in_capsule: false } => {
-                self.start_or_wait(id, MemoryNeed::AdminData(len), backend, now);
+                self.start_or_wait(id, Need::AdminData(len), backend, now);
             }
         }
     }
@@ -603,13 +583,16 @@ impl HostConnection {
                 return self.fail(id, status.do_not_retry());
             }
         };
+        if let Some(host) = self.host_id() {
+            backend.sharing.note(host, now);
+        }
         self.arrivals.set(id, request.kind.recorder(), now);
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have arrived already, so they cannot wait for the pool.
                 self.receive_into(id, backend.take_for_capsule(len as usize));
             }
-            _ => self.start_or_wait(id, MemoryNeed::Io(request), backend, now),
+            _ => self.start_or_wait(id, Need::Io(request), backend, now),
         }
     }
 
@@ -619,102 +602,26 @@ impl HostConnection {
         self.protocol.receive(id, buf);
     }
 
-    fn start_or_wait(
+    /// Submits a write all of whose data have arrived, once it is its turn.
+    fn end_write(
         &mut self,
         id: CommandId,
-        need: MemoryNeed,
+        sqe: &Sqe,
+        buf: IoBuf,
         backend: &mut Backend,
         now: Instant,
     ) {
-        if self.is_waiting_for_memory() || !self.start(id, &need, backend, now) {
-            self.waiting.push_back((id, need));
-            backend.num_waiting += 1;
-            self.waiting_since.get_or_insert(now);
-        }
-    }
-
-    /// Starts the data transfer of a read, of a write (R2T) or of an admin command. Returns `false` if
-    /// there is no memory.
-    fn start(
-        &mut self,
-        id: CommandId,
-        need: &MemoryNeed,
-        backend: &mut Backend,
-        now: Instant,
-    ) -> bool {
-        let len = need.len_bytes();
-        let request = match need {
-            MemoryNeed::Io(request) => Some(request),
-            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => None,
-        };
-        if let Some(request) = request
-            && request.kind == Kind::Flush
-        {
-            backend.push(request, IoBuf::empty(), self.tag(id, Kind::Flush));
-            return true;
-        }
-        if !self.may_hold(len, backend.connection_bytes) {
-            return false;
-        }
-        if let Some(request) = request
-            && request.kind == Kind::Read
-            && !request.forces_unit_access
-            && let Some(bytes) = backend.borrow(request)
-        {
-            self.note_end(id, backend);
-            self.protocol.send_data(id, bytes);
-            return true;
-        }
-        self.account(backend);
-        let free_bytes = backend.pool.free_bytes();
-        let host = self.host.map(|(host, _)| host);
-        if !backend.hosts.may_take(&MemoryWait { host, len }, free_bytes) {
-            return false;
-        }
-        let Some(buf) = backend.pool.take(len) else { return false };
-        match need {
-            MemoryNeed::Io(request) if request.kind == Kind::Read => {
-                self.held_bytes += len;
-                backend.push(request, buf, self.tag(id, Kind::Read));
-            }
-            MemoryNeed::Io(_) | MemoryNeed::AdminData(_) => {
-                self.awaited.begin(now);
-                self.receive_into(id, buf);
-            }
-            MemoryNeed::Answer(room) => {
-                let sqe = *self.protocol.sqe(id);
-                self.answer(id, &sqe, *room, buf, backend);
-            }
-        }
-        true
-    }
-
-    /// Starts waiting commands while there is memory; returns whether any was started.
-    pub(super) fn start_waiting(&mut self, backend: &mut Backend, now: Instant) -> bool {
-        let before = self.waiting.len();
-        while let Some((id, need)) = self.waiting.pop_front() {
-            if !self.start(id, &need, backend, now) {
-                self.waiting.push_front((id, need));
-                break;
-            }
-        }
-        let started = before - self.waiting.len();
-        backend.num_waiting -= started;
-        if started > 0 {
-            self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
-        }
-        started > 0
-    }
-
-    /// Submits a write all of whose data have arrived.
-    fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let len = buf.len() as u32;
         let in_capsule = true;
         // Repeats the check made before the data were requested: the namespace may have changed since.
         let Some(queue) = &self.queue else { return };
         let data = DataTransfer::FromHost { len, in_capsule };
         match backend.check(sqe, data, &queue.controller.access) {
-            Ok(request) => backend.push(&request, buf, self.tag(id, request.kind)),
+            Ok(request) => {
+                // Limits have let the others begin before their data were requested.
+                let is_charged = sqe.sgl.identifier != Sgl::IN_CAPSULE;
+                self.start_or_wait(id, Need::Written { request, buf, is_charged }, backend, now);
+            }
             Err(status) => {
                 self.held_bytes -= buf.len();
                 Counters::add(&backend.counters.errors, 1);
@@ -749,18 +656,15 @@ impl HostConnection {
                 self.fail(tag.id, status_of(&error, kind));
             }
             (Ok(()), Kind::Read) => {
-                backend.tally.reads += 1;
-                backend.tally.read_bytes += len as u64;
+                backend.count(self.host_id(), false, len);
                 self.protocol.send_data(tag.id, completion.buf.freeze());
             }
             (Ok(()), Kind::DurableWrite) => {
-                backend.tally.writes += 1;
-                backend.tally.written_bytes += len as u64;
+                backend.count(self.host_id(), true, len);
                 backend.push(&Request::flush(queue), IoBuf::empty(), self.tag(tag.id, Kind::Flush));
             }
             (Ok(()), Kind::Write) => {
-                backend.tally.writes += 1;
-                backend.tally.written_bytes += len as u64;
+                backend.count(self.host_id(), true, len);
                 self.protocol.finish(tag.id, Status::SUCCESS, 0);
             }
             (Ok(()), Kind::Flush) => self.protocol.finish(tag.id, Status::SUCCESS, 0),
@@ -774,18 +678,34 @@ impl HostConnection {
         }
     }
 
-    /// Sends as much as the socket accepts, gathered from headers and I/O buffers.
-    pub(super) fn send(&mut self, scratch: &mut Scratch, now: Instant) -> Result<(), Closed> {
+    /// Sends as much as the socket accepts, gathered from headers and I/O buffers, or not much more than
+    /// `max` bytes; returns how many.
+    pub(super) fn send(
+        &mut self,
+        scratch: &mut Scratch,
+        max: usize,
+        now: Instant,
+    ) -> Result<usize, Closed> {
+        let before = self.traffic.sent_bytes;
+        self.send_some(scratch, max, now)?;
+        Ok((self.traffic.sent_bytes - before) as usize)
+    }
+
+    fn send_some(&mut self, scratch: &mut Scratch, max: usize, now: Instant) -> Result<(), Closed> {
         self.is_blocked = false;
         if self.wants_to_send() {
             self.sending.begin(now);
         }
         if matches!(self.carriage, Carriage::Tls(_)) {
-            return self.send_secured(scratch, now);
+            return self.send_secured(scratch, max, now);
         }
+        let mut left = max;
         while self.wants_to_send() {
+            if left == 0 {
+                return Ok(());
+            }
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
-            let num_slices = self.protocol.gather(&mut slices);
+            let num_slices = self.protocol.gather_at_most(&mut slices, left);
             // A send to a disconnected host must return an error, never raise SIGPIPE.
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             let mut control = SendAncillaryBuffer::default();
@@ -794,6 +714,7 @@ impl HostConnection {
                 Ok(len) if len > asked => return Err(MISCOUNTED),
                 Ok(len) => {
                     self.protocol.sent(len);
+                    left = left.saturating_sub(len);
                     self.traffic.sent_bytes += len as u64;
                     self.sending.advance(now, len);
                 }
@@ -811,7 +732,7 @@ impl HostConnection {
 
     /// Checks all time limits: lost controller, Keep Alive Timeout, Connect, unread responses, unsent data.
     pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
-        self.protocol.shrink();
+        self.shrink();
         self.deliver(&backend.subsystem, now);
         let options = &backend.subsystem.options;
         let passed = |since: Instant, limit: Duration| has_passed(now, since, limit);

@@ -36,7 +36,7 @@ pub(super) struct MemoryWait {
 
 /// Index of a host that has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct HostId(usize);
+pub(super) struct HostId(pub(super) usize);
 
 impl Hosts {
     /// Adds a queue of `nqn`, and the host itself with its first queue.
@@ -54,14 +54,16 @@ impl Hosts {
         HostId(index)
     }
 
-    /// Removes a queue of the host; the queue must have returned its memory.
-    pub(super) fn leave(&mut self, host: HostId) {
+    /// Removes a queue of the host; the queue must have returned its memory. Returns whether it was the last.
+    pub(super) fn leave(&mut self, host: HostId) -> bool {
         let entry = &mut self.hosts[host.0];
         entry.num_queues -= 1;
-        if entry.num_queues == 0 {
+        let is_last = entry.num_queues == 0;
+        if is_last {
             self.by_nqn.remove(&entry.nqn);
             self.hosts.remove(host.0);
         }
+        is_last
     }
 
     /// Changes the bytes held by one queue of the host from `before` to `now`.

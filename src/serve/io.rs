@@ -1,9 +1,12 @@
 //! NVM commands: checks them against the namespace, submits them to its queue pair, and maps errors to NVMe
 //! statuses.
 
+mod turns;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Instant;
 
 use slab::Slab;
 
@@ -11,6 +14,8 @@ use super::hosts::Hosts;
 use super::latency::EndedCommands;
 use super::namespaces::ServedNamespace;
 use super::options::Access;
+use super::shares::bucket::Class;
+use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -20,6 +25,8 @@ use dlfs_nvme::nvme::sqe::{FUA, nvm};
 use dlfs_nvme::nvme::{Sqe, Status};
 use dlfs_nvme::tcp::budget::TARGET_RECEIVE_BYTES;
 use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
+use turns::MIN_WINDOW_BYTES;
+pub(super) use turns::SILENCE;
 
 /// State that all connections of one poller share: queue pairs, memory, counters.
 pub(super) struct Backend {
@@ -43,6 +50,10 @@ pub(super) struct Backend {
     pub(super) by_nsid: Vec<u32>,
     /// Maximum bytes of the pool that one connection may hold.
     pub(super) connection_bytes: usize,
+    /// Limits and turns of hosts.
+    pub(super) sharing: Sharing,
+    /// Time of the last completion of a device.
+    pub(super) last_done: Instant,
 }
 
 /// A namespace's queue pair, and the I/O that waits for room in it.
@@ -54,13 +65,31 @@ pub(super) struct NamespaceQueue {
     pub(super) pending: VecDeque<Io>,
     /// True if the namespace accepts no new command.
     pub(super) is_removed: bool,
+    /// The namespace's limits.
+    pub(super) class: Option<Arc<Class>>,
+    /// Bytes of queued and outstanding I/O.
+    pub(super) open_bytes: u64,
+    /// The bytes beyond which commands wait for their turns while several hosts use the poller.
+    pub(super) window: u64,
+    /// True if a command waits for that.
+    pub(super) is_gated: bool,
 }
 
 impl NamespaceQueue {
     pub(super) fn new(served: &ServedNamespace, queue_pair: Box<dyn QueuePair>) -> NamespaceQueue {
         let nsid = served.nsid;
         let read_only = served.read_only;
-        NamespaceQueue { nsid, read_only, queue_pair, pending: VecDeque::new(), is_removed: false }
+        NamespaceQueue {
+            nsid,
+            read_only,
+            queue_pair,
+            pending: VecDeque::new(),
+            is_removed: false,
+            class: None,
+            open_bytes: 0,
+            window: MIN_WINDOW_BYTES,
+            is_gated: false,
+        }
     }
 
     /// Returns whether the namespace has queued or outstanding I/O.
@@ -214,22 +243,21 @@ impl Backend {
             // Hosts force unit access to repeat a read whose data they found corrupt.
             queue.queue_pair.report_corrupt(request.slba, buf.len());
         }
+        queue.open_bytes += buf.len() as u64;
         let io = Io { op, slba: request.slba, buf, tag: tag.to_u64() };
         queue.pending.push_back(io);
     }
 
     /// Borrows a read's data from the device, if the device lends them.
-    pub(super) fn borrow(&mut self, request: &Request) -> Option<SharedBuf> {
+    pub(super) fn borrow(&self, request: &Request) -> Option<SharedBuf> {
         let queue = &self.queues[request.queue].queue_pair;
-        let bytes = queue.borrow(request.slba, request.len_bytes as usize)?;
-        self.tally.reads += 1;
-        self.tally.read_bytes += bytes.len() as u64;
-        Some(bytes)
+        queue.borrow(request.slba, request.len_bytes as usize)
     }
 
     /// Adds this iteration's counts to the counters that all pollers share.
     pub(super) fn publish_counts(&mut self) {
         self.tally.publish_counts(&self.counters);
+        self.sharing.publish_counts();
     }
 
     /// Returns whether any I/O is queued or outstanding.
@@ -244,7 +272,8 @@ impl Backend {
     }
 
     /// Adds the queue of a namespace; returns its index in `queues`.
-    pub(super) fn add_queue(&mut self, queue: NamespaceQueue) -> usize {
+    pub(super) fn add_queue(&mut self, mut queue: NamespaceQueue) -> usize {
+        queue.class = self.sharing.class_of(queue.nsid);
         let nsid = queue.nsid.0 as usize;
         let index = self.queues.insert(queue);
         self.by_nsid.resize(self.by_nsid.len().max(nsid + 1), NO_QUEUE);

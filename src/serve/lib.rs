@@ -26,6 +26,8 @@
 //! - A write reaches the device only after all its data have arrived with correct digests.
 //! - Every wait has a limit: Connect, keep alive, unread responses, stopping.
 //!
+//! Hosts share a poller by turns, and may have limits (`sharing.rs`).
+//!
 //! Read `poller.rs` first (the poll loop), then `connection.rs`.
 
 mod access_log;
@@ -43,6 +45,8 @@ mod namespaces;
 mod options;
 mod peers;
 mod poller;
+mod shares;
+mod sharing;
 mod stats;
 mod subsystem;
 mod tls_keys;
@@ -58,6 +62,8 @@ pub use access_log::{AccessEvent, AccessKind, AccessLog};
 pub use latency::CommandLatency;
 pub use namespaces::{MAX_NSID, PreparedNamespace, ServedNamespace};
 pub use options::{Access, HostKeys, TargetOptions};
+pub use shares::bucket::Limits;
+pub use shares::rules::{HostPattern, HostRule, HostUsage, Limiter, Rules};
 pub use stats::{Commands, TargetStats};
 pub use subsystem::ConnectedController;
 
@@ -105,6 +111,8 @@ impl Measured for Meter {
         let subsystem = self.subsystem.options.nqn.as_str();
         stats.measure(subsystem, snapshot);
         self.counters.latencies.read().measure(subsystem, snapshot);
+        let options = &self.subsystem.options;
+        options.limiter.measure(&options.nqn, snapshot);
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::access_log::AccessLog;
+use super::shares::rules::Limiter;
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::Cpus;
 use dlfs_io::tls;
@@ -93,6 +94,8 @@ pub struct TargetOptions {
     /// Reports Asymmetric Namespace Access (ANA): [`Target::drain`](super::Target::drain) then tells hosts
     /// that the namespaces are inaccessible here, so that they use other paths.
     pub ana: bool,
+    /// Limits and weights of hosts and namespaces, which may change at any time. Several targets may share it.
+    pub limiter: Limiter,
     /// Receives an event for each host that connects, is refused or leaves.
     pub access_log: Option<Arc<dyn AccessLog>>,
 }
@@ -178,6 +181,7 @@ impl TargetOptions {
             hold: false,
             max_nsid: 0,
             ana: false,
+            limiter: Limiter::default(),
             access_log: None,
         }
     }

@@ -1,6 +1,8 @@
 //! A poller thread: moves data between sockets and queue pairs.
 
 mod changes;
+mod rest;
+mod turns;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,9 +23,10 @@ use super::connection::{Closed, HostConnection, Scratch, is_transient};
 use super::exponentiations::Computed;
 use super::hosts::{Hosts, MemoryWait};
 use super::io::{
-    Backend, Change, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, Tag,
+    Backend, Change, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, SILENCE, Tag,
 };
 use super::peers::{Limit, Peer, PeerLimits};
+use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
 use super::warnings::WarningKind;
@@ -121,8 +124,6 @@ pub(super) struct Poller {
     next_generation: u32,
     /// Connections with bytes to send.
     dirty: Vec<usize>,
-    /// Connections with commands that wait for memory.
-    waiting_for_memory: Vec<usize>,
     /// Connections that do not receive until memory is free.
     paused: Vec<usize>,
     scratch: Scratch,
@@ -169,7 +170,6 @@ impl Poller {
             unconnected: VecDeque::new(),
             next_generation: 0,
             dirty: Vec::new(),
-            waiting_for_memory: Vec::new(),
             paused: Vec::new(),
             scratch: Scratch::new(),
             done: Vec::with_capacity(TARGET_MAX_COMPLETIONS),
@@ -185,7 +185,7 @@ impl Poller {
             let now = Instant::now();
             if self.poll_once(now) {
                 self.spinning.worked(0);
-            } else if !self.spinning.spin(now) {
+            } else if !self.spinning.spin(now) && !self.backend.widen(now) {
                 self.sleep(now);
                 self.spinning.slept(now.elapsed());
             }
@@ -204,6 +204,7 @@ impl Poller {
     /// One iteration of the poll loop; returns whether there was work.
     fn poll_once(&mut self, now: Instant) -> bool {
         self.backend.ended.record(now);
+        self.backend.refresh_shares(now);
         let mut events =
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let num_events = self.wait_for_events(&mut events);
@@ -219,14 +220,16 @@ impl Poller {
                 index => self.socket_ready(index as usize, flags, now),
             }
         }
+        let num_started = self.start_waiting(now);
         let num_completed = self.run_devices(now);
         self.backend.publish_counts(); // before the responses: a host that has one sees it counted
         self.send_dirty(now);
-        let num_started = self.start_waiting(now) + self.resume_paused(now);
+        let num_resumed = self.resume_paused(now);
         if now >= self.next_tick {
             self.tick(now);
         }
-        num_events + num_completed + num_started > 0
+        num_events + num_completed + num_started + num_resumed > 0
+            || !self.backend.sharing.sends.is_empty()
     }
 
     fn wait_for_events(&self, events: &mut [epoll::Event]) -> usize {
@@ -238,7 +241,11 @@ impl Poller {
     /// Sleeps until a socket or device is ready, or until the next tick. Does not allocate.
     fn sleep(&mut self, now: Instant) {
         let mut until = self.next_tick;
+        until = self.backend.sharing.wake_at.map_or(until, |at| until.min(at));
         for (_, queue) in &self.backend.queues {
+            if queue.is_gated {
+                until = until.min(self.backend.last_done + SILENCE);
+            }
             until = queue.queue_pair.next_timeout().map_or(until, |at| until.min(at));
             if queue.is_busy() && queue.queue_pair.notice() == Notice::Poll {
                 return;
@@ -252,6 +259,7 @@ impl Poller {
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         // The next iteration finds the cause of the wakeup.
         let _ = poll(&mut fds, Some(&timeout));
+        Counters::add(&self.backend.counters.wakeups, 1);
     }
 
     fn take_mail(&mut self, now: Instant) {
@@ -487,11 +495,11 @@ impl Poller {
             connection.is_load = false;
             self.mailboxes[self.number].load.fetch_sub(1, Ordering::Relaxed);
         }
-        if connection.is_waiting_for_memory() && !connection.is_listed {
-            connection.is_listed = true;
-            self.waiting_for_memory.push(index);
-        }
+        connection.list_waiting(&mut self.backend.sharing.starts);
         self.mark_dirty(index);
+        if !self.connections[index].is_dirty {
+            self.end_rest_if_busy(index, now);
+        }
     }
 
     fn mark_dirty(&mut self, index: usize) {
@@ -520,11 +528,16 @@ impl Poller {
             num_completed += queue.queue_pair.poll(now, max, &mut done);
             for completion in done.drain(..) {
                 self.last_len = completion.buf.len();
+                let queue = &mut self.backend.queues[number];
+                queue.open_bytes = queue.open_bytes.saturating_sub(self.last_len as u64);
                 self.complete(number, completion);
             }
             self.done = done;
             self.forget_if_over(number);
             number += 1;
+        }
+        if num_completed > 0 {
+            self.backend.last_done = now;
         }
         num_completed
     }
@@ -538,45 +551,6 @@ impl Poller {
         };
         connection.complete(queue, tag, completion, &mut self.backend);
         self.mark_dirty(tag.connection);
-    }
-
-    fn send_dirty(&mut self, now: Instant) {
-        let mut dirty = std::mem::take(&mut self.dirty);
-        for index in dirty.drain(..) {
-            let Some(connection) = self.connections.get_mut(index) else { continue };
-            connection.is_dirty = false;
-            let sent = connection.send(&mut self.scratch, now);
-            connection.account(&mut self.backend);
-            match sent {
-                Err(closed) => self.close(index, closed, now),
-                Ok(()) if connection.is_blocked => watch(&self.epoll, index, connection),
-                Ok(()) => {}
-            }
-        }
-        self.dirty = dirty;
-    }
-
-    /// Starts commands for which memory is free now; the next iteration handles their progress. Returns how
-    /// many connections started commands.
-    fn start_waiting(&mut self, now: Instant) -> usize {
-        let mut num_started = 0;
-        let mut waiting_for_memory = std::mem::take(&mut self.waiting_for_memory);
-        waiting_for_memory.retain(|&index| {
-            let Some(connection) = self.connections.get_mut(index) else { return false };
-            if !connection.is_listed {
-                return false; // another connection reuses the index
-            }
-            let started = connection.start_waiting(&mut self.backend, now);
-            let is_waiting_for_memory = connection.is_waiting_for_memory();
-            connection.is_listed = is_waiting_for_memory;
-            if started {
-                num_started += 1;
-                self.mark_dirty(index);
-            }
-            is_waiting_for_memory
-        });
-        self.waiting_for_memory = waiting_for_memory;
-        num_started
     }
 
     /// Resumes receiving on connections for which memory is free again; returns how many.
@@ -631,7 +605,7 @@ impl Poller {
 
     /// Checks all time limits.
     fn tick(&mut self, now: Instant) {
-        self.next_tick = now + if self.connections.is_empty() { IDLE_TICK } else { TICK };
+        self.next_tick = self.following_tick(now);
         if self.accept_paused {
             self.pause_accepting(false);
         }
@@ -667,6 +641,9 @@ impl Poller {
 
     fn close(&mut self, index: usize, closed: Closed, now: Instant) {
         let mut connection = self.connections.remove(index);
+        if connection.is_dirty {
+            self.dirty.retain(|&dirty| dirty != index);
+        }
         connection.log_closed(closed, now);
         connection.leave(&mut self.backend);
         self.peer_limits.remove(Peer::from(connection.peer.ip()));
@@ -709,7 +686,10 @@ fn make_backend(
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
     let served: Vec<_> = subsystem.namespaces.read().values().cloned().collect();
     let ended = counters.latencies.of_poller();
+    let options = &subsystem.options;
     let mut backend = Backend {
+        sharing: Sharing::new(options.limiter.clone(), options.nqn.clone()),
+        last_done: Instant::now(),
         subsystem,
         counters,
         tally: Tally::default(),

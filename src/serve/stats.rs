@@ -33,6 +33,8 @@ pub struct TargetStats {
     pub written_bytes: u64,
     /// I/O commands with an error response.
     pub errors: u64,
+    /// Wake-ups of pollers that slept.
+    pub wakeups: u64,
     /// Commands that have arrived, including failed ones.
     pub commands: Commands,
 }
@@ -42,7 +44,7 @@ impl TargetStats {
     pub(crate) fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
         let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } =
             *self;
-        let TargetStats { reads, read_bytes, writes, written_bytes, errors, .. } = *self;
+        let TargetStats { reads, read_bytes, writes, written_bytes, errors, wakeups, .. } = *self;
         for (metric, value) in [
             (&metrics::TARGET_CONTROLLERS, controllers),
             (&metrics::TARGET_CONNECTIONS, connections),
@@ -51,6 +53,7 @@ impl TargetStats {
             (&metrics::TARGET_CONNECTIONS_REFUSED, refused),
             (&metrics::TARGET_EVICTIONS, evicted),
             (&metrics::TARGET_ERRORS, errors),
+            (&metrics::TARGET_WAKEUPS, wakeups),
             (&metrics::TARGET_READS, reads),
             (&metrics::TARGET_READ_BYTES, read_bytes),
             (&metrics::TARGET_WRITES, writes),
@@ -130,6 +133,7 @@ pub(super) struct Counters {
     pub(super) writes: AtomicU64,
     pub(super) written_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
+    pub(super) wakeups: AtomicU64,
     commands: [AtomicU64; KINDS.len()],
     pub(super) latencies: Latencies,
 }
@@ -185,6 +189,7 @@ impl Counters {
             writes: value(&self.writes),
             written_bytes: value(&self.written_bytes),
             errors: value(&self.errors),
+            wakeups: value(&self.wakeups),
             commands: Commands(self.commands.each_ref().map(value)),
         }
     }

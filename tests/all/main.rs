@@ -101,6 +101,7 @@ mod sample_ranges;
 mod scattered;
 mod shards;
 mod shared_device;
+mod shares;
 mod staging;
 mod store;
 mod store_processes;

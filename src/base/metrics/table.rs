@@ -31,10 +31,22 @@ metrics! {
     TARGET_COMMANDS Counter "dlfs_target_commands" ["subsystem", "command"]
         "Commands that arrived, also those that failed.";
     TARGET_ERRORS Counter "dlfs_target_errors" ["subsystem"] "I/O commands with an error response.";
+    TARGET_WAKEUPS Counter "dlfs_target_wakeups" ["subsystem"] "Wake-ups of pollers that slept.";
     TARGET_READS Counter "dlfs_target_reads" ["subsystem"] "Successful reads.";
     TARGET_READ_BYTES Counter "dlfs_target_read_bytes" ["subsystem"] "Bytes of successful reads.";
     TARGET_WRITES Counter "dlfs_target_writes" ["subsystem"] "Successful writes.";
     TARGET_WRITTEN_BYTES Counter "dlfs_target_written_bytes" ["subsystem"] "Bytes of successful writes.";
+
+    TARGET_HOST_READS Counter "dlfs_target_host_reads" ["subsystem", "host"]
+        "Successful reads of a host.";
+    TARGET_HOST_READ_BYTES Counter "dlfs_target_host_read_bytes" ["subsystem", "host"]
+        "Bytes of successful reads of a host.";
+    TARGET_HOST_WRITES Counter "dlfs_target_host_writes" ["subsystem", "host"]
+        "Successful writes of a host.";
+    TARGET_HOST_WRITTEN_BYTES Counter "dlfs_target_host_written_bytes" ["subsystem", "host"]
+        "Bytes of successful writes of a host.";
+    TARGET_HOST_THROTTLED_SECONDS Counter "dlfs_target_host_throttled_seconds" ["subsystem", "host"]
+        "Time for which limits kept commands of a host waiting, on all pollers together.";
 
     TARGET_COMMAND_SECONDS Histogram "dlfs_target_command_seconds" ["subsystem", "command"]
         "Time from the arrival of a read, write or flush to its response.";

@@ -29,7 +29,7 @@ const _: () = assert!(size_of::<Sgl>() == 16);
 
 impl Sgl {
     /// Data block with offset subtype: the data follow in the same capsule.
-    pub(crate) const IN_CAPSULE: u8 = 0x01;
+    pub const IN_CAPSULE: u8 = 0x01;
     /// Transport data block: the data move by C2HData, or by R2T and H2CData.
     pub(crate) const TRANSPORT: u8 = 0x5A;
 

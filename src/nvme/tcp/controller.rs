@@ -348,7 +348,12 @@ impl Connection {
 
     /// Fills `slices` with the next bytes to send; returns the number of slices used.
     pub fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.transmit.gather(slices)
+        self.gather_at_most(slices, usize::MAX)
+    }
+
+    /// As [`Connection::gather`], but of at most `max` bytes.
+    pub fn gather_at_most<'a>(&'a mut self, slices: &mut [IoSlice<'a>], max: usize) -> usize {
+        self.transmit.gather(slices, max)
     }
 
     /// Reports that the next `len` bytes of [`Connection::gather`] were sent.
@@ -382,9 +387,13 @@ impl Connection {
 
     /// Frees excess memory left behind by a burst of commands.
     pub fn shrink(&mut self) {
-        if self.outstanding() == 0 && self.slots.len() > MAX_IDLE_SLOTS {
-            (self.slots, self.free) = (Vec::new(), Vec::new());
+        if self.outstanding() == 0 {
+            self.cids = CidSet::default();
+            if self.slots.len() > MAX_IDLE_SLOTS {
+                (self.slots, self.free) = (Vec::new(), Vec::new());
+            }
         }
+        self.transmit.shrink();
         if self.unsent.is_empty() && self.unsent.capacity() > 2 * MAX_IDLE_SLOTS {
             self.unsent = VecDeque::new();
         }
@@ -617,7 +626,7 @@ impl CidSet {
 }
 
 /// Number of slots that an idle connection keeps.
-const MAX_IDLE_SLOTS: usize = 128;
+const MAX_IDLE_SLOTS: usize = 16;
 
 /// Maximum in-capsule data of a Fabrics or admin command.
 pub const FABRICS_CAPSULE_DATA_BYTES: u32 = 8192;

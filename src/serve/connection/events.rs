@@ -1,12 +1,11 @@
 //! Actions that the target starts itself: it reports events, fails waiting commands, and drains.
 
-use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::time::Instant;
 
 use super::super::io::{Backend, Kind};
 use super::super::stats::Counters;
-use super::{ANA_LIMIT, CommandId, HostConnection, MemoryNeed, has_passed};
+use super::{ANA_LIMIT, HostConnection, Need, has_passed};
 use dlfs_nvme::nvme::Status;
 
 impl HostConnection {
@@ -31,43 +30,39 @@ impl HostConnection {
         if self.waiting.is_empty() || !self.waiting_since.is_some_and(is_long) {
             return;
         }
-        let is_read = |(_, need): &(CommandId, MemoryNeed)| match need {
-            MemoryNeed::Io(request) => request.kind == Kind::Read,
-            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => false,
-        };
+        let is_read =
+            |need: &Need| need.request().is_some_and(|request| request.kind == Kind::Read);
         self.fail_waiting(is_read, Status::UNWRITTEN_BLOCK, backend, now);
     }
 
-    /// Fails the selected commands that wait for memory; the host must not retry them.
+    /// Fails the selected commands that wait; the host must not retry them.
     fn fail_waiting(
         &mut self,
-        which: impl Fn(&(CommandId, MemoryNeed)) -> bool,
+        which: impl Fn(&Need) -> bool,
         status: Status,
         backend: &mut Backend,
         now: Instant,
     ) {
-        let (failed, others): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(which);
-        self.waiting = others;
+        let failed = self.waiting.extract(which);
         backend.num_waiting -= failed.len();
-        for (id, _) in failed {
+        for (id, need) in failed {
+            if let Need::Written { buf, .. } = &need {
+                self.held_bytes -= buf.len();
+            }
             Counters::add(&backend.counters.errors, 1);
             self.fail(id, status.do_not_retry());
         }
-        self.waiting_since = (self.is_waiting_for_memory() || self.is_paused).then_some(now);
+        self.waiting_since = (self.has_waiting() || self.is_paused).then_some(now);
     }
 
-    /// Fails commands that wait for memory on a removed namespace; `number` is the index of its queue.
+    /// Fails commands that wait on a removed namespace; `number` is the index of its queue.
     pub(in super::super) fn give_up_queue(
         &mut self,
         number: usize,
         backend: &mut Backend,
         now: Instant,
     ) {
-        let is_for_it = |(_, need): &(CommandId, MemoryNeed)| match need {
-            MemoryNeed::Io(request) => request.queue == number,
-            MemoryNeed::Answer(_) | MemoryNeed::AdminData(_) => false,
-        };
+        let is_for_it = |need: &Need| need.request().is_some_and(|request| request.queue == number);
         self.fail_waiting(is_for_it, Status::INVALID_NAMESPACE, backend, now);
     }
 
@@ -101,7 +96,7 @@ impl HostConnection {
         }
     }
 
-    fn num_parked(&self) -> usize {
+    pub(super) fn num_parked(&self) -> usize {
         self.async_events.iter().filter(|&&event| self.protocol.is_parked(event)).count()
     }
 }

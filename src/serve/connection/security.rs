@@ -233,10 +233,12 @@ impl HostConnection {
         result
     }
 
-    /// Encrypts the protocol's bytes, a few records at a time, and sends as much as the socket accepts.
+    /// Encrypts the protocol's bytes, a few records at a time, and sends as much as the socket accepts, or not
+    /// much more than `max` bytes.
     pub(super) fn send_secured(
         &mut self,
         scratch: &mut Scratch,
+        max: usize,
         now: Instant,
     ) -> Result<(), Closed> {
         let Carriage::Tls(secured) = &mut self.carriage else { return Ok(()) };
@@ -245,6 +247,7 @@ impl HostConnection {
         if is_lent {
             session.swap_outgoing(&mut scratch.outgoing);
         }
+        let mut left = max;
         loop {
             let before = session.outgoing().len();
             let is_flushed = flush(&self.stream, session)?;
@@ -255,7 +258,8 @@ impl HostConnection {
                 self.is_blocked = true;
                 return Ok(());
             }
-            if self.protocol.transmit().is_empty() {
+            left = left.saturating_sub(sent);
+            if self.protocol.transmit().is_empty() || left == 0 {
                 break;
             }
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
@@ -268,7 +272,9 @@ impl HostConnection {
         } else {
             session.swap_outgoing(&mut Vec::new()); // an idle connection keeps no buffer
         }
-        self.sending.end();
+        if self.protocol.transmit().is_empty() {
+            self.sending.end();
+        }
         Ok(())
     }
 }

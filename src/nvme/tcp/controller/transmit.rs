@@ -77,21 +77,34 @@ impl Transmit {
         }
     }
 
-    /// Fills `slices` with the next bytes to send; returns the number of slices used.
-    pub(crate) fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>]) -> usize {
+    /// Fills `slices` with the next bytes to send, at most `max`; returns the number of slices used.
+    pub(crate) fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>], max: usize) -> usize {
         let ready = self.compute_digests(slices.len());
         let mut headers_at = self.headers_sent;
         let mut skip = self.payload_sent;
-        for (slice, item) in slices.iter_mut().zip(self.items.range(..ready)) {
-            *slice = match item {
+        let mut left = max;
+        for (index, item) in self.items.range(..ready).enumerate() {
+            let bytes = match item {
                 Item::Headers(len) => {
                     headers_at += len;
-                    IoSlice::new(&self.headers[headers_at - len..headers_at])
+                    &self.headers[headers_at - len..headers_at]
                 }
-                Item::Payload { bytes, .. } => IoSlice::new(&bytes[std::mem::take(&mut skip)..]),
+                Item::Payload { bytes, .. } => &bytes[std::mem::take(&mut skip)..],
             };
+            slices[index] = IoSlice::new(&bytes[..bytes.len().min(left)]);
+            left = left.saturating_sub(bytes.len());
+            if left == 0 {
+                return index + 1;
+            }
         }
         ready
+    }
+
+    /// Frees memory left behind by a burst of responses.
+    pub(crate) fn shrink(&mut self) {
+        if self.is_empty() && self.items.capacity() > IDLE_ITEMS {
+            (self.headers, self.items) = (Vec::new(), VecDeque::new());
+        }
     }
 
     /// Computes the missing digests of the first `max` items, up to [`DIGEST_BYTES`]; returns the number of
@@ -156,6 +169,9 @@ impl Transmit {
     }
 }
 
+/// Items for which an idle connection keeps room.
+const IDLE_ITEMS: usize = 16;
+
 /// Bytes of a digest on the wire.
 const DIGEST_LEN: usize = 4;
 
@@ -177,9 +193,10 @@ mod tests {
         let mut wire = Vec::new();
         while !transmit.is_empty() {
             let mut slices = vec![IoSlice::new(&[]); num_slices];
-            let n = transmit.gather(&mut slices);
+            let n = transmit.gather(&mut slices, 2 * step);
             let mut bytes: Vec<u8> =
                 slices[..n].iter().flat_map(|slice| slice.iter().copied()).collect();
+            assert!(bytes.len() <= 2 * step);
             bytes.truncate(step);
             wire.extend_from_slice(&bytes);
             transmit.sent(bytes.len());

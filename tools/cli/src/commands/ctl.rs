@@ -10,6 +10,7 @@ use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::service::control::call;
 use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, Whole};
+use crate::service::shares::Limit;
 
 /// Ask a running `dlfs serve --control`, and change it
 ///
@@ -43,6 +44,8 @@ enum Verb {
     AddHost(OneHost),
     /// Disconnect a host and remove it, and its keys, from the list
     DropHost(OneHost),
+    /// Limit what a host, a group or a namespace may use, or end its limits if none is given
+    Limit(Limit),
     /// Print the counters since the start
     Stats(Whole),
     /// Change which lines the service writes to its log
@@ -80,7 +83,7 @@ fn lines(verb: &Verb, answer: &Value) -> Vec<String> {
             vec![fields(answer)]
         }
         Verb::Reload => vec![text(&answer["changed"])],
-        Verb::AddHost(_) | Verb::LogLevel { .. } => Vec::new(),
+        Verb::AddHost(_) | Verb::Limit(_) | Verb::LogLevel { .. } => Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! This file turns the command line into a service, prints its addresses, and has the loop in which signals and changes
 //! are handled. `service/` has the rest, also for a configuration file with several subsystems.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -195,6 +196,7 @@ fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
     let place = args.source().access_log(Some(&config));
     let connect = args.connection.options(false)?;
     let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
+    service.limiter.set(config.rules());
     for subsystem in config.subsystems {
         service.start(subsystem)?;
     }
@@ -233,6 +235,7 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
         nqn,
         listen: vec![listen],
         namespaces: namespaces.collect(),
+        namespace_limits: BTreeMap::new(),
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         host_keys,

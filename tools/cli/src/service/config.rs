@@ -11,13 +11,14 @@ use dlfs::address::Address;
 use dlfs::keys::read_hosts;
 use dlfs::nvme::Nqn;
 use dlfs::qpair::Cpus;
-use dlfs::target::HostKeys;
+use dlfs::target::{HostKeys, HostRule, Limits, Rules};
 use dlfs::tls;
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
 use super::access_log::Place;
-use super::limits::LimitArgs;
+use super::limits::{LimitArgs, parse_table};
+use super::shares;
 
 /// The whole configuration of a service.
 #[derive(Debug, Clone, Default)]
@@ -25,6 +26,19 @@ pub(crate) struct ServiceConfig {
     /// The place of the access log, if there is one.
     pub(crate) access_log: Option<Place>,
     pub(crate) subsystems: Vec<SubsystemConfig>,
+    /// Limits and weights of hosts and groups.
+    pub(crate) hosts: Vec<HostRule>,
+}
+
+impl ServiceConfig {
+    /// The limits of hosts, groups and namespaces.
+    pub(crate) fn rules(&self) -> Rules {
+        let namespaces = self.subsystems.iter().flat_map(|subsystem| {
+            let limits = subsystem.namespace_limits.iter();
+            limits.map(|(nsid, limits)| ((subsystem.nqn.clone(), *nsid), *limits))
+        });
+        Rules { hosts: self.hosts.clone(), namespaces: namespaces.collect() }
+    }
 }
 
 /// One subsystem: its namespaces, its addresses, and the hosts that may connect.
@@ -33,6 +47,7 @@ pub(crate) struct SubsystemConfig {
     pub(crate) nqn: Nqn,
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) namespaces: Vec<NamespaceConfig>,
+    pub(crate) namespace_limits: BTreeMap<Nsid, Limits>,
     /// Hosts that may connect without keys.
     pub(crate) allow_hosts: Vec<Nqn>,
     pub(crate) allow_any_host: bool,
@@ -80,6 +95,10 @@ struct File {
     access_log: Option<String>,
     #[serde(default)]
     subsystem: Vec<FileSubsystem>,
+    #[serde(default)]
+    host: Vec<Spanned<toml::Table>>,
+    #[serde(default)]
+    group: Vec<Spanned<toml::Table>>,
 }
 
 #[derive(Deserialize)]
@@ -108,6 +127,7 @@ struct FileNamespace {
     address: Spanned<String>,
     #[serde(default = "yes")]
     read_only: bool,
+    limit: Option<Spanned<toml::Table>>,
 }
 
 #[derive(Deserialize)]
@@ -165,6 +185,21 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
         }
         config.subsystems.push(subsystem);
     }
+    for (tables, is_group) in [(file.host, false), (file.group, true)] {
+        for table in tables {
+            let rule = shares::rule_of(table.get_ref(), is_group).and_then(|rule| {
+                shares::check_known(&rule, &config.subsystems)?;
+                if is_group && config.hosts.iter().any(|other| other.group == rule.group) {
+                    return Err(format!(
+                        "two groups are named {:?}",
+                        rule.group.unwrap_or_default()
+                    ));
+                }
+                Ok(rule)
+            });
+            config.hosts.push(rule.map_err(|what| reader.wrong(table.span().start, &what))?);
+        }
+    }
     Ok(config)
 }
 
@@ -199,7 +234,7 @@ impl Reader<'_> {
         });
         let limits = file.limits.as_ref().map(|table| {
             let wrong = |error: String| self.wrong(table.span().start, &error);
-            LimitArgs::of_table(table.get_ref()).map_err(wrong)
+            parse_table::<LimitArgs>("limits", table.get_ref()).map_err(wrong)
         });
         if let Some(pollers) = &file.pollers
             && !(1..=256).contains(pollers.get_ref())
@@ -209,6 +244,7 @@ impl Reader<'_> {
         let subsystem = SubsystemConfig {
             nqn,
             listen: self.listen(&file.listen)?,
+            namespace_limits: self.namespace_limits(&file.namespace)?,
             namespaces: self.namespaces(file.namespace)?,
             allow_hosts: file.allow_hosts,
             allow_any_host: file.allow_any_host,
@@ -263,9 +299,19 @@ impl Reader<'_> {
         texts.iter().map(|text| resolve(text).map_err(|what| self.wrong(at, &what))).collect()
     }
 
+    fn namespace_limits(&self, file: &[FileNamespace]) -> Result<BTreeMap<Nsid, Limits>> {
+        let limited = file.iter().filter_map(|file| Some((file, file.limit.as_ref()?)));
+        let limits = |(file, table): (&FileNamespace, &Spanned<toml::Table>)| {
+            let limits = shares::of_namespace(table.get_ref());
+            let limits = limits.map_err(|what| self.wrong(table.span().start, &what))?;
+            Ok((Nsid(*file.nsid.get_ref()), limits))
+        };
+        limited.map(limits).collect()
+    }
+
     fn namespaces(&self, file: Vec<FileNamespace>) -> Result<Vec<NamespaceConfig>> {
         let mut namespaces: Vec<NamespaceConfig> = Vec::new();
-        for FileNamespace { nsid, address, read_only } in file {
+        for FileNamespace { nsid, address, read_only, .. } in file {
             let at = nsid.span().start;
             let nsid = Nsid(nsid.into_inner());
             if !(1..=MAX_NSID).contains(&nsid.0) {
@@ -352,6 +398,24 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
         let expected = [namespace(3, "/etc/dlfs/a.dlfs", true), namespace(5, "/b.dlfs", false)];
         assert_eq!(a.namespaces, expected);
         assert!(b.namespaces.is_empty() && b.allow_hosts.len() == 1);
+    }
+
+    #[test]
+    fn limits_of_hosts_groups_and_namespaces_become_rules() {
+        let limited = GOOD.replace("nsid = 3", "nsid = 3\nlimit = { read_iops = 7 }");
+        let text = format!("{limited}[[host]]\nnqn = 'nqn.2026*'\nweight = 3\n");
+        let rules = parsed(&text).unwrap().rules();
+        assert_eq!((rules.hosts.len(), rules.namespaces.len()), (1, 1));
+        assert_eq!(rules.namespaces.values().next().unwrap().read_iops, Some(7));
+        let group = "[[group]]\nname = 'g'\nhosts = ['nqn.2026*']\nread_iops = 1\n";
+        let error = parsed(&format!("{GOOD}{group}{group}")).unwrap_err().report();
+        assert!(error.contains("two groups are named"), "{error}");
+        // The first subsystem is open to all hosts of this machine.
+        let strange = "[[host]]\nnqn = 'nqn.strange'\nweight = 3\n";
+        assert!(parsed(&format!("{GOOD}{strange}")).is_ok());
+        let closed = GOOD.replace("dlfs:a\"", "dlfs:a\"\nallow_hosts = ['nqn.known']");
+        let error = parsed(&format!("{closed}{strange}")).unwrap_err().report();
+        assert!(error.contains("nqn.strange: correct it, or list the host"), "{error}");
     }
 
     #[test]

@@ -78,32 +78,30 @@ impl LimitArgs {
     }
 }
 
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
-struct Table {
+struct Table<T: Args> {
     #[command(flatten)]
-    limits: LimitArgs,
+    args: T,
 }
 
-impl LimitArgs {
-    /// The limits in a table, whose keys are the options' names with underscores.
-    pub(crate) fn of_table(table: &toml::Table) -> Result<LimitArgs, String> {
-        let mut arguments = Vec::new();
-        for (name, value) in table {
-            let value = match value {
-                toml::Value::String(text) => text.clone(),
-                toml::Value::Integer(number) => number.to_string(),
-                other => return Err(format!("limits.{name} is a {}", other.type_str())),
-            };
-            arguments.push(format!("--{}={value}", name.replace('_', "-")));
-        }
-        let table = Table::try_parse_from(arguments).map_err(|error| {
-            let text = error.to_string();
-            let first = text.lines().next().unwrap_or_default();
-            format!("in the table limits: {}", first.trim_start_matches("error: "))
-        })?;
-        Ok(table.limits)
+/// The options in the table `name`, whose keys are the options' names with underscores.
+pub(crate) fn parse_table<T: Args>(name: &str, table: &toml::Table) -> Result<T, String> {
+    let mut arguments = Vec::new();
+    for (key, value) in table {
+        let value = match value {
+            toml::Value::String(text) => text.clone(),
+            toml::Value::Integer(number) => number.to_string(),
+            other => return Err(format!("{name}.{key} is a {}", other.type_str())),
+        };
+        arguments.push(format!("--{}={value}", key.replace('_', "-")));
     }
+    let table = Table::try_parse_from(arguments).map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        format!("in the table {name}: {}", first.trim_start_matches("error: "))
+    })?;
+    Ok(table.args)
 }
 
 /// Parses a memory size.
@@ -123,7 +121,8 @@ mod tests {
     fn every_limit_reaches_the_target_and_what_is_not_given_stays() {
         let apply = |arguments: &str| {
             let mut options = TargetOptions::new(Nqn::new("nqn.x").unwrap());
-            Table::parse_from(arguments.split_whitespace()).limits.apply(&mut options);
+            let table = Table::<LimitArgs>::parse_from(arguments.split_whitespace());
+            table.args.apply(&mut options);
             options
         };
         let before = TargetOptions::new(Nqn::new("nqn.x").unwrap());
@@ -155,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_table_has_the_names_and_ranges_of_the_options() {
-        let limits = |text: &str| LimitArgs::of_table(&text.parse().unwrap());
+        let limits = |text: &str| parse_table::<LimitArgs>("limits", &text.parse().unwrap());
         let found = limits("max_io_queues = 7\nbuffer_memory = \"9M\"").unwrap();
         assert_eq!((found.max_io_queues, found.buffer_memory), (Some(7), Some(9 << 20)));
         for (wrong, named) in [

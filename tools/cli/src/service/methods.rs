@@ -2,6 +2,7 @@
 //!
 //! Their parameters are types, which `dlfs ctl` fills from its arguments. Methods that take long are in `changes.rs`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::{ArgAction, Args};
@@ -95,6 +96,7 @@ impl Service {
             "remove-ns" => self.remove_ns(&params(request)?),
             "add-host" => self.add_host(params(request)?),
             "drop-host" => self.drop_host(&params(request)?),
+            "limit" => self.limit(&params(request)?),
             "stats" => self.stats(&params(request)?),
             "log-level" => set_log_level(&params(request)?),
             other => Err(invalid(format!("there is no method {other:?}: {METHODS}"))),
@@ -102,18 +104,23 @@ impl Service {
     }
 
     fn list_subsystems(&self, Whole { subsystem }: &Whole) -> Result<Value> {
+        let limits = self.limiter.rules().namespaces;
         let describe = |running: &Running| {
             let namespaces = running.target.namespaces().into_iter().map(|served| {
                 let namespace = served.device.namespace();
                 let known = |config: &&NamespaceConfig| config.nsid == served.nsid;
                 let config = running.config.namespaces.iter().find(known);
-                json!({
+                let mut described = json!({
                     "nsid": served.nsid.0,
                     "address": config.map(|config| config.address.to_string()),
                     "bytes": namespace.len_bytes(),
                     "block_bytes": namespace.block_len_bytes,
                     "read_only": served.read_only || namespace.read_only,
-                })
+                });
+                if let Some(limits) = limits.get(&(running.config.nqn.clone(), served.nsid)) {
+                    described["limits"] = json!(limits);
+                }
+                described
             });
             json!({
                 "nqn": running.config.nqn,
@@ -131,8 +138,11 @@ impl Service {
     fn list_hosts(&self, Whole { subsystem }: &Whole) -> Result<Value> {
         let connected = |running: &Running| -> Vec<Value> {
             let nqn = running.config.nqn.clone();
+            let usage = self.limiter.usage(&nqn).into_iter();
+            let usage: BTreeMap<_, _> = usage.map(|one| (one.host.clone(), one)).collect();
             let controllers = running.target.connected().into_iter();
             let describe = controllers.map(|controller| {
+                let host = usage.get(&controller.host);
                 json!({
                     "subsystem": nqn,
                     "host": controller.host,
@@ -141,6 +151,13 @@ impl Service {
                     "io_queues": controller.num_io_queues,
                     "tls": controller.is_secured,
                     "connected_s": controller.connected_s,
+                    "reads": host.map(|host| host.reads),
+                    "read_bytes": host.map(|host| host.read_bytes),
+                    "writes": host.map(|host| host.writes),
+                    "written_bytes": host.map(|host| host.written_bytes),
+                    "throttled_s": host.map(|host| host.throttled.as_secs_f64()),
+                    "weight": host.map(|host| host.weight),
+                    "limits": host.map(|host| &host.limits),
                 })
             });
             describe.collect()
@@ -257,7 +274,7 @@ impl Service {
     }
 
     /// The index of the subsystem of this name; without a name, of the only one.
-    fn the_one(&self, nqn: Option<&Nqn>) -> Result<usize> {
+    pub(super) fn the_one(&self, nqn: Option<&Nqn>) -> Result<usize> {
         match nqn {
             Some(nqn) => {
                 let position =
@@ -282,7 +299,7 @@ impl Service {
 }
 
 /// A target's counters by name.
-pub(crate) fn counters(stats: &TargetStats) -> [(&'static str, u64); 11] {
+pub(crate) fn counters(stats: &TargetStats) -> [(&'static str, u64); 12] {
     [
         ("controllers", stats.controllers),
         ("connections", stats.connections),
@@ -295,6 +312,7 @@ pub(crate) fn counters(stats: &TargetStats) -> [(&'static str, u64); 11] {
         ("writes", stats.writes),
         ("written_bytes", stats.written_bytes),
         ("errors", stats.errors),
+        ("wakeups", stats.wakeups),
     ]
 }
 
@@ -316,5 +334,5 @@ fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
-const METHODS: &str = "there are list-subsys, list-hosts, add-ns, remove-ns, add-host, drop-host, stats, \
+const METHODS: &str = "there are list-subsys, list-hosts, add-ns, remove-ns, add-host, drop-host, limit, stats, \
                        log-level, reload and drain";

@@ -135,6 +135,10 @@ impl Service {
                 }
             }
         }
+        if self.limiter.rules() != new.rules() {
+            self.limiter.set(new.rules());
+            news.add("limits of hosts or namespaces change".to_owned());
+        }
         Ok(news.to_string())
     }
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
 use dlfs::target::{
-    AccessLog as TargetLog, PreparedNamespace, ServedNamespace, Target, TargetOptions,
+    AccessLog as TargetLog, Limiter, PreparedNamespace, ServedNamespace, Target, TargetOptions,
 };
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
@@ -29,6 +29,8 @@ pub(crate) struct Service {
     /// Subsystems that a reload has removed and that are still ending.
     pub(super) leaving: Vec<Leaving>,
     pub(crate) connect: ConnectOptions,
+    /// Limits of the hosts and namespaces of all subsystems.
+    pub(crate) limiter: Limiter,
     /// Sockets that the service manager has opened.
     inherited: Vec<TcpListener>,
     access: Option<AccessLog>,
@@ -61,8 +63,10 @@ impl Service {
         let access = place.map(AccessLog::open).transpose()?;
         let subsystems = Vec::new();
         let leaving = Vec::new();
+        let limiter = Limiter::default();
+        let is_draining = false;
         let service =
-            Service { subsystems, leaving, connect, inherited, access, is_draining: false };
+            Service { subsystems, leaving, connect, limiter, inherited, access, is_draining };
         let version = env!("CARGO_PKG_VERSION");
         let pid = std::process::id();
         service.note("started", json!({ "version": version, "pid": pid }));
@@ -125,6 +129,7 @@ impl Service {
         let kept = kept.collect::<std::io::Result<Vec<TcpListener>>>()?;
         let access = self.access.clone();
         let mut options = options(&config, &self.connect);
+        options.limiter = self.limiter.clone();
         options.access_log = access.clone().map(|access| Arc::new(access) as Arc<dyn TargetLog>);
         change(&mut options);
         let target = Target::serve(options, listeners, served)?;

@@ -44,6 +44,7 @@ mod reports;
 mod selecting;
 mod service;
 mod serving;
+mod shares;
 #[cfg(feature = "spdk")]
 mod spdk;
 mod terminal;

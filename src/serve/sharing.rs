@@ -1,0 +1,240 @@
+//! A poller's use of shares and limits: the commands that may begin now, and those that wait for a turn.
+//!
+//! While one host uses a poller and nothing is limited, every command begins at once: it costs a few
+//! comparisons, and no lock or memory of other pollers. Once two hosts have had commands within a second,
+//! they take turns at two places, since either may be what limits the target. Commands begin in turns while
+//! few bytes are at the namespace's device (`NamespaceQueue::window`): those beyond would wait there in the
+//! order of their arrival, behind all of a greedy host. Responses are sent in turns of at most
+//! [`SLICE_BYTES`], so that the poller looks at other hosts in between.
+//!
+//! Commands wait in the queue of their connection, without memory, as they do for memory. So as many wait as
+//! the host's queue has entries, and other connections are received from. Turns are those of one poller: a
+//! host with connections on several pollers has turns on each.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::hosts::HostId;
+use super::shares::Turns;
+use super::shares::bucket::{Class, TICKS_PER_NANOSECOND};
+use super::shares::rules::{Limiter, Usage};
+use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::Nqn;
+
+/// The hosts of a poller, their limits, and their turns.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    limiter: Limiter,
+    subsystem: Nqn,
+    /// The version of the limiter's rules in use.
+    version: u64,
+    hosts: Vec<Option<HostShare>>,
+    /// Connections with commands that wait to begin.
+    pub(super) starts: Turns,
+    /// Connections with bytes to send, if there are more than fit into one iteration.
+    pub(super) sends: Turns,
+    /// True while several hosts use the poller.
+    pub(super) is_mixed: bool,
+    mixed_until: Instant,
+    /// The host of the last command.
+    last: Option<HostId>,
+    /// Time at which a limit lets a waiting command begin.
+    pub(super) wake_at: Option<Instant>,
+    /// Hosts whose counts are not published.
+    touched: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct HostShare {
+    nqn: Nqn,
+    classes: Vec<Arc<Class>>,
+    usage: Arc<Usage>,
+    /// Counts since they were last published.
+    counts: [u64; 4],
+    is_touched: bool,
+    /// Time since which a limit keeps commands waiting.
+    throttled_since: Option<Instant>,
+}
+
+impl Sharing {
+    pub(super) fn new(limiter: Limiter, subsystem: Nqn) -> Sharing {
+        Sharing {
+            version: limiter.version(),
+            limiter,
+            subsystem,
+            hosts: Vec::new(),
+            starts: Turns::default(),
+            sends: Turns::default(),
+            is_mixed: false,
+            mixed_until: Instant::now(),
+            last: None,
+            wake_at: None,
+            touched: Vec::new(),
+        }
+    }
+
+    /// The buckets of a namespace.
+    pub(super) fn class_of(&self, nsid: Nsid) -> Option<Arc<Class>> {
+        self.limiter.class_of(&self.subsystem, nsid)
+    }
+
+    /// Adds a host with its first queue on this poller. The discovery service has no commands to limit.
+    pub(super) fn enter(&mut self, host: HostId, nqn: &Nqn) {
+        if self.hosts.len() <= host.0 {
+            self.hosts.resize_with(host.0 + 1, || None);
+        }
+        if self.hosts[host.0].is_none() && nqn.as_str() != Nqn::DISCOVERY {
+            self.hosts[host.0] = Some(HostShare {
+                nqn: nqn.clone(),
+                classes: Vec::new(),
+                usage: self.limiter.usage_of(&self.subsystem, nqn),
+                counts: [0; 4],
+                is_touched: false,
+                throttled_since: None,
+            });
+            self.apply_rules(host.0);
+        }
+    }
+
+    /// Removes a host with its last queue.
+    pub(super) fn leave(&mut self, host: HostId) {
+        self.publish_counts();
+        self.hosts[host.0] = None;
+        self.last = self.last.filter(|last| *last != host);
+    }
+
+    /// Removes a connection that closes.
+    pub(super) fn forget(&mut self, index: usize, host: Option<HostId>) {
+        for turns in [&mut self.starts, &mut self.sends] {
+            turns.leave(|connection| connection / 2 == index);
+        }
+        if let Some(share) = host.and_then(|host| self.hosts[host.0].as_mut()) {
+            share.throttled_since = None;
+        }
+    }
+
+    fn apply_rules(&mut self, host: usize) {
+        let Some(share) = &mut self.hosts[host] else { return };
+        let (classes, weight) = self.limiter.classes_of(&share.nqn);
+        share.classes = classes;
+        for turns in [&mut self.starts, &mut self.sends] {
+            turns.set_weight(host + 1, weight);
+        }
+    }
+
+    /// Notes that a command of `host` has arrived.
+    pub(super) fn note(&mut self, host: HostId, now: Instant) {
+        if self.last != Some(host) {
+            if self.last.is_some() {
+                self.mixed_until = now + MIXED;
+                self.is_mixed = true;
+            }
+            self.last = Some(host);
+        }
+    }
+
+    /// Follows the limiter's rules; returns whether they have changed.
+    pub(super) fn follow_rules(&mut self) -> bool {
+        let version = self.limiter.version();
+        let is_new = version != self.version;
+        if is_new {
+            self.version = version;
+            (0..self.hosts.len()).for_each(|host| self.apply_rules(host));
+        }
+        is_new
+    }
+
+    /// Ends taking turns if one host has been alone for a while; returns whether it does.
+    pub(super) fn unmix(&mut self, now: Instant) -> bool {
+        let ends = self.is_mixed && now >= self.mixed_until;
+        self.is_mixed &= !ends;
+        ends
+    }
+
+    /// Returns whether limits, with those of the namespace, let a command of `host` begin now; else notes when
+    /// to look again. Others that wait come first.
+    pub(super) fn is_within_limits(
+        &mut self,
+        host: HostId,
+        space: Option<&Class>,
+        is_write: bool,
+        now: Instant,
+    ) -> bool {
+        let Some(share) = &mut self.hosts[host.0] else { return true };
+        if share.classes.is_empty() && space.is_none() {
+            return true;
+        }
+        let ready_at = share.all(space).map(|class| class.ready_at(is_write)).max().unwrap_or(0);
+        let wait = ready_at.saturating_sub(self.limiter.ticks(now));
+        if wait > 0 {
+            let ready = now + Duration::from_nanos(wait.div_ceil(TICKS_PER_NANOSECOND));
+            self.wake_at = Some(self.wake_at.map_or(ready, |at| at.min(ready)));
+            share.throttled_since.get_or_insert(now);
+        }
+        wait == 0 && self.starts.is_empty()
+    }
+
+    /// Charges limits for a command of `len` bytes that begins.
+    pub(super) fn charge(
+        &mut self,
+        host: HostId,
+        space: Option<&Class>,
+        (is_write, len): (bool, u32),
+        now: Instant,
+    ) {
+        let Some(share) = &mut self.hosts[host.0] else { return };
+        if share.classes.is_empty() && space.is_none() {
+            return;
+        }
+        let ticks = self.limiter.ticks(now);
+        share.all(space).for_each(|class| class.take(is_write, len, ticks));
+        if let Some(since) = share.throttled_since.take() {
+            let throttled = now.saturating_duration_since(since).as_nanos() as u64;
+            share.usage.throttled_ns.fetch_add(throttled, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a command that has succeeded.
+    pub(super) fn count(&mut self, host: HostId, is_write: bool, len: u64) {
+        let Some(share) = &mut self.hosts[host.0] else { return };
+        let first = 2 * usize::from(is_write);
+        share.counts[first] += 1;
+        share.counts[first + 1] += len;
+        if !std::mem::replace(&mut share.is_touched, true) {
+            self.touched.push(host.0);
+        }
+    }
+
+    /// Adds this iteration's counts to those that all pollers share.
+    pub(super) fn publish_counts(&mut self) {
+        for host in self.touched.drain(..) {
+            let Some(share) = &mut self.hosts[host] else { continue };
+            share.is_touched = false;
+            for (counter, count) in share.usage.counts.iter().zip(&mut share.counts) {
+                if *count > 0 {
+                    counter.fetch_add(std::mem::take(count), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+impl HostShare {
+    /// The buckets of the host, its group and a namespace.
+    fn all<'a>(&'a self, space: Option<&'a Class>) -> impl Iterator<Item = &'a Class> {
+        self.classes.iter().map(|class| &**class).chain(space)
+    }
+}
+
+/// The cost of a turn that moves `len` bytes: a command of no bytes takes as long as some bytes do.
+pub(super) fn cost_of(len: usize) -> u64 {
+    (COMMAND_BYTES + len) as u64
+}
+
+/// The bytes that a command costs beside its own.
+const COMMAND_BYTES: usize = 4096;
+/// The longest turn of sending: tens of microseconds.
+pub(super) const SLICE_BYTES: usize = 128 << 10;
+/// The time for which hosts take turns after commands of two of them.
+const MIXED: Duration = Duration::from_secs(1);
