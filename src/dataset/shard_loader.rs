@@ -38,10 +38,10 @@ pub struct ShardLoader {
 }
 
 enum Now {
-    First(FirstEpoch),
+    First(Box<FirstEpoch>),
     /// The first epoch has ended, and the data set is being opened.
     Opening(Background<(Dataset, Loader)>, LaneState),
-    Ordinary(Dataset, Loader),
+    Ordinary(Dataset, Box<Loader>),
     /// The run has ended with its first epoch, or opening the data set after it has failed.
     Over(LaneState, Option<Error>),
 }
@@ -164,7 +164,9 @@ impl ShardLoader {
                 },
                 Now::Opening(opening, state) => match opening.wait(TICK) {
                     Ok(None) => {}
-                    Ok(Some((dataset, loader))) => self.now = Now::Ordinary(dataset, loader),
+                    Ok(Some((dataset, loader))) => {
+                        self.now = Now::Ordinary(dataset, Box::new(loader))
+                    }
                     Err(error) => self.now = Now::Over(state.clone(), Some(error)),
                 },
                 Now::Ordinary(..) if self.epoch >= self.load.epochs.end => return Ok(false),
@@ -238,12 +240,15 @@ fn begin(
         None if set.missing()? == 0 => None,
         None => {
             let epoch = load.epochs.start;
-            return Ok((Now::First(FirstEpoch::begin(set, load, Epoch(epoch), None)?), epoch));
+            return Ok((
+                Now::First(Box::new(FirstEpoch::begin(set, load, Epoch(epoch), None)?)),
+                epoch,
+            ));
         }
     };
     if let Some(state) = lanes {
         let epoch = state.spec.epoch;
-        return Ok((Now::First(FirstEpoch::begin(set, load, epoch, lanes)?), epoch.0));
+        return Ok((Now::First(Box::new(FirstEpoch::begin(set, load, epoch, lanes)?)), epoch.0));
     }
     let dataset = Dataset::open(addresses, options, watch)?;
     let resume = match resume {
@@ -252,7 +257,7 @@ fn begin(
     };
     let loader = dataset.loader(LoaderOptions { resume, ..load.clone() })?;
     let epoch = loader.epoch();
-    Ok((Now::Ordinary(dataset, loader), epoch))
+    Ok((Now::Ordinary(dataset, Box::new(loader)), epoch))
 }
 
 /// Waits until the other ranks have indexed their shards, while their number grows.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::ana::AnaState;
 use super::subsystem::{Controller, Subsystem};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord, Property};
@@ -119,7 +120,7 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
             Ok(match cns {
                 cns::NAMESPACE => {
                     let mut id = IdentifyNamespace::new(num_blocks, block_len, nguid, read_only);
-                    id.anagrpid = U32::new(if subsystem.options.ana { ANA_GROUP } else { 0 });
+                    id.anagrpid = U32::new(subsystem.options.ana.map_or(0, |_| ANA_GROUP));
                     match subsystem.allocated_bytes(nsid) {
                         None => zerocopy::transmute!(id),
                         Some(bytes) => zerocopy::transmute!(id.thin(bytes / u64::from(block_len))),
@@ -127,7 +128,7 @@ fn identify(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Result
                 }
                 cns::NAMESPACE_DESCRIPTORS => descriptors.encode(),
                 cns::CSI_NAMESPACE => [0; IDENTIFY_LEN_BYTES], // no protection, no limits
-                _ => independent_namespace(read_only, subsystem.options.ana),
+                _ => independent_namespace(read_only, subsystem.options.ana.is_some()),
             })
         }
         _ => Err(Status::INVALID_FIELD),
@@ -173,9 +174,9 @@ fn identify_controller(subsystem: &Subsystem, controller: &Controller) -> Identi
     id.frmw = 1 << 1 | 1; // one slot, read only
     (id.sqes, id.cqes) = (0x66, 0x44);
     id.oaes = U32::new(subsystem.optional_events());
-    if subsystem.options.ana {
+    if subsystem.options.ana.is_some() {
         id.cmic |= IdentifyController::CMIC_ANA;
-        (id.anatt, id.anacap) = (ANA_TRANSITION_S, ANACAP_OPTIMIZED | ANACAP_INACCESSIBLE);
+        (id.anatt, id.anacap) = (ANA_TRANSITION_S, ANACAP_ALL);
         (id.anagrpmax, id.nanagrpid) = (U32::new(ANA_GROUP), U32::new(1));
     }
     id.nn = U32::new(subsystem.max_nsid());
@@ -276,7 +277,9 @@ fn get_log_page(
         (log_page::CHANGED_NAMESPACES, false) => {
             controller.events.changed_namespaces(sqe.retains_event()).to_vec()
         }
-        (log_page::ANA, false) if subsystem.options.ana => ana_log(subsystem, controller, sqe),
+        (log_page::ANA, false) if subsystem.options.ana.is_some() => {
+            ana_log(subsystem, controller, sqe)
+        }
         (log_page::COMMAND_EFFECTS, false) => effects_log(subsystem.options.writable),
         _ => return Answer::Fail(Status::INVALID_LOG_PAGE),
     };
@@ -310,19 +313,20 @@ fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8
 
 /// The ANA log page: one group with all namespaces that the host may see.
 fn ana_log(subsystem: &Subsystem, controller: &Controller, sqe: &Sqe) -> Vec<u8> {
-    let is_inaccessible = subsystem.draining_since().is_some();
-    controller.events.ana_was_read(sqe.retains_event(), is_inaccessible);
+    let is_draining = subsystem.draining_since().is_some();
+    controller.events.ana_was_read(sqe.retains_event(), is_draining);
+    let state = if is_draining { AnaState::Inaccessible } else { subsystem.ana.state() };
     let groups_only = sqe.cdw10.get() & 1 << 8 != 0; // RGO
     let nsids = subsystem.nsids().into_iter().filter(|id| controller.access.has(*id));
     let nsids: Vec<Nsid> = nsids.filter(|_| !groups_only).collect();
-    let changes = u64::from(is_inaccessible);
+    let changes = subsystem.ana.changes() + u64::from(is_draining);
     let mut log = vec![0; 48];
     log[..8].copy_from_slice(&changes.to_le_bytes());
     log[8] = 1; // number of ANA group descriptors
     log[16..20].copy_from_slice(&ANA_GROUP.to_le_bytes());
     log[20..24].copy_from_slice(&(nsids.len() as u32).to_le_bytes());
     log[24..32].copy_from_slice(&changes.to_le_bytes());
-    log[32] = if is_inaccessible { ANA_INACCESSIBLE } else { ANA_OPTIMIZED };
+    log[32] = state as u8;
     nsids.iter().for_each(|nsid| log.extend_from_slice(&nsid.0.to_le_bytes()));
     log
 }
@@ -370,11 +374,8 @@ fn effects_log(writable: bool) -> Vec<u8> {
 
 /// The ANA group that holds all namespaces.
 const ANA_GROUP: u32 = 1;
-/// ANA states in the ANA log page, and their bits in ANACAP.
-const ANA_OPTIMIZED: u8 = 1;
-const ANA_INACCESSIBLE: u8 = 3;
-const ANACAP_OPTIMIZED: u8 = 1;
-const ANACAP_INACCESSIBLE: u8 = 1 << 2;
+/// ANACAP: all five states may be reported.
+const ANACAP_ALL: u8 = 0x1F;
 /// ANATT: maximum seconds of an ANA state transition; transitions here take no time.
 const ANA_TRANSITION_S: u8 = 10;
 

@@ -21,8 +21,9 @@ use super::hosts::HostId;
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::latency::Arrivals;
 use super::peers::Peer;
+use super::refusal::Refusal;
 use super::stats::{Commands, Counters};
-use super::subsystem::{Queue, Refusal};
+use super::subsystem::Queue;
 use super::warnings::WarningKind;
 use authentication::{Authentication, is_authentication};
 use dlfs_base::buf::IoBuf;
@@ -572,9 +573,9 @@ impl HostConnection {
         now: Instant,
     ) {
         let Some(queue) = &self.queue else { return };
-        if backend.subsystem.is_inaccessible_to(&queue.controller) {
+        if let Some(status) = backend.subsystem.refusal_of(&queue.controller) {
             Counters::add(&backend.counters.errors, 1);
-            return self.fail(id, Status::ANA_INACCESSIBLE);
+            return self.fail(id, status);
         }
         let request = match backend.check(sqe, data, &queue.controller.access) {
             Ok(request) => request,

@@ -97,11 +97,11 @@ impl Events {
         list
     }
 
-    /// Notes that the host has read the ANA log page, which said that its namespaces are or are not
-    /// inaccessible.
-    pub(super) fn ana_was_read(&self, retain: bool, is_inaccessible: bool) {
+    /// Notes that the host has read the ANA log page; `is_draining`: it said that its namespaces are inaccessible,
+    /// for good.
+    pub(super) fn ana_was_read(&self, retain: bool, is_draining: bool) {
         let mut state = self.state.lock();
-        state.knows_inaccessible |= is_inaccessible;
+        state.knows_inaccessible |= is_draining;
         if !retain {
             state.reported &= !ANA;
         }

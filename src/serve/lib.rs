@@ -32,6 +32,7 @@
 
 mod access_log;
 mod admin;
+mod ana;
 mod connection;
 mod controller_end;
 mod events;
@@ -45,6 +46,7 @@ mod namespaces;
 mod options;
 mod peers;
 mod poller;
+mod refusal;
 mod shares;
 mod sharing;
 mod stats;
@@ -59,6 +61,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 pub use access_log::{AccessEvent, AccessKind, AccessLog};
+pub use ana::AnaState;
 pub use latency::CommandLatency;
 pub use namespaces::{MAX_NSID, PreparedNamespace, ServedNamespace};
 pub use options::{Access, HostKeys, TargetOptions};
@@ -152,12 +155,11 @@ impl Target {
             listener.set_nonblocking(true)?;
         }
         let local_addr = addresses[0];
-        let is_local = addresses.iter().all(|address| address.ip().is_loopback());
         let num_pollers = options.num_pollers.max(1);
         let mailboxes =
             (0..num_pollers).map(|_| Mailbox::new()).collect::<Result<Arc<[Mailbox]>>>()?;
         let counters = Arc::<Counters>::default();
-        let subsystem = Arc::new(Subsystem::new(options, served, is_local, counters.clone()));
+        let subsystem = Arc::new(Subsystem::new(options, served, &addresses, counters.clone()));
         let meter = Meter { subsystem: subsystem.clone(), counters: counters.clone() };
         let mut target = Target {
             subsystem,
@@ -351,6 +353,28 @@ impl Target {
 
     fn look_at_controllers(&self) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.send(Mail::Events));
+    }
+
+    /// The ANA state of the namespaces; `None`: the target reports none.
+    pub fn ana(&self) -> Option<AnaState> {
+        self.subsystem.options.ana.map(|_| self.subsystem.ana.state())
+    }
+
+    /// Sets the ANA state of the namespaces. Connected hosts get an asynchronous event. Commands that have begun
+    /// complete normally.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the target reports no ANA states.
+    pub fn set_ana(&self, state: AnaState) -> Result<()> {
+        if self.subsystem.options.ana.is_none() {
+            let message = format!("{} reports no ANA states", self.nqn());
+            let error = Error::new(ErrorKind::InvalidArgument, message);
+            return Err(error.hint("serve it by a configuration file: dlfs serve --config FILE"));
+        }
+        if self.subsystem.set_ana(state) {
+            self.look_at_controllers();
+        }
+        Ok(())
     }
 
     fn report_change(&self, nsid: Nsid) {

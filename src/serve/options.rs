@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::access_log::AccessLog;
+use super::ana::AnaState;
 use super::shares::rules::Limiter;
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::Cpus;
@@ -91,9 +92,10 @@ pub struct TargetOptions {
     /// The highest NSID that hosts are told of (NN), for a target that adds namespaces while it serves. At
     /// least the highest NSID at the start.
     pub max_nsid: u32,
-    /// Reports Asymmetric Namespace Access (ANA): [`Target::drain`](super::Target::drain) then tells hosts
+    /// Reports Asymmetric Namespace Access (ANA), with this state at first;
+    /// [`Target::set_ana`](super::Target::set_ana) sets another. [`Target::drain`](super::Target::drain) tells hosts
     /// that the namespaces are inaccessible here, so that they use other paths.
-    pub ana: bool,
+    pub ana: Option<AnaState>,
     /// Limits and weights of hosts and namespaces, which may change at any time. Several targets may share it.
     pub limiter: Limiter,
     /// Receives an event for each host that connects, is refused or leaves.
@@ -180,7 +182,7 @@ impl TargetOptions {
             max_memory_wait: None,
             hold: false,
             max_nsid: 0,
-            ana: false,
+            ana: None,
             limiter: Limiter::default(),
             access_log: None,
         }

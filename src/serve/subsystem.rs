@@ -2,7 +2,6 @@
 //!
 //! All pollers share it. I/O commands take no lock here: they read the atomics of their controller.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use super::access_log::{AccessKind, Teller, Who};
+use super::ana::{Ana, AnaState};
 use super::controller_end::{ControllerEnd, Traffic};
 use super::events::{ANA, Events, NAMESPACES};
 use super::exponentiations::Exponentiations;
@@ -20,18 +20,20 @@ use super::generated_keys::GeneratedKeys;
 use super::namespaces::{Namespaces, ServedNamespace};
 use super::options::{Access, HostKeys, TargetOptions};
 use super::peers::{Limit, Peer, PeerLimits};
+use super::refusal::{Refusal, busy};
 use super::stats::Counters;
 use super::warnings::{WarningKind, Warnings};
 use dlfs_base::units::Nsid;
-use dlfs_io::qpair::Namespace;
+use dlfs_io::qpair::{Namespace, machine_uuid};
 use dlfs_nvme::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
-use dlfs_nvme::nvme::fabrics::InvalidParameter;
 use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 
 /// The subsystem that a target serves, and its discovery service.
 pub(super) struct Subsystem {
     pub(super) options: TargetOptions,
     pub(super) namespaces: Namespaces,
+    /// The ANA state of the namespaces.
+    pub(super) ana: Ana,
     /// True if the target listens on loopback addresses only.
     is_local: bool,
     /// Maximum data of a command in bytes (MDTS): a power of two of at least 4,096.
@@ -148,22 +150,11 @@ pub(super) struct Names {
     pub(super) parts: IdentityParts,
 }
 
-/// Reason for refusing a Connect, with dword 0 of the response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub(super) status: Status,
-    pub(super) dw0: u32,
-    /// The kind of the warning. `None`: the refusal appears in the access log only.
-    kind: Option<WarningKind>,
-    /// The reason, for the operator's log.
-    why: Cow<'static, str>,
-}
-
 impl Subsystem {
     pub(super) fn new(
         options: TargetOptions,
         served: Vec<ServedNamespace>,
-        is_local: bool,
+        addresses: &[SocketAddr],
         counters: Arc<Counters>,
     ) -> Subsystem {
         let limits = served.iter().map(|served| served.device.namespace().max_transfer_bytes);
@@ -173,7 +164,7 @@ impl Subsystem {
         let access = Arc::new(Teller::new(options.nqn.clone(), options.access_log.clone()));
         let controllers = Controllers {
             by_cntlid: BTreeMap::new(),
-            last_cntlid: 0,
+            last_cntlid: last_cntlid(addresses),
             io_limits: PeerLimits::new(
                 options.max_controllers.into(),
                 options.max_controllers_per_address.into(),
@@ -187,9 +178,10 @@ impl Subsystem {
             allowed: RwLock::new(options.allow_hosts.clone()),
             keys: RwLock::new(shared_keys(options.host_keys.clone())),
             replacements: AtomicU64::new(0),
+            ana: Ana::new(options.ana.unwrap_or(AnaState::Optimized)),
             options,
             namespaces: RwLock::new(served.into_iter().map(|one| (one.nsid, one)).collect()),
-            is_local,
+            is_local: addresses.iter().all(|address| address.ip().is_loopback()),
             max_transfer_bytes,
             warnings: Warnings::new(Instant::now(), access.clone()),
             access,
@@ -238,7 +230,7 @@ impl Subsystem {
 
     /// Asynchronous events that the target may send (OAES).
     pub(super) fn optional_events(&self) -> u32 {
-        NAMESPACES | if self.options.ana { ANA } else { 0 }
+        NAMESPACES | if self.options.ana.is_some() { ANA } else { 0 }
     }
 
     /// Tells each controller with access to the namespace that it was added or removed.
@@ -252,10 +244,23 @@ impl Subsystem {
 
     /// Starts draining: from now on no host may connect, and connected hosts are sent away.
     pub(super) fn begin_to_drain(&self, now: Instant) {
-        if self.draining_since.set(now).is_ok() && self.options.ana {
-            let controllers = self.controllers.lock();
-            controllers.by_cntlid.values().for_each(|controller| controller.events.ana_changed());
+        if self.draining_since.set(now).is_ok() && self.options.ana.is_some() {
+            self.tell_ana_changed();
         }
+    }
+
+    /// Sets the ANA state, and tells all controllers; returns whether it is another one.
+    pub(super) fn set_ana(&self, state: AnaState) -> bool {
+        let is_other = self.ana.set(state);
+        if is_other {
+            self.tell_ana_changed();
+        }
+        is_other
+    }
+
+    fn tell_ana_changed(&self) {
+        let controllers = self.controllers.lock();
+        controllers.by_cntlid.values().for_each(|controller| controller.events.ana_changed());
     }
 
     /// Start of draining, if the target drains.
@@ -266,7 +271,15 @@ impl Subsystem {
     /// Returns whether the controller's commands fail as *inaccessible*: the target drains, and the host
     /// supports ANA.
     pub(super) fn is_inaccessible_to(&self, controller: &Controller) -> bool {
-        self.draining_since.get().is_some() && self.options.ana && controller.events.knows_ana()
+        self.draining_since.get().is_some()
+            && self.options.ana.is_some()
+            && controller.events.knows_ana()
+    }
+
+    /// The status with which the controller's I/O commands fail, if its namespaces are not accessible.
+    pub(super) fn refusal_of(&self, controller: &Controller) -> Option<Status> {
+        let is_inaccessible = self.is_inaccessible_to(controller);
+        is_inaccessible.then_some(Status::ANA_INACCESSIBLE).or_else(|| self.ana.refusal())
     }
 
     /// Removes a host's controllers; returns how many there were.
@@ -836,26 +849,6 @@ impl Drop for Queue {
     }
 }
 
-impl Refusal {
-    fn command(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal::invalid(InvalidParameter { offset, in_data: false }, why)
-    }
-
-    fn data(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal::invalid(InvalidParameter { offset, in_data: true }, why)
-    }
-
-    fn invalid(parameter: InvalidParameter, why: impl Into<Cow<'static, str>>) -> Refusal {
-        let refusal = Refusal::of(Status::CONNECT_INVALID_PARAMETERS, why);
-        Refusal { dw0: parameter.to_wire(), ..refusal }
-    }
-
-    /// A permanent refusal: a retry would fail again.
-    fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
-        Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
-    }
-}
-
 /// Refuses a host whose TLS PSK is for another host or subsystem, or that has a PSK and connects without TLS.
 fn check_secured(
     secured_as: Option<&Names>,
@@ -877,10 +870,11 @@ fn shared_keys(keys: BTreeMap<Nqn, HostKeys>) -> BTreeMap<Nqn, Arc<HostKeys>> {
     keys.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect()
 }
 
-/// A refusal because of a limit or of draining: a retry may succeed later.
-fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
-    let status = Status::CONNECT_CONTROLLER_BUSY;
-    Refusal { status, dw0: 0, kind: Some(WarningKind::NoController), why: why.into() }
+/// The controller identifier before the first one. Hosts refuse a controller whose identifier they know from another
+/// target of the same subsystem, so targets begin at places that depend on machine and address.
+fn last_cntlid(addresses: &[SocketAddr]) -> u16 {
+    let place = format!("{:?} {addresses:?}", machine_uuid());
+    (xxhash_rust::xxh3::xxh3_64(place.as_bytes()) % u64::from(MAX_CNTLID)) as u16
 }
 
 /// Fields MPS, AMS and CSS of CC.

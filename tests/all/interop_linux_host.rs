@@ -16,7 +16,7 @@ use dlfs::auth::{Group, Hash, Secret};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::qpair::{ConnectOptions, Direct, open};
-use dlfs::target::{HostKeys, Target, TargetOptions, TargetStats};
+use dlfs::target::{AnaState, HostKeys, Target, TargetOptions, TargetStats};
 use dlfs::units::Nsid;
 use tempfile::NamedTempFile;
 
@@ -183,6 +183,73 @@ fn linux_without_a_keep_alive_is_evicted_only_for_another_host_and_reconnects() 
     assert!(served.target.stats().read_bytes >= 12 << 20);
 }
 
+/// One guest with a path to each of two targets of one subsystem; it reads while ANA states change and a path goes
+/// and comes back.
+#[test]
+fn linux_takes_two_targets_as_one_subsystem_and_follows_their_ana_states() {
+    if !linux_is_there() {
+        return;
+    }
+    let ana = |options: &mut TargetOptions| options.ana = Some(AnaState::Optimized);
+    let first = serve_with(ana);
+    let second = serve_with(ana);
+    let port = second.target.local_addr().port();
+    let mut script = NamedTempFile::new().unwrap();
+    let connects = linux_host::CONNECTS;
+    let nqn = first.target.nqn();
+    writeln!(script, "{connects}\nconnects {port} {nqn} || exit 1\n{READS_ON}").unwrap();
+    let script_path = script.path().to_str().unwrap();
+    let sum = sha256(&first);
+    let arguments = [
+        "--no-discover",
+        "--read",
+        "64M",
+        "--sha256",
+        &sum,
+        "--kato",
+        "5",
+        "--script",
+        script_path,
+    ];
+    let wait_for_reads = |served: &Served, what: &str| {
+        let before = served.target.stats().reads;
+        let late = Instant::now() + Duration::from_secs(240);
+        while served.target.stats().reads < before + 32 {
+            assert!(Instant::now() < late, "{what}: {:?}", served.target.stats());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    std::thread::scope(|scope| {
+        let linux = scope.spawn(|| run("linux-nvme-host", &first, &arguments));
+        let late = Instant::now() + Duration::from_secs(240);
+        while second.target.stats().controllers == 0 {
+            assert!(Instant::now() < late && !linux.is_finished(), "no second path");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        for state in [AnaState::NonOptimized, AnaState::Inaccessible] {
+            first.target.set_ana(state).unwrap();
+            wait_for_reads(&second, "the other path is used");
+            first.target.set_ana(AnaState::Optimized).unwrap();
+            second.target.set_ana(state).unwrap();
+            wait_for_reads(&first, "the path is used again");
+            second.target.set_ana(AnaState::Optimized).unwrap();
+        }
+        let listen = second.target.local_addr();
+        second.target.stop();
+        wait_for_reads(&first, "the other path is down");
+        let again = serve_with(|options| {
+            ana(options);
+            options.listen = listen;
+        });
+        // Linux stays on the path that it uses while that is as good as others.
+        first.target.set_ana(AnaState::NonOptimized).unwrap();
+        wait_for_reads(&again, "the path is back, and used");
+        assert!(!linux.is_finished(), "all of that was while it read");
+        let text = linux.join().expect("no read has failed");
+        assert!(text.contains("RESULT PASS") && text.contains("live optimized"), "{text}");
+    });
+}
+
 /// One guest, which connects to one of our targets for each hash and group: each allows no other.
 #[test]
 fn linuxs_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_ways() {
@@ -256,6 +323,16 @@ reads() {
 refused() {
     ! connects "$@" || { echo "a connection without its proof: $*"; exit 1; }
 }
+"#;
+
+/// Reads all of the namespace again and again for a minute, and prints the paths.
+const READS_ON: &str = r#"
+nvme list-subsys "$DEV"
+now() { cut -d. -f1 /proc/uptime; }
+end=$(($(now) + 60))
+while [ "$(now)" -lt $end ]; do
+    dd if="$DEV" of=/dev/null bs=128k iflag=direct || { echo "a read has failed"; exit 1; }
+done
 "#;
 
 /// The SHA-256 of the first `len` bytes.

@@ -70,6 +70,7 @@ mod metrics_fork;
 mod metrics_system_calls;
 mod mixture_read;
 mod mixtures;
+mod multipath;
 mod netsim;
 mod node_loader;
 mod opening;

@@ -12,7 +12,7 @@ use dlfs::nvme::{IdentifyController, Nqn, Sqe, Status};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::qpair::{self, ConnectOptions, Device};
-use dlfs::target::{ServedNamespace, Target, TargetOptions};
+use dlfs::target::{AnaState, ServedNamespace, Target, TargetOptions};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
 
@@ -151,7 +151,8 @@ fn commands_that_have_begun_end_although_their_namespace_is_removed() {
 
 #[test]
 fn a_host_reads_on_while_other_namespaces_come_and_go() {
-    let mut target = serve(vec![namespace(1), namespace(2)], |options| options.ana = true);
+    let mut target =
+        serve(vec![namespace(1), namespace(2)], |options| options.ana = Some(AnaState::Optimized));
     let device = qpair::open(&target.address(Nsid(1)), &ConnectOptions::default()).unwrap();
     let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
     let mut bytes = vec![0; 4096];
@@ -241,7 +242,8 @@ fn a_drained_target_answers_what_has_begun_and_lets_nobody_in() {
 
 #[test]
 fn a_host_that_knows_ana_is_told_that_a_drained_target_is_inaccessible() {
-    let target = serve(vec![namespace(1), namespace(4)], |options| options.ana = true);
+    let target =
+        serve(vec![namespace(1), namespace(4)], |options| options.ana = Some(AnaState::Optimized));
     let (mut admin, [mut io]) = RawHost::with_queues(target.local_addr(), &nqn(), DIGESTS);
     let page = admin.call(Sqe::identify(0, cns::CONTROLLER, Nsid(0)), &[]).1;
     let controller = IdentifyController::decode(&page).unwrap();

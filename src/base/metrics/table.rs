@@ -57,6 +57,8 @@ metrics! {
         "Paths that failed since the controller was last connected.";
     HOST_RECONNECTS Counter "dlfs_host_reconnects" ["subsystem"]
         "Reconnections of lost controllers.";
+    HOST_FAILOVERS Counter "dlfs_host_failovers" ["subsystem"]
+        "Lost controllers whose work went on at once, on a path that was connected already.";
     HOST_RETRIES Counter "dlfs_host_retries" ["subsystem"]
         "Commands sent again, after a lost connection or at the controller's request.";
     HOST_DIGEST_ERRORS Counter "dlfs_host_digest_errors" ["subsystem"]
@@ -65,6 +67,14 @@ metrics! {
         "Receiving system calls on sockets of I/O queues.";
     HOST_EMPTY_RECEIVES Counter "dlfs_host_empty_receives" ["subsystem"]
         "Receiving system calls that returned no bytes.";
+    HOST_PATH_SESSIONS Gauge "dlfs_host_path_sessions" ["subsystem", "path"] "Connected controllers of a path.";
+    HOST_PATH_OPTIMIZED Gauge "dlfs_host_path_optimized" ["subsystem", "path"]
+        "Connected controllers of a path whose ANA state is optimized, or that report none.";
+    HOST_PATH_COMMANDS Counter "dlfs_host_path_commands" ["subsystem", "path"]
+        "I/O commands that ended on a path.";
+    HOST_PATH_SECONDS Counter "dlfs_host_path_seconds" ["subsystem", "path"]
+        "Latencies of these commands, summed.";
+    HOST_PATH_LOSSES Counter "dlfs_host_path_losses" ["subsystem", "path"] "Controllers lost on a path.";
 
     READ_COMMANDS Counter "dlfs_read_commands" ["by"] "Read commands completed, including repeated ones.";
     READ_BYTES Counter "dlfs_read_bytes" ["by"] "Bytes that read commands requested.";

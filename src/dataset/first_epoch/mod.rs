@@ -186,7 +186,7 @@ impl FirstEpoch {
         }
         // If a short batch is dropped, the batch before it is the last one.
         let is_last = if self.drop_short {
-            self.fill(until)?.then(|| self.picks.len() < self.batch_size)
+            self.fill(until)?.then_some(self.picks.len() < self.batch_size)
         } else {
             self.has_more(until)?.map(|more| !more)
         };

@@ -64,7 +64,8 @@ pub struct ConnectOptions {
     pub connect_timeout: Duration,
     /// The timeout of a TCP connect.
     pub tcp_connect_timeout: Duration,
-    /// Further addresses of the same namespace, used when the first is down.
+    /// Further addresses of the same namespace. Over NVMe/TCP, sessions are kept on two paths at a time; through SPDK,
+    /// another path is used when one is down.
     pub paths: Vec<Address>,
     /// Use of O_DIRECT for files.
     pub direct: Direct,

@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     Transfer { mdts: u8 },
     /// Later sessions grant this number of queues.
     Grant { queues: u16 },
+    /// The ANA state of a path changes, and after this time to optimized; 0: it stays.
+    Ana { path: usize, state: u8, ms: u64 },
 }
 
 impl fmt::Display for Fault {
@@ -53,6 +55,7 @@ impl fmt::Display for Fault {
             Fault::ShrinkBack => write!(f, "the namespace is as it was"),
             Fault::Transfer { mdts } => write!(f, "transfers of {} KiB", 4 << mdts),
             Fault::Grant { queues } => write!(f, "{queues} queues are granted"),
+            Fault::Ana { path, state, .. } => write!(f, "path {path} has ANA state {state}"),
         }
     }
 }
@@ -90,6 +93,10 @@ pub(crate) enum Ask {
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
     pub(crate) paths: usize,
+    /// True if the host keeps two sessions, on two paths.
+    pub(crate) keeps_two: bool,
+    /// True if the target reports ANA states.
+    pub(crate) has_ana: bool,
     pub(crate) pairs: usize,
     pub(crate) namespaces: usize,
     /// True if the host opens the namespaces by their numbers, and not all that exist.
@@ -140,7 +147,31 @@ impl Schedule {
         let has_cache = !random.once_in(5);
         let mdts = 1 + random.below(2) as u8;
         let are_named = random.once_in(2);
-        Schedule { seed, paths, pairs, namespaces, are_named, has_cache, mdts, faults, asks }
+        // Last, so that the rest of a seed's schedule is as it was when it found something.
+        let keeps_two = paths > 1 && random.once_in(2);
+        let has_ana = keeps_two && random.once_in(2);
+        if has_ana {
+            for _ in 0..1 + random.below(4) {
+                let path = random.below(paths as u64) as usize;
+                let state = [2, 3, 3, 15][random.below(4) as usize];
+                let ms = 1 + random.below(600);
+                faults.push((random.below(length), Fault::Ana { path, state, ms }));
+            }
+            faults.sort_by_key(|(at, _)| *at);
+        }
+        Schedule {
+            seed,
+            paths,
+            keeps_two,
+            has_ana,
+            pairs,
+            namespaces,
+            are_named,
+            has_cache,
+            mdts,
+            faults,
+            asks,
+        }
     }
 }
 

@@ -116,6 +116,8 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
     let scene = |paths, pairs, faults: Vec<(u64, Fault)>, asks: Vec<(u64, Ask)>| Schedule {
         seed: 1,
         paths,
+        keeps_two: false,
+        has_ana: false,
         pairs,
         namespaces: 1,
         are_named: true,
@@ -127,6 +129,7 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
     let read = |at, pair, start| (at, Ask::Read { pair, blocks: start..start + 8 });
     let write = |at, pair, start| (at, Ask::Write { pair, blocks: start..start + 8 });
     let flush = |at, pair| (at, Ask::Flush { pair, namespace: 0 });
+    let on_two = |schedule: Schedule| Schedule { keeps_two: true, has_ana: true, ..schedule };
     vec![
         (
             "Reconnect: the target restarts. Reads come again, the write on its way does not, the next flush tells",
@@ -176,6 +179,47 @@ fn scenes() -> Vec<(&'static str, Schedule)> {
                 ],
                 vec![read(29, 0, 0), read(100, 0, 8), read(250, 0, 16)],
             ),
+        ),
+        (
+            "Two sessions: the first path is cut with a read on its way, which the second takes; the first comes back",
+            on_two(scene(
+                2,
+                1,
+                vec![
+                    (39, Fault::Hang { ms: 5 }),
+                    (40, Fault::Refuse { path: 0, ms: 100 }),
+                    (400, Fault::Refuse { path: 1, ms: 100 }),
+                ],
+                vec![
+                    write(30, 0, 0),
+                    read(39, 0, 0),
+                    read(100, 0, 8),
+                    flush(110, 0),
+                    read(399, 0, 0),
+                ],
+            )),
+        ),
+        (
+            "Two sessions: ANA states change while one reads, at last to inaccessible on both paths",
+            on_two(scene(
+                2,
+                1,
+                vec![
+                    (40, Fault::Ana { path: 0, state: 2, ms: 0 }),
+                    (80, Fault::Ana { path: 1, state: 3, ms: 100 }),
+                    (100, Fault::Ana { path: 0, state: 3, ms: 100 }),
+                ],
+                vec![read(30, 0, 0), read(60, 0, 0), read(90, 0, 0), read(120, 0, 0)],
+            )),
+        ),
+        (
+            "Two sessions: one path is silent with a read on its way",
+            on_two(scene(
+                2,
+                1,
+                vec![(29, Fault::Silent { path: 0, ms: 1000 })],
+                vec![read(30, 0, 0), read(31, 0, 8), read(32, 0, 16)],
+            )),
         ),
         (
             "Given up: the target never comes back",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::buf::IoBuf;
 use dlfs::nvme::identify::{IDENTIFY_LEN_BYTES, NamespaceDescriptors, encode_namespace_list};
-use dlfs::nvme::sqe::{admin, cns, fctype, feature, nvm};
+use dlfs::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
 use dlfs::nvme::{Cap, Cqe, IdentifyController, IdentifyNamespace, Property, Sqe, Status};
 use dlfs::tcp::Digests;
 use dlfs::tcp::controller::{CommandId, Connection, ConnectionOptions, DataTransfer, Event};
@@ -47,6 +47,8 @@ pub(crate) struct Path {
     pub(crate) path_error_until: Instant,
     /// Connect of I/O queues is refused until this time.
     pub(crate) busy_until: Instant,
+    /// The ANA state of all namespaces.
+    pub(crate) ana: u8,
 }
 
 /// The target.
@@ -58,6 +60,8 @@ pub(crate) struct Subsystem {
     pub(crate) mdts: u8,
     pub(crate) granted: u16,
     pub(crate) has_cache: bool,
+    /// True if it reports ANA states.
+    pub(crate) has_ana: bool,
     /// Until this time commands take longer by this much.
     pub(crate) hangs_until: Instant,
     connections: BTreeMap<u64, Queue>,
@@ -84,6 +88,8 @@ struct Controller {
     lag: u64,
     /// Asynchronous event requests, on the admin queue of this wire.
     events: Vec<CommandId>,
+    /// True if a changed ANA state is to be reported.
+    owes_ana: bool,
     admin: u64,
 }
 
@@ -108,7 +114,7 @@ impl Subsystem {
         random: Random,
     ) -> Subsystem {
         let nguids = (0..namespaces).map(nguid).collect();
-        let path = Path { nguids, path_error_until: now, busy_until: now };
+        let path = Path { nguids, path_error_until: now, busy_until: now, ana: 1 };
         Subsystem {
             paths: vec![path; paths],
             blocks: vec![Block::default(); NUM_BLOCKS],
@@ -116,6 +122,7 @@ impl Subsystem {
             mdts: 1,
             granted: 4,
             has_cache,
+            has_ana: false,
             hangs_until: now,
             connections: BTreeMap::new(),
             controllers: BTreeMap::new(),
@@ -142,6 +149,14 @@ impl Subsystem {
         self.blocks[blocks.start as usize..blocks.end as usize].iter()
     }
 
+    /// From now on a path leads to another target, which has another namespace and none of the controllers.
+    pub(crate) fn replace(&mut self, path: usize, nth: usize, wires: &Wires) {
+        self.paths[path].nguids[nth] = [8; 16];
+        self.controllers.retain(|_, controller| {
+            wires.get(&controller.admin).is_none_or(|wire| wire.portal != path)
+        });
+    }
+
     /// Restarts: data that are not durable survive only by chance, and all connections end.
     pub(crate) fn restart(&mut self, now: Instant, wires: &mut Wires) {
         let loses = !self.random.once_in(4);
@@ -164,6 +179,22 @@ impl Subsystem {
             if let Some(id) = controller.events.pop() {
                 // A notice: namespace attribute changed; details in the changed namespace log.
                 queue.connection.finish(id, Status::SUCCESS, 0x04_00_02);
+                send(now, queue, wires.get_mut(&controller.admin));
+            }
+        }
+    }
+
+    /// The ANA state of a path has changed: sends the asynchronous event, at once or when it is asked for.
+    pub(crate) fn tell_ana(&mut self, now: Instant, path: usize, wires: &mut Wires) {
+        for controller in self.controllers.values_mut() {
+            let Some(queue) = self.connections.get_mut(&controller.admin) else { continue };
+            if wires.get(&controller.admin).is_none_or(|wire| wire.portal != path) {
+                continue;
+            }
+            controller.owes_ana = true;
+            if let Some(id) = controller.events.pop() {
+                controller.owes_ana = false;
+                queue.connection.finish(id, Status::SUCCESS, ANA_EVENT);
                 send(now, queue, wires.get_mut(&controller.admin));
             }
         }
@@ -321,7 +352,8 @@ impl Subsystem {
             let cntlid = self.next_cntlid;
             self.next_cntlid += 1;
             let lag = self.random.below(3);
-            let controller = Controller { cc: 0, lag, events: Vec::new(), admin: wire };
+            let events = Vec::new();
+            let controller = Controller { cc: 0, lag, events, owes_ana: false, admin: wire };
             self.controllers.insert(cntlid, controller);
             return Cqe::new(0, Status::SUCCESS).with_result(cntlid.into());
         }
@@ -385,13 +417,16 @@ impl Subsystem {
     ) -> (Cqe, Option<Vec<u8>>) {
         let start = work.sqe.slba().0;
         let range = start as usize..start as usize + work.sqe.num_blocks() as usize;
-        if is_awaited && now < self.paths[work.path].path_error_until {
+        let path = &self.paths[work.path];
+        let is_lost = self.has_ana && path.ana > 2;
+        if is_awaited && (is_lost || now < path.path_error_until) {
             match work.sqe.opcode {
                 nvm::WRITE => self.blocks[range].iter_mut().for_each(|block| block.refused += 1),
                 nvm::FLUSH => self.num_flushes -= 1,
                 _ => {}
             }
-            return (Cqe::new(0, Status::ANA_TRANSITION), None);
+            let status = if is_lost { Status::ANA_INACCESSIBLE } else { Status::ANA_TRANSITION };
+            return (Cqe::new(0, status), None);
         }
         let mut data = None;
         match work.sqe.opcode {
@@ -460,7 +495,8 @@ impl Subsystem {
                 }
                 cns::NAMESPACE => {
                     let nguid = self.paths[*path].nguids[sqe.nsid.get() as usize - 1];
-                    let id = IdentifyNamespace::new(self.num_blocks, 512, nguid, false);
+                    let mut id = IdentifyNamespace::new(self.num_blocks, 512, nguid, false);
+                    id.anagrpid = u32::from(self.has_ana).into();
                     id.as_bytes().to_vec()
                 }
                 _ => NamespaceDescriptors::default().encode().to_vec(),
@@ -469,7 +505,17 @@ impl Subsystem {
                 let granted = u64::from(self.granted - 1);
                 done(granted << 16 | granted)
             }
-            admin::GET_LOG_PAGE => data(vec![0; *room as usize]),
+            admin::GET_LOG_PAGE => {
+                let mut log = vec![0; *room as usize];
+                if sqe.low_byte_of_cdw10() == log_page::ANA {
+                    (log[8], log[16], log[32]) = (1, 1, self.paths[*path].ana);
+                }
+                data(log)
+            }
+            admin::ASYNC_EVENT_REQUEST if controller.owes_ana => {
+                controller.owes_ana = false;
+                done(ANA_EVENT)
+            }
             admin::ASYNC_EVENT_REQUEST => {
                 controller.events.push(work.id);
                 None
@@ -481,7 +527,8 @@ impl Subsystem {
     fn identify(&self) -> IdentifyController {
         let mut id = IdentifyController::new_zeroed();
         id.mdts = self.mdts;
-        id.oaes = (1 << 8).into();
+        id.oaes = (1 << 8 | u32::from(self.has_ana) << 11).into();
+        id.cmic = u8::from(self.has_ana) << 3;
         id.kas = 1.into();
         id.cntrltype = IdentifyController::TYPE_IO;
         (id.sqes, id.cqes) = (0x66, 0x44);
@@ -514,6 +561,9 @@ fn send(now: Instant, queue: &mut Queue, wire: Option<&mut Wire>) {
         queue.connection.sent(bytes.len());
     }
 }
+
+/// Dword 0 of the event that reports a changed ANA state.
+const ANA_EVENT: u64 = 0x0C_03_02;
 
 /// Numbers in a block: at byte 0 the number of the write, at byte 8 the number of the block.
 pub(crate) fn number_at(block: &[u8], at: usize) -> u64 {

@@ -13,7 +13,7 @@ use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
 use dlfs::nvme::Nqn;
 use dlfs::qpair::session::keeping::{self, Keeping};
-use dlfs::qpair::session::lifecycle::Level;
+use dlfs::qpair::session::lifecycle::{Level, NUM_SLOTS};
 use dlfs::qpair::session::queue::TcpShared;
 use dlfs::qpair::session::{
     AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
@@ -36,9 +36,11 @@ pub(crate) struct World {
     terms: Terms,
     shared: Arc<TcpShared>,
     /// The state of the keeper's thread.
-    admin: Option<Admin>,
+    admins: [Option<Admin>; NUM_SLOTS],
     /// Admin queues that are connecting or connected.
     num_admins: u32,
+    /// The most of them.
+    max_admins: u32,
     keeper_until: Option<Instant>,
     pairs: Vec<Pair>,
     network: Network,
@@ -88,7 +90,7 @@ pub(crate) struct Admin {
 
 struct Pair {
     queue: IoQueue,
-    wire: Option<u64>,
+    wires: [Option<u64>; NUM_SLOTS],
     /// The member of each namespace.
     members: Vec<Member>,
     until: Option<Instant>,
@@ -122,7 +124,11 @@ impl World {
         };
         let portals: Arc<[Portal]> = (0..schedule.paths).map(portal).collect();
         let limits = Limits { connect_timeout: CONNECT_TIMEOUT, ctrl_loss_tmo: CTRL_LOSS_TMO };
-        let lifecycle = Lifecycle::new(start, limits, Arc::clone(&portals), None, random.next());
+        let mut lifecycle =
+            Lifecycle::new(start, limits, Arc::clone(&portals), None, random.next());
+        if schedule.keeps_two {
+            lifecycle = lifecycle.keep_two(true);
+        }
         WOKEN.set(false);
         let terms = Terms {
             subnqn: nqn("train"),
@@ -145,15 +151,16 @@ impl World {
         let Schedule { paths, namespaces, has_cache, .. } = schedule;
         let of_target = Random::new(random.next());
         let mut target = Subsystem::new(start, paths, namespaces, has_cache, of_target);
-        target.mdts = schedule.mdts;
+        (target.mdts, target.has_ana) = (schedule.mdts, schedule.has_ana);
         let at = |ms: u64| start + Duration::from_millis(ms);
         World {
             start,
             now: start,
             terms,
             shared: Arc::new(Shared::new(lifecycle, schedule.paths > 1, || WOKEN.set(true))),
-            admin: None,
+            admins: [None, None],
             num_admins: 0,
+            max_admins: if schedule.keeps_two { 2 } else { 1 },
             keeper_until: Some(start),
             pairs: Vec::new(),
             network: Network {
@@ -261,20 +268,23 @@ impl World {
             let mut queue = IoQueue::new(self.now, self.terms.clone(), CTRL_LOSS_TMO);
             let places = 0..self.target.num_namespaces();
             let members = places.map(|place| add_member(&mut queue, place, &self.shared)).collect();
-            self.pairs.push(Pair { queue, wire: None, members, until: Some(self.now) });
+            let wires = [None; NUM_SLOTS];
+            self.pairs.push(Pair { queue, wires, members, until: Some(self.now) });
         }
     }
 
     fn close_pairs(&mut self, broken: &mut Vec<String>) {
         for index in 0..self.pairs.len() {
-            let (queue, shared, mut wire) = self.parts(index);
-            queue.leave("the queue pair was dropped", shared, &mut wire);
+            let (queue, shared, mut wires) = self.parts(index);
+            queue.leave("the queue pair was dropped", shared, &mut wires);
             self.shared.with(Lifecycle::remove_pair);
         }
-        let live = self.shared.live();
-        if let Phase::Live(session) = self.shared.phase() {
+        for slot in 0..NUM_SLOTS {
+            let live = self.shared.with(|lifecycle| lifecycle.live_in(slot).cloned());
+            let Some(session) = live else { continue };
+            let number = session.number;
             let mut free: Vec<u16> =
-                std::iter::from_fn(|| self.shared.with(|lifecycle| lifecycle.take_qid(live)))
+                std::iter::from_fn(|| self.shared.with(|lifecycle| lifecycle.take_qid(number)))
                     .collect();
             free.sort_unstable();
             if free != Vec::from_iter(1..=session.num_io_queues) {
@@ -285,19 +295,18 @@ impl World {
 
     /// Advances to the next time at which something happens.
     fn step(&mut self) -> Result<(), String> {
-        let host = |wire: Option<u64>, is_opening| {
-            wire.and_then(|wire| self.network.wires.get(&wire)?.host_ready_at(is_opening))
-        };
-        let admin = self.admin.as_mut().map(|a| (a.wire, a.controller.channel.is_opening()));
-        let admin = admin.and_then(|(wire, is_opening)| host(Some(wire), is_opening));
-        let keeper = [self.keeper_until, admin].into_iter().flatten().min();
+        let host = |wire: u64, is_opening| self.network.wires.get(&wire)?.host_ready_at(is_opening);
+        let admins = self.admins.iter().flatten();
+        let admins = admins.filter_map(|a| host(a.wire, a.controller.channel.is_opening()));
+        let keeper = admins.chain(self.keeper_until).min();
         let keeper = if WOKEN.get() { Some(self.now) } else { keeper };
         let mut pairs = Vec::with_capacity(self.pairs.len());
-        for pair in &mut self.pairs {
-            let is_opening = pair.queue.channel().is_some_and(|channel| channel.is_opening());
-            let wire =
-                pair.wire.and_then(|wire| self.network.wires.get(&wire)?.host_ready_at(is_opening));
-            pairs.push([pair.until, wire].into_iter().flatten().min());
+        for Pair { queue, wires, until, .. } in &mut self.pairs {
+            let ready = wires.iter().enumerate().filter_map(|(lane, wire)| {
+                let is_opening = queue.channel(lane).is_some_and(|channel| channel.is_opening());
+                host((*wire)?, is_opening)
+            });
+            pairs.push(ready.chain(*until).min());
         }
         let events = [
             self.faults.front().map(|(at, _)| *at),
@@ -345,7 +354,7 @@ impl World {
             "I/Os {owed:?}, {phase}; at {} us, keeper {:?} at {:?}, pairs {:?}, target {:?}, wires {:?}",
             in_us(self.now),
             self.keeper_until.map(in_us),
-            self.admin.as_ref().map(|admin| (admin.wire, admin.controller.stage())),
+            self.admins.each_ref().map(|a| a.as_ref().map(|a| (a.wire, a.controller.stage()))),
             self.pairs.iter().map(|pair| pair.until.map(in_us)).collect::<Vec<_>>(),
             self.target.next().map(in_us),
             wires.collect::<Vec<_>>()
@@ -358,16 +367,14 @@ impl World {
         WOKEN.set(false);
         let now = self.now;
         let shared = Arc::clone(&self.shared);
-        let mut admin = self.admin.take();
-        if !keeping::turn(now, &shared, &mut admin, self)
-            && let Some(admin) = admin.take()
-        {
-            self.close_admin(admin);
+        let mut admins = std::mem::take(&mut self.admins);
+        if !keeping::turn(now, &shared, &mut admins, self) {
+            std::mem::take(&mut admins).into_iter().flatten().for_each(|a| self.close_admin(a));
         }
-        self.admin = admin;
-        let admin = self.admin.as_ref().and_then(|admin| admin.controller.poll_timeout());
+        self.admins = admins;
+        let admins = self.admins.iter().flatten().filter_map(|a| a.controller.poll_timeout());
         let lifecycle = self.shared.with(|lifecycle| lifecycle.poll_timeout());
-        self.keeper_until = [admin, lifecycle].into_iter().flatten().min();
+        self.keeper_until = admins.chain(lifecycle).min();
     }
 
     fn close_admin(&mut self, admin: Admin) {
@@ -380,8 +387,8 @@ impl World {
     fn pair_turn(&mut self, index: usize) {
         let now = self.now;
         let was_joined = self.pairs[index].queue.is_joined();
-        let (queue, shared, mut wire) = self.parts(index);
-        queue.turn(now, shared, &mut wire);
+        let (queue, shared, mut wires) = self.parts(index);
+        queue.turn(now, shared, &mut wires);
         let mut done = Vec::new();
         while let Some(answer) = self.pairs[index].queue.next_completion(&self.shared) {
             done.push(answer);
@@ -399,16 +406,16 @@ impl World {
 
     fn send(&mut self, index: usize) {
         let now = self.now;
-        let (queue, shared, mut wire) = self.parts(index);
-        queue.send(now, shared, &mut wire);
+        let (queue, shared, mut wires) = self.parts(index);
+        queue.send(now, shared, &mut wires);
     }
 
     /// The parts of the world on which a turn of a queue pair works.
-    fn parts(&mut self, index: usize) -> (&mut IoQueue, &TcpShared, PairWire<'_>) {
+    fn parts(&mut self, index: usize) -> (&mut IoQueue, &TcpShared, PairWires<'_>) {
         let now = self.now;
         let network = &mut self.network;
-        let Pair { queue, wire, .. } = &mut self.pairs[index];
-        (queue, &self.shared, PairWire { now, network, wire })
+        let Pair { queue, wires, .. } = &mut self.pairs[index];
+        (queue, &self.shared, PairWires { now, network, wires })
     }
 
     // Requests to the host.
@@ -467,8 +474,8 @@ impl World {
         let writes = self.oracle.abandon(&old.owed);
         let late = writes.into_iter().map(|blocks| (blocks, self.network.next_wire));
         self.target.abandoned.extend(late);
-        let (queue, shared, mut wire) = self.parts(index);
-        queue.remove_member(old.number, shared, &mut wire);
+        let (queue, shared, mut wires) = self.parts(index);
+        queue.remove_member(old.number, shared, &mut wires);
     }
 
     fn take_pending(&mut self, index: usize, place: usize) {
@@ -536,7 +543,7 @@ impl World {
             // The first contents are the right ones.
             Fault::Replace { .. } if self.shared.identity().is_none() => {}
             Fault::Replace { path, nth } => {
-                self.target.paths[path].nguids[nth] = [8; 16];
+                self.target.replace(path, nth, &self.network.wires);
                 on(&mut self.network.wires, path, &mut |wire| wire.break_off(now));
             }
             Fault::PathError { path, ms } => self.target.paths[path].path_error_until = until(ms),
@@ -552,6 +559,14 @@ impl World {
             Fault::ShrinkBack => self.target.num_blocks = super::subsystem::NUM_BLOCKS as u64,
             Fault::Transfer { mdts } => self.target.mdts = mdts,
             Fault::Grant { queues } => self.target.granted = queues,
+            Fault::Ana { path, state, ms } => {
+                self.target.paths[path].ana = state;
+                self.target.tell_ana(now, path, &mut self.network.wires);
+                if ms > 0 {
+                    self.faults.push_front((until(ms), Fault::Ana { path, state: 1, ms: 0 }));
+                    self.faults.make_contiguous().sort_by_key(|(at, _)| *at);
+                }
+            }
         }
     }
 
@@ -611,44 +626,54 @@ impl Network {
     }
 }
 
-/// The connection of a queue pair during a turn.
-struct PairWire<'a> {
+/// The connections of a queue pair during a turn.
+struct PairWires<'a> {
     now: Instant,
     network: &'a mut Network,
-    wire: &'a mut Option<u64>,
+    wires: &'a mut [Option<u64>; NUM_SLOTS],
 }
 
-impl PairWire<'_> {
-    fn wire(&mut self) -> Option<&mut Wire> {
-        let number = self.wire.as_ref()?;
+impl PairWires<'_> {
+    fn wire(&mut self, lane: usize) -> Option<&mut Wire> {
+        let number = self.wires[lane].as_ref()?;
         Some(self.network.wires.get_mut(number).expect("open"))
     }
 }
 
-impl Carrier for PairWire<'_> {
-    fn open(&mut self, address: SocketAddr) -> Result<(), Failure> {
+impl Carrier for PairWires<'_> {
+    fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure> {
         let portal = self.network.portals.iter().position(|portal| portal.socket == address);
-        *self.wire = Some(self.network.connect(self.now, portal.expect("one of them")));
+        self.wires[lane] = Some(self.network.connect(self.now, portal.expect("one of them")));
         Ok(())
     }
 
-    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
-        self.wire().map_or(Ok(()), |wire| wire.pump(now, channel))
+    fn transfer(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        channel: &mut Channel<Attempt>,
+    ) -> Result<(), Failure> {
+        self.wire(lane).map_or(Ok(()), |wire| wire.pump(now, channel))
     }
 
-    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
-        if let Some(wire) = self.wire() {
+    fn send(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        channel: &mut Channel<Attempt>,
+    ) -> Result<(), Failure> {
+        if let Some(wire) = self.wire(lane) {
             wire.send(now, channel);
         }
         Ok(())
     }
 
-    fn close(&mut self, owes_data: bool) {
+    fn close(&mut self, lane: usize, owes_data: bool) {
         let now = self.now;
-        if let Some(wire) = self.wire() {
+        if let Some(wire) = self.wire(lane) {
             wire.close(now, owes_data);
         }
-        *self.wire = None;
+        self.wires[lane] = None;
     }
 }
 
@@ -660,8 +685,8 @@ impl Keeping for World {
     fn connect(&mut self, now: Instant, portal: usize) -> Result<Admin, Failure> {
         self.say(|| format!("keeper: connects to path {portal}"));
         self.num_admins += 1;
-        if self.num_admins > 1 {
-            self.oracle.broken_rules.push("two controllers at a time".to_owned());
+        if self.num_admins > self.max_admins {
+            self.oracle.broken_rules.push(format!("{} controllers at a time", self.num_admins));
         }
         let wire = self.network.connect(now, portal);
         Ok(Admin { controller: Controller::new(now, self.terms.clone()), wire })

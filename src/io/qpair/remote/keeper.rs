@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{Admin, AdminEvent, Attached, Failure, Identified, Remote, Transport};
 use crate::qpair::session::keeping::{self, Keeping};
-use crate::qpair::session::lifecycle::Level;
+use crate::qpair::session::lifecycle::{Level, NUM_SLOTS};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, mark_ours};
 use dlfs_base::threads::caught;
@@ -110,7 +110,8 @@ impl<T: Transport> Keeper<T> {
         let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
         loop {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            remotes.extend(inbox.drain(..).map(|remote| KeptRemote { remote, admin: None }));
+            let new = |remote| KeptRemote { remote, admins: [None, None] };
+            remotes.extend(inbox.drain(..).map(new));
             drop(inbox);
             remotes.retain_mut(|kept| kept.turn_or_give_up(Instant::now(), &mut scratch));
             self.sleep(remotes);
@@ -136,7 +137,7 @@ impl<T: Transport> Keeper<T> {
         // Longer by the granularity of `poll`: otherwise the thread would wake too early, and again.
         let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let mut fds: Vec<PollFd<'_>> = remotes.iter().filter_map(KeptRemote::poll_fd).collect();
+        let mut fds: Vec<PollFd<'_>> = remotes.iter().flat_map(KeptRemote::poll_fds).collect();
         fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
         let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
         let mut count = [0; 8];
@@ -144,24 +145,24 @@ impl<T: Transport> Keeper<T> {
     }
 }
 
-/// One remote that the keeper serves, and its current admin queue.
+/// One remote that the keeper serves, and the admin queue of each slot.
 struct KeptRemote<T: Transport> {
     remote: Weak<Remote<T>>,
-    admin: Option<Box<T::Admin>>,
+    admins: [Option<Box<T::Admin>>; NUM_SLOTS],
 }
 
 impl<T: Transport> KeptRemote<T> {
     fn poll_timeout(&self) -> Option<Instant> {
-        let admin = self.admin.as_ref().and_then(|admin| admin.poll_timeout());
+        let admins = self.admins.iter().flatten().filter_map(|admin| admin.poll_timeout());
         // If every other owner has dropped the remote meanwhile, dropping it here wakes the keeper, and the next
         // turn forgets it.
         let remote = self.remote.upgrade();
         let remote = remote.and_then(|remote| remote.with(|lifecycle| lifecycle.poll_timeout()));
-        admin.into_iter().chain(remote).min()
+        admins.chain(remote).min()
     }
 
-    fn poll_fd(&self) -> Option<PollFd<'_>> {
-        self.admin.as_ref()?.wait()
+    fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.admins.iter().flatten().filter_map(|admin| admin.wait())
     }
 
     /// As [`KeptRemote::turn`]; a panic in it ends this remote only.
@@ -178,7 +179,7 @@ impl<T: Transport> KeptRemote<T> {
     fn turn(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
         let Some(remote) = self.remote.upgrade() else { return false };
         let mut service = Service { remote: &remote, scratch };
-        keeping::turn(now, &remote, &mut self.admin, &mut service)
+        keeping::turn(now, &remote, &mut self.admins, &mut service)
     }
 }
 

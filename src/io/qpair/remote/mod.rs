@@ -1,7 +1,8 @@
 //! The remote namespaces of one controller, over any transport: their paths and their current session.
 //!
 //! A *session* is one association with a controller. The keeper thread connects it, keeps it alive and
-//! replaces it when it is lost. Queue pairs join the session, and issue their reads again in the next one.
+//! replaces it when it is lost. Queue pairs join the session, and issue their reads again in the next one. Over TCP,
+//! with several paths, two sessions are live at a time, on two paths: see `session/lifecycle.rs`.
 //! [`super::session`] decides what to do and when, without a socket, a thread or a clock; this module
 //! provides them. A [`Transport`] defines how to reach a controller.
 //!
@@ -11,6 +12,7 @@
 //! Invariants:
 //! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
 //! - A flush succeeds only if no write that it should cover was lost with an earlier session.
+//! - Writes and flushes use one session at a time, and so do the reads of a host that writes.
 //! - A session is only ever replaced by one on the same namespaces: same identifiers, sizes, block lengths.
 //! - Every wait has a limit.
 //!
@@ -47,6 +49,9 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     type Admin: Admin<Self> + Send;
     /// The data that a queue pair needs in order to join a session.
     type JoinInfo: Send + Sync;
+
+    /// True if its queue pairs use two sessions at a time, where the user names several paths.
+    const KEEPS_TWO: bool = false;
 
     /// The scratch memory of [`Admin::poll`], in bytes.
     const SCRATCH_LEN_BYTES: usize;
@@ -136,7 +141,11 @@ impl<T: Transport> Remote<T> {
         let portals: Arc<[T::Portal]> = portals.into();
         let random = RandomState::new().build_hasher().finish();
         let now = Instant::now();
-        let lifecycle = Lifecycle::new(now, limits, Arc::clone(&portals), seen, random);
+        let mut lifecycle = Lifecycle::new(now, limits, Arc::clone(&portals), seen, random);
+        // The addresses of one name usually lead to the same port of a target.
+        if T::KEEPS_TWO && !options.paths.is_empty() {
+            lifecycle = lifecycle.keep_two(!options.writable);
+        }
         Arc::new(Remote {
             host: HostIdentity::new(&options),
             selection,

@@ -34,6 +34,8 @@ pub struct Attempt {
     fence: Option<Arc<Fence>>,
     /// For a read: true if an earlier read of its blocks returned corrupt data, so that no cache may serve it.
     pub forces_unit_access: bool,
+    /// The time at which it was last put on a connection.
+    pub(super) sent_at: Option<Instant>,
     /// The identifier of the piece, if this I/O is a piece of another one.
     of: Option<PieceId>,
 }
@@ -127,6 +129,7 @@ impl Backlog {
                         covers: 0,
                         fence: fence.filter(|_| io.op == IoOp::Write).cloned(),
                         forces_unit_access: is_corrupt(&io, namespace, corrupt),
+                        sent_at: None,
                         of: None,
                         io,
                     });
@@ -194,6 +197,7 @@ impl Backlog {
                 covers: 0,
                 fence: fence.clone(),
                 forces_unit_access,
+                sent_at: None,
                 of: Some(piece),
             });
             slba = Lba(slba.0 + (len / block_len as usize) as u64);
@@ -316,7 +320,11 @@ impl Backlog {
         }
         shared.retried.fetch_add(1, Ordering::Relaxed);
         let attempt = Attempt { tries: attempt.tries + 1, ..attempt };
-        self.delayed.push_back((now + RETRY_DELAY, attempt));
+        if is_path_related(status) && shared.live() != 0 && shared.live() != session.number {
+            self.waiting.push_back(attempt); // another path takes it at once
+        } else {
+            self.delayed.push_back((now + RETRY_DELAY, attempt));
+        }
         None
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 use super::connect::Event;
-use super::identification::{Goal, Identification, Known, check_ana, unsupported};
+use super::identification::{Ana, Goal, Identification, Known, unsupported};
 use super::{AdminEvent, Channel, ConnectTerms, Failure, Identified, Terms};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::units::{Nsid, deadline};
@@ -90,6 +90,8 @@ pub struct Controller {
     anagrpids: Vec<u32>,
     /// Records of the discovery service.
     pub(crate) records: Vec<DiscoveryRecord>,
+    /// The worst ANA state of the namespaces, if the controller reports any.
+    pub(crate) ana: Option<&'static str>,
     /// Identify data, if they are the goal; the controller's have NSID 0.
     pub(crate) pages: Vec<(Nsid, Vec<u8>)>,
     /// The current step, until the goal is reached.
@@ -195,6 +197,7 @@ impl Controller {
             identification: Identification::default(),
             anagrpids: Vec::new(),
             records: Vec::new(),
+            ana: None,
             pages: Vec::new(),
             step: Step::ReadCapabilities,
             later: None,
@@ -456,7 +459,12 @@ impl Controller {
                 if status.is_success() {
                     let nsids = self.identified.namespaces.iter().map(|namespace| namespace.nsid);
                     let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
-                    check_ana(&bytes, &groups)?;
+                    let ana = Ana::decode(&bytes, &groups);
+                    if self.terms.goal != Goal::Pages {
+                        ana.check()?;
+                    }
+                    self.identified.is_non_optimized = ana == Ana::NonOptimized;
+                    self.ana = Some(ana.name());
                 }
                 return Ok(self.reach(now));
             }

@@ -180,26 +180,55 @@ fn best_identifier(bytes: &[u8]) -> [u8; 16] {
     ids.nguid.filter(|id| *id != [0; 16]).or(ids.uuid).or(ids.eui64.map(widen)).unwrap_or_default()
 }
 
-/// Refuses a path on which the ANA group of a namespace is not reachable now. The log has a header of 16
-/// bytes with the number of groups at byte 8, then 32 bytes for each group with its identifier at byte 0 and
-/// its state at byte 16.
-pub(super) fn check_ana(log: &[u8], namespaces: &[(Nsid, u32)]) -> Result<(), Failure> {
-    let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
-    let groups = log[16..].chunks_exact(32).take(num_groups);
-    for group in groups {
-        let id = u32::from_le_bytes([group[0], group[1], group[2], group[3]]);
-        let state = match group[16] & 0xF {
-            3 => "inaccessible",
-            4 => "in persistent loss",
-            0xF => "changing",
-            _ => continue, // 1 optimised, 2 non-optimised; other states do not block access
-        };
-        if let Some((nsid, _)) = namespaces.iter().find(|(_, anagrpid)| *anagrpid == id) {
-            let message = format!("the namespace's ANA group {id} is {state} on this path");
-            return Err(Failure::new(ErrorKind::Disconnected, message).of(*nsid));
+/// The worst ANA state of the namespaces on a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ana {
+    Optimized,
+    NonOptimized,
+    /// The group of this namespace is not accessible.
+    Lost {
+        nsid: Nsid,
+        group: u32,
+        state: &'static str,
+    },
+}
+
+impl Ana {
+    /// Decodes an ANA log. It has a header of 16 bytes with the number of groups at byte 8, then 32 bytes for each
+    /// group with its identifier at byte 0 and its state at byte 16.
+    pub(super) fn decode(log: &[u8], namespaces: &[(Nsid, u32)]) -> Ana {
+        let mut worst = Ana::Optimized;
+        let num_groups = usize::from(u16::from_le_bytes([log[8], log[9]]));
+        for entry in log[16..].chunks_exact(32).take(num_groups) {
+            let group = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
+            let Some((nsid, _)) = namespaces.iter().find(|(_, of)| *of == group) else { continue };
+            let lost = |state| Ana::Lost { nsid: *nsid, group, state };
+            match entry[16] & 0xF {
+                2 => worst = Ana::NonOptimized,
+                3 => return lost("inaccessible"),
+                4 => return lost("persistent-loss"),
+                0xF => return lost("change"),
+                _ => {} // 1 is optimized; other states do not block access
+            }
+        }
+        worst
+    }
+
+    /// The name of the state, as nvme-cli spells it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Ana::Optimized => "optimized",
+            Ana::NonOptimized => "non-optimized",
+            Ana::Lost { state, .. } => state,
         }
     }
-    Ok(())
+
+    /// Refuses a path on which a namespace is not accessible.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let Ana::Lost { nsid, group, state } = self else { return Ok(()) };
+        let message = format!("the namespace's ANA group {group} is {state} on this path");
+        Err(Failure::new(ErrorKind::Disconnected, message).of(*nsid))
+    }
 }
 
 /// The most namespaces identified at a time: with the other commands of an admin queue they fit into its 32
@@ -237,10 +266,13 @@ mod tests {
         let ours = [(Nsid(4), 2), (Nsid(5), 7)];
         for state in 0..=15 {
             let log = ana_log(&[(1, 1), (7, state), (9, 3)]);
-            assert_eq!(check_ana(&log, &ours).is_err(), [3, 4, 15].contains(&state), "{state}");
+            let ana = Ana::decode(&log, &ours);
+            assert_eq!(ana.check().is_err(), [3, 4, 15].contains(&state), "{state}");
+            assert_eq!(ana == Ana::NonOptimized, state == 2, "{state}");
         }
-        assert_eq!(check_ana(&ana_log(&[(1, 3)]), &ours), Ok(()), "a group that is not listed");
-        let failure = check_ana(&ana_log(&[(2, 1), (7, 3)]), &ours).unwrap_err();
+        let others = Ana::decode(&ana_log(&[(1, 3), (9, 2)]), &ours);
+        assert_eq!(others, Ana::Optimized, "groups of other namespaces");
+        let failure = Ana::decode(&ana_log(&[(2, 2), (7, 3)]), &ours).check().unwrap_err();
         assert!(failure.message.contains("group 7 is inaccessible"), "{failure}");
         assert_eq!(failure.nsid, Some(Nsid(5)));
     }
@@ -249,7 +281,7 @@ mod tests {
     fn an_ana_log_that_claims_more_groups_than_it_holds_is_read_to_its_end() {
         let mut log = ana_log(&[(1, 1)]);
         (log[8], log[9]) = (0xFF, 0xFF);
-        assert_eq!(check_ana(&log, &[(Nsid(1), 7)]), Ok(()));
+        assert_eq!(Ana::decode(&log, &[(Nsid(1), 7)]), Ana::Optimized);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Instant;
 
-use super::lifecycle::{Action, Level};
+use super::lifecycle::{Action, Level, NUM_SLOTS};
 use super::{AdminEvent, Attached, Failure, Identified, Shared};
 
 /// The environment of a turn: admin queues with their connections, and the log.
@@ -43,29 +43,36 @@ pub trait Keeping {
     fn say(&mut self, level: Level, text: String);
 }
 
-/// Runs one turn for the sessions of `shared` and their current admin queue; returns `false` when the sessions
+/// Runs one turn for the sessions of `shared` and the admin queue of each slot; returns `false` when the sessions
 /// have ended for good.
 pub fn turn<K: Keeping>(
     now: Instant,
     shared: &Shared<K::Portal, K::JoinInfo>,
-    admin: &mut Option<K::Admin>,
+    admins: &mut [Option<K::Admin>; NUM_SLOTS],
     keeping: &mut K,
 ) -> bool {
-    if let Some(admin) = admin
-        && !shared.with(|lifecycle| lifecycle.is_reset())
-    {
-        poll(now, shared, admin, keeping);
+    for (slot, admin) in admins.iter_mut().enumerate() {
+        if let Some(admin) = admin
+            && !shared.with(|lifecycle| lifecycle.is_reset(slot))
+        {
+            poll(now, shared, slot, admin, keeping);
+        }
     }
-    let stage = admin.as_ref().map_or("connecting", |admin| keeping.stage(admin));
-    shared.with(|lifecycle| lifecycle.handle_time(now, stage));
+    let stage = |admin: &Option<K::Admin>| {
+        admin.as_ref().map_or("connecting", |admin| keeping.stage(admin))
+    };
+    let stages = [stage(&admins[0]), stage(&admins[1])];
+    shared.with(|lifecycle| lifecycle.handle_time(now, stages));
     while let Some(action) = shared.with(|lifecycle| lifecycle.poll_action()) {
         match action {
-            Action::Connect { portal } => match keeping.connect(now, portal) {
-                Ok(connecting) => *admin = Some(connecting),
-                Err(failure) => shared.with(|lifecycle| lifecycle.handle_failed(now, failure)),
+            Action::Connect { slot, portal } => match keeping.connect(now, portal) {
+                Ok(connecting) => admins[slot] = Some(connecting),
+                Err(failure) => {
+                    shared.with(|lifecycle| lifecycle.handle_failed(now, slot, failure));
+                }
             },
-            Action::Close(failure) => {
-                if let Some(admin) = admin.take() {
+            Action::Close { slot, failure } => {
+                if let Some(admin) = admins[slot].take() {
                     keeping.close(now, admin, &failure);
                 }
             }
@@ -79,6 +86,7 @@ pub fn turn<K: Keeping>(
 fn poll<K: Keeping>(
     now: Instant,
     shared: &Shared<K::Portal, K::JoinInfo>,
+    slot: usize,
     admin: &mut K::Admin,
     keeping: &mut K,
 ) {
@@ -89,13 +97,16 @@ fn poll<K: Keeping>(
             let identified = keeping.identified(admin);
             let namespaces = keeping.describe(identified);
             shared.with(|lifecycle| {
-                lifecycle.handle_ready(now, join_info, identified, namespaces);
+                lifecycle.handle_ready(now, slot, join_info, identified, namespaces);
             });
         }
         Ok(AdminEvent::Changed) => {
-            let namespaces = keeping.describe(keeping.identified(admin));
-            shared.with(|lifecycle| lifecycle.handle_changed(now, namespaces));
+            let identified = keeping.identified(admin);
+            let namespaces = keeping.describe(identified);
+            shared.with(|lifecycle| {
+                lifecycle.handle_changed(now, slot, identified, namespaces);
+            });
         }
-        Err(failure) => shared.with(|lifecycle| lifecycle.handle_failed(now, failure)),
+        Err(failure) => shared.with(|lifecycle| lifecycle.handle_failed(now, slot, failure)),
     }
 }

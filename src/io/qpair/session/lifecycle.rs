@@ -1,6 +1,12 @@
 //! The lifecycle of the sessions with a set of namespaces: paths, rounds of attempts, losses, resets, the end.
 //!
 //! It decides which path to try when; `keeping.rs` performs its actions, and `shared.rs` lets threads share it.
+//!
+//! With several paths there may be two sessions at a time, on two paths, each in a *slot*. Reads use either:
+//! `paths.rs` chooses. Writes and flushes use the *main* session only, since a flush says nothing about writes
+//! that another controller has in its cache; a host that writes also reads there, so that it finds what it wrote.
+//! When the main session is lost, the other one becomes the main session at once, and its slot is filled again in
+//! the background.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,6 +28,8 @@ pub struct Session<P, J> {
     pub number: u64,
     /// The portal that it uses.
     pub portal: P,
+    /// The index of the portal.
+    pub path: usize,
     /// The data that I/O queues need to join it.
     pub join_info: J,
     /// I/O queues that the controller grants.
@@ -32,6 +40,8 @@ pub struct Session<P, J> {
     pub has_volatile_write_cache: bool,
     /// The namespaces with the limits of this session; never empty.
     pub namespaces: Vec<Attached>,
+    /// False while the ANA state of a namespace is non-optimized on this path.
+    pub is_optimized: AtomicBool,
     /// Set once an I/O has succeeded in the session. If the session fails before that, reconnecting first
     /// waits.
     pub proven: AtomicBool,
@@ -64,11 +74,18 @@ pub struct Limits {
 pub enum Action {
     /// Start to connect to this portal; call `Lifecycle::handle_failed` at once if that fails.
     Connect {
+        /// The slot of the controller.
+        slot: usize,
         /// Its index in the list.
         portal: usize,
     },
-    /// Drop the controller, for this reason.
-    Close(Failure),
+    /// Drop the controller of a slot.
+    Close {
+        /// The slot.
+        slot: usize,
+        /// The reason.
+        failure: Failure,
+    },
     /// Log this text.
     Say {
         /// The severity.
@@ -97,31 +114,51 @@ pub struct Lifecycle<P, J> {
     limits: Limits,
     /// Never empty; in the user's order.
     portals: Arc<[P]>,
-    stage: Stage<P, J>,
+    slots: [Slot<P, J>; NUM_SLOTS],
+    /// The slot of the main session. While it is not live, the other slot is empty.
+    main: usize,
+    /// True if a session on another path is kept beside the main session.
+    keeps_two: bool,
+    /// True if reads use both.
+    spreads_reads: bool,
     /// The namespaces as they were first identified.
     identity: Option<Arc<[Attached]>>,
     /// The last failure after the namespaces were first identified.
     lost: Option<Failure>,
-    /// Unused queue identifiers of the current session, the longest unused first.
-    free_qids: VecDeque<u16>,
     num_pairs: usize,
     /// True if all sessions so far had both digests, or TLS instead.
     pub(super) always_digested: bool,
-    /// The portal in use, or tried last.
-    portal: usize,
     /// Portals tried since the round began.
     tried: usize,
     /// The number of the next session.
     next_number: u64,
-    /// The time at which the last session was lost, or at which opening began.
+    /// Sessions that replaced one of their slot.
+    reconnects: u64,
+    /// Times that the other session became the main one.
+    failovers: u64,
+    /// The time at which the last main session was lost, or at which opening began.
     since: Instant,
-    backoff: Backoff,
     /// The number of rounds that opening may still take after failures that may be transient, with the current
     /// one.
     rounds: u32,
     /// The last failure of each portal.
     failures: Vec<Option<Failure>>,
+    /// The number of sessions lost on each portal.
+    losses: Vec<u64>,
     actions: VecDeque<Action>,
+}
+
+/// The place of a session.
+#[derive(Debug)]
+struct Slot<P, J> {
+    stage: Stage<P, J>,
+    /// The portal in use, or tried last.
+    portal: usize,
+    /// Unused queue identifiers of the session, the longest unused first.
+    free_qids: VecDeque<u16>,
+    backoff: Backoff,
+    /// True once it has had a session.
+    was_live: bool,
 }
 
 #[derive(Debug)]
@@ -152,27 +189,53 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         let unseen = || Failure::new(ErrorKind::Disconnected, "not connected yet");
         Lifecycle {
             limits,
-            stage: Stage::Waiting { until: now },
+            slots: [random, random.rotate_left(32)].map(|random| Slot {
+                stage: Stage::Waiting { until: now },
+                portal: portals.len() - 1, // so the next one is the first
+                free_qids: VecDeque::new(),
+                backoff: Backoff::new(random),
+                was_live: false,
+            }),
+            main: 0,
+            keeps_two: false,
+            spreads_reads: false,
             lost: seen.as_ref().map(|_| unseen()),
             identity: seen,
-            free_qids: VecDeque::new(),
             num_pairs: 0,
             always_digested: true,
-            portal: portals.len() - 1, // so the next one is the first
             tried: 0,
             next_number: 1,
+            reconnects: 0,
+            failovers: 0,
             since: now,
-            backoff: Backoff::new(random),
             rounds: OPENING_ROUNDS,
             failures: vec![None; portals.len()],
+            losses: vec![0; portals.len()],
             portals,
             actions: VecDeque::new(),
         }
     }
 
+    /// Keeps two sessions, on two paths, if there are several; reads use both if `spreads_reads`.
+    pub fn keep_two(mut self, spreads_reads: bool) -> Lifecycle<P, J> {
+        self.keeps_two = self.portals.len() > 1;
+        self.spreads_reads = spreads_reads && self.keeps_two;
+        self
+    }
+
+    /// Returns whether it keeps two sessions.
+    pub(crate) fn keeps_two(&self) -> bool {
+        self.keeps_two
+    }
+
+    /// Returns whether reads use both.
+    pub(crate) fn spreads_reads(&self) -> bool {
+        self.spreads_reads
+    }
+
     /// The current phase.
     pub fn phase(&self) -> Phase<P, J> {
-        match (&self.stage, &self.lost) {
+        match (&self.slots[self.main].stage, &self.lost) {
             (Stage::Live { session, .. }, _) => Phase::Live(Arc::clone(session)),
             (Stage::Dead(failure), _) => Phase::Dead(failure.clone()),
             (_, Some(failure)) => Phase::Lost(failure.clone()),
@@ -180,22 +243,33 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
     }
 
-    /// The session, if one is live.
+    /// The main session, if one is live.
     pub fn live(&self) -> Option<&Arc<Session<P, J>>> {
-        match &self.stage {
+        self.live_in(self.main)
+    }
+
+    /// The session of a slot, if one is live.
+    pub fn live_in(&self, slot: usize) -> Option<&Arc<Session<P, J>>> {
+        match &self.slots[slot].stage {
             Stage::Live { session, .. } => Some(session),
             _ => None,
         }
     }
 
-    /// Returns whether a queue pair has ended the session while its controller still exists.
-    pub(crate) fn is_reset(&self) -> bool {
-        matches!(self.stage, Stage::Reset { .. })
+    /// The slot of session `number`, while it is live.
+    fn slot_of(&self, number: u64) -> Option<usize> {
+        let is_it = |slot: &usize| self.live_in(*slot).is_some_and(|live| live.number == number);
+        (0..NUM_SLOTS).find(is_it)
+    }
+
+    /// Returns whether a queue pair has ended the session of a slot while its controller still exists.
+    pub(crate) fn is_reset(&self, slot: usize) -> bool {
+        matches!(self.slots[slot].stage, Stage::Reset { .. })
     }
 
     /// Returns whether there will be no further session.
     pub fn is_dead(&self) -> bool {
-        matches!(self.stage, Stage::Dead(_))
+        matches!(self.slots[self.main].stage, Stage::Dead(_))
     }
 
     /// The namespaces as they were first identified.
@@ -203,11 +277,22 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self.identity.as_ref()
     }
 
+    /// The routes to the namespaces.
+    pub(crate) fn portals(&self) -> &[P] {
+        &self.portals
+    }
+
+    /// The number of sessions that were lost on a portal.
+    pub(crate) fn losses(&self, portal: usize) -> u64 {
+        self.losses[portal]
+    }
+
     /// Statistics of the sessions, without the counters of transfers.
     pub fn stats(&self) -> SessionStats {
         SessionStats {
             is_live: self.live().is_some(),
-            reconnects: self.next_number.saturating_sub(2),
+            reconnects: self.reconnects,
+            failovers: self.failovers,
             paths: self.portals.len() as u64,
             failed_paths: self.failures.iter().flatten().count() as u64,
             ..SessionStats::default()
@@ -216,12 +301,16 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// The time at which to call `Lifecycle::handle_time`.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match &self.stage {
+        let of = |(slot, state): (usize, &Slot<P, J>)| match &state.stage {
+            Stage::Waiting { .. } if slot != self.main && self.second_portal(slot).is_none() => {
+                None
+            }
             Stage::Waiting { until } => Some(*until),
             Stage::Connecting { deadline } => Some(*deadline),
             Stage::Reset { since, .. } => Some(*since), // at once
             Stage::Live { .. } | Stage::Dead(_) => None,
-        }
+        };
+        self.slots.iter().enumerate().filter_map(of).min()
     }
 
     /// The next action.
@@ -252,13 +341,13 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
 
     /// Takes a queue identifier of session `number`; `None` when the session is over or grants no more.
     pub fn take_qid(&mut self, number: u64) -> Option<u16> {
-        self.is_live(number).then(|| self.free_qids.pop_front()).flatten()
+        self.slot_of(number).and_then(|slot| self.slots[slot].free_qids.pop_front())
     }
 
     /// Gives back a queue identifier of session `number`.
     pub(crate) fn give_qid(&mut self, number: u64, qid: u16) {
-        if self.is_live(number) {
-            self.free_qids.push_back(qid);
+        if let Some(slot) = self.slot_of(number) {
+            self.slots[slot].free_qids.push_back(qid);
         }
     }
 
@@ -267,111 +356,146 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// The session ends at once, not when its controller is dropped. A queue pair that joined it again could
     /// reach a restarted target, whose flush says nothing about earlier writes.
     pub(crate) fn reset(&mut self, number: u64, reason: Failure) -> bool {
-        let Stage::Live { session, since } = &self.stage else { return false };
-        if session.number != number {
-            return false;
+        let Some(slot) = self.slot_of(number) else { return false };
+        let Stage::Live { session, since } = &self.slots[slot].stage else { return false };
+        let stage =
+            Stage::Reset { session: Arc::clone(session), since: *since, reason: reason.clone() };
+        self.slots[slot].stage = stage;
+        if slot == self.main {
+            self.lost = Some(reason);
+            if self.live_in(1 - slot).is_some() {
+                self.fail_over();
+            }
         }
-        self.lost = Some(reason.clone());
-        self.stage = Stage::Reset { session: Arc::clone(session), since: *since, reason };
         true
-    }
-
-    fn is_live(&self, number: u64) -> bool {
-        self.live().is_some_and(|session| session.number == number)
     }
 
     // Called for the controller and for time.
 
-    /// Handles timeouts; `at` names the current step of a controller that is being connected.
-    pub(crate) fn handle_time(&mut self, now: Instant, at: &str) {
-        match &self.stage {
-            Stage::Waiting { until } if now >= *until => {
-                self.tried = 0;
-                self.connect_next(now);
+    /// Handles timeouts; `at` names the current step of the controller of each slot, if it is being connected.
+    pub(crate) fn handle_time(&mut self, now: Instant, at: [&str; NUM_SLOTS]) {
+        for slot in [self.main, 1 - self.main] {
+            match &self.slots[slot].stage {
+                Stage::Waiting { until } if now >= *until && slot == self.main => {
+                    self.tried = 0;
+                    self.connect_next(now);
+                }
+                Stage::Waiting { until } if now >= *until => {
+                    if let Some(portal) = self.second_portal(slot) {
+                        self.connect(now, slot, portal);
+                    }
+                }
+                Stage::Connecting { deadline } if now >= *deadline => {
+                    let failure = Failure::new(ErrorKind::TimedOut, "no answer within its time");
+                    self.handle_failed(now, slot, failure.at(at[slot]));
+                }
+                Stage::Reset { reason, .. } => {
+                    let reason = reason.clone();
+                    self.handle_failed(now, slot, reason);
+                }
+                _ => {}
             }
-            Stage::Connecting { deadline } if now >= *deadline => {
-                let failure = Failure::new(ErrorKind::TimedOut, "no answer within its time");
-                self.handle_failed(now, failure.at(at));
-            }
-            Stage::Reset { reason, .. } => {
-                let reason = reason.clone();
-                self.handle_failed(now, reason);
-            }
-            _ => {}
         }
     }
 
-    /// Handles a controller that is up and identified; `namespaces` describes its namespaces to queue pairs.
+    /// Handles the controller of a slot that is up and identified; `namespaces` describes its namespaces to queue
+    /// pairs.
     pub(crate) fn handle_ready(
         &mut self,
         now: Instant,
+        slot: usize,
         join_info: J,
         identified: &Identified,
         namespaces: Vec<Attached>,
     ) {
-        if !matches!(self.stage, Stage::Connecting { .. }) {
+        if !matches!(self.slots[slot].stage, Stage::Connecting { .. }) {
             return;
         }
         let Some(queue_depth) = namespaces.first().map(|first| first.namespace.queue_depth) else {
             let failure = Failure::new(ErrorKind::NotFound, "the subsystem has no namespace");
-            return self.handle_failed(now, failure);
+            return self.handle_failed(now, slot, failure);
         };
         let seen = self.identity.get_or_insert_with(|| namespaces.clone().into());
         if let Err(failure) = check_identities(seen, &namespaces) {
-            return self.handle_failed(now, failure);
+            return self.handle_failed(now, slot, failure);
         }
-        let portal = self.portals[self.portal].clone();
-        if self.next_number > 1 {
+        let path = self.slots[slot].portal;
+        let portal = self.portals[path].clone();
+        if slot != self.main {
+            self.say(Level::Info, format!("connected to a second path, {portal}"));
+        } else if self.next_number > 1 {
             self.say(Level::Info, format!("reconnected to {portal}"));
         }
         let session = Arc::new(Session {
             number: self.next_number,
             portal,
+            path,
             join_info,
             num_io_queues: identified.num_io_queues,
             queue_entries: queue_depth + 1,
             has_volatile_write_cache: identified.has_volatile_write_cache,
             namespaces,
+            is_optimized: AtomicBool::new(!identified.is_non_optimized),
             proven: AtomicBool::new(false),
         });
         let Digests { header, data } = identified.digests;
         self.always_digested &= header && data || identified.is_secured;
-        self.free_qids = (1..=session.num_io_queues).collect();
         self.next_number += 1;
-        self.failures.iter_mut().filter(|failure| !is_stale(failure)).for_each(|f| *f = None);
-        self.stage = Stage::Live { session, since: now };
+        let may_clear = |path: usize| !self.keeps_two || path == session.path;
+        for (path, failure) in self.failures.iter_mut().enumerate() {
+            if !is_stale(failure) && may_clear(path) {
+                *failure = None;
+            }
+        }
+        let state = &mut self.slots[slot];
+        self.reconnects += u64::from(std::mem::replace(&mut state.was_live, true));
+        state.free_qids = (1..=session.num_io_queues).collect();
+        state.stage = Stage::Live { session, since: now };
     }
 
-    /// Handles namespaces that were identified again while the session is live. A namespace that has grown
-    /// keeps its old size here. A namespace that was replaced, or has shrunk, ends the session.
-    pub(crate) fn handle_changed(&mut self, now: Instant, mut namespaces: Vec<Attached>) {
-        let (Stage::Live { .. }, Some(seen)) = (&self.stage, &self.identity) else { return };
+    /// Handles namespaces of a slot that were identified again while its session is live. A namespace that has
+    /// grown keeps its old size here. A namespace that was replaced, or has shrunk, ends the session.
+    pub(crate) fn handle_changed(
+        &mut self,
+        now: Instant,
+        slot: usize,
+        identified: &Identified,
+        mut namespaces: Vec<Attached>,
+    ) {
+        let (Some(session), Some(seen)) = (self.live_in(slot), &self.identity) else { return };
+        session.is_optimized.store(!identified.is_non_optimized, Ordering::Relaxed);
         for (seen, now) in seen.iter().zip(&mut namespaces) {
             now.namespace.num_blocks = now.namespace.num_blocks.min(seen.namespace.num_blocks);
         }
         if let Err(failure) = check_identities(seen, &namespaces) {
-            self.handle_failed(now, failure);
+            self.handle_failed(now, slot, failure);
         }
     }
 
-    /// Handles a failed attempt to connect, or the loss of the session.
-    pub(crate) fn handle_failed(&mut self, now: Instant, failure: Failure) {
-        let was_live = match &self.stage {
+    /// Handles a failed attempt to connect, or the loss of the session of a slot.
+    pub(crate) fn handle_failed(&mut self, now: Instant, slot: usize, failure: Failure) {
+        let state = &mut self.slots[slot];
+        let was_live = match &state.stage {
             Stage::Waiting { .. } | Stage::Dead(_) => return,
             Stage::Connecting { .. } => false,
             Stage::Live { session, since } | Stage::Reset { session, since, .. } => {
                 let lived = now.saturating_duration_since(*since);
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
-                    self.backoff.reset();
+                    state.backoff.reset();
                 } else {
-                    self.backoff.is_fresh = false;
+                    state.backoff.is_fresh = false;
                 }
-                (self.since, self.tried) = (now, 0);
                 true
             }
         };
+        let portal = state.portal;
+        state.stage = Stage::Waiting { until: now };
+        self.losses[portal] += u64::from(was_live);
+        if was_live && slot == self.main {
+            (self.since, self.tried) = (now, 0);
+        }
         let opening = self.identity.is_none();
-        let failure = failure.at(&self.portals[self.portal]);
+        let failure = failure.at(&self.portals[portal]);
         // With a single path, the caller gets the failure as its error. After a loss, only the loss is a
         // warning.
         let several = self.portals.len() > 1;
@@ -380,30 +504,58 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             _ if was_live => self.say(Level::Warn, format!("lost {failure}; reconnecting")),
             _ => self.say(Level::Debug, failure.to_string()),
         }
-        self.note(opening, &failure);
-        if let Some(final_failure) = self.end(now, opening, &failure) {
+        self.note(portal, opening, &failure);
+        if slot == self.main
+            && !self.fail_over()
+            && let Some(final_failure) = self.end(now, opening, &failure)
+        {
             return self.give_up(final_failure);
         }
-        self.actions.push_back(Action::Close(failure.clone()));
+        self.actions.push_back(Action::Close { slot, failure: failure.clone() });
         if !opening {
             self.lost = Some(failure);
         }
-        // Try the other portals at once, then this one; after that, wait longer each time.
-        if self.tried >= self.portals.len() || !self.backoff.is_fresh {
-            self.stage = Stage::Waiting { until: now + self.backoff.next() };
+        let backoff = &mut self.slots[slot].backoff;
+        if slot != self.main {
+            let wait = if std::mem::take(&mut backoff.is_fresh) {
+                Duration::ZERO
+            } else {
+                backoff.next() * SECOND_PATIENCE
+            };
+            self.slots[slot].stage = Stage::Waiting { until: now + wait };
+        } else if self.tried >= self.portals.len() || !backoff.is_fresh {
+            // The other portals were tried at once, then this one; after that, it waits longer each time.
+            self.slots[slot].stage = Stage::Waiting { until: now + backoff.next() };
         } else {
             self.connect_next(now);
         }
     }
 
+    /// Makes the other slot the main one, if it has a session or is being connected; returns whether it has become
+    /// that.
+    fn fail_over(&mut self) -> bool {
+        let other = 1 - self.main;
+        match &self.slots[other].stage {
+            Stage::Live { session, .. } => {
+                let text = format!("continuing on {}", session.portal);
+                self.failovers += 1;
+                self.say(Level::Info, text);
+            }
+            Stage::Connecting { .. } => self.tried = 1,
+            _ => return false,
+        }
+        self.main = other;
+        true
+    }
+
     /// Ends the sessions for good.
     pub(crate) fn give_up(&mut self, failure: Failure) {
-        self.stage = Stage::Dead(failure);
+        self.slots.iter_mut().for_each(|slot| slot.stage = Stage::Dead(failure.clone()));
     }
 
     /// Records the failure of the portal.
-    fn note(&mut self, opening: bool, failure: &Failure) {
-        let known = &mut self.failures[self.portal];
+    fn note(&mut self, portal: usize, opening: bool, failure: &Failure) {
+        let known = &mut self.failures[portal];
         // A timeout says less than an earlier answer: another host may be listening there.
         let says_less = |known: &Failure| {
             failure.kind == ErrorKind::TimedOut && known.kind == ErrorKind::Corrupt
@@ -453,19 +605,37 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         last
     }
 
-    /// Starts to connect to the next portal; skips portals that led to another namespace.
+    /// Starts to connect the main slot to the next portal; skips portals that led to another namespace.
     fn connect_next(&mut self, now: Instant) {
         let num_portals = self.portals.len();
+        let mut portal = self.slots[self.main].portal;
         for _ in 0..num_portals {
-            self.portal = (self.portal + 1) % num_portals;
+            portal = (portal + 1) % num_portals;
             self.tried += 1;
-            if !is_stale(&self.failures[self.portal]) {
+            if !is_stale(&self.failures[portal]) {
                 break;
             }
         }
-        let share = self.limits.connect_timeout / num_portals as u32;
-        self.stage = Stage::Connecting { deadline: deadline(now, share) };
-        self.actions.push_back(Action::Connect { portal: self.portal });
+        self.connect(now, self.main, portal);
+    }
+
+    /// The portal that the slot of the second session tries next; `None` if there is no use for it now.
+    fn second_portal(&self, slot: usize) -> Option<usize> {
+        if !self.keeps_two || self.live().is_none() {
+            return None;
+        }
+        let num_portals = self.portals.len();
+        let used = self.slots[self.main].portal;
+        let mut next = (1..=num_portals).map(|step| (self.slots[slot].portal + step) % num_portals);
+        next.find(|portal| *portal != used && !is_stale(&self.failures[*portal]))
+    }
+
+    fn connect(&mut self, now: Instant, slot: usize, portal: usize) {
+        let share = self.limits.connect_timeout / self.portals.len() as u32;
+        let state = &mut self.slots[slot];
+        state.portal = portal;
+        state.stage = Stage::Connecting { deadline: deadline(now, share) };
+        self.actions.push_back(Action::Connect { slot, portal });
     }
 
     fn say(&mut self, level: Level, text: String) {
@@ -510,6 +680,13 @@ fn check_identity(seen: &Namespace, now: &Namespace) -> Result<(), Failure> {
     Err(Failure::new(ErrorKind::Stale, message).hint("open it again"))
 }
 
+/// The most sessions at a time.
+pub const NUM_SLOTS: usize = 2;
+
+/// The waits for a second session are longer by this factor: up to 2 s, because a target that is there but not
+/// accessible is asked as often.
+const SECOND_PATIENCE: u32 = 4;
+
 /// The most rounds over all portals while opening, unless a target is busy.
 const OPENING_ROUNDS: u32 = 3;
 
@@ -532,6 +709,94 @@ mod tests {
             read_only: true,
             engine: "tcp".into(),
         }
+    }
+
+    type TestLifecycle = Lifecycle<&'static str, ()>;
+
+    /// A lifecycle that keeps two sessions, on these paths.
+    fn on(now: Instant, portals: &[&'static str]) -> TestLifecycle {
+        let limit = Duration::from_secs(10);
+        let limits = Limits { connect_timeout: limit, ctrl_loss_tmo: limit };
+        Lifecycle::new(now, limits, portals.into(), None, 7).keep_two(true)
+    }
+
+    /// Performs the actions, with paths that can be connected unless they are `down`; returns the portals tried.
+    fn run(lifecycle: &mut TestLifecycle, now: Instant, down: &[usize]) -> Vec<usize> {
+        let attached = || vec![Attached { nsid: Nsid(1), namespace: namespace() }];
+        let identified = Identified { num_io_queues: 2, ..Identified::default() };
+        let mut tried = Vec::new();
+        for _ in 0..4 {
+            lifecycle.handle_time(now, [""; NUM_SLOTS]);
+            while let Some(action) = lifecycle.poll_action() {
+                let Action::Connect { slot, portal } = action else { continue };
+                tried.push(portal);
+                if down.contains(&portal) {
+                    let failure = Failure::new(ErrorKind::Refused, "down");
+                    lifecycle.handle_failed(now, slot, failure);
+                } else {
+                    lifecycle.handle_ready(now, slot, (), &identified, attached());
+                }
+            }
+        }
+        tried
+    }
+
+    /// The number and the portal of each session, that of the main session first.
+    fn sessions(lifecycle: &TestLifecycle) -> Vec<(u64, &'static str)> {
+        let slots = [lifecycle.main, 1 - lifecycle.main];
+        let live = slots.into_iter().filter_map(|slot| lifecycle.live_in(slot));
+        live.map(|session| (session.number, session.portal)).collect()
+    }
+
+    #[test]
+    fn a_lost_main_session_leaves_its_work_to_the_other_at_once_and_is_replaced_behind_it() {
+        let now = Instant::now();
+        let mut lifecycle = on(now, &["a", "b", "c"]);
+        assert_eq!(run(&mut lifecycle, now, &[]), [0, 1]);
+        assert_eq!(sessions(&lifecycle), [(1, "a"), (2, "b")]);
+        let gone = || Failure::new(ErrorKind::Disconnected, "gone");
+        assert!(lifecycle.reset(1, gone()));
+        assert_eq!(sessions(&lifecycle), [(2, "b")], "before its controller is dropped");
+        assert!(!lifecycle.reset(1, gone()), "it is over");
+        assert!(run(&mut lifecycle, now, &[]).is_empty(), "a session that ended so soon waits");
+        // Not on the path of the main session, and the lost path is tried last.
+        assert_eq!(run(&mut lifecycle, now + Duration::from_secs(3), &[2]), [2]);
+        assert_eq!(run(&mut lifecycle, now + Duration::from_secs(6), &[2]), [0]);
+        assert_eq!(sessions(&lifecycle), [(2, "b"), (3, "a")]);
+        let stats = lifecycle.stats();
+        assert_eq!((stats.failovers, stats.reconnects, stats.failed_paths), (1, 1, 1));
+        assert_eq!([0, 1, 2].map(|path| lifecycle.losses(path)), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_lost_second_session_does_not_touch_the_main_one() {
+        let now = Instant::now();
+        let mut lifecycle = on(now, &["a", "b"]);
+        run(&mut lifecycle, now, &[]);
+        assert!(lifecycle.reset(2, Failure::new(ErrorKind::Disconnected, "gone")));
+        assert_eq!(sessions(&lifecycle), [(1, "a")]);
+        run(&mut lifecycle, now + Duration::from_secs(3), &[]);
+        assert_eq!(sessions(&lifecycle), [(1, "a"), (3, "b")]);
+        assert_eq!(lifecycle.stats().failovers, 0);
+    }
+
+    #[test]
+    fn when_both_sessions_are_lost_every_path_is_tried_until_the_time_is_over() {
+        let now = Instant::now();
+        let mut lifecycle = on(now, &["a", "b"]);
+        run(&mut lifecycle, now, &[]);
+        for number in [1, 2] {
+            assert!(lifecycle.reset(number, Failure::new(ErrorKind::Disconnected, "gone")));
+        }
+        assert!(sessions(&lifecycle).is_empty());
+        let mut at = now;
+        let mut tried = Vec::new();
+        while !lifecycle.is_dead() {
+            at = lifecycle.poll_timeout().expect("it goes on").max(at);
+            assert!(at < now + Duration::from_secs(60), "never given up");
+            tried.extend(run(&mut lifecycle, at, &[0, 1]));
+        }
+        assert!(tried.contains(&0) && tried.contains(&1), "{tried:?}");
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
+//! | `paths` | the choice of a path for an I/O | the queue |
 //! | `Backlog` | an I/O that is not on a connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
@@ -29,6 +30,7 @@ mod failure;
 mod identification;
 pub mod keeping;
 pub mod lifecycle;
+mod paths;
 pub mod queue;
 mod shared;
 
@@ -42,7 +44,7 @@ pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
-pub use shared::Shared;
+pub use shared::{PathStats, Shared};
 
 use std::time::Duration;
 
@@ -118,6 +120,8 @@ pub struct Identified {
     pub digests: Digests,
     /// True if its connections use TLS, which detects every change.
     pub is_secured: bool,
+    /// True if the ANA state of a namespace is non-optimized on this path.
+    pub is_non_optimized: bool,
     /// The requested namespaces in the order of the request; if all were requested, by ascending NSID.
     pub namespaces: Vec<IdentifiedNamespace>,
 }
@@ -142,8 +146,10 @@ pub struct IdentifiedNamespace {
 pub struct SessionStats {
     /// True while a session is live.
     pub is_live: bool,
-    /// Sessions after the first.
+    /// Sessions that replaced a lost one.
     pub reconnects: u64,
+    /// Times that a lost session left its work to a session that was live on another path.
+    pub failovers: u64,
     /// Paths to the controller: the socket addresses to which the given addresses resolve.
     pub paths: u64,
     /// Paths that have failed since a session was last live.

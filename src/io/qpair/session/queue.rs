@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 
 use super::connect::Event;
+use super::lifecycle::NUM_SLOTS;
+use super::paths::{Candidate, PathLoad, choose};
 use super::{
     Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
 };
@@ -45,19 +47,29 @@ pub type TcpShared = Shared<Portal, JoinInfo>;
 type TcpSession = Session<Portal, JoinInfo>;
 type QueueChannel = Channel<Attempt>;
 
-/// The connection of a queue: a socket in the engine `tcp`, or a simulated network in tests.
+/// The connections of a queue, one for each lane: sockets in the engine `tcp`, or a simulated network in tests.
 pub trait Carrier {
     /// Starts to connect to `address`.
-    fn open(&mut self, address: SocketAddr) -> Result<(), Failure>;
+    fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure>;
 
     /// Transfers the bytes of `channel` in both directions. After an error the connection is lost.
-    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure>;
+    fn transfer(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        channel: &mut Channel<Attempt>,
+    ) -> Result<(), Failure>;
 
     /// Sends the queued bytes of `channel`. After an error the connection is lost.
-    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure>;
+    fn send(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        channel: &mut Channel<Attempt>,
+    ) -> Result<(), Failure>;
 
     /// Closes the connection, which then writes to no buffer any more. With `owes_data`, discards unsent bytes.
-    fn close(&mut self, owes_data: bool);
+    fn close(&mut self, lane: usize, owes_data: bool);
 }
 
 /// An I/O queue. It owns no socket and never reads a clock. The `Backlog` holds the I/Os that are not on a
@@ -65,7 +77,10 @@ pub trait Carrier {
 ///
 /// Its members submit to it, each for one namespace of the session; a completion names its member.
 ///
-/// [`IoQueue::turn`] advances it, with the [`Carrier`] of its connection.
+/// It has a *lane* for each slot of the sessions, which follows the session of that slot. Each read goes to the lane
+/// that `paths.rs` chooses; writes and flushes, and all I/Os of a host that writes, to that of the main session.
+///
+/// [`IoQueue::turn`] advances it, with the [`Carrier`] of its lanes.
 #[derive(Debug)]
 pub struct IoQueue {
     /// The parameters of a connection, without the subsystem, which the session's portal names.
@@ -76,10 +91,23 @@ pub struct IoQueue {
     has_fence: bool,
     /// The number of sessions that the queue has joined.
     pub(crate) num_joins: u64,
-    state: State,
+    lanes: [Lane; NUM_SLOTS],
+    /// True if two sessions are kept.
+    has_two: bool,
+    /// True if reads use both.
+    spreads_reads: bool,
+    /// The reason why there will be no further connection.
+    dead: Option<String>,
     pub(crate) backlog: Backlog,
     /// The time of the last turn.
     now: Instant,
+}
+
+/// The connection to the session of one slot.
+#[derive(Debug)]
+struct Lane {
+    state: State,
+    load: PathLoad,
 }
 
 /// One submitter of a queue.
@@ -104,8 +132,6 @@ struct Member {
 enum State {
     /// No connection; the next attempt is at this time. `attempt` counts the attempts within one session.
     Down { retry_at: Instant, attempt: u32 },
-    /// There will be no further connection.
-    Dead { reason: String },
     /// Connecting to a session.
     Joining { channel: QueueChannel, session: Arc<TcpSession>, qid: u16, attempt: u32 },
     /// In a session.
@@ -121,7 +147,13 @@ impl IoQueue {
             members: Slab::new(),
             has_fence: false,
             num_joins: 0,
-            state: State::Down { retry_at: now, attempt: 1 },
+            lanes: [(); NUM_SLOTS].map(|()| Lane {
+                state: State::Down { retry_at: now, attempt: 1 },
+                load: PathLoad::default(),
+            }),
+            has_two: false,
+            spreads_reads: false,
+            dead: None,
             backlog: Backlog::new(now),
             now,
         }
@@ -143,9 +175,11 @@ impl IoQueue {
     pub fn remove_member(&mut self, member: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.members[member].is_removed = true;
         let is_late = |attempt: &Attempt| attempt.member == member && attempt.io.op != IoOp::Read;
-        if self.channel().is_some_and(|channel| channel.outstanding().any(is_late)) {
-            let message = "a queue pair with writes on their way was dropped";
-            self.fail(Failure::new(ErrorKind::Disconnected, message), shared, carrier);
+        for lane in 0..NUM_SLOTS {
+            if self.channel(lane).is_some_and(|channel| channel.outstanding().any(is_late)) {
+                let message = "a queue pair with writes on their way was dropped";
+                self.fail(lane, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
+            }
         }
         self.backlog.fail_those_of(member, "its queue pair was dropped");
         self.backlog.withdraw_reports((member, self.members[member].ns_index), shared);
@@ -176,48 +210,46 @@ impl IoQueue {
 
     /// Returns whether it has joined a session.
     pub fn is_joined(&self) -> bool {
-        matches!(self.state, State::Joined { .. })
+        self.lanes.iter().any(Lane::is_joined)
     }
 
     /// The name of the current step of a queue that has not joined a session.
     pub fn stage(&self) -> &'static str {
-        let stage = match &self.state {
+        let stages = self.lanes.iter().find_map(|lane| match &lane.state {
             State::Joining { channel, .. } => channel.stage(),
             _ => None,
-        };
-        stage.unwrap_or("waiting for the controller")
+        });
+        stages.unwrap_or("waiting for the controller")
     }
 
-    /// The connection, if the queue joins or has joined a session.
-    pub fn channel(&mut self) -> Option<&mut QueueChannel> {
-        match &mut self.state {
+    /// The connection of a lane, if it joins or has joined a session.
+    pub fn channel(&mut self, lane: usize) -> Option<&mut QueueChannel> {
+        match &mut self.lanes[lane].state {
             State::Joining { channel, .. } | State::Joined { channel, .. } => Some(channel),
-            State::Down { .. } | State::Dead { .. } => None,
+            State::Down { .. } => None,
         }
     }
 
-    /// The channel, and the session that it joins or has joined.
-    fn joining(&self) -> Option<(&QueueChannel, &TcpSession)> {
-        match &self.state {
-            State::Joining { channel, session, .. } | State::Joined { channel, session, .. } => {
-                Some((channel, session))
-            }
-            State::Down { .. } | State::Dead { .. } => None,
-        }
-    }
-
-    /// Returns whether to wait for room to send, besides data to receive.
-    pub(crate) fn wants_writable(&self) -> bool {
-        self.joining().is_some_and(|(channel, _)| channel.wants_writable())
+    /// Returns whether to wait for room to send on the connection of a lane, besides data to receive.
+    pub(crate) fn wants_writable(&self, lane: usize) -> bool {
+        self.lanes[lane].joining().is_some_and(|(channel, _)| channel.wants_writable())
     }
 
     /// The time at which the next turn must begin, even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let state = match &self.state {
+        let channels = self.lanes.iter().filter_map(|lane| lane.joining()?.0.poll_timeout());
+        let retry = match &self.lanes[0].state {
+            _ if self.dead.is_some() => None,
+            // Another session may be live while this queue waits for one, or writes wait for the main session.
+            _ if self.has_two => {
+                let waits = !self.is_joined() || !self.backlog.waiting.is_empty();
+                waits.then(|| self.now + SESSION_INTERVAL)
+            }
             State::Down { retry_at, .. } => Some(*retry_at),
-            _ => self.joining().and_then(|(channel, _)| channel.poll_timeout()),
+            State::Joining { .. } | State::Joined { .. } => None,
         };
-        [self.backlog.next_timeout(self.now), state].into_iter().flatten().min()
+        let own = self.backlog.next_timeout(self.now);
+        channels.chain(retry).chain(own).min()
     }
 
     /// Records that these blocks returned corrupt data: a member's next read of them sets Force Unit Access
@@ -241,49 +273,60 @@ impl IoQueue {
     /// Runs one turn. The queue's completions are then ready.
     pub fn turn(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.now = now;
-        match self.state {
-            State::Down { retry_at, attempt } if now >= retry_at => {
-                self.try_join(attempt, shared, carrier);
+        (self.has_two, self.spreads_reads) = (shared.keeps_two(), shared.spreads_reads());
+        self.lanes.iter_mut().for_each(|lane| lane.publish(shared));
+        for lane in 0..NUM_SLOTS {
+            match self.lanes[lane].state {
+                State::Down { retry_at, attempt } if now >= retry_at => {
+                    self.try_join(lane, attempt, shared, carrier);
+                }
+                _ => {
+                    self.notice_lost_session(lane, shared, carrier);
+                    self.notice_closed_fence(lane, shared, carrier);
+                }
             }
-            _ => {
-                self.notice_lost_session(shared, carrier);
-                self.notice_closed_fence(shared, carrier);
-            }
-        }
-        if let Some(channel) = self.channel() {
-            // A failure is handled before events: a target may send answers in the same segment as the end of
-            // the connection. `close` handles the answers.
-            match carrier.transfer(now, channel) {
-                Ok(()) => self.go_on_joining(shared, carrier),
-                Err(failure) => self.fail(failure, shared, carrier),
+            if let Some(channel) = self.channel(lane) {
+                // A failure is handled before events: a target may send answers in the same segment as the end of
+                // the connection. `close` handles the answers.
+                match carrier.transfer(lane, now, channel) {
+                    Ok(()) => self.go_on_joining(lane, shared, carrier),
+                    Err(failure) => self.fail(lane, failure, shared, carrier),
+                }
             }
         }
         self.backlog.wake_delayed(now);
         self.issue(now, shared);
-        match &self.state {
+        match &self.dead {
             // There will be no further session.
-            State::Dead { reason } => self.backlog.fail_all(reason),
+            Some(reason) => self.backlog.fail_all(reason),
             // The queue gives up after the same time as the controller.
-            _ => self.backlog.give_up_in_time(now, self.ctrl_loss_tmo),
+            None => self.backlog.give_up_in_time(now, self.ctrl_loss_tmo),
         }
         self.send(now, shared, carrier);
     }
 
-    /// Sends the commands that were put on the connection since the last turn.
+    /// Sends the commands that were put on the connections since the last turn.
     pub fn send(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
-        if let Some(channel) = self.channel()
-            && let Err(failure) = carrier.send(now, channel)
-        {
-            self.fail(failure, shared, carrier);
+        for lane in 0..NUM_SLOTS {
+            if let Some(channel) = self.channel(lane)
+                && let Err(failure) = carrier.send(lane, now, channel)
+            {
+                self.fail(lane, failure, shared, carrier);
+            }
         }
     }
 
-    /// Puts waiting I/Os on the connection.
+    /// Puts waiting I/Os on the connections.
     pub fn issue(&mut self, now: Instant, shared: &TcpShared) {
         self.now = now;
-        let State::Joined { channel, session, .. } = &mut self.state else { return };
-        while channel.has_room() {
-            let Some(attempt) = self.backlog.next_to_issue(shared, session) else { break };
+        while let Some(first) = self.backlog.waiting.front() {
+            let Some(lane) = self.lane_for(first.io.op, shared) else { break };
+            let Lane { state: State::Joined { channel, session, .. }, load } =
+                &mut self.lanes[lane]
+            else {
+                break;
+            };
+            let Some(mut attempt) = self.backlog.next_to_issue(shared, session) else { break };
             if self.members[attempt.member].is_removed {
                 // It waits again because its connection was closed, or the controller asked for a retry.
                 let reason = IoError::Disconnected("its queue pair was dropped".to_owned());
@@ -291,9 +334,32 @@ impl IoQueue {
                 continue;
             }
             let (sqe, transfer) = command(session, &attempt);
+            attempt.sent_at = Some(now);
+            load.sent();
             let taken = channel.submit(self.now, sqe, transfer, false, attempt);
             assert!(taken.is_ok(), "the connection said that it has room");
+            if self.has_two {
+                self.lanes[1 - lane].load.passed_over();
+            }
         }
+    }
+
+    /// The lane that takes an I/O now.
+    fn lane_for(&self, op: IoOp, shared: &TcpShared) -> Option<usize> {
+        let [one, two] = &self.lanes;
+        let candidate = |lane: &Lane| match &lane.state {
+            State::Joined { channel, session, .. }
+                if op == IoOp::Read && self.spreads_reads || session.number == shared.live() =>
+            {
+                Some(Candidate {
+                    is_optimized: session.is_optimized.load(Ordering::Relaxed),
+                    has_room: channel.has_room(),
+                    cost: lane.load.cost(),
+                })
+            }
+            _ => None,
+        };
+        choose([candidate(one), candidate(two)])
     }
 
     /// Takes the next completion.
@@ -315,9 +381,18 @@ impl IoQueue {
             return Some(answer);
         }
         loop {
-            let State::Joined { channel, session, .. } = &mut self.state else { return None };
-            let event = channel.poll_event(self.now)?;
-            let Event::Done { payload: attempt, result } = event else { continue };
+            let now = self.now;
+            let (attempt, result, lane) = self.lanes.iter_mut().find_map(|lane| {
+                let State::Joined { channel, .. } = &mut lane.state else { return None };
+                while let Some(event) = channel.poll_event(now) {
+                    if let Event::Done { payload, result } = event {
+                        return Some((payload, result, lane));
+                    }
+                }
+                None
+            })?;
+            lane.load.done(attempt.sent_at.map_or(Duration::ZERO, |sent_at| now - sent_at));
+            let State::Joined { session, .. } = &lane.state else { return None };
             let success = matches!(&result, Ok(cqe) if cqe.status().is_success());
             let read = attempt.io.op == IoOp::Read;
             if success && read && session.proven.load(Ordering::Relaxed) {
@@ -333,44 +408,64 @@ impl IoQueue {
         }
     }
 
-    /// Leaves the session, if it has joined one.
+    /// Leaves the sessions that it has joined.
     pub fn leave(&mut self, reason: &str, shared: &TcpShared, carrier: &mut impl Carrier) {
-        self.close(reason, false, shared, carrier);
+        for lane in 0..NUM_SLOTS {
+            self.close(lane, reason, false, shared, carrier);
+        }
     }
 
-    fn notice_lost_session(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let Some((_, session)) = self.joining() else { return };
+    fn notice_lost_session(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let Some((_, session)) = self.lanes[lane].joining() else { return };
         if let Some(reason) = shared.why_over(session.number) {
-            self.leave(&reason, shared, carrier);
+            self.close(lane, &reason, false, shared, carrier);
         }
     }
 
     /// Ends the connection when a fence has closed: the rest of a partly sent write must not be sent. The
     /// session ends, too, because its target might hold back some of the sent bytes.
-    fn notice_closed_fence(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let State::Joined { channel, .. } = &self.state else { return };
+    fn notice_closed_fence(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let State::Joined { channel, .. } = &self.lanes[lane].state else { return };
         if self.has_fence && channel.outstanding().any(Attempt::is_fenced) {
             let message = "the time to write has passed";
-            self.fail(Failure::new(ErrorKind::Disconnected, message), shared, carrier);
+            self.fail(lane, Failure::new(ErrorKind::Disconnected, message), shared, carrier);
         }
     }
 
-    /// Starts to connect to the live session, if there is one.
-    fn try_join(&mut self, attempt: u32, shared: &TcpShared, carrier: &mut impl Carrier) {
+    /// The session for a lane, if one is live in its slot. The lane of the first slot notices when there is none at
+    /// all.
+    fn session_for(&mut self, lane: usize, shared: &TcpShared) -> Option<Arc<TcpSession>> {
+        if shared.number_in(lane) != 0 {
+            return shared.session_in(lane);
+        }
+        if lane == 0 && shared.live() == 0 {
+            match shared.session_state(&mut self.backlog) {
+                SessionState::Live(session) => return (!self.has_two).then_some(session),
+                SessionState::Pending => {}
+                SessionState::Ended(reason) => self.dead = Some(reason),
+            }
+        }
+        None
+    }
+
+    /// Starts to connect to the session of the lane's slot, if one is live.
+    fn try_join(
+        &mut self,
+        lane: usize,
+        attempt: u32,
+        shared: &TcpShared,
+        carrier: &mut impl Carrier,
+    ) {
+        if self.dead.is_some() {
+            return;
+        }
         let retry = State::Down { retry_at: self.now + SESSION_INTERVAL, attempt: 1 };
-        let session = match shared.session_state(&mut self.backlog) {
-            SessionState::Live(session) => session,
-            SessionState::Pending => {
-                self.state = retry;
-                return;
-            }
-            SessionState::Ended(reason) => {
-                self.state = State::Dead { reason };
-                return;
-            }
+        let Some(session) = self.session_for(lane, shared) else {
+            self.lanes[lane].state = retry;
+            return;
         };
         let Some(qid) = shared.with(|lifecycle| lifecycle.take_qid(session.number)) else {
-            self.state = retry;
+            self.lanes[lane].state = retry;
             if session.number == shared.live() {
                 let granted = session.num_io_queues;
                 self.backlog.fail_all(&format!("the target now grants only {granted} I/O queues"));
@@ -379,41 +474,41 @@ impl IoQueue {
         };
         let mut terms = self.terms.of_io_queue(&session.join_info, qid, session.queue_entries);
         terms.common.subnqn = session.portal.address.subnqn.clone();
-        let opened = carrier.open(session.portal.socket);
+        let opened = carrier.open(lane, session.portal.socket);
         let channel = Channel::new(self.now, terms);
-        self.state = State::Joining { channel, session, qid, attempt };
+        self.lanes[lane].state = State::Joining { channel, session, qid, attempt };
         if let Err(failure) = opened {
-            self.fail(failure, shared, carrier);
+            self.fail(lane, failure, shared, carrier);
         }
     }
 
     /// Handles the events of a connection that has not joined its session yet.
-    fn go_on_joining(&mut self, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let State::Joining { channel, attempt, .. } = &mut self.state else { return };
+    fn go_on_joining(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
+        let State::Joining { channel, attempt, .. } = &mut self.lanes[lane].state else { return };
         match channel.poll_event(self.now) {
             None => {}
-            Some(Event::Ready { .. }) => self.become_joined(),
+            Some(Event::Ready { .. }) => self.become_joined(lane),
             // The target may not have noticed yet that the previous connection of this queue is closed.
             Some(Event::Failed { failure, refused: true }) if *attempt < MAX_JOIN_ATTEMPTS => {
                 let retry_at = self.now + JOIN_INTERVAL;
                 let attempt = *attempt + 1;
-                self.close(&failure.message, false, shared, carrier);
+                self.close(lane, &failure.message, false, shared, carrier);
                 self.backlog.last_failure = Some(failure);
-                self.state = State::Down { retry_at, attempt };
+                self.lanes[lane].state = State::Down { retry_at, attempt };
             }
-            Some(Event::Failed { failure, .. }) => self.fail(failure, shared, carrier),
+            Some(Event::Failed { failure, .. }) => self.fail(lane, failure, shared, carrier),
             Some(Event::Concatenated { .. }) => {
                 let message = "a key was generated on an I/O queue";
-                self.fail(Failure::new(ErrorKind::Internal, message), shared, carrier);
+                self.fail(lane, Failure::new(ErrorKind::Internal, message), shared, carrier);
             }
             Some(Event::Done { .. }) => unreachable!("nothing was submitted yet"),
         }
     }
 
-    fn become_joined(&mut self) {
+    fn become_joined(&mut self, lane: usize) {
         let down = State::Down { retry_at: self.now, attempt: 1 };
         let State::Joining { mut channel, session, qid, .. } =
-            std::mem::replace(&mut self.state, down)
+            std::mem::replace(&mut self.lanes[lane].state, down)
         else {
             unreachable!("only a joining queue is answered its Connect")
         };
@@ -423,17 +518,23 @@ impl IoQueue {
             member.namespace = member.namespace.in_session(now);
         }
         self.num_joins += 1;
-        self.state = State::Joined { channel, session, qid };
+        self.lanes[lane].state = State::Joined { channel, session, qid };
         self.backlog.set_up();
     }
 
     /// Leaves the session and asks for a new one: a failure of one queue counts as a failure of the controller,
     /// or of the path to it.
-    fn fail(&mut self, failure: Failure, shared: &TcpShared, carrier: &mut impl Carrier) {
-        let Some((_, session)) = self.joining() else { return };
+    fn fail(
+        &mut self,
+        lane: usize,
+        failure: Failure,
+        shared: &TcpShared,
+        carrier: &mut impl Carrier,
+    ) {
+        let Some((_, session)) = self.lanes[lane].joining() else { return };
         let number = session.number;
         let failure = failure.at(format_args!("I/O queue on {}", session.portal.socket));
-        self.close(&failure.message, true, shared, carrier);
+        self.close(lane, &failure.message, true, shared, carrier);
         shared.request_reset(number, failure.clone());
         self.backlog.last_failure = Some(failure);
     }
@@ -442,22 +543,27 @@ impl IoQueue {
     /// are issued again or fail for this reason.
     fn close(
         &mut self,
+        lane: usize,
         reason: &str,
         has_failed: bool,
         shared: &TcpShared,
         carrier: &mut impl Carrier,
     ) {
+        self.lanes[lane].publish(shared);
         let down = State::Down { retry_at: self.now, attempt: 1 };
-        let (channel, session, qid) = match std::mem::replace(&mut self.state, down) {
+        let (channel, session, qid) = match std::mem::replace(&mut self.lanes[lane].state, down) {
             State::Joining { channel, session, qid, .. }
             | State::Joined { channel, session, qid } => (channel, session, qid),
             other => {
-                self.state = other;
+                self.lanes[lane].state = other;
                 return;
             }
         };
-        carrier.close(channel.owes_data());
-        self.backlog.down_since.get_or_insert(self.now);
+        carrier.close(lane, channel.owes_data());
+        self.lanes[lane].load.lose();
+        if !self.is_joined() {
+            self.backlog.down_since.get_or_insert(self.now);
+        }
         let (attempts, ended) = channel.abandon();
         for (attempt, result) in ended {
             if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
@@ -490,6 +596,29 @@ impl IoQueue {
             }
         };
         self.backlog.complete_or_retry(self.now, shared, session, attempt, result)
+    }
+}
+
+impl Lane {
+    fn is_joined(&self) -> bool {
+        matches!(self.state, State::Joined { .. })
+    }
+
+    /// Adds the I/Os that have ended to the statistics of the path.
+    fn publish(&mut self, shared: &TcpShared) {
+        if let State::Joined { session, .. } = &self.state {
+            shared.add_done(session.path, self.load.take());
+        }
+    }
+
+    /// The channel, and the session that it joins or has joined.
+    fn joining(&self) -> Option<(&QueueChannel, &TcpSession)> {
+        match &self.state {
+            State::Joining { channel, session, .. } | State::Joined { channel, session, .. } => {
+                Some((channel, session))
+            }
+            State::Down { .. } => None,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::durability::Durability;
+use super::lifecycle::NUM_SLOTS;
 use super::{Attached, Backlog, Failure, Lifecycle, Phase, Session, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::process::Forked;
@@ -21,14 +22,40 @@ pub(crate) enum SessionState<P, J> {
     Ended(String),
 }
 
+/// Counters of one path.
+#[derive(Debug, Default)]
+struct PathCounters {
+    commands: AtomicU64,
+    latency_ns: AtomicU64,
+}
+
+/// Statistics of one path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathStats {
+    /// True if its ANA state is optimized, false if not; `None`: no session is live on it.
+    pub is_optimized: Option<bool>,
+    /// I/O commands that ended on it.
+    pub commands: u64,
+    /// The sum of their latencies.
+    pub latency_ns: u64,
+    /// Sessions that were lost on it.
+    pub losses: u64,
+}
+
 /// A [`Lifecycle`] behind a lock, and the values that queue pairs read in every turn without the lock.
 ///
 /// Only the process that created it may take the lock: in a child process it may be held for ever.
 #[derive(Debug)]
 pub struct Shared<P, J> {
     home: Forked<()>,
-    /// The number of the live session, 0 when there is none. Queue pairs compare it in every turn.
+    /// The number of the main session, 0 when none is live. Queue pairs compare it in every turn.
     live: AtomicU64,
+    /// The number of the session of each slot, 0 when none is live.
+    numbers: [AtomicU64; NUM_SLOTS],
+    keeps_two: bool,
+    spreads_reads: bool,
+    /// The counters of each path, in the order of the portals.
+    paths: Box<[PathCounters]>,
     lifecycle: Mutex<Lifecycle<P, J>>,
     changed: Condvar,
     /// The namespaces as they were first identified. Readable without a lock, also after a fork.
@@ -54,6 +81,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         let shared = Shared {
             home: Forked::new(()),
             live: AtomicU64::new(0),
+            numbers: Default::default(),
+            keeps_two: lifecycle.keeps_two(),
+            spreads_reads: lifecycle.spreads_reads(),
+            paths: lifecycle.portals().iter().map(|_| PathCounters::default()).collect(),
             lifecycle: Mutex::new(lifecycle),
             changed: Condvar::new(),
             identity: OnceLock::new(),
@@ -90,6 +121,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         if !lifecycle.always_digested {
             self.undigested.store(true, Ordering::Release);
         }
+        for (slot, published) in self.numbers.iter().enumerate() {
+            let number = lifecycle.live_in(slot).map_or(0, |session| session.number);
+            published.store(number, Ordering::Release);
+        }
         let number = lifecycle.live().map_or(0, |session| session.number);
         let before = self.live.swap(number, Ordering::SeqCst);
         if before != number && before != 0 {
@@ -117,9 +152,24 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         found
     }
 
-    /// The number of the live session, 0 when there is none.
+    /// The number of the main session, 0 when none is live.
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Acquire)
+    }
+
+    /// The number of the session of a slot, 0 when none is live.
+    pub(super) fn number_in(&self, slot: usize) -> u64 {
+        self.numbers[slot].load(Ordering::Acquire)
+    }
+
+    /// Returns whether two sessions are kept.
+    pub(super) fn keeps_two(&self) -> bool {
+        self.keeps_two
+    }
+
+    /// Returns whether reads use both.
+    pub(super) fn spreads_reads(&self) -> bool {
+        self.spreads_reads
     }
 
     /// The current phase.
@@ -166,6 +216,39 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
+    /// The session of a slot, if one is live.
+    pub(super) fn session_in(&self, slot: usize) -> Option<Arc<Session<P, J>>> {
+        self.lock().live_in(slot).cloned()
+    }
+
+    /// Adds I/O commands that ended on a path, and the sum of their latencies.
+    pub(super) fn add_done(&self, path: usize, (commands, latency_ns): (u64, u64)) {
+        if commands > 0 {
+            self.paths[path].commands.fetch_add(commands, Ordering::Relaxed);
+            self.paths[path].latency_ns.fetch_add(latency_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// The portal and the statistics of each path.
+    pub fn path_stats(&self) -> Vec<(P, PathStats)> {
+        let lifecycle = self.lock();
+        let live: Vec<&Arc<Session<P, J>>> =
+            (0..NUM_SLOTS).filter_map(|slot| lifecycle.live_in(slot)).collect();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let portals = lifecycle.portals().iter().zip(&self.paths).enumerate();
+        let of = |(path, (portal, counters)): (usize, (&P, &PathCounters))| {
+            let session = live.iter().find(|session| session.path == path);
+            let stats = PathStats {
+                is_optimized: session.map(|session| session.is_optimized.load(Ordering::Relaxed)),
+                commands: load(&counters.commands),
+                latency_ns: load(&counters.latency_ns),
+                losses: lifecycle.losses(path),
+            };
+            (portal.clone(), stats)
+        };
+        portals.map(of).collect()
+    }
+
     /// The statistics so far.
     pub fn stats(&self) -> SessionStats {
         SessionStats {
@@ -175,13 +258,13 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// The reason for the end of session `number`; `None` while it is live.
+    /// The reason for the end of session `number`; `None` while it is live in a slot.
     pub(crate) fn why_over(&self, number: u64) -> Option<String> {
         let reason = || match self.phase() {
             Phase::Lost(failure) | Phase::Dead(failure) => failure.message,
             Phase::Opening | Phase::Live(_) => "the controller was replaced".to_owned(),
         };
-        (number != self.live()).then(reason)
+        (0..NUM_SLOTS).all(|slot| number != self.number_in(slot)).then(reason)
     }
 
     /// Ends session `number` because a queue pair found it broken: see [`Lifecycle::reset`].

@@ -47,6 +47,17 @@ pub fn identify(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<(N
     Ok(pages)
 }
 
+/// Reads the worst ANA state of the namespaces of a subsystem on one path, as [`identify`] connects; `None`: the
+/// controller reports no ANA states.
+///
+/// # Errors
+/// As [`identify`].
+pub fn ana_state(address: &TcpAddress, options: &ConnectOptions) -> Result<Option<&'static str>> {
+    let TcpAddress { traddr, trsvcid, subnqn, .. } = address;
+    let admin = reach(traddr, *trsvcid, subnqn.clone(), Goal::Pages, options)?;
+    Ok(admin.controller.ana)
+}
+
 /// Connects an admin queue to the first address that answers, and reaches `goal`.
 fn reach(
     traddr: &str,

@@ -4,8 +4,8 @@
 //! opened together share a controller. A *session* is one association with the controller: an admin queue,
 //! which the keeper thread owns, and an I/O queue for each [`PairScope`], which the thread that uses the scope
 //! polls. When a connection of a session fails, the whole session is replaced, on another path first if there
-//! is one. Each queue pair then joins the new session and issues its reads again. Only the sockets are here;
-//! `session` and `remote` have the rest.
+//! is one. Each queue pair then joins the new session and issues its reads again. With several paths, a session on
+//! a second path is live beforehand. Only the sockets are here; `session` and `remote` have the rest.
 //!
 //! This module has no policy about data: a read with a wrong digest or too few bytes ends with that error, and
 //! the reader decides.
@@ -23,7 +23,7 @@ mod discover;
 mod link;
 mod queue;
 
-pub use discover::{discover, identify};
+pub use discover::{ana_state, discover, identify};
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -36,7 +36,9 @@ use self::queue::TcpQueuePair;
 use super::plain::Plain;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
-use super::session::{Goal, HostIdentity, Identified, JoinInfo, Portal, SessionStats, Terms};
+use super::session::{
+    Goal, HostIdentity, Identified, JoinInfo, PathStats, Portal, SessionStats, Terms,
+};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::address::{Address, TcpAddress};
 use crate::tls::keyring::{self, KeyringError};
@@ -59,6 +61,7 @@ impl Transport for Tcp {
     type Portal = Portal;
     type Admin = Admin;
     type JoinInfo = JoinInfo;
+    const KEEPS_TWO: bool = true;
     const SCRATCH_LEN_BYTES: usize = link::SCRATCH_LEN;
 
     fn keepers() -> &'static Keepers<Tcp> {
@@ -116,9 +119,18 @@ fn terms_of(
         nr_io_queues: options.nr_io_queues,
         keep_alive_tmo: options.keep_alive_tmo,
         tcp_timeout: options.tcp_connect_timeout,
-        io_timeout: options.io_timeout,
+        io_timeout: io_timeout(options),
         least_progress_bytes: options.least_progress_bytes,
     }
+}
+
+/// The longest time without progress. A silent path whose work another path could take is given up after 1.2
+/// Keep Alive Timeouts.
+fn io_timeout(options: &ConnectOptions) -> Duration {
+    if options.paths.is_empty() || options.keep_alive_tmo.is_zero() {
+        return options.io_timeout;
+    }
+    options.io_timeout.min(options.keep_alive_tmo.mul_f64(1.2))
 }
 
 /// The host's TLS PSK for a subsystem, with an identity of version 1 and of version 0.
@@ -206,7 +218,7 @@ struct Meter {
 
 impl Measured for Meter {
     fn measure(&self, snapshot: &mut Snapshot) {
-        let SessionStats { is_live, reconnects, paths, failed_paths, damaged, retried } =
+        let SessionStats { is_live, reconnects, failovers, paths, failed_paths, damaged, retried } =
             self.remote.stats();
         let TcpStats { receives, empty_receives } = self.counters.read();
         for (metric, value) in [
@@ -214,12 +226,27 @@ impl Measured for Meter {
             (&metrics::HOST_PATHS, paths),
             (&metrics::HOST_FAILED_PATHS, failed_paths),
             (&metrics::HOST_RECONNECTS, reconnects),
+            (&metrics::HOST_FAILOVERS, failovers),
             (&metrics::HOST_RETRIES, retried),
             (&metrics::HOST_DIGEST_ERRORS, damaged),
             (&metrics::HOST_RECEIVES, receives),
             (&metrics::HOST_EMPTY_RECEIVES, empty_receives),
         ] {
             snapshot.count(metric, &[self.subsystem.as_str()], value);
+        }
+        for (portal, path) in self.remote.path_stats() {
+            let labels = [self.subsystem.as_str(), &portal.socket.to_string()];
+            let PathStats { is_optimized, commands, latency_ns, losses } = path;
+            for (metric, value) in [
+                (&metrics::HOST_PATH_SESSIONS, u64::from(is_optimized.is_some())),
+                (&metrics::HOST_PATH_OPTIMIZED, u64::from(is_optimized == Some(true))),
+                (&metrics::HOST_PATH_COMMANDS, commands),
+                (&metrics::HOST_PATH_LOSSES, losses),
+            ] {
+                snapshot.count(metric, &labels, value);
+            }
+            let seconds = Duration::from_nanos(latency_ns).as_secs_f64();
+            snapshot.seconds(&metrics::HOST_PATH_SECONDS, &labels, seconds);
         }
     }
 }

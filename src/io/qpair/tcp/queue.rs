@@ -26,6 +26,7 @@ use crate::qpair::outstanding::Outstanding;
 use crate::qpair::plain::PlainEngine;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
+use crate::qpair::session::lifecycle::NUM_SLOTS;
 use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, Lifecycle};
 use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope};
 use dlfs_base::error::Result;
@@ -199,8 +200,8 @@ struct Core {
     remote: Arc<Remote<Tcp>>,
     /// The remote that the namespaces hold: a further child process begins with it.
     known_as: Arc<Remote<Tcp>>,
-    /// Closed before a buffer of the queue is returned.
-    socket: QueueSocket,
+    /// The sockets of the queue's lanes, which are closed before a buffer of the queue is returned.
+    sockets: [QueueSocket; NUM_SLOTS],
     queue: IoQueue,
     /// The handles, by their member numbers in the queue.
     handles: Vec<Option<Handle>>,
@@ -228,7 +229,7 @@ impl Connection {
         let mut core = Core::new(here, &remote, &counters);
         let joined = loop {
             match core.join_on(limit) {
-                Ok(Some(left)) => sleep(core.wait(), left),
+                Ok(Some(left)) => sleep(core.waits(), left),
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
@@ -274,7 +275,7 @@ impl Drop for Connection {
         let Some(core) = self.core.get_mut() else { return };
         let core = core.get_mut();
         if core.remote.is_ours() {
-            core.queue.leave("the queue pair was dropped", &core.remote, &mut core.socket);
+            core.queue.leave("the queue pair was dropped", &core.remote, &mut core.sockets);
             core.remote.with(Lifecycle::remove_pair);
         }
     }
@@ -292,14 +293,14 @@ impl Core {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             remote,
             known_as: Arc::clone(known_as),
-            socket: QueueSocket {
+            sockets: [(); NUM_SLOTS].map(|()| QueueSocket {
                 link: None,
                 registry: None,
                 told: None,
-                scratch: vec![0; SCRATCH_LEN],
+                scratch: Vec::new(),
                 counters: Arc::clone(counters),
                 must_look: false,
-            },
+            }),
             queue,
             handles: Vec::new(),
             leader: None,
@@ -322,9 +323,12 @@ impl Core {
         Ok(Some(until.saturating_duration_since(now)))
     }
 
-    /// The descriptor to sleep on while no poller polls the connection.
-    fn wait(&self) -> Option<PollFd<'_>> {
-        Some(self.socket.link.as_ref()?.wait(self.queue.wants_writable()))
+    /// The descriptors to sleep on while no poller polls the connection.
+    fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let sockets = self.sockets.iter().enumerate();
+        sockets.filter_map(|(lane, socket)| {
+            Some(socket.link.as_ref()?.wait(self.queue.wants_writable(lane)))
+        })
     }
 
     /// Adds a handle for the namespace at index `ns_index`; returns its number.
@@ -341,7 +345,7 @@ impl Core {
     }
 
     fn remove_member(&mut self, handle: usize) {
-        self.queue.remove_member(handle, &self.remote, &mut self.socket);
+        self.queue.remove_member(handle, &self.remote, &mut self.sockets);
         self.handles[handle] = None;
         if self.leader == Some(handle) {
             let joined = |(_, handle): &(usize, &Option<Handle>)| {
@@ -358,21 +362,27 @@ impl Core {
     /// Makes this handle the leader: its poller watches the socket and the timeouts.
     fn lead(&mut self, handle: Option<usize>) {
         let registry = handle.and_then(|handle| self.handles[handle].as_ref()?.registry.clone());
-        let writable = self.queue.wants_writable();
         self.leader = handle;
-        (self.socket.registry, self.socket.told) = (registry, None);
-        if let Some(link) = &mut self.socket.link {
-            match &self.socket.registry {
-                Some(registry) => link.register(registry, writable),
-                None => link.deregister(),
+        for (lane, socket) in self.sockets.iter_mut().enumerate() {
+            let writable = self.queue.wants_writable(lane);
+            (socket.registry, socket.told) = (registry.clone(), None);
+            if let Some(link) = &mut socket.link {
+                match &socket.registry {
+                    Some(registry) => link.register(registry, writable),
+                    None => link.deregister(),
+                }
             }
         }
     }
 
+    /// The registry of the leader's poller.
+    fn registry(&self) -> Option<&Registry> {
+        self.sockets[0].registry.as_ref()
+    }
+
     /// Sets the registry of a handle's poller.
     fn register(&mut self, handle: usize, registry: &Registry) {
-        let leads =
-            self.leader.is_none_or(|leader| leader == handle) || self.socket.registry.is_none();
+        let leads = self.leader.is_none_or(|leader| leader == handle) || self.registry().is_none();
         let of = self.handle(handle);
         of.registry = Some(registry.clone());
         if !of.found.is_empty() {
@@ -398,9 +408,9 @@ impl Core {
     fn start(&mut self, handle: usize) {
         if std::mem::take(&mut self.has_unsent) && self.remote.is_ours() {
             let now = Instant::now();
-            let Core { queue, remote, socket, .. } = self;
+            let Core { queue, remote, sockets, .. } = self;
             queue.issue(now, remote);
-            queue.send(now, remote, socket);
+            queue.send(now, remote, sockets);
             self.expect();
             self.tell_leader(handle);
         }
@@ -443,8 +453,9 @@ impl Core {
     /// The time at which a handle's poller must poll it, even if no descriptor becomes ready.
     fn next_timeout(&mut self, handle: usize) -> Option<Instant> {
         if self.leader == Some(handle) {
-            self.socket.told = self.queue.poll_timeout();
-            return self.socket.told;
+            let until = self.queue.poll_timeout();
+            self.sockets.iter_mut().for_each(|socket| socket.told = until);
+            return until;
         }
         let (last_turn, _) = self.last_turn?;
         if !self.handle(handle).found.is_empty() {
@@ -460,7 +471,7 @@ impl Core {
             return false;
         }
         let own = self.handles[handle].as_ref().and_then(|own| own.registry.as_ref());
-        match (&self.socket.registry, own) {
+        match (self.registry(), own) {
             (Some(one), Some(other)) => !one.is_of_poller_of(other),
             (None, None) => false,
             _ => true,
@@ -473,8 +484,11 @@ impl Core {
             return;
         }
         let until = self.queue.poll_timeout();
-        if until.is_some_and(|until| self.socket.told.is_none_or(|told| until < told))
-            && let Some(registry) = &self.socket.registry
+        let is_earlier = |socket: &QueueSocket| {
+            until.is_some_and(|until| socket.told.is_none_or(|told| until < told))
+        };
+        if self.sockets.iter().any(is_earlier)
+            && let Some(registry) = self.registry()
         {
             registry.mark();
         }
@@ -491,16 +505,16 @@ impl Core {
         if !self.notice_fork(now) {
             return;
         }
-        let Core { queue, remote, socket, .. } = self;
-        socket.must_look = must_look;
-        queue.turn(now, remote, socket);
+        let Core { queue, remote, sockets, .. } = self;
+        sockets.iter_mut().for_each(|socket| socket.must_look = must_look);
+        queue.turn(now, remote, sockets);
         self.expect();
     }
 
     /// Tells the socket whether an answer of the target is expected.
     fn expect(&mut self) {
         let is_expecting = self.queue.owed() > 0 || !self.queue.is_joined();
-        if let Some(link) = &mut self.socket.link {
+        for link in self.sockets.iter_mut().filter_map(|socket| socket.link.as_mut()) {
             link.expect(is_expecting);
         }
     }
@@ -512,7 +526,7 @@ impl Core {
         if self.remote.is_ours() {
             return true;
         }
-        self.queue.leave("the process has forked", &self.remote, &mut self.socket);
+        self.queue.leave("the process has forked", &self.remote, &mut self.sockets);
         self.queue.backlog.down_since = Some(now);
         match self.known_as.for_this_process() {
             Ok(remote) => {
@@ -529,7 +543,7 @@ impl Core {
     }
 }
 
-/// The socket of an I/O queue, while there is one.
+/// The socket of a lane of an I/O queue, while there is one.
 struct QueueSocket {
     link: Option<Link>,
     /// The registry of the leader's poller.
@@ -542,37 +556,52 @@ struct QueueSocket {
     must_look: bool,
 }
 
-impl Carrier for QueueSocket {
-    fn open(&mut self, address: SocketAddr) -> Result<(), Failure> {
-        let link = self.link.insert(Link::start(address)?);
-        if let Some(registry) = &self.registry {
+impl Carrier for [QueueSocket; NUM_SLOTS] {
+    fn open(&mut self, lane: usize, address: SocketAddr) -> Result<(), Failure> {
+        let socket = &mut self[lane];
+        if socket.scratch.is_empty() {
+            socket.scratch = vec![0; SCRATCH_LEN];
+        }
+        let link = socket.link.insert(Link::start(address)?);
+        if let Some(registry) = &socket.registry {
             link.register(registry, true); // it is writable once it is connected
         }
-        self.told = None;
+        socket.told = None;
         Ok(())
     }
 
-    fn transfer(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
-        let Some(link) = &mut self.link else { return Ok(()) };
-        let moved = link.poll(now, channel, &mut self.scratch, self.must_look);
-        self.counters.add(link.take_receives());
+    fn transfer(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        channel: &mut Channel<Attempt>,
+    ) -> Result<(), Failure> {
+        let QueueSocket { link, scratch, counters, must_look, .. } = &mut self[lane];
+        let Some(link) = link else { return Ok(()) };
+        let moved = link.poll(now, channel, scratch, *must_look);
+        counters.add(link.take_receives());
         moved
     }
 
-    fn send(&mut self, now: Instant, channel: &mut Channel<Attempt>) -> Result<(), Failure> {
-        self.link.as_mut().map_or(Ok(()), |link| link.send(now, channel))
+    fn send(
+        &mut self,
+        lane: usize,
+        now: Instant,
+        channel: &mut Channel<Attempt>,
+    ) -> Result<(), Failure> {
+        self[lane].link.as_mut().map_or(Ok(()), |link| link.send(now, channel))
     }
 
-    fn close(&mut self, owes_data: bool) {
-        if let Some(link) = self.link.take() {
+    fn close(&mut self, lane: usize, owes_data: bool) {
+        if let Some(link) = self[lane].link.take() {
             link.close(owes_data);
         }
     }
 }
 
-pub(super) fn sleep(wait: Option<PollFd<'_>>, limit: Duration) {
+pub(super) fn sleep<'a>(waits: impl IntoIterator<Item = PollFd<'a>>, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
-    let mut fds: Vec<PollFd<'_>> = wait.into_iter().collect();
+    let mut fds: Vec<PollFd<'_>> = waits.into_iter().collect();
     let _ = rustix::event::poll(&mut fds, limit.as_ref()); // an error is a signal: the caller polls again
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::exit::{Failure, Outcome};
 use crate::out::Out;
 use crate::service::control::call;
-use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, Whole};
+use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, SetAna, Whole};
 use crate::service::shares::Limit;
 
 /// Ask a running `dlfs serve --control`, and change it
@@ -44,6 +44,8 @@ enum Verb {
     AddHost(OneHost),
     /// Disconnect a host and remove it, and its keys, from the list
     DropHost(OneHost),
+    /// Set the ANA state of the namespaces through this service; connected hosts are told
+    Ana(SetAna),
     /// Limit what a host, a group or a namespace may use, or end its limits if none is given
     Limit(Limit),
     /// Print the counters since the start
@@ -83,7 +85,7 @@ fn lines(verb: &Verb, answer: &Value) -> Vec<String> {
             vec![fields(answer)]
         }
         Verb::Reload => vec![text(&answer["changed"])],
-        Verb::AddHost(_) | Verb::Limit(_) | Verb::LogLevel { .. } => Vec::new(),
+        Verb::AddHost(_) | Verb::Ana(_) | Verb::Limit(_) | Verb::LogLevel { .. } => Vec::new(),
     }
 }
 
@@ -96,9 +98,13 @@ fn subsystem(subsystem: &Value) -> Vec<String> {
     let mut lines = vec![
         text(&subsystem["nqn"]),
         format!(
-            "  listen={} controllers={}{}",
+            "  listen={} controllers={}{}{}",
             texts("listen"),
             subsystem["controllers"],
+            match subsystem["ana"].as_str() {
+                None | Some("optimized") => String::new(),
+                Some(state) => format!(" ana={state}"),
+            },
             if subsystem["draining"] == true { " draining=true" } else { "" }
         ),
         format!(

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use dlfs::address::{Address, TcpAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
-use dlfs::qpair::tcp::{discover, identify};
+use dlfs::qpair::tcp::{ana_state, discover, identify};
 use dlfs::qpair::{ConnectOptions, host_identity};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
@@ -104,13 +104,17 @@ pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
         format!("               hostnqn={host}"), // no kernel, so no iopolicy
         "\\".to_owned(),
     ];
-    let line = |(number, path): (usize, &String)| format!(" +- nvme{number} tcp {path} live");
-    lines.extend(paths.iter().enumerate().map(line));
-    let path = |(number, path): (usize, &String)| -> Map<String, Value> {
+    for (number, Path { address, state, ana }) in paths.iter().enumerate() {
+        let ana = ana.map_or(String::new(), |ana| format!(" {ana}"));
+        lines.push(format!(" +- nvme{number} tcp {address} {state}{ana}"));
+    }
+    let path = |(number, path): (usize, &Path)| -> Map<String, Value> {
         let name = format!("nvme{number}");
+        let Path { address, state, ana } = path;
         let fields =
-            [("Name", name.as_str()), ("Transport", "tcp"), ("Address", path), ("State", "live")];
-        fields.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
+            [("Name", name.as_str()), ("Transport", "tcp"), ("Address", address), ("State", state)];
+        let ana = ana.map(|ana| ("ANAState", ana));
+        fields.into_iter().chain(ana).map(|(key, value)| (key.to_owned(), value.into())).collect()
     };
     let paths: Vec<_> = paths.iter().enumerate().map(path).collect();
     let subsystem = json!({ "Name": "nvme-subsys0", "NQN": address.subnqn, "Paths": paths });
@@ -120,18 +124,53 @@ pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
     )
 }
 
-/// `traddr=A,trsvcid=P` of each path that the discovery service lists for the subsystem.
-fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<String> {
-    let path = |traddr: &str, trsvcid: u16| format!("traddr={traddr},trsvcid={trsvcid}");
+/// A path to a subsystem, in the words of nvme-cli.
+struct Path {
+    /// `traddr=A,trsvcid=P`.
+    address: String,
+    state: &'static str,
+    /// The ANA state, if the controller reports one.
+    ana: Option<&'static str>,
+}
+
+impl Path {
+    /// Connects to the path and reads its state.
+    fn look(address: &TcpAddress, options: &ConnectOptions) -> Path {
+        let (state, ana) = match ana_state(address, options) {
+            Ok(ana) => ("live", ana),
+            Err(_) => ("connecting", None),
+        };
+        let TcpAddress { traddr, trsvcid, .. } = address;
+        Path { address: format!("traddr={traddr},trsvcid={trsvcid}"), state, ana }
+    }
+}
+
+/// The paths that the discovery service lists for the subsystem, and those of --path.
+fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<Path> {
     // Without a discovery service on this port, or if it lists only other subsystems, the path is this
     // address.
     let records = discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
     let its = |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
+    let at = |traddr: &str, trsvcid| TcpAddress {
+        traddr: traddr.to_owned(),
+        trsvcid,
+        nsid: None,
+        ..address.clone()
+    };
     let listed = records.iter().filter(its);
-    let mut paths: Vec<String> =
-        listed.filter_map(|record| Some(path(record.traddr()?, record.port()?))).collect();
+    let listed = listed.filter_map(|record| Some(at(record.traddr()?, record.port()?)));
+    let mut paths: Vec<TcpAddress> = listed.collect();
     if paths.is_empty() {
-        paths.push(path(&address.traddr, address.trsvcid));
+        paths.push(at(&address.traddr, address.trsvcid));
     }
-    paths
+    let named = options.paths.iter().filter_map(|path| match path {
+        Address::Tcp(path) => Some(at(&path.traddr, path.trsvcid)),
+        _ => None,
+    });
+    for path in named {
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    paths.iter().map(|path| Path::look(path, options)).collect()
 }

@@ -4,21 +4,22 @@
 //! are handled. `service/` has the rest, also for a configuration file with several subsystems.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use dlfs::address::{Address, TcpAddress};
+use dlfs::exporter::Exporter;
 use dlfs::keys::read_hosts;
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Device};
-use dlfs::target::{ServedNamespace, TargetStats};
+use dlfs::target::{AnaState, ServedNamespace, TargetStats};
 use dlfs::units::{Nsid, total};
 
 use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN};
@@ -34,6 +35,7 @@ use crate::service::limits::LimitArgs;
 use crate::service::methods::counters;
 use crate::service::running::{self, Running, Service};
 use crate::service::systemd::{self, Manager};
+use crate::service::takeover::{Takeover, beside};
 use crate::signals::{Asked, Stop};
 use crate::{log, text};
 
@@ -62,6 +64,10 @@ pub(crate) struct ServeArgs {
     /// Answer `dlfs ctl` on this Unix socket, which only its owner can use
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// Take the place of the service that answers on the socket of --control: its listening sockets are taken over, and
+    /// it sends its hosts here and ends
+    #[arg(long, requires = "control")]
+    takeover: bool,
     /// Keep an access log at PATH, or on stdout (-): a line of JSON for each host that connects, is refused or
     /// leaves, and for each change; SIGHUP opens it anew
     #[arg(long, value_name = "PATH|-")]
@@ -109,19 +115,36 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let asked = Asked::on_signals()?;
     let manager = Manager::of_environment();
     // Before other threads create files: opening the control socket changes the umask of the process for a moment.
-    let mut control = args.control.as_deref().map(Control::open).transpose()?;
-    allow_many_files();
-    let _metrics = args.metrics.serve()?;
-    let service = match &args.config {
-        Some(path) => start_configured(&args, path)?,
-        None => start_image(&args)?,
+    let (takeover, sockets) = match &args.control {
+        Some(path) if args.takeover => {
+            Takeover::begin(path).map(|(takeover, sockets)| (Some(takeover), sockets))?
+        }
+        _ => (None, systemd::inherited()?),
     };
+    let open = |path: &Path| match &takeover {
+        Some(_) => Control::open(&beside(path, "new")),
+        None => Control::open(path),
+    };
+    let mut control = args.control.as_deref().map(open).transpose()?;
+    allow_many_files();
+    let mut metrics = if takeover.is_some() { None } else { args.metrics.serve()? };
+    let service = match &args.config {
+        Some(path) => start_configured(&args, path, sockets)?,
+        None => start_image(&args, sockets)?,
+    };
+    match (&takeover, &mut control, &args.control) {
+        (Some(takeover), Some(control), Some(path)) => {
+            takeover.finish()?;
+            control.move_to(path)?;
+            metrics = serve_metrics_next(&args.metrics);
+        }
+        _ => service.check_inherited()?,
+    }
     let mut out = Out::new();
     for running in &service.subsystems {
         announce(&args, running, &mut out)?;
     }
     out.flush()?;
-    service.check_inherited()?;
     manager.ready("serving");
     let mut changes = Changes::new(service, args.source(), manager)?;
     loop {
@@ -130,6 +153,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         }
         if changes.is_over() {
             break;
+        }
+        if changes.has_handed_over() {
+            drop(metrics.take()); // its address is for the service that has taken over
         }
         // While hosts are sent away, the last one's departure must be polled for.
         let limit = if changes.is_ending() { LOOK } else { WATCH };
@@ -156,6 +182,22 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     }
     changes.service.end();
     Ok(Outcome::Done)
+}
+
+/// Serves metrics at the address that the other service leaves at any moment. This service serves hosts already, so
+/// it goes on without them if it cannot.
+fn serve_metrics_next(args: &MetricsArgs) -> Option<Exporter> {
+    let until = Instant::now() + METRICS_LIMIT;
+    loop {
+        match args.serve() {
+            Ok(metrics) => return metrics,
+            Err(_) if Instant::now() < until => std::thread::sleep(LOOK),
+            Err(_) => {
+                log::say("no metrics: another process keeps their address");
+                return None;
+            }
+        }
+    }
 }
 
 impl ServeArgs {
@@ -191,11 +233,15 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
 }
 
 /// Serves according to the configuration file.
-fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
+fn start_configured(
+    args: &ServeArgs,
+    path: &Path,
+    sockets: Vec<TcpListener>,
+) -> Result<Service, Failure> {
     let config = config::read(path)?;
     let place = args.source().access_log(Some(&config));
     let connect = args.connection.options(false)?;
-    let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
+    let mut service = Service::new(connect, sockets, place.as_ref())?;
     service.limiter.set(config.rules());
     for subsystem in config.subsystems {
         service.start(subsystem)?;
@@ -204,7 +250,7 @@ fn start_configured(args: &ServeArgs, path: &Path) -> Result<Service, Failure> {
 }
 
 /// Serves the image of the command line.
-fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
+fn start_image(args: &ServeArgs, sockets: Vec<TcpListener>) -> Result<Service, Failure> {
     let image = args
         .image
         .as_ref()
@@ -239,15 +285,16 @@ fn start_image(args: &ServeArgs) -> Result<Service, Failure> {
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         host_keys,
+        ana: AnaState::Optimized,
         pollers: args.pollers,
         cpus,
         busy_poll: args.placement.busy_poll,
         limits: args.limits.clone(),
     };
     let place = args.source().access_log(None);
-    let mut service = Service::new(connect, systemd::inherited()?, place.as_ref())?;
+    let mut service = Service::new(connect, sockets, place.as_ref())?;
     let running = service.build(config, served, |options| {
-        (options.writable, options.max_nsid, options.ana) = (args.writable, 0, false);
+        (options.writable, options.max_nsid, options.ana) = (args.writable, 0, None);
     })?;
     service.add(running);
     Ok(service)
@@ -381,6 +428,8 @@ fn statistics(stats: &TargetStats) -> String {
 const WATCH: Duration = Duration::from_millis(200);
 /// Interval of checks whether all hosts are gone.
 const LOOK: Duration = Duration::from_millis(10);
+/// Time limit for the address of metrics to be free after a takeover.
+const METRICS_LIMIT: Duration = Duration::from_secs(2);
 /// Hosts are sent away within 5 s, and a target stops within another 5 s.
 const GRACE_FOR_TARGETS: Duration = Duration::from_secs(15);
 const EXAMPLES: &str = "\

@@ -35,6 +35,7 @@ pub(crate) struct Changes {
     wanted: Askers,
     /// The deadline for hosts to leave; the service then ends.
     ends: Option<Instant>,
+    has_handed_over: bool,
 }
 
 /// The files and options that a reload reads.
@@ -91,7 +92,9 @@ impl Changes {
     pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
         let openings = Openings::new()?;
         let wanted = Askers::default();
-        Ok(Changes { service, source, manager, openings, wanted, ends: None })
+        let ends = None;
+        let has_handed_over = false;
+        Ok(Changes { service, source, manager, openings, wanted, ends, has_handed_over })
     }
 
     /// Begins to end the service: sends all hosts away. Returns the number of controllers.
@@ -101,6 +104,11 @@ impl Changes {
             self.ends = Some(Instant::now() + DRAIN_LIMIT);
         }
         self.service.begin_to_drain(why)
+    }
+
+    /// Returns whether another process has taken over.
+    pub(crate) fn has_handed_over(&self) -> bool {
+        self.has_handed_over
     }
 
     /// Returns whether [`Changes::begin_to_end`] was called.
@@ -136,6 +144,11 @@ impl Changes {
                 let controllers = self.begin_to_end("dlfs ctl drain");
                 Some(Ok(json!({ "controllers": controllers })))
             }
+            "hand-over" => Some(self.service.stop_listening().map(|()| {
+                self.has_handed_over = true;
+                let controllers = self.begin_to_end("another process takes over");
+                json!({ "controllers": controllers })
+            })),
             _ => Some(self.service.answer(request)),
         }
     }

@@ -11,7 +11,7 @@ use dlfs::address::Address;
 use dlfs::keys::read_hosts;
 use dlfs::nvme::Nqn;
 use dlfs::qpair::Cpus;
-use dlfs::target::{HostKeys, HostRule, Limits, Rules};
+use dlfs::target::{AnaState, HostKeys, HostRule, Limits, Rules};
 use dlfs::tls;
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
@@ -53,6 +53,8 @@ pub(crate) struct SubsystemConfig {
     pub(crate) allow_any_host: bool,
     /// Hosts that must authenticate.
     pub(crate) host_keys: BTreeMap<Nqn, HostKeys>,
+    /// The ANA state of the namespaces through this service.
+    pub(crate) ana: AnaState,
     /// Threads that move data; by default one per processor of `cpus`, else 1.
     pub(crate) pollers: Option<u16>,
     pub(crate) cpus: Option<Cpus>,
@@ -113,6 +115,7 @@ struct FileSubsystem {
     #[serde(default)]
     allow_any_host: bool,
     hosts: Option<PathBuf>,
+    ana: Option<Spanned<String>>,
     pollers: Option<Spanned<u16>>,
     cpus: Option<Spanned<String>>,
     #[serde(default)]
@@ -228,6 +231,9 @@ impl Reader<'_> {
             return Err(self.wrong(at, "that is the name of the discovery service"));
         }
         let host_keys = file.hosts.map(|hosts| read_hosts(&self.folder.join(hosts)));
+        let ana = file.ana.as_ref().map(|ana| {
+            ana.get_ref().parse().map_err(|error: String| self.wrong(ana.span().start, &error))
+        });
         let cpus = file.cpus.as_ref().map(|cpus| {
             let wrong = |error: Error| self.wrong(cpus.span().start, &error.to_string());
             Cpus::parse(cpus.get_ref()).map_err(wrong)
@@ -249,6 +255,7 @@ impl Reader<'_> {
             allow_hosts: file.allow_hosts,
             allow_any_host: file.allow_any_host,
             host_keys: host_keys.transpose()?.unwrap_or_default(),
+            ana: ana.transpose()?.unwrap_or(AnaState::Optimized),
             pollers: file.pollers.map(Spanned::into_inner),
             cpus: cpus.transpose()?,
             busy_poll: file.busy_poll,
@@ -377,6 +384,7 @@ max_io_queues = 8
 nqn = "nqn.2026-11.io.dlfs:b"
 listen = "0.0.0.0:4421"
 allow_hosts = ["nqn.2026-11.io.dlfs:host"]
+ana = "non-optimized"
 "#;
 
     fn parsed(text: &str) -> Result<ServiceConfig> {
@@ -398,6 +406,7 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
         let expected = [namespace(3, "/etc/dlfs/a.dlfs", true), namespace(5, "/b.dlfs", false)];
         assert_eq!(a.namespaces, expected);
         assert!(b.namespaces.is_empty() && b.allow_hosts.len() == 1);
+        assert_eq!((a.ana, b.ana), (AnaState::Optimized, AnaState::NonOptimized));
     }
 
     #[test]
@@ -431,6 +440,7 @@ allow_hosts = ["nqn.2026-11.io.dlfs:host"]
             ("allow_hosts =", "allow_any_host = true\nallow_hosts =", (16, 7), "contradict"),
             ("allow_hosts = [\"nqn.2026-11.io.dlfs:host\"]", "", (16, 7), "reached from elsewhere"),
             ("\"/b.dlfs\"", "\"nvme-tcp://\"", (10, 11), "is no address"),
+            ("\"non-optimized\"", "\"fast\"", (19, 7), "is no ANA state"),
         ];
         for (from, to, (line, column), named) in cases {
             let error = parsed(&GOOD.replacen(from, to, 9)).unwrap_err().report();

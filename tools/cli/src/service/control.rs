@@ -103,11 +103,7 @@ impl Control {
             }
             Err(_) => {} // no such file, or binding reports the error
         }
-        // The umask gives the right mode from the start. No other thread creates files at this time.
-        let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-        let bound = UnixListener::bind(path);
-        rustix::process::umask(before);
-        let listener = bound.map_err(about)?;
+        let listener = bind_private(path).map_err(about)?;
         listener.set_nonblocking(true).map_err(about)?;
         Ok(Control {
             path: path.to_owned(),
@@ -116,6 +112,17 @@ impl Control {
             clients: Vec::new(),
             last_ticket: Ticket(0),
         })
+    }
+
+    /// Moves the socket to `path`, in place of another service's socket there.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub(crate) fn move_to(&mut self, path: &Path) -> Result<()> {
+        fs::rename(&self.path, path)
+            .map_err(|error| about_socket("cannot move the control socket", path, error))?;
+        self.path = path.to_owned();
+        Ok(())
     }
 
     /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. If
@@ -314,6 +321,15 @@ impl Answer {
             }
         }
     }
+}
+
+/// Listens at `path` with mode 0600.
+pub(super) fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    // The umask gives the right mode from the start. No other thread creates files at this time.
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(before);
+    bound
 }
 
 fn about_socket(doing: &'static str, path: &Path, error: io::Error) -> Error {

@@ -3,7 +3,7 @@
 //! Their parameters are types, which `dlfs ctl` fills from its arguments. Methods that take long are in `changes.rs`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args};
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use dlfs::nvme::Nqn;
-use dlfs::target::{ServedNamespace, TargetStats};
+use dlfs::target::{AnaState, ServedNamespace, TargetStats};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
@@ -19,6 +19,7 @@ use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
 use super::leaving::Leaving;
 use super::running::{Running, Service};
+use super::takeover;
 use crate::log;
 
 /// The subsystem of a request.
@@ -77,6 +78,25 @@ pub(crate) struct OneHost {
     subsystem: Option<Nqn>,
 }
 
+/// The ANA state to report, and the subsystem.
+#[derive(Debug, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SetAna {
+    /// The state of the namespaces through this service
+    #[arg(value_name = "STATE", value_parser = AnaState::ALL.map(AnaState::name))]
+    state: String,
+    /// The subsystem [default: the only one]
+    #[arg(long, value_name = "NQN")]
+    subsystem: Option<Nqn>,
+}
+
+/// The Unix socket to which listening sockets are sent.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SocketPlace {
+    socket: PathBuf,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Level {
@@ -96,9 +116,14 @@ impl Service {
             "remove-ns" => self.remove_ns(&params(request)?),
             "add-host" => self.add_host(params(request)?),
             "drop-host" => self.drop_host(&params(request)?),
+            "ana" => self.set_ana(&params(request)?),
             "limit" => self.limit(&params(request)?),
             "stats" => self.stats(&params(request)?),
             "log-level" => set_log_level(&params(request)?),
+            "takeover" => {
+                let SocketPlace { socket } = params(request)?;
+                takeover::send(&self.sockets(), &socket).map(|()| json!({}))
+            }
             other => Err(invalid(format!("there is no method {other:?}: {METHODS}"))),
         }
     }
@@ -125,6 +150,7 @@ impl Service {
             json!({
                 "nqn": running.config.nqn,
                 "draining": self.is_leaving(&running.config.nqn),
+                "ana": running.target.ana().map(AnaState::name),
                 "listen": running.listen,
                 "allow_any_host": running.config.allow_any_host,
                 "hosts": running.hosts(),
@@ -250,6 +276,13 @@ impl Service {
         Ok(json!({ "controllers": ended }))
     }
 
+    fn set_ana(&mut self, SetAna { state, subsystem }: &SetAna) -> Result<Value> {
+        let state: AnaState = state.parse().map_err(invalid)?;
+        let number = self.the_one(subsystem.as_ref())?;
+        self.subsystems[number].set_ana(state)?;
+        Ok(json!({ "ana": state.name() }))
+    }
+
     fn stats(&self, Whole { subsystem }: &Whole) -> Result<Value> {
         let count = |running: &Running| -> Value {
             let counters =
@@ -334,5 +367,5 @@ fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
-const METHODS: &str = "there are list-subsys, list-hosts, add-ns, remove-ns, add-host, drop-host, limit, stats, \
-                       log-level, reload and drain";
+const METHODS: &str = "there are list-subsys, list-hosts, add-ns, remove-ns, add-host, drop-host, ana, limit, \
+                        stats, log-level, reload and drain";

@@ -3,9 +3,10 @@
 //! Both the file and the command line become values of [`config::SubsystemConfig`]. [`running::Service`] has
 //! the running targets, and [`reload`] makes them match the file again; [`leaving`] has the subsystems that are
 //! ending. [`control`] answers `dlfs ctl`; [`changes`] carries out changes of the service, and waits for
-//! them; [`shares`] limits hosts; [`systemd`] reports the state to the service manager; [`access_log`] keeps
-//! a record of hosts and changes. All of it runs on the command's own thread, in the loop of
-//! `commands/serve.rs`, except for opening namespaces later, ending targets and writing the access log.
+//! them; [`shares`] limits hosts; [`systemd`] reports the state to the service manager; [`takeover`] replaces a
+//! service by another process without closing its addresses; [`access_log`] keeps a record of hosts and changes. All of
+//! it runs on the command's own thread, in the loop of `commands/serve.rs`, except for opening namespaces later, ending
+//! targets and writing the access log.
 //!
 //! It is not a supervisor: if a target's thread dies, the service ends.
 
@@ -21,3 +22,4 @@ mod reload;
 pub(crate) mod running;
 pub(crate) mod shares;
 pub(crate) mod systemd;
+pub(crate) mod takeover;

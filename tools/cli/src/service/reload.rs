@@ -170,6 +170,10 @@ impl Running {
         let before = self.hosts();
         self.target.set_host_keys(new.host_keys.clone())?;
         self.target.set_allowed_hosts(new.allow_hosts.clone());
+        if new.ana != self.config.ana {
+            self.set_ana(new.ana)?;
+            news.add(format!("{nqn} is {}", new.ana));
+        }
         let wanted = new.namespaces.clone();
         let namespaces_left = std::mem::take(&mut self.config.namespaces);
         self.config = SubsystemConfig { namespaces: namespaces_left, ..new };

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
 use dlfs::target::{
-    AccessLog as TargetLog, Limiter, PreparedNamespace, ServedNamespace, Target, TargetOptions,
+    AccessLog as TargetLog, AnaState, Limiter, PreparedNamespace, ServedNamespace, Target,
+    TargetOptions,
 };
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
@@ -211,6 +212,19 @@ impl Service {
         self.subsystems.iter().chain(leaving).all(|running| running.target.is_drained())
     }
 
+    /// The sockets that subsystems listen on.
+    pub(super) fn sockets(&self) -> Vec<&TcpListener> {
+        self.subsystems.iter().flat_map(|running| &running.listeners).collect()
+    }
+
+    /// Stops accepting connections: another process listens on the same sockets.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Internal`: a thread of a target does not answer, or is dead.
+    pub(super) fn stop_listening(&self) -> Result<()> {
+        self.subsystems.iter().try_for_each(|running| running.target.stop_listening())
+    }
+
     /// Begins to send all hosts away; returns the number of controllers.
     pub(crate) fn begin_to_drain(&mut self, why: &str) -> usize {
         let controllers =
@@ -280,6 +294,17 @@ impl Running {
         Ok(())
     }
 
+    /// Sets the ANA state of the namespaces.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the target reports none.
+    pub(crate) fn set_ana(&mut self, state: AnaState) -> Result<()> {
+        self.target.set_ana(state)?;
+        self.note("ana-changed", json!({ "state": state.name() }));
+        self.config.ana = state;
+        Ok(())
+    }
+
     /// Begins to send all hosts away. No further host can connect, and the addresses are free for another
     /// subsystem.
     ///
@@ -336,7 +361,7 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
         busy_poll: config.busy_poll,
         cpus: config.cpus.clone(),
         max_nsid: MAX_NSID,
-        ana: true,
+        ana: Some(config.ana),
         ..TargetOptions::new(config.nqn.clone())
     };
     config.limits.apply(&mut options);

@@ -143,7 +143,7 @@ fn help(width: usize) -> Vec<Line<'static>> {
     HELP.lines().map(|line| Line::from(clipped(line, width))).collect()
 }
 
-const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-5   another section
+const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-6   another section
  s           order by the next column (*)        p, space   pause
  ↑, ↓, Page, Home, End   mark a row
 
@@ -227,6 +227,7 @@ mod tests {
                 vec![row(2, None, &loader)],
                 vec![row(3, None, &tier)],
                 Vec::new(),
+                Vec::new(),
             ],
         }
     }
@@ -267,7 +268,7 @@ mod tests {
         let mut view = View::default();
         let rows = rows_of(&drawn(&report, &mut view, 80, 24));
         assert_eq!(rows[0], format!(" dlfs top  2 targets, 1 silent{:>49}", "every 2 s"));
-        assert_eq!(rows[1], " 1 Overview  2 Targets  3 Jobs  4 Tiers  5 Peers");
+        assert_eq!(rows[1], " 1 Overview  2 Targets  3 Jobs  4 Tiers  5 Peers  6 Paths");
         assert!(rows[2].starts_with("ADDRESS            ROLE    IOPS   BYTES/S"), "{rows:#?}");
         assert!(rows[3].starts_with("192.168.100.1:9410 target"), "{rows:#?}");
         assert!(
@@ -316,7 +317,7 @@ mod tests {
         for report in [&many, &none] {
             for width in [0, 1, 2, 5, 10, 21, 40, 80, 120, 300] {
                 for height in [0, 1, 2, 3, 4, 5, 6, 10, 24, 100] {
-                    for key in ['1', '2', '3', '4', '5', '?'] {
+                    for key in ['1', '2', '3', '4', '5', '6', '?'] {
                         let mut view = View::default();
                         press(&mut view, KeyCode::Char(key));
                         drawn(report, &mut view, width, height);

@@ -160,6 +160,9 @@ impl Report {
         for node in nodes.into_iter().chain(failed).chain(ranks) {
             self.push(4, &Subject::labelled(known, "node", &node));
         }
+        for path in known.values_of(&m::HOST_PATH_SESSIONS, "path") {
+            self.push(5, &Subject::labelled(known, "path", &path));
+        }
     }
 
     fn push(&mut self, section: usize, of: &Subject) {

@@ -102,7 +102,7 @@ impl Column {
 }
 
 /// The sections. The first is the overview, with a row for each role of each address.
-pub(super) static SECTIONS: [Section; 5] = [
+pub(super) static SECTIONS: [Section; 6] = [
     Section { name: "Overview", key: "addresses", columns: ADDRESSES, none: "" },
     Section {
         name: "Targets",
@@ -117,6 +117,12 @@ pub(super) static SECTIONS: [Section; 5] = [
         key: "peers",
         columns: PEERS,
         none: "No process here reads from other nodes.",
+    },
+    Section {
+        name: "Paths",
+        key: "paths",
+        columns: PATHS,
+        none: "No process here reads a target.",
     },
 ];
 
@@ -182,6 +188,7 @@ const LOADERS: &[Column] = &[
         Value::Causes(of.known.waits_by_cause())
     }),
     column("RECONNECTS", "reconnects", Bad, 9, |of| of.growth(&m::HOST_RECONNECTS).into()),
+    column("FAILOVERS", "failovers", Bad, 8, |of| of.growth(&m::HOST_FAILOVERS).into()),
     column("FAILED PATHS", "failed_paths", Bad, 8, |of| of.gauge(&m::HOST_FAILED_PATHS).into()),
     column("DIGESTS", "digest_errors", Bad, 7, |of| of.growth(&m::HOST_DIGEST_ERRORS).into()),
     column("RANKS", "store_waits", Rate, 6, |of| of.growth(&m::STORE_WAITS).into()),
@@ -236,6 +243,25 @@ const PEERS: &[Column] = &[
     column("WRONG", "mismatched_bytes_per_second", BadPerS, 30, |of| {
         of.of_row(FAILED, &m::PEER_MISMATCHED_BYTES).into()
     }),
+];
+
+const PATHS: &[Column] = &[
+    column("PATH", "path", Name(21), 255, name),
+    column("ADDRESS", "address", Name(21), 60, address),
+    column("STATE", "state", Text(13), 95, |of| {
+        let is_any = |metric| of.gauge(metric).is_some_and(|sessions| sessions > 0.0);
+        let state = match () {
+            () if is_any(&m::HOST_PATH_OPTIMIZED) => "optimized",
+            () if is_any(&m::HOST_PATH_SESSIONS) => "non-optimized",
+            () => "not connected",
+        };
+        Value::Text(state.to_owned())
+    }),
+    column("IOPS", "commands_per_second", Rate, 90, |of| of.rate(&m::HOST_PATH_COMMANDS).into()),
+    column("MEAN", "command_mean_seconds", Seconds, 80, |of| {
+        ratio(of.rate(&m::HOST_PATH_SECONDS), of.rate(&m::HOST_PATH_COMMANDS)).into()
+    }),
+    column("LOST", "losses", Bad, 70, |of| of.growth(&m::HOST_PATH_LOSSES).into()),
 ];
 
 fn address(of: &Subject) -> Value {

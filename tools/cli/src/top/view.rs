@@ -46,7 +46,7 @@ impl View {
             KeyCode::Char('s') => self.sort_by_next(),
             KeyCode::Tab | KeyCode::Right => self.step(1),
             KeyCode::BackTab | KeyCode::Left => self.step(-1),
-            KeyCode::Char(digit @ '1'..='5') => self.open(digit as usize - '1' as usize),
+            KeyCode::Char(digit @ '1'..='6') => self.open(digit as usize - '1' as usize),
             KeyCode::Down => self.move_by(1),
             KeyCode::Up => self.move_by(-1),
             KeyCode::PageDown => self.move_by(self.room as isize),
@@ -109,7 +109,7 @@ mod tests {
             (KeyCode::Right, 2),
             (KeyCode::Left, 1),
             (KeyCode::Char('1'), 0),
-            (KeyCode::BackTab, 4),
+            (KeyCode::BackTab, 5),
             (KeyCode::Tab, 0),
         ] {
             assert_eq!((press(&mut view, code), view.open), (false, section));

@@ -47,6 +47,7 @@ mod serving;
 mod shares;
 #[cfg(feature = "spdk")]
 mod spdk;
+mod takeover;
 mod terminal;
 mod tiers;
 mod tokens;

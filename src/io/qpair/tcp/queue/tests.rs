@@ -77,8 +77,8 @@ fn begin_session(remote: &Remote<Tcp>) {
     let now = later;
     let namespaces = remote.describe(&identified);
     remote.with(|lifecycle| {
-        lifecycle.handle_time(now, "connecting");
-        lifecycle.handle_ready(now, JoinInfo::default(), &identified, namespaces);
+        lifecycle.handle_time(now, ["connecting"; 2]);
+        lifecycle.handle_ready(now, 0, JoinInfo::default(), &identified, namespaces);
         assert!(lifecycle.live().is_some(), "{lifecycle:?}");
     });
 }
@@ -140,7 +140,7 @@ fn a_queue_that_lost_its_connection_waits_for_the_next_session_and_its_flush_rep
     assert!(early.is_none(), "{early:?}");
 
     // Now the keeper runs: it takes the reason, and there is a session again.
-    assert!(remote.with(|lifecycle| lifecycle.is_reset()));
+    assert!(remote.with(|lifecycle| lifecycle.is_reset(0)));
     assert!(matches!(
         remote.session_state(&mut Backlog::new(Instant::now())),
         SessionState::Pending
@@ -166,7 +166,7 @@ fn a_write_answered_after_its_session_ended_is_reported_by_the_next_flush() {
         panic!("it is live")
     };
     let gone = Failure::new(ErrorKind::Disconnected, "gone");
-    remote.with(|lifecycle| lifecycle.handle_failed(Instant::now(), gone));
+    remote.with(|lifecycle| lifecycle.handle_failed(Instant::now(), 0, gone));
     // The answer had arrived, but the queue pair is polled only now.
     let io = Io { op: IoOp::Write, slba: Lba(0), buf: IoBuf::zeroed(512), tag: 0 };
     let mut backlog = Backlog::new(Instant::now());

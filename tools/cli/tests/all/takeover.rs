@@ -1,0 +1,71 @@
+//! `dlfs serve --takeover`: a new process serves in place of an old one, while a job reads on. And `dlfs ctl ana`.
+
+use std::net::TcpStream;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::common::{TestDir, free_port, run, wait};
+use crate::service_support::{Service, one, reader, stop, wait_until, write};
+
+const HOST: &str = "nqn.2026-11.io.dlfs:job";
+
+fn file(listen: &str, more: &str) -> String {
+    one(listen, &[(1, "train.dlfs")], &format!("allow_hosts = [\"{HOST}\"]\n{more}"))
+}
+
+#[test]
+fn a_job_reads_on_while_services_take_over_from_each_other() {
+    let dir = TestDir::with_image();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let good = file(&listen, "");
+    write(&dir, &good);
+    let metrics = format!("127.0.0.1:{}", free_port());
+    let with_metrics = |command: &mut Command| _ = command.args(["--metrics", &metrics]);
+    let mut service = Service::start(&dir, 1, with_metrics);
+    let job = reader(&dir, &service.address(1), HOST);
+    let is_connected = |service: &Service| {
+        service.asked(&["list-hosts"]).as_array().is_some_and(|hosts| hosts.len() == 1)
+    };
+    for _ in 0..5 {
+        wait_until("the job is connected", || is_connected(&service));
+        let mut old = service;
+        service = Service::start(&dir, 1, |command| with_metrics(command.arg("--takeover")));
+        assert!(wait(&mut old.child).success(), "it ends in order");
+    }
+    wait_until("the job is connected", || is_connected(&service));
+    assert!(TcpStream::connect(&metrics).is_ok());
+    // A new service that cannot start leaves the old one as it is.
+    write(&dir, "nonsense");
+    let takes_over = ["serve", "--config", &dir.arg("targets.toml"), "--takeover", "--control"];
+    run(&[&takes_over[..], &[service.socket.as_str()]].concat()).code(1).complains_of(&["line 1"]);
+    write(&dir, &good);
+    run(&[&takes_over[..], &[dir.arg("nobody.sock").as_str()]].concat())
+        .code(1)
+        .complains_of(&["nobody"]);
+    assert!(is_connected(&service));
+    stop(job);
+}
+
+#[test]
+fn the_ana_state_is_set_by_the_file_and_by_the_control_socket() {
+    let dir = TestDir::with_image();
+    let listen = format!("127.0.0.1:{}", free_port());
+    write(&dir, &file(&listen, "ana = \"non-optimized\""));
+    let service = Service::start(&dir, 1, |_| {});
+    let state = || service.asked(&["list-subsys"])[0]["ana"].as_str().unwrap().to_owned();
+    let list = ["list-subsys", &service.address(1), "--hostnqn", HOST];
+    let seen = || run(&list).code(0).text().to_owned();
+    assert_eq!(state(), "non-optimized");
+    assert!(seen().contains(" live non-optimized"), "{}", seen());
+    assert_eq!(service.asked(&["ana", "inaccessible"]), json!({ "ana": "inaccessible" }));
+    assert_eq!(state(), "inaccessible");
+    assert!(seen().contains(" live inaccessible"), "{}", seen());
+    run(&["stat", &service.address(1), "--hostnqn", HOST]).code(1).complains_of(&["inaccessible"]);
+    service.ctl(&["ana", "fast"]).code(2).complains_of(&["non-optimized"]);
+    write(&dir, &file(&listen, ""));
+    let line = service.reload();
+    assert!(line.contains("is optimized"), "{line}");
+    assert!(seen().contains(" live optimized"), "{}", seen());
+    run(&["stat", &service.address(1), "--hostnqn", HOST]).code(0);
+}
