@@ -138,7 +138,7 @@ def ask(endpoint, what):
 def run(options, endpoint, loader, place, index=""):
     """A row of the table, or None where the loader is not installed."""
     ask(endpoint, "reset")
-    keys = {"AWS_ENDPOINT_URL": endpoint, "S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a",
+    keys = {"AWS_ENDPOINT_URL": endpoint, "AWS_SKIP_SIGNATURE": "true", "S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a",
             "AWS_SECRET_ACCESS_KEY": "b", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
     overlay = os.path.expanduser("~/.cache/dlfs-peers/overlay-mosaic")
     if loader == "mosaic" and os.path.isdir(overlay):

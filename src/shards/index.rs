@@ -8,9 +8,11 @@
 //! | 8..12   | version  | 1, little-endian                                                           |
 //! | ..      | head     | fields, types, classes, runs and bad entries: JSON with its length in front |
 //! | ..      | prefix   | the first bytes of all names, with their length in front                   |
-//! | ..      | samples  | their number, then for each: rest of its name, length, CRC32C (4 bytes), label |
+//! | ..      | samples  | their number, then for each: rest of its name, length, CRC32C (4 bytes), label, offset |
 //! | ..      | columns  | the values of typed columns, with their length in front                    |
 //! | last 4  | checksum | CRC32C of all that comes before                                            |
+//!
+//! A sample's offset is that of its first byte in the shard behind that of its run, plus 1; 0: not to be read alone.
 
 use dlfs_base::checksum::crc32c;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -45,6 +47,8 @@ pub struct ShardIndex {
     lens: Vec<u32>,
     checksums: Vec<u32>,
     labels: Vec<Option<i64>>,
+    /// Offsets in the shard behind the place of the run, plus 1; 0: none.
+    behind: Vec<u64>,
     values: ColumnTable,
 }
 
@@ -123,6 +127,14 @@ impl ShardIndex {
         self.checksums[sample]
     }
 
+    /// The place to decode a sample of `run` from alone, if there is one.
+    pub(crate) fn place(&self, run: &Run, sample: usize) -> Option<StreamPlace> {
+        let place = run.place?;
+        let behind = self.behind[sample].checked_sub(1)?;
+        let record = place.record + (sample - run.first) as u64;
+        Some(StreamPlace { offset: place.offset.checked_add(behind)?, record, ..place })
+    }
+
     /// The typed columns.
     pub fn columns(&self) -> Vec<ColumnSpec> {
         self.values.specs().cloned().collect()
@@ -144,9 +156,17 @@ impl ShardIndex {
         self.runs.push(Run { place, samples: 0, len_bytes: 0, first: self.len() });
     }
 
-    /// Appends a sample to the last run; `columns` are the typed columns of all samples.
-    pub(crate) fn push(&mut self, sample: &ShardSample, columns: impl FnOnce() -> Vec<ColumnSpec>) {
+    /// Appends a sample, which can be decoded from `place`, to the last run; `columns` are the typed columns of all
+    /// samples.
+    pub(crate) fn push(
+        &mut self,
+        sample: &ShardSample,
+        place: Option<StreamPlace>,
+        columns: impl FnOnce() -> Vec<ColumnSpec>,
+    ) {
         let run = self.runs.last_mut().expect("a run was begun");
+        let places = run.place.zip(place.filter(|place| place.left_out == 0));
+        let behind = places.and_then(|(run, own)| own.offset.checked_sub(run.offset));
         run.samples += 1;
         run.len_bytes += u64::from(sample.len_bytes);
         if !sample.values.is_empty() {
@@ -157,6 +177,7 @@ impl ShardIndex {
             self.values.push(|_| values.next().map_or(Value::None, |value| value.as_value()));
         }
         self.push_columns(&sample.name, sample.len_bytes, sample.crc32c, sample.label);
+        self.behind.push(behind.map_or(0, |behind| behind + 1));
     }
 
     fn push_columns(&mut self, rest: &[u8], len: u32, checksum: u32, label: Option<i64>) {
@@ -194,6 +215,7 @@ impl ShardIndex {
             put_number(&mut out, self.lens[sample].into());
             out.extend(self.checksums[sample].to_le_bytes());
             put_number(&mut out, label_code(self.labels[sample]));
+            put_number(&mut out, self.behind[sample]);
         }
         let mut values = Vec::new();
         if !self.values.is_empty() {
@@ -240,7 +262,7 @@ impl ShardIndex {
     fn read_samples(&mut self, from: &mut Cursor<'_>) -> Result<()> {
         let wrong = |what: &'static str| Error::new(ErrorKind::Corrupt, what);
         self.prefix = from.string()?.to_vec();
-        for _ in 0..from.count(7)? {
+        for _ in 0..from.count(8)? {
             let rest = from.string()?;
             let name_len = self.prefix.len() + rest.len();
             if name_len > MAX_NAME_BYTES || rest.contains(&0) || self.prefix.contains(&0) {
@@ -255,6 +277,7 @@ impl ShardIndex {
                 return Err(wrong("an empty sample has a checksum"));
             }
             self.push_columns(rest, len, crc, label);
+            self.behind.push(from.number()?);
         }
         let values = from.string()?;
         if !values.is_empty() {
@@ -291,8 +314,9 @@ fn common_prefix(names: &[Vec<u8>]) -> &[u8] {
 
 const MAGIC: &[u8; 8] = b"DLFSSHIX";
 const VERSION: u32 = 1;
-/// The most bytes of a run's records, unless it is one long sample: also of a range that a store is asked for.
-pub(crate) const RUN_BYTES: u64 = 8 << 20;
+/// The most bytes of a run's records, unless it is one long sample: those of a chunk of an import, so that windows and
+/// orders fit.
+pub(crate) const RUN_BYTES: u64 = 4 << 20;
 /// The most samples of a chunk (`format`).
 pub(crate) const MAX_RUN_SAMPLES: u32 = 65_535;
 
@@ -315,7 +339,8 @@ mod tests {
                 let place = StreamPlace { offset: 512 * number, ..StreamPlace::default() };
                 index.begin_run(Some(place));
             }
-            index.push(&sample(number), Vec::new);
+            let place = StreamPlace { offset: 512 * number, ..StreamPlace::default() };
+            index.push(&sample(number), (!number.is_multiple_of(5)).then_some(place), Vec::new);
         }
         index.describe(&[b"jpg".to_vec(), b"cls".to_vec()], &FieldTypes::default(), &[]);
         index.bad.push(BadSample { text: "a: name appears twice".to_owned(), is_newer: false });
@@ -333,7 +358,10 @@ mod tests {
             let kept = index(samples);
             let read = ShardIndex::decode(&kept.encode()).unwrap();
             assert_eq!(all(&read), all(&kept));
-            assert_eq!((read.runs(), &read.bad), (kept.runs(), &kept.bad));
+            assert_eq!(
+                (read.runs(), &read.bad, &read.behind),
+                (kept.runs(), &kept.bad, &kept.behind)
+            );
             assert_eq!(read.fields, kept.fields);
         }
         let bytes = index(11).encode();

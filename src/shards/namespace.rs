@@ -1,8 +1,9 @@
 //! Shards as a read-only namespace: the runs of all shards lie one after the other, each at a multiple of 4,096 bytes.
 //!
 //! A read decodes the runs that it touches, each from its place in its shard, and copies. The last decoded runs stay in
-//! memory; tiers keep what is read again. A shard whose places cannot be read on from, as a compressed one, is decoded
-//! from its beginning, and the runs that come along stay, too.
+//! memory; tiers keep what is read again. A short read decodes its samples alone, if they have places and no read just
+//! before was of the same run. A shard whose places cannot be read on from, as a compressed one, is decoded from its beginning, and the runs that come along stay,
+//! too.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use dlfs_base::checksum::crc32c;
 use dlfs_base::process::{Condvar, Forked, Mutex};
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_import::import::shards::ShardStream;
 use dlfs_import::import::sources::sample_stream::SampleStream;
 use dlfs_io::qpair::folder::helped_pair;
 use dlfs_io::qpair::{Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
@@ -57,6 +59,8 @@ struct KeptState {
     runs: VecDeque<(usize, Arc<Vec<u8>>)>,
     /// The first runs of those that are being decoded.
     busy: HashSet<usize>,
+    /// The runs of the last reads that decoded samples alone.
+    touched: VecDeque<usize>,
 }
 
 impl ShardNamespace {
@@ -114,12 +118,105 @@ impl Decoding {
             let of_run = self.run_of(run).len_bytes as usize;
             let len = of_run.saturating_sub(skip).min((end - from) as usize);
             if len > 0 {
-                let bytes = self.run(number).map_err(|error| self.io_error(run.shard, &error))?;
                 let at = (from - start) as usize;
-                io.buf[at..at + len].copy_from_slice(&bytes[skip..skip + len]);
+                let into = &mut io.buf[at..at + len];
+                self.read_run(number, skip, into)
+                    .map_err(|error| self.io_error(run.shard, &error))?;
             }
         }
         Ok(())
+    }
+
+    /// Reads bytes of a run: of the decoded run, or of the samples that have them.
+    fn read_run(&self, number: usize, skip: usize, into: &mut [u8]) -> Result<()> {
+        let RunAt { shard, run, .. } = self.runs[number];
+        let index = &self.indexes[shard];
+        let run = &index.runs()[run];
+        let is_short = (into.len() as u64).saturating_mul(SHORT) <= run.len_bytes;
+        // Whatever fails, the run tells what it is.
+        if is_short
+            && self.is_touched_first(number)
+            && self.read_samples(number, skip, into).unwrap_or(false)
+        {
+            return Ok(());
+        }
+        let bytes = self.run(number)?;
+        into.copy_from_slice(&bytes[skip..skip + into.len()]);
+        Ok(())
+    }
+
+    /// Decodes only the samples that have the bytes from `skip` on; `false`: some have no place.
+    fn read_samples(&self, number: usize, skip: usize, into: &mut [u8]) -> Result<bool> {
+        self.check_process()?;
+        let RunAt { shard, run, .. } = self.runs[number];
+        let index = &self.indexes[shard];
+        let (run, next) = (&index.runs()[run], index.runs().get(run + 1));
+        let lens = &index.lens_bytes()[run.first..run.first + run.samples as usize];
+        let ends = lens.iter().scan(0, |end, len| {
+            *end += *len as usize;
+            Some(*end)
+        });
+        let end = skip + into.len();
+        let (mut first, mut start, mut last) = (None, 0, run.first);
+        let mut before = 0;
+        for (sample, sample_end) in (run.first..).zip(ends) {
+            if sample_end > skip && first.is_none() {
+                (first, start) = (Some(sample), before);
+            }
+            if before < end {
+                last = sample;
+            }
+            before = sample_end;
+        }
+        let Some(first) = first else { return Ok(false) };
+        let Some(place) = index.place(run, first) else { return Ok(false) };
+        let until = if last + 1 < run.first + run.samples as usize {
+            Some(index.place(run, last + 1))
+        } else {
+            next.map(|next| next.place)
+        };
+        if until == Some(None) {
+            return Ok(false);
+        }
+        let until = until.flatten().map(|place| place.offset);
+        let mut stream = self.set.shards.stream(shard, place, until)?;
+        let mut bytes = Vec::new();
+        for sample in first..=last {
+            self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
+        }
+        self.set.shards.check(shard)?;
+        into.copy_from_slice(&bytes[skip - start..][..into.len()]);
+        Ok(true)
+    }
+
+    /// Notes a read of samples of this run alone, unless the run is in memory or will be, or was read from just before.
+    fn is_touched_first(&self, number: usize) -> bool {
+        let first = self.first_of(number);
+        let mut state = self.kept.get_or_init(Kept::default).state.lock();
+        let is_kept = state.runs.iter().any(|(own, _)| *own == number);
+        if is_kept || state.busy.contains(&first) || state.touched.contains(&number) {
+            return false;
+        }
+        if state.touched.len() == MOST_TOUCHED {
+            state.touched.pop_front();
+        }
+        state.touched.push_back(number);
+        true
+    }
+
+    /// The first run of those that are decoded together with this one: runs without a place need those before.
+    fn first_of(&self, number: usize) -> usize {
+        let first = (0..=number).rev().find(|at| self.run_of(&self.runs[*at]).place.is_some());
+        first.expect("the first run of each shard has a place")
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if !self.set.shards.are_objects() || self.home.is_ours() {
+            return Ok(());
+        }
+        let text = "a forked process has no connections to the store";
+        let error = Error::new(ErrorKind::Unsupported, text);
+        Err(error.hint("open the data set there, or start processes with spawn"))
     }
 
     fn run_of(&self, at: &RunAt) -> &Run {
@@ -128,14 +225,8 @@ impl Decoding {
 
     /// The bytes of a run: in memory, or decoded by one thread for all that wait for them.
     fn run(&self, number: usize) -> Result<Arc<Vec<u8>>> {
-        if self.set.shards.are_objects() && !self.home.is_ours() {
-            let text = "a forked process has no connections to the store";
-            let error = Error::new(ErrorKind::Unsupported, text);
-            return Err(error.hint("open the data set there, or start processes with spawn"));
-        }
-        // Runs without a place are decoded together with those before.
-        let first = (0..=number).rev().find(|at| self.run_of(&self.runs[*at]).place.is_some());
-        let first = first.expect("the first run of each shard has a place");
+        self.check_process()?;
+        let first = self.first_of(number);
         let kept = self.kept.get_or_init(Kept::default);
         let mut state = kept.state.lock();
         loop {
@@ -146,7 +237,7 @@ impl Decoding {
                 state.runs.push_back(found);
                 return Ok(bytes);
             }
-            if state.busy.insert(first) {
+            if state.busy.len() < MOST_RUNS_AT_ONCE && state.busy.insert(first) {
                 break;
             }
             state = kept.ended.wait(state);
@@ -171,29 +262,13 @@ impl Decoding {
                 Some(next) => (last, ahead) = (last + 1, ahead + next.len_bytes),
             }
         };
-        let changed = || self.set.changed(shard);
         let from = index.runs()[run].place.unwrap_or_default();
         let mut stream = self.set.shards.stream(shard, from, end)?;
         let mut found = None;
         for (number, run) in (first..).zip(&index.runs()[run..=last]) {
             let mut bytes = Vec::with_capacity(run.len_bytes as usize);
             for sample in run.first..run.first + run.samples as usize {
-                let name = index.name(sample);
-                let next = loop {
-                    let next = stream.next_sample()?.ok_or_else(changed)?;
-                    if next.name == name {
-                        break next;
-                    }
-                    stream.give_back(next); // an entry that the index has left out
-                };
-                let start = bytes.len();
-                let len = next.put_record(&mut bytes)?;
-                let is_same = len == index.len_bytes(sample)
-                    && crc32c(&bytes[start..]) == index.crc32c(sample);
-                if !is_same {
-                    return Err(changed());
-                }
-                stream.give_back(next);
+                self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
             }
             let bytes = Arc::new(bytes);
             kept.keep(number, &bytes);
@@ -203,6 +278,35 @@ impl Decoding {
         }
         self.set.shards.check(shard)?;
         Ok(found.expect("the wanted run is one of them"))
+    }
+
+    /// Appends the record of a sample, the next one of `stream`.
+    fn decode_sample(
+        &self,
+        stream: &mut ShardStream<'_>,
+        shard: usize,
+        sample: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        let index = &self.indexes[shard];
+        let changed = || self.set.changed(shard);
+        let name = index.name(sample);
+        let next = loop {
+            let next = stream.next_sample()?.ok_or_else(changed)?;
+            if next.name == name {
+                break next;
+            }
+            stream.give_back(next); // an entry that the index has left out
+        };
+        let start = bytes.len();
+        let len = next.put_record(bytes)?;
+        let is_same =
+            len == index.len_bytes(sample) && crc32c(&bytes[start..]) == index.crc32c(sample);
+        if !is_same {
+            return Err(changed());
+        }
+        stream.give_back(next);
+        Ok(())
     }
 
     fn io_error(&self, shard: usize, error: &Error) -> IoError {
@@ -245,8 +349,14 @@ impl Drop for Turn<'_> {
 const BLOCK_LEN_BYTES: u32 = 4096;
 /// A request to a store takes long, whatever its length.
 const MAX_TRANSFER_BYTES: u32 = 4 << 20;
-/// The most runs that a queue pair decodes at a time.
-const MOST_AT_ONCE: usize = 8;
+/// The most reads of a queue pair at a time: also those that wait for the same run.
+const MOST_AT_ONCE: usize = 128;
+/// A read is short if the run has so many times its bytes: a reader of all of it asks for more at a time.
+const SHORT: u64 = 32;
+/// Readers in turn are recognized; samples in random order seldom come from as few runs.
+const MOST_TOUCHED: usize = 4;
+/// The most runs that are decoded at a time, each in memory.
+const MOST_RUNS_AT_ONCE: usize = 8;
 const QUEUE_DEPTH: u16 = 128;
 /// The most bytes of decoded runs in memory, but always one run.
 const KEPT_BYTES: u64 = 64 << 20;

@@ -61,7 +61,8 @@ impl ShardReader<'_> {
             self.run_at = place.filter(|_| !self.stream.is_packed());
             self.index.begin_run(self.run_at);
         }
-        self.index.push(&found, || self.stream.columns());
+        let place = place.filter(|_| !self.stream.is_packed());
+        self.index.push(&found, place, || self.stream.columns());
         Ok(Some(found))
     }
 

@@ -396,8 +396,8 @@ fn readers_that_index_at_once_make_each_index_once() {
 #[cfg(feature = "cloud")]
 mod store {
     use super::*;
-    use crate::support::object_store::ObjectStore;
-    use std::sync::atomic::Ordering;
+    use crate::support::object_store::{Fault, ObjectStore};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     fn put(store: &ObjectStore, files: &[(String, Vec<u8>)]) {
         files.iter().for_each(|(name, bytes)| store.put(&format!("x/{name}"), bytes.clone()));
@@ -445,6 +445,41 @@ mod store {
         let lines: String = (0..900).map(line).collect();
         store.put("long/0.jsonl", lines);
         compare("s3://bucket/long/", &of_store(&store, ImportOptions::default()));
+    }
+
+    #[test]
+    fn a_sample_read_alone_asks_for_little_more_than_its_own_bytes() {
+        for files in [groups(400, 20_000), records()] {
+            let asked = Arc::new(AtomicU64::new(0));
+            let sum = Arc::clone(&asked);
+            let store = ObjectStore::with_faults(move |request| {
+                let len = request.range.map_or(0, |(first, last)| last + 1 - first);
+                sum.fetch_add(len, Ordering::Relaxed);
+                Fault::None
+            });
+            put(&store, &files);
+            let given = of_store(&store, ImportOptions::default());
+            let expected = imported("s3://bucket/x/", &given);
+            let image = open("s3://bucket/x/", None, &given).unwrap();
+            image.load_names().unwrap();
+            let dataset = Dataset::from_image(image, ReaderOptions::default());
+            // One of each shard, and no shard twice in turn: that would read all of it.
+            let each = expected.samples.len() as u64 / 3;
+            let mut random = Random::new(5);
+            for shard in 0..3 {
+                let id = SampleId(shard * each + random.below(each as usize) as u64);
+                let name = dataset.directory().name(id).unwrap().unwrap();
+                let name = String::from_utf8(name).unwrap();
+                asked.store(0, Ordering::Relaxed);
+                let read = dataset.read(Query::Ids(&[id]), ReadOnError::Raise, &mut ());
+                let batch = read.unwrap().batch;
+                let own = batch.bytes(0);
+                assert!(own == expected.samples[&name].0, "sample {name}");
+                let asked = asked.load(Ordering::Relaxed);
+                // A read is of whole blocks, so it may have an end of each neighbour.
+                assert!(asked < own.len() as u64 + 64_000, "{asked} bytes of sample {name}");
+            }
+        }
     }
 
     #[test]

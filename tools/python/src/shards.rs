@@ -22,7 +22,8 @@ use crate::watch::{Signals, detached, turn};
 /// address   the shards: a folder, a file, or a prefix of an object store
 /// index     the place of the indexes, a folder or a prefix of a store: one for all ranks of a job, and for later jobs
 /// open      options of dlfs.open, as a dict
-/// options   those of dlfs.Loader, as keywords: batch_size, order, seed, epochs, rank, world_size, drop_last, window
+/// options   those of dlfs.Loader, as keywords: batch_size, order (default: grouped), seed, epochs, rank, world_size,
+///           drop_last, window
 ///
 /// Iterating it reads one epoch, or after load_state_dict the rest of one. If the index is not complete, the first
 /// epoch makes it: it goes over shards in a random order, in lanes of which a window each is shuffled. Ranks may then
@@ -55,7 +56,14 @@ impl ShardLoader {
         given.set_item("index", index)?;
         let addresses = addresses(address)?;
         let open = open_options(&given)?;
-        let load = loader_options(&options.map_or_else(|| PyDict::new(py), Clone::clone), None)?;
+        let options = match options {
+            Some(options) => options.copy()?,
+            None => PyDict::new(py),
+        };
+        if !options.contains("order")? {
+            options.set_item("order", "grouped")?; // a shard is read front to back
+        }
+        let load = loader_options(&options, None)?;
         log::install(py)?;
         let loader =
             detached(py, |watch| dataset::ShardLoader::open(&addresses, &open, load, None, watch))?;
