@@ -251,10 +251,11 @@ fn tars(listed: Vec<Listed>) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
         rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
-    let decided =
-        Decided::by(tars.take(MOST_LOOKED_AT).map(|(one, row)| {
-            Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row)?))
-        }))?;
+    let decided = Decided::by(tars.take(MOST_LOOKED_AT).enumerate().map(|(nth, (one, row))| {
+        // Long members would have all of these archives read.
+        let most_bytes = if nth == 0 { u64::MAX } else { LOOKED_AT_BYTES };
+        Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row, most_bytes)?))
+    }))?;
     let found = shards(listed, decided.kind(), true)?;
     Ok(Found { decided: Some(decided), ..found })
 }
@@ -275,7 +276,7 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
     Ok(Content::of(|at| &start[start.len().min(at as usize)..], name)?)
 }
 
-fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
+fn pair_at_beginning(one: &Listed, row: usize, most_bytes: u64) -> Result<Option<Pair>> {
     let reader = Pieces {
         client: one.client.clone(),
         object: one.object(row),
@@ -283,6 +284,7 @@ fn pair_at_beginning(one: &Listed, row: usize) -> Result<Option<Pair>> {
         next_len: LOOKED_AT_BYTES,
         piece: Cursor::default(),
     };
+    let reader = reader.take(most_bytes);
     let plain = decompressed(Box::new(reader), Path::new(one.name(row)), &Expansion::default())?;
     Ok(tar::pair_at_beginning(plain))
 }
