@@ -79,6 +79,8 @@ pub(super) struct HostConnection {
     /// Counters of the connection's bytes and commands.
     traffic: Traffic,
     arrivals: Arrivals,
+    /// Bytes sent at the last check of time limits.
+    sent_at_check: u64,
     opened: Instant,
     /// Time of the last received whole PDU, or of enough bytes to count as progress.
     pub(super) last_received: Instant,
@@ -163,6 +165,7 @@ impl HostConnection {
             async_events: Vec::new(),
             traffic: Traffic::default(),
             arrivals: Arrivals::default(),
+            sent_at_check: 0,
             opened: now,
             last_received: now,
             sending: Progress::NONE,
@@ -230,12 +233,15 @@ impl HostConnection {
         self.queue.as_ref().filter(|queue| queue.qid == 0)?.keep_alive_deadline()
     }
 
-    /// Frees memory left behind by a burst of commands.
+    /// Frees memory left behind by a burst of commands, once nothing was sent since the last check.
     fn shrink(&mut self) {
         self.protocol.shrink();
-        self.waiting.shrink();
-        if self.protocol.outstanding() == 0 {
-            self.arrivals = Arrivals::default();
+        let before = std::mem::replace(&mut self.sent_at_check, self.traffic.sent_bytes);
+        if before == self.traffic.sent_bytes {
+            self.waiting.shrink();
+            if self.protocol.outstanding() == 0 {
+                self.arrivals = Arrivals::default();
+            }
         }
     }
 

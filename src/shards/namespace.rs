@@ -2,8 +2,8 @@
 //!
 //! A read decodes the runs that it touches, each from its place in its shard, and copies. The last decoded runs stay in
 //! memory; tiers keep what is read again. A short read decodes its samples alone, if they have places and no read just
-//! before was of the same run. A shard whose places cannot be read on from, as a compressed one, is decoded from its beginning, and the runs that come along stay,
-//! too.
+//! before was of the same run. A shard whose places cannot be read on from, as a compressed one, is decoded from its
+//! beginning, and the runs that come along stay, too.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -150,25 +150,27 @@ impl Decoding {
         self.check_process()?;
         let RunAt { shard, run, .. } = self.runs[number];
         let index = &self.indexes[shard];
-        let (run, next) = (&index.runs()[run], index.runs().get(run + 1));
+        let next = index.runs().get(run + 1);
+        let run = &index.runs()[run];
         let lens = &index.lens_bytes()[run.first..run.first + run.samples as usize];
         let ends = lens.iter().scan(0, |end, len| {
             *end += *len as usize;
             Some(*end)
         });
         let end = skip + into.len();
-        let (mut first, mut start, mut last) = (None, 0, run.first);
+        let mut first = None;
+        let mut last = run.first;
         let mut before = 0;
         for (sample, sample_end) in (run.first..).zip(ends) {
             if sample_end > skip && first.is_none() {
-                (first, start) = (Some(sample), before);
+                first = Some((sample, before));
             }
             if before < end {
                 last = sample;
             }
             before = sample_end;
         }
-        let Some(first) = first else { return Ok(false) };
+        let Some((first, start)) = first else { return Ok(false) };
         let Some(place) = index.place(run, first) else { return Ok(false) };
         let until = if last + 1 < run.first + run.samples as usize {
             Some(index.place(run, last + 1))
