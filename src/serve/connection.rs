@@ -235,9 +235,9 @@ impl HostConnection {
 
     /// Frees memory left behind by a burst of commands, once nothing was sent since the last check.
     fn shrink(&mut self) {
-        self.protocol.shrink();
         let before = std::mem::replace(&mut self.sent_at_check, self.traffic.sent_bytes);
         if before == self.traffic.sent_bytes {
+            self.protocol.shrink();
             self.waiting.shrink();
             if self.protocol.outstanding() == 0 {
                 self.arrivals = Arrivals::default();
