@@ -1,15 +1,39 @@
 //! Blocking work on a background thread, so that a caller can stop waiting for it.
 
+use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{TICK, Watch, interrupted};
 use crate::threads::caught;
 
-/// Work on its own thread. If this value is dropped first, the work still ends within its own time limits,
-/// and the thread drops its result.
-pub(super) struct Background<T>(Receiver<Result<T>>);
+/// Work on its own thread. If this value is dropped first, the work still ends within its own time limits, or sooner if
+/// it asks [`is_abandoned`], and the thread drops its result.
+pub(super) struct Background<T> {
+    result: Receiver<Result<T>>,
+    _wanted: Arc<()>,
+}
+
+thread_local! {
+    /// Dead once nobody waits for this thread's work any more.
+    static WANTED: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
+}
+
+/// Returns whether this thread does work in the background that nobody waits for any more.
+pub(super) fn is_abandoned() -> bool {
+    WANTED.with_borrow(|wanted| wanted.as_ref().is_some_and(|wanted| wanted.strong_count() == 0))
+}
+
+/// Ends a wait within work in the background when the work is abandoned.
+pub(super) struct WhileWanted;
+
+impl Watch for WhileWanted {
+    fn goes_on(&mut self) -> bool {
+        !is_abandoned()
+    }
+}
 
 impl<T: Send + 'static> Background<T> {
     /// Begins `work`.
@@ -19,15 +43,18 @@ impl<T: Send + 'static> Background<T> {
     pub(super) fn start(
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<Background<T>> {
-        let (sender, receiver) = channel();
+        let (sender, result) = channel();
+        let wanted = Arc::new(());
+        let of_thread = Arc::downgrade(&wanted);
         std::thread::Builder::new()
             .name("dlfs-open".into())
             .spawn(move || {
+                WANTED.set(Some(of_thread));
                 let made = caught("the thread dlfs-open", work).and_then(|made| made);
                 let _ = sender.send(made); // the caller may have stopped waiting
             })
             .map_err(|error| Error::from(error).hint("the process may start no more threads"))?;
-        Ok(Background(receiver))
+        Ok(Background { result, _wanted: wanted })
     }
 
     /// Returns the result of the work, once; `None` if the work has not ended within `limit`.
@@ -35,7 +62,7 @@ impl<T: Send + 'static> Background<T> {
     /// # Errors
     /// Errors of the work.
     pub(super) fn wait(&self, limit: Duration) -> Result<Option<T>> {
-        match self.0.recv_timeout(limit) {
+        match self.result.recv_timeout(limit) {
             Ok(result) => result.map(Some),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(Error::new(

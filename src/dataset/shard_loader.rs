@@ -16,7 +16,7 @@ use crate::replace_file::{NewMode, replace_file};
 use crate::shards::ShardSet;
 use crate::units::{Epoch, deadline};
 
-use super::background::{Background, in_background};
+use super::background::{Background, WhileWanted, in_background, is_abandoned};
 use super::state_file::read_limited;
 use super::{Dataset, FirstEpoch, Loader, Options, shard_set};
 
@@ -210,7 +210,7 @@ impl ShardLoader {
                 if load.world_size > 1 {
                     wait_for_others(&set)?;
                 }
-                let dataset = Dataset::open(&addresses, &options, &mut ())?; // it indexes what nobody has
+                let dataset = Dataset::open(&addresses, &options, &mut WhileWanted)?; // it indexes what nobody has
                 let loader = dataset.loader(load)?;
                 Ok((dataset, loader))
             })?;
@@ -274,7 +274,7 @@ fn wait_for_others(set: &ShardSet) -> Result<()> {
             missing = left;
             until = Instant::now() + OTHERS_LIMIT;
         }
-        if left == 0 || Instant::now() >= until {
+        if left == 0 || Instant::now() >= until || is_abandoned() {
             return Ok(());
         }
         std::thread::sleep(LOOK_EVERY);

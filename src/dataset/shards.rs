@@ -10,6 +10,7 @@ use crate::import::{Progress, Stage};
 use crate::qpair::{ConnectOptions, Device};
 use crate::shards::{ShardImage, ShardOptions, ShardSet, assemble};
 
+use super::background::is_abandoned;
 use super::{Image, folder};
 
 /// Makes an image of the shards at `addresses`. Makes the indexes that are not kept.
@@ -49,6 +50,11 @@ impl Progress for Logged {
                 self.samples
             );
         }
+    }
+
+    /// Indexing may take hours, so it ends when nobody waits for the image any more.
+    fn stop(&mut self) -> bool {
+        is_abandoned()
     }
 }
 

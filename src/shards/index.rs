@@ -131,7 +131,7 @@ impl ShardIndex {
     pub(crate) fn place(&self, run: &Run, sample: usize) -> Option<StreamPlace> {
         let place = run.place?;
         let behind = self.behind[sample].checked_sub(1)?;
-        let record = place.record + (sample - run.first) as u64;
+        let record = place.record.checked_add((sample - run.first) as u64)?;
         Some(StreamPlace { offset: place.offset.checked_add(behind)?, record, ..place })
     }
 
@@ -297,13 +297,20 @@ impl ShardIndex {
             if !(1..=MAX_RUN_SAMPLES).contains(&run.samples)
                 || run.samples > 1 && run.len_bytes > RUN_BYTES
                 || number == 0 && run.place != Some(StreamPlace::default())
+                || run.place.is_some_and(is_beyond_any_shard)
             {
-                return Err("a run has too many samples or bytes, or none");
+                return Err("a run has too many samples or bytes or none, or is in no shard");
             }
             first = end;
         }
         if first == self.len() { Ok(()) } else { Err("its runs have fewer samples than it") }
     }
+}
+
+/// Returns whether a number of a place is so large that counting on from it could overflow.
+fn is_beyond_any_shard(place: StreamPlace) -> bool {
+    let StreamPlace { input, offset, left_out, record, windows, .. } = place;
+    [input, offset, left_out, record, windows].iter().any(|number| *number > i64::MAX as u64)
 }
 
 fn common_prefix(names: &[Vec<u8>]) -> &[u8] {
@@ -376,6 +383,20 @@ mod tests {
             damaged[at] ^= 1 << (at % 8);
             assert!(ShardIndex::decode(&damaged).is_err(), "byte {at}");
             assert!(ShardIndex::decode(&bytes[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_no_shard_has_is_refused() {
+        for place in [
+            StreamPlace { offset: u64::MAX, ..StreamPlace::default() },
+            StreamPlace { record: u64::MAX, ..StreamPlace::default() },
+            StreamPlace { left_out: u64::MAX, ..StreamPlace::default() },
+        ] {
+            let mut hostile = index(5);
+            hostile.runs[1].place = Some(place);
+            let error = ShardIndex::decode(&hostile.encode()).unwrap_err();
+            assert!(error.to_string().contains("in no shard"), "{error}");
         }
     }
 

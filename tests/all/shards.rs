@@ -397,7 +397,9 @@ fn readers_that_index_at_once_make_each_index_once() {
 mod store {
     use super::*;
     use crate::support::object_store::{Fault, ObjectStore};
+    use dlfs::dataset::{Options, Watch};
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     fn put(store: &ObjectStore, files: &[(String, Vec<u8>)]) {
         files.iter().for_each(|(name, bytes)| store.put(&format!("x/{name}"), bytes.clone()));
@@ -480,6 +482,42 @@ mod store {
                 assert!(asked < own.len() as u64 + 64_000, "{asked} bytes of sample {name}");
             }
         }
+    }
+
+    /// A watch that ends a call once the store has been asked often enough.
+    struct UntilAsked<'a>(&'a ObjectStore, u64);
+
+    impl Watch for UntilAsked<'_> {
+        fn goes_on(&mut self) -> bool {
+            self.0.state().requests.load(Ordering::Relaxed) < self.1
+        }
+    }
+
+    #[test]
+    fn an_opening_that_is_interrupted_reads_no_more_shards() {
+        let store = ObjectStore::with_faults(|_| Fault::Late(100));
+        let (_, shard) = groups(5, 1000).remove(0);
+        (0..2000).for_each(|number| store.put(&format!("x/{number:04}.tar"), shard.clone()));
+        let given = of_store(&store, ImportOptions::default());
+        let options = Options {
+            open: OpenOptions {
+                connect: connect(&given),
+                shards: Some(shards(None, &given)),
+                ..OpenOptions::default()
+            },
+            ..Options::default()
+        };
+        let watch = &mut UntilAsked(&store, 50);
+        let opened = Dataset::open(&["s3://bucket/x/".parse().unwrap()], &options, watch);
+        assert_eq!(opened.err().unwrap().kind(), ErrorKind::Interrupted);
+        // Without an end, eight shards at a time would be read for 25 seconds.
+        let asked = || store.state().requests.load(Ordering::Relaxed);
+        let rests = (0..30).any(|_| {
+            let before = asked();
+            std::thread::sleep(Duration::from_millis(500));
+            asked() == before
+        });
+        assert!(rests && asked() < 1000, "{} requests", asked());
     }
 
     #[test]
