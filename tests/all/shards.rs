@@ -484,6 +484,52 @@ mod store {
         }
     }
 
+    /// An MDS shard of `items` items of `len` bytes, and its index.
+    #[cfg(feature = "formats")]
+    fn mds(items: u32, len: u32) -> [(String, Vec<u8>); 2] {
+        let first = 4 + 4 * (items + 1);
+        let mut shard = items.to_le_bytes().to_vec();
+        (0..=items).for_each(|item| shard.extend((first + item * (4 + len)).to_le_bytes()));
+        for item in 0..items {
+            shard.extend(len.to_le_bytes());
+            shard.extend(item.to_le_bytes().iter().cycle().take(len as usize));
+        }
+        let index = format!(
+            r#"{{"version": 2, "shards": [{{"column_encodings": ["bytes"], "column_names": ["x"],
+            "column_sizes": [null], "compression": null, "format": "mds", "hashes": [], "raw_data":
+            {{"basename": "shard.00000.mds", "bytes": {}, "hashes": {{}}}}, "samples": {items},
+            "size_limit": null, "version": 2, "zip_data": null}}]}}"#,
+            shard.len()
+        );
+        [("shard.00000.mds".to_owned(), shard), ("index.json".to_owned(), index.into_bytes())]
+    }
+
+    #[cfg(feature = "formats")]
+    #[test]
+    fn a_run_of_a_shard_with_a_table_asks_for_little_more_than_its_own_bytes() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let sum = Arc::clone(&asked);
+        let store = ObjectStore::with_faults(move |request| {
+            let len = request.range.map_or(16_000_000, |(first, last)| last + 1 - first);
+            sum.fetch_add(len, Ordering::Relaxed);
+            Fault::None
+        });
+        put(&store, &mds(150, 100_000));
+        let given = of_store(&store, ImportOptions::default());
+        compare("s3://bucket/x/", &given);
+        let image = open("s3://bucket/x/", None, &given).unwrap();
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        // Runs of 41 samples, the last first. The table is read once, and one sample alone in each run.
+        for (first, table) in [(123, 64 << 10), (82, 0), (41, 0), (0, 0)] {
+            let ids: Vec<SampleId> = (first..first + 25).map(SampleId).collect();
+            asked.store(0, Ordering::Relaxed);
+            dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap();
+            let asked = asked.load(Ordering::Relaxed);
+            let most = 41 * 100_004 + 250_000 + table;
+            assert!(asked <= most, "{asked} bytes for samples from {first} on, at most {most}");
+        }
+    }
+
     /// A watch that ends a call once the store has been asked often enough.
     struct UntilAsked<'a>(&'a ObjectStore, u64);
 

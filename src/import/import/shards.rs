@@ -214,9 +214,13 @@ impl Shards {
         let types = self.layout.get().map(|(_, types)| types.clone()).unwrap_or_default();
         let samples: Box<dyn SampleStream> = match &self.rows {
             Some(rows) => {
-                let is_part = end.is_some() || ahead_bytes.is_some();
+                let is_part =
+                    from != StreamPlace::default() || end.is_some() || ahead_bytes.is_some();
+                // Some formats count rows or batches, and have no offset to end at.
+                let part_end = end.filter(|end| *end > from.offset);
+                let part_end = part_end.or(is_part.then_some(u64::MAX));
                 is_packed.store(has_packed_name(&self.files[number]), Ordering::Relaxed);
-                Box::new(rows.alone(number, from, is_part, expansion)?)
+                Box::new(rows.alone(number, from, part_end, expansion)?)
             }
             None => {
                 let file = self.files[number].clone();

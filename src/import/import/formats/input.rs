@@ -32,8 +32,9 @@ pub(super) struct Input {
     pub(super) links: Links,
     /// Limit on the expansion of the bytes read.
     pub(super) expansion: Expansion,
-    /// Bytes that are requested ahead from a store, if the reader itself sets no limit.
-    pub(super) ahead_bytes: Option<u64>,
+    /// For a reader of a part of the file: the offset at which it ends, unless the file is compressed. Nothing is
+    /// requested ahead.
+    pub(super) part_end: Option<u64>,
 }
 
 /// An object of a store, and where to record failures.
@@ -47,10 +48,10 @@ pub(super) struct InStore {
 }
 
 impl Input {
-    /// The same file for a reader of its own: other counts, other failures; with `is_part`, nothing is requested ahead.
-    pub(super) fn anew(self, expansion: Expansion, is_part: bool) -> Input {
+    /// The same file for a reader of its own, or of a part of it: other counts, other failures.
+    pub(super) fn anew(self, expansion: Expansion, part_end: Option<u64>) -> Input {
         let object = self.object.map(|object| InStore { failure: Failure::default(), ..object });
-        Input { object, expansion, ahead_bytes: is_part.then_some(0), ..self }
+        Input { object, expansion, part_end, ..self }
     }
 
     /// Reads the file from byte `begin` on; a shorter file has no more bytes. From a store, requests at most
@@ -69,7 +70,7 @@ impl Input {
             return Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, file)));
         };
         let begin = begin.min(object.len_bytes);
-        let ahead_bytes = ahead_bytes.or(self.ahead_bytes).unwrap_or(u64::MAX);
+        let ahead_bytes = ahead_bytes.or(self.part_end.map(|_| 0)).unwrap_or(u64::MAX);
         let reader = Reader::from(client.clone(), vec![object.clone()], begin, ahead_bytes);
         Ok(Box::new(Shard::new(reader, failure.clone())))
     }
@@ -105,13 +106,22 @@ impl Input {
         read.map_err(|error| self.named(error))
     }
 
-    /// Reads the file as it is from byte `begin` on, and counts the bytes read.
+    /// Reads the file, or its part, as it is from byte `begin` on, and counts the bytes read.
     ///
     /// # Errors
     /// The file does not open.
     pub(super) fn read_counted(&self, begin: u64) -> Result<Box<dyn Read + Send>> {
         self.expansion.read(begin); // the bytes read before the import was interrupted
-        Ok(Box::new(Compressed(self.read(begin, None)?, self.expansion.clone())))
+        let from = match (&self.object, self.part_end) {
+            (Some(InStore { client, object, failure, .. }), Some(end))
+                if begin <= end && end < object.len_bytes =>
+            {
+                let reader = Reader::part(client.clone(), object.clone(), begin..end);
+                Box::new(Shard::new(reader, failure.clone()))
+            }
+            _ => self.read(begin, None)?,
+        };
+        Ok(Box::new(Compressed(from, self.expansion.clone())))
     }
 
     /// Reads the whole file, decompressed if it is compressed.

@@ -115,8 +115,7 @@ pub(in crate::import) fn survey(
             origins: origins.clone(),
         });
         let expansion = expansion.clone();
-        let file =
-            Given { input: Input { path, object, links, expansion, ahead_bytes: None }, name };
+        let file = Given { input: Input { path, object, links, expansion, part_end: None }, name };
         match kind {
             SourceKind::JsonLines => rows.push(file.opened_by(Arc::new(JsonLines::open))),
             SourceKind::Megatron => rows.push(megatron::file(file, is_typed, origins)?),

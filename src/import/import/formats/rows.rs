@@ -291,8 +291,8 @@ impl RowSet {
         })
     }
 
-    /// The rows of file number `number` alone, from `from` on; with `is_part`, requests no more of an object than the
-    /// range that is read. `expansion` limits the bytes that they expand to.
+    /// The rows of file number `number` alone, from `from` on. `part_end`: only those before this offset are wanted, and
+    /// no more is requested of an object where that can be. `expansion` limits the bytes that they expand to.
     ///
     /// # Errors
     /// The file does not open.
@@ -300,11 +300,11 @@ impl RowSet {
         self: &Arc<Self>,
         number: usize,
         from: StreamPlace,
-        is_part: bool,
+        part_end: Option<u64>,
         expansion: Expansion,
     ) -> Result<RowSource> {
         let (mut file, _) = self.files[number].clone();
-        file.input = file.input.anew(expansion, is_part);
+        file.input = file.input.anew(expansion, part_end);
         let mut rows = RowSource::of(self);
         (rows.next, rows.end, rows.alone) = (number, number + 1, Some(file));
         (rows.from, rows.is_unnumbered) = (from, false);

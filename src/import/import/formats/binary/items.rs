@@ -12,7 +12,7 @@
 
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::array_header::{ArrayHeader, HeaderForm};
 use super::hashes::Stated;
@@ -21,7 +21,7 @@ use crate::import::formats::input::{Input, LOOKING_UP};
 use crate::import::formats::rows::{RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
-use crate::import::sources::compression::read_some;
+use crate::import::sources::compression::{Compression, read_some};
 use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -228,11 +228,16 @@ fn check(header: &ArrayHeader, kind: &CellKind, len: usize, name: &str) -> Resul
     Err(BadReason::Field { field: name.to_owned(), what })
 }
 
+/// The table of offsets of a shard, once a part of the shard was read; `None`: the shard is compressed, so that they
+/// are not offsets in the file.
+pub(super) type Table = Arc<OnceLock<Option<Vec<u32>>>>;
+
 /// The items of one shard.
 pub(super) struct ItemRows {
     format: Arc<ItemFormat>,
     input: Input,
     stated: Stated,
+    table: Table,
     /// The open shard, once reading has begun.
     shard: Option<Shard>,
 }
@@ -247,6 +252,7 @@ impl ItemRows {
         input: &Input,
         format: Arc<ItemFormat>,
         stated: Stated,
+        table: &Table,
         ahead_bytes: Option<u64>,
     ) -> Result<Box<dyn RowReader>> {
         if format.is_arrow {
@@ -254,8 +260,28 @@ impl ItemRows {
             stated.check_items(shard.items(), input)?;
             shard.into_arrow(input)
         } else {
-            Ok(Box::new(ItemRows { format, input: input.clone(), stated, shard: None }))
+            let (input, table) = (input.clone(), table.clone());
+            Ok(Box::new(ItemRows { format, input, stated, table, shard: None }))
         }
+    }
+
+    /// The shard from item `first` on, for a reader of a part of it; `None`: it is compressed.
+    fn part(&self, first: u64) -> Result<Option<Shard>> {
+        let table = match self.table.get() {
+            Some(table) => table,
+            None => {
+                let read = read_table(&self.input)?;
+                self.table.get_or_init(|| read)
+            }
+        };
+        let Some(table) = table else { return Ok(None) };
+        self.stated.check_items(table.len().saturating_sub(1) as u64, &self.input)?;
+        let first = usize::try_from(first).unwrap_or(usize::MAX).min(table.len() - 1);
+        let end = self.input.part_end.unwrap_or(u64::MAX);
+        let last = table.partition_point(|at| u64::from(*at) <= end);
+        let ends: Vec<u32> = table[first..last.max(first + 1)].iter().rev().copied().collect();
+        let at = u64::from(table[first]);
+        Ok(Some(Shard { from: self.input.read_counted(at)?, at, ends }))
     }
 }
 
@@ -265,17 +291,27 @@ impl RowReader for ItemRows {
     }
 
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
-        // Hashes are of the whole shard. One that is read in parts was read whole before.
-        if self.input.ahead_bytes.is_none() {
+        let first = from.record;
+        if self.input.part_end.is_some() {
+            self.shard = self.part(first)?;
+        } else {
+            // Hashes are of the whole shard. One that is read in parts was read whole before.
             self.stated.check(&self.input)?;
         }
-        let mut shard = Shard::open(&self.input, (from.left_out > 0).then_some(0))?;
-        self.stated.check_items(shard.items(), &self.input)?;
-        if from.left_out > 0 {
-            shard.leave_out(from.left_out, &self.input)?;
+        if self.shard.is_none() {
+            let mut shard = Shard::open(&self.input, (first > 0).then_some(0))?;
+            self.stated.check_items(shard.items(), &self.input)?;
+            if first > 0 {
+                shard.leave_out(first, &self.input)?;
+            }
+            self.shard = Some(shard);
         }
-        self.shard = Some(shard);
         Ok(())
+    }
+
+    fn place(&self, _: u64) -> StreamPlace {
+        let offset = self.shard.as_ref().map_or(0, |shard| shard.at);
+        StreamPlace { offset, ..StreamPlace::default() }
     }
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
@@ -301,31 +337,23 @@ impl Shard {
         let mut shard = Shard { from: input.read_plain(ahead_bytes)?, at: 0, ends: Vec::new() };
         let read = shard.read_table();
         input.check()?;
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
-            io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
-            _ => Error::from(error),
-        };
-        read.map(|()| shard).map_err(|error| failed(error).path(&input.path))
+        read.map(|()| shard).map_err(|error| no_table(error, input))
     }
 
     /// Reads the table of offsets. Memory grows with the bytes read, not with the stated number of items.
     fn read_table(&mut self) -> io::Result<()> {
         let mut word = [0; 4];
         self.from.read_exact(&mut word)?;
-        let entries = u64::from(number(&word)) + 1;
+        let len = table_bytes(word) - 4;
         let mut table = Vec::new();
-        self.from.by_ref().take(4 * entries).read_to_end(&mut table)?;
-        if table.len() as u64 != 4 * entries {
+        self.from.by_ref().take(len).read_to_end(&mut table)?;
+        if table.len() as u64 != len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.at = 4 + 4 * entries;
-        self.ends = table.chunks_exact(4).rev().map(number).collect();
-        let falls = self.ends.windows(2).any(|pair| pair[0] < pair[1]);
-        let first = self.ends.last().map_or(0, |first| u64::from(*first));
-        if falls || first < self.at {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
+        self.at = 4 + len;
+        self.ends = offsets(&table)?;
+        let first = u64::from(self.ends[0]);
+        self.ends.reverse();
         io::copy(&mut self.from.by_ref().take(first - self.at), &mut io::sink())?;
         self.at = first;
         Ok(())
@@ -391,6 +419,55 @@ impl Shard {
     }
 }
 
+/// Reads the table of offsets of the shard `input`, and little more; `None`: it is compressed.
+fn read_table(input: &Input) -> Result<Option<Vec<u32>>> {
+    let len = input.len_bytes()?;
+    let mut head = vec![0; len.min(TABLE_BYTES) as usize];
+    input.read_at(0, &mut head)?;
+    if Compression::of(&head).is_some() {
+        return Ok(None);
+    }
+    let no_table = |kind: io::ErrorKind| no_table(kind.into(), input);
+    let word = head.first_chunk().ok_or_else(|| no_table(io::ErrorKind::UnexpectedEof))?;
+    let table = table_bytes(*word);
+    if table > len {
+        return Err(no_table(io::ErrorKind::UnexpectedEof));
+    }
+    let read = head.len();
+    head.resize(table as usize, 0);
+    if read < head.len() {
+        input.read_at(read as u64, &mut head[read..])?;
+    }
+    offsets(&head[4..]).map(Some).map_err(|error| no_table(error.kind()))
+}
+
+/// The length of a table of offsets that begins with this word, and of the word.
+fn table_bytes(word: [u8; 4]) -> u64 {
+    4 + 4 * (u64::from(u32::from_le_bytes(word)) + 1)
+}
+
+/// The offsets of a table, at least one; they do not fall, and the first is behind the table.
+fn offsets(table: &[u8]) -> io::Result<Vec<u32>> {
+    let offsets: Vec<u32> = table.chunks_exact(4).map(number).collect();
+    let is_behind = offsets.first().is_some_and(|first| *first as usize >= 4 + table.len());
+    if is_behind && offsets.is_sorted() {
+        Ok(offsets)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
+    }
+}
+
+fn no_table(error: io::Error, input: &Input) -> Error {
+    let error = match error.kind() {
+        io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
+        io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
+        _ => Error::from(error),
+    };
+    error.path(&input.path)
+}
+
+/// Bytes that are read at once to find the table of offsets: those of 16,383 items.
+const TABLE_BYTES: u64 = 64 << 10;
 /// Bytes of a shard in a store that are read to find the types of its arrays.
 const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// The magic bytes at the beginning of an Arrow file, before its messages.

@@ -19,7 +19,7 @@ mod stated_pages;
 use std::sync::Arc;
 
 use self::hashes::Stated;
-use self::items::{ItemFormat, ItemRows};
+use self::items::{ItemFormat, ItemRows, Table};
 use super::input::{InStore, Input};
 use super::{Given, RowFile, SharedOrigins};
 use crate::import::options::RowOptions;
@@ -63,9 +63,10 @@ fn shard(
 ) -> RowFile {
     let folder = given.name.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let name = [&given.name[..folder], name.as_bytes()].concat();
+    let table = Table::default();
     Given { input, name }.opened_by(Arc::new(move |input, _, known| {
         // If only the columns are wanted, request nothing ahead from a store.
         let ahead_bytes = known.is_none().then_some(0);
-        ItemRows::open(input, format.clone(), stated.clone(), ahead_bytes)
+        ItemRows::open(input, format.clone(), stated.clone(), &table, ahead_bytes)
     }))
 }

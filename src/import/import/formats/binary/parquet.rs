@@ -33,7 +33,9 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
     match &input.object {
         Some(object) => {
             let blocks = Blocks::new(object.clone(), input.expansion.clone());
-            let columns = |columns| blocks.set_places(columns);
+            // A part is short: little is requested behind it.
+            let is_part = input.part_end.is_some();
+            let columns = |columns| blocks.set_places(if is_part { usize::MAX } else { columns });
             rows_of(blocks.clone(), input, options, columns)
         }
         None => {
@@ -57,7 +59,8 @@ fn rows_of(
         Error::new(ErrorKind::BadSource, text).path(&path)
     };
     let from = StatedPages(from, input.expansion.clone());
-    let (columns, decoder) = caught(|| decoder(from, options)).map_err(&bad)?;
+    let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
+    let (columns, decoder) = caught(|| decoder(from, options, batch_bytes)).map_err(&bad)?;
     of_columns(columns.len());
     let decode = move |from: StreamPlace| caught(|| batches(decoder, from.left_out)).map_err(bad);
     Ok(Box::new(AheadRows::new(columns, decode)))
@@ -99,6 +102,7 @@ fn batches<F: ChunkReader + 'static>(
 fn decoder<F: ChunkReader + 'static>(
     from: F,
     options: &RowOptions,
+    batch_bytes: i64,
 ) -> Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
     let text = |error: ParquetError| error.to_string();
     let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
@@ -110,7 +114,7 @@ fn decoder<F: ChunkReader + 'static>(
     let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
     let metadata = metadata.unwrap_or(of_file);
     let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
-    let rows_at_once = rows_at_once(builder.metadata());
+    let rows_at_once = rows_at_once(builder.metadata(), batch_bytes);
     // A requested column that is missing is reported later, by name.
     let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
     let read: Vec<usize> = read.collect();
@@ -134,8 +138,8 @@ fn check_rows(metadata: &ParquetMetaData) -> Result<(), String> {
     }
 }
 
-/// The number of rows that have [`BATCH_BYTES`] on average.
-fn rows_at_once(metadata: &ParquetMetaData) -> usize {
+/// The number of rows that have so many bytes on average.
+fn rows_at_once(metadata: &ParquetMetaData, batch_bytes: i64) -> usize {
     let groups = metadata.row_groups();
     let sum = |of: fn(&RowGroupMetaData) -> i64| {
         groups.iter().map(of).fold(0_i64, |sum, each| sum.saturating_add(each.max(0)))
@@ -143,8 +147,10 @@ fn rows_at_once(metadata: &ParquetMetaData) -> usize {
     let bytes = sum(RowGroupMetaData::total_byte_size);
     let rows = sum(RowGroupMetaData::num_rows);
     let each = (bytes / rows.max(1)).max(1);
-    (BATCH_BYTES / each).clamp(1, MAX_ROWS) as usize
+    (batch_bytes / each).clamp(1, MAX_ROWS) as usize
 }
 
 const BATCH_BYTES: i64 = 8 << 20;
+/// Decoding goes a batch further than what is wanted.
+const PART_BATCH_BYTES: i64 = 1 << 20;
 const MAX_ROWS: i64 = 1 << 16;
