@@ -221,6 +221,32 @@ fn a_host_with_eight_connections_gets_no_more_than_one_with_one() {
 }
 
 #[test]
+fn a_write_whose_data_have_arrived_waits_for_none_that_has_not_begun() {
+    let limits = Limits { write_iops: Some(100), ..Limits::default() };
+    let (target, ..) = serve(hosts(vec![rule("a", limits)]), 1, false);
+    let (_admin, mut io) = connect(&target, "a", 1, NONE);
+    let io = &mut io[0];
+    let write = Sqe::write(0, NSID, Lba(0), 128, Sgl::transport(65_536));
+    (0..120).for_each(|_| _ = io.start(write, &[]));
+    let mut begun = 0;
+    for _ in 0..120 {
+        let cqe = loop {
+            match io.receive() {
+                Reply::R2t { cid, ttag, .. } => {
+                    let pdu = io.h2c_data(cid, ttag, 0, &[5; 65_536], true);
+                    io.send(&pdu);
+                    begun += 1;
+                }
+                Reply::Resp(cqe) => break cqe,
+                other => panic!("{other:?}"),
+            }
+            assert!(begun < 120 || target.stats().writes > 0, "the first waits for the last");
+        };
+        assert!(cqe.status().is_success(), "{}", cqe.status());
+    }
+}
+
+#[test]
 fn limits_change_while_commands_wait_for_them() {
     let one = Limits { read_iops: Some(1), ..Limits::default() };
     let (target, limiter, _) = serve(hosts(vec![rule("a", one)]), 1, false);

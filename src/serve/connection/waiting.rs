@@ -55,11 +55,14 @@ impl Need {
         usize::from(matches!(kind, Some(Kind::Write | Kind::DurableWrite)))
     }
 
+    fn is_charged(&self) -> bool {
+        matches!(self, Need::Written { is_charged: true, .. })
+    }
+
     /// The I/O command, if limits apply to it that have not been charged.
     fn limited(&self) -> Option<Request> {
-        let is_charged = matches!(self, Need::Written { is_charged: true, .. });
-        let request = self.request().filter(|request| request.kind != Kind::Flush && !is_charged);
-        request.copied()
+        let request = self.request().filter(|request| request.kind != Kind::Flush);
+        request.filter(|_| !self.is_charged()).copied()
     }
 }
 
@@ -70,6 +73,14 @@ impl Waiting {
 
     pub(super) fn len(&self) -> usize {
         self.lanes.iter().map(VecDeque::len).sum()
+    }
+
+    /// The place of one more command in its lane. Writes that limits have let begin, and whose data hold memory, go
+    /// before those that have not begun: else each would wait twice for all of them.
+    fn place(&self, need: &Need) -> usize {
+        let lane = &self.lanes[need.lane()];
+        let charged = lane.iter().take_while(|(_, need)| need.is_charged());
+        if need.is_charged() { charged.count() } else { lane.len() }
     }
 
     pub(super) fn clear(&mut self) {
@@ -171,8 +182,9 @@ impl HostConnection {
         now: Instant,
     ) {
         let lane = need.lane();
+        let place = self.waiting.place(&need);
         let mut waits = Some(need);
-        if self.waiting.lanes[lane].is_empty()
+        if place == 0
             && let Some(need) = waits.take()
         {
             let request = need.request().copied();
@@ -183,7 +195,7 @@ impl HostConnection {
             }
         }
         if let Some(need) = waits {
-            self.waiting.lanes[lane].push_back((id, need));
+            self.waiting.lanes[lane].insert(place, (id, need));
             backend.num_waiting += 1;
             self.waiting_since.get_or_insert(now);
         }
