@@ -185,7 +185,12 @@ impl Poller {
             let now = Instant::now();
             if self.poll_once(now) {
                 self.spinning.worked(0);
-            } else if !self.spinning.spin(now) && !self.backend.widen(now) {
+                continue;
+            }
+            let spins = self.spinning.spin(now);
+            // A poller that never sleeps widens when another one would sleep.
+            let is_wider = (!spins || self.spinning.is_spent()) && self.backend.widen(now);
+            if !spins && !is_wider {
                 self.sleep(now);
                 self.spinning.slept(now.elapsed());
             }

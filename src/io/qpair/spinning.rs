@@ -57,7 +57,12 @@ impl Spinning {
     pub fn spin(&mut self, now: Instant) -> bool {
         let quiet_since = *self.quiet_since.get_or_insert(now);
         self.spun = now.saturating_duration_since(quiet_since);
-        self.busy_poll || !self.alone && self.spun < self.budget + self.credit
+        self.busy_poll || !self.alone && !self.is_spent()
+    }
+
+    /// Returns whether the last poll would have ended the spin if the poller ever slept.
+    pub fn is_spent(&self) -> bool {
+        self.spun >= self.budget + self.credit
     }
 
     /// Records the length of a sleep, which followed a spin that found nothing.
@@ -131,7 +136,8 @@ mod tests {
     fn busy_polling_never_sleeps_and_a_single_processor_never_spins() {
         let start = Instant::now();
         let mut busy = Spinning { alone: true, ..spinning(true) };
-        assert!(busy.spin(start) && busy.spin(start + 10 * SPIN));
+        assert!(busy.spin(start) && !busy.is_spent());
+        assert!(busy.spin(start + 10 * SPIN) && busy.is_spent());
         let mut alone = Spinning { alone: true, ..spinning(false) };
         assert!(!alone.spin(start));
     }
