@@ -208,6 +208,7 @@ impl HostConnection {
         self.forget_waiting(backend);
         if self.waiting.is_listed != [false; 2] || self.is_dirty {
             backend.sharing.forget(self.index, self.host_id());
+            self.host_id().iter().for_each(|host| backend.note_closed(*host));
         }
         if let Some((host, known)) = self.host.take() {
             backend.hosts.change(host, known, 0);

@@ -15,6 +15,7 @@ use super::latency::EndedCommands;
 use super::namespaces::ServedNamespace;
 use super::options::Access;
 use super::shares::bucket::Class;
+use super::shares::pace::Paces;
 use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
@@ -67,9 +68,15 @@ pub(super) struct NamespaceQueue {
     pub(super) is_removed: bool,
     /// The namespace's limits.
     pub(super) class: Option<Arc<Class>>,
+    /// The paces of hosts at the namespace, if several pollers serve it.
+    pub(super) paces: Option<Arc<Paces>>,
+    /// Time until which commands take turns at the device, as several hosts use it, on any pollers.
+    crowded_until: Instant,
+    /// Time until which the device counts as the limit: the poller had nothing else to do.
+    limits_until: Instant,
     /// Bytes of queued and outstanding I/O.
     pub(super) open_bytes: u64,
-    /// The bytes beyond which commands wait for their turns while several hosts use the poller.
+    /// The bytes beyond which commands wait for their turns while several hosts use the poller or the device.
     pub(super) window: u64,
     /// True if a command waits for that.
     pub(super) is_gated: bool,
@@ -79,6 +86,7 @@ impl NamespaceQueue {
     pub(super) fn new(served: &ServedNamespace, queue_pair: Box<dyn QueuePair>) -> NamespaceQueue {
         let nsid = served.nsid;
         let read_only = served.read_only;
+        let now = Instant::now();
         NamespaceQueue {
             nsid,
             read_only,
@@ -86,6 +94,9 @@ impl NamespaceQueue {
             pending: VecDeque::new(),
             is_removed: false,
             class: None,
+            paces: None,
+            crowded_until: now,
+            limits_until: now,
             open_bytes: 0,
             window: MIN_WINDOW_BYTES,
             is_gated: false,
@@ -274,6 +285,7 @@ impl Backend {
     /// Adds the queue of a namespace; returns its index in `queues`.
     pub(super) fn add_queue(&mut self, mut queue: NamespaceQueue) -> usize {
         queue.class = self.sharing.class_of(queue.nsid);
+        queue.paces = self.sharing.paces_of(queue.nsid);
         let nsid = queue.nsid.0 as usize;
         let index = self.queues.insert(queue);
         self.by_nsid.resize(self.by_nsid.len().max(nsid + 1), NO_QUEUE);

@@ -369,7 +369,7 @@ impl Target {
         if self.subsystem.options.ana.is_none() {
             let message = format!("{} reports no ANA states", self.nqn());
             let error = Error::new(ErrorKind::InvalidArgument, message);
-            return Err(error.hint("serve it by a configuration file: dlfs serve --config FILE"));
+            return Err(error.hint("start it with --ana-state STATE, or by a configuration file"));
         }
         if self.subsystem.set_ana(state) {
             self.look_at_controllers();

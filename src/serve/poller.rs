@@ -156,7 +156,7 @@ impl Poller {
         let peer_limits = peer_limits(&subsystem, mailboxes.len());
         let devices = Readiness::new()?;
         Ok(Poller {
-            backend: make_backend(subsystem, counters, &mailboxes[number].scope, &devices)?,
+            backend: make_backend(subsystem, counters, (&mailboxes, number), &devices)?,
             mailboxes,
             number,
             epoll,
@@ -684,7 +684,7 @@ impl Poller {
 fn make_backend(
     subsystem: Arc<Subsystem>,
     counters: Arc<Counters>,
-    scope: &PairScope,
+    (mailboxes, number): (&[Mailbox], usize),
     devices: &Readiness,
 ) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
@@ -693,7 +693,11 @@ fn make_backend(
     let ended = counters.latencies.of_poller();
     let options = &subsystem.options;
     let mut backend = Backend {
-        sharing: Sharing::new(options.limiter.clone(), options.nqn.clone()),
+        sharing: Sharing::new(
+            options.limiter.clone(),
+            options.nqn.clone(),
+            (number, mailboxes.len()),
+        ),
         last_done: Instant::now(),
         subsystem,
         counters,
@@ -712,7 +716,8 @@ fn make_backend(
         connection_bytes: bytes / 4,
     };
     for served in served {
-        let queue = NamespaceQueue::new(&served, served.device.queue_pair_in(scope)?);
+        let queue =
+            NamespaceQueue::new(&served, served.device.queue_pair_in(&mailboxes[number].scope)?);
         let index = backend.add_queue(queue);
         backend.queues[index].queue_pair.register(&devices.registry(index));
     }

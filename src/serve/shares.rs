@@ -6,10 +6,12 @@
 //! comes back after a pause starts at the clock: it has saved nothing up, and owes nothing for turns that
 //! nobody else wanted.
 //!
-//! Pure: it knows indices and costs, no time and no socket. `shares/bucket.rs` has limits, `shares/rules.rs`
-//! the limits of all hosts, and `sharing.rs` a poller's use of all of them.
+//! Pure: it knows indices and costs, no time and no socket. `shares/bucket.rs` has limits, `shares/pace.rs` keeps
+//! hosts in step across pollers, `shares/rules.rs` has the limits of all hosts, and `sharing.rs` a poller's use of
+//! all of them.
 
 pub(super) mod bucket;
+pub(super) mod pace;
 pub(super) mod rules;
 
 use std::cmp::Reverse;
@@ -121,6 +123,13 @@ impl Queue {
 impl Turns {
     pub(super) fn is_empty(&self) -> bool {
         self.hosts.heap.is_empty() && self.later.is_empty()
+    }
+
+    /// Returns whether a connection of the host waits for the namespace, not counting those that were put off in
+    /// this round.
+    pub(super) fn is_waiting(&self, host: usize, space: usize) -> bool {
+        let space = self.by_host.get(host).and_then(|host| host.spaces.get(space));
+        space.is_some_and(|space| !space.children.heap.is_empty())
     }
 
     pub(super) fn set_weight(&mut self, host: usize, weight: u32) {

@@ -8,17 +8,18 @@
 //! [`SLICE_BYTES`], so that the poller looks at other hosts in between.
 //!
 //! Commands wait in the queue of their connection, without memory, as they do for memory. So as many wait as
-//! the host's queue has entries, and other connections are received from. Turns are those of one poller: a
-//! host with connections on several pollers has turns on each.
+//! the host's queue has entries, and other connections are received from. Turns are those of one poller; where
+//! a namespace's device or rate is the limit, `shares/pace.rs` keeps hosts in step across pollers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::hosts::HostId;
-use super::shares::Turns;
 use super::shares::bucket::{Class, TICKS_PER_NANOSECOND};
+use super::shares::pace::{Paces, Runner};
 use super::shares::rules::{Limiter, Usage};
+use super::shares::{DEFAULT_WEIGHT, Turns};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
 
@@ -27,6 +28,8 @@ use dlfs_nvme::nvme::Nqn;
 pub(super) struct Sharing {
     limiter: Limiter,
     subsystem: Nqn,
+    /// The number of this poller, and how many there are.
+    poller: (usize, usize),
     /// The version of the limiter's rules in use.
     version: u64,
     hosts: Vec<Option<HostShare>>,
@@ -49,6 +52,7 @@ pub(super) struct Sharing {
 struct HostShare {
     nqn: Nqn,
     classes: Vec<Arc<Class>>,
+    weight: u32,
     usage: Arc<Usage>,
     /// Counts since they were last published.
     counts: [u64; 4],
@@ -58,11 +62,12 @@ struct HostShare {
 }
 
 impl Sharing {
-    pub(super) fn new(limiter: Limiter, subsystem: Nqn) -> Sharing {
+    pub(super) fn new(limiter: Limiter, subsystem: Nqn, poller: (usize, usize)) -> Sharing {
         Sharing {
             version: limiter.version(),
             limiter,
             subsystem,
+            poller,
             hosts: Vec::new(),
             starts: Turns::default(),
             sends: Turns::default(),
@@ -79,6 +84,21 @@ impl Sharing {
         self.limiter.class_of(&self.subsystem, nsid)
     }
 
+    /// The paces of hosts at a namespace; `None`: no other poller serves it.
+    pub(super) fn paces_of(&self, nsid: Nsid) -> Option<Arc<Paces>> {
+        (self.poller.1 > 1).then(|| self.limiter.paces_of(&self.subsystem, nsid))
+    }
+
+    /// The host on this poller, as paces know it.
+    pub(super) fn runner(&self, host: HostId) -> Option<Runner> {
+        self.hosts[host.0].as_ref().map(|share| share.runner(self.poller.0))
+    }
+
+    /// The time of `now` for paces.
+    pub(super) fn ticks(&self, now: Instant) -> u64 {
+        self.limiter.ticks(now)
+    }
+
     /// Adds a host with its first queue on this poller. The discovery service has no commands to limit.
     pub(super) fn enter(&mut self, host: HostId, nqn: &Nqn) {
         if self.hosts.len() <= host.0 {
@@ -88,6 +108,7 @@ impl Sharing {
             self.hosts[host.0] = Some(HostShare {
                 nqn: nqn.clone(),
                 classes: Vec::new(),
+                weight: DEFAULT_WEIGHT,
                 usage: self.limiter.usage_of(&self.subsystem, nqn),
                 counts: [0; 4],
                 is_touched: false,
@@ -117,7 +138,7 @@ impl Sharing {
     fn apply_rules(&mut self, host: usize) {
         let Some(share) = &mut self.hosts[host] else { return };
         let (classes, weight) = self.limiter.classes_of(&share.nqn);
-        share.classes = classes;
+        (share.classes, share.weight) = (classes, weight);
         for turns in [&mut self.starts, &mut self.sends] {
             turns.set_weight(host + 1, weight);
         }
@@ -152,38 +173,54 @@ impl Sharing {
         ends
     }
 
-    /// Returns whether limits, with those of the namespace, let a command of `host` begin now; else notes when
-    /// to look again. Others that wait come first.
+    /// Returns whether limits, with those of the namespace, and its paces let a command of `host` begin now; else
+    /// notes when to look again. Others that wait come first.
     pub(super) fn is_within_limits(
         &mut self,
         host: HostId,
-        space: Option<&Class>,
+        (space, paces): (Option<&Class>, Option<&Paces>),
         is_write: bool,
         now: Instant,
     ) -> bool {
         let Some(share) = &mut self.hosts[host.0] else { return true };
-        if share.classes.is_empty() && space.is_none() {
+        let is_paced = paces.is_some_and(|paces| paces.is_contended(is_write));
+        if share.classes.is_empty() && space.is_none() && !is_paced {
             return true;
         }
-        let ready_at = share.all(space).map(|class| class.ready_at(is_write)).max().unwrap_or(0);
-        let wait = ready_at.saturating_sub(self.limiter.ticks(now));
+        let ticks = self.limiter.ticks(now);
+        let own = share.classes.iter().map(|class| class.ready_at(is_write)).max().unwrap_or(0);
+        let shared = space.map_or(0, |class| class.ready_at(is_write));
+        let wait = own.max(shared).saturating_sub(ticks);
+        let mut look = Duration::from_nanos(wait.div_ceil(TICKS_PER_NANOSECOND));
         if wait > 0 {
-            let ready = now + Duration::from_nanos(wait.div_ceil(TICKS_PER_NANOSECOND));
-            self.wake_at = Some(self.wake_at.map_or(ready, |at| at.min(ready)));
             share.throttled_since.get_or_insert(now);
         }
-        wait == 0 && self.starts.is_empty()
+        let runner = share.runner(self.poller.0);
+        match paces {
+            Some(paces) if own > ticks => paces.leaves(runner, is_write),
+            Some(paces) if shared > ticks => paces.waits_for_rate(runner, is_write, ticks),
+            Some(paces) if !paces.admits(runner, is_write, ticks) => look = HELD_BACK,
+            _ => {}
+        }
+        if !look.is_zero() {
+            let ready = now + look;
+            self.wake_at = Some(self.wake_at.map_or(ready, |at| at.min(ready)));
+        }
+        look.is_zero() && self.starts.is_empty()
     }
 
-    /// Charges limits for a command of `len` bytes that begins.
+    /// Charges limits and paces for a command of `len` bytes that begins.
     pub(super) fn charge(
         &mut self,
         host: HostId,
-        space: Option<&Class>,
+        (space, paces): (Option<&Class>, Option<&Paces>),
         (is_write, len): (bool, u32),
         now: Instant,
     ) {
         let Some(share) = &mut self.hosts[host.0] else { return };
+        if let Some(paces) = paces {
+            paces.charge(share.runner(self.poller.0), is_write, cost_of(len as usize));
+        }
         if share.classes.is_empty() && space.is_none() {
             return;
         }
@@ -221,6 +258,10 @@ impl Sharing {
 }
 
 impl HostShare {
+    fn runner(&self, poller: usize) -> Runner {
+        Runner { host: Arc::as_ptr(&self.usage).addr(), weight: self.weight, poller }
+    }
+
     /// The buckets of the host, its group and a namespace.
     fn all<'a>(&'a self, space: Option<&'a Class>) -> impl Iterator<Item = &'a Class> {
         self.classes.iter().map(|class| &**class).chain(space)
@@ -237,4 +278,6 @@ const COMMAND_BYTES: usize = 4096;
 /// The longest turn of sending: tens of microseconds.
 pub(super) const SLICE_BYTES: usize = 128 << 10;
 /// The time for which hosts take turns after commands of two of them.
-const MIXED: Duration = Duration::from_secs(1);
+pub(super) const MIXED: Duration = Duration::from_secs(1);
+/// The time after which a poller looks again whether a host that is ahead of others may go on.
+const HELD_BACK: Duration = Duration::from_micros(200);

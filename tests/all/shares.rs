@@ -221,6 +221,15 @@ fn a_host_with_eight_connections_gets_no_more_than_one_with_one() {
 }
 
 #[test]
+fn a_host_on_two_pollers_gets_no_more_than_one_on_one() {
+    for lends in [true, false] {
+        let (target, ..) = serve(reads_a_second(400, Vec::new()), 2, lends);
+        let [greedy, polite] = reads_of_both(&target, [("greedy", 8), ("polite", 1)], 800);
+        assert!((350..=450).contains(&greedy), "{greedy} and {polite}");
+    }
+}
+
+#[test]
 fn a_write_whose_data_have_arrived_waits_for_none_that_has_not_begun() {
     let limits = Limits { write_iops: Some(100), ..Limits::default() };
     let (target, ..) = serve(hosts(vec![rule("a", limits)]), 1, false);

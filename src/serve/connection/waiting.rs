@@ -242,9 +242,11 @@ impl HostConnection {
             Need::Written { .. } => true,
             Need::Answer(_) | Need::AdminData(_) => false,
         };
-        let gate = need.request().filter(|_| uses_device).map(|request| request.queue);
-        let may_begin = gate.is_none_or(|queue| backend.has_room_at_device(queue))
-            && limited.is_none_or(|(host, request)| backend.is_within_limits(host, &request, now));
+        let gate = need.request().filter(|_| uses_device);
+        let host = limited.map(|(host, _)| host);
+        let may_begin = limited
+            .is_none_or(|(host, request)| backend.is_within_limits(host, &request, now))
+            && gate.is_none_or(|request| backend.has_room_at_device(request, host, now));
         if !may_begin {
             self.waiting_since = Some(now); // it does not wait for memory
             return Err((need, Others::Space));
@@ -252,7 +254,13 @@ impl HostConnection {
         if let Some(request) = need.request() {
             self.space = request.queue;
         }
-        self.start(id, need, backend, now).map_err(|need| (need, Others::Connection))?;
+        if let Err(need) = self.start(id, need, backend, now) {
+            // It waits for memory.
+            if let Some((host, request)) = limited {
+                backend.note_no_wait(host, request.queue, request.kind != Kind::Read);
+            }
+            return Err((need, Others::Connection));
+        }
         if let Some((host, request)) = limited {
             backend.charge(host, &request, now);
         }

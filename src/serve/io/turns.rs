@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::super::hosts::HostId;
-use super::{Backend, Kind, Request};
+use super::super::shares::{Flow, Turns};
+use super::super::sharing::MIXED;
+use super::{Backend, Kind, NamespaceQueue, Request};
 
 impl Backend {
     /// Follows the limiter's rules, and ends taking turns when one host has been alone for a while.
@@ -18,15 +20,36 @@ impl Backend {
         }
     }
 
-    /// Returns whether it is a command's turn at the device of this namespace.
-    pub(in super::super) fn has_room_at_device(&mut self, queue: usize) -> bool {
-        if !self.sharing.is_mixed {
+    /// Returns whether it is a command's turn at the device of its namespace. `host`: its host, if limits apply.
+    pub(in super::super) fn has_room_at_device(
+        &mut self,
+        request: &Request,
+        host: Option<HostId>,
+        now: Instant,
+    ) -> bool {
+        let Backend { queues, sharing, .. } = self;
+        let queue = &mut queues[request.queue];
+        let paced = queue.paces.as_deref().zip(host.and_then(|host| sharing.runner(host)));
+        if let Some((paces, runner)) = paced
+            && now + MIXED / 2 >= queue.crowded_until
+            && paces.meets_another(runner)
+        {
+            queue.crowded_until = now + MIXED;
+        }
+        if !sharing.is_mixed && now >= queue.crowded_until {
             return true;
         }
-        let queue = &mut self.queues[queue];
         let has_room = queue.open_bytes < queue.window;
         queue.is_gated |= !has_room;
-        has_room && self.sharing.starts.is_empty()
+        if let Some((paces, runner)) = paced.filter(|_| !has_room) {
+            let is_write = request.kind != Kind::Read;
+            if now < queue.limits_until {
+                paces.waits_for_device(runner, is_write, sharing.ticks(now));
+            } else {
+                paces.leaves(runner, is_write);
+            }
+        }
+        has_room && sharing.starts.is_empty()
     }
 
     /// Returns whether limits let a command begin now.
@@ -36,13 +59,39 @@ impl Backend {
         request: &Request,
         now: Instant,
     ) -> bool {
-        let space = self.queues[request.queue].class.as_deref();
+        let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
+        let space = (class.as_deref(), paces.as_deref());
         self.sharing.is_within_limits(host, space, request.kind != Kind::Read, now)
+    }
+
+    /// Notes that no command of a flow's host waits for its namespace any more, if so.
+    pub(in super::super) fn note_served(&self, flow: Flow, waiting: &Turns) {
+        if let Some(host) = flow.host.checked_sub(1)
+            && !waiting.is_waiting(flow.host, flow.space)
+        {
+            self.note_no_wait(HostId(host), flow.space / 2, flow.space % 2 == 1);
+        }
+    }
+
+    /// Notes that no read or write of the host waits for the device or the rate of a namespace.
+    pub(in super::super) fn note_no_wait(&self, host: HostId, queue: usize, is_write: bool) {
+        let paces = self.queues.get(queue).and_then(|queue| queue.paces.as_deref());
+        if let Some((paces, runner)) = paces.zip(self.sharing.runner(host)) {
+            paces.leaves(runner, is_write);
+        }
+    }
+
+    /// Notes that a connection of the host has closed. Those that go on waiting are noted again.
+    pub(in super::super) fn note_closed(&self, host: HostId) {
+        for (queue, _) in &self.queues {
+            [false, true].iter().for_each(|&is_write| self.note_no_wait(host, queue, is_write));
+        }
     }
 
     /// Charges limits for a command that begins.
     pub(in super::super) fn charge(&mut self, host: HostId, request: &Request, now: Instant) {
-        let space = self.queues[request.queue].class.as_deref();
+        let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
+        let space = (class.as_deref(), paces.as_deref());
         let amount = (request.kind != Kind::Read, request.len_bytes);
         self.sharing.charge(host, space, amount, now);
     }
@@ -63,15 +112,19 @@ impl Backend {
     }
 
     /// Lets more bytes to devices that have been silent while commands waited for a turn there: a device with
-    /// a long delay needs more of them at a time. Returns whether commands may begin now.
+    /// a long delay needs more of them at a time. Those that have enough count as the limit. Returns whether
+    /// commands may begin now.
     pub(in super::super) fn widen(&mut self, now: Instant) -> bool {
         let is_silent = now.saturating_duration_since(self.last_done) >= SILENCE;
         let mut is_wider = false;
         for (_, queue) in &mut self.queues {
-            if queue.is_gated && (queue.window < WINDOW_BYTES || is_silent) {
+            let widest = if queue.paces.is_some() { WINDOW_BYTES / 4 } else { WINDOW_BYTES };
+            if queue.is_gated && (queue.window < widest || is_silent) {
                 queue.window *= 2;
                 queue.is_gated = false;
                 is_wider = true;
+            } else if queue.is_gated {
+                queue.limits_until = now + SILENCE;
             }
         }
         is_wider
@@ -79,7 +132,8 @@ impl Backend {
 }
 
 /// The bytes at a device beyond which commands wait for their turns: few at first, so that small commands
-/// wait for few, and as many as a fast drive needs if the poller would sleep otherwise.
+/// wait for few, and as many as a fast drive needs if the poller would sleep otherwise. Each of several pollers has
+/// a quarter of that.
 pub(super) const MIN_WINDOW_BYTES: u64 = 256 << 10;
 const WINDOW_BYTES: u64 = 4 << 20;
 /// Silence of all devices after which even more bytes may be at a device.

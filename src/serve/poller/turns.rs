@@ -18,16 +18,21 @@ impl Poller {
         while let Some(turn) = starts.next() {
             let index = turn.flow.connection / 2;
             let lane = turn.flow.connection % 2;
+            let flow = turn.flow;
             let connection = &mut self.connections[index];
             match connection.start_first(lane, &mut self.backend, now) {
                 None => starts.served(turn, 0, None), // its commands have failed
-                Some(Err(others)) => starts.put_off(turn, others),
+                Some(Err(others)) => {
+                    starts.put_off(turn, others);
+                    continue;
+                }
                 Some(Ok(cost)) => {
                     starts.served(turn, cost, connection.next_space(lane));
                     num_started += 1;
                     self.mark_dirty(index);
                 }
             }
+            self.backend.note_served(flow, &starts);
         }
         starts.end_round();
         self.backend.sharing.starts = starts;

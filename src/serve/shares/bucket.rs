@@ -110,7 +110,7 @@ impl Bucket {
     }
 }
 
-const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS_PER_NANOSECOND;
+pub(super) const TICKS_PER_SECOND: u64 = 1_000_000_000 * TICKS_PER_NANOSECOND;
 /// Fine enough for small commands at 100 GB/s, and enough for 36 years.
 pub(in super::super) const TICKS_PER_NANOSECOND: u64 = 16;
 

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::DEFAULT_WEIGHT;
 use super::bucket::{Class, Limits, TICKS_PER_NANOSECOND};
+use super::pace::Paces;
 use dlfs_base::metrics::{self, Snapshot};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
@@ -90,9 +91,21 @@ struct Inner {
 #[derive(Default)]
 struct State {
     rules: Rules,
-    classes: BTreeMap<Key, Weak<Class>>,
+    classes: Classes,
+    /// The paces of hosts at each namespace.
+    paces: BTreeMap<(Nqn, Nsid), Weak<Paces>>,
     /// Counters of connected hosts, and of some that have left: they outlive connections.
     usage: BTreeMap<(Nqn, Nqn), Arc<Usage>>,
+    /// The number of counters at which those of hosts that have left go.
+    forget_at: usize,
+}
+
+/// The buckets in use, and some that no host or namespace has any more.
+#[derive(Default)]
+struct Classes {
+    by_key: BTreeMap<Key, Weak<Class>>,
+    /// The number at which those out of use go.
+    forget_at: usize,
 }
 
 /// The owner of buckets.
@@ -211,9 +224,10 @@ impl Limiter {
     /// The counters of a host that connects. Those of hosts that have left go when there are too many, since
     /// names can be invented.
     pub(in super::super) fn usage_of(&self, subsystem: &Nqn, host: &Nqn) -> Arc<Usage> {
-        let all = &mut self.0.state.lock().usage;
-        if all.len() >= MAX_REMEMBERED {
+        let State { usage: all, forget_at, .. } = &mut *self.0.state.lock();
+        if all.len() >= MAX_REMEMBERED.max(*forget_at) {
             all.retain(|_, usage| is_connected(usage));
+            *forget_at = 2 * all.len(); // so that thousands of hosts do not look at each other
         }
         all.entry((subsystem.clone(), host.clone())).or_default().clone()
     }
@@ -228,7 +242,7 @@ impl Limiter {
                 None => Key::Host(host.clone()),
                 Some(group) => Key::Group(group.clone()),
             };
-            class(classes, key, rule.limits)
+            classes.class(key, rule.limits)
         };
         (with_rates.map(make).collect(), weight_of(&rules))
     }
@@ -238,7 +252,37 @@ impl Limiter {
         let State { rules, classes, .. } = &mut *self.0.state.lock();
         let limits = rules.namespaces.get(&(subsystem.clone(), nsid))?;
         let key = Key::Namespace(subsystem.clone(), nsid);
-        limits.has_rates().then(|| class(classes, key, *limits))
+        limits.has_rates().then(|| classes.class(key, *limits))
+    }
+
+    /// The paces of hosts at a namespace, for all its pollers.
+    pub(in super::super) fn paces_of(&self, subsystem: &Nqn, nsid: Nsid) -> Arc<Paces> {
+        let all = &mut self.0.state.lock().paces;
+        let key = (subsystem.clone(), nsid);
+        if let Some(known) = all.get(&key).and_then(Weak::upgrade) {
+            return known;
+        }
+        all.retain(|_, known| known.strong_count() > 0);
+        let made = Arc::default();
+        all.insert(key, Arc::downgrade(&made));
+        made
+    }
+}
+
+impl Classes {
+    /// The buckets of `key` if they are in use and have these limits, else new ones.
+    fn class(&mut self, key: Key, limits: Limits) -> Arc<Class> {
+        let known = self.by_key.get(&key).and_then(Weak::upgrade);
+        if let Some(known) = known.filter(|known| known.limits == limits) {
+            return known;
+        }
+        if self.by_key.len() >= self.forget_at {
+            self.by_key.retain(|_, known| known.strong_count() > 0);
+            self.forget_at = 2 * self.by_key.len();
+        }
+        let made = Arc::new(Class::new(limits));
+        self.by_key.insert(key, Arc::downgrade(&made));
+        made
     }
 }
 
@@ -261,18 +305,6 @@ fn is_connected(usage: &Arc<Usage>) -> bool {
 
 fn weight_of(rules: &[&HostRule]) -> u32 {
     rules.iter().find_map(|rule| rule.limits.weight).unwrap_or(DEFAULT_WEIGHT)
-}
-
-/// The buckets of `key` if they are in use and have these limits, else new ones.
-fn class(classes: &mut BTreeMap<Key, Weak<Class>>, key: Key, limits: Limits) -> Arc<Class> {
-    let known = classes.get(&key).and_then(Weak::upgrade);
-    if let Some(known) = known.filter(|known| known.limits == limits) {
-        return known;
-    }
-    classes.retain(|_, known| known.strong_count() > 0);
-    let made = Arc::new(Class::new(limits));
-    classes.insert(key, Arc::downgrade(&made));
-    made
 }
 
 /// Hosts whose counters are kept after they have left.

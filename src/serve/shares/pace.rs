@@ -1,0 +1,235 @@
+//! The pace of hosts at a namespace, on all pollers together.
+//!
+//! Turns are those of one poller. Where pollers share the limit, a namespace's device or a rate of its, a host with
+//! queues on more pollers would get more of it. So pollers note here the hosts whose commands wait for it. While
+//! some do, commands are counted, and a host may begin one only if it is not far ahead of the waiting host that has
+//! had the least. That host itself may always begin one, so the namespace is not idle for the sake of the others.
+//!
+//! While nothing waits, nothing is counted: it costs one comparison, and no lock. A host that comes back after a
+//! pause starts with the others: it has saved nothing up. Pollers that have commands of a waiting host note it again
+//! at each of their checks of time limits, so a note that is older than [`FORGOTTEN`] has no poller any more.
+//!
+//! Pure: it is told the time, in the ticks of buckets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::bucket::TICKS_PER_SECOND;
+use super::{SCALE, Tag};
+
+/// The paces at a namespace: of reads and of writes at their rates, and of both at its device.
+#[derive(Debug, Default)]
+pub(in super::super) struct Paces {
+    rates: [Pace; 2],
+    device: Pace,
+}
+
+/// The progress of hosts at one limit, which pollers share.
+#[derive(Debug, Default)]
+struct Pace {
+    /// The host of the last command that a poller looked at; 0: none yet.
+    last: AtomicUsize,
+    /// True while a host waits.
+    is_contended: AtomicBool,
+    hosts: Mutex<Hosts>,
+}
+
+/// A host on a poller.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Runner {
+    /// A number that no other host has, and not 0.
+    pub(in super::super) host: usize,
+    pub(in super::super) weight: u32,
+    pub(in super::super) poller: usize,
+}
+
+#[derive(Debug, Default)]
+struct Hosts {
+    by_host: BTreeMap<usize, Progress>,
+    /// The waiting hosts, by what they have had.
+    waiting: BTreeSet<(Tag, usize)>,
+    /// The least that a waiting host has had: where hosts start.
+    floor: Tag,
+    /// The most that a host may be ahead of the floor and begin another command.
+    lead: Tag,
+    /// A floor of the past and its time, from which the lead is computed.
+    measured: (Tag, u64),
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// The cost of the host's commands, divided by its weight.
+    had: Tag,
+    /// The pollers on which it waits, a bit each.
+    pollers: u64,
+    /// Time of the last note that it waits.
+    noted_at: u64,
+}
+
+impl Paces {
+    /// Notes a command of a host, on whichever poller; returns whether the last one was another host's.
+    pub(in super::super) fn meets_another(&self, Runner { host, .. }: Runner) -> bool {
+        let last = &self.device.last;
+        last.load(Ordering::Relaxed) != host && last.swap(host, Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether hosts wait.
+    pub(in super::super) fn is_contended(&self, is_write: bool) -> bool {
+        self.rate(is_write).is_contended() || self.device.is_contended()
+    }
+
+    /// Notes that a command of a host waits for a rate.
+    pub(in super::super) fn waits_for_rate(&self, runner: Runner, is_write: bool, now: u64) {
+        self.device.leaves(runner);
+        self.rate(is_write).waits(runner, now);
+    }
+
+    /// Notes that a command of a host waits for the device.
+    pub(in super::super) fn waits_for_device(&self, runner: Runner, is_write: bool, now: u64) {
+        self.rate(is_write).leaves(runner);
+        self.device.waits(runner, now);
+    }
+
+    /// Notes that no command of a host waits for the namespace on this poller.
+    pub(in super::super) fn leaves(&self, runner: Runner, is_write: bool) {
+        self.rate(is_write).leaves(runner);
+        self.device.leaves(runner);
+    }
+
+    /// Returns whether a host may begin a command now; else the host waits.
+    pub(in super::super) fn admits(&self, runner: Runner, is_write: bool, now: u64) -> bool {
+        self.rate(is_write).admits(runner, now) && self.device.admits(runner, now)
+    }
+
+    /// Counts a command that begins, where hosts wait.
+    pub(in super::super) fn charge(&self, runner: Runner, is_write: bool, cost: u64) {
+        self.rate(is_write).charge(runner, cost);
+        self.device.charge(runner, cost);
+    }
+
+    fn rate(&self, is_write: bool) -> &Pace {
+        &self.rates[usize::from(is_write)]
+    }
+}
+
+impl Pace {
+    fn is_contended(&self) -> bool {
+        self.is_contended.load(Ordering::Relaxed)
+    }
+
+    fn waits(&self, runner: Runner, now: u64) {
+        self.change(|hosts| hosts.waits(runner, now));
+    }
+
+    fn leaves(&self, runner: Runner) {
+        if self.is_contended() {
+            self.change(|hosts| hosts.leaves(runner));
+        }
+    }
+
+    fn admits(&self, runner: Runner, now: u64) -> bool {
+        !self.is_contended() || self.change(|hosts| hosts.admits(runner, now))
+    }
+
+    fn charge(&self, runner: Runner, cost: u64) {
+        if self.is_contended() {
+            self.change(|hosts| hosts.charge(runner, cost));
+        }
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut Hosts) -> T) -> T {
+        let mut hosts = self.hosts.lock();
+        let result = how(&mut hosts);
+        self.is_contended.store(!hosts.waiting.is_empty(), Ordering::Relaxed);
+        result
+    }
+}
+
+impl Hosts {
+    fn waits(&mut self, runner: Runner, now: u64) {
+        let its = self.progress(runner.host);
+        its.noted_at = now;
+        its.pollers |= bit(runner.poller);
+        let place = (its.had, runner.host);
+        self.waiting.insert(place);
+    }
+
+    fn leaves(&mut self, runner: Runner) {
+        let Some(its) = self.by_host.get_mut(&runner.host) else { return };
+        its.pollers &= !bit(runner.poller);
+        if its.pollers == 0 {
+            self.waiting.remove(&(its.had, runner.host));
+        }
+    }
+
+    fn admits(&mut self, runner: Runner, now: u64) -> bool {
+        let most = self.raise_floor(now) + self.lead;
+        let is_admitted = self.progress(runner.host).had <= most;
+        if !is_admitted {
+            self.waits(runner, now);
+        }
+        is_admitted
+    }
+
+    fn charge(&mut self, runner: Runner, cost: u64) {
+        let its = self.progress(runner.host);
+        let before = its.had;
+        its.had += Tag::from(cost) * SCALE / Tag::from(runner.weight.max(1));
+        let place = (its.had, runner.host);
+        if self.waiting.remove(&(before, runner.host)) {
+            self.waiting.insert(place);
+        }
+    }
+
+    /// The progress of a host. One that does not wait has at least what the waiting ones have had.
+    fn progress(&mut self, host: usize) -> &mut Progress {
+        let floor = self.floor;
+        let num_hosts = self.by_host.len();
+        if num_hosts.is_power_of_two() && !self.by_host.contains_key(&host) {
+            self.by_host.retain(|_, its| its.pollers != 0 || its.had > floor);
+        }
+        let its = self.by_host.entry(host).or_default();
+        if its.pollers == 0 {
+            its.had = its.had.max(floor);
+        }
+        its
+    }
+
+    /// Follows the waiting host that has had the least; returns the floor.
+    fn raise_floor(&mut self, now: u64) -> Tag {
+        while let Some(&(had, host)) = self.waiting.first() {
+            let its = self.by_host.get_mut(&host).expect("waiting hosts have a progress");
+            if now.saturating_sub(its.noted_at) < FORGOTTEN {
+                self.floor = had;
+                break;
+            }
+            its.pollers = 0;
+            self.waiting.pop_first();
+        }
+        let (floor, since) = self.measured;
+        let passed = now.saturating_sub(since);
+        if passed >= MEASURED {
+            self.lead = (self.floor - floor) * Tag::from(LEAD) / Tag::from(passed);
+            self.measured = (self.floor, now);
+        }
+        self.floor
+    }
+}
+
+/// Pollers whose numbers differ by 64 share a bit: one that leaves is noted again when the other one looks.
+fn bit(poller: usize) -> u64 {
+    1 << (poller % 64)
+}
+
+/// The progress of the floor in this time is the lead that a host may have: a poller that holds a host back looks
+/// again several times meanwhile.
+const LEAD: u64 = TICKS_PER_SECOND / 1000;
+/// The time over which the progress of the floor is measured.
+const MEASURED: u64 = 10 * LEAD;
+/// The age at which a note that a host waits is dropped.
+const FORGOTTEN: u64 = 250 * LEAD;
+
+#[cfg(test)]
+mod tests;
