@@ -91,6 +91,10 @@ pub(crate) struct ServeArgs {
     /// Allow hosts to write
     #[arg(long)]
     writable: bool,
+    /// Report an ANA state, for hosts with several paths to the image: optimized, non-optimized, inaccessible,
+    /// persistent-loss or change; `dlfs ctl ana` sets another one
+    #[arg(long, value_name = "STATE", value_parser = str::parse::<AnaState>, conflicts_with = "config")]
+    ana_state: Option<AnaState>,
     /// Threads that move data [default: one per processor of --cpus, else 1]
     #[arg(long, value_name = "N", alias = "threads", value_parser = clap::value_parser!(u16).range(1..=256))]
     pollers: Option<u16>,
@@ -134,7 +138,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     };
     match (&takeover, &mut control, &args.control) {
         (Some(takeover), Some(control), Some(path)) => {
-            takeover.finish()?;
+            if let Some(why) = takeover.finish()? {
+                log::say(&format!(
+                    "the old service has not left; end its process if it runs: {why}"
+                ));
+            }
             control.move_to(path)?;
             metrics = serve_metrics_next(&args.metrics);
         }
@@ -285,7 +293,7 @@ fn start_image(args: &ServeArgs, sockets: Vec<TcpListener>) -> Result<Service, F
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         host_keys,
-        ana: AnaState::Optimized,
+        ana: args.ana_state.unwrap_or(AnaState::Optimized),
         pollers: args.pollers,
         cpus,
         busy_poll: args.placement.busy_poll,
@@ -294,7 +302,7 @@ fn start_image(args: &ServeArgs, sockets: Vec<TcpListener>) -> Result<Service, F
     let place = args.source().access_log(None);
     let mut service = Service::new(connect, sockets, place.as_ref())?;
     let running = service.build(config, served, |options| {
-        (options.writable, options.max_nsid, options.ana) = (args.writable, 0, None);
+        (options.writable, options.max_nsid, options.ana) = (args.writable, 0, args.ana_state);
     })?;
     service.add(running);
     Ok(service)

@@ -191,7 +191,7 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     for (tables, is_group) in [(file.host, false), (file.group, true)] {
         for table in tables {
             let rule = shares::rule_of(table.get_ref(), is_group).and_then(|rule| {
-                shares::check_known(&rule, &config.subsystems)?;
+                shares::check_known(&rule, config.subsystems.iter())?;
                 if is_group && config.hosts.iter().any(|other| other.group == rule.group) {
                     return Err(format!(
                         "two groups are named {:?}",

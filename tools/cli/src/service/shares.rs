@@ -101,22 +101,22 @@ pub(crate) fn rule_of(
     Ok(HostRule { group, hosts, limits })
 }
 
-/// Refuses patterns that no host of the file can match, if it names all hosts.
-pub(crate) fn check_known(
+/// Refuses patterns that no host of the subsystems can match, if they name all hosts.
+pub(crate) fn check_known<'a>(
     rule: &HostRule,
-    subsystems: &[SubsystemConfig],
+    subsystems: impl Iterator<Item = &'a SubsystemConfig> + Clone,
 ) -> std::result::Result<(), String> {
     let is_open = |of: &SubsystemConfig| {
         of.allow_any_host || of.allow_hosts.is_empty() && of.host_keys.is_empty()
     };
-    if subsystems.iter().any(is_open) {
+    if subsystems.clone().any(is_open) {
         return Ok(());
     }
     let known = |pattern: &HostPattern| {
         let of = |of: &SubsystemConfig| {
             of.allow_hosts.iter().chain(of.host_keys.keys()).any(|host| pattern.matches(host))
         };
-        subsystems.iter().any(of)
+        subsystems.clone().any(of)
     };
     match rule.hosts.iter().find(|pattern| !known(pattern)) {
         None => Ok(()),
@@ -160,6 +160,11 @@ impl Service {
                     rule.limits = limits.unwrap_or_default();
                 } else {
                     let hosts = vec![host.parse::<HostPattern>().map_err(invalid)?];
+                    if !host.starts_with("nqn.") {
+                        let message =
+                            format!("there is no group {host}, and hosts' names begin with nqn.");
+                        return Err(Error::new(ErrorKind::NotFound, message));
+                    }
                     let before = rules.hosts.len();
                     rules.hosts.retain(|rule| rule.group.is_some() || rule.hosts != hosts);
                     if limits.is_none() && rules.hosts.len() == before {
@@ -168,8 +173,11 @@ impl Service {
                         return Err(Error::new(ErrorKind::NotFound, message).hint(hint));
                     }
                     if let Some(limits) = limits {
+                        let rule = HostRule { group: None, hosts, limits };
+                        let configs = self.subsystems.iter().map(|running| &running.config);
+                        check_known(&rule, configs).map_err(invalid)?;
                         // First, since the first rule that means a host counts.
-                        rules.hosts.insert(0, HostRule { group: None, hosts, limits });
+                        rules.hosts.insert(0, rule);
                     }
                 }
                 host.clone()

@@ -3,8 +3,10 @@
 //! The new service asks the old one over its control socket for its listening sockets. The old one sends duplicates
 //! over a Unix socket that the new one has opened for them. Once the new one serves, it asks the old one to hand
 //! over: the old one stops accepting connections, and sends its hosts away. They connect to the same addresses
-//! again and find the new one. If the new one fails before that, the old one serves on.
+//! again and find the new one. If the new one fails before that, the old one serves on. If the old one dies after it
+//! has sent its sockets, the new one serves all the same.
 
+use std::error::Error as StdError;
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -49,12 +51,21 @@ impl Takeover {
         Ok((Takeover { control: control.to_owned() }, received?))
     }
 
-    /// Lets the other service go: this one serves.
+    /// Lets the other service go: this one serves. Returns why it has not answered, if it has not.
     ///
     /// # Errors
-    /// The other service does not answer, or refuses.
-    pub(crate) fn finish(&self) -> Result<()> {
-        call(&self.control, "hand-over", Value::Null).map(drop)
+    /// The other service refuses, and serves on.
+    pub(crate) fn finish(&self) -> Result<Option<String>> {
+        match call(&self.control, "hand-over", Value::Null) {
+            Ok(_) => Ok(None),
+            // Other errors have a source, or are of another kind.
+            Err(error)
+                if error.kind() == ErrorKind::Refused && StdError::source(&error).is_none() =>
+            {
+                Err(error)
+            }
+            Err(error) => Ok(Some(error.report())),
+        }
     }
 }
 

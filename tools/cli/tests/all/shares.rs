@@ -52,6 +52,7 @@ fn limits_come_from_the_file_and_change_while_a_job_reads() {
         (&["limit", "nqn.*x", "--read-iops", "1"][..], "its beginning and a *"),
         (&["limit", HOST, "--read-bytes", "0"], "leave it out for no limit"),
         (&["limit", "nqn.nobody"], "no limits of its own"),
+        (&["limit", "jbos", "--weight", "9"], "no group jbos"),
         (&["limit", "--namespace", "9", "--read-iops", "1"], "no namespace 9"),
     ] {
         service.ctl(asked).code(1).complains_of(&[named]);
@@ -65,6 +66,15 @@ fn limits_come_from_the_file_and_change_while_a_job_reads() {
     assert_eq!(weight(), 7);
     service.asked(&["limit", "jobs", "--weight", "9"]);
     assert_eq!(weight(), 9);
+    let closed = one("127.0.0.1:0", &[(1, "train.dlfs")], &format!("allow_hosts = [\"{HOST}\"]"));
+    let other = TestDir::with_image();
+    write(&other, &closed);
+    let closed = Service::start(&other, 1, |_| {});
+    closed
+        .ctl(&["limit", "nqn.2026-11.io.dlfs:jbo", "--weight", "9"])
+        .code(1)
+        .complains_of(&["jbo"]);
+    closed.asked(&["limit", HOST, "--weight", "9"]);
     let text = run(&["ctl", "--socket", &service.socket, "list-hosts"]).code(0);
     assert!(text.text().contains("weight=9"), "{}", text.text());
     stop(job);

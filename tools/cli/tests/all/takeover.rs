@@ -1,11 +1,16 @@
 //! `dlfs serve --takeover`: a new process serves in place of an old one, while a job reads on. And `dlfs ctl ana`.
 
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
-use serde_json::json;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde_json::{Value, json};
 
-use crate::common::{TestDir, free_port, run, wait};
+use crate::common::{Served, TestDir, free_port, run, wait};
 use crate::service_support::{Service, one, reader, stop, wait_until, write};
 
 const HOST: &str = "nqn.2026-11.io.dlfs:job";
@@ -45,6 +50,46 @@ fn a_job_reads_on_while_services_take_over_from_each_other() {
         .complains_of(&["nobody"]);
     assert!(is_connected(&service));
     stop(job);
+}
+
+#[test]
+fn a_new_service_serves_if_the_old_one_dies_before_it_hands_over() {
+    let dir = TestDir::with_image();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    write(&dir, &file(&listener.local_addr().unwrap().to_string(), ""));
+    let control = UnixListener::bind(dir.path("control.sock")).unwrap();
+    // It sends its listening socket, and then it is gone.
+    let old = std::thread::spawn(move || {
+        let (mut stream, _) = control.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        let asked: Value = serde_json::from_str(&line).unwrap();
+        let place = UnixStream::connect(asked["params"]["socket"].as_str().unwrap()).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        let sockets = [listener.as_fd()];
+        assert!(rights.push(SendAncillaryMessage::ScmRights(&sockets)));
+        sendmsg(&place, &[IoSlice::new(&[1])], &mut rights, SendFlags::empty()).unwrap();
+        stream.write_all(b"{\"id\": 1, \"result\": {}}\n").unwrap();
+    });
+    let service = Service::start(&dir, 1, |command| _ = command.arg("--takeover"));
+    old.join().unwrap();
+    service.line_with("the old service has not left; end its process");
+    run(&["stat", &service.address(1), "--hostnqn", HOST]).code(0);
+    assert_eq!(service.asked(&["list-subsys"]).as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn an_image_is_served_with_an_ana_state_without_a_file() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let socket = dir.arg("control.sock");
+    let served = Served::start(&image, &["--ana-state", "non-optimized", "--control", &socket]);
+    let seen = || run(&["list-subsys", &served.address]).code(0).text().to_owned();
+    assert!(seen().contains(" live non-optimized"), "{}", seen());
+    run(&["ctl", "--socket", &socket, "ana", "optimized"]).code(0);
+    assert!(seen().contains(" live optimized"), "{}", seen());
+    run(&["serve", &image, "--ana-state", "fast"]).code(2).complains_of(&["non-optimized"]);
 }
 
 #[test]
