@@ -39,7 +39,9 @@ impl Backend {
         if !sharing.is_mixed && now >= queue.crowded_until {
             return true;
         }
-        let has_room = queue.open_bytes < queue.window;
+        // Once one has no room, those behind it wait too, so that none overtakes it.
+        let end = queue.open_bytes + u64::from(request.len_bytes);
+        let has_room = !queue.is_gated && (queue.open_bytes == 0 || end <= queue.window);
         queue.is_gated |= !has_room;
         if let Some((paces, runner)) = paced.filter(|_| !has_room) {
             let is_write = request.kind != Kind::Read;
@@ -118,7 +120,7 @@ impl Backend {
         let is_silent = now.saturating_duration_since(self.last_done) >= SILENCE;
         let mut is_wider = false;
         for (_, queue) in &mut self.queues {
-            let widest = if queue.paces.is_some() { WINDOW_BYTES / 4 } else { WINDOW_BYTES };
+            let widest = if queue.paces.is_some() { WINDOW_BYTES / 2 } else { WINDOW_BYTES };
             if queue.is_gated && (queue.window < widest || is_silent) {
                 queue.window *= 2;
                 queue.is_gated = false;
@@ -133,7 +135,7 @@ impl Backend {
 
 /// The bytes at a device beyond which commands wait for their turns: few at first, so that small commands
 /// wait for few, and as many as a fast drive needs if the poller would sleep otherwise. Each of several pollers has
-/// a quarter of that.
+/// half of that.
 pub(super) const MIN_WINDOW_BYTES: u64 = 256 << 10;
 const WINDOW_BYTES: u64 = 4 << 20;
 /// Silence of all devices after which even more bytes may be at a device.
