@@ -85,7 +85,7 @@ impl Run {
                 }
                 *credit = if queue.is_empty() { 0 } else { *credit };
             }
-            let looks = |poller: &usize| (self.step + *poller as u64) % STEPS_OF_LOOK == 0;
+            let looks = |poller: &usize| (self.step + *poller as u64).is_multiple_of(STEPS_OF_LOOK);
             for poller in (0..self.turns.len()).filter(looks).collect::<Vec<_>>() {
                 self.look(poller);
             }
