@@ -40,6 +40,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("nvme", "auth", "nvme"),
     ("nvme", "tcp", "nvme"),
     ("places", "places", ""),
+    ("pcie", "pcie", ""),
     ("io", "address", ""),
     ("io", "tls", ""),
     ("io", "spdk", ""),
@@ -72,6 +73,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
 /// Crates whose root is a module itself: their folder, and the name that the library gives it.
 const ROOTS: &[(&str, &str)] = &[
     ("places", "places"),
+    ("pcie", "pcie"),
     ("serve", "target"),
     ("tokens", "tokens"),
     ("gpu", "gpu"),
@@ -93,7 +95,8 @@ const PURE: &str = "units checksum percent permutation metrics nvme address auth
      plan posix report tier tokens";
 
 /// The same of folders and files in modules that do more.
-const PURE_FOLDERS: &str = "src/io/qpair/session/ src/serve/shares.rs src/serve/shares/bucket.rs";
+const PURE_FOLDERS: &str = "src/io/qpair/session/ src/serve/shares.rs src/serve/shares/bucket.rs \
+     src/pcie/area.rs src/pcie/controller.rs src/pcie/fault.rs src/pcie/queue.rs src/pcie/registers.rs";
 
 /// Modules and names that pure modules may name: memory, errors, and the counters of several threads.
 const PURE_MAY_NAME: &str = "buf error sync Error ErrorKind Result";
@@ -106,6 +109,7 @@ const IMPURE: &str = "TcpStream TcpListener UdpSocket UnixStream ToSocketAddrs \
 /// Files and folders in which `unsafe` may be written.
 const UNSAFE_HOMES: &str = "src/base/buf/ src/base/process/id.rs src/base/process/at_fork.rs src/base/process/ours.rs \
      src/gpu/driver.rs src/gpu/buffer.rs src/io/spdk/ src/io/qpair/uring src/io/tls/openssl.rs src/io/tls/keyring.rs \
+     src/pcie/memory.rs \
      vendor/spdk-sys/ tools/capi/ tools/preload/ tools/python/src/dlpack.rs tools/python/src/ffi.rs \
      tests/fake_cuda/ tests/support/counting_alloc.rs tests/support/fork.rs tests/support/keyring.rs";
 

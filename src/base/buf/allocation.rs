@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use super::handles::Handles;
-use super::pages::{Mapping, Pages};
+use super::pages::{Mapping, PageSource};
 use super::pool::Inner;
 use super::spares::Spares;
 use crate::units::ALIGN_BYTES;
@@ -128,15 +128,15 @@ impl Allocation {
         !matches!(self.header().backing, Backing::Lent { .. })
     }
 
-    /// Returns whether the memory belongs to a device driver.
-    pub(super) fn is_of_driver(&self) -> bool {
+    /// The device driver that the memory belongs to.
+    pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
         match &self.header().backing {
             Backing::Pool { pool, .. } => {
                 // SAFETY: the allocation holds a reference to the pool, see `of_slots`.
                 let pool = unsafe { &*pool.load(Ordering::Relaxed) };
-                pool.pages() == Pages::Driver
+                pool.source()
             }
-            Backing::Heap { .. } | Backing::Mapped { .. } | Backing::Lent { .. } => false,
+            Backing::Heap { .. } | Backing::Mapped { .. } | Backing::Lent { .. } => None,
         }
     }
 

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
 
 mod allocation;
+mod file_memory;
 mod handles;
 mod lends;
 mod pages;
@@ -33,6 +34,7 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+pub use file_memory::FileMemory;
 pub use lends::Lender;
 pub use pages::{PageSource, Pages, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
@@ -170,9 +172,10 @@ impl IoBuf {
         }
     }
 
-    /// Returns whether this is a device driver's memory for DMA: see [`PageSource`].
-    pub fn is_of_driver(&self) -> bool {
-        self.allocation.as_ref().is_some_and(Allocation::is_of_driver)
+    /// Returns whether the memory is of a pool whose pages came from `source`, a device driver.
+    pub fn is_of(&self, source: &'static dyn PageSource) -> bool {
+        let found = self.allocation.as_ref().and_then(Allocation::source);
+        found.is_some_and(|found| std::ptr::addr_eq(found, source))
     }
 
     /// Ends writing: returns the same bytes as a [`SharedBuf`].

@@ -48,7 +48,7 @@ pub unsafe trait PageSource: Sync {
 /// Makes later pools of 1 MiB or more with [`super::HugePages::Auto`] allocate from `source` while it has
 /// memory. Only the first call has an effect.
 pub fn use_pages_of(source: &'static dyn PageSource) {
-    let _ = SOURCE.set(source); // a later call names the same driver: there is only one
+    let _ = SOURCE.set(source); // the first driver stays: another one copies data of these pages
 }
 
 static SOURCE: OnceLock<&'static dyn PageSource> = OnceLock::new();
@@ -132,6 +132,11 @@ impl Mapping {
 
     pub(super) fn pages(&self) -> Pages {
         self.pages
+    }
+
+    /// The driver whose memory it is.
+    pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
+        self.source
     }
 
     /// Returns whether the memory belongs to the parent process.

@@ -295,9 +295,12 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Inner {
-    /// The kind of pages that the pool uses.
-    pub(super) fn pages(&self) -> Pages {
-        self.mapping.pages()
+    /// The device driver that the memory belongs to.
+    pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
+        match &self.mapping {
+            Memory::Own(mapping) => mapping.source(),
+            Memory::Shared { .. } => None,
+        }
     }
 
     /// Frees the slots of the allocation with this header.

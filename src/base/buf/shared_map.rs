@@ -81,6 +81,18 @@ impl Map {
         Ok(map)
     }
 
+    /// Maps `len` bytes of a file of another process for reading and writing, from `offset` on. That process can
+    /// truncate the file, which ends this process at the next access, so it must be trusted as far as a device is.
+    pub(super) fn of_part(file: &OwnedFd, offset: u64, len: usize) -> Result<Map> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let mapped = unsafe { mmap(null_mut(), len, protection, MapFlags::SHARED, file, offset) };
+        let mapped = NonNull::new(mapped.map_err(std::io::Error::from)?);
+        let mapped = mapped.expect("a mapping is not at address 0");
+        let start = mapped.cast();
+        Ok(Map { mapped, mapped_len: len, start, registration: OnceLock::new() })
+    }
+
     /// Leaves the used part, of `len` bytes, out of children that are forked from now on.
     pub(super) fn keep_from_children(&self, len: usize) {
         let at = self.start.as_ptr().cast();

@@ -9,9 +9,12 @@ use dlfs_base::buf::PageSource;
 
 /// SPDK's heap as a source of pages.
 #[derive(Debug)]
-pub struct DriverMemory(());
+pub struct DriverMemory {
+    /// Gives the static an address of its own, by which buffers know their driver.
+    _place: u8,
+}
 
-static DRIVER_MEMORY: DriverMemory = DriverMemory(());
+static DRIVER_MEMORY: DriverMemory = DriverMemory { _place: 0 };
 
 /// The heap of the environment, which must have been started.
 pub fn driver_memory() -> &'static DriverMemory {

@@ -139,6 +139,7 @@ impl Property {
 /// | 15:0  | MQES   | entries of an I/O queue, 0-based               |
 /// | 16    | CQR    | contiguous queues required                     |
 /// | 31:24 | TO     | worst time until ready, in 500 ms              |
+/// | 35:32 | DSTRD  | doorbells lie 2^(2 + DSTRD) bytes apart        |
 /// | 44:37 | CSS    | command sets; bit 0 NVM                        |
 /// | 51:48 | MPSMIN | smallest page: 2^(12 + MPSMIN)                 |
 /// | 55:52 | MPSMAX | largest page                                   |
@@ -164,6 +165,16 @@ impl Cap {
     /// Maximum time from CC.EN to CSTS.RDY.
     pub fn timeout_ms(self) -> u32 {
         (self.0 >> 24 & 0xFF) as u32 * 500
+    }
+
+    /// Distance of doorbells in bytes; only with queues in memory.
+    pub fn doorbell_stride_bytes(self) -> u32 {
+        4 << (self.0 >> 32 & 0xF)
+    }
+
+    /// Returns whether the controller has the NVM command set.
+    pub fn has_nvm_command_set(self) -> bool {
+        self.0 >> 37 & 1 != 0
     }
 
     /// MPSMIN: the smallest memory page is 2^(12 + MPSMIN) bytes, which is the unit of MDTS.

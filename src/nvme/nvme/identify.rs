@@ -198,12 +198,28 @@ impl IdentifyController {
         if id.ioccsz.get() < 4 {
             return Err(IdentifyError::CapsuleLength(id.ioccsz.get()));
         }
-        let sqes = id.sqes;
-        let cqes = id.cqes;
+        id.check_entries()
+    }
+
+    /// Decodes Identify data of a controller with queues in memory, which lacks the fields of fabrics.
+    pub fn decode_of_memory(bytes: &[u8]) -> Result<IdentifyController, IdentifyError> {
+        let id = IdentifyController::read_from_bytes(bytes)
+            .map_err(|_| IdentifyError::Length(bytes.len()))?;
+        id.check_entries()
+    }
+
+    fn check_entries(self) -> Result<IdentifyController, IdentifyError> {
+        let sqes = self.sqes;
+        let cqes = self.cqes;
         if sqes & 0xF > 6 || sqes >> 4 < 6 || cqes & 0xF > 4 || cqes >> 4 < 4 {
             return Err(IdentifyError::EntryLength { sqes, cqes });
         }
-        Ok(id)
+        Ok(self)
+    }
+
+    /// Returns whether commands may describe their data by SGLs in place of PRPs.
+    pub fn has_sgls(&self) -> bool {
+        self.sgls.get() & 3 != 0
     }
 
     /// Maximum data of one command; `None` if the controller states no limit, or one above 2 GiB.

@@ -28,6 +28,8 @@ pub struct Sgl {
 const _: () = assert!(size_of::<Sgl>() == 16);
 
 impl Sgl {
+    /// Data block with address subtype: the data lie at an address of memory; not over fabrics.
+    const IN_MEMORY: u8 = 0x00;
     /// Data block with offset subtype: the data follow in the same capsule.
     pub const IN_CAPSULE: u8 = 0x01;
     /// Transport data block: the data move by C2HData, or by R2T and H2CData.
@@ -41,6 +43,18 @@ impl Sgl {
     /// `len` bytes of data in separate PDUs; 0 for a command without data.
     pub fn transport(len: u32) -> Sgl {
         Sgl::block(Sgl::TRANSPORT, len)
+    }
+
+    /// `len` bytes at `address` of memory that the controller reaches.
+    pub fn in_memory(address: u64, len: u32) -> Sgl {
+        Sgl { address: U64::new(address), ..Sgl::block(Sgl::IN_MEMORY, len) }
+    }
+
+    /// PRP entries 1 and 2, which take the descriptor's place in commands without the SGL flag.
+    pub fn prps(first: u64, second: u64) -> Sgl {
+        let [a, b, c, d, e, f, g, h] = second.to_le_bytes();
+        let len = U32::from_bytes([a, b, c, d]);
+        Sgl { address: U64::new(first), len, reserved: [e, f, g], identifier: h }
     }
 
     fn block(identifier: u8, len: u32) -> Sgl {

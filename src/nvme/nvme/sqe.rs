@@ -57,8 +57,16 @@ const _: () = assert!(size_of::<Sqe>() == 64);
 
 /// Opcodes of the admin command set.
 pub mod admin {
+    /// Delete I/O Submission Queue; not over fabrics.
+    pub const DELETE_SQ: u8 = 0x00;
+    /// Create I/O Submission Queue; not over fabrics.
+    pub const CREATE_SQ: u8 = 0x01;
     /// Get Log Page.
     pub const GET_LOG_PAGE: u8 = 0x02;
+    /// Delete I/O Completion Queue; not over fabrics.
+    pub const DELETE_CQ: u8 = 0x04;
+    /// Create I/O Completion Queue; not over fabrics.
+    pub const CREATE_CQ: u8 = 0x05;
     /// Identify.
     pub const IDENTIFY: u8 = 0x06;
     /// Abort.

@@ -366,7 +366,8 @@ impl SpdkQueuePair {
                 IoOp::Write => Command::Write(io.slba, num_blocks),
                 IoOp::Flush => Command::Flush,
             };
-            let reached = io.buf.is_of_driver() && io.buf.as_ptr().addr().is_multiple_of(PRP_ALIGN);
+            let in_memory = io.buf.is_of(spdk::driver_memory());
+            let reached = in_memory && io.buf.as_ptr().addr().is_multiple_of(PRP_ALIGN);
             let job = if needs_dma && !reached && command != Command::Flush {
                 match self.bounce(attempt) {
                     Ok(job) => job,

@@ -1,0 +1,367 @@
+//! A controller from its reset to its shutdown: registers, the admin queue, Identify, and the list of I/O queues.
+//!
+//! Each call runs to its end, within the time that the controller states for its resets and the settings give its
+//! commands. Waits are turns of a [`Clock`], so tests let time pass, and the device act, as they like. After a failed
+//! admin command no other is sent until [`Controller::restart`]: its answer, or its data, may still come.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::FromZeros as _;
+
+use crate::area::Area;
+use crate::fault::Fault;
+use crate::queue::{Ended, MAX_SPAN_BYTES, PAGE_LEN, Queue, Span, area_bytes};
+use crate::registers::{ACQ, AQA, ASQ, Clock, Registers};
+use dlfs_base::units::Nsid;
+use dlfs_nvme::nvme::identify::{IDENTIFY_LEN_BYTES, decode_namespace_list};
+use dlfs_nvme::nvme::sqe::{admin, cns};
+use dlfs_nvme::nvme::{
+    Cap, Cc, Csts, IdentifyController, IdentifyError, IdentifyNamespace, Property, Sqe, Status,
+};
+
+/// Wishes of a controller's user.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// I/O queues to ask for; the controller may grant fewer.
+    pub queues: u16,
+    /// Entries of an I/O queue, 2 to 256; the controller may allow fewer.
+    pub entries: u16,
+    /// The time that an admin command has.
+    pub limit: Duration,
+}
+
+/// A controller that is enabled, unless a call has failed.
+pub struct Controller {
+    registers: Arc<dyn Registers>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    cap: Cap,
+    admin: Queue<()>,
+    /// The memory of Identify data.
+    page: Area,
+    io_areas: Area,
+    identity: IdentifyController,
+    /// The I/O queues: true if one is in use.
+    used: Vec<bool>,
+    /// Set if an admin command had no answer.
+    broken: bool,
+}
+
+impl Controller {
+    /// The memory for the queues of a controller with these settings.
+    pub fn area_bytes(settings: &Settings) -> usize {
+        let io = usize::from(settings.queues) * area_bytes(settings.entries);
+        area_bytes(ADMIN_ENTRIES) + PAGE_LEN as usize + io
+    }
+
+    /// Resets the controller, enables it, identifies it and asks for queues. `area` has [`Controller::area_bytes`]
+    /// that the device may access.
+    ///
+    /// # Errors
+    /// The controller is gone, does not answer in time, answers with an error, or is of a kind that this driver does
+    /// not know.
+    pub fn start(
+        registers: Arc<dyn Registers>,
+        clock: Arc<dyn Clock>,
+        area: &Area,
+        settings: Settings,
+    ) -> Result<Controller, Fault> {
+        let cap = Cap(registers.read64(Property::Cap.offset())?);
+        check_capabilities(cap)?;
+        let entries = cap.max_queue_entries().min(u32::from(settings.entries)).max(2) as u16;
+        let admin_len = area_bytes(ADMIN_ENTRIES);
+        let io_start = admin_len + PAGE_LEN as usize;
+        let admin_area = area.part(0, admin_len);
+        let mut controller = Controller {
+            registers,
+            clock,
+            settings: Settings { entries, ..settings },
+            cap,
+            admin: Queue::new(0, ADMIN_ENTRIES, &admin_area, cap.doorbell_stride_bytes(), false),
+            page: area.part(admin_len, PAGE_LEN as usize),
+            io_areas: area.part(io_start, area.len_bytes() - io_start),
+            identity: IdentifyController::new_zeroed(),
+            used: Vec::new(),
+            broken: false,
+        };
+        let granted = controller.bring_up()?;
+        controller.used = vec![false; usize::from(granted)];
+        Ok(controller)
+    }
+
+    /// Resets a controller that has failed and enables it again. No I/O queue exists afterwards: see
+    /// [`Controller::attach`]. From the moment that this succeeds, the device accesses no memory of earlier commands.
+    ///
+    /// # Errors
+    /// As [`Controller::start`].
+    pub fn restart(&mut self) -> Result<(), Fault> {
+        let granted = self.bring_up()?;
+        if usize::from(granted) < self.used.len() {
+            return Err(Fault::Unsupported("after a reset the controller grants fewer I/O queues"));
+        }
+        Ok(())
+    }
+
+    /// Returns the number of I/O queues that the controller grants.
+    fn bring_up(&mut self) -> Result<u16, Fault> {
+        self.disable()?;
+        self.broken = false;
+        drop(self.admin.drain());
+        self.admin.rewind();
+        let (commands, completions) = self.admin.addresses();
+        let last = u32::from(ADMIN_ENTRIES - 1);
+        self.registers.write32(AQA, last << 16 | last)?;
+        self.registers.write64(ASQ, commands)?;
+        self.registers.write64(ACQ, completions)?;
+        self.registers.write32(Property::Cc.offset(), Cc::ENABLE.0)?;
+        self.await_status("becoming ready", Csts::is_ready)?;
+        let page = self.identify("Identify of the controller", cns::CONTROLLER, Nsid(0))?;
+        self.identity = IdentifyController::decode_of_memory(&page)?;
+        self.ask_for_queues()
+    }
+
+    fn disable(&mut self) -> Result<(), Fault> {
+        let cc = self.registers.read32(Property::Cc.offset())?;
+        if Cc(cc).is_enabled() {
+            self.registers.write32(Property::Cc.offset(), cc & !1)?;
+        }
+        self.await_status("becoming disabled", |csts| !csts.is_ready())
+    }
+
+    /// Waits for the status register, for as long as the controller says that a reset takes.
+    fn await_status(
+        &self,
+        step: &'static str,
+        is_there: impl Fn(Csts) -> bool,
+    ) -> Result<(), Fault> {
+        let limit = Duration::from_millis(u64::from(self.cap.timeout_ms().max(500)));
+        let began = self.clock.now();
+        loop {
+            let csts = self.registers.read32(Property::Csts.offset())?;
+            if csts == u32::MAX {
+                return Err(Fault::Gone);
+            }
+            if is_there(Csts(csts)) {
+                return Ok(());
+            }
+            if self.clock.now().saturating_duration_since(began) >= limit {
+                return Err(Fault::TimedOut { step, limit });
+            }
+            self.clock.nap();
+        }
+    }
+
+    fn ask_for_queues(&mut self) -> Result<u16, Fault> {
+        let wanted = self.settings.queues.max(1);
+        let sqe = Sqe::set_num_queues(0, wanted);
+        let granted = self.run("asking for I/O queues", sqe, None)?;
+        let least = (granted & 0xFFFF).min(granted >> 16) + 1;
+        Ok(least.min(u32::from(wanted)) as u16)
+    }
+
+    /// Identify data of the controller.
+    pub fn identity(&self) -> &IdentifyController {
+        &self.identity
+    }
+
+    /// The number of I/O queues that may exist at a time.
+    pub fn num_queues(&self) -> usize {
+        self.used.len()
+    }
+
+    /// The most data of a command, a multiple of 4,096.
+    pub fn max_transfer_bytes(&self) -> u32 {
+        let stated = self.identity.max_transfer_bytes(self.cap.mpsmin());
+        stated.map_or(MAX_SPAN_BYTES, |most| most.min(MAX_SPAN_BYTES))
+    }
+
+    /// The entries of an I/O queue.
+    pub fn entries(&self) -> u16 {
+        self.settings.entries
+    }
+
+    /// Identifies the namespace; `None`: the first active one.
+    ///
+    /// # Errors
+    /// There is no such namespace, or it has properties that are not supported; the controller has failed.
+    pub fn namespace(&mut self, nsid: Option<Nsid>) -> Result<(Nsid, IdentifyNamespace), Fault> {
+        let nsid = match nsid {
+            Some(nsid) => nsid,
+            None => {
+                let step = "Identify of active namespaces";
+                let list = self.identify(step, cns::ACTIVE_NAMESPACES, Nsid(0))?;
+                *decode_namespace_list(&list)?.first().ok_or(Fault::NoNamespace)?
+            }
+        };
+        let page = self.identify("Identify of the namespace", cns::NAMESPACE, nsid);
+        let page = page.map_err(|fault| match fault {
+            Fault::Status { status, .. } if status.is(Status::INVALID_NAMESPACE) => {
+                Fault::NoNamespace
+            }
+            fault => fault,
+        })?;
+        match IdentifyNamespace::decode(&page) {
+            Err(IdentifyError::Inactive) => Err(Fault::NoNamespace),
+            decoded => Ok((nsid, decoded?)),
+        }
+    }
+
+    fn identify(
+        &mut self,
+        step: &'static str,
+        cns: u8,
+        nsid: Nsid,
+    ) -> Result<[u8; IDENTIFY_LEN_BYTES], Fault> {
+        let span = Span { address: self.page.address(), len: IDENTIFY_LEN_BYTES as u32 };
+        self.run(step, Sqe::identify(0, cns, nsid), Some(span))?;
+        let mut page = [0; IDENTIFY_LEN_BYTES];
+        self.page.read(&mut page);
+        Ok(page)
+    }
+
+    /// Creates an I/O queue.
+    ///
+    /// # Errors
+    /// All are in use; the controller refuses or has failed.
+    pub fn create_queue<T>(&mut self) -> Result<Queue<T>, Fault> {
+        let free = self.used.iter().position(|used| !used);
+        let index = free.ok_or(Fault::NoQueue(self.used.len() as u16))?;
+        let entries = self.settings.entries;
+        let len = area_bytes(entries);
+        let area = self.io_areas.part(index * len, len);
+        let stride = self.cap.doorbell_stride_bytes();
+        let has_sgls = self.identity.has_sgls();
+        let mut queue = Queue::new(index as u16 + 1, entries, &area, stride, has_sgls);
+        self.attach(&mut queue)?;
+        self.used[index] = true;
+        Ok(queue)
+    }
+
+    /// Creates a queue anew after [`Controller::restart`]. Its commands must have been drained.
+    ///
+    /// # Errors
+    /// The controller refuses or has failed.
+    pub fn attach<T>(&mut self, queue: &mut Queue<T>) -> Result<(), Fault> {
+        queue.rewind();
+        let (commands, completions) = queue.addresses();
+        let qid = u32::from(queue.qid());
+        let which = u32::from(queue.entries() - 1) << 16 | qid;
+        let mut create = |step, opcode, address, how: u32| {
+            let mut sqe = Sqe::new(opcode, 0, Nsid(0));
+            sqe.cdw10 = which.into();
+            sqe.cdw11 = how.into();
+            self.run(step, sqe, Some(Span { address, len: 0 }))
+        };
+        create("creating a completion queue", admin::CREATE_CQ, completions, CONTIGUOUS)?;
+        create("creating a submission queue", admin::CREATE_SQ, commands, qid << 16 | CONTIGUOUS)?;
+        Ok(())
+    }
+
+    /// Deletes a queue, also for the controller if it `exists` there since the last restart. When this succeeds, the
+    /// device accesses no memory of the queue's commands any more.
+    ///
+    /// # Errors
+    /// The controller refuses or has failed; the queue stays in use.
+    pub fn delete_queue<T>(&mut self, queue: &Queue<T>, exists: bool) -> Result<(), Fault> {
+        let steps = [
+            ("deleting a submission queue", admin::DELETE_SQ),
+            ("deleting a completion queue", admin::DELETE_CQ),
+        ];
+        for (step, opcode) in steps.into_iter().filter(|_| exists) {
+            let mut sqe = Sqe::new(opcode, 0, Nsid(0));
+            sqe.cdw10 = u32::from(queue.qid()).into();
+            self.run(step, sqe, None)?;
+        }
+        self.used[usize::from(queue.qid()) - 1] = false;
+        Ok(())
+    }
+
+    /// Asks the controller to abort a command; the answer, if any, is the command's completion. One abort runs at a
+    /// time, since a controller may take no more.
+    ///
+    /// # Errors
+    /// Those of the bus.
+    pub fn abort(&mut self, qid: u16, cid: u16) -> Result<(), Fault> {
+        self.admin.poll(&*self.registers, usize::MAX, |(), _| {})?;
+        if self.broken || self.admin.outstanding() > 0 {
+            return Ok(());
+        }
+        let mut sqe = Sqe::new(admin::ABORT, 0, Nsid(0));
+        sqe.cdw10 = (u32::from(cid) << 16 | u32::from(qid)).into();
+        self.admin.push(self.clock.now(), sqe, None, ());
+        self.admin.ring(&*self.registers)
+    }
+
+    /// Looks whether the controller is still there and ready.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check(&self) -> Result<(), Fault> {
+        match self.registers.read32(Property::Csts.offset())? {
+            u32::MAX => Err(Fault::Gone),
+            csts if Csts(csts).is_fatal() || !Csts(csts).is_ready() => Err(Fault::Failed(csts)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Shuts the controller down, so that it writes its caches to the medium.
+    ///
+    /// # Errors
+    /// It is gone, or does not end in time.
+    pub fn shut_down(&mut self) -> Result<(), Fault> {
+        self.check()?;
+        self.registers.write32(Property::Cc.offset(), Cc::SHUTDOWN.0)?;
+        self.await_status("shutting down", Csts::is_shut_down)
+    }
+
+    /// Runs an admin command to its end; returns dword 0 of the completion.
+    fn run(&mut self, step: &'static str, sqe: Sqe, data: Option<Span>) -> Result<u32, Fault> {
+        let limit = self.settings.limit;
+        let late = Fault::TimedOut { step, limit };
+        if self.broken || !self.admin.has_room() {
+            return Err(late);
+        }
+        let began = self.clock.now();
+        let cid = self.admin.push(began, sqe, data, ());
+        self.admin.ring(&*self.registers)?;
+        loop {
+            let mut answer: Option<Ended> = None;
+            self.admin.poll(&*self.registers, usize::MAX, |(), ended| {
+                if ended.cid == cid {
+                    answer = Some(ended);
+                }
+            })?;
+            match answer {
+                Some(Ended { status, result, .. }) if status.is_success() => return Ok(result),
+                Some(Ended { status, .. }) => return Err(Fault::Status { step, status }),
+                None => {}
+            }
+            if self.clock.now().saturating_duration_since(began) >= limit {
+                self.broken = true;
+                return Err(late);
+            }
+            self.clock.nap();
+        }
+    }
+}
+
+fn check_capabilities(cap: Cap) -> Result<(), Fault> {
+    if cap.0 == u64::MAX {
+        return Err(Fault::Gone);
+    }
+    if !cap.has_nvm_command_set() {
+        return Err(Fault::Unsupported("the controller lacks the NVM command set (CAP.CSS)"));
+    }
+    if cap.mpsmin() != 0 {
+        return Err(Fault::Unsupported("the controller has no memory pages of 4 KiB (CAP.MPSMIN)"));
+    }
+    Ok(())
+}
+
+/// The entries of each admin queue.
+const ADMIN_ENTRIES: u16 = 32;
+
+/// PC: the queue is contiguous. For a completion queue, no interrupts.
+const CONTIGUOUS: u32 = 1;
