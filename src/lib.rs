@@ -14,7 +14,8 @@
 //!     dlfs-tokens  tokens        dlfs-gpu  gpu        dlfs-shards  shards -> dlfs-import
 //!  2  dlfs-io  qpair -> address, tls, spdk  |  dlfs-order   plan -> order, tier
 //!  1  dlfs-nvme    tcp, auth -> nvme   |  dlfs-format  view, posix -> directory -> format
-//!     dlfs-places  places              |  left: how blocks and bytes travel; right: samples, and how they lie
+//!     dlfs-pcie    pcie -> dlfs-nvme   |  left: how blocks and bytes travel; right: samples, and how they lie
+//!     dlfs-places  places              |
 //!  0  dlfs-base    units  error  buf  checksum  permutation  process  threads  metrics  registry  folders
 //!                  random  sync  replace_file  nameless_file  beneath  percent  messages
 //! ```

@@ -75,6 +75,12 @@ fn vfio_user_keeps_the_contract() {
 }
 
 #[test]
+fn our_driver_keeps_the_contract_on_spdks_target() {
+    let Some((_alone, target)) = target(8) else { return };
+    check_contract(&target.own_vfio_user(), &ConnectOptions::default());
+}
+
+#[test]
 fn our_host_keeps_the_contract_on_spdks_target() {
     let Some((_alone, target)) = target(8) else { return };
     for hdr_digest in [false, true] {

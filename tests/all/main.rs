@@ -77,6 +77,7 @@ mod opening;
 mod options;
 mod orders;
 mod partial;
+mod pcie;
 mod peers;
 mod peers_rates;
 mod permutation;

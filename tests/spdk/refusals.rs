@@ -24,7 +24,7 @@ fn what_is_not_there_is_refused_in_time_with_the_reason() {
         "spdk:nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x".to_owned(),
         format!("spdk:nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:nothing"),
         format!("{}?ns=7", target.spdk_tcp()),
-        "trtype:VFIOUSER traddr:/nonexistent/dlfs".to_owned(),
+        "spdk:trtype:VFIOUSER traddr:/nonexistent/dlfs".to_owned(),
         "trtype:RDMA traddr:127.0.0.1 subnqn:nqn.2026-11.io.dlfs:x".to_owned(),
         "trtype:PCIE traddr:0000:ff:1f.7".to_owned(),
     ];

@@ -17,6 +17,8 @@ pub mod interrupted;
 pub mod keyring;
 pub mod linux_host;
 pub mod linux_target;
+#[allow(dead_code, unreachable_pub)] // the crate of the driver uses the rest
+pub mod nvme_model;
 #[allow(dead_code, unreachable_pub)] // benches use other parts of it
 pub mod nvmf_tgt;
 #[cfg(feature = "cloud")]
@@ -31,6 +33,7 @@ pub mod raw_host;
 pub mod short_timeouts;
 #[cfg(feature = "tls")]
 pub mod tls_tunnel;
+pub mod vfio_user_server;
 pub mod warnings;
 #[cfg(feature = "cloud")]
 pub mod web_server;

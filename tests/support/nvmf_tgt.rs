@@ -141,6 +141,11 @@ impl NvmfTgt {
 
     /// The same over vfio-user.
     pub fn vfio_user(&self) -> Address {
+        format!("spdk:{}", self.own_vfio_user()).parse().unwrap()
+    }
+
+    /// The same with our own driver.
+    pub fn own_vfio_user(&self) -> Address {
         let folder = self.folder.path().join("vfu");
         format!("trtype:VFIOUSER traddr:{} subnqn:{NQN}", folder.display()).parse().unwrap()
     }

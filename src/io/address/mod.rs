@@ -9,11 +9,12 @@
 //!         | hf://datasets/OWNER/NAME[@REVISION][/PREFIX]
 //!                                                             objects of a store, as files of a folder; only read
 //!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
-//!         | spdk:ADDRESS | trtype:PCIE|RDMA|VFIOUSER ...      through SPDK: see [`SpdkAddress`]
+//!         | trtype:VFIOUSER traddr:SOCKET [subnqn:NQN] [ns:N] a controller that a process of this machine plays
+//!         | spdk:ADDRESS | trtype:PCIE|RDMA ...               through SPDK: see [`SpdkAddress`]
 //! ```
 //! An NVMe/TCP address without `?ns=` (or `ns:`) names a subsystem. Reading an image uses all namespaces of the
 //! subsystem that hold the image. Writing, or reading a bare namespace, requires a subsystem with only one
-//! namespace. Through SPDK the address means the first active namespace.
+//! namespace. Through SPDK, and over vfio-user, the address means the first active namespace.
 //!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
 //! of bytes from 80h on (names that are not UTF-8) stand for a byte; in a key of a store, only `%2C` and `%25`.
@@ -29,12 +30,14 @@ use std::str::FromStr;
 pub mod catalog_name;
 pub mod spdk;
 pub mod tcp;
+pub mod vfio_user;
 
 pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
 pub use spdk::SpdkAddress;
 #[doc(hidden)]
 pub use tcp::unescape_all;
 pub use tcp::{AddressError, TcpAddress};
+pub use vfio_user::VfioUserAddress;
 
 use catalog_name::CATALOG_SCHEME;
 use dlfs_base::percent::{escape, hex_pair, unescape};
@@ -48,6 +51,8 @@ pub enum Address {
     Path(PathBuf),
     /// A namespace of an NVMe/TCP target, reached with this library's host.
     Tcp(TcpAddress),
+    /// A namespace of a controller that another process plays, reached with this library's driver.
+    VfioUser(VfioUserAddress),
     /// A namespace reached through SPDK.
     Spdk(SpdkAddress),
     /// Objects of a store, by their address, which the crate `dlfs-places` parses. It holds no secret.
@@ -114,6 +119,9 @@ impl FromStr for Address {
         if let Some(inner) = text.strip_prefix(SPDK_PREFIX) {
             return match inner.parse::<Address>()? {
                 Address::Tcp(address) => Ok(Address::Spdk(SpdkAddress::Tcp(address))),
+                Address::VfioUser(VfioUserAddress { traddr, subnqn, nsid }) => {
+                    Ok(Address::Spdk(SpdkAddress::VfioUser { traddr, subnqn, nsid }))
+                }
                 Address::Spdk(address) => Ok(Address::Spdk(address)),
                 Address::Path(_) | Address::Objects(_) | Address::Named(_) => {
                     Err(AddressError::SpdkPath(inner.to_owned()))
@@ -223,7 +231,7 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
         "TCP" => {}
         "PCIE" => return spdk::pcie(&words).map(Address::Spdk),
         "RDMA" => return spdk::rdma(&words).map(Address::Spdk),
-        "VFIOUSER" => return spdk::vfio_user(&words).map(Address::Spdk),
+        "VFIOUSER" => return spdk::vfio_user(&words).map(Address::VfioUser),
         _ => {
             let value = trtype.to_owned();
             let expected = "TCP, PCIE, RDMA, VFIOUSER";
@@ -244,6 +252,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(tcp) => tcp.fmt(f),
+            Address::VfioUser(device) => device.fmt(f),
             Address::Spdk(spdk) => spdk.fmt(f),
             Address::Named(name) => name.fmt(f),
             Address::Objects(url) if url.starts_with("http") => f.write_str(url),
@@ -349,6 +358,10 @@ mod tests {
                 "x.1_2-3", Some(CatalogVersion::Generation(Generation(7))))),
             ("dlfs://../data/x@stable", named(
                 CatalogPlace::Folder("../data".into()), "x", Some(CatalogVersion::Alias("stable".into())))),
+            ("trtype:VFIOUSER traddr:/run/a%20b subnqn:x ns:2", Address::VfioUser(VfioUserAddress {
+                traddr: "/run/a b".into(), subnqn: Some(Nqn::new("x").unwrap()), nsid: Some(Nsid(2)) })),
+            ("spdk:trtype:VFIOUSER traddr:/x", Address::Spdk(
+                SpdkAddress::VfioUser { traddr: "/x".into(), subnqn: None, nsid: None })),
             ("trtype:PCIE traddr:0000:5e:00.0",
                 Address::Spdk(SpdkAddress::Pcie { traddr: "0000:5e:00.0".into(), nsid: None })),
         ];

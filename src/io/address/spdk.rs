@@ -4,12 +4,13 @@
 //! spdk:nvme-tcp://host[:4420]/NQN[?ns=N]   spdk:trtype:TCP ...   NVMe/TCP by SPDK's host
 //! trtype:PCIE traddr:0000:5e:00.0 [ns:N]                         a drive that SPDK's driver owns
 //! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
-//! trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]           a target on this machine, by shared memory
+//! spdk:trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]      a target on this machine, by shared memory
 //! ```
-//! Every form may begin with `spdk:`.
+//! Every form may begin with `spdk:`. Without it, NVMe/TCP and vfio-user are this library's own.
 
 use std::fmt;
 
+use super::VfioUserAddress;
 use super::tcp::{AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, unescape_all};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
@@ -99,10 +100,10 @@ pub(super) fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     TcpAddress::of(traddr, words.trsvcid, subnqn, words.ns).map(SpdkAddress::Rdma)
 }
 
-pub(super) fn vfio_user(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
+pub(super) fn vfio_user(words: &Words<'_>) -> Result<VfioUserAddress, AddressError> {
     let subnqn = words.subnqn.map(|text| parse_nqn(&unescape_all(text)?)).transpose()?;
     let nsid = words.ns.map(parse_nsid).transpose()?;
-    Ok(SpdkAddress::VfioUser { traddr: traddr(words)?, subnqn, nsid })
+    Ok(VfioUserAddress { traddr: traddr(words)?, subnqn, nsid })
 }
 
 /// Parses the transport address; SPDK allows at most 256 bytes.
@@ -124,6 +125,9 @@ impl fmt::Display for SpdkAddress {
             SpdkAddress::Pcie { traddr, .. } => (traddr, None),
             SpdkAddress::VfioUser { traddr, subnqn, .. } => (traddr, subnqn.as_ref()),
         };
+        if matches!(self, SpdkAddress::VfioUser { .. }) {
+            f.write_str("spdk:")?;
+        }
         write!(f, "trtype:{} traddr:", self.trtype())?;
         escape_word(f, traddr)?;
         if let SpdkAddress::Rdma(address) = self {
@@ -158,8 +162,8 @@ mod tests {
             ("trtype:PCIE traddr:0000:5e:00.0 ns:2", "PCIE", Some(Nsid(2))),
             ("spdk:trtype:pcie traddr:0000:5e:00.0", "PCIE", None),
             ("trtype:RDMA adrfam:IPv4 traddr:10.0.0.1 subnqn:nqn.2026-11.io.dlfs:a", "RDMA", None),
-            ("trtype:VFIOUSER traddr:/var/run/a%20b%2Cc ns:1", "VFIOUSER", Some(Nsid(1))),
-            ("trtype:VFIOUSER traddr:/x subnqn:nqn.2026-11.io.dlfs:a", "VFIOUSER", None),
+            ("spdk:trtype:VFIOUSER traddr:/var/run/a%20b%2Cc ns:1", "VFIOUSER", Some(Nsid(1))),
+            ("spdk:trtype:VFIOUSER traddr:/x subnqn:nqn.2026-11.io.dlfs:a", "VFIOUSER", None),
             ("spdk:nvme-tcp://h/nqn.2026-11.io.dlfs:a?ns=3", "TCP", Some(Nsid(3))),
             ("spdk:trtype:TCP traddr:::1 subnqn:nqn.2026-11.io.dlfs:a", "TCP", None),
         ];

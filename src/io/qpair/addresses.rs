@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::file::{FileNamespace, FileOptions};
 use super::folder::FolderNamespace;
+use super::pcie::PcieNamespace;
 use super::tcp::TcpNamespace;
 use super::{ConnectOptions, Device};
 use crate::address::{Address, TcpAddress};
@@ -17,9 +18,9 @@ use dlfs_places::Place;
 /// Opens the namespace at `address`.
 ///
 /// # Errors
-/// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, and [`TcpNamespace::connect`] for a remote
-/// namespace. `Unsupported`: an address that this build does not support. `InvalidArgument`: a name in a
-/// catalogue, which is a whole image, or objects that are to be written.
+/// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, [`TcpNamespace::connect`] for a remote
+/// namespace, and `PcieNamespace::connect` for one over vfio-user. `Unsupported`: an address that this build does not
+/// support. `InvalidArgument`: a name in a catalogue, which is a whole image, or objects that are to be written.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let device = open_as_it_is(address, options)?;
     Ok(as_told(device))
@@ -101,7 +102,11 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
     let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
     let place_of = |path: &Address| match path {
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
-        Address::Path(_) | Address::Objects(_) | Address::Spdk(_) | Address::Named(_) => None,
+        Address::Path(_)
+        | Address::Objects(_)
+        | Address::VfioUser(_)
+        | Address::Spdk(_)
+        | Address::Named(_) => None,
     };
     // An invalid path is refused when it is opened.
     let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;
@@ -154,6 +159,7 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
         Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
+        Address::VfioUser(address) => Ok(Arc::new(PcieNamespace::connect(address, options)?)),
         Address::Objects(_) if writable => {
             use dlfs_base::error::{Error, ErrorKind};
             let message =

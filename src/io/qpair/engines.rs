@@ -19,6 +19,7 @@ pub fn engines() -> Vec<Engine> {
         engine("file", "image files and block devices, by io_uring or pread"),
         engine("folder", "folders of files, read without an import"),
         engine("tcp", "nvme-tcp:// and trtype:TCP: NVMe/TCP by this library's own host"),
+        engine("pcie", "trtype:VFIOUSER: controllers that a process of this machine plays"),
         spdk(),
     ]
 }
@@ -29,6 +30,7 @@ fn spdk() -> Engine {
         .into_iter()
         .map(|trtype| match trtype {
             "TCP" => "spdk:nvme-tcp://".to_owned(),
+            "VFIOUSER" => "spdk:trtype:VFIOUSER".to_owned(),
             trtype => format!("trtype:{trtype}"),
         })
         .collect();
@@ -38,8 +40,7 @@ fn spdk() -> Engine {
 
 #[cfg(not(feature = "spdk"))]
 fn spdk() -> Engine {
-    let reaches =
-        "spdk:nvme-tcp:// and trtype:PCIE|RDMA|VFIOUSER need a build with --features spdk";
+    let reaches = "spdk:nvme-tcp:// and trtype:PCIE|RDMA need a build with --features spdk";
     Engine { name: "spdk", compiled_in: false, reaches: reaches.to_owned() }
 }
 
@@ -51,7 +52,7 @@ mod tests {
     fn every_engine_is_listed_once_and_missing_ones_say_what_they_need() {
         let found = engines();
         let names: Vec<&str> = found.iter().map(|engine| engine.name).collect();
-        assert_eq!(names, ["file", "folder", "tcp", "spdk"]);
+        assert_eq!(names, ["file", "folder", "tcp", "pcie", "spdk"]);
         for engine in found {
             assert_eq!(engine.compiled_in, !engine.reaches.contains("--features"), "{engine:?}");
         }

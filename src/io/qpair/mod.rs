@@ -25,6 +25,7 @@ pub mod mem;
 mod opening;
 mod options;
 mod outstanding;
+mod pcie;
 #[doc(hidden)]
 pub mod pieces;
 pub mod plain;

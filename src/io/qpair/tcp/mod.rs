@@ -397,7 +397,11 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     for path in &options.paths {
         match path {
             Address::Tcp(path) => addresses.push(path),
-            Address::Path(_) | Address::Objects(_) | Address::Spdk(_) | Address::Named(_) => {
+            Address::Path(_)
+            | Address::Objects(_)
+            | Address::VfioUser(_)
+            | Address::Spdk(_)
+            | Address::Named(_) => {
                 let message =
                     "a further path must be an NVMe/TCP address, without spdk:, as the first is";
                 return Err(

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use dlfs::address::{Address, SpdkAddress};
+use dlfs::address::Address;
 use dlfs::qpair::plain::Plain;
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, Namespace, QueuePair};
 
@@ -122,11 +122,11 @@ pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     } else {
         name.to_owned()
     };
-    let address = text.parse().map_err(|error| format!("{name}: {error}"))?;
-    Ok(match (job.ioengine, address) {
-        (Engine::Spdk, Address::Tcp(address)) => Address::Spdk(SpdkAddress::Tcp(address)),
-        (_, address) => address,
-    })
+    let parse = |text: &str| text.parse().map_err(|error| format!("{name}: {error}"));
+    match (job.ioengine, parse(&text)?) {
+        (Engine::Spdk, Address::Tcp(_) | Address::VfioUser(_)) => parse(&format!("spdk:{text}")),
+        (_, address) => Ok(address),
+    }
 }
 
 /// The library's connection options for `job`.

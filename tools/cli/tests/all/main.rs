@@ -53,4 +53,5 @@ mod tiers;
 mod tokens;
 mod top;
 mod version;
+mod vfio_user;
 mod weighing;

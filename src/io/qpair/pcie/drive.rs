@@ -1,0 +1,245 @@
+//! A controller of this process: its bus, the memory that it may access, and its resets.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::qpair::ConnectOptions;
+use dlfs_base::buf::{self, HugePages, PageSource as _, Pool, PoolOptions};
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::{Forked, process_id};
+use dlfs_pcie::memory::window_memory;
+use dlfs_pcie::registers::{Bus, Clock};
+use dlfs_pcie::vfio_user::VfioUser;
+use dlfs_pcie::{Controller, DmaRegion, Fault, Settings};
+
+/// A controller, shared by the namespaces and queue pairs of this process.
+pub(super) struct Drive {
+    pub(super) bus: Arc<dyn Bus>,
+    pub(super) controller: Mutex<Controller>,
+    /// Memory for the data of buffers that the device does not reach.
+    pub(super) bounce: Pool,
+    pub(super) num_queues: usize,
+    /// The time after which a command is aborted, and then given up.
+    pub(super) limit: Duration,
+    /// Regions of pools that the device reaches, and those that it refused.
+    mapped: Mutex<Vec<(Arc<DmaRegion>, bool)>>,
+    /// Counts the resets: a queue of an earlier epoch does not exist any more.
+    epoch: AtomicU64,
+    /// The resets since a command succeeded.
+    vain_resets: AtomicU32,
+    /// The reason why the controller was given up.
+    lost: OnceLock<String>,
+    /// The process that opened it.
+    pid: u32,
+    /// The memory of all queues.
+    _queues: Arc<DmaRegion>,
+}
+
+/// Addresses of this process's memory that a device reaches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach {
+    start: usize,
+    len: usize,
+    address: u64,
+}
+
+impl Reach {
+    /// The address by which the device knows `bytes`.
+    pub(super) fn address_of(&self, bytes: &[u8]) -> Option<u64> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.start)?;
+        (offset + bytes.len() <= self.len).then(|| self.address + offset as u64)
+    }
+}
+
+/// Controllers, by the place of their socket.
+type Drives = Vec<(PathBuf, Weak<Drive>)>;
+
+static DRIVES: Forked<Mutex<Drives>> = Forked::empty();
+
+impl Drive {
+    /// The controller at `place`; starts it unless this process has.
+    pub(super) fn open(place: &Path, options: &ConnectOptions) -> Result<Arc<Drive>> {
+        // Held while connecting, since a device takes one connection at a time.
+        let mut drives = DRIVES.get_or_init(Mutex::default).lock();
+        drives.retain(|(_, drive)| drive.strong_count() > 0);
+        let known = drives.iter().filter(|(known, _)| known == place);
+        let live = known.filter_map(|(_, drive)| drive.upgrade()).find(|drive| !drive.is_lost());
+        if let Some(drive) = live {
+            return Ok(drive);
+        }
+        let drive = Arc::new(Drive::start(place, options)?);
+        drives.push((place.to_owned(), Arc::downgrade(&drive)));
+        Ok(drive)
+    }
+
+    fn start(place: &Path, options: &ConnectOptions) -> Result<Drive> {
+        let memory = window_memory();
+        if memory.is_foreign() {
+            let message = "a child process cannot use devices after its parent has";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let limit = options.io_timeout.min(options.connect_timeout);
+        let bus = Arc::new(VfioUser::connect(place, limit).map_err(error_of)?);
+        let settings = Settings {
+            queues: options.nr_io_queues.clamp(1, MOST_QUEUES),
+            entries: options.queue_size.clamp(2, dlfs_pcie::queue::MAX_ENTRIES),
+            limit: options.io_timeout,
+        };
+        let (area, queues) = DmaRegion::for_queues(Controller::area_bytes(&settings))?;
+        bus.map(&queues).map_err(error_of)?;
+        let registers = Arc::clone(&bus);
+        let clock = Arc::new(SystemClock);
+        let controller = Controller::start(registers, clock, &area, settings).map_err(error_of)?;
+        buf::use_pages_of(memory);
+        let slots =
+            PoolOptions { bytes: BOUNCE_BYTES, slot_len_bytes: 4096, huge_pages: HugePages::Off };
+        let bounce = Pool::of_source(slots, memory)?;
+        let drive = Drive {
+            bus,
+            num_queues: controller.num_queues(),
+            controller: Mutex::new(controller),
+            bounce,
+            limit: options.io_timeout,
+            mapped: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            vain_resets: AtomicU32::new(0),
+            lost: OnceLock::new(),
+            pid: process_id(),
+            _queues: queues,
+        };
+        let probe = drive.bounce.take(1).expect("a new pool has room");
+        if !drive.reaches().iter().any(|reach| reach.address_of(&probe).is_some()) {
+            let message = "the device does not take the memory for data";
+            return Err(Error::new(ErrorKind::Refused, message));
+        }
+        Ok(drive)
+    }
+
+    /// The memory of pools that the device reaches now. Maps what is new, and takes back what pools have freed.
+    pub(super) fn reaches(&self) -> Vec<Reach> {
+        let mut mapped = self.mapped.lock();
+        let regions = window_memory().regions();
+        mapped.retain(|(known, taken)| {
+            let stays = regions.iter().any(|region| Arc::ptr_eq(region, known));
+            if !stays && *taken {
+                // A device that refuses keeps memory that nobody else uses.
+                self.bus.unmap(known).unwrap_or(());
+            }
+            stays
+        });
+        for region in regions {
+            if !mapped.iter().any(|(known, _)| Arc::ptr_eq(&region, known)) {
+                let taken = self.bus.map(&region).is_ok(); // else its data are copied
+                mapped.push((region, taken));
+            }
+        }
+        let taken = mapped.iter().filter(|(_, taken)| *taken);
+        let reach = |region: &DmaRegion| Reach {
+            start: region.start().addr().get(),
+            len: region.len(),
+            address: region.address(),
+        };
+        taken.map(|(region, _)| reach(region)).collect()
+    }
+
+    /// The number of resets.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Records that a command succeeded.
+    pub(super) fn works(&self) {
+        if self.vain_resets.load(Ordering::Relaxed) > 0 {
+            self.vain_resets.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether this process opened it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.pid == process_id()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// The reason why no further command can be sent, if there is one.
+    pub(super) fn why_over(&self) -> Option<&str> {
+        if !self.is_ours() {
+            return Some("the controller belongs to the parent process");
+        }
+        self.lost.get().map(String::as_str)
+    }
+
+    /// Resets the controller after a fault, or gives it up.
+    pub(super) fn recover(&self, controller: &mut Controller, fault: &Fault) {
+        let in_vain = self.vain_resets.fetch_add(1, Ordering::Relaxed);
+        if !fault.is_of_the_controller() || in_vain >= MOST_VAIN_RESETS {
+            return self.give_up(fault);
+        }
+        tracing::warn!("a controller is reset: {fault}");
+        match controller.restart() {
+            Ok(()) => {
+                self.epoch.fetch_add(1, Ordering::Release);
+            }
+            Err(fault) => self.give_up(&fault),
+        }
+    }
+
+    /// Gives the controller up for good; the first reason is kept.
+    pub(super) fn give_up(&self, fault: &Fault) {
+        let _ = self.lost.set(fault.to_string()); // an earlier reason stays
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        if self.is_ours() && !self.is_lost() {
+            // Its process resets it when the connection ends, in any case.
+            self.controller.get_mut().shut_down().unwrap_or(());
+        }
+    }
+}
+
+/// The library's error for a fault of a controller.
+pub(super) fn error_of(fault: Fault) -> Error {
+    let kind = fault.kind();
+    let error = Error::new(kind, fault.to_string());
+    match fault {
+        Fault::Io { .. } => {
+            error.hint("is the target running, and is this its socket, or its folder?")
+        }
+        Fault::TimedOut { .. } => {
+            error.hint("a device takes one connection at a time: does another process use it?")
+        }
+        _ => error,
+    }
+}
+
+struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn nap(&self) {
+        std::thread::sleep(NAP);
+    }
+}
+
+/// The time between looks at a controller that is busy with a reset or an admin command.
+const NAP: Duration = Duration::from_micros(50);
+
+/// The most I/O queues of a controller.
+const MOST_QUEUES: u16 = 32;
+
+/// Resets without a success between them after which a controller is given up.
+const MOST_VAIN_RESETS: u32 = 3;
+
+/// The size of the memory for data of buffers that the device does not reach.
+const BOUNCE_BYTES: usize = 8 << 20;

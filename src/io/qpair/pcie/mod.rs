@@ -1,0 +1,100 @@
+//! Namespaces of controllers whose queues lie in memory, by this library's own driver (`dlfs-pcie`): over vfio-user, a
+//! controller that another process of this machine plays.
+//!
+//! A read costs no system call: commands and completions are words of shared memory, and so are doorbells where the
+//! device lets them be mapped. Pools that are created once such a namespace was opened take their pages from files,
+//! which are mapped for the device once, so data go to their place; data of other buffers are copied through memory of
+//! the driver. There is no interrupt: queues are polled, and a poller that sleeps does so for a moment only.
+//!
+//! A command without an answer for `io_timeout` is aborted; when that has no answer either for as long, the controller
+//! is reset, and its commands are issued again. A controller that is gone, or does not come back, is given up: there is
+//! one path, and no later attempt. A reset happens in the `poll` that finds it necessary, and takes as long as the
+//! controller says, so that call blocks.
+//!
+//! All namespaces of a controller share it, within a process: a device takes one process at a time. A forked child
+//! cannot use it.
+//!
+//! Read `queue.rs` first, then `drive.rs`.
+
+mod drive;
+mod queue;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::plain::Plain;
+use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
+use crate::address::VfioUserAddress;
+use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::units::Nsid;
+use drive::Drive;
+use queue::PciePair;
+
+/// A namespace of a controller with queues in memory.
+pub(super) struct PcieNamespace {
+    drive: Arc<Drive>,
+    nsid: Nsid,
+    namespace: Namespace,
+}
+
+impl PcieNamespace {
+    /// Opens the namespace at `address`, and connects to its controller unless this process has done so.
+    ///
+    /// # Errors
+    /// `NotFound`: no socket or no namespace is there. `Refused`: nobody listens, or the device refuses.
+    /// `Unsupported`: the controller, or the namespace, is of a kind that this driver does not know. `TimedOut`,
+    /// `Disconnected`: the controller does not answer. `InvalidArgument`: further paths were given, or the subsystem
+    /// is another one.
+    pub(super) fn connect(
+        address: &VfioUserAddress,
+        options: &ConnectOptions,
+    ) -> Result<PcieNamespace> {
+        let invalid =
+            |text| Error::new(ErrorKind::InvalidArgument, text).target(address.to_string());
+        if !options.paths.is_empty() {
+            return Err(invalid("a controller over vfio-user has no further path"));
+        }
+        let failed = |error: Error| error.target(address.to_string());
+        let drive = Drive::open(Path::new(&address.traddr), options).map_err(failed)?;
+        let mut controller = drive.controller.lock();
+        if let Some(subnqn) = &address.subnqn
+            && controller.identity().subnqn().as_ref() != Ok(subnqn)
+        {
+            return Err(invalid("the controller there belongs to another subsystem"));
+        }
+        let found = controller.namespace(address.nsid);
+        let (nsid, identity) = found.map_err(|fault| failed(drive::error_of(fault)))?;
+        let namespace = Namespace {
+            address: address.to_string(),
+            block_len_bytes: identity.block_len_bytes(),
+            num_blocks: identity.num_blocks(),
+            max_transfer_bytes: controller.max_transfer_bytes(),
+            queue_depth: controller.entries() - 1,
+            nguid: identity.nguid,
+            read_only: !options.writable || identity.is_write_protected(),
+            engine: "pcie (vfio-user)".to_owned(),
+        };
+        drop(controller);
+        Ok(PcieNamespace { drive, nsid, namespace })
+    }
+}
+
+impl Device for PcieNamespace {
+    fn namespace(&self) -> Namespace {
+        self.namespace.clone()
+    }
+
+    /// Waits until the controller has created the queue.
+    fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
+        let pair = PciePair::create(Arc::clone(&self.drive), self.nsid, self.namespace.clone());
+        let pair = pair.map_err(|error| error.target(self.namespace.address.clone()))?;
+        Ok(Box::new(Plain(pair)))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let max_queue_pairs = self.drive.num_queues;
+        // A command that was not aborted in this time dies with a reset.
+        let late_writes = 2 * self.drive.limit;
+        Capabilities { max_queue_pairs, late_writes, ..Capabilities::default() }
+    }
+}
