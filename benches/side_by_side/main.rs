@@ -48,7 +48,7 @@ one of the texts in it; --list names them all. --quick is 5 rounds instead of 15
 batch cost the host: instructions, cache misses, system calls, allocations, copies; --backing-off what
 sleeping when idle adds to the latency of the next read.
 
-Rows over TLS need --features tls before the --; beside them is what openssl speed says of their cipher.
+Rows over TLS need OpenSSL 3; beside them is what openssl speed says of their cipher.
 
 The data sets are imported into --at (6 GiB when all are made) and kept for the next run. SPDK is
 looked for below SPDK_DIR and in PATH. The rows about the cost of verification need

@@ -54,8 +54,8 @@ impl Stage<'_> {
                 if arguments.iter().any(|word| word == "--without-checksums") && !UNVERIFIED {
                     return Err("this build has no --features unverified".into());
                 }
-                if *to == To::Secured && !TLS {
-                    return Err("this build has no --features tls".into());
+                if *to == To::Secured {
+                    dlfs::tls::load().map_err(|error| error.to_string())?;
                 }
                 self.address(*to)?;
                 if *keep {
@@ -239,5 +239,4 @@ impl Stage<'_> {
     }
 }
 
-const TLS: bool = cfg!(feature = "tls");
 const UNVERIFIED: bool = cfg!(feature = "unverified");

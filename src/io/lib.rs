@@ -4,8 +4,8 @@
 //! connection. [`address`] is the syntax in which users name a namespace. `dlfs-nvme` has the protocol itself,
 //! and `dlfs-places` the addresses of objects.
 //!
-//! This crate transfers blocks and knows nothing of samples, images or caches. Without the feature `tls`,
-//! connections with TLS are refused; without `spdk`, SPDK addresses are refused.
+//! This crate transfers blocks and knows nothing of samples, images or caches. Where there is no
+//! OpenSSL 3, connections with TLS are refused; without the feature `spdk`, SPDK addresses are refused.
 //!
 //! Begin with [`qpair::QueuePair`], then [`qpair::open`].
 

@@ -55,6 +55,7 @@ mod tls_keys;
 mod warnings;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -78,7 +79,7 @@ use dlfs_base::threads::{self, Fate, Thread, caught};
 use dlfs_base::units::Nsid;
 use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::Device;
-use dlfs_io::tls::{self, TlsError};
+use dlfs_io::tls;
 use dlfs_nvme::nvme::Nqn;
 use io::{Change, NamespaceQueue, What};
 use poller::{Mail, Mailbox, Poller};
@@ -518,8 +519,7 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).map_err(|error| cannot_listen("listen", address, error))
 }
 
-/// Refuses hosts that need TLS in a build without it, and access to NSIDs that neither exist nor can be
-/// added.
+/// Refuses hosts that need TLS without OpenSSL, and access to NSIDs that neither exist nor can be added.
 fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) -> Result<()> {
     for (host, keys) in keys {
         let may_exist = |nsid: &Nsid| nsids.contains(nsid) || (1..=max_nsid).contains(&nsid.0);
@@ -531,12 +531,17 @@ fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) ->
         }
     }
     match keys.iter().find(|(_, keys)| !keys.tls_keys.is_empty() || keys.must_concat) {
-        Some((host, _)) if !tls::IS_SUPPORTED => {
-            let message = format!("{host} must connect inside TLS, and {}", TlsError::Unsupported);
-            Err(Error::new(ErrorKind::Unsupported, message).hint(tls::HOW_TO_BUILD))
-        }
-        _ => Ok(()),
+        Some((host, _)) => load_tls(host),
+        None => Ok(()),
     }
+}
+
+/// Loads OpenSSL for `whom`, a host or a target that must have TLS.
+fn load_tls(whom: &dyn Display) -> Result<()> {
+    tls::load().map_err(|error| {
+        let message = format!("{whom} must connect inside TLS: {error}");
+        Error::new(ErrorKind::Unsupported, message).hint(tls::HOW_TO_INSTALL)
+    })
 }
 
 /// Refuses options and devices that cannot be served.

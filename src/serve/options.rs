@@ -111,7 +111,7 @@ pub struct HostKeys {
     /// The subsystem's secret. Without it, a host that asks the target to authenticate is refused.
     pub ctrl_secret: Option<Secret>,
     /// Requires secure channel concatenation: the host's authentication generates a TLS PSK, and the host
-    /// then connects inside TLS with that PSK. If false, concatenation is optional, in a build with TLS.
+    /// then connects inside TLS with that PSK. If false, concatenation is optional, where OpenSSL is.
     pub must_concat: bool,
     /// The host's TLS PSKs. If there are any, the host must connect inside TLS. Any one is accepted, but a
     /// version 0 identity always means the first PSK with its hash.
@@ -141,7 +141,7 @@ impl HostKeys {
     pub(super) fn concatenation(&self) -> Concatenation {
         if self.must_concat {
             Concatenation::Required
-        } else if tls::IS_SUPPORTED {
+        } else if tls::load().is_ok() {
             Concatenation::Optional
         } else {
             Concatenation::No

@@ -217,7 +217,6 @@ fn spdks_host_and_we_authenticate_with_every_hash_and_group_one_way_and_both_way
     }
 }
 
-#[cfg(feature = "tls")]
 mod inside_tls {
     use dlfs::auth::ConfiguredPsk;
 

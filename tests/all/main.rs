@@ -60,7 +60,6 @@ mod import_values;
 mod interop_linux_host;
 mod interop_linux_target;
 mod interop_spdk;
-#[cfg(feature = "tls")]
 mod interop_tls;
 mod lengths;
 mod local_shares;

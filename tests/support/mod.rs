@@ -13,7 +13,6 @@ pub mod hub;
 pub mod huge_image;
 #[cfg(feature = "cloud")]
 pub mod interrupted;
-#[cfg(feature = "tls")]
 pub mod keyring;
 pub mod linux_host;
 pub mod linux_target;
@@ -31,7 +30,6 @@ pub mod ports;
 pub mod random;
 pub mod raw_host;
 pub mod short_timeouts;
-#[cfg(feature = "tls")]
 pub mod tls_tunnel;
 pub mod vfio_user_server;
 pub mod warnings;

@@ -1,7 +1,7 @@
 //! One end of TLS without NVMe: it carries the bytes of a plain connection, so that a raw host can speak to a
 //! target inside TLS, and a plain target to a host.
 
-use std::io::{ErrorKind, IoSlice, Read as _, Write as _};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ fn carry(plain: &TcpStream, sealed: &TcpStream, mut session: Session) {
             match (&*plain).read(&mut bytes) {
                 Ok(0) => is_over = true,
                 Ok(len) => {
-                    session.seal(&[IoSlice::new(&bytes[..len])], usize::MAX).unwrap();
+                    session.seal(&mut [IoSlice::new(&bytes[..len])], usize::MAX).unwrap();
                     last = Instant::now();
                 }
                 Err(error) => is_over |= error.kind() != ErrorKind::WouldBlock,
@@ -94,7 +94,7 @@ fn open(session: &mut Session, to_plain: &mut Vec<u8>) -> Result<(), TlsError> {
         return Ok(());
     }
     let mut into = vec![0; 16 << 10];
-    while let len @ 1.. = session.open(&mut into)? {
+    while let len @ 1.. = session.open(&mut [IoSliceMut::new(&mut into)])? {
         to_plain.extend_from_slice(&into[..len]);
     }
     Ok(())

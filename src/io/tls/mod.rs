@@ -5,8 +5,8 @@
 //! plaintext goes in and ciphertext comes out. It owns no socket and no clock. [`dlfs_nvme::auth`] derives the
 //! keys and their identities (NVMe/TCP Transport Specification 1.1, 3.6.1).
 //!
-//! The system's OpenSSL (3.0 or newer) implements the protocol, in builds with the feature `tls`. Without it,
-//! creating a session fails with [`TlsError::Unsupported`]; nothing else differs.
+//! The system's OpenSSL (3.0 or newer) does the handshake and the cryptography. It is looked for when the first
+//! session is created; without it, that fails with [`TlsError::NoLibrary`], and nothing else differs.
 //!
 //! Invariants:
 //! - TLS 1.3 only, with an external PSK and an ephemeral key exchange (`psk_dhe_ke`). A side that authenticates
@@ -16,29 +16,32 @@
 //!   tell whether a transfer is complete.
 //! - No key is in an error or in a `Debug` output.
 //!
-//! Read [`Session`] first, in `openssl.rs`.
+//! Read [`Session`] first, in `session.rs`; then `records.rs`, `openssl.rs` and `library.rs`, from data to C.
 
-#[cfg(not(feature = "tls"))]
-mod absent;
 pub mod keyring;
-#[cfg(feature = "tls")]
+mod library;
 mod openssl;
+mod records;
+mod session;
+mod wire;
 
-#[cfg(not(feature = "tls"))]
-pub use absent::Session;
-#[cfg(feature = "tls")]
-pub use openssl::Session;
+pub use session::Session;
 
 use std::time::Duration;
 
 use dlfs_nvme::auth::TlsPsk;
 
-/// True if this build has TLS.
-pub const IS_SUPPORTED: bool = cfg!(feature = "tls");
+/// Loads OpenSSL, so that sessions can be created.
+///
+/// # Errors
+/// `NoLibrary`; `Failed`: a system policy forbids what NVMe/TCP needs. Later calls say the same.
+pub fn load() -> Result<(), TlsError> {
+    openssl::shared().map(drop)
+}
 
-/// Advice for a build without TLS.
-pub const HOW_TO_BUILD: &str = "install a build with TLS (cargo build --features tls, which needs OpenSSL 3), or \
-    leave TLS out on a network that you trust";
+/// Advice where TLS cannot be had.
+pub const HOW_TO_INSTALL: &str = "install OpenSSL 3 (Debian: libssl3t64, before trixie libssl3; Fedora: openssl-libs), \
+    or leave TLS out on a network that you trust";
 
 /// The keys of a controller.
 pub trait Keys: Send + Sync {
@@ -49,9 +52,9 @@ pub trait Keys: Send + Sync {
 /// Errors of starting a session, or that end a session.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// This build has no TLS.
-    #[error("this build of dlfs has no TLS")]
-    Unsupported,
+    /// There is no OpenSSL 3; the text is the loader's.
+    #[error("TLS needs OpenSSL 3, and libssl.so.3 cannot be loaded: {0}")]
+    NoLibrary(String),
     /// The other side ended the session with this alert.
     #[error("the other side ended TLS: {name} (alert {number})", name = alert_name(*number))]
     Alert {
@@ -113,5 +116,5 @@ pub const RECORD_LEN_BYTES: usize = 16 << 10;
 /// The timeout of a handshake.
 pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
 mod tests;

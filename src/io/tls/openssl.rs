@@ -1,278 +1,329 @@
-//! A TLS session by OpenSSL.
+//! The handshake of a TLS session, and the cipher of its records, by OpenSSL.
 //!
-//! The crate `openssl` lacks only external PSKs with a chosen hash; the OpenSSL functions for them are declared
-//! here. OpenSSL calls back for a key once per ClientHello, so up to twice if the controller asks for another
-//! group.
-#![allow(unsafe_code)] // declares functions of OpenSSL, and is called back by it
+//! OpenSSL calls back for a key once per ClientHello, so up to twice if the controller asks for another group, and
+//! with the secrets from which the keys of the records follow (RFC 8446, 7.1).
+#![allow(unsafe_code)] // calls functions of OpenSSL, and is called back by it
 
-use std::ffi::c_int;
-use std::fmt;
-use std::io::{self, IoSlice, Read, Write};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uchar, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
 
-use openssl::ex_data::Index;
-use openssl::ssl::{
-    ErrorCode, Ssl, SslContext, SslContextBuilder, SslMethod, SslMode, SslOptions, SslRef,
-    SslSessionCacheMode, SslStream, SslVerifyMode, SslVersion,
-};
-use openssl_sys as ffi;
 use parking_lot::Mutex;
+use zeroize::Zeroizing;
 
-use super::{Keys, RECORD_LEN_BYTES, TlsError};
+use super::library::{
+    Bio, CipherContext, FindSession, KeyLog, Library, MessageDigest, Ssl, SslContext, SslSession,
+    UseSession,
+};
+use super::wire::Outgoing;
+use super::{Keys, TlsError};
 use dlfs_nvme::auth::{Hash, TlsPsk};
 
-/// One side of a TLS session. It owns no socket and reads no clock.
+/// The secrets of the records from the host and of those from the controller.
+pub(super) type Secrets = [Option<Zeroizing<Vec<u8>>>; 2];
+
+/// State that all sessions of the process share.
+pub(super) struct Shared {
+    library: Library,
+    ssl_context: NonNull<SslContext>,
+}
+
+// SAFETY: functions may be called from any thread. The context is not changed after it was made, and OpenSSL counts
+// its users with atomics.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// Loads OpenSSL, once.
 ///
-/// Lend received ciphertext with [`Session::give`]. Call [`Session::handshake`] until the session is
-/// established, and afterwards [`Session::open`] until it needs more ciphertext; then take the memory back. After
-/// each of these calls and after [`Session::seal`], send [`Session::outgoing`]. The first error ends the session.
-pub struct Session {
-    stream: SslStream<Wire>,
+/// # Errors
+/// There is no OpenSSL 3, or a system policy forbids what NVMe/TCP needs. It is not tried again.
+pub(super) fn shared() -> Result<&'static Shared, TlsError> {
+    static SHARED: OnceLock<Result<Shared, TlsError>> = OnceLock::new();
+    let made = SHARED.get_or_init(|| {
+        let library = Library::open().map_err(TlsError::NoLibrary)?;
+        let ssl_context = make_context(&library).ok_or_else(|| reason(&library))?;
+        Ok(Shared { library, ssl_context })
+    });
+    made.as_ref().map_err(TlsError::clone)
 }
 
-/// The two directions of ciphertext.
-#[derive(Default)]
-struct Wire {
-    /// Lent memory with received bytes; the bytes from `at` to `end` are unread.
-    incoming: Vec<u8>,
-    at: usize,
-    end: usize,
-    /// Bytes to send; the first `sent` bytes were sent.
-    outgoing: Vec<u8>,
-    sent: usize,
-}
-
-/// Data of the callbacks, kept by OpenSSL beside the session.
-enum Context {
-    Host(TlsPsk),
-    /// The keys, and the identity for which one was found.
-    Controller(Arc<dyn Keys>, Mutex<Option<String>>),
-}
-
-impl Session {
-    /// Creates the host's side, which offers only this PSK and its cipher suite. Its first message is ready to
-    /// send after [`Session::handshake`].
-    ///
-    /// # Errors
-    /// OpenSSL refuses: a system policy forbids an algorithm that NVMe/TCP needs, or there is no memory.
-    pub fn host(psk: &TlsPsk) -> Result<Session, TlsError> {
-        let context = Context::Host(psk.clone());
-        Session::new(context, suite(psk.hash()).0, |ssl| {
-            // A controller without the key might present a certificate instead: none is ever accepted.
-            ssl.set_verify_callback(SslVerifyMode::PEER, |_, _| false);
-            ssl.set_connect_state();
-        })
-    }
-
-    /// Creates the controller's side, for hosts that have one of `keys`.
-    ///
-    /// # Errors
-    /// As [`Session::host`].
-    pub fn controller(keys: Arc<dyn Keys>) -> Result<Session, TlsError> {
-        let context = Context::Controller(keys, Mutex::new(None));
-        Session::new(context, SUITES, SslRef::set_accept_state)
-    }
-
-    fn new(context: Context, suites: &str, set_side: fn(&mut SslRef)) -> Result<Session, TlsError> {
-        let Library { ssl_context, index } = library()?;
-        let new = || {
-            let mut ssl = Ssl::new(ssl_context)?;
-            ssl.set_ciphersuites(suites)?;
-            ssl.set_ex_data(*index, context);
-            set_side(&mut ssl);
-            SslStream::new(ssl, Wire::default())
-        };
-        new().map(|stream| Session { stream }).map_err(|stack| TlsError::Failed(stack.to_string()))
-    }
-
-    /// Continues the handshake; returns whether the session is established.
-    ///
-    /// # Errors
-    /// The two sides have no common PSK, or the other side ended the handshake. The outgoing bytes may hold an
-    /// alert.
-    pub fn handshake(&mut self) -> Result<bool, TlsError> {
-        match self.stream.do_handshake() {
-            // Neither side has a certificate, so only a PSK can have authenticated them; this check makes sure.
-            Ok(()) if self.stream.ssl().session_reused() => Ok(true),
-            Ok(()) => Err(TlsError::NoKey),
-            Err(error) => waiting(&error).map(|()| false),
+fn make_context(library: &Library) -> Option<NonNull<SslContext>> {
+    let groups = |ssl_context, list: &CStr| {
+        // SAFETY: the context is live, and OpenSSL reads a text that ends with 0.
+        unsafe {
+            (library.SSL_CTX_ctrl)(ssl_context, SET_GROUPS_LIST, 0, list.as_ptr().cast_mut().cast())
+                == 1
         }
-    }
-
-    /// Returns whether the handshake has succeeded.
-    pub fn is_established(&self) -> bool {
-        self.stream.ssl().is_init_finished()
-    }
-
-    /// On a controller, the identity of the host's key once the session is established.
-    pub fn identity(&self) -> Option<String> {
-        match context_of(self.stream.ssl()) {
-            Some(Context::Controller(_, found)) if self.is_established() => found.lock().clone(),
-            _ => None,
-        }
-    }
-
-    /// Lends memory whose first `len` bytes are ciphertext that has been received.
-    ///
-    /// # Panics
-    /// Ciphertext that was given before has not been read to its end.
-    pub fn give(&mut self, memory: Vec<u8>, len: usize) {
-        let wire = self.stream.get_mut();
-        assert!(wire.at == wire.end && len <= memory.len(), "ciphertext is read to its end");
-        (wire.incoming, wire.at, wire.end) = (memory, 0, len);
-    }
-
-    /// Takes the lent memory back. Unread bytes are dropped, so leave some only after an error.
-    pub fn take_back(&mut self) -> Vec<u8> {
-        let wire = self.stream.get_mut();
-        (wire.at, wire.end) = (0, 0);
-        std::mem::take(&mut wire.incoming)
-    }
-
-    /// Decrypts into `into`; returns the number of bytes. If that is less than `into` has, more ciphertext is
-    /// needed.
-    ///
-    /// # Errors
-    /// A record is not authentic, or the other side ended the session.
-    pub fn open(&mut self, into: &mut [u8]) -> Result<usize, TlsError> {
-        let mut len = 0;
-        while len < into.len() {
-            match self.stream.ssl_read(&mut into[len..]) {
-                Ok(0) => break,
-                Ok(more) => len += more,
-                Err(error) => {
-                    waiting(&error)?;
-                    break;
-                }
-            }
-        }
-        Ok(len)
-    }
-
-    /// Encrypts at most `most` bytes from the front of `slices`; returns their number.
-    ///
-    /// # Errors
-    /// OpenSSL fails, such as for lack of memory.
-    pub fn seal(&mut self, slices: &[IoSlice<'_>], most: usize) -> Result<usize, TlsError> {
-        // Each record costs headers and calls, so small pieces share a record. Large pieces are encrypted
-        // without a copy.
-        let mut shared = [0; RECORD_LEN_BYTES];
-        let mut filled = 0;
-        let mut total = 0;
-        for slice in slices {
-            let mut rest = &slice[..slice.len().min(most - total)];
-            total += rest.len();
-            while !rest.is_empty() {
-                let whole = rest.len() / RECORD_LEN_BYTES * RECORD_LEN_BYTES;
-                let (now, later) = match filled {
-                    0 if whole > 0 => {
-                        self.write(&rest[..whole])?;
-                        (whole, 0)
-                    }
-                    _ => {
-                        let len = rest.len().min(RECORD_LEN_BYTES - filled);
-                        shared[filled..filled + len].copy_from_slice(&rest[..len]);
-                        (len, filled + len)
-                    }
-                };
-                rest = &rest[now..];
-                filled = later;
-                if filled == RECORD_LEN_BYTES {
-                    self.write(&shared)?;
-                    filled = 0;
-                }
-            }
-        }
-        self.write(&shared[..filled])?;
-        Ok(total)
-    }
-
-    fn write(&mut self, mut bytes: &[u8]) -> Result<(), TlsError> {
-        while !bytes.is_empty() {
-            match self.stream.ssl_write(bytes) {
-                Ok(len) => bytes = &bytes[len..],
-                Err(error) => return Err(describe(&error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Ciphertext to send.
-    pub fn outgoing(&self) -> &[u8] {
-        let wire = self.stream.get_ref();
-        &wire.outgoing[wire.sent..]
-    }
-
-    /// Reports that the first `len` bytes of [`Session::outgoing`] were sent.
-    pub fn sent(&mut self, len: usize) {
-        let wire = self.stream.get_mut();
-        wire.sent += len;
-        assert!(wire.sent <= wire.outgoing.len(), "sent more than there was");
-        if wire.sent == wire.outgoing.len() {
-            wire.outgoing.clear();
-            wire.sent = 0;
-        }
-    }
-
-    /// Exchanges the memory for outgoing ciphertext, so that sessions can share it. Does nothing while there is
-    /// ciphertext to send.
-    pub fn swap_outgoing(&mut self, memory: &mut Vec<u8>) {
-        let wire = self.stream.get_mut();
-        if wire.outgoing.is_empty() {
-            memory.clear();
-            std::mem::swap(&mut wire.outgoing, memory);
-        }
-    }
-}
-
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({})", self.stream.ssl().state_string_long())
-    }
-}
-
-impl Read for Wire {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let left = &self.incoming[self.at..self.end];
-        if left.is_empty() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let len = left.len().min(into.len());
-        into[..len].copy_from_slice(&left[..len]);
-        self.at += len;
-        Ok(len)
-    }
-}
-
-impl Write for Wire {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.outgoing.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// `Ok` if more ciphertext is needed.
-fn waiting(error: &openssl::ssl::Error) -> Result<(), TlsError> {
-    match error.code() {
-        ErrorCode::WANT_READ => Ok(()),
-        _ => Err(describe(error)),
-    }
-}
-
-fn describe(error: &openssl::ssl::Error) -> TlsError {
-    if error.code() == ErrorCode::ZERO_RETURN {
-        return TlsError::Closed;
-    }
-    let Some(first) = error.ssl_error().and_then(|stack| stack.errors().first()) else {
-        return TlsError::Failed(error.to_string());
     };
-    match first.reason_code() {
+    // SAFETY: the context is live, and ours alone. The callbacks have the types that OpenSSL documents.
+    unsafe {
+        let ssl_context = NonNull::new((library.SSL_CTX_new)((library.TLS_method)()))?;
+        let of = ssl_context.as_ptr();
+        let set =
+            |command, value: c_long| (library.SSL_CTX_ctrl)(of, command, value, ptr::null_mut());
+        let is_set = set(SET_MIN_PROTO_VERSION, TLS1_3_VERSION.into()) == 1
+            && set(SET_MAX_PROTO_VERSION, TLS1_3_VERSION.into()) == 1
+            // A policy that forbids X25519 (FIPS) leaves the other two.
+            && (groups(of, GROUPS) || groups(of, GROUPS_OF_FIPS))
+            && (library.SSL_CTX_set_num_tickets)(of, 0) == 1;
+        set(SET_SESS_CACHE_MODE, 0);
+        (library.SSL_CTX_set_options)(of, NO_TICKET | NO_RENEGOTIATION);
+        (library.SSL_CTX_set_psk_use_session_callback)(of, use_session as UseSession);
+        (library.SSL_CTX_set_psk_find_session_callback)(of, find_session as FindSession);
+        (library.SSL_CTX_set_keylog_callback)(of, keep_secret as KeyLog);
+        is_set.then_some(ssl_context)
+    }
+}
+
+/// Data of the callbacks, to which the `SSL` points.
+struct Context {
+    side: Side,
+    /// On a controller, the identity for which a key was found.
+    identity: Mutex<Option<String>>,
+    secrets: Mutex<Secrets>,
+}
+
+/// One side of a session, with what it knows.
+pub(super) enum Side {
+    Host(TlsPsk),
+    Controller(Arc<dyn Keys>),
+}
+
+/// One side of a handshake.
+pub(super) struct Handshake {
+    shared: &'static Shared,
+    ssl: NonNull<Ssl>,
+    /// Memory from which OpenSSL reads, and to which it writes. They belong to `ssl`.
+    received: NonNull<Bio>,
+    to_send: NonNull<Bio>,
+    context: Arc<Context>,
+}
+
+// SAFETY: OpenSSL wants one thread at a time on an `SSL`, and has no state of a thread but the queue of errors, which
+// is cleared before each call. The context may be used by any thread.
+unsafe impl Send for Handshake {}
+
+impl Handshake {
+    pub(super) fn new(side: Side) -> Result<Handshake, TlsError> {
+        let shared = shared()?;
+        let Shared { library, ssl_context } = shared;
+        let context = Context { side, identity: Mutex::default(), secrets: Mutex::default() };
+        let failed = || reason(library);
+        // SAFETY: takes the live context, and a kind of memory that OpenSSL owns.
+        let (ssl, received, to_send) = unsafe {
+            let ssl = NonNull::new((library.SSL_new)(ssl_context.as_ptr())).ok_or_else(failed)?;
+            let bio = || NonNull::new((library.BIO_new)((library.BIO_s_mem)()));
+            let (Some(received), Some(to_send)) = (bio(), bio()) else {
+                (library.SSL_free)(ssl.as_ptr()); // one of the two is lost, where there is no memory
+                return Err(failed());
+            };
+            (library.SSL_set_bio)(ssl.as_ptr(), received.as_ptr(), to_send.as_ptr());
+            (ssl, received, to_send)
+        };
+        let made = Handshake { shared, ssl, received, to_send, context: Arc::new(context) };
+        if made.configure() { Ok(made) } else { Err(failed()) }
+    }
+
+    fn configure(&self) -> bool {
+        let library = &self.shared.library;
+        let ssl = self.ssl.as_ptr();
+        let suites = match &self.context.side {
+            Side::Host(psk) => suite(psk.hash()).0,
+            Side::Controller(_) => SUITES,
+        };
+        // SAFETY: `ssl` is live and ours alone. The text ends with 0. `self` keeps the context until `ssl` is freed.
+        unsafe {
+            let context = Arc::as_ptr(&self.context).cast_mut().cast();
+            match self.context.side {
+                Side::Host(_) => {
+                    // A controller without the key might present a certificate instead: none is ever accepted.
+                    (library.SSL_set_verify)(ssl, VERIFY_PEER, refuse);
+                    (library.SSL_set_connect_state)(ssl);
+                }
+                Side::Controller(_) => (library.SSL_set_accept_state)(ssl),
+            }
+            (library.SSL_set_ciphersuites)(ssl, suites.as_ptr()) == 1
+                && (library.SSL_set_ex_data)(ssl, APP_DATA, context) == 1
+        }
+    }
+
+    /// Hands over one received record.
+    pub(super) fn put(&mut self, record: &[u8]) -> Result<(), TlsError> {
+        let library = &self.shared.library;
+        let len = record.len() as c_int; // at most a record
+        // SAFETY: OpenSSL copies `len` bytes into memory that lives as long as `self`.
+        let written =
+            unsafe { (library.BIO_write)(self.received.as_ptr(), record.as_ptr().cast(), len) };
+        if written == len { Ok(()) } else { Err(reason(library)) }
+    }
+
+    /// Continues; returns whether the handshake has succeeded. Appends bytes to send to `outgoing`, also an alert with
+    /// the reason of a failure.
+    pub(super) fn step(&mut self, outgoing: &mut Outgoing) -> Result<bool, TlsError> {
+        let library = &self.shared.library;
+        let ssl = self.ssl.as_ptr();
+        // SAFETY: `ssl` is live, and `&mut self` gives this thread its only use. Callbacks find the context.
+        let (code, is_reused) = unsafe {
+            (library.ERR_clear_error)();
+            let done = (library.SSL_do_handshake)(ssl);
+            let code = if done == 1 { DONE } else { (library.SSL_get_error)(ssl, done) };
+            (code, (library.SSL_session_reused)(ssl) == 1)
+        };
+        let result = match code {
+            // Neither side has a certificate, so only a PSK can have authenticated them; this check makes sure.
+            DONE if is_reused => Ok(true),
+            DONE => Err(TlsError::NoKey),
+            WANT_READ => Ok(false),
+            ZERO_RETURN => Err(TlsError::Closed),
+            _ => Err(reason(library)),
+        };
+        let mut bytes = [0; 1024];
+        loop {
+            let room = bytes.len() as c_int;
+            // SAFETY: OpenSSL writes at most `room` bytes.
+            let len = unsafe {
+                (library.BIO_read)(self.to_send.as_ptr(), bytes.as_mut_ptr().cast(), room)
+            };
+            match usize::try_from(len) {
+                Ok(len @ 1..) => outgoing.put(&bytes[..len]),
+                _ => return result,
+            }
+        }
+    }
+
+    /// The results of a handshake that has succeeded: the secrets, and on a controller the identity of the host's key.
+    pub(super) fn results(&self) -> (Secrets, Option<String>) {
+        (std::mem::take(&mut *self.context.secrets.lock()), self.context.identity.lock().clone())
+    }
+
+    pub(super) fn is_host(&self) -> bool {
+        matches!(self.context.side, Side::Host(_))
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        // SAFETY: `ssl` is live, and not used again; it owns the two `Bio`s. The context is dropped after it.
+        unsafe { (self.shared.library.SSL_free)(self.ssl.as_ptr()) };
+    }
+}
+
+/// AES-GCM with one key, which either seals or opens.
+pub(super) struct Cipher {
+    library: &'static Library,
+    context: NonNull<CipherContext>,
+}
+
+// SAFETY: as for `Handshake`.
+unsafe impl Send for Cipher {}
+
+impl Cipher {
+    /// Takes a key of 16 or 32 bytes.
+    pub(super) fn new(key: &[u8], seals: bool) -> Result<Cipher, TlsError> {
+        let library = &shared()?.library;
+        // SAFETY: returns null or a new context, which `Cipher` frees.
+        let context = NonNull::new(unsafe { (library.EVP_CIPHER_CTX_new)() });
+        let cipher = Cipher { library, context: context.ok_or_else(|| reason(library))? };
+        let of = cipher.context.as_ptr();
+        let init = library.EVP_CipherInit_ex;
+        // SAFETY: the context is live; OpenSSL copies the key, whose length is that of the cipher. There is no nonce.
+        let is_set = unsafe {
+            let kind = match key.len() {
+                16 => (library.EVP_aes_128_gcm)(),
+                32 => (library.EVP_aes_256_gcm)(),
+                len => panic!("no cipher of TLS has a key of {len} bytes"),
+            };
+            init(of, kind, ptr::null_mut(), key.as_ptr(), ptr::null(), seals.into())
+        };
+        cipher.check(is_set).map(|()| cipher)
+    }
+
+    /// Begins a message with a nonce that was not used before, and bytes that are only authenticated.
+    pub(super) fn begin(&mut self, nonce: &[u8; 12], header: &[u8]) -> Result<(), TlsError> {
+        let of = self.context.as_ptr();
+        let init = self.library.EVP_CipherInit_ex;
+        let null = ptr::null_mut();
+        // SAFETY: the context has its key and its cipher, whose nonce has 12 bytes; the direction (-1) stays.
+        self.check(unsafe { init(of, ptr::null(), null, ptr::null(), nonce.as_ptr(), -1) })?;
+        // SAFETY: without a place for results, OpenSSL reads the header alone.
+        unsafe { self.update_into(header, ptr::null_mut()) }
+    }
+
+    /// Seals or opens `from`, the next bytes of the message, into `into`.
+    pub(super) fn update(&mut self, from: &[u8], into: &mut [u8]) -> Result<(), TlsError> {
+        assert_eq!(from.len(), into.len(), "the cipher keeps lengths");
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: GCM writes as many bytes as it reads, and `into` has as many; they do not overlap.
+        unsafe { self.update_into(from, into.as_mut_ptr()) }
+    }
+
+    /// # Safety
+    /// `into` is null, or a place for as many bytes as `from` has.
+    unsafe fn update_into(&mut self, from: &[u8], into: *mut c_uchar) -> Result<(), TlsError> {
+        let from_len = c_int::try_from(from.len()).expect("at most a record");
+        let update = self.library.EVP_CipherUpdate;
+        let of = self.context.as_ptr();
+        let mut len = 0;
+        // SAFETY: the context is live, and `into` is as the caller promises.
+        self.check(unsafe { update(of, into, &raw mut len, from.as_ptr(), from_len) })
+    }
+
+    /// Ends a sealed message; returns its tag.
+    pub(super) fn tag(&mut self) -> Result<[u8; TAG_LEN], TlsError> {
+        let mut tag = [0; TAG_LEN];
+        let ended = self.end();
+        self.check(ended)?;
+        self.control(GET_TAG, &mut tag)?;
+        Ok(tag)
+    }
+
+    /// Ends an opened message; returns whether it is authentic.
+    pub(super) fn has_tag(&mut self, tag: &[u8; TAG_LEN]) -> Result<bool, TlsError> {
+        self.control(SET_TAG, &mut { *tag })?;
+        Ok(self.end() == 1)
+    }
+
+    fn control(&mut self, command: c_int, tag: &mut [u8; TAG_LEN]) -> Result<(), TlsError> {
+        let control = self.library.EVP_CIPHER_CTX_ctrl;
+        let of = self.context.as_ptr();
+        // SAFETY: both commands take the length of a tag, and read or write so many bytes.
+        self.check(unsafe { control(of, command, TAG_LEN as c_int, tag.as_mut_ptr().cast()) })
+    }
+
+    fn end(&mut self) -> c_int {
+        let mut none = [0; 16]; // a block, in case; GCM writes nothing
+        let mut len = 0;
+        let end = self.library.EVP_CipherFinal_ex;
+        // SAFETY: the context is live, and OpenSSL writes at most a block.
+        unsafe { end(self.context.as_ptr(), none.as_mut_ptr(), &raw mut len) }
+    }
+
+    fn check(&self, code: c_int) -> Result<(), TlsError> {
+        if code == 1 { Ok(()) } else { Err(reason(self.library)) }
+    }
+}
+
+impl Drop for Cipher {
+    fn drop(&mut self) {
+        // SAFETY: the context is live, and not used again; OpenSSL wipes the key.
+        unsafe { (self.library.EVP_CIPHER_CTX_free)(self.context.as_ptr()) };
+    }
+}
+
+/// The error for the first reason in OpenSSL's queue, which other users of OpenSSL in this thread then find empty.
+fn reason(library: &Library) -> TlsError {
+    // SAFETY: returns a number, and a text of static lifetime or null.
+    let (code, text) = unsafe {
+        let code = (library.ERR_get_error)();
+        (library.ERR_clear_error)();
+        let text = (library.ERR_reason_error_string)(code);
+        (code, if text.is_null() { c"no reason is known" } else { CStr::from_ptr(text) })
+    };
+    match code & REASON_MASK {
         // The reason of a received alert is this base plus the number of the alert.
         code @ REASON_ALERT..=REASON_ALERT_LAST => {
             TlsError::Alert { number: (code - REASON_ALERT) as u8 }
@@ -285,183 +336,171 @@ fn describe(error: &openssl::ssl::Error) -> TlsError {
             TlsError::NoKey
         }
         REASON_BAD_BINDER => TlsError::NoKey,
-        _ => TlsError::Failed(first.reason().unwrap_or("no reason is known").to_owned()),
+        _ => TlsError::Failed(text.to_string_lossy().into_owned()),
     }
 }
 
-/// State that all sessions of the process share.
-struct Library {
-    ssl_context: SslContext,
-    index: Index<Ssl, Context>,
-}
-
-fn library() -> Result<&'static Library, TlsError> {
-    static LIBRARY: OnceLock<Result<Library, TlsError>> = OnceLock::new();
-    let made = LIBRARY.get_or_init(|| {
-        let make = || {
-            let ssl_context = make_context()?;
-            let index = Ssl::new_ex_index()?;
-            Ok(Library { ssl_context, index })
-        };
-        make().map_err(|stack: openssl::error::ErrorStack| TlsError::Failed(stack.to_string()))
-    });
-    made.as_ref().map_err(TlsError::clone)
-}
-
-fn make_context() -> Result<SslContext, openssl::error::ErrorStack> {
-    let mut builder = SslContextBuilder::new(SslMethod::tls())?;
-    builder.set_min_proto_version(Some(SslVersion::TLS1_3))?;
-    builder.set_max_proto_version(Some(SslVersion::TLS1_3))?;
-    // A policy that forbids X25519 (FIPS) leaves the other two.
-    builder.set_groups_list(GROUPS).or_else(|_| builder.set_groups_list(GROUPS_OF_FIPS))?;
-    builder.set_options(SslOptions::NO_TICKET | SslOptions::NO_RENEGOTIATION);
-    builder.set_num_tickets(0)?;
-    builder.set_session_cache_mode(SslSessionCacheMode::OFF);
-    builder.set_mode(SslMode::RELEASE_BUFFERS);
-    // SAFETY: `builder` owns a live context, and both callbacks have the types that OpenSSL documents.
-    unsafe {
-        SSL_CTX_set_psk_use_session_callback(builder.as_ptr(), use_session);
-        SSL_CTX_set_psk_find_session_callback(builder.as_ptr(), find_session);
-    }
-    Ok(builder.build())
-}
-
-fn context_of(ssl: &SslRef) -> Option<&Context> {
-    ssl.ex_data(library().ok()?.index)
+/// Calls `call` with the context of an `SSL`. A panic must not unwind through OpenSSL: it ends the handshake.
+///
+/// # Safety
+/// `ssl` is the live `SSL` of a [`Handshake`], as OpenSSL passes it to a callback.
+unsafe fn with_context(
+    ssl: *const Ssl,
+    call: impl FnOnce(&Shared, &Context) -> Option<c_int>,
+) -> c_int {
+    let call = || {
+        let shared = shared().ok()?;
+        // SAFETY: `Handshake::configure` has put the context there, which outlives `ssl`.
+        let context: &Context =
+            unsafe { (shared.library.SSL_get_ex_data)(ssl, APP_DATA).cast::<Context>().as_ref()? };
+        call(shared, context)
+    };
+    catch_unwind(AssertUnwindSafe(call)).ok().flatten().unwrap_or(0)
 }
 
 /// Offers the host's PSK. OpenSSL takes ownership of the session, and reads the identity at once.
 extern "C" fn use_session(
-    ssl: *mut ffi::SSL,
-    _: *const ffi::EVP_MD,
-    identity: *mut *const u8,
+    ssl: *mut Ssl,
+    _: *const MessageDigest,
+    identity: *mut *const c_uchar,
     identity_len: *mut usize,
-    session: *mut *mut ffi::SSL_SESSION,
+    session: *mut *mut SslSession,
 ) -> c_int {
-    // SAFETY: OpenSSL passes the live `SSL` of this call, which nobody else uses meanwhile.
-    let ssl = unsafe { foreign_types_ref(ssl) };
-    let Some(Context::Host(psk)) = context_of(ssl) else { return 0 };
-    let made = psk_session(ssl, psk);
-    if made.is_null() {
-        return 0;
-    }
-    let text = psk.identity();
-    // SAFETY: the three places are OpenSSL's and valid for this call. The text lies in the context of `ssl`,
-    // which outlives the handshake.
-    unsafe {
-        *identity = text.as_ptr();
-        *identity_len = text.len();
-        *session = made;
-    }
-    1
+    let offer = |shared: &Shared, context: &Context| {
+        let Side::Host(psk) = &context.side else { return None };
+        let made = psk_session(&shared.library, ssl, psk)?;
+        let text = psk.identity();
+        // SAFETY: the three places are OpenSSL's and valid for this call. The text lies in the context, which outlives
+        // the handshake.
+        unsafe {
+            *identity = text.as_ptr();
+            *identity_len = text.len();
+            *session = made.as_ptr();
+        }
+        Some(1)
+    };
+    // SAFETY: OpenSSL passes the live `SSL` of this call.
+    unsafe { with_context(ssl, offer) }
 }
 
 /// Finds the PSK of the identity that a host offers. Without one, the handshake continues, and fails because
 /// there is no certificate.
 extern "C" fn find_session(
-    ssl: *mut ffi::SSL,
-    identity: *const u8,
+    ssl: *mut Ssl,
+    identity: *const c_uchar,
     identity_len: usize,
-    session: *mut *mut ffi::SSL_SESSION,
+    session: *mut *mut SslSession,
 ) -> c_int {
-    // SAFETY: as in `use_session`.
-    let ssl = unsafe { foreign_types_ref(ssl) };
-    // SAFETY: OpenSSL passes the bytes of the ClientHello and their length; the place is its own.
-    let identity = unsafe {
-        *session = ptr::null_mut();
-        if identity_len == 0 { &[] } else { std::slice::from_raw_parts(identity, identity_len) }
+    let find = |shared: &Shared, context: &Context| {
+        // SAFETY: OpenSSL passes the bytes of the ClientHello and their length; the place is its own.
+        let identity = unsafe {
+            *session = ptr::null_mut();
+            if identity_len == 0 { &[] } else { std::slice::from_raw_parts(identity, identity_len) }
+        };
+        let Side::Controller(keys) = &context.side else { return None };
+        let Ok(identity) = std::str::from_utf8(identity) else { return Some(1) };
+        let Some(psk) = keys.find(identity) else { return Some(1) };
+        let made = psk_session(&shared.library, ssl, &psk)?;
+        *context.identity.lock() = Some(identity.to_owned());
+        // SAFETY: as above; OpenSSL takes the session over.
+        unsafe { *session = made.as_ptr() };
+        Some(1)
     };
-    let Some(Context::Controller(keys, found)) = context_of(ssl) else { return 0 };
-    let Ok(identity) = std::str::from_utf8(identity) else { return 1 };
-    // A panic must not unwind through OpenSSL.
-    let Ok(key) = catch_unwind(AssertUnwindSafe(|| keys.find(identity))) else { return 0 };
-    let Some(psk) = key else { return 1 };
-    let made = psk_session(ssl, &psk);
-    if made.is_null() {
-        return 0;
-    }
-    *found.lock() = Some(identity.to_owned());
-    // SAFETY: as above; OpenSSL takes the session over.
-    unsafe { *session = made };
-    1
+    // SAFETY: OpenSSL passes the live `SSL` of this call.
+    unsafe { with_context(ssl, find) }
 }
 
-/// The reference to an `SSL` of OpenSSL.
-///
-/// # Safety
-/// `ssl` is live, and nobody else uses it during the lifetime.
-unsafe fn foreign_types_ref<'a>(ssl: *mut ffi::SSL) -> &'a SslRef {
-    use foreign_types::ForeignTypeRef as _;
-    // SAFETY: as the caller promises.
-    unsafe { SslRef::from_ptr(ssl) }
+/// Keeps the secrets of the records: a line is `LABEL RANDOM SECRET`, in hexadecimal digits.
+extern "C" fn keep_secret(ssl: *const Ssl, line: *const c_char) {
+    let keep = |_: &Shared, context: &Context| {
+        // SAFETY: OpenSSL passes a text that ends with 0.
+        let line = unsafe { CStr::from_ptr(line) }.to_str().ok()?;
+        let mut words = line.split(' ');
+        let label = words.next()?;
+        let place = SECRETS.iter().position(|known| *known == label)?;
+        let digits = words.nth(1)?;
+        let mut secret = Zeroizing::new(Vec::with_capacity(digits.len() / 2));
+        for at in (0..digits.len()).step_by(2) {
+            secret.push(u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?);
+        }
+        context.secrets.lock()[place] = Some(secret);
+        Some(1)
+    };
+    // SAFETY: OpenSSL passes the live `SSL` of this call.
+    unsafe { with_context(ssl, keep) };
 }
 
-/// A session that stands for an external key: null if there is no memory or no such cipher suite.
-fn psk_session(ssl: &SslRef, psk: &TlsPsk) -> *mut ffi::SSL_SESSION {
-    use foreign_types::ForeignTypeRef as _;
+/// Accepts no certificate.
+extern "C" fn refuse(_: c_int, _: *mut c_void) -> c_int {
+    0
+}
+
+/// A session that stands for an external key: `None` if there is no memory or no such cipher suite.
+fn psk_session(library: &Library, ssl: *mut Ssl, psk: &TlsPsk) -> Option<NonNull<SslSession>> {
     let number = suite(psk.hash()).1;
     let key = psk.key();
     // SAFETY: `ssl` is live; the number has the two bytes that OpenSSL reads; the key is copied; the session
     // is ours until it is returned or freed.
     unsafe {
-        let cipher = SSL_CIPHER_find(ssl.as_ptr(), number.as_ptr());
-        let session = SSL_SESSION_new();
-        if cipher.is_null() || session.is_null() {
-            ffi::SSL_SESSION_free(session);
-            return ptr::null_mut();
-        }
-        let is_set = SSL_SESSION_set1_master_key(session, key.as_ptr(), key.len()) == 1
-            && SSL_SESSION_set_cipher(session, cipher) == 1
-            && SSL_SESSION_set_protocol_version(session, ffi::TLS1_3_VERSION) == 1;
+        let cipher = (library.SSL_CIPHER_find)(ssl, number.as_ptr());
+        let session = NonNull::new((library.SSL_SESSION_new)())?;
+        let of = session.as_ptr();
+        let is_set = !cipher.is_null()
+            && (library.SSL_SESSION_set1_master_key)(of, key.as_ptr(), key.len()) == 1
+            && (library.SSL_SESSION_set_cipher)(of, cipher) == 1
+            && (library.SSL_SESSION_set_protocol_version)(of, TLS1_3_VERSION) == 1;
         if !is_set {
-            ffi::SSL_SESSION_free(session);
-            return ptr::null_mut();
+            (library.SSL_SESSION_free)(of);
         }
-        session
+        is_set.then_some(session)
     }
 }
 
 /// The cipher suite of a key with this hash: its name, and its number on the wire.
-fn suite(hash: Hash) -> (&'static str, [u8; 2]) {
+fn suite(hash: Hash) -> (&'static CStr, [u8; 2]) {
     match hash {
-        Hash::Sha256 => ("TLS_AES_128_GCM_SHA256", [0x13, 0x01]),
-        Hash::Sha384 | Hash::Sha512 => ("TLS_AES_256_GCM_SHA384", [0x13, 0x02]),
+        Hash::Sha256 => (c"TLS_AES_128_GCM_SHA256", [0x13, 0x01]),
+        Hash::Sha384 | Hash::Sha512 => (c"TLS_AES_256_GCM_SHA384", [0x13, 0x02]),
     }
 }
 
-type UseSession = extern "C" fn(
-    *mut ffi::SSL,
-    *const ffi::EVP_MD,
-    *mut *const u8,
-    *mut usize,
-    *mut *mut ffi::SSL_SESSION,
-) -> c_int;
-type FindSession =
-    extern "C" fn(*mut ffi::SSL, *const u8, usize, *mut *mut ffi::SSL_SESSION) -> c_int;
+/// Length of an AEAD tag.
+pub(super) const TAG_LEN: usize = 16;
 
-// openssl/ssl.h of OpenSSL 1.1.1 and newer.
-unsafe extern "C" {
-    fn SSL_CTX_set_psk_use_session_callback(context: *mut ffi::SSL_CTX, callback: UseSession);
-    fn SSL_CTX_set_psk_find_session_callback(context: *mut ffi::SSL_CTX, callback: FindSession);
-    fn SSL_SESSION_new() -> *mut ffi::SSL_SESSION;
-    fn SSL_SESSION_set1_master_key(s: *mut ffi::SSL_SESSION, key: *const u8, len: usize) -> c_int;
-    fn SSL_SESSION_set_cipher(s: *mut ffi::SSL_SESSION, cipher: *const ffi::SSL_CIPHER) -> c_int;
-    fn SSL_SESSION_set_protocol_version(s: *mut ffi::SSL_SESSION, version: c_int) -> c_int;
-    fn SSL_CIPHER_find(ssl: *mut ffi::SSL, number: *const u8) -> *const ffi::SSL_CIPHER;
-}
+const SUITES: &CStr = c"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
+const GROUPS: &CStr = c"X25519:P-256:P-384";
+const GROUPS_OF_FIPS: &CStr = c"P-256:P-384";
+/// The labels of the secrets, in the order of [`Secrets`].
+const SECRETS: [&str; 2] = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"];
 
-const SUITES: &str = "TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
-const GROUPS: &str = "X25519:P-256:P-384";
-const GROUPS_OF_FIPS: &str = "P-256:P-384";
+// Numbers of openssl/ssl.h.
+const SET_SESS_CACHE_MODE: c_int = 44;
+const SET_GROUPS_LIST: c_int = 92;
+const SET_MIN_PROTO_VERSION: c_int = 123;
+const SET_MAX_PROTO_VERSION: c_int = 124;
+const NO_TICKET: u64 = 1 << 14;
+const NO_RENEGOTIATION: u64 = 1 << 30;
+const TLS1_3_VERSION: c_int = 0x0304;
+const VERIFY_PEER: c_int = 1;
+const APP_DATA: c_int = 0;
+/// SSL_ERROR_NONE.
+const DONE: c_int = 0;
+const WANT_READ: c_int = 2;
+const ZERO_RETURN: c_int = 6;
 
-// Reasons of openssl/sslerr.h.
-const REASON_ALERT: c_int = 1000;
-const REASON_ALERT_LAST: c_int = 1255;
-const REASON_BAD_RECORD: c_int = 281;
-const REASON_WRONG_VERSION: c_int = 267;
-const REASON_BAD_RECORD_TYPE: c_int = 443;
-const REASON_BAD_LEGACY_VERSION: c_int = 292;
-const REASON_NO_SHARED_CIPHER: c_int = 193;
-const REASON_NO_SUITABLE_SIGNATURE: c_int = 118;
-const REASON_CERTIFICATE: c_int = 134;
-const REASON_BAD_BINDER: c_int = 253;
+// Numbers of openssl/evp.h.
+const GET_TAG: c_int = 0x10;
+const SET_TAG: c_int = 0x11;
+
+// Reasons of openssl/sslerr.h, and their bits of an error's code.
+const REASON_MASK: c_ulong = 0x7F_FFFF;
+const REASON_ALERT: c_ulong = 1000;
+const REASON_ALERT_LAST: c_ulong = 1255;
+const REASON_BAD_RECORD: c_ulong = 281;
+const REASON_WRONG_VERSION: c_ulong = 267;
+const REASON_BAD_RECORD_TYPE: c_ulong = 443;
+const REASON_BAD_LEGACY_VERSION: c_ulong = 292;
+const REASON_NO_SHARED_CIPHER: c_ulong = 193;
+const REASON_NO_SUITABLE_SIGNATURE: c_ulong = 118;
+const REASON_CERTIFICATE: c_ulong = 134;
+const REASON_BAD_BINDER: c_ulong = 253;

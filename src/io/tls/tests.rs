@@ -1,13 +1,10 @@
-//! Both sides of a session with each other, and with foreign peers, such as plain OpenSSL.
+//! Both sides of a session with each other, and with the program `openssl`.
 
-use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-
-use ::openssl::pkey::PKey;
-use ::openssl::rsa::Rsa;
-use ::openssl::ssl::{ErrorCode, SslOptions};
-use ::openssl::x509::X509;
 
 use super::*;
 use dlfs_nvme::auth::{ConfiguredPsk, Derivation, IdentityVersion};
@@ -29,6 +26,11 @@ impl Keys for These {
     fn find(&self, identity: &str) -> Option<TlsPsk> {
         self.0.iter().find(|psk| psk.identity() == identity).cloned()
     }
+}
+
+/// Opens into one place.
+fn open(session: &mut Session, into: &mut [u8]) -> Result<usize, TlsError> {
+    session.open(&mut [IoSliceMut::new(into)])
 }
 
 const HASHES: [dlfs_nvme::auth::Hash; 2] =
@@ -94,24 +96,26 @@ fn each_suite_and_identity_carries_bytes_both_ways_however_the_stream_is_cut() {
                 let mut controller = Session::controller(Arc::new(These(others))).unwrap();
                 assert_eq!(controller.identity(), None);
                 assert_eq!(shake(&mut host, &mut controller, step), (Ok(true), Ok(true)));
-                assert_eq!(controller.identity().as_deref(), Some(key.identity()));
+                assert_eq!(controller.identity(), Some(key.identity()));
                 let message: Vec<u8> = (0..50_000u32).map(|at| (at * 7) as u8).collect();
                 let pieces = [24, 16 << 10, 33_000, 592].iter().scan(0, |at, len| {
                     *at += len;
                     Some(&message[*at - len..*at])
                 });
-                let slices: Vec<IoSlice<'_>> = pieces.map(IoSlice::new).collect();
+                let slices: Vec<&[u8]> = pieces.collect();
                 for is_back in [false, true] {
                     let (from, to) = if is_back {
                         (&mut controller, &mut host)
                     } else {
                         (&mut host, &mut controller)
                     };
-                    assert_eq!(from.seal(&slices, usize::MAX), Ok(message.len()));
+                    let mut slices: Vec<IoSlice<'_>> =
+                        slices.iter().map(|slice| IoSlice::new(slice)).collect();
+                    assert_eq!(from.seal(&mut slices, usize::MAX), Ok(message.len()));
                     let mut came = Vec::new();
                     let mut into = [0; 5000];
                     pass(from, to, step, |side| {
-                        while let len @ 1.. = side.open(&mut into)? {
+                        while let len @ 1.. = open(side, &mut into)? {
                             came.extend_from_slice(&into[..len]);
                         }
                         Ok(())
@@ -194,13 +198,13 @@ fn a_flipped_bit_anywhere_in_the_handshake_or_in_a_record_is_noticed() {
     }
     assert!(flights.iter().all(|len| *len > 100), "{flights:?}");
     let (mut host, mut controller) = established(&key);
-    host.seal(&[IoSlice::new(&[9; 100])], usize::MAX).unwrap();
+    host.seal(&mut [IoSlice::new(&[9; 100])], usize::MAX).unwrap();
     let mut bytes = host.outgoing().to_vec();
     host.sent(bytes.len());
     let last = bytes.len() - 1;
     bytes[last / 2] ^= 4;
     controller.give(bytes, last + 1);
-    assert_eq!(controller.open(&mut [0; 200]), Err(TlsError::BadRecord));
+    assert_eq!(open(&mut controller, &mut [0; 200]), Err(TlsError::BadRecord));
 }
 
 /// The legacy version of a record header and the compatibility record (RFC 8446, 5.1 and D.4) are the only
@@ -216,14 +220,14 @@ fn is_ignored(flight: usize, at: usize, len: usize) -> bool {
 fn half_a_record_is_no_data_and_a_stream_that_ends_there_is_lost() {
     let key = psk(7, dlfs_nvme::auth::Hash::Sha384, IdentityVersion::V1);
     let (mut host, mut controller) = established(&key);
-    controller.seal(&[IoSlice::new(&[9; 1000])], usize::MAX).unwrap();
+    controller.seal(&mut [IoSlice::new(&[9; 1000])], usize::MAX).unwrap();
     let bytes = controller.outgoing().to_vec();
     let half = bytes.len() / 2;
     host.give(bytes[..half].to_vec(), half);
-    assert_eq!(host.open(&mut [0; 2000]), Ok(0), "nothing before the record is authentic");
+    assert_eq!(open(&mut host, &mut [0; 2000]), Ok(0), "nothing before the record is authentic");
     host.take_back();
     host.give(bytes[half..].to_vec(), bytes.len() - half);
-    assert_eq!(host.open(&mut [0; 2000]), Ok(1000));
+    assert_eq!(open(&mut host, &mut [0; 2000]), Ok(1000));
     host.take_back();
 }
 
@@ -238,87 +242,177 @@ fn what_is_not_tls_is_named_so() {
     assert_eq!(host.handshake(), Err(TlsError::NotTls));
 }
 
-/// Ciphertext that a test passes on by hand.
-#[derive(Default)]
-struct ByHand {
-    received: VecDeque<u8>,
-    sent: Vec<u8>,
-}
-
-impl Read for ByHand {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self.received.read(into)? {
-            0 => Err(io::ErrorKind::WouldBlock.into()),
-            len => Ok(len),
+#[test]
+fn what_is_sealed_is_opened_into_slices_of_any_lengths() {
+    let key = psk(7, dlfs_nvme::auth::Hash::Sha256, IdentityVersion::V1);
+    let (mut host, mut controller) = established(&key);
+    let message: Vec<u8> = (0..100_000u32).map(|at| (at * 13) as u8).collect();
+    for lens in
+        [&[100_000][..], &[0, 24, 4096, 0, 24, 4096, 91_760], &[1, 16_383, 83_616], &[7, 50]]
+    {
+        let sealed = controller.seal(&mut [IoSlice::new(&message)], usize::MAX);
+        assert_eq!(sealed, Ok(message.len()));
+        let bytes = controller.outgoing().to_vec();
+        controller.sent(bytes.len());
+        let mut came = Vec::new();
+        for piece in bytes.chunks(30_000) {
+            host.give(piece.to_vec(), piece.len());
+            loop {
+                let mut places: Vec<Vec<u8>> = lens.iter().map(|len| vec![0; *len]).collect();
+                let mut slices: Vec<IoSliceMut<'_>> =
+                    places.iter_mut().map(|place| IoSliceMut::new(place)).collect();
+                let len = host.open(&mut slices).unwrap();
+                came.extend_from_slice(&places.concat()[..len]);
+                if len < lens.iter().sum() {
+                    break;
+                }
+            }
+            host.take_back();
         }
+        assert!(came == message, "{lens:?}");
     }
 }
 
-impl Write for ByHand {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.sent.write(bytes)
+/// A host of TLS 1.2: a ClientHello with one cipher suite and no extension.
+#[test]
+fn a_host_with_an_older_protocol_is_refused_with_an_alert() {
+    let key = psk(7, dlfs_nvme::auth::Hash::Sha256, IdentityVersion::V1);
+    let mut hello = vec![22, 3, 1, 0, 45, 1, 0, 0, 41, 3, 3];
+    hello.extend([9; 32]);
+    hello.extend([0, 0, 2, 0xC0, 0x2F, 1, 0]);
+    let mut controller = Session::controller(Arc::new(These(vec![key]))).unwrap();
+    let len = hello.len();
+    controller.give(hello, len);
+    let error = controller.handshake().unwrap_err();
+    assert!(matches!(error, TlsError::Failed(_) | TlsError::NoKey), "{error}");
+    assert_eq!(controller.outgoing()[..2], [21, 3], "an alert says why");
+}
+
+/// A run of `openssl s_server`, and a host's session with it.
+struct Foreign {
+    server: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    stream: TcpStream,
+}
+
+impl Foreign {
+    /// `None`, with a word about it, where the program is not installed.
+    fn start(arguments: &[&str]) -> Option<Foreign> {
+        let mut command = Command::new("openssl");
+        command.args(["s_server", "-accept", "127.0.0.1:0", "-tls1_3"]).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let Ok(mut server) = command.spawn() else {
+            println!("SKIPPED: the program openssl is not installed");
+            return None;
+        };
+        let stdin = server.stdin.take().unwrap();
+        let mut stdout = BufReader::new(server.stdout.take().unwrap());
+        let accepts = line_with(&mut stdout, "ACCEPT ");
+        let stream = TcpStream::connect(accepts.trim().trim_start_matches("ACCEPT ")).unwrap();
+        Some(Foreign { server, stdin, stdout, stream })
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    /// Sends what is to be sent, and receives once; then `read` has its turn.
+    fn exchange<T>(
+        &mut self,
+        session: &mut Session,
+        read: impl FnOnce(&mut Session) -> Result<T, TlsError>,
+    ) -> Result<T, TlsError> {
+        self.flush(session);
+        let mut memory = vec![0; 100_000];
+        let len = self.stream.read(&mut memory).unwrap();
+        assert!(len > 0, "the other side has closed the connection");
+        session.give(memory, len);
+        let result = read(session);
+        session.take_back();
+        result
+    }
+
+    fn flush(&mut self, session: &mut Session) {
+        self.stream.write_all(session.outgoing()).unwrap();
+        session.sent(session.outgoing().len());
+    }
+
+    fn handshake(&mut self, session: &mut Session) -> Result<(), TlsError> {
+        let mut is_over = session.handshake()?;
+        while !is_over {
+            is_over = self.exchange(session, Session::handshake)?;
+        }
         Ok(())
     }
 }
 
-/// An endpoint of plain OpenSSL, whose ciphertext a test passes on by hand.
-fn plain_endpoint(
-    is_host: bool,
-    change: impl FnOnce(&mut ::openssl::ssl::SslContextBuilder),
-) -> ::openssl::ssl::SslStream<ByHand> {
-    use ::openssl::ssl::{Ssl, SslContextBuilder, SslMethod, SslStream};
-    let mut builder = SslContextBuilder::new(SslMethod::tls()).unwrap();
-    change(&mut builder);
-    let mut ssl = Ssl::new(&builder.build()).unwrap();
-    if is_host {
-        ssl.set_connect_state()
-    } else {
-        ssl.set_accept_state()
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
     }
-    SslStream::new(ssl, ByHand::default()).unwrap()
+}
+
+fn line_with(stdout: &mut BufReader<ChildStdout>, text: &str) -> String {
+    let mut line = String::new();
+    while !line.contains(text) {
+        line.clear();
+        assert!(stdout.read_line(&mut line).unwrap() > 0, "openssl has ended");
+    }
+    line
 }
 
 #[test]
 fn a_controller_that_has_a_certificate_instead_of_the_key_is_refused() {
-    let rsa = PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap();
-    let mut certificate = X509::builder().unwrap();
-    certificate.set_pubkey(&rsa).unwrap();
-    let time = |days| ::openssl::asn1::Asn1Time::days_from_now(days).unwrap();
-    certificate.set_not_before(&time(0)).unwrap();
-    certificate.set_not_after(&time(1)).unwrap();
-    certificate.sign(&rsa, ::openssl::hash::MessageDigest::sha256()).unwrap();
-    let certificate = certificate.build();
-    let mut impostor = plain_endpoint(false, |builder| {
-        builder.set_certificate(&certificate).unwrap();
-        builder.set_private_key(&rsa).unwrap();
-    });
+    let folder = tempfile::tempdir().unwrap();
+    let [secret, certificate] = ["key", "certificate"].map(|name| folder.path().join(name));
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let mut command = Command::new("openssl");
+    command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=impostor"]);
+    command.arg("-keyout").arg(&secret).arg("-out").arg(&certificate).stderr(Stdio::null());
+    let Ok(status) = command.status() else {
+        return println!("SKIPPED: the program openssl is not installed");
+    };
+    assert!(status.success());
+    let arguments = ["-key", &text(&secret), "-cert", &text(&certificate)];
+    let mut impostor = Foreign::start(&arguments).unwrap();
     let mut host =
         Session::host(&psk(7, dlfs_nvme::auth::Hash::Sha256, IdentityVersion::V1)).unwrap();
-    assert_eq!(host.handshake(), Ok(false));
-    let hello = host.outgoing().to_vec();
-    impostor.get_mut().received = hello.into();
-    assert_eq!(impostor.do_handshake().unwrap_err().code(), ErrorCode::WANT_READ);
-    let answer = std::mem::take(&mut impostor.get_mut().sent);
-    host.give(answer.clone(), answer.len());
-    assert_eq!(host.handshake(), Err(TlsError::NoKey));
+    assert_eq!(impostor.handshake(&mut host), Err(TlsError::NoKey));
 }
 
+/// Our records and those of OpenSSL, with its session tickets, and with changes of keys that it makes and asks for. The
+/// program takes keys with SHA-256 alone.
 #[test]
-fn a_host_without_an_ephemeral_exchange_or_with_an_older_protocol_is_refused() {
-    use ::openssl::ssl::SslVersion;
+fn openssl_reads_what_is_sealed_and_is_read_also_after_changes_of_keys() {
     let key = psk(7, dlfs_nvme::auth::Hash::Sha256, IdentityVersion::V1);
-    let mut old = plain_endpoint(true, |builder| {
-        builder.set_max_proto_version(Some(SslVersion::TLS1_2)).unwrap();
-        builder.set_options(SslOptions::NO_TICKET);
-    });
-    assert_eq!(old.do_handshake().unwrap_err().code(), ErrorCode::WANT_READ);
-    let hello = std::mem::take(&mut old.get_mut().sent);
-    let mut controller = Session::controller(Arc::new(These(vec![key]))).unwrap();
-    controller.give(hello.clone(), hello.len());
-    let error = controller.handshake().unwrap_err();
-    assert!(matches!(error, TlsError::Failed(_) | TlsError::NoKey), "{error}");
-    assert!(!controller.outgoing().is_empty(), "an alert says why");
+    let digits: String = key.key().iter().map(|byte| format!("{byte:02x}")).collect();
+    let arguments = ["-nocert", "-psk", &digits, "-psk_identity", key.identity()];
+    let Some(mut openssl) = Foreign::start(&arguments) else { return };
+    let mut host = Session::host(&key).unwrap();
+    openssl.handshake(&mut host).unwrap();
+    for (round, command) in ["", "k\n", "K\n", "k\n"].into_iter().enumerate() {
+        openssl.stdin.write_all(command.as_bytes()).unwrap();
+        if !command.is_empty() {
+            // Its change of keys arrives; a command is the beginning of what openssl reads at once.
+            let change = openssl.exchange(&mut host, |host| open(host, &mut [0; 1]));
+            assert_eq!(change, Ok(0));
+        }
+        let said = format!("round {round}, {}\n", "x".repeat(9_000));
+        openssl.stdin.write_all(said.as_bytes()).unwrap();
+        let mut heard = Vec::new();
+        while heard.len() < said.len() {
+            let mut into = [0; 5_000];
+            openssl
+                .exchange(&mut host, |host| {
+                    while let len @ 1.. = open(host, &mut into)? {
+                        heard.extend_from_slice(&into[..len]);
+                    }
+                    Ok(())
+                })
+                .unwrap();
+        }
+        assert!(heard == said.as_bytes(), "round {round}");
+        let words = format!("answer {round}\n");
+        host.seal(&mut [IoSlice::new(words.as_bytes())], usize::MAX).unwrap();
+        openssl.flush(&mut host);
+        line_with(&mut openssl.stdout, words.trim());
+    }
 }

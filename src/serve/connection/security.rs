@@ -6,7 +6,7 @@
 //! one message and no exponentiation. Buffers for ciphertext belong to the poller; a connection owns one
 //! only while its host does not read.
 
-use std::io::{IoSlice, Read as _};
+use std::io::{IoSlice, IoSliceMut, Read as _};
 use std::net::TcpStream;
 use std::time::Instant;
 
@@ -163,8 +163,8 @@ impl HostConnection {
             Ok(false) => return Ok(false),
             Ok(true) => {
                 secured.names = secured.session.identity().and_then(|identity| {
-                    let parts = IdentityParts::parse(&identity)?;
-                    Some(Names { identity, parts })
+                    let parts = IdentityParts::parse(identity)?;
+                    Some(Names { identity: identity.to_owned(), parts })
                 });
                 match &secured.names {
                     Some(names) => {
@@ -210,7 +210,7 @@ impl HostConnection {
                 // buffer.
                 None => (false, &mut plain[..RECORD_LEN_BYTES]),
             };
-            let len = match secured.session.open(into) {
+            let len = match secured.session.open(&mut [IoSliceMut::new(into)]) {
                 Ok(0) => break,
                 Ok(len) => len,
                 Err(TlsError::Closed) => return Err(Closed::ByHost),
@@ -264,7 +264,7 @@ impl HostConnection {
             }
             let mut slices = [IoSlice::new(&[]); TARGET_SEND_SLICES];
             let used = self.protocol.gather(&mut slices);
-            let sealed = session.seal(&slices[..used], SEAL_BYTES).map_err(|_| NO_SESSION)?;
+            let sealed = session.seal(&mut slices[..used], SEAL_BYTES).map_err(|_| NO_SESSION)?;
             self.protocol.sent(sealed);
         }
         if is_lent {

@@ -48,7 +48,7 @@ impl From<LinkError> for Failure {
             | LinkError::Closed
             | LinkError::Excess { .. }
             | LinkError::Tls(TlsError::Closed) => ErrorKind::Disconnected,
-            LinkError::Tls(TlsError::Unsupported) => ErrorKind::Unsupported,
+            LinkError::Tls(TlsError::NoLibrary(_)) => ErrorKind::Unsupported,
             LinkError::Tls(TlsError::BadRecord | TlsError::Failed(_)) => ErrorKind::Corrupt,
             LinkError::Tls(TlsError::Alert { .. } | TlsError::NotTls | TlsError::NoKey) => {
                 ErrorKind::Refused

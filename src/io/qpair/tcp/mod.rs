@@ -157,7 +157,7 @@ fn keyring_psk(options: &ConnectOptions, hostnqn: &Nqn, subnqn: &Nqn) -> Result<
 const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a key there once the module nvme-keyring \
     is loaded, and only root may read it; or give a key file: --tls-key FILE, or tls_key in Rust, C and Python";
 
-/// Refuses contradictory TLS options, and TLS in a build without it, before anything is sent.
+/// Refuses contradictory TLS options, and TLS without OpenSSL, before anything is sent.
 fn check_tls(options: &ConnectOptions) -> Result<()> {
     let invalid = |message: &'static str| Err(Error::new(ErrorKind::InvalidArgument, message));
     if options.concat && options.dhchap_secret.is_none() {
@@ -172,11 +172,11 @@ fn check_tls(options: &ConnectOptions) -> Result<()> {
         );
     }
     let is_plain = options.tls_key.is_none() && options.tls_keyring.is_none() && !options.concat;
-    if is_plain || tls::IS_SUPPORTED {
+    if is_plain {
         return Ok(());
     }
-    let error = Error::new(ErrorKind::Unsupported, TlsError::Unsupported.to_string());
-    Err(error.hint(tls::HOW_TO_BUILD))
+    let unsupported = |error: TlsError| Error::new(ErrorKind::Unsupported, error.to_string());
+    tls::load().map_err(|error| unsupported(error).hint(tls::HOW_TO_INSTALL))
 }
 
 /// The namespaces that a controller at `portal` must identify.

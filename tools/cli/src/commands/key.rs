@@ -139,7 +139,7 @@ Examples:
   (umask 077; dlfs key gen > host.key)         # a file that only you can read
   dlfs key check host.key
   dlfs read nvme-tcp://HOST/NQN --hostnqn NQN --dhchap-secret host.key
-  (umask 077; dlfs key gen --tls > tls.key)    # for --tls-key, in builds with TLS
+  (umask 077; dlfs key gen --tls > tls.key)    # for --tls-key
 
 A hosts file, for dlfs serve --hosts, also with mode 0600:
   [[host]]

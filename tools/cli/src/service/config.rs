@@ -281,9 +281,11 @@ impl Reader<'_> {
         }
         let exists = |nsid: &Nsid| subsystem.namespaces.iter().any(|known| known.nsid == *nsid);
         for (host, keys) in host_keys {
-            if (!keys.tls_keys.is_empty() || keys.must_concat) && !tls::IS_SUPPORTED {
-                let what =
-                    format!("{host} must connect inside TLS, and this build of dlfs has no TLS");
+            if (!keys.tls_keys.is_empty() || keys.must_concat)
+                && let Err(error) = tls::load()
+            {
+                let how = tls::HOW_TO_INSTALL;
+                let what = format!("{host} must connect inside TLS: {error}: {how}");
                 return Err(self.wrong(at, &what));
             }
             if let Some(nsid) = keys.access.namespaces.iter().flatten().find(|nsid| !exists(nsid)) {

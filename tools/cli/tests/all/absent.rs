@@ -61,16 +61,3 @@ fn the_page_over_metrics_names_the_feature_top() {
     }
     run(&["top", "127.0.0.1:9410", "--once"]).code(1).complains_of(&["--features top"]);
 }
-
-#[test]
-fn keys_of_tls_name_the_feature_tls() {
-    if cfg!(feature = "tls") {
-        return println!("SKIPPED: this build has the feature");
-    }
-    let key = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-    let address = "nvme-tcp://127.0.0.1:1/nqn.2026-11.io.dlfs:x";
-    let hostnqn = "nqn.2026-11.io.dlfs:host";
-    run(&["stat", address, "--tls-key", key, "--hostnqn", hostnqn])
-        .code(1)
-        .complains_of(&["--features tls"]);
-}

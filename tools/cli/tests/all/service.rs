@@ -252,13 +252,6 @@ fn a_reload_that_fails_late_changes_nothing_and_says_so() {
     refused(&second(&port), &["cannot listen on", &port]);
     // An access log, which begins with the service.
     refused(&format!("access_log = \"access.jsonl\"\n{changed}"), &["access log", "restart"]);
-    if cfg!(not(feature = "tls")) {
-        // A host that must use TLS, in a build without it.
-        let key = run(&["key", "gen", "--tls"]).code(0).text().trim().to_owned();
-        let hosts = format!("[[host]]\nnqn = \"nqn.2026-11.io.dlfs:t\"\ntls_key = \"{key}\"\n");
-        private(&dir, "hosts.toml", &hosts);
-        refused(&first("hosts = \"hosts.toml\""), &["this build of dlfs has no TLS", "line 2"]);
-    }
     drop(taken);
     write(&dir, &second(&port));
     let told = service.asked(&["reload"]);

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::common::{self, Served, TestDir, dlfs, refusing, run, signal, wait};
+use crate::common::{self, Served, TestDir, dlfs, finish, refusing, run, signal, wait};
+use crate::service_support::{one, private, write};
 
 #[test]
 fn every_reading_command_works_over_nvme_tcp_as_on_the_file() {
@@ -108,6 +109,41 @@ fn processors_and_nodes_that_are_not_there_are_told_at_once() {
         refused(&["--numa", "4000"], "NUMA node 4000 does not exist");
     }
     run(&["serve", &image, "--pollers", "0"]).code(2).complains_of(&["--pollers"]);
+}
+
+/// As on a machine without OpenSSL 3: the loader finds a file that is no library.
+#[test]
+fn without_openssl_only_what_needs_tls_fails_and_names_the_packages() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    fs::create_dir(dir.path("lib")).unwrap();
+    fs::write(dir.path("lib/libssl.so.3"), "").unwrap();
+    let without = |arguments: &[&str]| {
+        let mut command = dlfs();
+        command.env("LD_LIBRARY_PATH", dir.path("lib")).args(arguments);
+        finish(command)
+    };
+    let key = without(&["key", "gen", "--tls"]).code(0).text().trim().to_owned();
+    private(&dir, "key", &key);
+    let hosts = format!("[[host]]\nnqn = \"nqn.2026-11.io.dlfs:t\"\ntls_key = \"{key}\"\n");
+    private(&dir, "hosts.toml", &hosts);
+    write(&dir, &one("127.0.0.1:0", &[(1, "train.dlfs")], "hosts = \"hosts.toml\""));
+    let served = Served::start(&image, &[]);
+    without(&["stat", &image]).code(0);
+    without(&["stat", &served.address]).code(0);
+    let hosts = dir.arg("hosts.toml");
+    let keyed = ["--hostnqn", "nqn.2026-11.io.dlfs:t", "--tls-key", &dir.arg("key")];
+    let secured = ["serve", &image, "--listen", "127.0.0.1:0", "--hosts", &hosts];
+    for arguments in [
+        &[&["stat", &served.address][..], &keyed].concat()[..],
+        &secured,
+        &["serve", "--check", "--config", &dir.arg("targets.toml")],
+    ] {
+        let words = ["OpenSSL 3", "libssl.so.3", "libssl3t64", "openssl-libs"];
+        without(arguments).code(1).complains_of(&words);
+    }
+    let checked = ["serve", "--check", "--config", &dir.arg("targets.toml")];
+    run(&checked).code(0);
 }
 
 #[test]

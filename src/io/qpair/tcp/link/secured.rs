@@ -112,18 +112,10 @@ impl Secured {
             let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
                 std::array::from_fn(|_| IoSliceMut::new(&mut []));
             let used = connection.poll_receive(scratch, &mut slices);
-            let mut filled = 0;
-            let mut is_drained = false;
-            for slice in &mut slices[..used] {
-                let len = self.session.open(slice).map_err(LinkError::Tls)?;
-                filled += len;
-                is_drained = len < slice.len();
-                if is_drained {
-                    break;
-                }
-            }
+            let asked: usize = slices[..used].iter().map(|slice| slice.len()).sum();
+            let filled = self.session.open(&mut slices[..used]).map_err(LinkError::Tls)?;
             connection.handle_filled(now, scratch, filled)?;
-            if is_drained {
+            if filled < asked {
                 return Ok(());
             }
         }
@@ -139,7 +131,8 @@ impl Secured {
         while self.flush(socket)? && connection.wants_transmit() {
             let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
             let used = connection.poll_transmit(&mut slices);
-            let sealed = self.session.seal(&slices[..used], SEAL_BYTES).map_err(LinkError::Tls)?;
+            let sealed =
+                self.session.seal(&mut slices[..used], SEAL_BYTES).map_err(LinkError::Tls)?;
             connection.transmitted(now, sealed);
         }
         Ok(())

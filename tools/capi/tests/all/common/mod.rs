@@ -26,10 +26,9 @@ pub(crate) fn prefix() -> Option<&'static Path> {
         // This program is in the folder where cargo has built the library.
         let built = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
         let install = here().join("install");
-        let features = if cfg!(feature = "tls") { "tls" } else { "" };
         let mut command = Command::new("python3");
         command.arg(install).arg(prefix.path()).arg("--from").arg(built);
-        run(command.args(["--features", features]));
+        run(&mut command);
         Some(prefix)
     });
     if prefix.is_none() {
