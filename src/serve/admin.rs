@@ -293,7 +293,13 @@ fn get_log_page(
 
 /// The discovery log page: this service and, for a host that may connect, the subsystem.
 fn discovery_log(subsystem: &Subsystem, host: &Nqn, local: SocketAddr) -> Vec<u8> {
-    let record = |subtype, nqn| DiscoveryRecord::tcp(subtype, nqn, local, ADMIN_QUEUE_ENTRIES);
+    let record = |subtype, nqn| {
+        let mut record = DiscoveryRecord::tcp(subtype, nqn, local, ADMIN_QUEUE_ENTRIES);
+        if subsystem.options.require_tls {
+            record.require_tls();
+        }
+        record
+    };
     let itself = Nqn::discovery();
     // Loaded first: entries that are newer than their counter are read again, older ones would not be.
     let replacements = subsystem.replacements.load(Ordering::Acquire);

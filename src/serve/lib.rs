@@ -555,6 +555,9 @@ fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespa
     }
     let nsids: Vec<Nsid> = served.iter().map(|served| served.nsid).collect();
     check_hosts(&options.host_keys, &nsids, options.max_nsid)?;
+    if options.require_tls {
+        load_tls(&"every host")?;
+    }
     if options.nqn.as_str() == Nqn::DISCOVERY {
         return Err(invalid(
             "a subsystem cannot have the name of the discovery service".to_owned(),

@@ -36,6 +36,9 @@ pub struct TargetOptions {
     pub dhchap_groups: Vec<Group>,
     /// Lets any host connect, on any address.
     pub allow_any_host: bool,
+    /// Refuses connections without TLS, also to the discovery service. Hosts that have only secrets must generate a
+    /// TLS PSK by authenticating, as with [`HostKeys::must_concat`]; hosts without keys cannot connect.
+    pub require_tls: bool,
     /// Lets hosts write, if the device is writable.
     pub writable: bool,
     /// Number of poller threads, each with queue pairs of its own. A new connection goes to the
@@ -138,8 +141,8 @@ impl Access {
 
 impl HostKeys {
     /// Generation of a TLS PSK by authentication on a plain connection: no, optional or required.
-    pub(super) fn concatenation(&self) -> Concatenation {
-        if self.must_concat {
+    pub(super) fn concatenation(&self, require_tls: bool) -> Concatenation {
+        if self.must_concat || require_tls {
             Concatenation::Required
         } else if tls::load().is_ok() {
             Concatenation::Optional
@@ -161,6 +164,7 @@ impl TargetOptions {
             dhchap_hashes: vec![Hash::Sha256, Hash::Sha384, Hash::Sha512],
             dhchap_groups: vec![Group::Ffdhe2048, Group::Ffdhe3072, Group::Null],
             allow_any_host: false,
+            require_tls: false,
             writable: false,
             num_pollers: 1,
             busy_poll: false,

@@ -453,12 +453,15 @@ impl Subsystem {
         let keys = self.keys_of(&hostnqn).filter(|_| !is_discovery);
         let qid = sqe.connect_qid();
         // With `must_concat`, the admin queue starts outside TLS: its authentication generates the PSK.
-        let must_secure =
-            |keys: &HostKeys| !keys.tls_keys.is_empty() || keys.must_concat && qid != 0;
-        let must_secure = keys.as_deref().is_some_and(must_secure);
+        let require_tls = self.options.require_tls;
+        let must_secure = |keys: &HostKeys| {
+            let must_concat = keys.must_concat || require_tls && !keys.secrets.is_empty();
+            !keys.tls_keys.is_empty() || if must_concat { qid != 0 } else { require_tls }
+        };
+        let must_secure = keys.as_deref().map_or(require_tls, must_secure);
         check_secured(secured_as, must_secure, &hostnqn, &subnqn)?;
         let concatenation = match &keys {
-            Some(keys) if secured_as.is_none() && qid == 0 => keys.concatenation(),
+            Some(keys) if secured_as.is_none() && qid == 0 => keys.concatenation(require_tls),
             _ => Concatenation::No,
         };
         let is_generated = secured_as.is_some_and(|names| names.parts.origin == Origin::Generated);
@@ -859,7 +862,7 @@ fn check_secured(
     let why = match secured_as.map(|names| &names.parts) {
         Some(names) if names.hostnqn != *hostnqn => "its TLS key is that of another host",
         Some(names) if names.subnqn != *subnqn => "its TLS key is for another subsystem",
-        None if must_secure => "a host with a TLS key must use TLS",
+        None if must_secure => "it must connect inside TLS",
         _ => return Ok(()),
     };
     let refusal = Refusal::of(Status::CONNECT_INVALID_HOST, why);

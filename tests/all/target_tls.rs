@@ -277,6 +277,38 @@ fn a_host_that_must_generate_a_key_is_refused_without_and_contradictions_are_nam
     assert!(text.contains("although it must"), "{text}");
 }
 
+#[test]
+fn a_target_that_requires_tls_takes_no_connection_without_it() {
+    let target = serve(|options| {
+        options.require_tls = true;
+        let keys = HostKeys { secrets: vec![secret(1)], ..HostKeys::default() };
+        options.host_keys.insert(host("carol"), keys);
+    });
+    for name in ["alice", "bob", "stranger"] {
+        let (kind, text) = refusal(&target, &connect_options(name, None));
+        assert_eq!(kind, ErrorKind::Refused, "{text}");
+        assert!(text.contains("requires TLS"), "{text}");
+        let mut plain = RawHost::initialised(target.local_addr(), &subnqn(), NONE);
+        plain.hostnqn = host(name);
+        let status = plain.connect(0, 31, ConnectData::CNTLID_DYNAMIC).status();
+        assert_eq!(status, Status::CONNECT_INVALID_HOST.do_not_retry());
+    }
+    // Secrets alone prove a host, and do not hide its bytes.
+    let (kind, text) = refusal(&target, &concat_options("carol", false, false));
+    assert_eq!(kind, ErrorKind::Unsupported, "{text}");
+    assert!(text.contains("--concat"), "{text}");
+    let port = target.local_addr().port();
+    dlfs::qpair::tcp::discover("127.0.0.1", port, &connect_options("bob", None)).unwrap_err();
+    let keyed = connect_options("alice", Some(key(1, Hash::Sha256)));
+    for options in [&keyed, &concat_options("carol", true, false)] {
+        let namespace = connect(&target, options).unwrap();
+        assert_eq!(namespace.namespace().engine, "tcp (TLS)");
+        reads_the_pattern(&namespace);
+    }
+    let found = dlfs::qpair::tcp::discover("127.0.0.1", port, &keyed).unwrap();
+    assert!(found.iter().all(|record| (record.treq & 3, record.tsas[0]) == (1, 2)), "required");
+}
+
 /// As on a machine where nvme-cli has put keys into the kernel's keyring.
 #[test]
 fn a_key_in_the_kernels_keyring_connects_its_host_and_its_subsystem_alone() {

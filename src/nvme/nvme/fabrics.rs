@@ -357,6 +357,12 @@ impl DiscoveryRecord {
         record
     }
 
+    /// Says that the address takes connections inside TLS 1.3 alone.
+    pub fn require_tls(&mut self) {
+        self.treq = TREQ_SECURE_CHANNEL | TREQ_SQ_FLOW_CONTROL_OPTIONAL;
+        self.tsas[0] = SECTYPE_TLS_1_3;
+    }
+
     /// Subsystem NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
@@ -383,10 +389,14 @@ fn text(field: &[u8]) -> Option<&str> {
     std::str::from_utf8(&field[..len]).ok().map(|text| text.trim_end_matches(' '))
 }
 
+/// TREQ 1:0 = 1: a secure channel is required.
+const TREQ_SECURE_CHANNEL: u8 = 1;
 /// TREQ 1:0 = 2: a secure channel is not required.
 const TREQ_NO_SECURE_CHANNEL: u8 = 2;
 /// TREQ bit 2: the target can disable SQ flow control.
 const TREQ_SQ_FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
+/// The first byte of TSAS for TCP, where the channel is TLS 1.3.
+const SECTYPE_TLS_1_3: u8 = 2;
 
 #[cfg(test)]
 mod tests {

@@ -458,7 +458,7 @@ fn refusal(cqe: &Cqe) -> Failure {
     if status.is(Status::CONNECT_INVALID_HOST) {
         return answered.hint(
                 "have this host's NQN added to the target's list of allowed hosts, or give another with --hostnqn; \
-                 a target that has a TLS key for this host needs it: --tls-key; \
+                 a target that requires TLS, or has a TLS key for this host, needs it: --tls-key; \
                  `dlfs discover HOST:PORT` lists what the target offers this one",
             );
     }

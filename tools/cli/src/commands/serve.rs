@@ -54,8 +54,8 @@ pub(crate) struct ServeArgs {
     image: Option<ImageAddress>,
     /// Serve what this file says: several subsystems, their namespaces and hosts; SIGHUP reloads it
     #[arg(long, value_name = "FILE")]
-    #[arg(conflicts_with_all = ["listen", "nqn", "allow_host", "hosts", "allow_any_host", "writable", "pollers"])]
-    #[arg(conflicts_with_all = ["LimitArgs", "PlacementArgs"])]
+    #[arg(conflicts_with_all = ["listen", "nqn", "allow_host", "hosts", "allow_any_host", "require_tls", "writable"])]
+    #[arg(conflicts_with_all = ["pollers", "LimitArgs", "PlacementArgs"])]
     config: Option<PathBuf>,
     /// Check the file of --config and that its local namespaces can be opened, and serve nothing; exit code 0: valid,
     /// 1: not
@@ -88,6 +88,10 @@ pub(crate) struct ServeArgs {
     /// Allow any host to connect; those in --hosts must still authenticate
     #[arg(long, conflicts_with = "allow_host")]
     allow_any_host: bool,
+    /// Refuse connections without TLS, even to learn of the subsystem; hosts in --hosts that have no TLS key must
+    /// generate one (--concat)
+    #[arg(long, requires = "hosts")]
+    require_tls: bool,
     /// Allow hosts to write
     #[arg(long)]
     writable: bool,
@@ -293,6 +297,7 @@ fn start_image(args: &ServeArgs, sockets: Vec<TcpListener>) -> Result<Service, F
         allow_hosts: args.allow_host.clone(),
         allow_any_host: args.allow_any_host,
         host_keys,
+        require_tls: args.require_tls,
         ana: args.ana_state.unwrap_or(AnaState::Optimized),
         pollers: args.pollers,
         cpus,

@@ -53,6 +53,7 @@ pub(crate) struct SubsystemConfig {
     pub(crate) allow_any_host: bool,
     /// Hosts that must authenticate.
     pub(crate) host_keys: BTreeMap<Nqn, HostKeys>,
+    pub(crate) require_tls: bool,
     /// The ANA state of the namespaces through this service.
     pub(crate) ana: AnaState,
     /// Threads that move data; by default one per processor of `cpus`, else 1.
@@ -73,8 +74,9 @@ pub(crate) struct NamespaceConfig {
 impl SubsystemConfig {
     /// The part that only a restart can change, as a string to compare; the rest may change at run time.
     fn fixed(&self) -> String {
-        let SubsystemConfig { listen, allow_any_host, pollers, cpus, busy_poll, limits, .. } = self;
-        format!("{:?}", (listen, allow_any_host, pollers, cpus, busy_poll, limits))
+        let SubsystemConfig { listen, allow_any_host, require_tls, pollers, cpus, .. } = self;
+        let hosts = (allow_any_host, require_tls);
+        format!("{:?}", (listen, hosts, pollers, cpus, self.busy_poll, &self.limits))
     }
 
     /// Refuses a change that needs a restart.
@@ -83,7 +85,8 @@ impl SubsystemConfig {
             return Ok(());
         }
         let message = format!(
-            "{}: listen, allow_any_host, pollers, cpus, busy_poll and limits do not change while it serves",
+            "{}: listen, allow_any_host, require_tls, pollers, cpus, busy_poll and limits do not change while it \
+             serves",
             self.nqn
         );
         Err(Error::new(ErrorKind::InvalidArgument, message).hint("restart the service for these"))
@@ -114,6 +117,8 @@ struct FileSubsystem {
     allow_hosts: Vec<Nqn>,
     #[serde(default)]
     allow_any_host: bool,
+    #[serde(default)]
+    require_tls: bool,
     hosts: Option<PathBuf>,
     ana: Option<Spanned<String>>,
     pollers: Option<Spanned<u16>>,
@@ -255,6 +260,7 @@ impl Reader<'_> {
             allow_hosts: file.allow_hosts,
             allow_any_host: file.allow_any_host,
             host_keys: host_keys.transpose()?.unwrap_or_default(),
+            require_tls: file.require_tls,
             ana: ana.transpose()?.unwrap_or(AnaState::Optimized),
             pollers: file.pollers.map(Spanned::into_inner),
             cpus: cpus.transpose()?,
@@ -279,15 +285,18 @@ impl Reader<'_> {
             );
             return Err(self.wrong(at, &what));
         }
+        if subsystem.require_tls && host_keys.is_empty() {
+            return Err(self.wrong(at, "require_tls needs hosts, a file with the keys of hosts"));
+        }
+        let needs_tls = |keys: &HostKeys| !keys.tls_keys.is_empty() || keys.must_concat;
+        if (subsystem.require_tls || host_keys.values().any(needs_tls))
+            && let Err(error) = tls::load()
+        {
+            let how = tls::HOW_TO_INSTALL;
+            return Err(self.wrong(at, &format!("hosts must connect inside TLS: {error}: {how}")));
+        }
         let exists = |nsid: &Nsid| subsystem.namespaces.iter().any(|known| known.nsid == *nsid);
         for (host, keys) in host_keys {
-            if (!keys.tls_keys.is_empty() || keys.must_concat)
-                && let Err(error) = tls::load()
-            {
-                let how = tls::HOW_TO_INSTALL;
-                let what = format!("{host} must connect inside TLS: {error}: {how}");
-                return Err(self.wrong(at, &what));
-            }
             if let Some(nsid) = keys.access.namespaces.iter().flatten().find(|nsid| !exists(nsid)) {
                 let what = format!("{host} may use namespace {}, which does not exist", nsid.0);
                 return Err(self.wrong(at, &what));
@@ -442,6 +451,7 @@ ana = "non-optimized"
             ("allow_hosts =", "allow_any_host = true\nallow_hosts =", (16, 7), "contradict"),
             ("allow_hosts = [\"nqn.2026-11.io.dlfs:host\"]", "", (16, 7), "reached from elsewhere"),
             ("\"/b.dlfs\"", "\"nvme-tcp://\"", (10, 11), "is no address"),
+            ("allow_hosts =", "require_tls = true\nallow_hosts =", (16, 7), "require_tls needs"),
             ("\"non-optimized\"", "\"fast\"", (19, 7), "is no ANA state"),
         ];
         for (from, to, (line, column), named) in cases {

@@ -354,6 +354,7 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
     let mut options = TargetOptions {
         allow_hosts: config.allow_hosts.clone(),
         allow_any_host: config.allow_any_host,
+        require_tls: config.require_tls,
         host_keys: config.host_keys.clone(),
         tls_derivation: connect.tls_derivation,
         writable: true,

@@ -137,6 +137,7 @@ fn without_openssl_only_what_needs_tls_fails_and_names_the_packages() {
     for arguments in [
         &[&["stat", &served.address][..], &keyed].concat()[..],
         &secured,
+        &[&secured[..], &["--require-tls"]].concat(),
         &["serve", "--check", "--config", &dir.arg("targets.toml")],
     ] {
         let words = ["OpenSSL 3", "libssl.so.3", "libssl3t64", "openssl-libs"];
@@ -144,6 +145,7 @@ fn without_openssl_only_what_needs_tls_fails_and_names_the_packages() {
     }
     let checked = ["serve", "--check", "--config", &dir.arg("targets.toml")];
     run(&checked).code(0);
+    run(&["serve", &image, "--require-tls"]).code(2).complains_of(&["--hosts"]);
 }
 
 #[test]
