@@ -66,7 +66,7 @@ pub struct Connect {
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE|KEY", requires = "dhchap_secret"))]
     pub dhchap_ctrl_secret: Option<String>,
     /// Go on inside TLS with a key that the authentication generates (secure channel concatenation); needs
-    /// dhchap_secret and a build with TLS.
+    /// dhchap_secret and OpenSSL 3.
     #[cfg_attr(
         feature = "clap",
         arg(long, requires = "dhchap_secret", conflicts_with = "tls_key")
@@ -76,7 +76,7 @@ pub struct Connect {
     #[cfg_attr(feature = "clap", arg(long, conflicts_with = "concat"))]
     pub tls: bool,
     /// The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, the key itself,
-    /// or `keyring` for the kernel's keyring .nvme; through SPDK a file only. Needs a build with TLS.
+    /// or `keyring` for the kernel's keyring .nvme; through SPDK a file only. Needs OpenSSL 3.
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE|KEY"))]
     pub tls_key: Option<String>,
     /// Derive TLS keys as libnvme before July 2025 did, for targets whose keys it installed.
@@ -383,7 +383,7 @@ pub struct Peers {
         arg(long, value_name = "FILE|KEY|rendezvous", requires = "peers")
     )]
     pub job_key: Option<String>,
-    /// Connect to peers inside TLS with the job's key, which needs a build with TLS; otherwise ranks with a key
+    /// Connect to peers inside TLS with the job's key, which needs OpenSSL 3; otherwise ranks with a key
     /// authenticate, and data are sent in clear.
     #[cfg_attr(feature = "clap", arg(long, requires = "job_key"))]
     pub peer_tls: bool,

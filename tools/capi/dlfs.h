@@ -476,13 +476,13 @@ typedef struct {
     // not share tiers in memory; or NULL.
     const char *node;
     // The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600,
-    // the key itself, or `keyring` for the kernel's keyring .nvme; NULL: plain TCP. Needs a build with
-    // TLS.
+    // the key itself, or `keyring` for the kernel's keyring .nvme; NULL: plain TCP. Needs
+    // OpenSSL 3.
     const char *tls_key;
     // 1: derive TLS keys as libnvme before July 2025 did.
     uint32_t tls_compat;
     // 1: go on inside TLS with a key that the authentication generates (secure channel
-    // concatenation). Needs dhchap_secret and a build with TLS.
+    // concatenation). Needs dhchap_secret and OpenSSL 3.
     uint32_t concat;
     // A view saved by `dlfs select`: its samples are the data set. A path, and behind a colon the
     // name of one of several views in it; or NULL.
@@ -769,7 +769,7 @@ typedef struct {
     uint64_t epoch_size;
     // Weighted: 1: no sample comes twice in an epoch.
     uint32_t without_replacement;
-    // 1: Connect to peers inside TLS with the job's key, which needs a build with TLS; otherwise ranks with a
+    // 1: Connect to peers inside TLS with the job's key, which needs OpenSSL 3; otherwise ranks with a
     // key authenticate, and data are sent in clear.
     uint32_t peer_tls;
     // The key by which the ranks of the job prove themselves to each other, the same for all: the path of a

@@ -69,7 +69,7 @@ impl fmt::Debug for JobKey {
 pub struct PeerKeys {
     /// The key of the job.
     pub key: JobKey,
-    /// Makes ranks connect inside TLS with the key, which needs a build with the feature `tls`. Otherwise they
+    /// Makes ranks connect inside TLS with the key, which needs OpenSSL 3. Otherwise they
     /// authenticate by DH-HMAC-CHAP, and data are sent in clear.
     pub tls: bool,
 }

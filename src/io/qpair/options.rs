@@ -32,10 +32,10 @@ pub struct ConnectOptions {
     pub dhchap_ctrl_secret: Option<Secret>,
     /// Let the authentication generate the TLS PSK (secure channel concatenation): the admin queue
     /// authenticates on a plain connection, and then all queues connect with TLS. Requires `dhchap_secret`, and
-    /// a build with the feature `tls`; not together with `tls_key`.
+    /// OpenSSL 3; not together with `tls_key`.
     pub concat: bool,
-    /// The TLS PSK with which each connection first establishes TLS 1.3; `None`: plain TCP. Needs a build with
-    /// the feature `tls`. Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
+    /// The TLS PSK with which each connection first establishes TLS 1.3; `None`: plain TCP. Needs OpenSSL 3.
+    /// Not for `spdk:` addresses, which use a file: [`SpdkOptions::tls_key`].
     pub tls_key: Option<ConfiguredPsk>,
     /// A kernel keyring that holds the TLS PSK instead, such as [`crate::tls::keyring::NVME`], where nvme-cli
     /// stores keys. Not together with `tls_key` or `concat`, and not for `spdk:` addresses.

@@ -41,12 +41,12 @@ class Connect(TypedDict, total=False):
     """The subsystem's key, with which the target must authenticate itself, too; a file or the key."""
     concat: bool
     """Go on inside TLS with a key that the authentication generates (secure channel concatenation); needs
-    dhchap_secret and a build with TLS."""
+    dhchap_secret and OpenSSL 3."""
     tls: bool
     """Connect inside TLS 1.3; without a tls_key, with the key that nvme-cli has put into the kernel's keyring .nvme."""
     tls_key: Address | None
     """The key with which each connection establishes TLS 1.3: the path of a key file with mode 0600, the key itself,
-    or `keyring` for the kernel's keyring .nvme; through SPDK a file only. Needs a build with TLS."""
+    or `keyring` for the kernel's keyring .nvme; through SPDK a file only. Needs OpenSSL 3."""
     tls_compat: bool
     """Derive TLS keys as libnvme before July 2025 did, for targets whose keys it installed."""
     nr_io_queues: int
@@ -237,7 +237,7 @@ class Peers(TypedDict, total=False):
     with mode 0600, the key itself, or rendezvous: rank 0 draws one, and the others get it where they meet. Without
     one, whoever claims the name of a rank's host may read its tiers."""
     peer_tls: bool
-    """Connect to peers inside TLS with the job's key, which needs a build with TLS; otherwise ranks with a key
+    """Connect to peers inside TLS with the job's key, which needs OpenSSL 3; otherwise ranks with a key
     authenticate, and data are sent in clear."""
     peer_timeout: float
     """How long to wait for all ranks, at the start and at the end."""
