@@ -493,6 +493,9 @@ typedef struct {
     // 1: take hidden files of a plain folder, and what file systems and tools leave behind (._*,
     // .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX).
     uint32_t hidden;
+    // Not NULL: the addresses are tar archives, tables and other shards, whose samples are read as they
+    // are. The place that keeps their indexes: a folder, or a prefix of a store.
+    const char *index;
 } dlfs_mount_options;
 
 // Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.

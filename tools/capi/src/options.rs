@@ -239,6 +239,9 @@ pub struct MountOptions {
     /// 1: take hidden files of a plain folder, and what file systems and tools leave behind (._*,
     /// .DS_Store, Thumbs.db, desktop.ini, @eaDir, __MACOSX).
     pub hidden: u32,
+    /// Not NULL: the addresses are tar archives, tables and other shards, whose samples are read as they
+    /// are. The place that keeps their indexes: a folder, or a prefix of a store.
+    pub index: *const c_char,
 }
 // SAFETY: numbers, pointers and an optional function, for which zero is none; the size first.
 unsafe impl Struct for MountOptions {
@@ -562,8 +565,12 @@ impl MountOptions {
     unsafe fn open(&self) -> Result<Open, Failure> {
         // SAFETY: the caller promises that strings satisfy the header.
         unsafe {
-            let snapshot = file(self.snapshot)?;
-            Ok(Open { snapshot, view: file(self.view)?, ..Open::default() })
+            Ok(Open {
+                snapshot: file(self.snapshot)?,
+                view: file(self.view)?,
+                shards: !self.index.is_null(),
+                index: file(self.index)?,
+            })
         }
     }
 }

@@ -428,6 +428,19 @@ fn parts_of_a_data_set_are_data_sets() {
 }
 
 #[test]
+fn shards_are_read_without_an_import() {
+    let Some(prefix) = prefix() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let lines = here().join("../../tests/rows/lines.jsonl");
+    for how in How::all() {
+        println!("{how:?}");
+        let index = folder.path().join(format!("{how:?}"));
+        let program = Program::build(prefix, &here().join("tests/c/shards.c"), how);
+        program.run(&[lines.to_str().unwrap(), index.to_str().unwrap(), "40"]);
+    }
+}
+
+#[test]
 fn typed_columns_are_read_from_memory() {
     let Some(prefix) = prefix() else { return };
     let source = Source::new();
