@@ -1,4 +1,8 @@
 //! A loader over shards whose index may not be complete: the first epoch while it is made, then any order.
+//!
+//! With [`ShardOptions::import_to`](crate::shards::ShardOptions) the first epoch also fills an image, which later
+//! epochs read. All ranks try to commit it at their end: the first one that finds nobody writing does, and the others
+//! find it complete.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +17,7 @@ use crate::order::lanes::LaneState;
 use crate::prefetch::{LoaderOptions, NextBatch};
 use crate::reader::{Batch, TICK, Watch, interrupted};
 use crate::replace_file::{NewMode, replace_file};
-use crate::shards::ShardSet;
+use crate::shards::{ShardFilling, ShardSet};
 use crate::units::{Epoch, deadline};
 
 use super::background::{Background, WhileWanted, in_background, is_abandoned};
@@ -22,14 +26,17 @@ use super::{Dataset, FirstEpoch, Loader, Options, shard_set};
 
 /// Batches of shards, from the first epoch on.
 ///
-/// If the index of a shard is missing, the first epoch is a [`FirstEpoch`], whose order is not the one that was asked
-/// for. All later epochs are those of a [`Loader`]; so is the first one if the index is complete when the loader opens.
-/// All ranks of a job begin together, with one place for their indexes: each makes those of its own shards.
+/// If the index of a shard, or the image to import to, is missing, the first epoch is a [`FirstEpoch`], whose order is
+/// not the one that was asked for. All later epochs are those of a [`Loader`]; so is the first one if the index, or the
+/// image, is complete when the loader opens. All ranks of a job begin together, with one place for their indexes: each
+/// makes those of its own shards.
 pub struct ShardLoader {
     addresses: Vec<Address>,
     options: Options,
     load: LoaderOptions,
     set: Arc<ShardSet>,
+    /// The image that the first epoch fills.
+    filling: Option<Arc<ShardFilling>>,
     now: Now,
     /// The epoch of the next batch.
     epoch: u64,
@@ -40,7 +47,7 @@ pub struct ShardLoader {
 enum Now {
     First(Box<FirstEpoch>),
     /// The first epoch has ended, and the data set is being opened.
-    Opening(Background<(Dataset, Loader)>, LaneState),
+    Opening(Background<Option<(Dataset, Loader)>>, LaneState),
     Ordinary(Dataset, Box<Loader>),
     /// The run has ended with its first epoch, or opening the data set after it has failed.
     Over(LaneState, Option<Error>),
@@ -77,17 +84,30 @@ impl ShardLoader {
                 "name a folder or a prefix of a store that all ranks can write",
             ));
         }
+        let image = shards.import_to.clone();
         let given = addresses.to_vec();
         let mut connect = options.open.connect.clone();
         // Each lane reads a shard of its own, with requests in flight of its own.
         connect.places.window_bytes = connect.places.window_bytes.min(IN_FLIGHT_BYTES);
         let list = move || shard_set(&given, &shards, &connect, &mut ());
         let set = Arc::new(in_background(watch, None, list)?);
-        let addresses = addresses.to_vec();
-        let options = options.clone();
-        let (now, epoch) = begin((&addresses, &options), &set, &load, resume, watch)?;
+        let mut addresses = addresses.to_vec();
+        let mut options = options.clone();
+        let mut filling = None;
+        if !image.is_empty() {
+            let of = Arc::clone(&set);
+            let to = image.clone();
+            let connect = options.open.connect.clone();
+            let ranks = (load.rank, load.world_size.max(1));
+            let begin = move || ShardFilling::begin(&of, &to, ranks, &connect);
+            filling = in_background(watch, None, begin)?.map(Arc::new);
+            options.open.shards = None; // later epochs read the image
+            addresses = image;
+        }
+        let opened = (&addresses[..], &options);
+        let (now, epoch) = begin(opened, (&set, filling.as_ref()), &load, resume, watch)?;
         let epoch_ended = false;
-        Ok(ShardLoader { addresses, options, load, set, now, epoch, epoch_ended })
+        Ok(ShardLoader { addresses, options, load, set, filling, now, epoch, epoch_ended })
     }
 
     /// The shards.
@@ -132,7 +152,8 @@ impl ShardLoader {
             self.epoch = loader.epoch();
         } else {
             let opened = (&self.addresses[..], &self.options);
-            (self.now, self.epoch) = begin(opened, &self.set, &self.load, Some(state), watch)?;
+            let shards = (&self.set, self.filling.as_ref());
+            (self.now, self.epoch) = begin(opened, shards, &self.load, Some(state), watch)?;
         }
         self.epoch_ended = false;
         Ok(())
@@ -149,7 +170,10 @@ impl ShardLoader {
         let until = deadline(Instant::now(), self.load.deadline);
         loop {
             if std::mem::take(&mut self.epoch_ended) {
-                return Ok(self.end_epoch());
+                self.end_epoch()?;
+                if !self.commits_at_the_end() {
+                    return Ok(false);
+                }
             }
             match &mut self.now {
                 Now::First(first) => match first.next_within(batch, TICK)? {
@@ -158,13 +182,14 @@ impl ShardLoader {
                         return Ok(true);
                     }
                     NextBatch::End if first.state().spec.epoch.0 < self.epoch => self.open_all()?,
-                    NextBatch::End => return Ok(self.end_epoch()),
+                    NextBatch::End => self.epoch_ended = true,
                     NextBatch::Later if Instant::now() >= until => return Err(self.late()),
                     NextBatch::Later => {}
                 },
                 Now::Opening(opening, state) => match opening.wait(TICK) {
                     Ok(None) => {}
-                    Ok(Some((dataset, loader))) => {
+                    Ok(Some(None)) => self.now = Now::Over(state.clone(), None),
+                    Ok(Some(Some((dataset, loader)))) => {
                         self.now = Now::Ordinary(dataset, Box::new(loader))
                     }
                     Err(error) => self.now = Now::Over(state.clone(), Some(error)),
@@ -172,7 +197,8 @@ impl ShardLoader {
                 Now::Ordinary(..) if self.epoch >= self.load.epochs.end => return Ok(false),
                 Now::Ordinary(_, loader) if !loader.has_batches_left() => {
                     loader.set_epoch(self.epoch + 1)?;
-                    return Ok(self.end_epoch());
+                    self.epoch += 1;
+                    return Ok(false);
                 }
                 Now::Ordinary(_, loader) => {
                     let is_there = loader.next_into(batch, watch)?;
@@ -188,17 +214,24 @@ impl ShardLoader {
         }
     }
 
-    /// Moves to the next epoch; always `false`.
-    fn end_epoch(&mut self) -> bool {
+    /// Moves to the next epoch. Behind the first one, an image that was filled is committed meanwhile.
+    fn end_epoch(&mut self) -> Result<()> {
         self.epoch += 1;
-        false
+        if self.filling.is_some() { self.open_all() } else { Ok(()) }
     }
 
-    /// Opens the data set for the epochs behind the first one, if there are any.
+    /// Returns whether the run ends with its first epoch, and waits for the commit of the image.
+    fn commits_at_the_end(&self) -> bool {
+        matches!(self.now, Now::Opening(..)) && self.epoch >= self.load.epochs.end
+    }
+
+    /// Commits the image, and opens the data set for the epochs behind the first one, if there are any.
     fn open_all(&mut self) -> Result<()> {
         let Now::First(first) = &self.now else { return Ok(()) };
         let state = first.state().clone();
-        self.now = if self.epoch >= self.load.epochs.end {
+        let has_more = self.epoch < self.load.epochs.end;
+        let filling = self.filling.take();
+        self.now = if !has_more && filling.is_none() {
             Now::Over(state, None)
         } else {
             let set = Arc::clone(&self.set);
@@ -210,9 +243,15 @@ impl ShardLoader {
                 if load.world_size > 1 {
                     wait_for_others(&set)?;
                 }
+                if let Some(filling) = filling {
+                    commit(&filling, load.world_size)?;
+                }
+                if !has_more {
+                    return Ok(None);
+                }
                 let dataset = Dataset::open(&addresses, &options, &mut WhileWanted)?; // it indexes what nobody has
                 let loader = dataset.loader(load)?;
-                Ok((dataset, loader))
+                Ok(Some((dataset, loader)))
             })?;
             Now::Opening(opening, state)
         };
@@ -229,55 +268,98 @@ impl ShardLoader {
 /// Begins a run, or goes on with one; returns also the epoch of its next batch.
 fn begin(
     (addresses, options): (&[Address], &Options),
-    set: &Arc<ShardSet>,
+    (set, filling): (&Arc<ShardSet>, Option<&Arc<ShardFilling>>),
     load: &LoaderOptions,
     resume: Option<&RunState>,
     watch: &mut dyn Watch,
 ) -> Result<(Now, u64)> {
-    let lanes = match resume {
-        Some(RunState::Lanes(state)) => Some(state),
-        Some(RunState::Samples(_)) => None,
-        None if set.missing()? == 0 => None,
-        None => {
-            let epoch = load.epochs.start;
-            return Ok((
-                Now::First(Box::new(FirstEpoch::begin(set, load, Epoch(epoch), None)?)),
-                epoch,
-            ));
-        }
+    let reads_shards = options.open.shards.is_some();
+    let (lanes, samples) = match resume {
+        Some(RunState::Lanes(state)) => (Some(state), None),
+        Some(RunState::Samples(state)) => (None, Some(state.clone())),
+        None => (None, None),
     };
-    if let Some(state) = lanes {
-        let epoch = state.spec.epoch;
-        return Ok((Now::First(Box::new(FirstEpoch::begin(set, load, epoch, lanes)?)), epoch.0));
+    let is_first = match resume {
+        Some(RunState::Samples(_)) => false,
+        Some(RunState::Lanes(_)) => true,
+        None => filling.is_some() || reads_shards && set.missing()? > 0,
+    };
+    if is_first {
+        let epoch = lanes.map_or(Epoch(load.epochs.start), |state| state.spec.epoch);
+        let first = FirstEpoch::begin((set, filling), load, epoch, lanes)?;
+        return Ok((Now::First(Box::new(first)), epoch.0));
     }
     let dataset = Dataset::open(addresses, options, watch)?;
-    let resume = match resume {
-        Some(RunState::Samples(state)) => Some(state.clone()),
-        _ => None,
-    };
-    let loader = dataset.loader(LoaderOptions { resume, ..load.clone() })?;
+    let loader = dataset.loader(LoaderOptions { resume: samples, ..load.clone() })?;
     let epoch = loader.epoch();
     Ok((Now::Ordinary(dataset, Box::new(loader)), epoch))
 }
 
 /// Waits until the other ranks have indexed their shards, while their number grows.
 fn wait_for_others(set: &ShardSet) -> Result<()> {
-    let mut missing = usize::MAX;
-    let mut until = Instant::now();
+    let mut pace = Pace::new();
+    let all = set.shards().len();
     loop {
         let left = set.missing()?;
-        if missing == usize::MAX && left > 0 {
-            let all = set.shards().len();
+        if pace.missing.is_none() && left > 0 {
             tracing::warn!("{left} of {all} shards have no index yet: waiting for other ranks");
         }
-        if left < missing {
-            missing = left;
-            until = Instant::now() + OTHERS_LIMIT;
-        }
-        if left == 0 || Instant::now() >= until || is_abandoned() {
+        if left == 0 || !pace.wait(left, OTHERS_LIMIT) {
             return Ok(());
         }
-        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Makes the image complete, once no other rank writes it, unless another one has done so.
+fn commit(filling: &ShardFilling, world_size: u32) -> Result<()> {
+    let mut pace = Pace::new();
+    loop {
+        let Err(error) = filling.commit() else { return Ok(()) };
+        // A rank that writes or commits is busy. What another has not made durable yet is missing.
+        let limit = match error.kind() {
+            ErrorKind::Busy => COMMIT_LIMIT,
+            ErrorKind::NotFound if world_size > 1 => OTHERS_LIMIT,
+            _ => return Err(error),
+        };
+        if !pace.wait(1, limit) {
+            return Err(error);
+        }
+    }
+}
+
+/// The pace of looking for the work of others: after half of the time that they may still need, from 0.1 s to 5 s.
+struct Pace {
+    begun: Instant,
+    /// The number of missing things at first and at last.
+    missing: Option<(usize, usize)>,
+    /// The time since which nothing has come.
+    since: Instant,
+    pause: Duration,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        let begun = Instant::now();
+        Pace { begun, missing: None, since: begun, pause: SHORTEST_PAUSE / 2 }
+    }
+
+    /// Waits while `left` things are missing; `false`: nothing has come for `limit`, or nobody waits any more.
+    fn wait(&mut self, left: usize, limit: Duration) -> bool {
+        let now = Instant::now();
+        let (first, last) = self.missing.unwrap_or((left, usize::MAX));
+        if left < last {
+            self.since = now;
+        }
+        self.missing = Some((first, left.min(last)));
+        if now - self.since >= limit || is_abandoned() {
+            return false;
+        }
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let came = first.saturating_sub(left);
+        let rest = (now - self.begun).as_secs_f64() * left as f64 / came as f64; // infinite if nothing came
+        let half = Duration::try_from_secs_f64(rest / 2.0).unwrap_or(LONGEST_PAUSE);
+        std::thread::sleep(self.pause.min(half.max(SHORTEST_PAUSE)));
+        true
     }
 }
 
@@ -334,4 +416,8 @@ impl RunState {
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// The longest wait for other ranks' indexes without a new one.
 const OTHERS_LIMIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pauses between two looks at the work of other ranks.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest wait while another rank has the image.
+const COMMIT_LIMIT: Duration = Duration::from_secs(3600);

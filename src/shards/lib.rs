@@ -24,7 +24,8 @@
 //! ```
 //!
 //! # What it is not
-//! It does not decode a format itself (`dlfs-import` does), knows no order, and writes nothing but kept indexes.
+//! It does not decode a format itself (`dlfs-import` does), knows no order, and writes nothing but kept indexes, and
+//! the image that a [`ShardFilling`] fills with what is read.
 //!
 //! # Invariants
 //! - Bytes of a shard are returned only if length and entity tag (or time) are those that the listing had.
@@ -37,6 +38,7 @@
 //! Read `set.rs` first, then `reader.rs`, `index.rs` and `namespace.rs`.
 
 mod assemble;
+mod filling;
 mod index;
 mod indexing;
 mod kept;
@@ -47,6 +49,7 @@ mod set;
 
 pub use assemble::{ShardImage, assemble};
 pub use dlfs_import::import::shards::Shard;
+pub use filling::{CopyingReader, FilledShard, FillingShard, ShardFilling, image_to_fill};
 pub use index::{BadSample, Run, ShardIndex};
 pub use indexing::Indexed;
 pub use kept::{KeptIndexes, KeptObjects, Making};

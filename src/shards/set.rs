@@ -6,6 +6,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
 use dlfs_import::import::shards::{Shard, Shards};
 use dlfs_import::import::{ImportOptions, Progress};
+use dlfs_io::address::Address;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::index::ShardIndex;
@@ -16,6 +17,8 @@ use crate::kept::KeptIndexes;
 pub struct ShardOptions {
     /// The folder, or the prefix of a store, that keeps indexes; `None`: nothing is kept.
     pub index: Option<PathBuf>,
+    /// The image that the first epoch writes, and later ones read: a namespace for each rank. Empty: none.
+    pub import_to: Vec<Address>,
     /// The options with which an import would take the source: kind, columns of rows, types of fields, bad entries.
     pub import: ImportOptions,
 }
@@ -41,7 +44,7 @@ impl ShardSet {
         options: &ShardOptions,
         progress: &mut dyn Progress,
     ) -> Result<ShardSet> {
-        let ShardOptions { index, import } = options;
+        let ShardOptions { index, import, .. } = options;
         let mut import = import.clone();
         // Several shards are read at a time, each with a window of its own.
         import.places.window_bytes = import.places.window_bytes.min(WINDOW_BYTES);

@@ -65,6 +65,7 @@ fn options(store: &ObjectStore, index: &Path) -> Options {
     options.open.shards = Some(ShardOptions {
         index: Some(index.to_owned()),
         import: ImportOptions { places: store.options(), ..ImportOptions::default() },
+        ..ShardOptions::default()
     });
     options
 }

@@ -24,6 +24,8 @@ mod engines;
 mod failed_reads;
 mod faulty_network;
 #[cfg(feature = "cloud")]
+mod filling;
+#[cfg(feature = "cloud")]
 mod first_epoch;
 mod folder;
 mod format_damage;

@@ -25,18 +25,18 @@ use dlfs::units::SampleId;
 use dlfs::{ErrorKind, Result};
 
 /// The record of a sample, its label, its checksum, and its values in typed columns.
-type Sample = (Vec<u8>, Option<i64>, u32, Vec<String>);
+pub type Sample = (Vec<u8>, Option<i64>, u32, Vec<String>);
 
 /// Everything of an image that a reader sees.
 #[derive(Debug, PartialEq)]
-struct Seen {
+pub struct Seen {
     fields: Vec<Vec<u8>>,
     types: String,
     classes: Vec<Vec<u8>>,
-    samples: BTreeMap<String, Sample>,
+    pub samples: BTreeMap<String, Sample>,
 }
 
-fn seen(image: Image) -> Seen {
+pub fn seen(image: Image) -> Seen {
     image.load_names().unwrap();
     let dataset = Dataset::from_image(image, ReaderOptions::default());
     let directory = dataset.directory().clone();
@@ -59,7 +59,7 @@ fn seen(image: Image) -> Seen {
     }
 }
 
-fn imported(source: &str, given: &ImportOptions) -> Seen {
+pub fn imported(source: &str, given: &ImportOptions) -> Seen {
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemNamespace::new(128 << 20, 4096).unwrap())];
     let fixed = options(Onto::Empty);
     let options = ImportOptions {
@@ -72,12 +72,13 @@ fn imported(source: &str, given: &ImportOptions) -> Seen {
     seen(Image::from_devices(devices, &OpenOptions::default()).unwrap())
 }
 
-fn connect(given: &ImportOptions) -> ConnectOptions {
+pub fn connect(given: &ImportOptions) -> ConnectOptions {
     ConnectOptions { places: given.places.clone(), ..ConnectOptions::default() }
 }
 
 fn shards(index: Option<&Path>, given: &ImportOptions) -> ShardOptions {
-    ShardOptions { index: index.map(Path::to_path_buf), import: given.clone() }
+    let index = index.map(Path::to_path_buf);
+    ShardOptions { index, import: given.clone(), ..ShardOptions::default() }
 }
 
 fn open(source: &str, index: Option<&Path>, given: &ImportOptions) -> Result<Image> {
@@ -113,7 +114,7 @@ fn end(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// Three plain archives with folders of classes; the last two have a name in common.
-fn tars() -> Vec<(String, Vec<u8>)> {
+pub fn tars() -> Vec<(String, Vec<u8>)> {
     let shard = |shard: u64| {
         let file = |number: u64| {
             let name = match number {
@@ -128,7 +129,7 @@ fn tars() -> Vec<(String, Vec<u8>)> {
 }
 
 /// WebDataset shards: some samples lack a field.
-fn groups(samples: u64, len: usize) -> Vec<(String, Vec<u8>)> {
+pub fn groups(samples: u64, len: usize) -> Vec<(String, Vec<u8>)> {
     let shard = |shard: u64| {
         let sample = |number: u64| {
             let name = format!("{shard}/{number:04}");
@@ -149,7 +150,7 @@ fn groups(samples: u64, len: usize) -> Vec<(String, Vec<u8>)> {
     (0..3).map(|number| (format!("{number}.tar"), shard(number))).collect()
 }
 
-fn records() -> Vec<(String, Vec<u8>)> {
+pub fn records() -> Vec<(String, Vec<u8>)> {
     let shard = |shard: u64| {
         (0..30)
             .flat_map(move |number| record(&bytes_of(shard * 100 + number, 500 * number as usize)))
@@ -157,15 +158,15 @@ fn records() -> Vec<(String, Vec<u8>)> {
     (0..3).map(|number| (format!("{number}.tfrecord"), shard(number).collect())).collect()
 }
 
-fn write(folder: &Path, files: &[(String, Vec<u8>)]) {
+pub fn write(folder: &Path, files: &[(String, Vec<u8>)]) {
     files.iter().for_each(|(name, bytes)| fs::write(folder.join(name), bytes).unwrap());
 }
 
-fn rows(name: &str) -> String {
+pub fn rows(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows").join(name).display().to_string()
 }
 
-fn labelled() -> ImportOptions {
+pub fn labelled() -> ImportOptions {
     let rows = RowOptions { label: Some("label".to_owned()), ..RowOptions::default() };
     ImportOptions { rows, ..ImportOptions::default() }
 }

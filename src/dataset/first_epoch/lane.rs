@@ -10,12 +10,14 @@ use crate::buf::Pool;
 use crate::error::Result;
 use crate::format::ChunkSpec;
 use crate::order::lanes::{LanePlace, LaneSpec, WindowFill};
-use crate::shards::ShardSet;
+use crate::shards::{CopyingReader, ShardFilling, ShardSet};
 use crate::units::SampleId;
 
 /// Shared by all lanes of a rank.
 pub(super) struct OfLanes {
     pub(super) set: Arc<ShardSet>,
+    /// The image that takes the samples, too.
+    pub(super) filling: Option<Arc<ShardFilling>>,
     pub(super) spec: LaneSpec,
     pub(super) chunks: ChunkSpec,
     pub(super) pool: Pool,
@@ -41,7 +43,7 @@ impl LaneWork {
 
     /// Sends all windows but the last, and returns that; `None`: the lane has no samples, or nobody waits for them.
     fn decode(&self) -> Result<Option<Window>> {
-        let OfLanes { set, spec, .. } = &*self.of;
+        let OfLanes { set, filling: image, spec, .. } = &*self.of;
         let own: Vec<u64> = spec.shards_of(self.lane, set.shards().len() as u64).collect();
         let mut filling = Filling {
             window: WindowBuilder::new(self.of.chunks.clone(), &self.of.pool),
@@ -57,14 +59,25 @@ impl LaneWork {
             }
             first = 0;
         }
+        // The run before may have given more than the image has of it.
+        for &shard in own.iter().take(self.begin.shard as usize) {
+            let given = LanePlace { sample: u64::MAX, ..self.begin };
+            let shard = shard as usize;
+            if let Some(image) = image
+                && image.filled(shard)?.is_none()
+                && !self.decode_shard(shard, given, &mut filling)?
+            {
+                return Ok(None);
+            }
+        }
         filling.window.finish(LanePlace { shard: own.len() as u64, ..LanePlace::default() }, true)
     }
 
     /// Decodes a shard and keeps its index; takes its samples from `begin` on. `false`: nobody waits for them.
     fn decode_shard(&self, shard: usize, begin: LanePlace, filling: &mut Filling) -> Result<bool> {
-        let OfLanes { set, spec, pool, stopped, .. } = &*self.of;
+        let OfLanes { set, filling: image, spec, pool, stopped, .. } = &*self.of;
         let Filling { window, chunks, fill, record } = filling;
-        let mut reader = set.reader(shard)?;
+        let mut reader = CopyingReader::open(set, image.as_deref(), shard)?;
         for sample in 0.. {
             if stopped.load(Ordering::Relaxed) {
                 return Ok(false);
@@ -92,8 +105,10 @@ impl LaneWork {
             pushed.map_err(|error| error.path(&set.shards()[shard].path))?;
         }
         // Kept before a sample of the next shard is given: what a state has passed is indexed.
-        let index = reader.finish()?;
-        set.keep(shard, &index)?;
+        let (index, is_new) = reader.finish()?;
+        if is_new {
+            set.keep(shard, &index)?;
+        }
         set.check_entries(shard, &index)?;
         Ok(true)
     }

@@ -38,7 +38,7 @@ use crate::order::lanes::{LanePlace, LaneSpec, LaneState, Turns};
 use crate::permutation::Permutation;
 use crate::prefetch::{LoaderOptions, NextBatch};
 use crate::reader::Batch;
-use crate::shards::ShardSet;
+use crate::shards::{ShardFilling, ShardSet};
 use crate::threads::{self, Fate, Thread};
 use crate::units::{Epoch, Generation};
 
@@ -103,13 +103,14 @@ impl FirstEpoch {
     /// Begins `epoch` of a run over `set`, or goes on from `resume`, a state of all ranks or of this one. The set keeps
     /// the indexes.
     ///
-    /// Uses seed, batch size, rank, world size and window of `options`, and whether a short last batch is dropped.
+    /// Uses seed, batch size, rank, world size and window of `options`, and whether a short last batch is dropped. What
+    /// is read goes to the image of `filling`, too; what that has already is read from there.
     ///
     /// # Errors
     /// `InvalidArgument`: the state belongs to other shards, another seed or epoch, or lacks lanes of this rank; the
     /// options ask for batches that need all lengths. `OutOfMemory`: there is no window.
     pub fn begin(
-        set: &Arc<ShardSet>,
+        (set, filling): (&Arc<ShardSet>, Option<&Arc<ShardFilling>>),
         options: &LoaderOptions,
         epoch: Epoch,
         resume: Option<&LaneState>,
@@ -127,6 +128,7 @@ impl FirstEpoch {
         let (chunks, pool) = memory(set, &state)?;
         let of = OfLanes {
             set: Arc::clone(set),
+            filling: filling.cloned(),
             spec: state.spec,
             chunks,
             pool,

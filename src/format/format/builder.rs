@@ -9,7 +9,7 @@ use crate::format::columns::{ColumnSpec, check_columns};
 use crate::format::error::{at_most, equal};
 use crate::format::field_type::FieldTypes;
 use crate::format::fill::{Fill, Fit};
-use crate::format::geometry::ImageLayout;
+use crate::format::geometry::{CELL_BYTES, ImageLayout, MAX_CHUNK_SAMPLES};
 use crate::format::meta::{SampleMeta, check_name};
 use crate::format::pieces::RecordSums;
 use crate::format::placement::Part;
@@ -46,6 +46,16 @@ pub struct FinishedChunk {
 }
 
 impl ChunkSpec {
+    /// The fill level of an empty chunk.
+    ///
+    /// # Errors
+    /// The errors of [`ChunkBuilder::new`].
+    pub fn empty(&self) -> Result<Fill, FormatError> {
+        let fields = encode_fields(self)?;
+        check_columns(&self.columns)?;
+        Ok(Fill::new(self.layout, self.fields_len(&fields), &self.columns))
+    }
+
     /// Bytes of the fields in a table: the encoded `names`, and the types.
     pub(crate) fn fields_len(&self, names: &[u8]) -> usize {
         names.len() + self.field_types.column_len(kind::FIELD_TYPES)
@@ -251,6 +261,38 @@ impl ChunkBuilder {
         let max_len = max_table_bytes(&spec.layout);
         table.encode(&spec.part, max_len, &mut encoded);
         Ok(header_of(spec, slot, 1, location, u64::from(len)).with_table(encoded))
+    }
+
+    /// The header of a chunk of `samples`, metadata and length and CRC32C of each, whose records are on the media
+    /// already: by the packing rule from the cell of `location` on, in front of which the header ends. `pieces`: the
+    /// checksums of the pieces of all large records.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new) and [`add`](Self::add). `OutOfRange`: there is no room in front.
+    pub fn described<'m>(
+        spec: &ChunkSpec,
+        first_slot: Slot,
+        samples: impl Iterator<Item = (SampleMeta<'m>, u32, u32)>,
+        pieces: Vec<u32>,
+        location: ChunkLocation,
+    ) -> Result<ChunkHeader, FormatError> {
+        check_columns(&spec.columns)?;
+        let mut encoded = encode_fields(spec)?;
+        let mut table = Table::new(&spec.columns, &spec.field_types);
+        let mut end = 0;
+        for (meta, len, crc32c) in samples {
+            meta.check()?;
+            table.push(&meta, len, crc32c, false);
+            end = spec.layout.pack.next_start(end, len) + u64::from(len);
+        }
+        let count = table.rows.len() as u64;
+        at_most("samples of a chunk", count, MAX_CHUNK_SAMPLES.into())?;
+        table.pieces = pieces;
+        table.encode(&spec.part, max_table_bytes(&spec.layout), &mut encoded);
+        let cells = padded((HEAD_BYTES + encoded.len()) as u64) / CELL_BYTES;
+        at_most("cells of a header", cells, location.cell)?;
+        let location = ChunkLocation { cell: location.cell - cells, ..location };
+        Ok(header_of(spec, first_slot, count as u16, location, end).with_table(encoded))
     }
 
     fn put_entry(&mut self, meta: &SampleMeta<'_>, len: u32, crc: u32, purged: bool) {

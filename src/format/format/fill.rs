@@ -49,6 +49,11 @@ impl Fill {
         self.num_samples
     }
 
+    /// The most bytes of the padded header with one more sample.
+    pub fn header_with(&self, meta: &SampleMeta<'_>, len: u32) -> u64 {
+        padded((self.fixed + self.table.with(meta, len)) as u64)
+    }
+
     /// End of the last sample, relative to the start of the data.
     pub fn end(&self) -> u64 {
         self.end

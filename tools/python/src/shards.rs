@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dlfs::address::Address;
 use dlfs::dataset::{self, RunState};
 use dlfs::reader;
+use dlfs::shards::image_to_fill;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
@@ -22,12 +24,17 @@ use crate::watch::{Signals, detached, turn};
 /// address   the shards: a folder, a file, or a prefix of an object store
 /// index     the place of the indexes, a folder or a prefix of a store: one for all ranks of a job, and for later jobs
 /// open      options of dlfs.open, as a dict
+/// import_to an image that the first epoch writes and later epochs read: addresses separated by commas or in a list,
+///           one for each rank ("file:train.dlfs")
 /// options   those of dlfs.Loader, as keywords: batch_size, order (default: grouped), seed, epochs, rank, world_size,
 ///           drop_last, window
 ///
 /// Iterating it reads one epoch, or after load_state_dict the rest of one. If the index is not complete, the first
 /// epoch makes it: it goes over shards in a random order, in lanes of which a window each is shuffled. Ranks may then
 /// have different numbers of batches, and ids are those of that epoch alone. Later epochs are those of a dlfs.Loader.
+///
+/// With import_to, the image is what dlfs import makes of the shards, and is committed when all ranks have ended their
+/// first epoch. A job that was killed goes on from what is there. If the image is complete, there is no first epoch.
 ///
 /// Threads that share it take turns. It cannot be used in a forked child.
 #[pyclass(frozen, module = "dlfs", name = "ShardLoader", weakref)]
@@ -40,11 +47,12 @@ pub(crate) struct ShardLoader {
 #[pymethods]
 impl ShardLoader {
     #[new]
-    #[pyo3(signature = (address, index, *, open=None, **options))]
+    #[pyo3(signature = (address, index, *, open=None, import_to=None, **options))]
     fn new(
         address: &Bound<'_, PyAny>,
         index: PathBuf,
         open: Option<&Bound<'_, PyDict>>,
+        import_to: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<ShardLoader> {
         let py = address.py();
@@ -55,7 +63,10 @@ impl ShardLoader {
         given.set_item("shards", true)?;
         given.set_item("index", index)?;
         let addresses = addresses(address)?;
-        let open = open_options(&given)?;
+        let mut open = open_options(&given)?;
+        if let (Some(shards), Some(image)) = (&mut open.open.shards, import_to) {
+            shards.import_to = image_of(image)?;
+        }
         let options = match options {
             Some(options) => options.copy()?,
             None => PyDict::new(py),
@@ -151,6 +162,15 @@ impl ShardLoader {
             let closed = || dlfs::Error::invalid("the loader is closed", "make another one");
             work(held.as_mut().ok_or_else(closed)?, watch)
         })
+    }
+}
+
+/// The addresses of an image to fill, which may begin with `file:`.
+fn image_of(image: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
+    let list = || image.extract::<Vec<String>>().map(|all| all.join(","));
+    match image.extract::<String>().or_else(|_| list()) {
+        Ok(text) => image_to_fill(&text).map_err(|error| raise(image.py(), &error)),
+        Err(_) => addresses(image),
     }
 }
 

@@ -61,3 +61,18 @@ def test_states_of_all_ranks_resume_at_another_world_size(shards, tmp_path):
         batches.load_state_dict(states)
         found += [pair for batch in batches for pair in content(batch)]
     assert sorted(found) == expected()
+
+
+def test_the_first_epoch_fills_an_image_that_later_epochs_and_runs_read(shards, tmp_path):
+    image = tmp_path / "train.dlfs"
+    with loader(shards, tmp_path, epochs=2, import_to=f"file:{image}") as batches:
+        for _ in range(2):
+            assert sorted(pair for batch in batches for pair in content(batch)) == expected()
+    with dlfs.open(image) as dataset:
+        assert len(dataset) == SHARDS * SAMPLES
+        assert dataset["003-007"]["bin"] == bytes([7]) * 4003
+    (shards / "000.tar").unlink()
+    with pytest.raises(dlfs.Error, match="other shards"):
+        loader(shards, tmp_path, import_to=image)
+    with pytest.raises(dlfs.InvalidArgument, match="2 ranks cannot write"):
+        loader(shards, tmp_path, import_to=[str(image)], rank=1, world_size=2)

@@ -34,11 +34,14 @@
 //!   the marks (`../give_up.rs`), under the lease of each namespace, so no part writes to cells that this change
 //!   uses.
 //!
+//! [`filling`] writes shards while they are read for training, without a plan.
+//!
 //! Read `plan_file.rs` and `commit.rs` first; then, for sources, `source_plan.rs`, `planning.rs`, `source_part.rs` and
 //! `source_commit.rs`; for programs `write_plan.rs`, `record.rs`, `part_writer.rs`, `placing.rs`, `write_commit.rs`.
 
 mod check;
 mod commit;
+pub mod filling;
 mod part_writer;
 mod pieces;
 mod placing;

@@ -1,6 +1,7 @@
 //! Commits parts that programs wrote as one generation.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
@@ -96,7 +97,7 @@ impl WritePlan {
         choose: impl Fn(&[WrittenPart]) -> Result<Vec<WrittenPart>>,
     ) -> Result<WriteReport> {
         let media = self.0.open(None, connect)?;
-        let leases = self.leases(&media)?;
+        let leases = leases(&media, self.lease_limit())?;
         let done = once(self.journal(), &media, &leases, || {
             let (lanes, found) = self.read_lanes(&mut media.channel())?;
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
@@ -106,25 +107,6 @@ impl WritePlan {
         let len = |id| u64::from(done.directory.len_bytes(SampleId(id)).unwrap_or(0));
         let sample_bytes = (0..done.directory.num_samples()).map(len).sum();
         Ok(WriteReport { sample_bytes, ..WriteReport::of(&done.directory, &done.superblocks) })
-    }
-
-    /// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces,
-    /// so that no part is written meanwhile.
-    fn leases(&self, media: &Media) -> Result<Vec<Lease>> {
-        let limit = self.lease_limit();
-        let alone = media.devices()[1..].iter().map(|device| Media::new(vec![device.clone()]));
-        let alone = alone.collect::<Result<Vec<_>>>()?;
-        // Taking a lease may take seconds, so all are taken in parallel.
-        std::thread::scope(|scope| {
-            let others: Vec<_> =
-                alone.iter().map(|media| scope.spawn(move || Lease::take(media, limit))).collect();
-            let mut leases = vec![Lease::take(media, limit)?];
-            for other in others {
-                let ended = || Error::new(ErrorKind::Internal, "a thread that took a lease ended");
-                leases.push(other.join().map_err(|_| ended())??);
-            }
-            Ok(leases)
-        })
     }
 
     /// Reads all lanes, and the records of the parts on them.
@@ -175,6 +157,24 @@ impl WritePlan {
         }
         write(directory, media, leases, &mut space)
     }
+}
+
+/// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces, so that no
+/// part is written meanwhile.
+pub(super) fn leases(media: &Media, limit: Duration) -> Result<Vec<Lease>> {
+    let alone = media.devices()[1..].iter().map(|device| Media::new(vec![device.clone()]));
+    let alone = alone.collect::<Result<Vec<_>>>()?;
+    // Taking a lease may take seconds, so all are taken in parallel.
+    std::thread::scope(|scope| {
+        let others: Vec<_> =
+            alone.iter().map(|media| scope.spawn(move || Lease::take(media, limit))).collect();
+        let mut leases = vec![Lease::take(media, limit)?];
+        for other in others {
+            let ended = || Error::new(ErrorKind::Internal, "a thread that took a lease ended");
+            leases.push(other.join().map_err(|_| ended())??);
+        }
+        Ok(leases)
+    })
 }
 
 /// Concatenates parts.

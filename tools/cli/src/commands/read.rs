@@ -113,6 +113,12 @@ struct RunArgs {
     /// image and the id (0: IMAGE, 1: the first --mix)
     #[arg(long, value_name = "FILE")]
     ids: Option<PathBuf>,
+    /// Write what the first epoch over --shards reads to IMAGE, and read later epochs from there
+    ///
+    /// IMAGE has a file or namespace for each rank: ADDRESS[,ADDRESS...]. It is committed when all ranks have read
+    /// their shards. A run that was killed goes on from what is there; if IMAGE is complete, there is no first epoch.
+    #[arg(long, value_name = "IMAGE", requires = "index")]
+    import_to: Option<String>,
     /// Print the report as one line of JSON
     ///
     /// order_crc32c is the CRC32C (Castagnoli) of the delivered ids in their order, each as 8 bytes
@@ -149,6 +155,10 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     let _metrics = args.metrics.serve()?;
     if shards::are_meant(&args) {
         return shards::run(&args, options, tiers, &keeper, &stop, quiet);
+    }
+    if args.run.import_to.is_some() {
+        let text = "--import-to goes with none of the options that need the index of all shards";
+        return Err(Failure::Usage(text.to_owned()));
     }
     let mut image = args.image.open_with_tiers(&args.connection, tiers)?;
     if args.load.batch_size.is_none() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::common::{self, TestDir, run};
@@ -127,6 +128,42 @@ fn what_a_killed_run_has_indexed_is_kept() {
     let ran = run(&with(&options(&dir), &["--json"])).code(0);
     assert_eq!(ran.json()["samples"], 600);
     assert_eq!(indexes(), SHARDS);
+}
+
+/// Ranks are processes, which are killed in the middle and run again.
+#[test]
+fn ranks_fill_an_image_that_verify_finds_whole_and_a_killed_rank_goes_on() {
+    let dir = with_shards();
+    let image = format!("{},{}", dir.arg("a.dlfs"), dir.arg("b.dlfs"));
+    let fill = |rank: &str, epochs: &str| {
+        let place = ["--rank", rank, "--world-size", "2", "--epochs", epochs];
+        let mut command = common::dlfs();
+        command.args(with(&options(&dir), &[&place[..], &["--import-to", &image]].concat()));
+        command.stdout(Stdio::null());
+        command
+    };
+    let mut killed = fill("0", "1").spawn().unwrap();
+    let begun = Instant::now();
+    while !dir.path("index").exists() || fs::read_dir(dir.path("index")).unwrap().count() < 4 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "no shard was indexed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    run(&["verify", &image]).code(1);
+    let ranks: Vec<_> = ["0", "1"].map(|rank| fill(rank, "2").spawn().unwrap()).into();
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+    run(&["verify", &image]).code(0);
+    let list = dir.arg("list");
+    run(&with(&options(&dir), &["--import-to", &image, "--ids", &list])).code(0);
+    let read: BTreeSet<u64> = ids(&dir, "list").into_iter().collect();
+    assert_eq!(read, (0..600).collect(), "there is no first epoch");
+    let alone = dir.arg("c.dlfs");
+    run(&with(&options(&dir), &["--import-to", &alone, "--world-size", "2", "--rank", "0"]))
+        .code(1)
+        .complains_of(&["2 ranks cannot write an image of 1 namespaces"]);
 }
 
 #[test]

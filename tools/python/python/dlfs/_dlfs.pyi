@@ -433,7 +433,13 @@ class Sampler:
 @final
 class ShardLoader:
     def __new__(
-        cls, address: Addresses, index: Address, *, open: dict[str, Any] | None = None, **options: Any
+        cls,
+        address: Addresses,
+        index: Address,
+        *,
+        open: dict[str, Any] | None = None,
+        import_to: Addresses | None = None,
+        **options: Any,
     ) -> Self: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> Batch: ...

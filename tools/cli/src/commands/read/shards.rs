@@ -9,10 +9,11 @@ use dlfs::cache::TierOptions;
 use dlfs::dataset::{Options, ShardLoader};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::Batch;
+use dlfs::shards::image_to_fill;
 
 use super::{IdsFile, Keeper, ReadArgs, print_rate};
 use crate::epochs::{End, keys};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, Outcome, usage};
 use crate::out::{Out, joined};
 use crate::progress::Meter;
 use crate::run_stats::{RunReport, RunStats};
@@ -39,7 +40,10 @@ pub(super) fn run(
     quiet: bool,
 ) -> Result<Outcome, Failure> {
     let resume = args.run.resume_state()?;
-    let open = args.image.options(&args.connection, tiers)?;
+    let mut open = args.image.options(&args.connection, tiers)?;
+    if let (Some(shards), Some(image)) = (&mut open.shards, &args.run.import_to) {
+        shards.import_to = image_to_fill(image).map_err(usage)?;
+    }
     let open = Options { open, ..Options::default() };
     let addresses = &args.image.image.0;
     let mut loader = ShardLoader::open(addresses, &open, options, resume.as_ref(), &mut ())?;

@@ -1,0 +1,130 @@
+//! Commits the shards of a filled image as one generation.
+
+use super::look::{Look, look, open};
+use super::record::{Filled, FilledChunk};
+use crate::import::give_back::trim;
+use crate::import::journal::Journal;
+use crate::import::lease::Lease;
+use crate::import::many::commit::{once, write};
+use crate::import::many::write_commit::leases;
+use crate::import::media::Media;
+use crate::import::options::ImportOptions;
+use crate::import::prepare;
+use crate::import::read_back::check_chunks;
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::{SampleId, Slot};
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::{Directory, DirectoryBuilder};
+use dlfs_format::format::builder::{ChunkBuilder, ChunkLocation};
+use dlfs_format::format::columns::{ColumnTable, Value};
+use dlfs_format::format::{CellRange, ChunkHeader, ChunkSpec, SampleMeta};
+use dlfs_io::address::Address;
+use dlfs_io::qpair::ConnectOptions;
+
+/// Commits the image, unless it is complete. Safe to repeat. `samples` gives the directory of all samples, whose ids
+/// ascend with shards and samples in a shard, and the number of samples of each shard.
+///
+/// # Errors
+/// `Busy`: a rank still writes, or another commits. `NotFound`: shards are missing in the image. Errors of `samples`,
+/// and of writing.
+pub fn commit(
+    image: &[Address],
+    source: u64,
+    connect: &ConnectOptions,
+    samples: impl FnOnce() -> Result<(Directory, Vec<u64>)>,
+) -> Result<()> {
+    let media = open(image, connect)?;
+    let leases = leases(&media, ImportOptions::default().lease)?;
+    let (journal, lanes) = match look(&media, source)? {
+        Look::Complete => return Ok(()),
+        Look::Begun(journal, lanes) => (journal, lanes),
+        Look::Nothing => return Err(missing(image)),
+    };
+    let done = once(&journal, &media, &leases, || {
+        let filled = Filled::read(media.clone(), &journal, &lanes)?;
+        let (directory, counts) = samples()?;
+        let chunks = (0..).zip(counts).map(|(shard, count)| filled.shard(shard, count));
+        let chunks = chunks.collect::<Option<Vec<_>>>().ok_or_else(|| missing(image))?.concat();
+        let made = write_headers(&media, &leases, &journal, &chunks, &directory)?;
+        let mut space = prepare::free_space(&media, &journal.layout, None);
+        for (namespace, lane) in (0..).zip(&lanes) {
+            space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
+        }
+        write(made, &media, &leases, &mut space)
+    })?;
+    trim(&media, &done, &leases[0]) // records, and attempts that do not count
+}
+
+/// Writes the headers of all chunks, and returns the directory of the image.
+fn write_headers(
+    media: &Media,
+    leases: &[Lease],
+    journal: &Journal,
+    chunks: &[FilledChunk],
+    directory: &Directory,
+) -> Result<Directory> {
+    let layout = journal.layout;
+    let spec = ChunkSpec {
+        layout,
+        generation: journal.generation,
+        part: journal.part,
+        fields: directory.fields().to_vec(),
+        field_types: directory.field_types().clone(),
+        columns: directory.columns().iter().map(|column| column.spec().clone()).collect(),
+    };
+    let mut builder = DirectoryBuilder::new(layout);
+    let mut channel = media.channel();
+    for (sequence, chunk) in (0..).zip(chunks) {
+        leases.iter().try_for_each(Lease::check)?;
+        let &FilledChunk { namespace, cell, .. } = chunk;
+        let location = ChunkLocation { sequence, time_ns: journal.time_ns, namespace, cell };
+        let header = header_of(&spec, directory, chunk, builder.next_slot(), location)?;
+        let head = header.head();
+        assert!(head.cell >= cell - chunk.header_cells, "a header is within its bound");
+        let mut front = IoBuf::zeroed(head.data_start() as usize);
+        header.encode_into(&mut front);
+        channel.write(namespace, layout.offset_of(head.cell)?, front)?;
+        builder.add_chunk(&header)?;
+    }
+    builder.set_classes(directory.classes().to_vec());
+    builder.delete(&directory.deleted_ranges());
+    let made = builder.finish(journal.generation, journal.time_ns)?;
+    if !media.checks_writes() {
+        check_chunks(&mut channel, &made, 0)?;
+    }
+    Ok(made)
+}
+
+/// The header of a chunk, whose first sample has this slot and id.
+fn header_of(
+    spec: &ChunkSpec,
+    directory: &Directory,
+    chunk: &FilledChunk,
+    first: Slot,
+    location: ChunkLocation,
+) -> Result<ChunkHeader> {
+    let ids = first.0..first.0 + u64::from(chunk.count);
+    let mut rows = ColumnTable::new(&spec.columns);
+    let mut names = Vec::new();
+    for id in ids.clone() {
+        names.push(directory.name(SampleId(id))?.unwrap_or_default());
+        rows.push(|column| {
+            directory.column(&column.name).map_or(Value::None, |column| column.get(id))
+        });
+    }
+    let lens = directory.lens_bytes(ids.clone());
+    let samples = ids.zip(&names).zip(lens).enumerate().map(|(row, ((id, name), len))| {
+        let id = SampleId(id);
+        let values = if rows.is_empty() { Default::default() } else { rows.row(row) };
+        // A sample that an import leaves out counts as deleted, and nobody reads it.
+        let crc32c = directory.extent(id).map_or(0, |extent| extent.crc32c);
+        (SampleMeta { id, name, label: directory.label(id), values }, len, crc32c)
+    });
+    Ok(ChunkBuilder::described(spec, first, samples, chunk.pieces.clone(), location)?)
+}
+
+fn missing(image: &[Address]) -> Error {
+    Error::new(ErrorKind::NotFound, "not all shards are in the image yet")
+        .target(Address::list_to_string(image))
+        .hint("start the job again: it goes on from what is there")
+}
