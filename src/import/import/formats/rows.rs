@@ -291,8 +291,8 @@ impl RowSet {
         })
     }
 
-    /// The rows of file number `number` alone, from `from` on. `part_end`: only those before this offset are wanted, and
-    /// no more is requested of an object where that can be. `expansion` limits the bytes that they expand to.
+    /// The rows of file number `number` alone, from `from` on. `part_end`: only those before this offset are wanted,
+    /// and no more is requested of an object where that can be. `expansion` limits the bytes that they expand to.
     ///
     /// # Errors
     /// The file does not open.

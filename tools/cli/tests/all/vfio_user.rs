@@ -4,9 +4,6 @@
 #[path = "../../../../tests/support/nvme_model.rs"]
 #[allow(dead_code, unreachable_pub)] // the library's tests use the rest
 mod nvme_model;
-#[path = "../../../../tests/support/random.rs"]
-#[allow(dead_code, unreachable_pub)] // the library's tests use the rest
-mod random;
 #[path = "../../../../tests/support/vfio_user_server.rs"]
 #[allow(dead_code, unreachable_pub)] // the library's tests use the rest
 mod vfio_user_server;
@@ -14,7 +11,7 @@ mod vfio_user_server;
 use nvme_model::{Model, SUBNQN};
 use vfio_user_server::{Abilities, VfioUserServer};
 
-use crate::common::{Served, TestDir, run};
+use crate::common::{Served, TestDir, random, run};
 
 #[test]
 fn the_main_job_works_end_to_end_on_a_controller_of_another_process() {

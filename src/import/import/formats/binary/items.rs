@@ -260,7 +260,8 @@ impl ItemRows {
             stated.check_items(shard.items(), input)?;
             shard.into_arrow(input)
         } else {
-            let (input, table) = (input.clone(), table.clone());
+            let input = input.clone();
+            let table = table.clone();
             Ok(Box::new(ItemRows { format, input, stated, table, shard: None }))
         }
     }
