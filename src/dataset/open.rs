@@ -48,7 +48,7 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     /// The tiers; tiers in remote namespaces use the data set's connection options.
-    fn tiers(&self) -> TierOptions {
+    pub(super) fn tiers(&self) -> TierOptions {
         TierOptions { connect: self.connect.clone(), ..self.tiers.clone() }
     }
 }
@@ -156,7 +156,7 @@ impl Image {
         image.with_tiers(&options.tiers())?.in_view(&options.view)
     }
 
-    fn in_view(self, view: &Option<ViewSource>) -> Result<Image> {
+    pub(super) fn in_view(self, view: &Option<ViewSource>) -> Result<Image> {
         view.as_ref().map_or_else(|| Ok(self.clone()), |source| source.open(&self))
     }
 }

@@ -21,6 +21,7 @@ use crate::shards::{ShardFilling, ShardSet};
 use crate::units::{Epoch, deadline};
 
 use super::background::{Background, WhileWanted, in_background, is_abandoned};
+use super::shards::image_of_set;
 use super::state_file::read_limited;
 use super::{Dataset, FirstEpoch, Loader, Options, shard_set};
 
@@ -240,16 +241,15 @@ impl ShardLoader {
             let epochs = self.epoch..self.load.epochs.end;
             let load = LoaderOptions { epochs, resume: None, ..self.load.clone() };
             let opening = Background::start(move || {
-                if load.world_size > 1 {
-                    wait_for_others(&set)?;
-                }
+                wait_for_others(&set)?;
                 if let Some(filling) = filling {
                     commit(&filling, load.world_size)?;
                 }
                 if !has_more {
                     return Ok(None);
                 }
-                let dataset = Dataset::open(&addresses, &options, &mut WhileWanted)?; // it indexes what nobody has
+                // It indexes what nobody has.
+                let dataset = dataset_of(&addresses, &options, &set, &mut WhileWanted)?;
                 let loader = dataset.loader(load)?;
                 Ok(Some((dataset, loader)))
             })?;
@@ -289,10 +289,27 @@ fn begin(
         let first = FirstEpoch::begin((set, filling), load, epoch, lanes)?;
         return Ok((Now::First(Box::new(first)), epoch.0));
     }
-    let dataset = Dataset::open(addresses, options, watch)?;
+    let dataset = dataset_of(addresses, options, set, watch)?;
     let loader = dataset.loader(LoaderOptions { resume: samples, ..load.clone() })?;
     let epoch = loader.epoch();
     Ok((Now::Ordinary(dataset, Box::new(loader)), epoch))
+}
+
+/// Opens the image that was filled, or the shards: those that are listed already.
+fn dataset_of(
+    addresses: &[Address],
+    options: &Options,
+    set: &Arc<ShardSet>,
+    watch: &mut dyn Watch,
+) -> Result<Dataset> {
+    if options.open.shards.is_none() {
+        return Dataset::open(addresses, options, watch);
+    }
+    let open = options.open.clone();
+    let set = Arc::clone(set);
+    let open = move || image_of_set(&set)?.with_tiers(&open.tiers())?.in_view(&open.view);
+    let image = in_background(watch, None, open)?;
+    Ok(Dataset::from_image(image, options.read.clone()))
 }
 
 /// Waits until the other ranks have indexed their shards, while their number grows.

@@ -24,9 +24,14 @@ pub(super) fn image_of(
     connect: &ConnectOptions,
 ) -> Result<Image> {
     let progress = &mut Logged { last: Instant::now(), samples: 0 };
-    let set = Arc::new(shard_set(addresses, options, connect, progress)?);
+    image_of_set(&Arc::new(shard_set(addresses, options, connect, progress)?))
+}
+
+/// As [`image_of`], of shards that are listed already.
+pub(super) fn image_of_set(set: &Arc<ShardSet>) -> Result<Image> {
+    let progress = &mut Logged { last: Instant::now(), samples: 0 };
     let indexes = set.index(progress)?.indexes;
-    let ShardImage { directory, namespace } = assemble(&set, indexes)?;
+    let ShardImage { directory, namespace } = assemble(set, indexes)?;
     Ok(folder::image_with(namespace as Arc<dyn Device>, directory))
 }
 

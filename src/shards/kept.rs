@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Place, PlaceOptions};
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -31,8 +32,8 @@ pub struct KeptObjects {
     client: Client,
     /// The prefix of their keys: empty, or with a slash at its end.
     prefix: String,
-    /// Those that were there at the beginning.
-    listed: HashMap<String, Object>,
+    /// Those that were there when they were last listed.
+    listed: Mutex<HashMap<String, Object>>,
 }
 
 /// The right to make an index. It ends with the process.
@@ -67,12 +68,9 @@ impl KeptIndexes {
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        let mut listed = HashMap::new();
-        client.list(&prefix, &mut |object| {
-            listed.insert(object.key.clone(), object);
-            Ok(())
-        })?;
-        Ok(KeptIndexes::Store(KeptObjects { client, prefix, listed }))
+        let kept = KeptObjects { client, prefix, listed: Mutex::default() };
+        kept.list()?;
+        Ok(KeptIndexes::Store(kept))
     }
 
     /// The index with this key; `None` if there is none, or only a damaged one, which is then made again.
@@ -135,11 +133,10 @@ impl KeptIndexes {
                     names.insert(entry?.file_name().to_string_lossy().into_owned());
                 }
             }
-            KeptIndexes::Store(KeptObjects { client, prefix, .. }) => {
-                client.list(prefix, &mut |object| {
-                    names.insert(object.key[prefix.len()..].to_owned());
-                    Ok(())
-                })?;
+            KeptIndexes::Store(store) => {
+                store.list()?;
+                let listed = store.listed.lock();
+                names.extend(listed.keys().map(|key| key[store.prefix.len()..].to_owned()));
             }
         }
         Ok(keys.iter().filter(|key| !names.contains(&name_of(**key))).count())
@@ -147,10 +144,21 @@ impl KeptIndexes {
 }
 
 impl KeptObjects {
+    fn list(&self) -> Result<()> {
+        let mut listed = HashMap::new();
+        self.client.list(&self.prefix, &mut |object| {
+            listed.insert(object.key.clone(), object);
+            Ok(())
+        })?;
+        *self.listed.lock() = listed;
+        Ok(())
+    }
+
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let key = format!("{}{name}", self.prefix);
-        let object = match self.listed.get(&key) {
-            Some(object) => object.clone(),
+        let listed = self.listed.lock().get(&key).cloned();
+        let object = match listed {
+            Some(object) => object,
             None => match self.client.head(&key) {
                 Ok(object) => object,
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
