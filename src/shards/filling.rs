@@ -39,7 +39,7 @@ pub enum CopyingReader<'a> {
     Image(FilledShard<'a>),
 }
 
-/// A shard that is being written. Dropping it without [`finish`](Self::finish) leaves it out.
+/// A shard that is being written. Dropping it unfinished leaves it out.
 pub struct FillingShard<'a> {
     of: &'a ShardFilling,
     spec: ChunkSpec,
