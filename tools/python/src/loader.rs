@@ -349,10 +349,9 @@ impl Loader {
     /// same.
     fn close(&self, py: Python<'_>) {
         let dataset = self.held().take();
-        let runs = self.runs().all();
         let stored = self.stored.lock().unwrap_or_else(|held| held.into_inner()).take();
         py.detach(|| {
-            runs.iter().for_each(|run| run.close());
+            self.close_runs();
             drop(stored); // possibly the last reference, which ends the exchange
         });
         drop(dataset); // possibly the last reference
@@ -426,6 +425,17 @@ impl Loader {
         let all = runs.all();
         drop(runs);
         py.detach(|| all.iter().map(|run| run.stats()).fold(past, dataset::sum_stats))
+    }
+
+    /// Closes all runs, also one that another thread begins meanwhile: none begins from a closed one.
+    fn close_runs(&self) {
+        loop {
+            let runs = self.runs().all();
+            runs.iter().for_each(|run| run.close());
+            if Arc::ptr_eq(&self.newest(), &runs[0]) {
+                return;
+            }
+        }
     }
 
     fn newest(&self) -> Arc<Run> {

@@ -715,6 +715,21 @@ def test_memory_of_results_is_registered_once_and_given_back(ds, monkeypatch):
     assert not registered
 
 
+def test_an_iterator_that_begins_while_its_loader_is_closed_ends_as_the_others_do(ds, monkeypatch):
+    loader, begun = pooled(ds, threads=1), []
+    stop = loader._overlap.stop
+
+    def stop_and_begin():
+        stop()
+        begun.append(iter(loader))  # as another thread may, before the native loader is closed
+
+    monkeypatch.setattr(loader._overlap, "stop", stop_and_begin)
+    loader.close()
+    for _ in range(2):
+        with pytest.raises(dlfs.Error, match="closed"):
+            next(begun[0])
+
+
 # Free-threaded Python: what threads may share.
 
 SHARED = """

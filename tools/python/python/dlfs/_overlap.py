@@ -155,6 +155,8 @@ class Overlapped:
         self._runs: list[weakref.ref[_Run]] = []
         # The newest iterator's, of which `position` is. It lives until its last task has ended.
         self._newest: Callable[[], _Run | None] = lambda: None
+        # Set before the runs are stopped, and read behind adding one: a run that begins meanwhile is stopped, too.
+        self._is_closed = False
         _remember(_OVERLAPS, self)
 
     def given(self) -> dict[str, Any]:
@@ -192,6 +194,8 @@ class Overlapped:
                 self.position = None
                 self._newest = weakref.ref(run)
             _remember(self._runs, run)
+            if self._is_closed:
+                run.stop()
             return Results(run)
 
     @contextlib.contextmanager
@@ -226,6 +230,7 @@ class Overlapped:
 
     def stop(self) -> None:
         """Ends what waits, and worker processes."""
+        self._is_closed = True
         for run in _alive(self._runs):
             run.stop()
         if self.workers is not None:
