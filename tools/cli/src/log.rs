@@ -4,7 +4,7 @@
 //! separate thread: if stderr is read too slowly or not at all, lines are dropped and counted, and no host is
 //! delayed.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use tracing_subscriber::filter::LevelFilter;
@@ -27,8 +27,7 @@ pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
     };
     let (filter, handle) = reload::Layer::new(level);
     let _ = LEVEL.set(handle); // a process starts its log once
-    let ansi = io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt::layer().with_ansi(ansi).with_target(false);
+    let lines = tracing_subscriber::fmt::layer().with_target(false);
     let registry = tracing_subscriber::registry().with(filter);
     match serves.then(|| LineQueue::start("dlfs-log", SafeStderr)).transpose() {
         Ok(Some(behind)) => {
@@ -86,8 +85,7 @@ pub(crate) fn finish() {
 
 static BEHIND: OnceLock<LineQueue> = OnceLock::new();
 
-/// Escapes control characters in lines that quote other programs' strings. Escape characters (ESC) stay, since
-/// `tracing` writes them for colours; `tracing` itself escapes those that it quotes, and [`say`] does.
+/// Escapes control characters in lines that quote strings of other programs.
 struct SafeStderr;
 
 /// A closed stderr concerns only its reader.
@@ -107,8 +105,7 @@ impl LineWriter for SafeStderr {
 impl Write for SafeStderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
-        let safe: Vec<_> = text.split('\x1b').map(safe_text).collect();
-        io::stderr().write_all(safe.join("\x1b").as_bytes())?;
+        io::stderr().write_all(safe_text(&text).as_bytes())?;
         Ok(line.len())
     }
 
