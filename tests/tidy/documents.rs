@@ -61,7 +61,8 @@ fn the_documents_name_files_that_exist() {
     for document in documents().into_iter().filter(|document| is_manual(document)) {
         for name in read(&document).split('`').skip(1).step_by(2) {
             let path = name.split("::").next().unwrap_or(name).trim_end_matches('/');
-            let folders = ["src/", "tests/", "tools/", "benches/", "docs/", "vendor/", ".ci/"];
+            let folders =
+                ["src/", "tests/", "tools/", "benches/", "docs/", "examples/", "vendor/", ".ci/"];
             let is_path =
                 folders.iter().any(|folder| path.starts_with(folder)) && !path.contains(' ');
             if is_path && !path.contains('*') && !root().join(path).exists() {

@@ -34,7 +34,7 @@
 // all samples in a new order. A *window* is the memory for readahead; a *tier* is a faster store that keeps
 // copies of samples.
 //
-// A first program: examples/epoch.c. How to build one: cc program.c $(pkg-config --cflags --libs dlfs)
+// A first program: examples/read.c. How to build one: cc program.c $(pkg-config --cflags --libs dlfs)
 //
 // Errors: a function returns DLFS_OK (0), a positive number where documented, or the negative number of an
 // error, whose text dlfs_last_error then returns in the same thread. Any function may return

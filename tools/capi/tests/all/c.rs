@@ -124,7 +124,7 @@ fn programs_read_by_spdks_host_too() {
     let source = Source::new();
     let target = source.serve();
     let address = format!("spdk:{}", target.address(Nsid(1)));
-    let example = Program::build(prefix, &here().join("examples/epoch.c"), How::Plain);
+    let example = Program::build(prefix, &here().join("../../examples/read.c"), How::Plain);
     let said = example.run(&[&address]);
     assert_eq!(said, example.run(&[&source.address()]), "an epoch by SPDK and from the file");
     let leave = Program::build(prefix, &here().join("tests/c/leave.c"), How::Plain);
@@ -506,12 +506,12 @@ fn the_examples_do_what_they_say() {
     let bytes: usize = (0..180).map(|id| id * 37 % 5000).sum();
     let target = source.serve();
     for how in How::all() {
-        let epoch = Program::build(prefix, &here().join("examples/epoch.c"), how);
+        let epoch = Program::build(prefix, &here().join("../../examples/read.c"), how);
         let files = Program::build(prefix, &here().join("examples/files.c"), how);
         for address in [source.address(), target.address(Nsid(1)).to_string()] {
             let state = source.path("run.json");
             let out = epoch.run(&[&address, "50", "2", state.to_str().unwrap()]);
-            let line = format!("180 samples, {bytes} bytes, labels add up to 180");
+            let line = format!("180 samples, {bytes} bytes\n");
             assert_eq!(out.matches(&line).count(), 2, "{out}");
             let again = epoch.run(&[&address, "50", "2", state.to_str().unwrap()]);
             assert_eq!(again, "", "the state says that all is read");

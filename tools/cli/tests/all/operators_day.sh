@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A day of a service, in a folder with the images train.dlfs and more.dlfs. `operators_day.rs` runs these commands and
-# checks what the jobs have read. Under systemd, `systemctl start`, `reload` and `restart` (tools/systemd/) stand for
-# the commands that start, reload and drain the service here.
+# checks what the jobs have read. Under systemd, `systemctl start`, `reload` and `restart` stand for the commands that
+# start, reload and drain the service here (examples/target_service/).
 
 # Morning: the service starts. `node7` has a key; `eval` has none.
 (umask 077; dlfs key gen > old.key; dlfs key gen > new.key)

@@ -358,7 +358,7 @@ fn the_unit_files_are_valid() {
         return;
     }
     let dir = TestDir::new();
-    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../systemd");
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/target_service");
     let program = dlfs().get_program().to_str().unwrap().to_owned();
     let mut paths = Vec::new();
     for name in ["dlfs-serve.service", "dlfs-serve.socket"] {
