@@ -1,0 +1,204 @@
+"""Checks of what tools/release has built: other programs' opinions, clean roots, and a second build.
+
+Each function returns what failed, as lines; what cannot be checked here is added to `skipped`.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+
+def lint(root, dist, skipped):
+    """lintian of the .deb, twine of the wheel, and the files that crates would have."""
+    checks = [("lintian", ["lintian", "--fail-on", "error,warning"], "*.deb"), ("twine", ["twine", "check"], "*.whl")]
+    failed = []
+    for program, command, pattern in checks:
+        for path in dist.glob(pattern):
+            if not shutil.which(program):
+                skipped.append(f"{program} of {path.name}: it is not installed")
+            elif subprocess.run([*command, path]).returncode:
+                failed.append(f"{program} of {path.name}")
+    listed = subprocess.run(
+        ["cargo", "package", "--list", "--allow-dirty", "-p", "dlfs"], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    strange = [name for name in listed.stdout.split("\n") if re.match(r"(tests|tools|benches|target)/", name)]
+    if listed.returncode or strange:
+        failed.append(f"cargo package --list: {' '.join(strange) or 'see above'}")
+    return failed
+
+
+def try_all(found, root, skipped):
+    """Installs each artefact where nothing else of dlfs is, and runs the demo there."""
+    failed = []
+    ways = {".whl": try_wheel, ".deb": try_deb, ".gz": try_archive}
+    for path in found:
+        if path.name.endswith("-symbols.tar.gz"):
+            continue
+        print(f"\n== {path.name}", flush=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                ways[path.suffix](path, Path(scratch), root, skipped)
+            except (subprocess.CalledProcessError, OSError, ValueError) as error:
+                failed.append(f"{path.name}: {error}")
+    if not found:
+        failed.append("there is nothing to try: tools/release builds it")
+    return failed
+
+
+def try_wheel(path, scratch, root, skipped):
+    python = scratch / "venv" / "bin" / "python"
+    call(sys.executable, "-m", "venv", scratch / "venv")
+    call(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", path)  # with numpy, from PyPI
+    call(python, "-c", "import dlfs; print(dlfs.__version__)")
+    demo(python.with_name("dlfs"))
+
+
+def try_deb(path, scratch, root, skipped):
+    """In a root that has the files of this package and of those that it depends on, and no others."""
+    if not shutil.which("dpkg-query"):
+        skipped.append(f"{path.name} in a clean root: dpkg is not installed")
+        return
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (scratch / "usr" / name).mkdir(parents=True)
+        (scratch / name).symlink_to(f"usr/{name}")
+    (scratch / "tmp").mkdir()
+    for package in below(said("dpkg-deb", "--field", path, "Depends")):
+        for file in map(Path, said("dpkg-query", "-L", package).split("\n")):
+            place = scratch / file.relative_to("/")
+            if file.is_file() and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, place)
+    call("dpkg-deb", "-x", path, scratch)
+    demo("unshare", "--map-root-user", "--root", scratch, "/usr/bin/dlfs")
+
+
+def below(depends):
+    """The packages of a list of dependencies and, of these, again."""
+    found, todo = set(), depends
+    while todo:
+        names = {re.match(r"[\w.+-]+", each.strip())[0] for each in re.split("[,|]", todo) if each.strip()} - found
+        found |= names
+        todo = ",".join(said("dpkg-query", "-W", "-f", "${Depends},${Pre-Depends}", name) for name in names)
+    return found
+
+
+def try_archive(path, scratch, root, skipped):
+    """Unpacked below a prefix; examples/read.c is built with its library, and reads."""
+    with tarfile.open(path) as tar:
+        tar.extractall(scratch, filter="data")
+    prefix = scratch / path.name.removesuffix(".tar.gz")
+    demo(prefix / "bin" / "dlfs")
+    for name in ("dlfs-bench", "dlfs-sim"):
+        call(prefix / "bin" / name, "--version")
+    if not shutil.which("cc") or not shutil.which("pkg-config"):
+        skipped.append(f"libdlfs of {path.name}: cc and pkg-config are not both installed")
+        return
+    os.environ["PKG_CONFIG_PATH"] = str(prefix / "lib" / "pkgconfig")
+    flags = said("pkg-config", "--cflags", "--libs", "dlfs").split()
+    call("cc", root / "examples" / "read.c", *flags, f"-Wl,-rpath,{prefix}/lib", "-o", scratch / "read")
+    call(prefix / "bin" / "dlfs", "import", prefix / "share", scratch / "share.dlfs")
+    call(scratch / "read", scratch / "share.dlfs")
+
+
+def demo(*dlfs):
+    call(*dlfs, "--version")
+    verified = json.loads(said(*dlfs, "demo", "--json", env={"PATH": "/usr/bin:/bin"}))["verified"]
+    if verified is not True:
+        raise ValueError("the demo has verified nothing")
+    print("the demo has verified every sample")
+
+
+def call(*command):
+    print("+", *command, flush=True)
+    subprocess.run(list(map(str, command)), check=True)
+
+
+def said(*command, env=None):
+    command = list(map(str, command))
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout.strip()
+
+
+def twice(root, parts):
+    """Builds the commit in two clones at paths of different lengths; returns what differs in their packages."""
+    made = []
+    for name in ("one", "the-other"):
+        clone = root / "target" / "twice" / name
+        shutil.rmtree(clone, ignore_errors=True)
+        call("git", "clone", "--quiet", root, clone)
+        (clone / "target").mkdir()
+        tools = root / "target" / "release-tools"
+        if tools.exists():
+            (clone / "target" / "release-tools").symlink_to(tools)
+        env = {name: value for name, value in os.environ.items() if name != "CARGO_TARGET_DIR"}
+        subprocess.run([clone / "tools" / "release", "--only", parts], env=env)  # says itself what it leaves out
+        packages = clone / "target" / "packages"
+        made.append({path.name: path for path in packages.iterdir() if path.name not in ("lock", "SHA256SUMS")})
+    one, other = made
+    found = []
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other:
+            found.append(f"{name}: only one build has it")
+        elif one[name].read_bytes() == other[name].read_bytes():
+            print(f"EQUAL     {name}")
+        else:
+            found += [f"{name}: {difference}" for difference in differences(one[name], other[name])]
+    return found
+
+
+def differences(one, other):
+    """The files in two packages that differ; of programs, their sections."""
+    ours, theirs = contents(one), contents(other)
+    names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    for name in names:
+        a, b = ours.get(name), theirs.get(name)
+        if a is None or b is None:
+            yield f"{name}: only one build has it"
+        elif a[1] == b[1]:
+            yield f"{name}: mode, owner or time: {a[0]} and {b[0]}"
+        elif a[1].startswith(b"\x7fELF"):
+            yield f"{name}: sections {', '.join(sections(a[1], b[1]))}"
+        else:
+            yield f"{name}: its bytes"
+    if not names:
+        yield "how it is packed"
+
+
+def contents(path):
+    """What a package says of each file, and the file."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as zip:
+            told = {info.filename: f"{info.external_attr:x} {info.date_time}" for info in zip.infolist()}
+            return {name: (how, zip.read(name)) for name, how in told.items()}
+    if path.suffix not in (".deb", ".gz"):
+        return {path.name: ("", path.read_bytes())}
+    data = path.read_bytes()
+    if path.suffix == ".deb":
+        data = subprocess.run(["dpkg-deb", "--fsys-tarfile", path], check=True, stdout=subprocess.PIPE).stdout
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        told = {info.name: f"{info.mode:o} {info.uname} {info.mtime}" for info in tar}
+        files = {info.name: tar.extractfile(info).read() for info in tar if info.isfile()}
+        return {name: (how, files.get(name, b"")) for name, how in told.items()}
+
+
+def sections(*programs):
+    """The names of sections that differ between two programs."""
+    found = []
+    for program in programs:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(program)
+            file.flush()
+            table = said("readelf", "--section-headers", "--wide", file.name)
+        rows = re.findall(r"\] (\S+) +\S+ +[0-9a-f]{16} ([0-9a-f]{6,}) ([0-9a-f]{6,}) ", table)
+        digest = hashlib.sha256
+        found.append({name: digest(program[int(at, 16) :][: int(size, 16)]).digest() for name, at, size in rows})
+    one, other = found
+    return [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)] or ["of none"]
