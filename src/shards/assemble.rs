@@ -12,7 +12,7 @@ use dlfs_import::import::OnError;
 use dlfs_import::import::shards::Shard;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::index::{RUN_BYTES, ShardIndex};
+use crate::index::{LONGEST_RUN_BYTES, RUN_BYTES, ShardIndex};
 use crate::namespace::{RunAt, ShardNamespace};
 use crate::set::ShardSet;
 
@@ -33,9 +33,12 @@ pub fn assemble(set: &Arc<ShardSet>, indexes: Vec<ShardIndex>) -> Result<ShardIm
     let all_names =
         || indexes.iter().flat_map(|index| (0..index.len()).map(|at| index.name(at))).collect();
     let folders = set.shards.folder_classes(all_names);
+    let runs = indexes.iter().flat_map(|index| index.runs()).filter(|run| run.samples > 1);
+    let longest = runs.map(|run| run.len_bytes).max().unwrap_or(0);
+    let longest = longest.clamp(RUN_BYTES, LONGEST_RUN_BYTES) as u32;
     let layout = ImageLayout::new(
         Uuid::from_random_bytes(set.identity().to_le_bytes()),
-        RUN_BYTES as u32,
+        longest.next_power_of_two(),
         Pack::Tight,
         1,
     )?;

@@ -295,7 +295,7 @@ impl ShardIndex {
             run.len_bytes = lens.iter().map(|len| u64::from(*len)).sum();
             run.first = first;
             if !(1..=MAX_RUN_SAMPLES).contains(&run.samples)
-                || run.samples > 1 && run.len_bytes > RUN_BYTES
+                || run.samples > 1 && run.len_bytes > LONGEST_RUN_BYTES
                 || number == 0 && run.place != Some(StreamPlace::default())
                 || run.place.is_some_and(is_beyond_any_shard)
             {
@@ -321,9 +321,11 @@ fn common_prefix(names: &[Vec<u8>]) -> &[u8] {
 
 const MAGIC: &[u8; 8] = b"DLFSSHIX";
 const VERSION: u32 = 1;
-/// The most bytes of a run's records, unless it is one long sample: those of a chunk of an import, so that windows and
+/// The bytes of a run's records, as long as runs can begin anywhere: those of a chunk of an import, so that windows and
 /// orders fit.
 pub(crate) const RUN_BYTES: u64 = 4 << 20;
+/// The most bytes of a run's records, unless it is one long sample: row groups that are longer are taken apart.
+pub(crate) const LONGEST_RUN_BYTES: u64 = 16 << 20;
 /// The most samples of a chunk (`format`).
 pub(crate) const MAX_RUN_SAMPLES: u32 = 65_535;
 

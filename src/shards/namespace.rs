@@ -182,8 +182,7 @@ impl Decoding {
         if until == Some(None) {
             return Ok(false);
         }
-        let until = until.flatten().map(|place| place.offset);
-        let mut stream = self.set.shards.stream(shard, place, until)?;
+        let mut stream = self.set.shards.stream(shard, place, until.flatten())?;
         let mut bytes = Vec::new();
         for sample in first..=last {
             self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
@@ -261,7 +260,7 @@ impl Decoding {
         let end = loop {
             match index.runs().get(last + 1) {
                 None => break None,
-                Some(Run { place: Some(place), .. }) => break Some(place.offset),
+                Some(Run { place: Some(place), .. }) => break Some(*place),
                 Some(next) if ahead + next.len_bytes > KEPT_BYTES / 2 => break None,
                 Some(next) => (last, ahead) = (last + 1, ahead + next.len_bytes),
             }

@@ -6,7 +6,7 @@ use dlfs_format::format::columns::ColumnSpec;
 use dlfs_import::import::shards::ShardStream;
 use dlfs_import::import::sources::sample_stream::{SampleStream, StreamPlace};
 
-use crate::index::{MAX_RUN_SAMPLES, RUN_BYTES, ShardIndex};
+use crate::index::{LONGEST_RUN_BYTES, MAX_RUN_SAMPLES, RUN_BYTES, ShardIndex};
 use crate::sample::ShardSample;
 use crate::set::ShardSet;
 
@@ -39,7 +39,7 @@ impl ShardReader<'_> {
     /// # Errors
     /// Errors of reading the shard. Entries that cannot be read are no errors: they are in the index.
     pub fn next(&mut self, record: &mut Vec<u8>) -> Result<Option<ShardSample>> {
-        let place = self.stream.place();
+        let mut place = self.stream.place();
         let next = self.stream.next_sample();
         self.index.note_bad(self.stream.take_bad());
         let Some(mut sample) = next? else { return Ok(None) };
@@ -53,28 +53,30 @@ impl ShardReader<'_> {
             values: std::mem::take(&mut sample.values),
         };
         self.stream.give_back(sample);
+        // In a compressed shard, a place is reached only through all that comes before it.
+        place = place.filter(|_| !self.stream.is_packed());
         if self.index.runs().is_empty() {
             self.run_at = Some(StreamPlace::default());
             self.index.begin_run(self.run_at);
-        } else if self.is_full(len_bytes) {
-            // In a compressed shard, a place is reached only through all that comes before it.
-            self.run_at = place.filter(|_| !self.stream.is_packed());
+        } else if self.is_full(place, len_bytes) {
+            self.run_at = place;
             self.index.begin_run(self.run_at);
         }
-        let place = place.filter(|_| !self.stream.is_packed());
         self.index.push(&found, place, || self.stream.columns());
         Ok(Some(found))
     }
 
-    /// Returns whether the sample just read begins a run, so that the run before is read by one range.
-    fn is_full(&self, len_bytes: u32) -> bool {
+    /// Returns whether the sample just read, from `place`, begins a run, so that the run before is read by one range.
+    fn is_full(&self, place: Option<StreamPlace>, len_bytes: u32) -> bool {
         let Some(run) = self.index.runs().last() else { return true };
         let read = self.stream.place().zip(self.run_at).map(|(place, begin)| {
             if self.stream.is_packed() { 0 } else { place.offset.saturating_sub(begin.offset) }
         });
-        run.len_bytes + u64::from(len_bytes) > RUN_BYTES
-            || read.unwrap_or(0) > RUN_BYTES
-            || run.samples == MAX_RUN_SAMPLES
+        let len_bytes = run.len_bytes + u64::from(len_bytes);
+        // A row within a row group is reached only through those before it, so a run has whole groups.
+        let is_within = place.is_some_and(|place| place.offset > 0 && place.left_out > 0);
+        let is_long = len_bytes > RUN_BYTES || read.unwrap_or(0) > RUN_BYTES;
+        run.samples == MAX_RUN_SAMPLES || is_long && !is_within || len_bytes > LONGEST_RUN_BYTES
     }
 
     /// The typed columns, known with the first sample.

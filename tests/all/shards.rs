@@ -531,6 +531,88 @@ mod store {
         }
     }
 
+    /// A Parquet file of row groups of so many rows of 100,000 bytes, and a number each.
+    #[cfg(feature = "formats")]
+    fn parquet(groups: &[u64]) -> Vec<u8> {
+        use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch};
+        use parquet::basic::Compression;
+        use parquet::file::properties::WriterProperties;
+
+        let batch = |rows: std::ops::Range<u64>| {
+            let numbers = Int64Array::from_iter_values(rows.clone().map(|row| row as i64));
+            let bytes = rows.map(|row| bytes_of(row, 100_000));
+            let bytes = BinaryArray::from_iter_values(bytes);
+            let columns =
+                [("n", Arc::new(numbers) as ArrayRef), ("x", Arc::new(bytes) as ArrayRef)];
+            RecordBatch::try_from_iter(columns).unwrap()
+        };
+        let set = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_compression(Compression::UNCOMPRESSED)
+            .build();
+        let mut bytes = Vec::new();
+        let schema = batch(0..1).schema();
+        let mut writer =
+            parquet::arrow::ArrowWriter::try_new(&mut bytes, schema, Some(set)).unwrap();
+        let mut first = 0;
+        for rows in groups {
+            writer.write(&batch(first..first + rows)).unwrap();
+            writer.flush().unwrap();
+            first += rows;
+        }
+        writer.close().unwrap();
+        bytes
+    }
+
+    #[cfg(feature = "formats")]
+    #[test]
+    fn row_groups_are_runs_that_are_read_by_one_request_each() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let sum = Arc::clone(&asked);
+        let requests = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&requests);
+        let store = ObjectStore::with_faults(move |request| {
+            if let Some((first, last)) = request.range {
+                sum.fetch_add(last + 1 - first, Ordering::Relaxed);
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Fault::None
+        });
+        let take = || {
+            let requests = requests.swap(0, Ordering::Relaxed);
+            (requests, asked.swap(0, Ordering::Relaxed))
+        };
+        // A small group joins its neighbour; one of more than 16 MiB is taken apart.
+        let file = parquet(&[60, 20, 40, 200, 70]);
+        let len = file.len() as u64;
+        store.put("x/0.parquet", file);
+        let given = of_store(&store, ImportOptions::default());
+        let source = "s3://bucket/x/";
+        let expected = imported(source, &given);
+        let options = shards(None, &given);
+        let set = shard_set(&[source.parse().unwrap()], &options, &connect(&given), &mut ());
+        let set = set.unwrap();
+        take();
+        let index = set.reader(0).unwrap().finish().unwrap();
+        let (first_requests, bytes) = take();
+        println!("the file: {first_requests} requests for {bytes} of {len} bytes");
+        assert!(first_requests <= len.div_ceil(8 << 20) + 1 && bytes <= len + (64 << 10));
+        let runs: Vec<u32> = index.runs().iter().map(|run| run.samples).collect();
+        assert_eq!(runs, [60, 60, 167, 33, 70]);
+        let image = open(source, None, &given).unwrap();
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        for first in [320, 60, 0] {
+            let ids: Vec<SampleId> = (first..first + 25).map(SampleId).collect();
+            take();
+            dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap();
+            let (requests, bytes) = take();
+            println!("a run: {requests} requests for {bytes} bytes");
+            let most = if first == 320 { 7_100_000 } else { 6_100_000 };
+            assert!(requests == 1 && bytes < most);
+        }
+        compare_at_random(open(source, None, &given).unwrap(), &expected);
+    }
+
     /// A watch that ends a call once the store has been asked often enough.
     struct UntilAsked<'a>(&'a ObjectStore, u64);
 

@@ -173,7 +173,7 @@ impl Shards {
         let _ = self.layout.set((fields, types));
     }
 
-    /// Opens shard `number` at `from`. `end`: the offset at which reading ends, in a shard that is not compressed.
+    /// Opens shard `number` at `from`. `end`: the place at which reading ends, in a shard that is not compressed.
     ///
     /// # Errors
     /// Errors of opening it. `BadSource`: it has changed since it was listed.
@@ -181,7 +181,7 @@ impl Shards {
         &self,
         number: usize,
         from: StreamPlace,
-        end: Option<u64>,
+        end: Option<StreamPlace>,
     ) -> Result<ShardStream<'_>> {
         self.layout()?;
         self.check(number)?;
@@ -206,7 +206,7 @@ impl Shards {
         &self,
         number: usize,
         from: StreamPlace,
-        end: Option<u64>,
+        end: Option<StreamPlace>,
         ahead_bytes: Option<u64>,
     ) -> Result<ShardStream<'_>> {
         let is_packed = Arc::new(AtomicBool::new(false));
@@ -217,17 +217,20 @@ impl Shards {
                 let is_part =
                     from != StreamPlace::default() || end.is_some() || ahead_bytes.is_some();
                 // Some formats count rows or batches, and have no offset to end at.
-                let part_end = end.filter(|end| *end > from.offset);
+                let part_end = end.map(|end| end.offset).filter(|end| *end > from.offset);
                 let part_end = part_end.or(is_part.then_some(u64::MAX));
+                let part_rows = end.map(|end| end.record.saturating_sub(from.record));
+                let part_rows = part_rows.or(ahead_bytes.map(|_| 1));
                 is_packed.store(has_packed_name(&self.files[number]), Ordering::Relaxed);
-                Box::new(rows.alone(number, from, part_end, expansion)?)
+                Box::new(rows.alone(number, from, (part_end, part_rows), expansion)?)
             }
             None => {
                 let file = self.files[number].clone();
                 let len = self.shards[number].len_bytes;
                 let is_part = from.offset > 0 || end.is_some();
                 let begin = from.offset.min(len);
-                let part = is_part.then(|| begin..end.unwrap_or(len).clamp(begin, len));
+                let end = end.map_or(len, |end| end.offset);
+                let part = is_part.then(|| begin..end.clamp(begin, len));
                 let ahead_bytes = ahead_bytes.unwrap_or(u64::MAX);
                 let packed = Arc::clone(&is_packed);
                 self.samples(Inputs::of_shard(file, part, ahead_bytes, expansion, packed), from)?

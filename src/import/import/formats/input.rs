@@ -35,6 +35,9 @@ pub(super) struct Input {
     /// For a reader of a part of the file: the offset at which it ends, unless the file is compressed. Nothing is
     /// requested ahead.
     pub(super) part_end: Option<u64>,
+    /// The number of rows that a reader of a part wants, if that is known.
+    #[cfg_attr(not(feature = "formats"), allow(dead_code, reason = "for Parquet alone"))]
+    pub(super) part_rows: Option<u64>,
 }
 
 /// An object of a store, and where to record failures.
@@ -49,9 +52,13 @@ pub(super) struct InStore {
 
 impl Input {
     /// The same file for a reader of its own, or of a part of it: other counts, other failures.
-    pub(super) fn anew(self, expansion: Expansion, part_end: Option<u64>) -> Input {
+    pub(super) fn anew(
+        self,
+        expansion: Expansion,
+        (part_end, part_rows): (Option<u64>, Option<u64>),
+    ) -> Input {
         let object = self.object.map(|object| InStore { failure: Failure::default(), ..object });
-        Input { object, expansion, part_end, ..self }
+        Input { object, expansion, part_end, part_rows, ..self }
     }
 
     /// Reads the file from byte `begin` on; a shorter file has no more bytes. From a store, requests at most

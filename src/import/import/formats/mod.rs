@@ -115,7 +115,8 @@ pub(in crate::import) fn survey(
             origins: origins.clone(),
         });
         let expansion = expansion.clone();
-        let file = Given { input: Input { path, object, links, expansion, part_end: None }, name };
+        let input = Input { path, object, links, expansion, part_end: None, part_rows: None };
+        let file = Given { input, name };
         match kind {
             SourceKind::JsonLines => rows.push(file.opened_by(Arc::new(JsonLines::open))),
             SourceKind::Megatron => rows.push(megatron::file(file, is_typed, origins)?),

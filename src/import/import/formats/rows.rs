@@ -291,8 +291,9 @@ impl RowSet {
         })
     }
 
-    /// The rows of file number `number` alone, from `from` on. `part_end`: only those before this offset are wanted,
-    /// and no more is requested of an object where that can be. `expansion` limits the bytes that they expand to.
+    /// The rows of file number `number` alone, from `from` on. `part`: only those before this offset, and as many, are
+    /// wanted, and no more is requested of an object where that can be. `expansion` limits the bytes that they expand
+    /// to.
     ///
     /// # Errors
     /// The file does not open.
@@ -300,11 +301,11 @@ impl RowSet {
         self: &Arc<Self>,
         number: usize,
         from: StreamPlace,
-        part_end: Option<u64>,
+        part: (Option<u64>, Option<u64>),
         expansion: Expansion,
     ) -> Result<RowSource> {
         let (mut file, _) = self.files[number].clone();
-        file.input = file.input.anew(expansion, part_end);
+        file.input = file.input.anew(expansion, part);
         let mut rows = RowSource::of(self);
         (rows.next, rows.end, rows.alone) = (number, number + 1, Some(file));
         (rows.from, rows.is_unnumbered) = (from, false);

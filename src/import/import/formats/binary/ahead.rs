@@ -72,6 +72,8 @@ pub(super) struct AheadRows {
     next: StreamPlace,
     /// Number of rows to skip before the next row.
     unwanted: u64,
+    /// The first row and the offset of each row group, if places are rows of these.
+    groups: Vec<(u64, u64)>,
 }
 
 impl AheadRows {
@@ -82,7 +84,21 @@ impl AheadRows {
     ) -> AheadRows {
         let next = StreamPlace::default();
         let decode = Some(Box::new(decode) as Decode);
-        AheadRows { columns, read: None, decode, batches: None, batch: None, next, unwanted: 0 }
+        AheadRows {
+            columns,
+            read: None,
+            decode,
+            batches: None,
+            batch: None,
+            next,
+            unwanted: 0,
+            groups: Vec::new(),
+        }
+    }
+
+    /// Takes these row groups for places: the first row and the offset of each.
+    pub(super) fn in_groups(self, groups: Vec<(u64, u64)>) -> AheadRows {
+        AheadRows { groups, ..self }
     }
 
     /// Reads only the columns that `options` select, so that a defect in another column rejects no row.
@@ -127,8 +143,12 @@ impl RowReader for AheadRows {
         Ok(())
     }
 
-    fn place(&self, _: u64) -> StreamPlace {
-        self.next
+    fn place(&self, rows: u64) -> StreamPlace {
+        let begun = self.groups.partition_point(|(first, _)| *first <= rows);
+        let Some((first, offset)) = begun.checked_sub(1).map(|at| self.groups[at]) else {
+            return self.next;
+        };
+        StreamPlace { offset, left_out: rows - first, ..self.next }
     }
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {

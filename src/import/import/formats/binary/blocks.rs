@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -21,16 +22,19 @@ use dlfs_places::Pending;
 pub(super) struct Blocks {
     of: InStore,
     expansion: Expansion,
-    block_bytes: u64,
+    /// The last bytes of the object, as far as they are known.
+    end: Bytes,
     kept: Arc<Mutex<Kept>>,
 }
 
 /// Blocks with their numbers, the most recently used last.
 struct Kept {
-    blocks: VecDeque<(u64, Block)>,
-    most: usize,
-    /// Number of blocks to request ahead of the block that is read.
-    ahead: u64,
+    /// The ranges that are requested as blocks, ascending. Other bytes are requested as they are read, and not kept.
+    plan: Vec<Range<u64>>,
+    blocks: VecDeque<(usize, Block)>,
+    most_bytes: u64,
+    /// Bytes to request ahead of the block that is read, but always one block.
+    ahead_bytes: u64,
 }
 
 enum Block {
@@ -39,76 +43,147 @@ enum Block {
 }
 
 impl Blocks {
-    /// Reads the object. Keeps at most as many bytes as a reader of its store, but at least 16 blocks.
-    pub(super) fn new(of: InStore, expansion: Expansion) -> Blocks {
-        let block_bytes = of.client.range_bytes().clamp(1, MAX_BLOCK_BYTES);
-        let most = (of.client.window_bytes() / block_bytes).max(MIN_BLOCKS) as usize;
-        let kept = Kept { blocks: VecDeque::new(), most, ahead: 1 };
-        Blocks { of, expansion, block_bytes, kept: Arc::new(Mutex::new(kept)) }
+    /// Reads the object, of which the last bytes are known.
+    pub(super) fn new(of: InStore, expansion: Expansion, end: Bytes) -> Blocks {
+        let kept =
+            Kept { plan: Vec::new(), blocks: VecDeque::new(), most_bytes: 0, ahead_bytes: 0 };
+        Blocks { of, expansion, end, kept: Arc::new(Mutex::new(kept)) }
     }
 
-    /// Sets the number of places at which the object is read from now on; they share the blocks requested ahead.
-    pub(super) fn set_places(&self, places: usize) {
+    /// Reads all of the object in short blocks, one of them ahead.
+    pub(super) fn of_all(of: InStore, expansion: Expansion) -> Blocks {
+        let blocks = Blocks::new(of, expansion, Bytes::new());
+        let all = 0..blocks.len();
+        blocks.set(vec![all], SHORT_BLOCK_BYTES, 2, 0);
+        blocks
+    }
+
+    /// Requests many bytes ahead of the one place that is read from now on.
+    pub(super) fn read_ahead(&self) {
+        let window = self.of.client.window_bytes();
+        self.kept.lock().ahead_bytes = share(window, 1, 0).min(MOST_AHEAD_BYTES);
+    }
+
+    /// Plans to read these ranges: of `columns` columns, which are read in turn; `at_once`: bytes of all of them that
+    /// are read before what follows. Ranges with little between them are requested together.
+    pub(super) fn plan(&self, ranges: Vec<Range<u64>>, columns: usize, at_once: u64) {
+        let window = self.of.client.window_bytes();
+        let ahead = share(window, columns, at_once);
+        let places = if at_once > window / 2 { columns as u64 } else { 2 };
+        self.set(ranges, ahead.max(LEAST_BLOCK_BYTES), places, ahead.min(MOST_AHEAD_BYTES));
+    }
+
+    /// Plans blocks of at most `block` bytes, and memory for two of each of `places` places.
+    fn set(&self, ranges: Vec<Range<u64>>, block: u64, places: u64, ahead_bytes: u64) {
+        let block = block.clamp(1, self.of.client.range_bytes().max(1));
+        let most_bytes = self.of.client.window_bytes().max(2 * places * block);
+        let plan = blocks_of(ranges, self.len(), block);
+        *self.kept.lock() = Kept { plan, blocks: VecDeque::new(), most_bytes, ahead_bytes };
+    }
+
+    /// Returns bytes from `at` on: the rest of a block, or else about `wanted` ones.
+    fn from(&self, at: u64, wanted: u64) -> io::Result<Bytes> {
+        let end_at = self.len() - self.end.len() as u64;
+        if at >= end_at {
+            return Ok(self.end.slice((at - end_at) as usize..));
+        }
         let mut kept = self.kept.lock();
-        kept.ahead = ahead(kept.most, places);
+        let number = kept.plan.partition_point(|range| range.end <= at);
+        let next = kept.plan.get(number).map_or(end_at, |range| range.start);
+        if next > at {
+            drop(kept);
+            return self.fetch(at..next.min(end_at).min(at.saturating_add(wanted.max(UNPLANNED))));
+        }
+        let bytes = self.block(number, &mut kept)?;
+        Ok(bytes.slice((at - next) as usize..))
     }
 
-    /// Returns the rest of the block that contains `at`, from `at` on.
-    fn from(&self, at: u64) -> io::Result<Bytes> {
-        let number = at / self.block_bytes;
-        let block = self.block(number)?;
-        Ok(block.slice((at - number * self.block_bytes) as usize..))
-    }
-
-    fn block(&self, number: u64) -> io::Result<Bytes> {
-        let mut kept = self.kept.lock();
-        let block = kept.take(number).unwrap_or_else(|| self.ask(number));
+    fn block(&self, number: usize, kept: &mut Kept) -> io::Result<Bytes> {
+        let block =
+            kept.take(number).unwrap_or_else(|| Block::Asked(self.ask(kept.plan[number].clone())));
         // The next pages follow this one, so request them ahead.
-        for next in number + 1..=number + kept.ahead {
-            if next * self.block_bytes < self.len() && !kept.has(next) {
-                kept.put(next, self.ask(next));
+        let mut ahead = 0;
+        for next in number + 1..kept.plan.len() {
+            let range = kept.plan[next].clone();
+            ahead += range.end - range.start;
+            if ahead > kept.ahead_bytes && next > number + 1 {
+                break;
+            }
+            if !kept.has(next) {
+                kept.put(next, Block::Asked(self.ask(range)));
             }
         }
         let bytes = match block {
             Block::Here(bytes) => bytes,
-            Block::Asked(pending) => {
-                let mut bytes = vec![0; pending.len_bytes() as usize];
-                pending
-                    .read_into(&mut bytes)
-                    .map_err(|error| Shard::failed(&self.of.failure, io::Error::other(error)))?;
-                self.expansion.read(bytes.len() as u64);
-                Bytes::from(bytes)
-            }
+            Block::Asked(pending) => self.arrived(pending)?,
         };
         kept.put(number, Block::Here(bytes.clone()));
         Ok(bytes)
     }
 
-    fn ask(&self, number: u64) -> Block {
-        let start = number * self.block_bytes;
-        let end = (start + self.block_bytes).min(self.len());
-        Block::Asked(self.of.client.fetch(&self.of.object, start..end))
+    fn ask(&self, range: Range<u64>) -> Pending {
+        self.of.client.fetch(&self.of.object, range)
+    }
+
+    fn arrived(&self, pending: Pending) -> io::Result<Bytes> {
+        let mut bytes = vec![0; pending.len_bytes() as usize];
+        pending
+            .read_into(&mut bytes)
+            .map_err(|error| Shard::failed(&self.of.failure, io::Error::other(error)))?;
+        self.expansion.read(bytes.len() as u64);
+        Ok(Bytes::from(bytes))
+    }
+
+    /// Requests a range, and waits for it.
+    pub(super) fn fetch(&self, range: Range<u64>) -> io::Result<Bytes> {
+        self.arrived(self.ask(range))
     }
 }
 
-/// Blocks that each of `places` may request ahead, so that half of the cache is left for blocks being read.
-fn ahead(most: usize, places: usize) -> u64 {
-    (most / 2 / places.max(1)).clamp(1, MOST_AHEAD) as u64
+/// The bytes to request ahead in a window: so many that what is read in turn, and what follows it, stays there.
+fn share(window: u64, columns: usize, at_once: u64) -> u64 {
+    match columns as u64 {
+        0 | 1 => window / 2,
+        _ if at_once <= window / 2 => window / 4, // it may begin and end within a block
+        columns => window / 2 / columns,
+    }
+}
+
+/// Joins ranges that are close to each other, and splits them into blocks.
+fn blocks_of(mut ranges: Vec<Range<u64>>, len: u64, block: u64) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut().filter(|last| range.start <= last.end.saturating_add(GAP_BYTES)) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    let blocks = joined.into_iter().flat_map(|range| {
+        let end = range.end.min(len);
+        let starts = (range.start..end).step_by(block.max(1) as usize);
+        starts.map(move |start| start..end.min(start + block))
+    });
+    blocks.collect()
 }
 
 impl Kept {
-    fn has(&self, number: u64) -> bool {
+    fn has(&self, number: usize) -> bool {
         self.blocks.iter().any(|(own, _)| *own == number)
     }
 
-    fn take(&mut self, number: u64) -> Option<Block> {
+    fn take(&mut self, number: usize) -> Option<Block> {
         let at = self.blocks.iter().position(|(own, _)| *own == number)?;
         self.blocks.remove(at).map(|(_, block)| block)
     }
 
-    fn put(&mut self, number: u64, block: Block) {
-        if self.blocks.len() == self.most {
-            self.blocks.pop_front();
+    fn put(&mut self, number: usize, block: Block) {
+        let len = |number: usize| self.plan[number].end - self.plan[number].start;
+        let mut sum = self.blocks.iter().map(|(own, _)| len(*own)).sum::<u64>() + len(number);
+        while sum > self.most_bytes
+            && let Some((gone, _)) = self.blocks.pop_front()
+        {
+            sum -= len(gone);
         }
         self.blocks.push_back((number, block));
     }
@@ -132,9 +207,18 @@ impl ChunkReader for Blocks {
         if !within {
             return Err(ParquetError::EOF("a page lies behind the end".to_owned()));
         }
+        let failed = |error: io::Error| ParquetError::External(error.into());
+        if length == 0 {
+            return Ok(Bytes::new());
+        }
+        let mut ready = self.from(start, length as u64).map_err(failed)?;
+        if ready.len() >= length {
+            ready.truncate(length);
+            return Ok(ready);
+        }
         let mut bytes = zeroed_vec(length as u64).map_err(no_page)?;
-        let mut reader = self.get_read(start)?;
-        reader.read_exact(&mut bytes).map_err(|error| ParquetError::External(error.into()))?;
+        let mut reader = BlockReader { of: self.clone(), at: start, ready };
+        reader.read_exact(&mut bytes).map_err(failed)?;
         Ok(bytes.into())
     }
 }
@@ -160,7 +244,7 @@ impl Read for BlockReader {
             return Ok(0);
         }
         if self.ready.is_empty() {
-            self.ready = self.of.from(self.at)?;
+            self.ready = self.of.from(self.at, into.len() as u64)?;
         }
         let len = self.ready.len().min(into.len());
         into[..len].copy_from_slice(&self.ready.split_to(len));
@@ -183,19 +267,35 @@ impl Seek for BlockReader {
     }
 }
 
-/// Small enough to keep a block of each of many columns; large enough for few requests.
-const MAX_BLOCK_BYTES: u64 = 1 << 20;
-const MIN_BLOCKS: u64 = 16;
-const MOST_AHEAD: usize = 32;
+/// Small enough to keep a block of each of many columns.
+const LEAST_BLOCK_BYTES: u64 = 64 << 10;
+const SHORT_BLOCK_BYTES: u64 = 1 << 20;
+/// The bytes requested at least where nothing is planned.
+const UNPLANNED: u64 = 64 << 10;
+/// Ranges with fewer bytes between them are one request: it takes longer than these bytes.
+const GAP_BYTES: u64 = 64 << 10;
+const MOST_AHEAD_BYTES: u64 = 32 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn blocks_ahead_leave_room_for_those_that_are_read() {
-        assert_eq!((ahead(256, 1), ahead(256, 16), ahead(256, 0)), (32, 8, 32));
-        // With more columns than blocks, each one is still read in blocks.
-        assert_eq!((ahead(16, 8), ahead(16, 1000)), (1, 1));
+    fn ranges_close_to_each_other_are_one_request_up_to_the_length_of_a_block() {
+        let mib = 1 << 20;
+        let close = vec![2 * mib..3 * mib, 4..mib, mib..2 * mib - GAP_BYTES];
+        let all = 4..3 * mib;
+        assert_eq!(blocks_of(close.clone(), 8 * mib, 8 * mib), [all]);
+        assert_eq!(blocks_of(close, 2 * mib, mib), [4..mib + 4, mib + 4..2 * mib]);
+        let apart = vec![0..mib, mib + GAP_BYTES + 1..2 * mib, 9 * mib..9 * mib];
+        assert_eq!(blocks_of(apart.clone(), 8 * mib, 8 * mib), apart[..2]);
+    }
+
+    #[test]
+    fn what_is_read_in_turn_stays_beside_what_is_requested_ahead() {
+        let window = 16 << 20;
+        assert_eq!(share(window, 1, 1 << 40), 8 << 20);
+        assert_eq!(share(window, 9, 8 << 20), 4 << 20);
+        assert_eq!(share(window, 9, 9 << 20), (8 << 20) / 9);
     }
 }

@@ -36,8 +36,8 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
             file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {})
         }
         Some(object) => {
-            let blocks = Blocks::new(object.clone(), input.expansion.clone());
-            file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.set_places(1))
+            let blocks = Blocks::of_all(object.clone(), input.expansion.clone());
+            file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.read_ahead())
         }
     };
     Ok(Box::new(rows?.only(options)))

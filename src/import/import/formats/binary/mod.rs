@@ -38,9 +38,10 @@ pub(super) fn files(
         SourceKind::Mds => mds::shards(&given, options)?,
         SourceKind::LitData => litdata::shards(&given, options)?,
         SourceKind::Parquet => {
-            return Ok(vec![
-                given.opened_by(Arc::new(|input, options, _| parquet::open(input, options))),
-            ]);
+            let footer = parquet::Footer::default();
+            return Ok(vec![given.opened_by(Arc::new(move |input, options, _| {
+                parquet::open(input, options, &footer)
+            }))]);
         }
         _ => {
             return Ok(vec![

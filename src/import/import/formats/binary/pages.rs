@@ -19,6 +19,7 @@ use dlfs_base::error::zeroed_vec;
 use dlfs_base::{Error, Result};
 
 /// A file, and buffers that no page uses.
+#[derive(Clone)]
 pub(super) struct PageFile {
     file: Arc<File>,
     len: u64,

@@ -1,15 +1,20 @@
 //! Rows of Parquet files.
 //!
-//! A thread decodes batches of rows, one batch ahead of the reader.
+//! A thread decodes batches of rows, one batch ahead of the reader; no batch has rows of two row groups.
 
-use std::sync::Arc;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
+    ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{ChunkReader, Length};
 
 use super::ahead::{AheadRows, Batch, Batches};
@@ -19,9 +24,10 @@ use super::guard::caught;
 use super::pages::PageFile;
 use super::stated_pages::StatedPages;
 use crate::import::formats::column::{Column, is_wanted};
-use crate::import::formats::input::Input;
+use crate::import::formats::input::{InStore, Input};
 use crate::import::formats::rows::RowReader;
 use crate::import::options::RowOptions;
+use crate::import::sources::expansion::Expansion;
 use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::{Error, ErrorKind, Result};
 
@@ -29,14 +35,21 @@ use dlfs_base::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// The file cannot be read, or is not a Parquet file.
-pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+pub(super) fn open(
+    input: &Input,
+    options: &RowOptions,
+    footer: &Footer,
+) -> Result<Box<dyn RowReader>> {
     match &input.object {
         Some(object) => {
-            let blocks = Blocks::new(object.clone(), input.expansion.clone());
-            // A part is short: little is requested behind it.
-            let is_part = input.part_end.is_some();
-            let columns = |columns| blocks.set_places(if is_part { usize::MAX } else { columns });
-            rows_of(blocks.clone(), input, options, columns)
+            let blocks = footer.blocks(object, &input.expansion);
+            let blocks = blocks.map_err(|error| input.named(error))?;
+            let plan = blocks.clone();
+            rows_of(blocks, input, options, move |groups| {
+                let at_once = groups.iter().map(|of| of.iter().map(len).sum::<u64>()).max();
+                let columns = groups.iter().map(Vec::len).max();
+                plan.plan(groups.concat(), columns.unwrap_or(0), at_once.unwrap_or(0));
+            })
         }
         None => {
             let file = PageFile::open(&input.path).map_err(|error| input.named(error))?;
@@ -46,12 +59,57 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
     }
 }
 
-/// Opens the rows of `from`; calls `of_columns` with the number of columns that are read.
+/// The footer of an object, kept for its next opening while there is room.
+#[derive(Default)]
+pub(super) struct Footer(OnceLock<Bytes>);
+
+impl Footer {
+    /// Opens the object, whose footer is requested once.
+    fn blocks(&self, of: &InStore, expansion: &Expansion) -> io::Result<Blocks> {
+        let blocks = |end| Blocks::new(of.clone(), expansion.clone(), end);
+        if let Some(end) = self.0.get() {
+            expansion.read(end.len() as u64);
+            return Ok(blocks(end.clone()));
+        }
+        let len = of.object.len_bytes;
+        if len == 0 {
+            return Ok(blocks(Bytes::new())); // no Parquet file: the decoder says so
+        }
+        let end = blocks(Bytes::new()).fetch(len.saturating_sub(FOOTER_BYTES)..len)?;
+        self.keep(&end);
+        Ok(blocks(end))
+    }
+
+    fn keep(&self, end: &Bytes) {
+        // The last 8 bytes are the length of what is in front of them, and a mark.
+        let Some(&[a, b, c, d, ..]) = end.last_chunk::<8>() else { return };
+        let len = u32::from_le_bytes([a, b, c, d]) as usize + 8;
+        let Some(start) = end.len().checked_sub(len) else { return };
+        if KEPT_FOOTERS.load(Ordering::Relaxed) + len <= MOST_KEPT_FOOTERS
+            && self.0.set(Bytes::copy_from_slice(&end[start..])).is_ok()
+        {
+            KEPT_FOOTERS.fetch_add(len, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Footer {
+    fn drop(&mut self) {
+        let len = self.0.get().map_or(0, Bytes::len);
+        KEPT_FOOTERS.fetch_sub(len, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of all footers that are kept.
+static KEPT_FOOTERS: AtomicUsize = AtomicUsize::new(0);
+
+/// Opens the rows of `from`. Before they are read, calls `plan` with the bytes of the columns that are read, for each
+/// row group.
 fn rows_of(
-    from: impl ChunkReader + 'static,
+    from: impl ChunkReader + Clone + 'static,
     input: &Input,
     options: &RowOptions,
-    of_columns: impl FnOnce(usize),
+    plan: impl FnOnce(Vec<Vec<Range<u64>>>) + 'static,
 ) -> Result<Box<dyn RowReader>> {
     let path = input.path.clone();
     let bad = move |what: String| {
@@ -60,70 +118,167 @@ fn rows_of(
     };
     let from = StatedPages(from, input.expansion.clone());
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
-    let (columns, decoder) = caught(|| decoder(from, options, batch_bytes)).map_err(&bad)?;
-    of_columns(columns.len());
-    let decode = move |from: StreamPlace| caught(|| batches(decoder, from.left_out)).map_err(bad);
-    Ok(Box::new(AheadRows::new(columns, decode)))
+    let (columns, table) = caught(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
+    let groups = groups(table.metadata.metadata());
+    let most_rows = input.part_rows;
+    let decode = move |from: StreamPlace| {
+        caught(|| batches(table, from.record, most_rows, plan)).map_err(bad)
+    };
+    Ok(Box::new(AheadRows::new(columns, decode).in_groups(groups)))
 }
 
-/// The batches after the first `rows` rows. Does not read row groups that are skipped as a whole.
-fn batches<F: ChunkReader + 'static>(
-    decoder: ParquetRecordBatchReaderBuilder<F>,
+/// A file whose row groups are decoded one after the other.
+struct Table<F> {
+    from: F,
+    metadata: ArrowReaderMetadata,
+    /// The columns that are read.
+    read: ProjectionMask,
+    rows_at_once: usize,
+}
+
+/// Some rows of a row group.
+struct GroupRows {
+    group: usize,
+    skipped: usize,
+    rows: usize,
+}
+
+/// The batches of at most `most_rows` rows after the first `rows` rows.
+fn batches<F: ChunkReader + Clone + 'static>(
+    table: Table<F>,
     rows: u64,
+    most_rows: Option<u64>,
+    plan: impl FnOnce(Vec<Vec<Range<u64>>>),
 ) -> Result<Batches, String> {
-    let mut decoder = decoder;
-    if rows > 0 {
-        let mut before = rows;
-        let mut first = 0;
-        for group in decoder.metadata().row_groups() {
-            let Some(left) = before.checked_sub(group.num_rows().max(0) as u64) else { break };
-            (before, first) = (left, first + 1);
-        }
-        let groups = (first..decoder.metadata().num_row_groups()).collect();
-        let before = usize::try_from(before).map_err(|_| "it has too many rows".to_owned())?;
-        decoder = decoder.with_row_groups(groups).with_offset(before);
-    }
-    let stated = decoder.metadata().file_metadata().num_rows().max(0) as u64;
-    let reader = decoder.build().map_err(|error| error.to_string())?;
+    let metadata = table.metadata.metadata();
+    let wanted = wanted(metadata, rows, most_rows)?;
+    plan(wanted.iter().map(|of| table.ranges(of.group)).collect());
+    let stated = metadata.file_metadata().num_rows().max(0) as u64;
+    let mut left = wanted.into_iter();
+    let mut open = left.next().map(|rows| table.reader(&rows)).transpose()?;
     let mut found = rows;
-    let mut each = reader.map(|rows| rows.map_err(|error| error.to_string()));
-    let mut is_over = false;
+    let mut is_over = most_rows.is_some();
     let each = std::iter::from_fn(move || {
-        if let Some(rows) = each.next() {
-            found += rows.as_ref().map_or(0, |rows| rows.num_rows() as u64);
-            return Some(rows.map(|rows| Batch { rows, at: None }));
+        loop {
+            if let Some(rows) = open.as_mut().and_then(Iterator::next) {
+                found += rows.as_ref().map_or(0, |rows| rows.num_rows() as u64);
+                let batch = rows.map(|rows| Batch { rows, at: None });
+                return Some(batch.map_err(|error| error.to_string()));
+            }
+            match left.next().map(|rows| table.reader(&rows)) {
+                Some(Ok(reader)) => open = Some(reader),
+                Some(Err(what)) => return Some(Err(what)),
+                None => break,
+            }
         }
+        open = None;
         let differs = !std::mem::replace(&mut is_over, true) && found != stated;
         differs.then(|| Err(format!("it states {stated} rows, and has {found}")))
     });
     Ok(Batches { each: Box::new(each), unwanted: 0 })
 }
 
-fn decoder<F: ChunkReader + 'static>(
-    from: F,
-    options: &RowOptions,
-    batch_bytes: i64,
-) -> Result<(Vec<Column>, ParquetRecordBatchReaderBuilder<F>), String> {
-    let text = |error: ParquetError| error.to_string();
-    let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
-    check_rows(of_file.metadata())?;
-    let columns = arrow_cells::columns(of_file.schema());
-    let views = Arc::new(arrow_cells::with_views(of_file.schema()));
-    let views = ArrowReaderOptions::new().with_schema(views);
-    // The decoder has no views for some types; then decode without views, which copies.
-    let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
-    let metadata = metadata.unwrap_or(of_file);
-    let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata);
-    let rows_at_once = rows_at_once(builder.metadata(), batch_bytes);
-    // A requested column that is missing is reported later, by name.
-    let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
-    let read: Vec<usize> = read.collect();
-    if read.len() < columns.len() {
-        let mask = ProjectionMask::roots(builder.parquet_schema(), read.iter().copied());
-        builder = builder.with_projection(mask);
+/// The rows of each row group that are among `most_rows` rows after the first `rows` rows.
+fn wanted(
+    metadata: &ParquetMetaData,
+    rows: u64,
+    most_rows: Option<u64>,
+) -> Result<Vec<GroupRows>, String> {
+    let end = rows.saturating_add(most_rows.unwrap_or(u64::MAX));
+    let mut wanted = Vec::new();
+    let mut first = 0_u64;
+    for (group, of) in metadata.row_groups().iter().enumerate() {
+        let next = first.saturating_add(of.num_rows().max(0) as u64);
+        if next > rows && first < end {
+            let begin = first.max(rows);
+            let count = |rows| usize::try_from(rows).map_err(|_| "it has too many rows".to_owned());
+            let skipped = count(begin - first)?;
+            wanted.push(GroupRows { group, skipped, rows: count(end.min(next) - begin)? });
+        }
+        first = next;
     }
-    let columns = read.into_iter().map(|at| columns[at].clone()).collect();
-    Ok((columns, builder.with_batch_size(rows_at_once)))
+    Ok(wanted)
+}
+
+/// The first row and the first byte of each row group that has rows; none if they do not follow one another.
+fn groups(metadata: &ParquetMetaData) -> Vec<(u64, u64)> {
+    let mut groups = Vec::new();
+    let mut first = 0_u64;
+    for group in metadata.row_groups() {
+        let rows = group.num_rows().max(0) as u64;
+        let begin = group.columns().iter().map(bytes_of).map(|bytes| bytes.start).min();
+        if rows > 0 {
+            groups.push((first, begin.unwrap_or(0)));
+        }
+        first = first.saturating_add(rows);
+    }
+    let ascend = groups.first().is_some_and(|(_, begin)| *begin > 0)
+        && groups.is_sorted_by(|(_, a), (_, b)| a < b);
+    if ascend { groups } else { Vec::new() }
+}
+
+/// The bytes of a column in a row group, as the footer states them.
+fn bytes_of(column: &ColumnChunkMetaData) -> Range<u64> {
+    let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset()).max(0) as u64;
+    start..start.saturating_add(column.compressed_size().max(0) as u64)
+}
+
+fn len(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
+
+impl<F: ChunkReader + Clone + 'static> Table<F> {
+    /// Opens a file, and returns its columns that `options` select, too.
+    fn open(
+        from: F,
+        options: &RowOptions,
+        batch_bytes: i64,
+    ) -> Result<(Vec<Column>, Table<F>), String> {
+        let text = |error: ParquetError| error.to_string();
+        let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
+        check_rows(of_file.metadata())?;
+        let columns = arrow_cells::columns(of_file.schema());
+        let views = Arc::new(arrow_cells::with_views(of_file.schema()));
+        let views = ArrowReaderOptions::new().with_schema(views);
+        // The decoder has no views for some types; then decode without views, which copies.
+        let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);
+        let metadata = metadata.unwrap_or(of_file);
+        let rows_at_once = rows_at_once(metadata.metadata(), batch_bytes);
+        // A requested column that is missing is reported later, by name.
+        let read = (0..columns.len()).filter(|at| is_wanted(&columns[*at], options));
+        let roots: Vec<usize> = read.collect();
+        let read = if roots.len() < columns.len() {
+            ProjectionMask::roots(metadata.parquet_schema(), roots.iter().copied())
+        } else {
+            ProjectionMask::all()
+        };
+        let columns = roots.into_iter().map(|at| columns[at].clone()).collect();
+        Ok((columns, Table { from, metadata, read, rows_at_once }))
+    }
+
+    /// The bytes of the columns that are read, in a row group.
+    fn ranges(&self, group: usize) -> Vec<Range<u64>> {
+        let columns = self.metadata.metadata().row_group(group).columns().iter().enumerate();
+        let read = columns.filter(|(leaf, _)| self.read.leaf_included(*leaf));
+        read.map(|(_, column)| bytes_of(column)).collect()
+    }
+
+    fn reader(&self, of: &GroupRows) -> Result<ParquetRecordBatchReader, String> {
+        let from = self.from.clone();
+        let metadata = self.metadata.clone();
+        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata)
+            .with_projection(self.read.clone())
+            .with_batch_size(self.rows_at_once)
+            .with_row_groups(vec![of.group]);
+        let all = self.metadata.metadata().row_group(of.group).num_rows();
+        if of.skipped > 0 {
+            builder = builder.with_offset(of.skipped);
+        }
+        if of.skipped + of.rows < all.max(0) as usize {
+            builder = builder.with_limit(of.rows);
+        }
+        builder.build().map_err(|error| error.to_string())
+    }
 }
 
 /// Checks that the row groups have as many rows as the footer states, since the decoder would read no more than that.
@@ -151,6 +306,9 @@ fn rows_at_once(metadata: &ParquetMetaData, batch_bytes: i64) -> usize {
 }
 
 const BATCH_BYTES: i64 = 8 << 20;
-/// Decoding goes a batch further than what is wanted.
+/// Parts are decoded a batch ahead, too.
 const PART_BATCH_BYTES: i64 = 1 << 20;
 const MAX_ROWS: i64 = 1 << 16;
+/// The bytes requested from an object's end, which often have the whole footer.
+const FOOTER_BYTES: u64 = 64 << 10;
+const MOST_KEPT_FOOTERS: usize = 32 << 20;

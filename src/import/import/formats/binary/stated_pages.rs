@@ -13,6 +13,7 @@ use super::stated_buffers::has_memory;
 use crate::import::sources::expansion::{Expands, Expansion};
 
 /// A file whose pages are checked.
+#[derive(Clone)]
 pub(super) struct StatedPages<F>(pub(super) F, pub(super) Expansion);
 
 impl<F: Length> Length for StatedPages<F> {
