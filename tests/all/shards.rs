@@ -400,7 +400,7 @@ mod store {
     use crate::support::object_store::{Fault, ObjectStore};
     use dlfs::dataset::{Options, Watch};
     use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     fn put(store: &ObjectStore, files: &[(String, Vec<u8>)]) {
         files.iter().for_each(|(name, bytes)| store.put(&format!("x/{name}"), bytes.clone()));
@@ -483,6 +483,37 @@ mod store {
                 assert!(asked < own.len() as u64 + 64_000, "{asked} bytes of sample {name}");
             }
         }
+    }
+
+    #[test]
+    fn beginnings_of_archives_are_looked_at_together() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let alone = Arc::new(AtomicU64::new(0));
+        let counts = [&asked, &alone].map(Arc::clone);
+        let store = ObjectStore::with_faults(move |request| {
+            if request.key.ends_with(".tar") && !request.key.ends_with("/00.tar") {
+                let [asked, alone] = &counts;
+                asked.fetch_add(1, Ordering::Relaxed);
+                let until = Instant::now() + Duration::from_secs(20);
+                while asked.load(Ordering::Relaxed) < 10 && Instant::now() < until {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                let is_alone = asked.load(Ordering::Relaxed) < 10;
+                alone.fetch_add(is_alone.into(), Ordering::Relaxed);
+            }
+            Fault::None
+        });
+        let shard = |number: u64| {
+            let name = format!("{number:02}");
+            (format!("{name}.tar"), end(member(&name, b'0', "", &bytes_of(number, 9000))))
+        };
+        put(&store, &(0..20).map(shard).collect::<Vec<_>>());
+        let given = of_store(&store, ImportOptions::default());
+        let source = ["s3://bucket/x/".parse().unwrap()];
+        let set = shard_set(&source, &shards(None, &given), &connect(&given), &mut ()).unwrap();
+        assert_eq!(set.shards().len(), 20);
+        assert_eq!(asked.load(Ordering::Relaxed), 15, "those behind the first, up to 16");
+        assert_eq!(alone.load(Ordering::Relaxed), 0);
     }
 
     /// An MDS shard of `items` items of `len` bytes, and its index.

@@ -246,16 +246,24 @@ fn auto(
     }
 }
 
-/// Tar archives: the beginnings of some tell whether they are WebDataset shards. Each costs a request.
+/// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first one usually does; the others
+/// are requested at once, since each takes the store's delay.
 fn tars(listed: Vec<Listed>) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
         rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
-    let decided = Decided::by(tars.take(MOST_LOOKED_AT).enumerate().map(|(nth, (one, row))| {
-        // Long members would have all of these archives read.
-        let most_bytes = if nth == 0 { u64::MAX } else { LOOKED_AT_BYTES };
+    let tars: Vec<_> = tars.take(MOST_LOOKED_AT).collect();
+    let look = |&(one, row): &(&Listed, usize), most_bytes: u64| -> Result<_> {
         Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row, most_bytes)?))
-    }))?;
+    };
+    let first = tars.first().map(|tar| look(tar, u64::MAX)).transpose()?;
+    let mut looked_at = Vec::from_iter(first);
+    if looked_at.iter().all(|(_, pair)| pair.is_none()) {
+        // Long members would have all of these archives read.
+        let others = tars.get(1..).unwrap_or_default();
+        looked_at.extend(map_at_once(OPENING, others, |tar| look(tar, LOOKED_AT_BYTES))?);
+    }
+    let decided = Decided::by(looked_at.into_iter().map(Ok))?;
     let found = shards(listed, decided.kind(), true)?;
     Ok(Found { decided: Some(decided), ..found })
 }
