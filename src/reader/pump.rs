@@ -16,7 +16,9 @@ use crate::directory::{Directory, Learned};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{self, Place, PlaceBytes, PlaceCounters, Recorder, Snapshot};
 use crate::qpair::group::{PollGroup, Waker};
-use crate::qpair::{Completion, Device, Io, IoError, IoOp, Namespace, PairScope, open_pairs};
+use crate::qpair::{
+    Completion, Device, Io, IoError, IoOp, Namespace, PairScope, SHARDS, open_pairs,
+};
 use crate::units::{Lba, deadline};
 
 use super::fetch::{Fetch, FetchSample, Geometry, Transfer};
@@ -101,6 +103,8 @@ pub(crate) struct Pump {
     num_queues: usize,
     /// The number of bytes of all queued or outstanding I/O.
     pending_bytes: usize,
+    /// The pending bytes of each I/O queue that are enough.
+    enough_bytes: usize,
     staged: VecDeque<Io>,
     in_flight: Slab<InFlight>,
     /// The number of fetches that were started, and neither abandoned nor returned by `next_finished`.
@@ -180,6 +184,8 @@ impl Pump {
             namespace.max_transfer_bytes = limits.fold(namespace.max_transfer_bytes, u32::min);
             namespaces.push(NamespacePairs { namespace, indices, next: 0, failed_pieces: 0 });
         }
+        let are_shards = namespaces.iter().any(|of| of.namespace.engine == SHARDS);
+        let enough_bytes = if are_shards { ENOUGH_OF_SHARDS } else { ENOUGH_BYTES };
         Ok(Pump {
             group,
             namespaces,
@@ -189,6 +195,7 @@ impl Pump {
             depth,
             num_queues,
             pending_bytes: 0,
+            enough_bytes,
             staged: VecDeque::new(),
             in_flight: Slab::new(),
             num_awaited: 0,
@@ -257,7 +264,11 @@ impl Pump {
     pub(crate) fn geometry(&self) -> Vec<Geometry> {
         let of = |pairs: &NamespacePairs| Geometry {
             block_len_bytes: pairs.namespace.block_len_bytes,
-            max_transfer_bytes: pairs.namespace.max_transfer_bytes.min(MAX_TRANSFER_BYTES),
+            max_transfer_bytes: if pairs.namespace.engine == SHARDS {
+                pairs.namespace.max_transfer_bytes
+            } else {
+                pairs.namespace.max_transfer_bytes.min(MAX_TRANSFER_BYTES)
+            },
         };
         self.namespaces.iter().map(of).collect()
     }
@@ -414,7 +425,7 @@ impl Pump {
     /// Returns whether the queue pairs have enough work. More fetches would then not finish sooner, and if they are
     /// started later, they reuse memory that is still in the processor's cache.
     pub(crate) fn is_busy(&self) -> bool {
-        self.queued >= self.depth || self.pending_bytes >= ENOUGH_BYTES * self.num_queues
+        self.queued >= self.depth || self.pending_bytes >= self.enough_bytes * self.num_queues
     }
 
     fn enqueue(&mut self, key: usize, transfer: usize) {
@@ -635,6 +646,8 @@ const VERIFY_BYTES_PER_POLL: usize = 512 << 10;
 /// Enough pending bytes for each I/O queue, even if the queue depth allows more: a link of 100 Gb/s transfers them
 /// in a third of a millisecond. More would only spread the reads over memory that is not in the processor's cache.
 const ENOUGH_BYTES: usize = 4 << 20;
+/// The same for shards, whose requests take a store's delay: as many bytes as are decoded at a time.
+const ENOUGH_OF_SHARDS: usize = 32 << 20;
 
 /// After this many failed pieces in a row, a namespace seems lost until a read of it succeeds. Meanwhile, a failed
 /// transfer costs only two further commands, instead of one for each sample. A transfer of the smallest blocks has

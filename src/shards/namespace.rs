@@ -1,22 +1,22 @@
 //! Shards as a read-only namespace: the runs of all shards lie one after the other, each at a multiple of 4,096 bytes.
 //!
-//! A read decodes the runs that it touches, each from its place in its shard, and copies. The last decoded runs stay in
-//! memory; tiers keep what is read again. A short read decodes its samples alone, if they have places and no read just
-//! before was of the same run. A shard whose places cannot be read on from, as a compressed one, is decoded from its
-//! beginning, and the runs that come along stay, too.
+//! A read of a whole run decodes it, from its place in its shard, into the reader's memory. A read of a part decodes the
+//! run and copies, and the last such runs stay in memory; tiers keep what is read again. A short read decodes its
+//! samples alone, if they have places and no read just before was of the same run. A shard whose places cannot be read
+//! on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use dlfs_base::checksum::crc32c;
 use dlfs_base::process::{Condvar, Forked, Mutex};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_import::import::shards::ShardStream;
-use dlfs_import::import::sources::sample_stream::SampleStream;
+use dlfs_import::import::sources::sample_stream::{SampleStream, StreamPlace};
 use dlfs_io::qpair::folder::helped_pair;
-use dlfs_io::qpair::{Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
+use dlfs_io::qpair::{Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair, SHARDS};
 
-use crate::index::{Run, ShardIndex};
+use crate::index::{LONGEST_RUN_BYTES, Run, ShardIndex};
 use crate::set::ShardSet;
 
 /// The runs of all shards, as blocks.
@@ -57,8 +57,8 @@ struct Kept {
 struct KeptState {
     /// The most recently used last.
     runs: VecDeque<(usize, Arc<Vec<u8>>)>,
-    /// The first runs of those that are being decoded.
-    busy: HashSet<usize>,
+    /// The first runs of those that are being decoded, and the bytes that they become.
+    busy: HashMap<usize, u64>,
     /// The runs of the last reads that decoded samples alone.
     touched: VecDeque<usize>,
 }
@@ -79,7 +79,7 @@ impl ShardNamespace {
             queue_depth: QUEUE_DEPTH,
             nguid: set.identity().to_le_bytes(),
             read_only: true,
-            engine: "shards".to_owned(),
+            engine: SHARDS.to_owned(),
         };
         let shards =
             Arc::new(Decoding { set, indexes, runs, kept: Forked::empty(), home: Forked::new(()) });
@@ -107,7 +107,7 @@ impl Decoding {
     fn read(&self, io: &mut Io) -> Result<(), IoError> {
         let start = io.slba.0 * u64::from(BLOCK_LEN_BYTES);
         let end = start + io.buf.len() as u64;
-        io.buf.fill(0);
+        let mut filled = 0;
         let first = self.runs.partition_point(|run| run.offset_bytes <= start).saturating_sub(1);
         for (number, run) in self.runs.iter().enumerate().skip(first) {
             if run.offset_bytes >= end {
@@ -119,12 +119,45 @@ impl Decoding {
             let len = of_run.saturating_sub(skip).min((end - from) as usize);
             if len > 0 {
                 let at = (from - start) as usize;
-                let into = &mut io.buf[at..at + len];
-                self.read_run(number, skip, into)
-                    .map_err(|error| self.io_error(run.shard, &error))?;
+                io.buf[filled..at].fill(0);
+                filled = at + len;
+                let into = &mut io.buf[at..filled];
+                let read = if len == of_run {
+                    self.read_whole_run(number, into)
+                } else {
+                    self.read_run(number, skip, into)
+                };
+                read.map_err(|error| self.io_error(run.shard, &error))?;
             }
         }
+        io.buf[filled..].fill(0);
         Ok(())
+    }
+
+    /// Reads all bytes of a run: decodes it in place, unless it is in memory, or others are decoded with it.
+    fn read_whole_run(&self, number: usize, into: &mut [u8]) -> Result<()> {
+        let RunAt { shard, run, .. } = self.runs[number];
+        let index = &self.indexes[shard];
+        let next = index.runs().get(run + 1).map(|next| next.place);
+        let is_alone = self.run_of(&self.runs[number]).place.is_some() && next != Some(None);
+        if !is_alone {
+            return self.read_run(number, 0, into);
+        }
+        self.check_process()?;
+        let kept = self.kept.get_or_init(Kept::default);
+        let _turn = match kept.turn(number, number, self.len(number)) {
+            Ok(bytes) => {
+                into.copy_from_slice(&bytes);
+                return Ok(());
+            }
+            Err(turn) => turn,
+        };
+        let mut left = into;
+        self.decode(number, run, next.flatten(), &mut |_, record, _| {
+            let (own, rest) = std::mem::take(&mut left).split_at_mut(record.len());
+            own.copy_from_slice(record);
+            left = rest;
+        })
     }
 
     /// Reads bytes of a run: of the decoded run, or of the samples that have them.
@@ -197,7 +230,7 @@ impl Decoding {
         let first = self.first_of(number);
         let mut state = self.kept.get_or_init(Kept::default).state.lock();
         let is_kept = state.runs.iter().any(|(own, _)| *own == number);
-        if is_kept || state.busy.contains(&first) || state.touched.contains(&number) {
+        if is_kept || state.busy.contains_key(&first) || state.touched.contains(&number) {
             return false;
         }
         if state.touched.len() == MOST_TOUCHED {
@@ -226,61 +259,72 @@ impl Decoding {
         &self.indexes[at.shard].runs()[at.run]
     }
 
-    /// The bytes of a run: in memory, or decoded by one thread for all that wait for them.
-    fn run(&self, number: usize) -> Result<Arc<Vec<u8>>> {
-        self.check_process()?;
-        let first = self.first_of(number);
-        let kept = self.kept.get_or_init(Kept::default);
-        let mut state = kept.state.lock();
-        loop {
-            if let Some(at) = state.runs.iter().position(|(own, _)| *own == number)
-                && let Some(found) = state.runs.remove(at)
-            {
-                let bytes = Arc::clone(&found.1);
-                state.runs.push_back(found);
-                return Ok(bytes);
-            }
-            if state.busy.len() < MOST_RUNS_AT_ONCE && state.busy.insert(first) {
-                break;
-            }
-            state = kept.ended.wait(state);
-        }
-        drop(state);
-        let _turn = Turn { kept, first };
-        self.decode(first, number, kept)
+    fn len(&self, number: usize) -> u64 {
+        self.run_of(&self.runs[number]).len_bytes
     }
 
-    /// Decodes the runs from `first` to `wanted`, which has its bytes returned, and on to those that have no place, as
-    /// far as memory permits.
-    fn decode(&self, first: usize, wanted: usize, kept: &Kept) -> Result<Arc<Vec<u8>>> {
-        let RunAt { shard, run, .. } = self.runs[first];
-        let index = &self.indexes[shard];
-        let mut last = run + wanted - first;
+    /// The bytes of a run: in memory, or decoded by one thread for all that wait for them.
+    fn run(&self, wanted: usize) -> Result<Arc<Vec<u8>>> {
+        self.check_process()?;
+        let first = self.first_of(wanted);
+        let kept = self.kept.get_or_init(Kept::default);
+        let _turn = match kept.turn(first, wanted, self.len(wanted)) {
+            Ok(bytes) => return Ok(bytes),
+            Err(turn) => turn,
+        };
+        // On to the runs that have no place, as far as memory permits.
+        let RunAt { shard, run, .. } = self.runs[wanted];
+        let mut last = run;
         let mut ahead = 0;
         let end = loop {
-            match index.runs().get(last + 1) {
+            match self.indexes[shard].runs().get(last + 1) {
                 None => break None,
                 Some(Run { place: Some(place), .. }) => break Some(*place),
                 Some(next) if ahead + next.len_bytes > KEPT_BYTES / 2 => break None,
                 Some(next) => (last, ahead) = (last + 1, ahead + next.len_bytes),
             }
         };
+        let mut found = None;
+        let mut bytes = Vec::new();
+        self.decode(first, last, end, &mut |number, record, ends_run| {
+            if bytes.is_empty() {
+                bytes.reserve_exact(self.len(number) as usize);
+            }
+            bytes.extend_from_slice(record);
+            if ends_run {
+                let whole = Arc::new(std::mem::take(&mut bytes));
+                kept.keep(number, &whole);
+                if number == wanted {
+                    found = Some(whole);
+                }
+            }
+        })?;
+        Ok(found.expect("the wanted run is one of them"))
+    }
+
+    /// Decodes the runs of a shard from `first`, which has a place, to the one with number `last` in the shard, behind
+    /// which is `end`. Hands over each record, with the number of its run, and whether it is the last one there.
+    fn decode(
+        &self,
+        first: usize,
+        last: usize,
+        end: Option<StreamPlace>,
+        take: &mut dyn FnMut(usize, &[u8], bool),
+    ) -> Result<()> {
+        let RunAt { shard, run, .. } = self.runs[first];
+        let index = &self.indexes[shard];
         let from = index.runs()[run].place.unwrap_or_default();
         let mut stream = self.set.shards.stream(shard, from, end)?;
-        let mut found = None;
+        let mut record = Vec::new();
         for (number, run) in (first..).zip(&index.runs()[run..=last]) {
-            let mut bytes = Vec::with_capacity(run.len_bytes as usize);
-            for sample in run.first..run.first + run.samples as usize {
-                self.decode_sample(&mut stream, shard, sample, &mut bytes)?;
-            }
-            let bytes = Arc::new(bytes);
-            kept.keep(number, &bytes);
-            if number == wanted {
-                found = Some(bytes);
+            let samples = run.first..run.first + run.samples as usize;
+            for sample in samples.clone() {
+                record.clear();
+                self.decode_sample(&mut stream, shard, sample, &mut record)?;
+                take(number, &record, sample + 1 == samples.end);
             }
         }
-        self.set.shards.check(shard)?;
-        Ok(found.expect("the wanted run is one of them"))
+        self.set.shards.check(shard)
     }
 
     /// Appends the record of a sample, the next one of `stream`.
@@ -323,6 +367,29 @@ impl Decoding {
 }
 
 impl Kept {
+    /// The bytes of a run that is in memory, or else the turn to decode it, with those from `first` on, once their
+    /// `len_bytes` fit beside what others decode.
+    fn turn(&self, first: usize, wanted: usize, len_bytes: u64) -> Result<Arc<Vec<u8>>, Turn<'_>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(at) = state.runs.iter().position(|(own, _)| *own == wanted)
+                && let Some(found) = state.runs.remove(at)
+            {
+                let bytes = Arc::clone(&found.1);
+                state.runs.push_back(found);
+                return Ok(bytes);
+            }
+            let bytes = state.busy.values().sum::<u64>();
+            let has_room = state.busy.is_empty()
+                || state.busy.len() < MOST_RUNS_AT_ONCE && bytes + len_bytes <= DECODED_BYTES;
+            if has_room && !state.busy.contains_key(&first) {
+                state.busy.insert(first, len_bytes);
+                return Err(Turn { kept: self, first });
+            }
+            state = self.ended.wait(state);
+        }
+    }
+
     /// Keeps a run, and lets go of those that were used least recently.
     fn keep(&self, number: usize, bytes: &Arc<Vec<u8>>) {
         let mut state = self.state.lock();
@@ -350,16 +417,41 @@ impl Drop for Turn<'_> {
 }
 
 const BLOCK_LEN_BYTES: u32 = 4096;
-/// A request to a store takes long, whatever its length.
-const MAX_TRANSFER_BYTES: u32 = 4 << 20;
+/// A run is read as a whole.
+const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 /// The most reads of a queue pair at a time: also those that wait for the same run.
 const MOST_AT_ONCE: usize = 128;
 /// A read is short if the run has so many times its bytes: a reader of all of it asks for more at a time.
 const SHORT: u64 = 32;
 /// Readers in turn are recognized; samples in random order seldom come from as few runs.
 const MOST_TOUCHED: usize = 4;
-/// The most runs that are decoded at a time, each in memory.
-const MOST_RUNS_AT_ONCE: usize = 8;
+/// The most runs that are decoded at a time, and their bytes: as many are in requests. One run may have more.
+const MOST_RUNS_AT_ONCE: usize = 32;
+const DECODED_BYTES: u64 = 32 << 20;
 const QUEUE_DEPTH: u16 = 128;
 /// The most bytes of decoded runs in memory, but always one run.
 const KEPT_BYTES: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_decoded_side_by_side_within_a_limit_of_bytes_and_one_of_any_length() {
+        let kept = Kept::default();
+        let long = kept.turn(0, 0, 1 << 40).unwrap_err();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| kept.turn(1, 1, 20 << 20).unwrap_err().first);
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!waits.is_finished());
+            drop(long);
+            assert_eq!(waits.join().unwrap(), 1);
+        });
+        let one = kept.turn(2, 2, 20 << 20).unwrap_err();
+        let two = kept.turn(3, 3, 12 << 20).unwrap_err();
+        assert_eq!(kept.state.lock().busy.len(), 2);
+        drop((one, two));
+        kept.keep(3, &Arc::new(vec![7]));
+        assert_eq!(*kept.turn(3, 3, 1).ok().unwrap(), [7]);
+    }
+}

@@ -172,6 +172,10 @@ pub struct Namespace {
     pub engine: String,
 }
 
+/// The engine of shards that are decoded as they are read. A read takes a store's delay, and decodes a whole run in any
+/// case, so a run is read at once, and several at a time.
+pub const SHARDS: &str = "shards";
+
 impl Namespace {
     /// Size in bytes.
     pub fn len_bytes(&self) -> u64 {
