@@ -151,12 +151,13 @@ impl ShardFilling {
     pub fn commit(&self) -> Result<()> {
         self.filling.end()?;
         let set = &self.set;
-        let index = |shard: usize| {
+        let there = |(shard, index): (usize, Option<ShardIndex>)| {
             let none = || Error::new(ErrorKind::NotFound, "the shard has no index yet");
-            set.kept_index(shard)?.ok_or_else(|| none().path(&set.shards()[shard].path))
+            index.ok_or_else(|| none().path(&set.shards()[shard].path))
         };
         commit(&self.image, source_of(set), &self.connect, || {
-            let indexes = (0..set.shards().len()).map(index).collect::<Result<Vec<_>>>()?;
+            let indexes = set.kept_indexes()?.into_iter().enumerate().map(there);
+            let indexes = indexes.collect::<Result<Vec<_>>>()?;
             let counts = indexes.iter().map(|index| index.len() as u64).collect();
             Ok((assemble(set, indexes)?.directory, counts))
         })

@@ -29,11 +29,10 @@ impl ShardSet {
     /// # Errors
     /// Errors of reading a shard, and of the folder of indexes. `Interrupted`: asked to stop.
     pub fn index(&self, progress: &mut dyn Progress) -> Result<Indexed> {
-        let count = self.shards().len();
         let bytes = self.shards().iter().map(|shard| shard.len_bytes).sum();
         progress.stage(Stage::Indexing, 0, bytes);
-        let work = Work::new(count);
-        let threads = THREADS.min(count);
+        let work = Work::new(self.kept_indexes()?);
+        let threads = THREADS.min(work.left.lock().len());
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 let run = || {
@@ -60,7 +59,8 @@ impl ShardSet {
         let made = work.made.into_inner();
         let mut indexes = work.done.into_inner();
         indexes.sort_unstable_by_key(|(shard, _)| *shard);
-        let indexes = indexes.into_iter().map(|(_, index)| index).collect();
+        let indexes: Vec<_> = indexes.into_iter().map(|(_, index)| index).collect();
+        self.pack(&indexes);
         Ok(Indexed { indexes, made })
     }
 
@@ -113,13 +113,21 @@ struct Work {
 }
 
 impl Work {
-    /// All of `count` shards. Each process begins at another place, so that they seldom meet.
-    fn new(count: usize) -> Work {
-        let mut left: VecDeque<usize> = (0..count).collect();
-        left.rotate_left(xxh3_64(&process::id().to_le_bytes()) as usize % count.max(1));
+    /// All shards without an index in `kept`. Each process begins at another place, so that they seldom meet.
+    fn new(kept: Vec<Option<ShardIndex>>) -> Work {
+        let mut left = VecDeque::new();
+        let mut done = Vec::new();
+        for (shard, index) in kept.into_iter().enumerate() {
+            match index {
+                Some(index) => done.push((shard, index)),
+                None => left.push_back(shard),
+            }
+        }
+        let count = left.len().max(1);
+        left.rotate_left(xxh3_64(&process::id().to_le_bytes()) as usize % count);
         Work {
             left: Mutex::new(left),
-            done: Mutex::default(),
+            done: Mutex::new(done),
             error: Mutex::default(),
             is_over: AtomicBool::new(false),
             samples: AtomicU64::new(0),

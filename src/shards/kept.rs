@@ -1,7 +1,8 @@
 //! Indexes in a folder or in a store, which the processes of a job share: each is made by one of them.
 //!
 //! In a folder, the process that makes an index has a lock meanwhile. In a store there are no locks: processes begin at
-//! different shards, and where two make the same index nevertheless, the first one to create it wins.
+//! different shards, and where two make the same index nevertheless, the first one to create it wins. Once a store has
+//! all of them, a pack (`pack.rs`) has them, too.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -9,6 +10,7 @@ use std::io::{ErrorKind as IoErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use dlfs_base::error::zeroed_vec;
+use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_places::{Client, Object, Place, PlaceOptions};
 use parking_lot::Mutex;
@@ -16,6 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::index::ShardIndex;
+use crate::pack::{Pack, Packs};
 
 /// Indexes, each in a file or object called after its key.
 #[derive(Debug)]
@@ -34,6 +37,9 @@ pub struct KeptObjects {
     prefix: String,
     /// Those that were there when they were last listed.
     listed: Mutex<HashMap<String, Object>>,
+    packs: Packs,
+    /// Those that were packed when this was opened.
+    pack: Pack,
 }
 
 /// The right to make an index. It ends with the process.
@@ -53,11 +59,16 @@ pub enum Making<'a> {
 }
 
 impl KeptIndexes {
-    /// Opens the folder, which is created if it is not there, or lists the objects beneath a prefix.
+    /// Opens the folder, which is created if it is not there, or the prefix of a store. `source` and `identity`: hashes
+    /// of the source, and of its shards, whose pack is read.
     ///
     /// # Errors
     /// Errors of the file system or of the store.
-    pub fn open(place: &Path, options: &PlaceOptions) -> Result<KeptIndexes> {
+    pub fn open(
+        place: &Path,
+        (source, identity): (u64, u128),
+        options: &PlaceOptions,
+    ) -> Result<KeptIndexes> {
         if !Place::is_place(place) {
             fs::create_dir_all(place).map_err(|error| Error::from(error).path(place))?;
             return Ok(KeptIndexes::Folder(place.to_path_buf()));
@@ -68,9 +79,15 @@ impl KeptIndexes {
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        let kept = KeptObjects { client, prefix, listed: Mutex::default() };
-        kept.list()?;
-        Ok(KeptIndexes::Store(kept))
+        let packs = Packs::new(&prefix, source, identity);
+        let pack = packs.load(&client)?;
+        Ok(KeptIndexes::Store(KeptObjects {
+            client,
+            prefix,
+            listed: Mutex::default(),
+            packs,
+            pack,
+        }))
     }
 
     /// The index with this key; `None` if there is none, or only a damaged one, which is then made again.
@@ -79,6 +96,11 @@ impl KeptIndexes {
     /// Errors of the file system or of the store.
     pub fn load(&self, key: u128) -> Result<Option<ShardIndex>> {
         let name = name_of(key);
+        if let KeptIndexes::Store(store) = self
+            && let Some(Ok(index)) = store.pack.get(key).map(ShardIndex::decode)
+        {
+            return Ok(Some(index));
+        }
         let bytes = match self {
             KeptIndexes::Folder(folder) => match fs::read(folder.join(&name)) {
                 Ok(bytes) => bytes,
@@ -121,25 +143,53 @@ impl KeptIndexes {
         }
     }
 
-    /// Number of `keys` without an index, by their names alone: some of the others may be damaged.
+    /// The indexes with these keys, many at a time; `None`: there is none, or only a damaged one.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) and [`there`](Self::there).
+    pub fn load_all(&self, keys: &[u128]) -> Result<Vec<Option<ShardIndex>>> {
+        let there: Vec<(u128, bool)> = keys.iter().copied().zip(self.there(keys)?).collect();
+        map_at_once(
+            "dlfs-index",
+            &there,
+            |&(key, is_there)| {
+                if is_there { self.load(key) } else { Ok(None) }
+            },
+        )
+    }
+
+    /// Returns for each of `keys` whether there is an index, by names alone: it may be damaged.
     ///
     /// # Errors
     /// Errors of listing the folder, or of the store.
-    pub fn missing(&self, keys: &[u128]) -> Result<usize> {
+    pub fn there(&self, keys: &[u128]) -> Result<Vec<bool>> {
         let mut names = HashSet::new();
+        let is_packed = |key| matches!(self, KeptIndexes::Store(store) if store.pack.has(key));
         match self {
             KeptIndexes::Folder(folder) => {
                 for entry in fs::read_dir(folder)? {
                     names.insert(entry?.file_name().to_string_lossy().into_owned());
                 }
             }
+            KeptIndexes::Store(_) if keys.iter().all(|key| is_packed(*key)) => {}
             KeptIndexes::Store(store) => {
                 store.list()?;
                 let listed = store.listed.lock();
                 names.extend(listed.keys().map(|key| key[store.prefix.len()..].to_owned()));
             }
         }
-        Ok(keys.iter().filter(|key| !names.contains(&name_of(**key))).count())
+        Ok(keys.iter().map(|key| is_packed(*key) || names.contains(&name_of(*key))).collect())
+    }
+
+    /// Keeps all indexes of the shards together as well, if they are in a store.
+    pub(crate) fn pack(&self, keys: &[u128], all: &[ShardIndex]) {
+        let KeptIndexes::Store(store) = self else { return };
+        if keys.iter().all(|key| store.pack.has(*key)) {
+            return;
+        }
+        if let Err(error) = store.packs.keep(&store.client, keys, all) {
+            tracing::warn!("the indexes are not packed, and later openings take longer: {error}");
+        }
     }
 }
 

@@ -43,6 +43,7 @@ mod index;
 mod indexing;
 mod kept;
 mod namespace;
+mod pack;
 mod reader;
 mod sample;
 mod set;

@@ -7,7 +7,7 @@ use dlfs_format::format::FieldTypes;
 use dlfs_import::import::shards::{Shard, Shards};
 use dlfs_import::import::{ImportOptions, Progress};
 use dlfs_io::address::Address;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::index::ShardIndex;
 use crate::kept::KeptIndexes;
@@ -48,15 +48,18 @@ impl ShardSet {
         let mut import = import.clone();
         // Several shards are read at a time, each with a window of its own.
         import.places.window_bytes = import.places.window_bytes.min(WINDOW_BYTES);
-        let kept = index.as_deref().map(|place| KeptIndexes::open(place, &import.places));
-        let kept = kept.transpose()?;
         let shards = Shards::look(sources, &import, progress)?;
         let context = shards.fingerprint();
         let keys = shards.shards().iter().map(|shard| key(shard, context)).collect();
         let shown: Vec<String> = sources.iter().map(|path| dlfs_places::shown(path)).collect();
-        let set = ShardSet { shards, options: import, kept, address: shown.join(","), keys };
-        if let Some(first) = set.kept_index(0)?
-            && set.shards.is_of_first()
+        let address = shown.join(",");
+        let mut set = ShardSet { shards, options: import, kept: None, address, keys };
+        if let Some(place) = index {
+            let hashes = (xxh3_64(set.address.as_bytes()), set.identity());
+            set.kept = Some(KeptIndexes::open(place, hashes, &set.options.places)?);
+        }
+        if set.shards.is_of_first()
+            && let Some(first) = set.kept_index(0)?
         {
             set.shards.set_layout(first.fields, first.types);
         }
@@ -107,12 +110,31 @@ impl ShardSet {
         }
     }
 
+    /// The kept indexes of all shards; `None`: there is none.
+    ///
+    /// # Errors
+    /// Errors of reading them; a damaged one does not count.
+    pub fn kept_indexes(&self) -> Result<Vec<Option<ShardIndex>>> {
+        match &self.kept {
+            Some(kept) => kept.load_all(&self.keys),
+            None => Ok(vec![None; self.keys.len()]),
+        }
+    }
+
+    /// Keeps the indexes of all shards together, too, where that makes opening them faster.
+    pub(crate) fn pack(&self, all: &[ShardIndex]) {
+        if let Some(kept) = &self.kept {
+            kept.pack(&self.keys, all);
+        }
+    }
+
     /// Number of the shards of which no index is kept. Looks at names only.
     ///
     /// # Errors
     /// Errors of listing the indexes.
     pub fn missing(&self) -> Result<usize> {
-        self.kept.as_ref().map_or(Ok(self.keys.len()), |kept| kept.missing(&self.keys))
+        let Some(kept) = &self.kept else { return Ok(self.keys.len()) };
+        Ok(kept.there(&self.keys)?.into_iter().filter(|is_there| !is_there).count())
     }
 
     /// Keeps the index of a shard, unless another process does so.

@@ -399,6 +399,10 @@ mod store {
     use super::*;
     use crate::support::object_store::{Fault, ObjectStore};
     use dlfs::dataset::{Options, Watch};
+    use dlfs::order::{OrderKind, OrderSpec};
+    use dlfs::prefetch::LoaderOptions;
+    use dlfs::reader::Batch;
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, Instant};
 
@@ -644,6 +648,41 @@ mod store {
         compare_at_random(open(source, None, &given).unwrap(), &expected);
     }
 
+    #[test]
+    fn a_loader_reads_each_run_by_one_request_and_several_at_a_time() {
+        let counts = Arc::new([const { AtomicU64::new(0) }; 3]);
+        let own = Arc::clone(&counts);
+        let store = ObjectStore::with_faults(move |request| {
+            let [long, now, most] = &*own;
+            // Samples of the first batch are read alone, too.
+            if request.range.is_some_and(|(first, last)| last - first > 2 << 20) {
+                long.fetch_add(1, Ordering::Relaxed);
+                most.fetch_max(now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(100));
+                now.fetch_sub(1, Ordering::Relaxed);
+            }
+            Fault::None
+        });
+        put(&store, &groups(500, 40_000));
+        let given = of_store(&store, ImportOptions::default());
+        let dataset = open("s3://bucket/x/", None, &given).unwrap();
+        let dataset = Dataset::from_image(dataset, ReaderOptions::default());
+        let [long, _, most] = &*counts;
+        long.store(0, Ordering::Relaxed);
+        most.store(0, Ordering::Relaxed);
+        let order = OrderSpec { kind: OrderKind::Grouped { lanes: 4, group: 2 }, seed: 7 };
+        let loader = dataset.loader(LoaderOptions::new(order, 32, 1)).unwrap();
+        let mut batch = Batch::new();
+        let mut samples = 0;
+        while loader.next_into(&mut batch, &mut ()).unwrap() {
+            samples += batch.len();
+        }
+        assert_eq!(samples, 1500);
+        let [long, most] = [long, most].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(long, u64::from(dataset.directory().num_chunks()));
+        assert!((3..=8).contains(&most), "{most} of {long} requests at a time");
+    }
+
     /// A watch that ends a call once the store has been asked often enough.
     struct UntilAsked<'a>(&'a ObjectStore, u64);
 
@@ -697,6 +736,47 @@ mod store {
         late.keep(0, &late.reader(1).unwrap().finish().unwrap()).unwrap();
         let names: Vec<_> = set().kept_index(0).unwrap().into_iter().map(|it| it.name(0)).collect();
         assert_eq!(names, [b"0/0000"], "nothing is replaced");
+    }
+
+    #[test]
+    fn indexes_in_a_store_are_packed_and_later_openings_read_them_by_one_request() {
+        let keys = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&keys);
+        let store = ObjectStore::with_faults(move |request| {
+            if request.method == "GET" && request.key.starts_with("kept/") {
+                noted.lock().unwrap().push(request.key.clone());
+            }
+            Fault::None
+        });
+        let shard = |number: u64| {
+            let member = |at| member(&format!("{number}-{at}"), b'0', "", &bytes_of(at, 900));
+            end((0..9).flat_map(member).collect())
+        };
+        (0..12).for_each(|number| store.put(&format!("x/{number:02}.tar"), shard(number)));
+        let given = of_store(&store, ImportOptions::default());
+        let made = || {
+            keys.lock().unwrap().clear();
+            let source = ["s3://bucket/x/".parse().unwrap()];
+            let options = shards(Some(Path::new("s3://bucket/kept/of")), &given);
+            let set = shard_set(&source, &options, &connect(&given), &mut ()).unwrap();
+            let indexed = set.index(&mut ()).unwrap();
+            let samples = indexed.indexes.iter().map(|index| index.len()).sum::<usize>();
+            (indexed.made, samples, keys.lock().unwrap().clone())
+        };
+        assert_eq!(made(), (12, 108, Vec::new()));
+        let (again, samples, asked) = made();
+        assert_eq!((again, samples, asked.len()), (0, 108, 1), "{asked:?}");
+        assert!(asked[0].starts_with("kept/of/packs/"), "{asked:?}");
+        // With one more shard, the pack has the others.
+        store.put("x/12.tar", shard(12));
+        assert_eq!(made(), (1, 117, asked.clone()));
+        let (again, samples, own) = made();
+        assert_eq!((again, samples, own.len()), (0, 117, 1), "{own:?}");
+        assert_ne!(own, asked);
+        // A damaged pack costs requests.
+        store.put(&own[0], "DLFSSHPK and what is none of it");
+        let (again, samples, all) = made();
+        assert_eq!((again, samples, all.len()), (0, 117, 14), "{all:?}");
     }
 
     #[test]
