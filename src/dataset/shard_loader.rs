@@ -2,7 +2,8 @@
 //!
 //! With [`ShardOptions::import_to`](crate::shards::ShardOptions) the first epoch also fills an image, which later
 //! epochs read. All ranks try to commit it at their end: the first one that finds nobody writing does, and the others
-//! find it complete.
+//! find it complete. If no epoch follows, a rank waits for those that still write only for moments: the last one
+//! commits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -241,9 +242,9 @@ impl ShardLoader {
             let epochs = self.epoch..self.load.epochs.end;
             let load = LoaderOptions { epochs, resume: None, ..self.load.clone() };
             let opening = Background::start(move || {
-                wait_for_others(&set)?;
+                wait_for_others(&set, has_more)?;
                 if let Some(filling) = filling {
-                    commit(&filling, load.world_size)?;
+                    commit(&filling, load.world_size, has_more)?;
                 }
                 if !has_more {
                     return Ok(None);
@@ -289,6 +290,13 @@ fn begin(
         let first = FirstEpoch::begin((set, filling), load, epoch, lanes)?;
         return Ok((Now::First(Box::new(first)), epoch.0));
     }
+    if samples.is_some() && filling.is_some() {
+        let text =
+            "the state is of an epoch that reads the image, and the image is not complete here";
+        let hint =
+            "open the image that the run had, or begin without the state, which fills this one";
+        return Err(Error::invalid(text, hint).target(Address::list_to_string(addresses)));
+    }
     let dataset = dataset_of(addresses, options, set, watch)?;
     let loader = dataset.loader(LoaderOptions { resume: samples, ..load.clone() })?;
     let epoch = loader.epoch();
@@ -312,8 +320,8 @@ fn dataset_of(
     Ok(Dataset::from_image(image, options.read.clone()))
 }
 
-/// Waits until the other ranks have indexed their shards, while their number grows.
-fn wait_for_others(set: &ShardSet) -> Result<()> {
+/// Waits until the other ranks have indexed their shards, while their number grows; not for long if nobody `needs_all`.
+fn wait_for_others(set: &ShardSet, needs_all: bool) -> Result<()> {
     let mut pace = Pace::new();
     let all = set.shards().len();
     loop {
@@ -321,25 +329,29 @@ fn wait_for_others(set: &ShardSet) -> Result<()> {
         if pace.missing.is_none() && left > 0 {
             tracing::warn!("{left} of {all} shards have no index yet: waiting for other ranks");
         }
-        if left == 0 || !pace.wait(left, OTHERS_LIMIT) {
+        let is_late = !needs_all && pace.begun.elapsed() >= END_LIMIT;
+        if left == 0 || is_late || !pace.wait(left, OTHERS_LIMIT) {
             return Ok(());
         }
     }
 }
 
-/// Makes the image complete, once no other rank writes it, unless another one has done so.
-fn commit(filling: &ShardFilling, world_size: u32) -> Result<()> {
+/// Makes the image complete, once no other rank writes it, unless another one has done so. If no epoch follows that
+/// `reads_it`, a rank that writes for long is left to do so at its own end.
+fn commit(filling: &ShardFilling, world_size: u32, reads_it: bool) -> Result<()> {
     let mut pace = Pace::new();
     loop {
         let Err(error) = filling.commit() else { return Ok(()) };
         // A rank that writes or commits is busy. What another has not made durable yet is missing.
         let limit = match error.kind() {
-            ErrorKind::Busy => COMMIT_LIMIT,
+            ErrorKind::Busy if reads_it => COMMIT_LIMIT,
+            ErrorKind::Busy => END_LIMIT,
             ErrorKind::NotFound if world_size > 1 => OTHERS_LIMIT,
             _ => return Err(error),
         };
         if !pace.wait(1, limit) {
-            return Err(error);
+            let is_left = !reads_it && error.kind() == ErrorKind::Busy && !is_abandoned();
+            return if is_left { Ok(()) } else { Err(error) };
         }
     }
 }
@@ -375,8 +387,11 @@ impl Pace {
         let came = first.saturating_sub(left);
         let rest = (now - self.begun).as_secs_f64() * left as f64 / came as f64; // infinite if nothing came
         let half = Duration::try_from_secs_f64(rest / 2.0).unwrap_or(LONGEST_PAUSE);
-        std::thread::sleep(self.pause.min(half.max(SHORTEST_PAUSE)));
-        true
+        let until = now + self.pause.min(half.max(SHORTEST_PAUSE));
+        while Instant::now() < until && !is_abandoned() {
+            std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
+        }
+        !is_abandoned()
     }
 }
 
@@ -436,5 +451,7 @@ const OTHERS_LIMIT: Duration = Duration::from_secs(60);
 /// The pauses between two looks at the work of other ranks.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The longest wait while another rank has the image.
+/// The longest wait while another rank has the image: if later epochs read it, and at the end of a run, where a rank
+/// that only looks has it for moments.
 const COMMIT_LIMIT: Duration = Duration::from_secs(3600);
+const END_LIMIT: Duration = Duration::from_secs(10);

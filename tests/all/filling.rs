@@ -372,6 +372,52 @@ fn a_state_of_a_run_without_an_image_leaves_nothing_out_of_the_image() {
 }
 
 #[test]
+fn a_state_of_an_epoch_that_reads_the_image_is_refused_where_the_image_is_not_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &groups(60, 3000));
+    let source = folder.path().to_str().unwrap();
+    let import = ImportOptions::default();
+    let place = tempfile::tempdir().unwrap();
+    let job = Job::new(source, place.path(), 1, &import);
+    let mut loader = job.open((0, 1), 2, None).unwrap();
+    let all = take(&mut loader, usize::MAX).unwrap();
+    let before = take(&mut loader, 3).unwrap();
+    let state = loader.state();
+    assert!(matches!(state, RunState::Samples(_)));
+    drop(loader);
+    let another = tempfile::tempdir().unwrap();
+    let other = Job::new(source, another.path(), 1, &import);
+    let error = other.open((0, 1), 2, Some(&state)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let report = error.report();
+    let says = ["the image is not complete", "0.dlfs", "begin without the state"];
+    assert!(says.iter().all(|text| report.contains(text)), "{report}");
+    let mut loader = job.open((0, 1), 2, Some(&state)).unwrap();
+    let after = take(&mut loader, usize::MAX).unwrap();
+    assert_eq!(before.len() + after.len(), all.len());
+}
+
+#[test]
+fn a_rank_that_ends_its_only_epoch_leaves_the_commit_to_one_that_still_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &groups(60, 3000));
+    let source = folder.path().to_str().unwrap();
+    let import = ImportOptions::default();
+    let place = tempfile::tempdir().unwrap();
+    let job = Job::new(source, place.path(), 2, &import);
+    let mut late = job.open((1, 2), 1, None).unwrap();
+    let mut names = take(&mut late, 1).unwrap();
+    let mut early = job.open((0, 2), 1, None).unwrap();
+    names.extend(take(&mut early, usize::MAX).unwrap());
+    drop(early);
+    assert_eq!(job.image().unwrap_err().kind(), ErrorKind::NotFound, "the other rank reads");
+    names.extend(take(&mut late, usize::MAX).unwrap());
+    let expected = imported(source, &import);
+    assert_eq!(names.len(), expected.samples.len());
+    job.check(&expected);
+}
+
+#[test]
 fn an_image_of_other_shards_or_with_too_few_namespaces_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &groups(30, 3000));
