@@ -1,6 +1,6 @@
 """Shards read from a store as they are: first batch, rate, requests and processor time, beside other loaders.
 
-    python benches/shards.py [--shards 500] [--real 100] [--seconds 20] [--dir target] [--only PART]
+    python benches/shards.py [--shards 500] [--real 100] [--seconds 20] [--dir target] [--only PART] [--quality]
 
 PART: tar, formats. The store is benches/shards_store.py: answers after 50 ms, 125 MB/s in all. `tar`: synthetic shards
 of 8 MiB, without an index, with one, and by WebDataset, which starts curl. `formats`: as many real shards of tar,
@@ -11,7 +11,9 @@ longer than the seconds given after its first batch.
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import os
 import resource
 import shutil
@@ -30,7 +32,8 @@ LINE_MB_S = 125
 BATCH = 64
 
 
-# Readers: iterators of the bytes of each batch, in a process of their own.
+# Readers: iterators of the bytes of each batch and of its samples' tags, in a process of their own. A sample begins
+# with its tag, NUMBER_SAMPLE.
 
 def read_dlfs(options):
     import dlfs
@@ -38,7 +41,12 @@ def read_dlfs(options):
     place = f"s3://bucket/{options.place}"
     with dlfs.ShardLoader(place, options.index, batch_size=BATCH, epochs=1, seed=7) as loader:
         for batch in loader:
-            yield batch.nbytes
+            yield batch.nbytes, [bytes(sample[:9]) for sample in samples(batch)] if options.quality else []
+
+
+def samples(batch):
+    """The pictures of a batch of dlfs, which may have classes beside them."""
+    return batch.field("jpg") if "jpg" in batch.fields else batch
 
 
 def read_webdataset(options):
@@ -46,8 +54,13 @@ def read_webdataset(options):
 
     urls = [f"pipe:curl -s -f {options.endpoint}/bucket/{options.place}{name}" for name in names(options)]
     dataset = webdataset.WebDataset(urls, shardshuffle=len(urls)).shuffle(1000, initial=100).to_tuple("jpg")
-    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=2)
-    yield from batches(len(sample[0]) for sample in loader)
+    loader = iter(webdataset.WebLoader(dataset, batch_size=None, num_workers=2))
+    while batch := [sample[0] for sample in itertools.islice(loader, BATCH)]:
+        yield read_of(batch)
+
+
+def read_of(batch):
+    return sum(map(len, batch)), [bytes(sample[:9]) for sample in batch]
 
 
 def names(options):
@@ -74,48 +87,65 @@ def read_mosaic(options):
         remote = f"s3://bucket/{options.place}"
         dataset = StreamingDataset(remote=remote, local=local, shuffle=True, batch_size=BATCH)
         for batch in DataLoader(dataset, batch_size=BATCH, num_workers=2, collate_fn=list):
-            yield sum(len(sample["x"]) for sample in batch)
+            yield read_of([sample["x"] for sample in batch])
 
 
 def read_litdata(options):
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # else it refuses a store without TLS
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = cache
         storage = {"endpoint_url": options.endpoint, "aws_access_key_id": "a", "aws_secret_access_key": "b"}
-        dataset = StreamingDataset(f"s3://bucket/{options.place}", shuffle=True, storage_options=storage)
-        for batch in StreamingDataLoader(dataset, batch_size=BATCH, num_workers=2, collate_fn=list):
-            yield sum(len(sample) for sample in batch)
-
-
-def batches(lens):
-    sum_, count = 0, 0
-    for length in lens:
-        sum_, count = sum_ + length, count + 1
-        if count == BATCH:
-            yield sum_
-            sum_, count = 0, 0
-    if count:
-        yield sum_
+        place = f"s3://bucket/{options.place}"
+        dataset = StreamingDataset(place, cache_dir=cache, shuffle=True, storage_options=storage)
+        copied = lambda batch: list(map(bytes, batch))  # a worker cannot send the views that it has
+        for batch in StreamingDataLoader(dataset, batch_size=BATCH, num_workers=2, collate_fn=copied):
+            yield read_of(batch)
 
 
 def read(options):
     """Prints what reading took, as JSON."""
     begun = time.monotonic()
-    first, bytes_ = None, 0
+    first, bytes_, tags = None, 0, []
     reader = globals()[f"read_{options.read}"](options)
-    for length in reader:
+    for length, own in reader:
         now = time.monotonic()
         first = first or now
         bytes_ += length
+        tags += own
         if now - first > options.seconds:
             break
     ended = time.monotonic()
     reader.close()
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(of.ru_utime + of.ru_stime for of in usage)
-    peak = sum(of.ru_maxrss for of in usage) >> 10
-    print(json.dumps({"first": first - begun, "bytes": bytes_, "seconds": ended - begun, "cpu": cpu, "peak": peak}))
+    found = {"first": first - begun, "bytes": bytes_, "seconds": ended - begun, "cpu": cpu}
+    found["peak"] = peak_mib() + (usage[1].ru_maxrss >> 10)
+    print(json.dumps({**found, "quality": quality(tags) if options.quality else None}))
+
+
+def peak_mib():
+    """The peak of this process: ru_maxrss would be that of the process that has started it, if that was larger."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
+
+
+def quality(tags):
+    """Statistics of an order as src/order/order/report computes them: found, and by chance."""
+    ranks = {tag: rank for rank, tag in enumerate(sorted(set(tags)))}
+    order, shards, count = [ranks[tag] for tag in tags], [tag[:5] for tag in tags], len(tags)
+    sizes = [shards.count(shard) for shard in set(shards)]
+    moved = sum(abs(rank - at) for at, rank in enumerate(order)) / count**2
+    mean = (count - 1) / 2
+    products = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(order))
+    batches = [len(set(shards[at:at + BATCH])) for at in range(0, count - BATCH + 1, BATCH)]
+    none = [math.comb(count - size, BATCH) / math.comb(count, BATCH) for size in sizes]
+    runs = 1 + sum(a != b for a, b in itertools.pairwise(shards))
+    return {"samples": count, "repeated": count - len(ranks), "displacement": [moved, (count**2 - 1) / 3 / count**2],
+            "serial": [12 * products / (count * (count**2 - 1)), -1 / count],
+            "shards": [sum(batches) / max(1, len(batches)), len(sizes) - sum(none)],
+            "runs": [runs, count + 1 - sum(size**2 for size in sizes) / count]}
 
 
 # The store, and what is measured.
@@ -144,21 +174,31 @@ def run(options, endpoint, loader, place, index=""):
     if loader == "mosaic" and os.path.isdir(overlay):
         keys["PYTHONPATH"] = overlay
     command = [sys.executable, __file__, "--read", loader, "--endpoint", endpoint, "--place", place, "--index", index,
-               "--seconds", options.seconds]
+               "--seconds", 1e9 if options.quality else options.seconds, *["--quality"] * options.quality]
     done = subprocess.run(list(map(str, command)), env={**os.environ, **keys}, capture_output=True, text=True)
     if done.returncode:
-        print(f"{loader} is left out: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+        lines = done.stderr.strip().splitlines()
+        told = [line for line in lines if "Error" in line] or lines
+        print(f"{loader} is left out: {told[-1]}", file=sys.stderr)
         return None
     return {**json.loads(done.stdout.splitlines()[-1]), "store": ask(endpoint, "stats")}
 
 
 def row(name, found):
+    if found["quality"]:
+        return quality_row(name, found["quality"])
     gb = found["bytes"] / 1e9
     asked = found["store"]
     ranges = max(1, asked["bytes"] / SHARD_BYTES)
     return (f"| {name} | {found['first']:.2f} | {found['bytes'] / found['seconds'] / 1e6:.1f} | "
             f"{asked['bytes'] / max(found['bytes'], 1):.3f} | {(asked['gets'] + asked['heads']) / ranges:.2f} | "
             f"{asked['lists']} | {found['cpu'] / gb:.2f} | {found['peak']} |")
+
+
+def quality_row(name, found):
+    pairs = [f"{found[of][0]:.{digits}f} ({found[of][1]:.{digits}f})"
+             for of, digits in (("displacement", 4), ("serial", 4), ("shards", 1), ("runs", 0))]
+    return f"| {name} | {found['samples']} | {found['repeated']} | {' | '.join(pairs)} |"
 
 
 def measure(options, endpoint, place, loaders, folder):
@@ -176,8 +216,12 @@ HEAD = """| {} | first batch, s | MB/s | bytes read a byte | requests a range of
 |---|---|---|---|---|---|---|---|"""
 
 
-def table(title, rows):
-    lines = [HEAD.format(title)]
+QUALITY_HEAD = """| {} | samples | repeated | displacement | serial correlation | shards a batch | runs of a shard |
+|---|---|---|---|---|---|---|"""
+
+
+def table(title, rows, options):
+    lines = [(QUALITY_HEAD if options.quality else HEAD).format(title)]
     lines += [row(name, found) for name, found in rows if found]
     print("\n".join(lines), flush=True)
     return "\n".join(lines)
@@ -188,8 +232,14 @@ def write_formats(folder, count):
     import numpy
 
     generator = numpy.random.default_rng(7)
-    samples = [[generator.bytes(105_000) for _ in range(78)] for _ in range(min(count, 16))]
-    each = [(number, samples[number % len(samples)]) for number in range(count)]
+    rests = [generator.bytes(105_000 - 9) for _ in range(78)]
+
+    class Each:
+        def __iter__(self):
+            tagged = lambda number: [b"%05d_%03d" % (number, at) + rest for at, rest in enumerate(rests)]
+            return ((number, tagged(number)) for number in range(count))
+
+    each = Each()
     kinds = {}
     for kind, write in (("tar", write_tar), ("parquet", write_parquet), ("mds", write_mds), ("litdata", write_litdata)):
         (folder / kind).mkdir()
@@ -249,6 +299,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--dir", default="target")
     parser.add_argument("--only", default="")
+    parser.add_argument("--quality", action="store_true")
     for role in ("read", "endpoint", "place", "index"):  # of a process of the bench
         parser.add_argument(f"--{role}", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -261,13 +312,13 @@ def main():
         if options.only in ("", "tar"):
             with store("--arithmetic", options.shards) as endpoint:
                 found = measure(options, endpoint, "shards/", ["webdataset"], folder)
-                tables.append(table(f"{options.shards} synthetic tar shards", found))
+                tables.append(table(f"{options.shards} synthetic tar shards", found, options))
         if options.only in ("", "formats"):
             kinds = write_formats(folder, options.real)
             with store("--files", folder) as endpoint:
                 for kind, loaders in kinds.items():
                     found = measure(options, endpoint, f"{kind}/", loaders, folder)
-                    tables.append(table(f"{options.real} shards of {kind}", found))
+                    tables.append(table(f"{options.real} shards of {kind}", found, options))
     finally:
         shutil.rmtree(folder)
     results.record("shards", "python benches/shards.py " + " ".join(sys.argv[1:]), "\n\n".join(tables))
