@@ -1,7 +1,7 @@
 //! Shards as a read-only namespace: the runs of all shards lie one after the other, each at a multiple of 4,096 bytes.
 //!
-//! A read of a whole run decodes it, from its place in its shard, into the reader's memory. A read of a part decodes the
-//! run and copies, and the last such runs stay in memory; tiers keep what is read again. A short read decodes its
+//! A read of a whole run decodes it, from its place in its shard, into the reader's memory. A read of a part decodes
+//! the run and copies, and the last such runs stay in memory; tiers keep what is read again. A short read decodes its
 //! samples alone, if they have places and no read just before was of the same run. A shard whose places cannot be read
 //! on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
 
