@@ -584,6 +584,7 @@ mod store {
         let set = WriterProperties::builder()
             .set_dictionary_enabled(false)
             .set_compression(Compression::UNCOMPRESSED)
+            .set_write_batch_size(5) // after so many rows, a page may end
             .build();
         let mut bytes = Vec::new();
         let schema = batch(0..1).schema();
@@ -636,14 +637,16 @@ mod store {
         assert_eq!(runs, [60, 60, 167, 33, 70]);
         let image = open(source, None, &given).unwrap();
         let dataset = Dataset::from_image(image, ReaderOptions::default());
-        for first in [320, 60, 0] {
+        // The rest of the group that was taken apart is read by its pages, which the footer does not tell.
+        for (first, samples, most_requests) in [(320, 70, 1), (290, 33, 3), (60, 60, 1), (0, 60, 1)]
+        {
             let ids: Vec<SampleId> = (first..first + 25).map(SampleId).collect();
             take();
             dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap();
             let (requests, bytes) = take();
             println!("a run: {requests} requests for {bytes} bytes");
-            let most = if first == 320 { 7_100_000 } else { 6_100_000 };
-            assert!(requests == 1 && bytes < most);
+            let pages = if most_requests == 1 { 100_000 } else { 3_000_000 };
+            assert!(requests <= most_requests && bytes < samples * 100_000 + pages);
         }
         compare_at_random(open(source, None, &given).unwrap(), &expected);
     }
@@ -663,7 +666,7 @@ mod store {
             }
             Fault::None
         });
-        put(&store, &groups(500, 40_000));
+        put(&store, &groups(480, 40_000));
         let given = of_store(&store, ImportOptions::default());
         let dataset = open("s3://bucket/x/", None, &given).unwrap();
         let dataset = Dataset::from_image(dataset, ReaderOptions::default());
@@ -677,7 +680,7 @@ mod store {
         while loader.next_into(&mut batch, &mut ()).unwrap() {
             samples += batch.len();
         }
-        assert_eq!(samples, 1500);
+        assert_eq!(samples, 1440);
         let [long, most] = [long, most].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(long, u64::from(dataset.directory().num_chunks()));
         assert!((3..=8).contains(&most), "{most} of {long} requests at a time");

@@ -14,7 +14,10 @@ use parquet::arrow::arrow_reader::{
     ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
+use parquet::file::metadata::{
+    ColumnChunkMetaData, PageIndexPolicy, ParquetMetaData, RowGroupMetaData,
+};
+use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::reader::{ChunkReader, Length};
 
 use super::ahead::{AheadRows, Batch, Batches};
@@ -120,9 +123,10 @@ fn rows_of(
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
     let (columns, table) = caught(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
     let groups = groups(table.metadata.metadata());
+    let is_part = input.part_end.is_some();
     let most_rows = input.part_rows;
     let decode = move |from: StreamPlace| {
-        caught(|| batches(table, from.record, most_rows, plan)).map_err(bad)
+        caught(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
     Ok(Box::new(AheadRows::new(columns, decode).in_groups(groups)))
 }
@@ -141,18 +145,23 @@ struct GroupRows {
     group: usize,
     skipped: usize,
     rows: usize,
+    is_whole: bool,
 }
 
-/// The batches of at most `most_rows` rows after the first `rows` rows.
+/// The batches of at most `most_rows` rows after the first `rows` rows. `is_part`: these are few, so only their pages
+/// are read, if the file says where pages are.
 fn batches<F: ChunkReader + Clone + 'static>(
-    table: Table<F>,
-    rows: u64,
-    most_rows: Option<u64>,
+    mut table: Table<F>,
+    is_part: bool,
+    (rows, most_rows): (u64, Option<u64>),
     plan: impl FnOnce(Vec<Vec<Range<u64>>>),
 ) -> Result<Batches, String> {
+    let wanted = wanted(table.metadata.metadata(), rows, most_rows)?;
+    if is_part && !wanted.iter().all(|of| of.is_whole) {
+        table.find_pages();
+    }
+    plan(wanted.iter().map(|of| table.ranges(of)).collect());
     let metadata = table.metadata.metadata();
-    let wanted = wanted(metadata, rows, most_rows)?;
-    plan(wanted.iter().map(|of| table.ranges(of.group)).collect());
     let stated = metadata.file_metadata().num_rows().max(0) as u64;
     let mut left = wanted.into_iter();
     let mut open = left.next().map(|rows| table.reader(&rows)).transpose()?;
@@ -193,7 +202,9 @@ fn wanted(
             let begin = first.max(rows);
             let count = |rows| usize::try_from(rows).map_err(|_| "it has too many rows".to_owned());
             let skipped = count(begin - first)?;
-            wanted.push(GroupRows { group, skipped, rows: count(end.min(next) - begin)? });
+            let rows = count(end.min(next) - begin)?;
+            let is_whole = begin == first && end >= next;
+            wanted.push(GroupRows { group, skipped, rows, is_whole });
         }
         first = next;
     }
@@ -223,8 +234,17 @@ fn bytes_of(column: &ColumnChunkMetaData) -> Range<u64> {
     start..start.saturating_add(column.compressed_size().max(0) as u64)
 }
 
+/// The pages of a column, whose bytes in the row group are `all`, that have these rows, and a dictionary before them.
+fn pages_of(of: &GroupRows, pages: &[PageLocation], all: Range<u64>) -> Vec<Range<u64>> {
+    let row = |page: &PageLocation| page.first_row_index.max(0) as usize;
+    let first = pages.partition_point(|page| row(page) <= of.skipped).saturating_sub(1);
+    let end = pages.partition_point(|page| row(page) < of.skipped + of.rows);
+    let begin = |page: usize| pages.get(page).map_or(all.end, |page| page.offset.max(0) as u64);
+    vec![all.start..begin(0), begin(first)..begin(end)]
+}
+
 fn len(range: &Range<u64>) -> u64 {
-    range.end - range.start
+    range.end - range.start // an empty one was left out
 }
 
 impl<F: ChunkReader + Clone + 'static> Table<F> {
@@ -256,11 +276,31 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         Ok((columns, Table { from, metadata, read, rows_at_once }))
     }
 
-    /// The bytes of the columns that are read, in a row group.
-    fn ranges(&self, group: usize) -> Vec<Range<u64>> {
-        let columns = self.metadata.metadata().row_group(group).columns().iter().enumerate();
+    /// Looks where the pages are. Without this, they are found one after the other.
+    fn find_pages(&mut self) {
+        let options = ArrowReaderOptions::new()
+            .with_schema(self.metadata.schema().clone())
+            .with_offset_index_policy(PageIndexPolicy::Optional);
+        match ArrowReaderMetadata::load(&self.from, options) {
+            Ok(metadata) => self.metadata = metadata,
+            Err(error) => tracing::debug!(%error, "the offset index of a Parquet file is not read"),
+        }
+    }
+
+    /// The bytes of the columns that are read, in these rows.
+    fn ranges(&self, of: &GroupRows) -> Vec<Range<u64>> {
+        let metadata = self.metadata.metadata();
+        let columns = metadata.row_group(of.group).columns().iter().enumerate();
         let read = columns.filter(|(leaf, _)| self.read.leaf_included(*leaf));
-        read.map(|(_, column)| bytes_of(column)).collect()
+        let ranges = read.flat_map(|(leaf, column)| {
+            let all = bytes_of(column);
+            let pages = metadata.page_index().filter(|_| !of.is_whole);
+            match pages.and_then(|index| index.page_locations(of.group, leaf)) {
+                Some(pages) => pages_of(of, pages, all),
+                None => vec![all],
+            }
+        });
+        ranges.filter(|range| !range.is_empty()).collect()
     }
 
     fn reader(&self, of: &GroupRows) -> Result<ParquetRecordBatchReader, String> {
@@ -270,12 +310,8 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
             .with_projection(self.read.clone())
             .with_batch_size(self.rows_at_once)
             .with_row_groups(vec![of.group]);
-        let all = self.metadata.metadata().row_group(of.group).num_rows();
-        if of.skipped > 0 {
-            builder = builder.with_offset(of.skipped);
-        }
-        if of.skipped + of.rows < all.max(0) as usize {
-            builder = builder.with_limit(of.rows);
+        if !of.is_whole {
+            builder = builder.with_offset(of.skipped).with_limit(of.rows);
         }
         builder.build().map_err(|error| error.to_string())
     }
