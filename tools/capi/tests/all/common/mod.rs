@@ -28,6 +28,9 @@ pub(crate) fn prefix() -> Option<&'static Path> {
         let install = here().join("install");
         let mut command = Command::new("python3");
         command.arg(install).arg(prefix.path()).arg("--from").arg(built);
+        if cfg!(feature = "spdk") {
+            command.args(["--features", "spdk"]);
+        }
         run(&mut command);
         Some(prefix)
     });
