@@ -1,76 +1,18 @@
-//! Small images, byte for byte, as in `golden/image-2*.hex`. These files define the version of the format: changing
-//! one changes what older releases wrote, and needs a new version number.
+//! Fields of the structures on media, where their tables say, on the golden images; versions and features that this
+//! release does not know.
 
-use crate::images::{Image, Sample, sample};
+use crate::golden_images::{columns, image, lived_in, pieces, source, types};
+use crate::images::Image;
 use dlfs::directory::Directory;
-use dlfs::format::columns::{ColumnSpec, ColumnTable, ColumnType, Value};
-use dlfs::format::fields::{put_table, record_len};
+use dlfs::format::columns::Value;
 use dlfs::format::superblock::{COPY_OFFSETS, Superblock};
 use dlfs::format::superblock_set::CommitStep;
-use dlfs::format::{ChunkHead, ChunkHeader, FieldTypes, FormatError, Pack};
+use dlfs::format::{ChunkHead, ChunkHeader, FormatError, Pack};
 use dlfs::units::SampleId;
-
-const GOLDEN: &str = include_str!("../golden/image-2.hex");
-
-fn source() -> Vec<Sample> {
-    vec![
-        sample("cat/1.jpg", Some(0), 20),
-        sample("cat/2.jpg", Some(0), 0),
-        mostly_zero("dog/1.jpg", Some(1), 5000),
-        sample("dog/with\nnewline", None, 3),
-    ]
-}
-
-/// The chunk of this sample has checksums of its pieces, which no other golden image has.
-fn image_of_a_large_sample() -> Image {
-    let mut image = Image::new(1, Pack::Aligned);
-    image.add(&[mostly_zero("large", None, (1 << 20) + 5)], 0, 0, &[]);
-    image
-}
-
-/// One value of each type, and none of each.
-fn values() -> ColumnTable {
-    let kinds = [
-        ("int", ColumnType::Int),
-        ("float", ColumnType::Float),
-        ("f32", ColumnType::Float32),
-        ("bool", ColumnType::Bool),
-        ("str", ColumnType::Text),
-    ];
-    let specs = kinds.map(|(name, kind)| ColumnSpec { name: name.to_owned(), kind });
-    let mut table = ColumnTable::new(&specs);
-    for (int, float, bit, text) in [(-300, 0.1, true, "zwei"), (7, -1e300, false, "eins")] {
-        table.push(|column| match column.kind {
-            ColumnType::Int => Value::Int(int),
-            ColumnType::Float | ColumnType::Float32 => Value::Float(float),
-            ColumnType::Bool => Value::Bool(bit),
-            ColumnType::Text => Value::Text(text),
-        });
-    }
-    table.push(|_| Value::None);
-    table
-}
-
-/// An image with typed columns, appended to without values.
-fn image_of_columns() -> Image {
-    let mut image = Image::new(1, Pack::Aligned);
-    image.values = values();
-    image.add(&source()[..3], 42, 3, &[]);
-    image.values = ColumnTable::default();
-    image.add(&[sample("bee", None, 1)], 0, 0, &[]);
-    image
-}
 
 #[test]
 fn typed_columns_are_those_of_the_golden_image() {
-    let image = image_of_columns();
-    let written = hex(&image.namespaces[0]);
-    if written != include_str!("../golden/image-2-columns.hex") {
-        let path = format!("{}/image-2-columns.hex", env!("CARGO_TARGET_TMPDIR"));
-        std::fs::write(&path, &written).unwrap();
-        panic!("the format has changed: compare tests/golden/image-2-columns.hex with {path}");
-    }
-    let (directory, superblock) = image.open();
+    let (directory, superblock) = columns().open();
     assert_eq!(superblock.features_to_write, 1);
     let narrow = f64::from(0.1f32);
     for (name, expected) in [
@@ -86,29 +28,9 @@ fn typed_columns_are_those_of_the_golden_image() {
     }
 }
 
-/// An image whose fields have types, but for the last one.
-fn image_of_types() -> Image {
-    let mut image = Image::new(1, Pack::Aligned);
-    let types = ["u16[*,3]", "f32[2]=npy", "i64=text"].map(|kind| Some(kind.parse().unwrap()));
-    image.field_types = FieldTypes::new([&types[..], &[None]].concat());
-    let mut typed = sample("ant", None, 1);
-    let lens = [Some(12), None, Some(8), Some(3)];
-    typed.record = vec![0x5a; record_len(&lens).unwrap() as usize];
-    put_table(&lens, &mut typed.record);
-    image.add(&[typed], 0, 0, &["points", "npy", "cls", "txt"]);
-    image
-}
-
 #[test]
 fn types_of_fields_are_those_of_the_golden_image() {
-    let image = image_of_types();
-    let written = hex(&image.namespaces[0]);
-    if written != include_str!("../golden/image-2-types.hex") {
-        let path = format!("{}/image-2-types.hex", env!("CARGO_TARGET_TMPDIR"));
-        std::fs::write(&path, &written).unwrap();
-        panic!("the format has changed: compare tests/golden/image-2-types.hex with {path}");
-    }
-    let (directory, superblock) = image.open();
+    let (directory, superblock) = types().open();
     assert_eq!((superblock.features_to_write, directory.columns().len()), (2, 0));
     let types: Vec<String> = (0..4)
         .map(|field| {
@@ -118,67 +40,9 @@ fn types_of_fields_are_those_of_the_golden_image() {
     assert_eq!(types, ["u16[*,3]", "f32[2]=npy", "i64=text", ""]);
 }
 
-/// A long sample, mostly zeroes, so that it takes few rows below.
-fn mostly_zero(name: &str, label: Option<i64>, len: usize) -> Sample {
-    let mut long = sample(name, label, 16);
-    long.record.resize(len, 0);
-    long
-}
-
-/// Imported in shuffled order, with one sample deleted and two appended.
-fn golden_image() -> Image {
-    let mut image = Image::new(1, Pack::Aligned);
-    image.add(&source(), 42, 4, &[]);
-    image.delete(&[1]);
-    let more = [mostly_zero("ant", Some(-7), 4096), sample("bee", Some(300), 1)];
-    image.add(&more, 0, 0, &[]);
-    image
-}
-
-/// Rows of 16 bytes that are not all zero, with their offsets, and the length.
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for (row, chunk) in bytes.chunks(16).enumerate() {
-        if chunk.iter().any(|byte| *byte != 0) {
-            let digits: Vec<String> = chunk.iter().map(|byte| format!("{byte:02x}")).collect();
-            text += &format!("{:06x}: {}\n", row * 16, digits.join(" "));
-        }
-    }
-    text + &format!("{:06x}: end\n", bytes.len())
-}
-
-fn from_hex(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for line in text.lines() {
-        let (offset, row) = line.split_once(": ").unwrap();
-        bytes.resize(usize::from_str_radix(offset, 16).unwrap(), 0);
-        if row != "end" {
-            let row = row.split(' ').map(|byte| u8::from_str_radix(byte, 16).unwrap());
-            bytes.extend(row);
-        }
-    }
-    bytes
-}
-
-#[test]
-fn the_image_written_today_equals_the_golden_image() {
-    let written = hex(&golden_image().namespaces[0]);
-    if written != GOLDEN {
-        let path = format!("{}/image-2.hex", env!("CARGO_TARGET_TMPDIR"));
-        std::fs::write(&path, &written).unwrap();
-        panic!("the format has changed: compare tests/golden/image-2.hex with {path}");
-    }
-}
-
 #[test]
 fn a_large_sample_has_the_checksums_of_its_pieces_as_in_the_golden_image() {
-    let image = image_of_a_large_sample();
-    let written = hex(&image.namespaces[0]);
-    if written != include_str!("../golden/image-2-pieces.hex") {
-        let path = format!("{}/image-2-pieces.hex", env!("CARGO_TARGET_TMPDIR"));
-        std::fs::write(&path, &written).unwrap();
-        panic!("the format has changed: compare tests/golden/image-2-pieces.hex with {path}");
-    }
+    let image = pieces();
     let record = image.sample(&image.open().0, 0);
     let expected: Vec<u32> = record.chunks(256 << 10).map(dlfs::format::checksum::crc32c).collect();
     let (directory, _) = image.open();
@@ -190,8 +54,7 @@ fn a_large_sample_has_the_checksums_of_its_pieces_as_in_the_golden_image() {
 
 #[test]
 fn the_golden_image_reads_back_as_its_source() {
-    let mut image = Image::new(1, Pack::Aligned);
-    image.namespaces[0] = from_hex(GOLDEN);
+    let image = image("image-2");
     let (directory, superblock) = image.open();
     assert_eq!((superblock.generation.0, superblock.num_samples, superblock.num_live), (3, 6, 5));
     assert_eq!(superblock.used_len_bytes, image.namespaces[0].len() as u64);
@@ -214,7 +77,7 @@ fn the_golden_image_reads_back_as_its_source() {
 
 #[test]
 fn the_fields_of_every_structure_lie_where_its_table_says() {
-    let media = from_hex(GOLDEN);
+    let media = image("image-2").namespaces.remove(0);
     let number = |at: usize, len: usize| {
         let mut bytes = [0; 8];
         bytes[..len].copy_from_slice(&media[at..at + len]);
@@ -262,7 +125,7 @@ fn the_fields_of_every_structure_lie_where_its_table_says() {
 
 #[test]
 fn an_image_of_another_version_is_refused_as_such_and_unknown_features_as_they_are_marked() {
-    let image = golden_image();
+    let image = lived_in();
     let (directory, superblock) = image.open();
     // Magic, version and checksum have the same offsets in every version.
     let with = |change: &dyn Fn(&mut [u8; 4096])| {
@@ -304,7 +167,7 @@ fn an_image_of_another_version_is_refused_as_such_and_unknown_features_as_they_a
 
 #[test]
 fn sections_of_unknown_kinds_are_skipped_unless_they_are_required() {
-    let snapshot = golden_image().open().0.to_snapshot().unwrap();
+    let snapshot = lived_in().open().0.to_snapshot().unwrap();
     let sections = usize::from(u16::from_le_bytes([snapshot[10], snapshot[11]]));
     for (flags, accepted) in [(0, true), (1, false)] {
         let mut snapshot = snapshot.clone();

@@ -30,6 +30,7 @@ mod first_epoch;
 mod folder;
 mod format_damage;
 mod format_golden;
+mod golden_images;
 mod huge;
 mod import;
 mod import_classes;

@@ -18,16 +18,16 @@ use dlfs::format::{
 use dlfs::import::{self, ImportOptions, Onto, import_onto, rebuild_on};
 use dlfs::units::{Generation, SampleId};
 
-const MOST_SLOTS: u64 = 1 << 20;
+pub const MOST_SLOTS: u64 = 1 << 20;
 
-fn record(image: &Image, heads: &[ChunkHead]) -> Option<(ChunkHead, GenerationRecord)> {
+pub fn record(image: &Image, heads: &[ChunkHead]) -> Option<(ChunkHead, GenerationRecord)> {
     let newest = newest_record(heads, None)?;
     let offset = image.layout.offset_of(newest.cell).unwrap();
     let bytes = image.read(newest.namespace, offset, newest.header_len.into());
     Some(GenerationRecord::parse(bytes).unwrap())
 }
 
-fn carry_out(
+pub fn carry_out(
     image: &Image,
     selection: &ChunkSelection,
     heads: &[ChunkHead],
@@ -75,7 +75,7 @@ fn lived_in() -> Image {
 }
 
 /// Rewrites all chunks of the first part without deleted samples.
-fn purge(image: &mut Image, source: &[Sample]) -> Directory {
+pub fn purge(image: &mut Image, source: &[Sample]) -> Directory {
     purge_beside(image, source, &[])
 }
 

@@ -14,8 +14,8 @@ use dlfs::format::superblock_set::{
     CommitStep, SuperblockCopies, SuperblockSet, select_generation,
 };
 use dlfs::format::{
-    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, Fit, ImageLayout, Pack,
-    Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
+    CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FieldTypes, Fit, ImageLayout,
+    OriginsBuilder, Pack, Part, Placement, RecordSums, SampleMeta, Space, Superblock, Uuid,
 };
 use dlfs::units::{Generation, SampleId, Slot};
 
@@ -70,6 +70,10 @@ pub struct Image {
     pub values: ColumnTable,
     /// Types of the fields of each `add`.
     pub field_types: FieldTypes,
+    /// Names of the classes, unless there are some already.
+    pub classes: Vec<Vec<u8>>,
+    /// The objects that the samples of the next `add` come from.
+    pub origins: OriginsBuilder,
 }
 
 impl Image {
@@ -92,6 +96,8 @@ impl Image {
             stop_commit_after: usize::MAX,
             values: ColumnTable::default(),
             field_types: FieldTypes::default(),
+            classes: Vec::new(),
+            origins: OriginsBuilder::default(),
         }
     }
 
@@ -147,13 +153,18 @@ impl Image {
         let mut space = Space::new(&self.layout, &vec![u64::MAX; self.namespaces.len()]);
         let mut builder = DirectoryBuilder::new(self.layout);
         let mut generation = Generation(1);
+        builder.set_classes(self.classes.clone());
         if let Some((directory, superblock)) = &current {
             reserve_current(&mut space, directory, superblock, &[]);
             generation = Generation(directory.generation().0 + 1);
             (0..directory.num_chunks()).for_each(|c| builder.copy_chunk(directory, c).unwrap());
             builder.delete(&directory.deleted_ranges());
             builder.set_classes(directory.classes().to_vec());
+            builder.add_origins(directory.origins().unwrap());
         }
+        let mut origins = Vec::new();
+        self.origins.encode(generation, &mut origins);
+        builder.add_origins(&origins);
         let first = builder.next_slot().0;
         let part = Part { first, count: samples.len() as u64, seed, window };
         let spec = ChunkSpec {
