@@ -31,6 +31,7 @@ mod folder;
 mod format_damage;
 mod format_golden;
 mod golden_images;
+mod golden_states;
 mod huge;
 mod import;
 mod import_classes;

@@ -50,7 +50,7 @@ fn fixture_in(mut media: images::Image, source: Vec<Sample>, deleted: &[u64]) ->
     Fixture { source, live, media, dataset }
 }
 
-fn opened(media: &images::Image) -> Dataset {
+pub fn opened(media: &images::Image) -> Dataset {
     let devices = media.namespaces.iter().map(|bytes| {
         let len = bytes.len().next_multiple_of(64 << 10);
         let device = MemNamespace::new(len as u64, 512).unwrap();
