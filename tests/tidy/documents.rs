@@ -125,13 +125,25 @@ fn figures_are_told_from_other_numbers() {
 
 #[test]
 fn the_pictures_are_what_their_scripts_draw() {
-    for script in ["benches/picture", "docs/concepts.py"] {
-        match Command::new("python3").arg(root().join(script)).arg("--check").output() {
-            Err(_) => println!("SKIPPED: python3 is not installed"),
-            Ok(output) => {
-                let stderr = String::from_utf8_lossy(&output.stderr);
-                assert!(output.status.success(), "{script}: {stderr}");
-            }
+    check_made("benches/picture");
+    check_made("docs/concepts.py");
+}
+
+/// A line that is gone or differs breaks programs of users: `docs/promises.md` says what that means for the version.
+/// `tools/check` compares what the command promises, too.
+#[test]
+fn what_programs_may_rely_on_is_what_the_lists_of_promises_say() {
+    check_made("tests/promised/lists.py");
+}
+
+/// Runs a script that compares what it makes with what is there.
+fn check_made(script: &str) {
+    match Command::new("python3").arg(root().join(script)).arg("--check").output() {
+        Err(_) => println!("SKIPPED: python3 is not installed"),
+        Ok(output) => {
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{script}: {stdout}{stderr}");
         }
     }
 }
