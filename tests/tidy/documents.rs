@@ -148,6 +148,46 @@ fn check_made(script: &str) {
     }
 }
 
+/// Packages take the version of the workspace, and tell it by `CARGO_PKG_VERSION`: the command, the Python package,
+/// libdlfs. What names it besides has the same one.
+#[test]
+fn the_version_is_the_same_everywhere() {
+    let manifest = read("Cargo.toml");
+    let (_, rest) = manifest.split_once("[workspace.package]\nversion = \"").expect("it has one");
+    let (version, _) = rest.split_once('"').expect("its end");
+    let (minor, _) = version.rsplit_once('.').expect("three numbers");
+    let (major, _) = minor.split_once('.').expect("three numbers");
+    let mut wrong = Vec::new();
+    let own = ["tests/fuzz/", "tests/loom/", "vendor/"]; // never released
+    for path in files().into_iter().filter(|path| path.ends_with("Cargo.toml")) {
+        let is_released = !own.iter().any(|folder| path.starts_with(folder));
+        if is_released && !read(&path).contains("\nversion.workspace = true\n") {
+            wrong.push(format!("{path}: not the version of the workspace"));
+        }
+    }
+    let dependencies = manifest.lines().filter(|line| line.contains("{ path = \"src/"));
+    let others = dependencies.filter(|line| !line.contains(&format!("version = \"{version}\"")));
+    wrong.extend(others.map(|line| format!("Cargo.toml: {line}")));
+    for (path, text) in [
+        ("CHANGELOG.md", format!("\n## {version}\n")),
+        ("SECURITY.md", format!("\n| {minor} | yes")),
+        ("docs/promises.md", format!("{minor}.")),
+        ("tools/capi/dlfs.pc", format!("\nVersion: {version}\n")),
+        ("tools/capi/dlfs.map", format!("\nDLFS_{minor} {{\n")),
+        ("tools/capi/install", format!("\nSONAME = \"libdlfs.so.{major}\"\n")),
+        ("tools/capi/build.rs", format!("-soname,libdlfs.so.{major}\"")),
+        ("tools/capi/src/error.rs", "env!(\"CARGO_PKG_VERSION\")".to_owned()),
+        ("tools/cli/src/commands/info.rs", "env!(\"CARGO_PKG_VERSION\")".to_owned()),
+        ("tools/python/src/lib.rs", "\"__version__\", env!(\"CARGO_PKG_VERSION\")".to_owned()),
+        ("tools/python/pyproject.toml", "\ndynamic = [\"version\"]\n".to_owned()), // Cargo.toml's
+    ] {
+        if !read(path).contains(&text) {
+            wrong.push(format!("{path} has no {text:?}"));
+        }
+    }
+    assert_none(wrong);
+}
+
 /// Byte tables are beside the structs, and also in the page for those who decode an image by hand.
 #[test]
 fn the_page_of_the_format_has_the_byte_tables_of_the_code() {

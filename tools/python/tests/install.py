@@ -32,8 +32,8 @@ def main():
 def describe(site):
     """What `importlib.metadata` knows of an installed package."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    cargo = tomllib.loads((PACKAGE / "Cargo.toml").read_text())
-    name, version = project["name"], cargo["package"]["version"]
+    cargo = tomllib.loads((PACKAGE / "../../Cargo.toml").read_text())
+    name, version = project["name"], cargo["workspace"]["package"]["version"]
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
