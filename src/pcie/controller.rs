@@ -208,6 +208,22 @@ impl Controller {
         }
     }
 
+    /// Identify data of the controller, with NSID 0, and of each of its first 1,024 active namespaces.
+    ///
+    /// # Errors
+    /// The controller refuses or has failed.
+    pub fn pages(&mut self) -> Result<Vec<(Nsid, [u8; IDENTIFY_LEN_BYTES])>, Fault> {
+        let page = self.identify("Identify of the controller", cns::CONTROLLER, Nsid(0))?;
+        let mut pages = vec![(Nsid(0), page)];
+        let list =
+            self.identify("Identify of active namespaces", cns::ACTIVE_NAMESPACES, Nsid(0))?;
+        for nsid in decode_namespace_list(&list)? {
+            let page = self.identify("Identify of the namespace", cns::NAMESPACE, nsid)?;
+            pages.push((nsid, page));
+        }
+        Ok(pages)
+    }
+
     fn identify(
         &mut self,
         step: &'static str,

@@ -35,6 +35,12 @@ pub enum Fault {
     /// The controller lacks something that this driver needs.
     #[error("{0}")]
     Unsupported(&'static str),
+    /// The machine has not been prepared for this driver.
+    #[error("the device cannot be used: {0}")]
+    Unready(String),
+    /// The machine takes the device away.
+    #[error("the kernel wants the device back: it is unplugged, or gets another driver")]
+    WantedBack,
     /// Identify data that cannot be used.
     #[error("Identify: {0}")]
     Identify(#[from] IdentifyError),
@@ -69,15 +75,19 @@ impl Fault {
     /// The error kind that a caller can act on.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Fault::Gone | Fault::Failed(_) => ErrorKind::Disconnected,
+            Fault::Gone | Fault::Failed(_) | Fault::WantedBack => ErrorKind::Disconnected,
             Fault::TimedOut { .. } => ErrorKind::TimedOut,
-            Fault::Status { .. } | Fault::NoQueue(_) | Fault::Refused { .. } => ErrorKind::Refused,
+            Fault::Status { .. }
+            | Fault::NoQueue(_)
+            | Fault::Refused { .. }
+            | Fault::Unready(_) => ErrorKind::Refused,
             Fault::Unsupported(_) | Fault::Identify(_) | Fault::Protocol(_) => {
                 ErrorKind::Unsupported
             }
             Fault::NoNamespace => ErrorKind::NotFound,
             Fault::Io { source, .. } => match source.kind() {
                 std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+                std::io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
                 std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ConnectionRefused => {
                     ErrorKind::Refused
                 }
@@ -88,6 +98,7 @@ impl Fault {
 
     /// Returns whether a reset of the controller may help.
     pub fn is_of_the_controller(&self) -> bool {
-        !matches!(self, Fault::Gone | Fault::Io { .. } | Fault::Protocol(_))
+        let is_of_the_bus = matches!(self, Fault::Io { .. } | Fault::Protocol(_));
+        !is_of_the_bus && !matches!(self, Fault::Gone | Fault::WantedBack)
     }
 }

@@ -5,8 +5,9 @@
 //! clock of its own, and believes nothing that the device writes: wrong, late or repeated command identifiers, garbage
 //! and registers of all ones end in an error, never in a panic.
 //!
-//! The other half reaches a device: [`memory`] is memory for DMA, [`vfio_user`] a device that another process of this
-//! machine plays over a socket (vfio-user 0.1: SPDK's target, libvfio-user, QEMU), without root and without the kernel.
+//! The other half reaches a device: [`memory`] is memory for DMA, [`vfio`] a device of this machine's PCI bus that the
+//! kernel hands over, and [`vfio_user`] one that another process of this machine plays over a socket (vfio-user 0.1:
+//! SPDK's target, libvfio-user, QEMU), without root and without the kernel.
 //!
 //! It is not an engine: it owns no I/O and knows no buffer, only device addresses. `dlfs-io` makes queue pairs of it,
 //! and decides when a command is aborted, a controller reset, or given up.
@@ -19,6 +20,7 @@ pub mod fault;
 pub mod memory;
 pub mod queue;
 pub mod registers;
+pub mod vfio;
 pub mod vfio_user;
 
 pub use area::{Area, Words};

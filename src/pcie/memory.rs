@@ -1,4 +1,5 @@
-//! Memory for DMA: files that a device's process maps, and the source of the pools' pages.
+//! Memory for DMA: files that a device's process maps, or that the kernel pins for a device, and the source of the
+//! pools' pages.
 //!
 //! A [`DmaRegion`] has a device address that no other region of the process ever has, so a device that is late writes
 //! to nobody's memory. Pools of the process that are created once a device was opened take their pages here

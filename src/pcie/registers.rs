@@ -52,6 +52,19 @@ pub trait Bus: Registers {
     /// # Errors
     /// As [`Bus::map`].
     fn unmap(&self, memory: &DmaRegion) -> Result<(), Fault>;
+
+    /// Returns whether the machine wants the device back, since it is unplugged or gets another driver.
+    fn is_wanted_back(&self) -> bool {
+        false
+    }
+
+    /// Resets the device by other means than its registers. The memory stays mapped.
+    ///
+    /// # Errors
+    /// The bus has no such means, or they fail.
+    fn reset(&self) -> Result<(), Fault> {
+        Err(Fault::Unsupported("the bus resets no devices"))
+    }
 }
 
 /// The clock of waits for a controller.
@@ -69,5 +82,16 @@ pub(crate) const AQA: u32 = 0x24;
 pub(crate) const ASQ: u32 = 0x28;
 /// Address of the admin completion queue.
 pub(crate) const ACQ: u32 = 0x30;
+/// Region indices of BAR 0 and of the configuration space, which vfio-user shares with VFIO.
+pub(crate) const REGISTERS: u32 = 0;
+pub(crate) const CONFIGURATION: u32 = 7;
+/// The flag of a region that can be mapped.
+pub(crate) const MAPPABLE: u32 = 1 << 2;
+
+/// The command register in the configuration space.
+pub(crate) const PCI_COMMAND: u32 = 4;
+/// Memory space, bus master, interrupt line off.
+pub(crate) const PCI_MASTER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
+
 /// The first doorbell.
 pub(crate) const DOORBELLS: u32 = 0x1000;

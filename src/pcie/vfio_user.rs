@@ -28,7 +28,9 @@ use rustix::net::{
 
 use crate::fault::Fault;
 use crate::memory::DmaRegion;
-use crate::registers::{Bus, Registers};
+use crate::registers::{
+    Bus, CONFIGURATION, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
+};
 use dlfs_base::buf::FileMemory;
 use dlfs_base::process::mark_ours;
 
@@ -329,10 +331,6 @@ const DEVICE_GET_REGION_INFO: u16 = 5;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 
-/// Region indices of BAR 0 and of the configuration space.
-const REGISTERS: u32 = 0;
-const CONFIGURATION: u32 = 7;
-
 const HEADER_LEN: usize = 16;
 const MAP_LEN: u32 = 32;
 const UNMAP_LEN: u32 = 24;
@@ -340,7 +338,6 @@ const UNMAP_LEN: u32 = 24;
 /// Flags of regions and of memory.
 const READ: u32 = 1;
 const WRITE: u32 = 1 << 1;
-const MAPPABLE: u32 = 1 << 2;
 const HAS_CAPABILITIES: u32 = 1 << 3;
 
 /// The flag of a reply that refuses.
@@ -348,10 +345,6 @@ const ERROR: u32 = 1 << 5;
 
 /// The capability that names the parts of a region to map.
 const SPARSE_MAP: u32 = 1;
-
-const PCI_COMMAND: u32 = 4;
-/// Memory space, bus master, interrupt line off.
-const PCI_MASTER: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 
 /// Our abilities: file descriptors of a message, and bytes of a register access.
 const ABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";

@@ -41,6 +41,14 @@ impl FileMemory {
             let text = format!("{len} bytes at {offset} of a shared file of {found} bytes");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        FileMemory::of_device(file, offset, len)
+    }
+
+    /// Maps `len` bytes of a device's file, from `offset` on: the kernel knows which it has.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub fn of_device(file: OwnedFd, offset: u64, len: usize) -> Result<FileMemory> {
         let map = Map::of_part(&file, offset, len)?;
         FileMemory::of(map, file, len)
     }
