@@ -9,12 +9,14 @@
 //!         | hf://datasets/OWNER/NAME[@REVISION][/PREFIX]
 //!                                                             objects of a store, as files of a folder; only read
 //!         | dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]           a whole image: see [`CatalogName`]
+//!         | pcie:0000:5e:00.0[?ns=N]                          a drive of this machine: see [`PcieAddress`]
 //!         | trtype:VFIOUSER traddr:SOCKET [subnqn:NQN] [ns:N] a controller that a process of this machine plays
 //!         | spdk:ADDRESS | trtype:PCIE|RDMA ...               through SPDK: see [`SpdkAddress`]
 //! ```
 //! An NVMe/TCP address without `?ns=` (or `ns:`) names a subsystem. Reading an image uses all namespaces of the
 //! subsystem that hold the image. Writing, or reading a bare namespace, requires a subsystem with only one
-//! namespace. Through SPDK, and over vfio-user, the address means the first active namespace.
+//! namespace. Through SPDK, on PCIe and over vfio-user, the address means the first
+//! active namespace.
 //!
 //! A comma inside an address is `%2C`. In a path, only `%2C`, `%25` (the percent sign) and escapes
 //! of bytes from 80h on (names that are not UTF-8) stand for a byte; in a key of a store, only `%2C` and `%25`.
@@ -28,11 +30,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub mod catalog_name;
+pub mod pcie;
 pub mod spdk;
 pub mod tcp;
 pub mod vfio_user;
 
 pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
+pub use pcie::PcieAddress;
 pub use spdk::SpdkAddress;
 #[doc(hidden)]
 pub use tcp::unescape_all;
@@ -41,6 +45,7 @@ pub use vfio_user::VfioUserAddress;
 
 use catalog_name::CATALOG_SCHEME;
 use dlfs_base::percent::{escape, hex_pair, unescape};
+use pcie::PCIE_SCHEME;
 use spdk::Words;
 use tcp::URL_SCHEME;
 
@@ -51,6 +56,8 @@ pub enum Address {
     Path(PathBuf),
     /// A namespace of an NVMe/TCP target, reached with this library's host.
     Tcp(TcpAddress),
+    /// A namespace of a drive of this machine, reached with this library's driver.
+    Pcie(PcieAddress),
     /// A namespace of a controller that another process plays, reached with this library's driver.
     VfioUser(VfioUserAddress),
     /// A namespace reached through SPDK.
@@ -116,9 +123,15 @@ impl FromStr for Address {
         if let Some(rest) = text.strip_prefix(CATALOG_SCHEME) {
             return CatalogName::parse(text, rest).map(Address::Named);
         }
+        if let Some(rest) = text.strip_prefix(PCIE_SCHEME) {
+            return PcieAddress::parse(text, rest).map(Address::Pcie);
+        }
         if let Some(inner) = text.strip_prefix(SPDK_PREFIX) {
             return match inner.parse::<Address>()? {
                 Address::Tcp(address) => Ok(Address::Spdk(SpdkAddress::Tcp(address))),
+                Address::Pcie(PcieAddress { traddr, nsid }) => {
+                    Ok(Address::Spdk(SpdkAddress::Pcie { traddr, nsid }))
+                }
                 Address::VfioUser(VfioUserAddress { traddr, subnqn, nsid }) => {
                     Ok(Address::Spdk(SpdkAddress::VfioUser { traddr, subnqn, nsid }))
                 }
@@ -252,6 +265,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Tcp(tcp) => tcp.fmt(f),
+            Address::Pcie(drive) => drive.fmt(f),
             Address::VfioUser(device) => device.fmt(f),
             Address::Spdk(spdk) => spdk.fmt(f),
             Address::Named(name) => name.fmt(f),
@@ -261,8 +275,8 @@ impl fmt::Display for Address {
                 let bytes = path.as_os_str().as_bytes();
                 let text = String::from_utf8_lossy(bytes);
                 // `from_str` would not parse these as paths. It skips leading whitespace only before `trtype:`.
-                let is_url =
-                    [URL_SCHEME, SPDK_PREFIX].iter().any(|prefix| text.starts_with(prefix));
+                let schemes = [URL_SCHEME, SPDK_PREFIX, PCIE_SCHEME];
+                let is_url = schemes.iter().any(|prefix| text.starts_with(prefix));
                 if is_url || has_scheme(&text) || text.trim_start().starts_with(TRTYPE_PREFIX) {
                     f.write_str("./")?;
                 }
@@ -360,6 +374,8 @@ mod tests {
                 CatalogPlace::Folder("../data".into()), "x", Some(CatalogVersion::Alias("stable".into())))),
             ("trtype:VFIOUSER traddr:/run/a%20b subnqn:x ns:2", Address::VfioUser(VfioUserAddress {
                 traddr: "/run/a b".into(), subnqn: Some(Nqn::new("x").unwrap()), nsid: Some(Nsid(2)) })),
+            ("spdk:pcie:0000:5e:00.0?ns=2", Address::Spdk(
+                SpdkAddress::Pcie { traddr: "0000:5e:00.0".into(), nsid: Some(Nsid(2)) })),
             ("spdk:trtype:VFIOUSER traddr:/x", Address::Spdk(
                 SpdkAddress::VfioUser { traddr: "/x".into(), subnqn: None, nsid: None })),
             ("trtype:PCIE traddr:0000:5e:00.0",

@@ -6,11 +6,13 @@
 //! trtype:RDMA adrfam:IPv4 traddr:A [trsvcid:4420] subnqn:NQN [ns:N]
 //! spdk:trtype:VFIOUSER traddr:DIRECTORY [subnqn:NQN] [ns:N]      a target on this machine, by shared memory
 //! ```
-//! Every form may begin with `spdk:`. Without it, NVMe/TCP and vfio-user are this library's own.
+//! Every form may begin with `spdk:`. Without it, NVMe/TCP and vfio-user are this library's own, and so is a drive that
+//! is written `pcie:0000:5e:00.0`.
 
 use std::fmt;
 
 use super::VfioUserAddress;
+use super::pcie::is_pci_address;
 use super::tcp::{AddressError, TcpAddress, escape_word, parse_nqn, parse_nsid, unescape_all};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
@@ -76,17 +78,7 @@ impl SpdkAddress {
 
 pub(super) fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
     let traddr = traddr(words)?;
-    let digits = |text: &str, count: usize| {
-        text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-    };
-    let parts: Vec<&str> = traddr.split([':', '.']).collect();
-    let valid = match parts[..] {
-        [domain, bus, device, function] => {
-            digits(domain, 4) && digits(bus, 2) && digits(device, 2) && digits(function, 1)
-        }
-        _ => false,
-    };
-    if !valid {
+    if !is_pci_address(&traddr) {
         let expected = "PCI addresses such as 0000:5e:00.0";
         return Err(AddressError::Value { key: "traddr", value: traddr, expected });
     }

@@ -89,6 +89,9 @@ pub enum AddressError {
     /// A malformed URL.
     #[error("'{0}' is not nvme-tcp://host[:port]/NQN[?ns=N]")]
     Url(String),
+    /// A malformed address of a drive.
+    #[error("'{0}' is not pcie:DOMAIN:BUS:DEVICE.FUNCTION[?ns=N], such as pcie:0000:5e:00.0")]
+    Pcie(String),
     /// A malformed name in a catalogue.
     #[error(
         "'{0}' is not dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]: CATALOGUE is a configured one or a folder's \

@@ -19,8 +19,8 @@ use dlfs_places::Place;
 ///
 /// # Errors
 /// As [`FileNamespace::open`] or [`FolderNamespace::open`] for a path, [`TcpNamespace::connect`] for a remote
-/// namespace, and `PcieNamespace::connect` for one over vfio-user. `Unsupported`: an address that this build does not
-/// support. `InvalidArgument`: a name in a catalogue, which is a whole image, or objects that are to be written.
+/// namespace, and `PcieNamespace` for a drive and one over vfio-user. `Unsupported`: an address that this build does
+/// not support. `InvalidArgument`: a name in a catalogue, which is a whole image, or objects that are to be written.
 pub fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let device = open_as_it_is(address, options)?;
     Ok(as_told(device))
@@ -104,6 +104,7 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
         Address::Path(_)
         | Address::Objects(_)
+        | Address::Pcie(_)
         | Address::VfioUser(_)
         | Address::Spdk(_)
         | Address::Named(_) => None,
@@ -159,7 +160,9 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(FileNamespace::open(path, options)?))
         }
         Address::Tcp(address) => Ok(Arc::new(TcpNamespace::connect(address, options)?)),
-        Address::VfioUser(address) => Ok(Arc::new(PcieNamespace::connect(address, options)?)),
+        Address::Pcie(_) | Address::VfioUser(_) => {
+            Ok(Arc::new(PcieNamespace::connect(address, options)?))
+        }
         Address::Objects(_) if writable => {
             use dlfs_base::error::{Error, ErrorKind};
             let message =

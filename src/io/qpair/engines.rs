@@ -19,7 +19,7 @@ pub fn engines() -> Vec<Engine> {
         engine("file", "image files and block devices, by io_uring or pread"),
         engine("folder", "folders of files, read without an import"),
         engine("tcp", "nvme-tcp:// and trtype:TCP: NVMe/TCP by this library's own host"),
-        engine("pcie", "trtype:VFIOUSER: controllers that a process of this machine plays"),
+        engine("pcie", "pcie: drives by VFIO; trtype:VFIOUSER: controllers that a process plays"),
         spdk(),
     ]
 }

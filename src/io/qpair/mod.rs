@@ -25,7 +25,7 @@ pub mod mem;
 mod opening;
 mod options;
 mod outstanding;
-mod pcie;
+pub mod pcie;
 #[doc(hidden)]
 pub mod pieces;
 pub mod plain;

@@ -1,23 +1,27 @@
 //! A controller of this process: its bus, the memory that it may access, and its resets.
 
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind::OutOfMemory;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::address::{Address, PcieAddress, VfioUserAddress};
 use crate::qpair::ConnectOptions;
 use dlfs_base::buf::{self, HugePages, PageSource as _, Pool, PoolOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, process_id};
 use dlfs_pcie::memory::window_memory;
 use dlfs_pcie::registers::{Bus, Clock};
+use dlfs_pcie::vfio::Vfio;
 use dlfs_pcie::vfio_user::VfioUser;
 use dlfs_pcie::{Controller, DmaRegion, Fault, Settings};
 
 /// A controller, shared by the namespaces and queue pairs of this process.
 pub(super) struct Drive {
+    pub(super) place: Place,
     pub(super) bus: Arc<dyn Bus>,
     pub(super) controller: Mutex<Controller>,
     /// Memory for the data of buffers that the device does not reach.
@@ -55,50 +59,104 @@ impl Reach {
     }
 }
 
-/// Controllers, by the place of their socket.
-type Drives = Vec<(PathBuf, Weak<Drive>)>;
+/// The place of a controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Its PCI address.
+    Pci(String),
+    /// The socket of the process that plays it.
+    Socket(PathBuf),
+}
+
+impl Place {
+    /// The place at the address, if that names one.
+    pub(super) fn of(address: &Address) -> Option<Place> {
+        match address {
+            Address::Pcie(PcieAddress { traddr, .. }) => Some(Place::Pci(traddr.clone())),
+            Address::VfioUser(VfioUserAddress { traddr, .. }) => Some(Place::Socket(traddr.into())),
+            _ => None,
+        }
+    }
+
+    /// The way to it, for display.
+    pub(super) fn bus_name(&self) -> &'static str {
+        match self {
+            Place::Pci(_) => "vfio",
+            Place::Socket(_) => "vfio-user",
+        }
+    }
+
+    fn connect(&self, limit: Duration) -> Result<Arc<dyn Bus>, Fault> {
+        match self {
+            Place::Pci(address) => Ok(Arc::new(Vfio::open(address)?)),
+            Place::Socket(path) => Ok(Arc::new(VfioUser::connect(path, limit)?)),
+        }
+    }
+
+    /// The library's error for a fault while the controller is opened.
+    fn error_of(&self, fault: Fault) -> Error {
+        let hint = match (self, &fault) {
+            (Place::Pci(_), Fault::Io { source, .. }) if source.kind() == OutOfMemory => MEMLOCK,
+            (Place::Pci(_), Fault::Io { .. } | Fault::Unready(_)) => {
+                "dlfs doctor with this address says what is missing, and the commands that help"
+            }
+            (Place::Socket(_), Fault::Io { .. }) => {
+                "is the target running, and is this its socket, or its folder?"
+            }
+            (Place::Socket(_), Fault::TimedOut { .. }) => {
+                "a device takes one connection at a time: does another process use it?"
+            }
+            _ => return error_of(fault),
+        };
+        error_of(fault).hint(hint)
+    }
+}
+
+/// Controllers of this process.
+type Drives = Vec<Weak<Drive>>;
 
 static DRIVES: Forked<Mutex<Drives>> = Forked::empty();
 
 impl Drive {
     /// The controller at `place`; starts it unless this process has.
-    pub(super) fn open(place: &Path, options: &ConnectOptions) -> Result<Arc<Drive>> {
+    pub(super) fn open(place: Place, options: &ConnectOptions) -> Result<Arc<Drive>> {
         // Held while connecting, since a device takes one connection at a time.
         let mut drives = DRIVES.get_or_init(Mutex::default).lock();
-        drives.retain(|(_, drive)| drive.strong_count() > 0);
-        let known = drives.iter().filter(|(known, _)| known == place);
-        let live = known.filter_map(|(_, drive)| drive.upgrade()).find(|drive| !drive.is_lost());
-        if let Some(drive) = live {
+        drives.retain(|drive| drive.strong_count() > 0);
+        let mut live = drives.iter().filter_map(Weak::upgrade);
+        if let Some(drive) = live.find(|drive| drive.place == place && !drive.is_lost()) {
             return Ok(drive);
         }
         let drive = Arc::new(Drive::start(place, options)?);
-        drives.push((place.to_owned(), Arc::downgrade(&drive)));
+        drives.push(Arc::downgrade(&drive));
         Ok(drive)
     }
 
-    fn start(place: &Path, options: &ConnectOptions) -> Result<Drive> {
+    fn start(place: Place, options: &ConnectOptions) -> Result<Drive> {
         let memory = window_memory();
         if memory.is_foreign() {
             let message = "a child process cannot use devices after its parent has";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         let limit = options.io_timeout.min(options.connect_timeout);
-        let bus = Arc::new(VfioUser::connect(place, limit).map_err(error_of)?);
+        let failed = |fault| place.error_of(fault);
+        let bus = place.connect(limit).map_err(failed)?;
         let settings = Settings {
             queues: options.nr_io_queues.clamp(1, MOST_QUEUES),
             entries: options.queue_size.clamp(2, dlfs_pcie::queue::MAX_ENTRIES),
             limit: options.io_timeout,
         };
         let (area, queues) = DmaRegion::for_queues(Controller::area_bytes(&settings))?;
-        bus.map(&queues).map_err(error_of)?;
+        bus.map(&queues).map_err(failed)?;
         let registers = Arc::clone(&bus);
         let clock = Arc::new(SystemClock);
-        let controller = Controller::start(registers, clock, &area, settings).map_err(error_of)?;
+        let controller = Controller::start(registers, clock, &area, settings).map_err(failed)?;
         buf::use_pages_of(memory);
         let slots =
             PoolOptions { bytes: BOUNCE_BYTES, slot_len_bytes: 4096, huge_pages: HugePages::Off };
         let bounce = Pool::of_source(slots, memory)?;
         let drive = Drive {
+            place,
             bus,
             num_queues: controller.num_queues(),
             controller: Mutex::new(controller),
@@ -114,7 +172,11 @@ impl Drive {
         let probe = drive.bounce.take(1).expect("a new pool has room");
         if !drive.reaches().iter().any(|reach| reach.address_of(&probe).is_some()) {
             let message = "the device does not take the memory for data";
-            return Err(Error::new(ErrorKind::Refused, message));
+            let error = Error::new(ErrorKind::Refused, message);
+            return Err(match drive.place {
+                Place::Pci(_) => error.hint(MEMLOCK),
+                Place::Socket(_) => error,
+            });
         }
         Ok(drive)
     }
@@ -133,8 +195,12 @@ impl Drive {
         });
         for region in regions {
             if !mapped.iter().any(|(known, _)| Arc::ptr_eq(&region, known)) {
-                let taken = self.bus.map(&region).is_ok(); // else its data are copied
-                mapped.push((region, taken));
+                let taken = self.bus.map(&region);
+                if let Err(fault) = &taken {
+                    let len = region.len();
+                    tracing::warn!("a device does without a pool of {len} bytes: {fault}");
+                }
+                mapped.push((region, taken.is_ok()));
             }
         }
         let taken = mapped.iter().filter(|(_, taken)| *taken);
@@ -182,7 +248,13 @@ impl Drive {
             return self.give_up(fault);
         }
         tracing::warn!("a controller is reset: {fault}");
-        match controller.restart() {
+        let restarted = controller.restart().or_else(|fault| {
+            if !fault.is_of_the_controller() || self.bus.reset().is_err() {
+                return Err(fault);
+            }
+            controller.restart()
+        });
+        match restarted {
             Ok(()) => {
                 self.epoch.fetch_add(1, Ordering::Release);
             }
@@ -207,17 +279,7 @@ impl Drop for Drive {
 
 /// The library's error for a fault of a controller.
 pub(super) fn error_of(fault: Fault) -> Error {
-    let kind = fault.kind();
-    let error = Error::new(kind, fault.to_string());
-    match fault {
-        Fault::Io { .. } => {
-            error.hint("is the target running, and is this its socket, or its folder?")
-        }
-        Fault::TimedOut { .. } => {
-            error.hint("a device takes one connection at a time: does another process use it?")
-        }
-        _ => error,
-    }
+    Error::new(fault.kind(), fault.to_string())
 }
 
 struct SystemClock;
@@ -231,6 +293,10 @@ impl Clock for SystemClock {
         std::thread::sleep(NAP);
     }
 }
+
+/// The remedy where the kernel pins too little memory.
+const MEMLOCK: &str =
+    "raise the limit of locked memory (ulimit -l): queues, buffers and pools are pinned";
 
 /// The time between looks at a controller that is busy with a reset or an admin command.
 const NAP: Duration = Duration::from_micros(50);

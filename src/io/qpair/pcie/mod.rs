@@ -1,5 +1,5 @@
-//! Namespaces of controllers whose queues lie in memory, by this library's own driver (`dlfs-pcie`): over vfio-user, a
-//! controller that another process of this machine plays.
+//! Namespaces of controllers whose queues lie in memory, by this library's own driver (`dlfs-pcie`): drives of this
+//! machine through VFIO, and over vfio-user, controllers that another process of this machine plays.
 //!
 //! A read costs no system call: commands and completions are words of shared memory, and so are doorbells where the
 //! device lets them be mapped. Pools that are created once such a namespace was opened take their pages from files,
@@ -7,9 +7,9 @@
 //! the driver. There is no interrupt: queues are polled, and a poller that sleeps does so for a moment only.
 //!
 //! A command without an answer for `io_timeout` is aborted; when that has no answer either for as long, the controller
-//! is reset, and its commands are issued again. A controller that is gone, or does not come back, is given up: there is
-//! one path, and no later attempt. A reset happens in the `poll` that finds it necessary, and takes as long as the
-//! controller says, so that call blocks.
+//! is reset, and its commands are issued again. A controller that is gone, does not come back, or is wanted back by the
+//! kernel is given up: there is one path, and no later attempt. A reset happens in the `poll` that finds it necessary,
+//! and takes as long as the controller says, so that call blocks.
 //!
 //! All namespaces of a controller share it, within a process: a device takes one process at a time. A forked child
 //! cannot use it.
@@ -19,15 +19,14 @@
 mod drive;
 mod queue;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::plain::Plain;
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
-use crate::address::VfioUserAddress;
+use crate::address::{Address, PcieAddress, VfioUserAddress};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Nsid;
-use drive::Drive;
+use drive::{Drive, Place};
 use queue::PciePair;
 
 /// A namespace of a controller with queues in memory.
@@ -41,28 +40,20 @@ impl PcieNamespace {
     /// Opens the namespace at `address`, and connects to its controller unless this process has done so.
     ///
     /// # Errors
-    /// `NotFound`: no socket or no namespace is there. `Refused`: nobody listens, or the device refuses.
-    /// `Unsupported`: the controller, or the namespace, is of a kind that this driver does not know. `TimedOut`,
-    /// `Disconnected`: the controller does not answer. `InvalidArgument`: further paths were given, or the subsystem
-    /// is another one.
-    pub(super) fn connect(
-        address: &VfioUserAddress,
-        options: &ConnectOptions,
-    ) -> Result<PcieNamespace> {
-        let invalid =
-            |text| Error::new(ErrorKind::InvalidArgument, text).target(address.to_string());
-        if !options.paths.is_empty() {
-            return Err(invalid("a controller over vfio-user has no further path"));
-        }
+    /// `NotFound`: no device, socket or namespace is there. `Refused`: the device is not VFIO's, nobody listens, or the
+    /// device refuses. `Unsupported`: the controller, or the namespace, is of a kind that this driver does not know.
+    /// `TimedOut`, `Disconnected`: the controller does not answer. `InvalidArgument`: further paths were given, or the
+    /// subsystem is another one.
+    pub(super) fn connect(address: &Address, options: &ConnectOptions) -> Result<PcieNamespace> {
         let failed = |error: Error| error.target(address.to_string());
-        let drive = Drive::open(Path::new(&address.traddr), options).map_err(failed)?;
+        let drive = open(address, options)?;
         let mut controller = drive.controller.lock();
-        if let Some(subnqn) = &address.subnqn
-            && controller.identity().subnqn().as_ref() != Ok(subnqn)
-        {
-            return Err(invalid("the controller there belongs to another subsystem"));
-        }
-        let found = controller.namespace(address.nsid);
+        let nsid = match address {
+            Address::Pcie(PcieAddress { nsid, .. }) => *nsid,
+            Address::VfioUser(VfioUserAddress { nsid, .. }) => *nsid,
+            _ => None,
+        };
+        let found = controller.namespace(nsid);
         let (nsid, identity) = found.map_err(|fault| failed(drive::error_of(fault)))?;
         let namespace = Namespace {
             address: address.to_string(),
@@ -72,11 +63,41 @@ impl PcieNamespace {
             queue_depth: controller.entries() - 1,
             nguid: identity.nguid,
             read_only: !options.writable || identity.is_write_protected(),
-            engine: "pcie (vfio-user)".to_owned(),
+            engine: format!("pcie ({})", drive.place.bus_name()),
         };
         drop(controller);
         Ok(PcieNamespace { drive, nsid, namespace })
     }
+}
+
+/// Connects to the controller at `address`, unless this process has done so.
+fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
+    let invalid = |text| Error::new(ErrorKind::InvalidArgument, text).target(address.to_string());
+    if !options.paths.is_empty() {
+        return Err(invalid("a controller with queues in memory has no further path"));
+    }
+    let place = Place::of(address).ok_or_else(|| invalid("it names no drive and no socket"))?;
+    let drive = Drive::open(place, options).map_err(|error| error.target(address.to_string()))?;
+    if let Address::VfioUser(VfioUserAddress { subnqn: Some(subnqn), .. }) = address
+        && drive.controller.lock().identity().subnqn().as_ref() != Ok(subnqn)
+    {
+        return Err(invalid("the controller there belongs to another subsystem"));
+    }
+    Ok(drive)
+}
+
+/// Reads the Identify data of the controller and of its active namespaces, 4,096 bytes each, by NSID. The controller's
+/// data come first, with NSID 0.
+///
+/// Connects unless this process has done so. The strings in the data come from the device: check them.
+///
+/// # Errors
+/// As for opening a namespace there. `InvalidArgument`: the address is neither a drive's nor a socket's.
+pub fn identify(address: &Address, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
+    let drive = open(address, options)?;
+    let pages = drive.controller.lock().pages();
+    let pages = pages.map_err(|fault| drive::error_of(fault).target(address.to_string()))?;
+    Ok(pages.into_iter().map(|(nsid, page)| (nsid, page.to_vec())).collect())
 }
 
 impl Device for PcieNamespace {

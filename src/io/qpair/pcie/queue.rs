@@ -96,7 +96,7 @@ impl PciePair {
             self.drive.works();
         }
         match polled {
-            Ok(_) if self.queue.outstanding() > 0 && now >= self.look_at => self.look(now),
+            Ok(_) if before.1 > 0 && now >= self.look_at => self.look(now),
             Ok(_) => {}
             Err(fault) => self.drive.give_up(&fault),
         }
@@ -118,7 +118,6 @@ impl PciePair {
         }
         if self.queue.outstanding() == 0 {
             self.progress = now;
-            self.look_at = now + LOOK_INTERVAL;
         }
         while self.queue.has_room() {
             let Some(job) = self.waiting.pop_front() else { break };
@@ -186,7 +185,13 @@ impl PciePair {
         let Some(mut controller) = self.drive.controller.try_lock() else { return };
         let limit = self.drive.limit;
         let quiet = now.saturating_duration_since(self.progress);
-        let checked = if quiet >= QUIET { controller.check() } else { Ok(()) };
+        let checked = if self.drive.bus.is_wanted_back() {
+            Err(Fault::WantedBack)
+        } else if quiet >= QUIET {
+            controller.check()
+        } else {
+            Ok(())
+        };
         let looked = checked.and_then(|()| match self.queue.overdue(now, limit) {
             None => Ok(()),
             Some(late) if late.aborting => {

@@ -399,6 +399,7 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
             Address::Tcp(path) => addresses.push(path),
             Address::Path(_)
             | Address::Objects(_)
+            | Address::Pcie(_)
             | Address::VfioUser(_)
             | Address::Spdk(_)
             | Address::Named(_) => {

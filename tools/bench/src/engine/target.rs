@@ -124,7 +124,9 @@ pub(crate) fn address_of(job: &Job, name: &str) -> Result<Address, String> {
     };
     let parse = |text: &str| text.parse().map_err(|error| format!("{name}: {error}"));
     match (job.ioengine, parse(&text)?) {
-        (Engine::Spdk, Address::Tcp(_) | Address::VfioUser(_)) => parse(&format!("spdk:{text}")),
+        (Engine::Spdk, Address::Tcp(_) | Address::VfioUser(_) | Address::Pcie(_)) => {
+            parse(&format!("spdk:{text}"))
+        }
         (_, address) => Ok(address),
     }
 }

@@ -4,10 +4,10 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use dlfs::address::{Address, TcpAddress};
+use dlfs::address::{Address, PcieAddress, TcpAddress, VfioUserAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
 use dlfs::qpair::tcp::{ana_state, discover, identify};
-use dlfs::qpair::{ConnectOptions, host_identity};
+use dlfs::qpair::{ConnectOptions, host_identity, pcie};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
@@ -31,7 +31,7 @@ pub(crate) struct IdNsArgs {
 /// Options of all three commands.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
-    /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]
+    /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]; but for list-subsys also pcie:0000:5e:00.0, trtype:VFIOUSER
     #[arg(value_name = "ADDRESS")]
     address: Address,
     /// The form of the output
@@ -55,6 +55,15 @@ impl CommonArgs {
         }
     }
 
+    /// Identify data by NSID; those of the controller have NSID 0.
+    fn pages(&self) -> Result<Vec<(Nsid, Vec<u8>)>, Failure> {
+        let options = self.options()?;
+        Ok(match &self.address {
+            Address::Pcie(_) | Address::VfioUser(_) => pcie::identify(&self.address, &options)?,
+            _ => identify(self.tcp()?, &options)?,
+        })
+    }
+
     fn options(&self) -> Result<ConnectOptions, Failure> {
         Ok(self.connection.options(false)?)
     }
@@ -70,15 +79,19 @@ impl CommonArgs {
 }
 
 pub(crate) fn id_ctrl(args: &CommonArgs) -> Result<Outcome, Failure> {
-    let pages = identify(args.tcp()?, &args.options()?)?;
+    let pages = args.pages()?;
     let (lines, object) = controller(&page(&pages, Nsid(0))?);
     args.print(lines, object)
 }
 
 pub(crate) fn id_ns(args: &IdNsArgs) -> Result<Outcome, Failure> {
-    let address = args.common.tcp()?;
-    let pages = identify(address, &args.common.options()?)?;
-    let asked = args.namespace_id.map(Nsid).or(address.nsid);
+    let pages = args.common.pages()?;
+    let named = match &args.common.address {
+        Address::Pcie(PcieAddress { nsid, .. }) => *nsid,
+        Address::VfioUser(VfioUserAddress { nsid, .. }) => *nsid,
+        _ => args.common.tcp()?.nsid,
+    };
+    let asked = args.namespace_id.map(Nsid).or(named);
     let first = pages.iter().map(|(nsid, _)| *nsid).find(|nsid| nsid.0 != 0);
     let nsid = asked.or(first).unwrap_or(Nsid(1));
     let (lines, object) = namespace(nsid, &page(&pages, nsid)?);

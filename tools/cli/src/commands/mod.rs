@@ -158,6 +158,7 @@ An IMAGE is ADDRESS[,ADDRESS...] in any order; an ADDRESS is
   nvme-tcp://HOST[:4420]/NQN[?ns=N]                namespace of an NVMe/TCP target
   \"trtype:TCP traddr:A trsvcid:P subnqn:NQN\"       the same, as SPDK writes it
   dlfs://CATALOGUE/NAME[@GENERATION|@ALIAS]        a whole image by its name: see dlfs catalog
+  pcie:0000:5e:00.0[?ns=N]                         drive of this machine that VFIO has: see dlfs doctor
   \"trtype:VFIOUSER traddr:SOCKET\"                 vfio-user target of this machine
   spdk:nvme-tcp://..., \"spdk:trtype:VFIOUSER ...\" the same, by SPDK's host
   \"trtype:PCIE traddr:0000:5e:00.0\"                drive, by SPDK; RDMA as TCP with trtype:RDMA

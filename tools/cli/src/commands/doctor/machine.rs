@@ -22,7 +22,12 @@ pub(super) fn findings(root: &Path) -> Vec<Finding> {
     ]
 }
 
-fn finding(check: &'static str, good: bool, found: impl Into<String>, mend: &str) -> Finding {
+pub(super) fn finding(
+    check: &'static str,
+    good: bool,
+    found: impl Into<String>,
+    mend: &str,
+) -> Finding {
     let found = found.into();
     if good { Finding::good(check, found) } else { Finding::bad(check, found, mend) }
 }
@@ -42,8 +47,7 @@ fn huge_pages(root: &Path) -> Finding {
     };
     let free = number("free_hugepages");
     let found = format!("{free} of {} pages of 2 MiB are free", number("nr_hugepages"));
-    let mend =
-        "for drives through SPDK (not for TCP and vfio-user), as root: sysctl vm.nr_hugepages=512";
+    let mend = "for drives through SPDK (not for TCP, vfio-user and pcie:), as root: sysctl vm.nr_hugepages=512";
     finding("huge pages", free >= MIN_HUGE_PAGES, found, mend)
 }
 
@@ -56,7 +60,7 @@ fn hugetlbfs(mounts: &str) -> Finding {
     finding("hugetlbfs", place.is_some(), place.unwrap_or("not mounted".to_owned()), mend)
 }
 
-fn locked_memory(limits: &str) -> Finding {
+pub(super) fn locked_memory(limits: &str) -> Finding {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
     let soft = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     let found = soft.map_or("unlimited".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
@@ -82,7 +86,7 @@ fn vfio_or_uio(root: &Path) -> Finding {
         (false, true) => "uio_pci_generic".to_owned(),
         (false, false) => "neither module is loaded".to_owned(),
     };
-    let mend = "for drives through SPDK, as root: modprobe vfio-pci";
+    let mend = "for drives without the kernel, as root: modprobe vfio-pci";
     finding("VFIO or uio", has_vfio || has_uio, found, mend)
 }
 
@@ -102,9 +106,8 @@ fn drives(root: &Path) -> Finding {
     let mut drives = Vec::new();
     for device in entries(root, "sys/bus/pci/devices") {
         let class = fs::read_to_string(device.join("class")).unwrap_or_default();
-        if class.trim() == "0x010802" {
-            let driver = fs::read_link(device.join("driver")).ok().and_then(|path| name(&path));
-            let driver = driver.unwrap_or("no driver".to_owned());
+        if class.trim() == NVME_CLASS {
+            let driver = target_of(&device, "driver").unwrap_or("no driver".to_owned());
             drives.extend(name(&device).map(|address| format!("{address} ({driver})")));
         }
     }
@@ -114,9 +117,15 @@ fn drives(root: &Path) -> Finding {
     let good = drives.iter().any(user_level);
     let found =
         if drives.is_empty() { "no NVMe drive on PCI".to_owned() } else { drives.join(", ") };
-    let mend = "for a drive without the kernel: bind one that holds no data to vfio-pci with driverctl set-override \
-                ADDRESS vfio-pci, or with SPDK's scripts/setup.sh";
+    let mend = "for a drive without the kernel: dlfs doctor pcie:ADDRESS prints the commands that bind it to vfio-pci, \
+                and SPDK's scripts/setup.sh binds all";
     finding("drives", good, found, mend)
+}
+
+/// The name of what a link of a device leads to.
+pub(super) fn target_of(device: &Path, link: &str) -> Option<String> {
+    let target = fs::read_link(device.join(link)).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
 fn vfio_groups(root: &Path) -> Vec<PathBuf> {
@@ -124,11 +133,13 @@ fn vfio_groups(root: &Path) -> Vec<PathBuf> {
     all.filter(|path| path.file_name().is_some_and(|name| name != "vfio")).collect()
 }
 
-fn entries(root: &Path, folder: &str) -> Vec<PathBuf> {
+pub(super) fn entries(root: &Path, folder: &str) -> Vec<PathBuf> {
     let found = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
     found.map(|entry| entry.path()).collect()
 }
 
+/// Class, subclass and interface of an NVMe controller.
+pub(super) const NVME_CLASS: &str = "0x010802";
 /// SPDK's default here: 512 MiB.
 const MIN_HUGE_PAGES: u64 = 256;
 /// Memory that a few queues and buffers pin.

@@ -2,10 +2,11 @@
 //!
 //! With an address it connects to the data set or target, reads from it for a few seconds, and examines the
 //! path to it; without one it examines only this machine. Read `load.rs` for the measurements, `path.rs` for
-//! the operating system's view of the connection, `bounds.rs` for the conclusions, and `machine.rs` for the
-//! features that only SPDK needs.
+//! the operating system's view of the connection, `bounds.rs` for the conclusions, `machine.rs` for the
+//! features that only SPDK and drives need, and `drive.rs` for what one drive needs.
 
 mod bounds;
+mod drive;
 mod load;
 mod machine;
 mod path;
@@ -33,11 +34,12 @@ use crate::text;
 /// Check what this machine provides and, given an address, how fast it can be read and what bounds that
 ///
 /// With an address: connects, reads from its first namespace for a few seconds (nothing is written), and looks at
-/// the network path. Each line begins with `ok`, with `look` where something could be better, or with `-` where it is
-/// not needed for what is read. The exit code is 1 if it cannot be read, else 0.
+/// the network path. Of a drive (pcie:), it says first whether VFIO has it, and the commands that help. Each line
+/// begins with `ok`, with `look` where something could be better, or with `-` where it is not needed for what is read.
+/// The exit code is 1 if it cannot be read, else 0.
 ///
-/// Without one: checks huge pages, locked memory, VFIO, permissions and the IOMMU, which only spdk: addresses use:
-/// huge pages and VFIO for drives (trtype:PCIE), locked memory for RDMA. The exit code is 0.
+/// Without one: checks huge pages, locked memory, VFIO, permissions and the IOMMU, which only drives (pcie:,
+/// trtype:PCIE) and RDMA use; huge pages are for SPDK. The exit code is 0.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
@@ -169,6 +171,11 @@ fn examine_data(
     route: Option<Route>,
     findings: &mut Vec<Finding>,
 ) -> dlfs::Result<()> {
+    for address in addresses {
+        if let Address::Pcie(address) = address {
+            findings.extend(drive::findings(Path::new("/"), &address.traddr));
+        }
+    }
     let began = Instant::now();
     let opened = Opened::at(image, connect)?;
     findings.push(opened.finding(began.elapsed()));
@@ -185,8 +192,8 @@ fn examine_data(
     findings.push(path::clock(Path::new("/")));
     if addresses.iter().any(|address| matches!(address, Address::Spdk(_))) {
         findings.extend(machine::findings(Path::new("/")));
-    } else {
-        let why = "huge pages, locked memory, VFIO and the IOMMU are for spdk: addresses";
+    } else if !addresses.iter().any(|address| matches!(address, Address::Pcie(_))) {
+        let why = "huge pages, locked memory, VFIO and the IOMMU are for spdk: and pcie: addresses";
         findings.push(Finding::unneeded("SPDK", why));
     }
     findings.push(bounds::conclusion(&loads, opened.mean_sample_bytes));
@@ -270,7 +277,7 @@ fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<S
     )];
     if absent > 0 {
         lines.push(format!(
-            "{absent} optional things are not present; only spdk: addresses use them:"
+            "{absent} optional things are not present; only spdk: and pcie: addresses use them:"
         ));
     }
     for finding in findings {
@@ -309,7 +316,8 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 const EXAMPLES: &str = "\
 Examples:
-  dlfs doctor                                           what SPDK would need of this machine
+  dlfs doctor                                           what SPDK and drives would need of this machine
+  dlfs doctor pcie:0000:5e:00.0                         what this drive needs, and its speed
   dlfs doctor nvme-tcp://HOST/nqn.2026-11.io.dlfs:train what bounds reading from there
   dlfs doctor train.dlfs --json";
 

@@ -64,7 +64,7 @@ pub(super) fn without_route(addresses: &[Address]) -> Finding {
         Some(Address::Tcp(_) | Address::Named(_)) => {
             Finding::good("network", "not looked at: the first path is down".to_owned())
         }
-        Some(Address::Path(_) | Address::VfioUser(_)) | None => {
+        Some(Address::Path(_) | Address::Pcie(_) | Address::VfioUser(_)) | None => {
             let why = "the data are on this machine, or mounted";
             Finding::unneeded("network", why)
         }
@@ -89,7 +89,11 @@ impl Place {
                 Some(Place { host: traddr.clone(), port: *trsvcid, mend })
             }
             Address::Objects(url) => Place::of_url(url),
-            Address::Path(_) | Address::VfioUser(_) | Address::Spdk(_) | Address::Named(_) => None,
+            Address::Path(_)
+            | Address::Pcie(_)
+            | Address::VfioUser(_)
+            | Address::Spdk(_)
+            | Address::Named(_) => None,
         }
     }
 
