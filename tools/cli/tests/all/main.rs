@@ -30,6 +30,7 @@ mod importing;
 mod indexing;
 mod installed;
 mod interop_identify;
+mod interop_vfio;
 mod leases;
 mod listing;
 mod logging;
