@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NOT_MEASURED = (":!benches/results", ":!docs")
 
 
 def record(name, command, body):
@@ -22,7 +23,8 @@ def record(name, command, body):
 
 
 def commit():
-    changes = ask("git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no")
+    """What is checked out, and whether it has changes other than results and the pages made of them."""
+    changes = ask("git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_MEASURED)
     return ask("git", "-C", ROOT, "rev-parse", "--short", "HEAD") + (" with changes" if changes else "")
 
 

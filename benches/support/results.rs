@@ -97,11 +97,13 @@ fn profile() -> &'static str {
     if program.iter().any(|folder| folder == "dist") { "dist" } else { "release" }
 }
 
-/// The commit of the tree, and whether it has uncommitted changes.
+/// The commit of the tree, and whether it has uncommitted changes other than results and the pages made of them.
 fn commit() -> String {
     let root = root().to_string_lossy();
     let hash = ask("git", &["-C", &root, "rev-parse", "--short", "HEAD"]);
-    let changes = ask("git", &["-C", &root, "status", "--porcelain", "--untracked-files=no"]);
+    let status = "status --porcelain --untracked-files=no -- . :!benches/results :!docs".split(' ');
+    let status: Vec<&str> = ["-C", &root].into_iter().chain(status).collect();
+    let changes = ask("git", &status);
     if changes.is_empty() { hash } else { format!("{hash} with changes") }
 }
 
