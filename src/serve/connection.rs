@@ -26,7 +26,7 @@ use super::stats::{Commands, Counters};
 use super::subsystem::Queue;
 use super::warnings::WarningKind;
 use authentication::{Authentication, is_authentication};
-use dlfs_base::buf::IoBuf;
+use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_io::qpair::Completion;
 use dlfs_nvme::auth::Concatenation;
 use dlfs_nvme::nvme::fabrics::{CONNECT_ASCR, CONNECT_ATR};
@@ -649,13 +649,14 @@ impl HostConnection {
         tag: Tag,
         completion: Completion,
         backend: &mut Backend,
+        now: Instant,
     ) {
         let len = completion.buf.len();
         self.held_bytes -= len;
         if self.terminated.is_some() {
             return;
         }
-        if tag.kind != Kind::DurableWrite || completion.result.is_err() {
+        if completion.result.is_err() || matches!(tag.kind, Kind::Write | Kind::Flush) {
             self.note_end(tag.id, backend);
         }
         match (completion.result, tag.kind) {
@@ -664,8 +665,7 @@ impl HostConnection {
                 self.fail(tag.id, status_of(&error, kind));
             }
             (Ok(()), Kind::Read) => {
-                backend.count(self.host_id(), false, len);
-                self.protocol.send_data(tag.id, completion.buf.freeze());
+                self.send_read(tag.id, queue, completion.buf.freeze(), backend, now);
             }
             (Ok(()), Kind::DurableWrite) => {
                 backend.count(self.host_id(), true, len);
@@ -676,6 +676,37 @@ impl HostConnection {
                 self.protocol.finish(tag.id, Status::SUCCESS, 0);
             }
             (Ok(()), Kind::Flush) => self.protocol.finish(tag.id, Status::SUCCESS, 0),
+        }
+    }
+
+    /// Queues the data of a read. If they are a piece of them, the rest waits for its turn.
+    fn send_read(
+        &mut self,
+        id: CommandId,
+        queue: usize,
+        bytes: SharedBuf,
+        backend: &mut Backend,
+        now: Instant,
+    ) {
+        let Some(of) = &self.queue else { return };
+        let sqe = *self.protocol.sqe(id);
+        let len = sqe.sgl.len.get();
+        let served = self.protocol.sent_in_pieces(id) + bytes.len() as u32;
+        if served == len {
+            backend.count(self.host_id(), false, len as usize);
+            self.note_end(id, backend);
+            return self.protocol.send_data(id, bytes);
+        }
+        let rest = backend.rest_of(&sqe, (served, len), &of.controller.access);
+        self.protocol.send_piece(id, bytes);
+        match rest {
+            Ok(rest) if rest.queue == queue => self.wait(id, Need::Io(rest), backend, now),
+            // The namespace was removed meanwhile, and another one may have its NSID.
+            rest => {
+                Counters::add(&backend.counters.errors, 1);
+                self.note_end(id, backend);
+                self.fail(id, rest.err().unwrap_or(Status::INVALID_NAMESPACE).do_not_retry());
+            }
         }
     }
 

@@ -135,12 +135,20 @@ pub(super) struct Request {
     pub(super) len_bytes: u32,
     /// Set for a read that must not be served from a cache (FUA).
     pub(super) forces_unit_access: bool,
+    /// True for the rest of a read whose first pieces are served: limits were charged for all of it.
+    pub(super) is_rest: bool,
 }
 
 impl Request {
     pub(super) fn flush(queue: usize) -> Request {
-        let slba = Lba(0);
-        Request { kind: Kind::Flush, queue, slba, len_bytes: 0, forces_unit_access: false }
+        Request {
+            kind: Kind::Flush,
+            queue,
+            slba: Lba(0),
+            len_bytes: 0,
+            forces_unit_access: false,
+            is_rest: false,
+        }
     }
 }
 
@@ -212,7 +220,23 @@ impl Backend {
             return Err(Status::INVALID_SGL_LENGTH);
         }
         let forces_unit_access = kind == Kind::Read && sqe.cdw12.get() & FUA != 0;
-        Ok(Request { kind, queue, slba: sqe.slba(), len_bytes, forces_unit_access })
+        let slba = sqe.slba();
+        Ok(Request { kind, queue, slba, len_bytes, forces_unit_access, is_rest: false })
+    }
+
+    /// The rest of a read of `len` bytes, of which `served` are served, if its namespace is still there.
+    pub(super) fn rest_of(
+        &self,
+        sqe: &Sqe,
+        (served, len): (u32, u32),
+        access: &Access,
+    ) -> Result<Request, Status> {
+        let mut rest = self.check(sqe, DataTransfer::ToHost(len), access)?;
+        let block_len_bytes = len / sqe.num_blocks();
+        rest.slba.0 += u64::from(served / block_len_bytes);
+        rest.len_bytes -= served;
+        rest.is_rest = true;
+        Ok(rest)
     }
 
     /// Length in bytes of the command's block range. The range must exist and fit MDTS.

@@ -225,6 +225,7 @@ impl Poller {
                 index => self.socket_ready(index as usize, flags, now),
             }
         }
+        let was_sending = !self.backend.sharing.sends.is_empty();
         let num_started = self.start_waiting(now);
         let num_completed = self.run_devices(now);
         self.backend.publish_counts(); // before the responses: a host that has one sees it counted
@@ -234,6 +235,7 @@ impl Poller {
             self.tick(now);
         }
         num_events + num_completed + num_started + num_resumed > 0
+            || was_sending
             || !self.backend.sharing.sends.is_empty()
     }
 
@@ -535,7 +537,7 @@ impl Poller {
                 self.last_len = completion.buf.len();
                 let queue = &mut self.backend.queues[number];
                 queue.open_bytes = queue.open_bytes.saturating_sub(self.last_len as u64);
-                self.complete(number, completion);
+                self.complete(number, completion, now);
             }
             self.done = done;
             self.forget_if_over(number);
@@ -547,14 +549,15 @@ impl Poller {
         num_completed
     }
 
-    fn complete(&mut self, queue: usize, completion: Completion) {
+    fn complete(&mut self, queue: usize, completion: Completion, now: Instant) {
         let tag = Tag::from_u64(completion.tag);
         let connection = self.connections.get_mut(tag.connection);
         // The connection has closed: the completion is dropped, and the buffer returns to the pool.
         let Some(connection) = connection.filter(|c| c.generation == tag.generation) else {
             return;
         };
-        connection.complete(queue, tag, completion, &mut self.backend);
+        connection.complete(queue, tag, completion, &mut self.backend, now);
+        connection.list_waiting(&mut self.backend.sharing.starts);
         self.mark_dirty(tag.connection);
     }
 

@@ -12,9 +12,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::support::alone::ran_alone;
 use crate::support::random::Random;
 use crate::support::raw_host::{RawHost, Reply};
-use dlfs::nvme::{Cc, ConnectData, Nqn, Property, Sgl, Sqe};
+use dlfs::nvme::{Cc, ConnectData, Nqn, Property, Sgl, Sqe, Status};
 use dlfs::qpair::Device;
 use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::file::{FileNamespace, FileOptions};
 use dlfs::qpair::mem::MemNamespace;
 use dlfs::target::{HostRule, Limiter, Limits, Rules, Target, TargetOptions};
 use dlfs::tcp::Digests;
@@ -304,14 +305,109 @@ fn hosts_that_take_turns_get_the_bytes_they_asked_for() {
     }
 }
 
+#[test]
+fn a_long_read_beside_another_host_comes_in_pieces_and_counts_once() {
+    for (lends, digests) in [(true, BOTH), (false, NONE)] {
+        let (target, limiter, bytes) = serve(Rules::default(), 1, lends);
+        let (_admin, mut greedy) = connect(&target, "greedy", 1, digests);
+        let (_other, mut polite) = connect(&target, "polite", 1, digests);
+        let io = &mut greedy[0];
+        io.start(read_of(0, 1 << 20), &[]);
+        assert_eq!(pieces(io, &bytes), [1 << 20], "alone");
+        assert!(polite[0].call(read_of(0, 512), &[]).0.status().is_success());
+        io.start(read_of(0, 1 << 20), &[]);
+        assert_eq!(pieces(io, &bytes)[0], 128 << 10, "beside another host");
+        let used = limiter.usage(&nqn());
+        let greedy = used.iter().find(|used| used.host == host_nqn("greedy")).unwrap();
+        assert_eq!((greedy.reads, greedy.read_bytes), (2, 2 << 20));
+    }
+}
+
+/// The lengths of the PDUs of a read from the beginning, up to the one that means success.
+fn pieces(io: &mut RawHost, bytes: &[u8]) -> Vec<usize> {
+    let mut lens: Vec<usize> = Vec::new();
+    loop {
+        let Reply::Data { offset, bytes: found, last, success, digest_ok, .. } = io.receive()
+        else {
+            panic!("no data after {lens:?}");
+        };
+        let at = lens.iter().sum::<usize>();
+        assert_eq!((offset as usize, digest_ok, last), (at, true, success), "{lens:?}");
+        assert!(found == bytes[at..at + found.len()]);
+        lens.push(found.len());
+        if success {
+            return lens;
+        }
+    }
+}
+
+#[test]
+fn a_read_in_pieces_ends_once_when_its_namespace_goes() {
+    let (mut target, _, bytes) = serve(Rules::default(), 1, false);
+    let failed = interrupted(&mut target, &bytes, |target| target.remove_namespace(NSID).unwrap());
+    assert!(failed.iter().all(|found| found.is(Status::INVALID_NAMESPACE)), "{failed:?}");
+}
+
+#[test]
+fn a_read_in_pieces_fails_with_the_piece_that_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let bytes = vec![3; 4 << 20];
+    std::fs::write(&path, &bytes).unwrap();
+    let device = FileNamespace::open(&path, FileOptions::default()).unwrap();
+    let mut target = Target::bind(TargetOptions::new(nqn()), vec![Arc::new(device)]).unwrap();
+    let shorten = |_: &mut Target| {
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    };
+    let failed = interrupted(&mut target, &bytes, shorten);
+    assert!(failed.iter().all(|status| !status.is_success()), "{failed:?}");
+}
+
+/// Starts more reads of 1 MiB than a host may hold that does not receive, so that pieces wait for memory. Then
+/// something happens, and each read ends once; returns the statuses of those that fail.
+fn interrupted(
+    target: &mut Target,
+    bytes: &[u8],
+    happens: impl FnOnce(&mut Target),
+) -> Vec<Status> {
+    let block_len = target.namespaces()[0].device.namespace().block_len_bytes;
+    let read = |len: u32| Sqe::read(0, NSID, Lba(0), len / block_len, len);
+    let (_admin, mut greedy) = connect(target, "greedy", 1, NONE);
+    let (_other, mut polite) = connect(target, "polite", 1, NONE);
+    assert!(polite[0].call(read(4096), &[]).0.status().is_success());
+    let io = &mut greedy[0];
+    let mut left: Vec<u16> = (0..64).map(|_| io.start(read(1 << 20), &[])).collect();
+    assert!(polite[0].call(read(4096), &[]).0.status().is_success());
+    happens(target);
+    let mut failed = Vec::new();
+    while !left.is_empty() {
+        let ended = match io.receive() {
+            Reply::Data { cid, offset, bytes: found, success, .. } => {
+                assert!(found == bytes[offset as usize..][..found.len()]);
+                success.then_some(cid)
+            }
+            Reply::Resp(cqe) => {
+                failed.push(cqe.status());
+                Some(cqe.cid.get())
+            }
+            other => panic!("{other:?}"),
+        };
+        let before = left.len();
+        left.retain(|&cid| Some(cid) != ended);
+        assert_eq!(left.len() + usize::from(ended.is_some()), before, "{ended:?} ends once");
+    }
+    assert!(!failed.is_empty() && target.stats().errors == failed.len() as u64, "{failed:?}");
+    failed
+}
+
 /// Receives the data of reads that follow one another, and compares them.
 fn check_all(io: &mut RawHost, cids: &[u16], len: usize, bytes: &[u8]) {
     let mut left = cids.len();
     while left > 0 {
         match io.receive() {
-            Reply::Data { cid, offset: 0, bytes: found, digest_ok, success, .. } => {
-                let at = cids.iter().position(|&of| of == cid).unwrap() * len;
-                assert!(digest_ok && found == bytes[at..at + len], "CID {cid}");
+            Reply::Data { cid, offset, bytes: found, digest_ok, success, .. } => {
+                let at = cids.iter().position(|&of| of == cid).unwrap() * len + offset as usize;
+                assert!(digest_ok && found == bytes[at..at + found.len()], "CID {cid}");
                 left -= usize::from(success);
             }
             Reply::Resp(cqe) => {

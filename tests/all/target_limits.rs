@@ -216,7 +216,14 @@ fn hosts_of_invented_names_that_do_not_read_give_their_memory_to_one_that_does()
             let read = |cid| io.capsule(&Sqe::read(cid, NSID, Lba(0), 2048, 1 << 20), &[]);
             let reads: Vec<u8> = (0..120).flat_map(read).collect();
             io.send(&reads);
-            (admin, io)
+            // Each takes half of what is free before the next one comes. Together they would leave each other more.
+            loop {
+                let before = target.stats().reads;
+                std::thread::sleep(Duration::from_millis(50));
+                if target.stats().reads == before {
+                    return (admin, io);
+                }
+            }
         })
         .collect();
     for _ in 0..20 {
@@ -288,8 +295,8 @@ fn reads_that_find_no_memory_are_sent_elsewhere_if_their_hosts_can_read_elsewher
     device.add(Rule::any_read(u32::MAX, Fault::Swallow));
     let target = Target::bind(options, vec![Arc::new(device)]).unwrap();
     let read = Sqe::read(0, NSID, Lba(0), 2048, 1 << 20);
-    // Their reads never end, and hold the memory.
-    let mut greedy: Vec<_> = (0..4).map(|n| host_named(&target, &format!("greedy-{n}"))).collect();
+    // Their reads never end, and hold the memory: the first host's 1 MiB, those of others pieces of 128 KiB.
+    let mut greedy: Vec<_> = (0..32).map(|n| host_named(&target, &format!("greedy-{n}"))).collect();
     for (_, io) in &mut greedy {
         io.start(read, &[]);
     }

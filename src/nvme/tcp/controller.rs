@@ -130,7 +130,7 @@ struct Slot {
     state: State,
     /// Buffer for data from the host.
     buf: IoBuf,
-    /// Number of filled bytes of `buf`.
+    /// Bytes of the command's data that are in `buf`, or that were sent in pieces.
     filled: u32,
     digest_ok: bool,
 }
@@ -294,22 +294,38 @@ impl Connection {
         self.slots.get(usize::from(id.0)).is_some_and(|slot| slot.state == State::Parked)
     }
 
-    /// Completes a command successfully with these data, in one C2HData.
+    /// Sends a piece of a command's data in a C2HData of its own. Others follow, or an error.
+    pub fn send_piece(&mut self, id: CommandId, buf: SharedBuf) {
+        self.put_data(id, buf, 0);
+    }
+
+    /// Bytes of a command's data that were sent in pieces.
+    pub fn sent_in_pieces(&self, id: CommandId) -> u32 {
+        self.slots[usize::from(id.0)].filled
+    }
+
+    /// Completes a command successfully with these data, or this last piece of them, in one C2HData.
     pub fn send_data(&mut self, id: CommandId, buf: SharedBuf) {
-        let cid = self.slots[usize::from(id.0)].sqe.cid.get();
         if buf.is_empty() {
             return self.finish(id, Status::SUCCESS, 0);
         }
         // Without SQ flow control, a CapsuleResp would carry no further information.
         let implied = self.sqhd.is_none();
         let flags = if implied { FLAG_LAST_PDU | FLAG_SUCCESS } else { FLAG_LAST_PDU };
-        let data = C2HData::new(cid, 0, buf.len() as u32, flags, self.form);
-        self.transmit.put(self.form, &data, Some(buf));
+        self.put_data(id, buf, flags);
         if implied {
             self.answered(id);
         } else {
             self.finish(id, Status::SUCCESS, 0);
         }
+    }
+
+    fn put_data(&mut self, id: CommandId, buf: SharedBuf, flags: u8) {
+        let slot = &mut self.slots[usize::from(id.0)];
+        let len = buf.len() as u32;
+        let data = C2HData::new(slot.sqe.cid.get(), slot.filled, len, flags, self.form);
+        slot.filled += len;
+        self.transmit.put(self.form, &data, Some(buf));
     }
 
     /// Completes a command with `status`, without data for the host; `result` becomes dwords 0 and 1 of the

@@ -55,8 +55,13 @@ impl Need {
         usize::from(matches!(kind, Some(Kind::Write | Kind::DurableWrite)))
     }
 
+    /// Returns whether the command has begun: limits have been charged.
     fn is_charged(&self) -> bool {
-        matches!(self, Need::Written { is_charged: true, .. })
+        match self {
+            Need::Io(request) => request.is_rest,
+            Need::Written { is_charged, .. } => *is_charged,
+            Need::Answer(_) | Need::AdminData(_) => false,
+        }
     }
 
     /// The I/O command, if limits apply to it that have not been charged.
@@ -75,8 +80,8 @@ impl Waiting {
         self.lanes.iter().map(VecDeque::len).sum()
     }
 
-    /// The place of one more command in its lane. Writes that limits have let begin, and whose data hold memory, go
-    /// before those that have not begun: else each would wait twice for all of them.
+    /// The place of one more command in its lane. Commands that have begun, rests of reads and writes whose data hold
+    /// memory, go before those that have not: else each would wait again for all of them.
     fn place(&self, need: &Need) -> usize {
         let lane = &self.lanes[need.lane()];
         let charged = lane.iter().take_while(|(_, need)| need.is_charged());
@@ -188,17 +193,26 @@ impl HostConnection {
             && let Some(need) = waits.take()
         {
             let request = need.request().copied();
-            waits = self.begin(id, need, backend, now).err().map(|(need, _)| need);
-            if let Some(request) = request.filter(|_| waits.is_none() && backend.sharing.is_mixed) {
-                let flow = self.flow(lane, request.queue);
-                backend.sharing.starts.charge(flow, cost_of(request.len_bytes as usize));
+            match (self.begin(id, need, backend, now), request) {
+                (Ok(cost), Some(request)) if backend.sharing.is_mixed => {
+                    let flow = self.flow(lane, request.queue);
+                    backend.sharing.starts.charge(flow, cost);
+                }
+                (Ok(_), _) => {}
+                (Err((need, _)), _) => waits = Some(need),
             }
         }
         if let Some(need) = waits {
-            self.waiting.lanes[lane].insert(place, (id, need));
-            backend.num_waiting += 1;
-            self.waiting_since.get_or_insert(now);
+            self.wait(id, need, backend, now);
         }
+    }
+
+    /// Lets a command wait.
+    pub(super) fn wait(&mut self, id: CommandId, need: Need, backend: &mut Backend, now: Instant) {
+        let place = self.waiting.place(&need);
+        self.waiting.lanes[need.lane()].insert(place, (id, need));
+        backend.num_waiting += 1;
+        self.waiting_since.get_or_insert(now);
     }
 
     /// Starts the first waiting command of a lane whose turn it is; returns the cost. `None`: no command
@@ -213,13 +227,12 @@ impl HostConnection {
             self.waiting.is_listed[lane] = false;
             return None;
         };
-        let len = need.request().map_or(0, |request| request.len_bytes as usize);
         Some(match self.begin(id, need, backend, now) {
-            Ok(()) => {
+            Ok(cost) => {
                 backend.num_waiting -= 1;
                 self.waiting_since = (self.has_waiting() || self.is_paused).then_some(now);
                 self.waiting.is_listed[lane] = !self.waiting.lanes[lane].is_empty();
-                Ok(cost_of(len))
+                Ok(cost)
             }
             Err((need, others)) => {
                 self.waiting.lanes[lane].push_front((id, need));
@@ -228,55 +241,59 @@ impl HostConnection {
         })
     }
 
-    /// Begins a command whose limits, turn and memory permit it.
+    /// Begins a command, or a piece of a long read, whose limits, turn and memory permit it; returns the cost.
     fn begin(
         &mut self,
         id: CommandId,
         need: Need,
         backend: &mut Backend,
         now: Instant,
-    ) -> Result<(), (Need, Others)> {
+    ) -> Result<u64, (Need, Others)> {
         let limited = self.host_id().zip(need.limited());
+        let part = need.request().map(|request| backend.part_of(request));
         let uses_device = match &need {
             Need::Io(request) => request.kind == Kind::Read,
             Need::Written { .. } => true,
             Need::Answer(_) | Need::AdminData(_) => false,
         };
-        let gate = need.request().filter(|_| uses_device);
-        let host = limited.map(|(host, _)| host);
+        let is_paced = limited.is_some() || matches!(need, Need::Io(_));
+        let host = self.host_id().filter(|_| is_paced);
         let may_begin = limited
             .is_none_or(|(host, request)| backend.is_within_limits(host, &request, now))
-            && gate.is_none_or(|request| backend.has_room_at_device(request, host, now));
+            && part
+                .filter(|_| uses_device)
+                .is_none_or(|part| backend.has_room_at_device(&part, host, now));
         if !may_begin {
             self.waiting_since = Some(now); // it does not wait for memory
             return Err((need, Others::Space));
         }
-        if let Some(request) = need.request() {
-            self.space = request.queue;
+        if let Some(part) = part {
+            self.space = part.queue;
         }
-        if let Err(need) = self.start(id, need, backend, now) {
+        if let Err(waits) = self.start(id, need, backend, now) {
             // It waits for memory.
-            if let Some((host, request)) = limited {
-                backend.note_no_wait(host, request.queue, request.kind != Kind::Read);
+            if let Some((host, part)) = host.zip(part) {
+                backend.note_no_wait(host, part.queue, part.kind != Kind::Read);
             }
-            return Err((need, Others::Connection));
+            return Err(waits);
         }
         if let Some((host, request)) = limited {
             backend.charge(host, &request, now);
         }
-        Ok(())
+        Ok(cost_of(part.map_or(0, |part| part.len_bytes as usize)))
     }
 
-    /// Starts the data transfer of a read, of a write (R2T) or of an admin command, or submits a write.
-    /// Returns the command if there is no memory.
+    /// Starts the data transfer of a read or a piece of it, of a write (R2T) or of an admin command, or submits a
+    /// write. If there is no memory, returns the command and those that wait with it.
     fn start(
         &mut self,
         id: CommandId,
         need: Need,
         backend: &mut Backend,
         now: Instant,
-    ) -> Result<(), Need> {
-        let len = need.len_bytes();
+    ) -> Result<(), (Need, Others)> {
+        let part = need.request().map(|request| backend.part_of(request));
+        let len = part.map_or_else(|| need.len_bytes(), |part| part.len_bytes as usize);
         match need {
             Need::Io(request) if request.kind == Kind::Flush => {
                 backend.push(&request, IoBuf::empty(), self.tag(id, Kind::Flush));
@@ -286,12 +303,12 @@ impl HostConnection {
                 backend.push(&request, buf, self.tag(id, request.kind));
                 return Ok(());
             }
-            _ if !self.may_hold(len, backend.connection_bytes) => return Err(need),
+            _ if !self.may_hold(len, backend.connection_bytes) => {
+                return Err((need, Others::Connection));
+            }
             Need::Io(request) if request.kind == Kind::Read && !request.forces_unit_access => {
-                if let Some(bytes) = backend.borrow(&request) {
-                    backend.count(self.host_id(), false, bytes.len());
-                    self.note_end(id, backend);
-                    self.protocol.send_data(id, bytes);
+                if let Some(bytes) = backend.borrow(&backend.part_of(&request)) {
+                    self.send_read(id, request.queue, bytes, backend, now);
                     return Ok(());
                 }
             }
@@ -301,9 +318,11 @@ impl HostConnection {
         let free_bytes = backend.pool.free_bytes();
         let host = self.host_id();
         if !backend.hosts.may_take(&MemoryWait { host, len }, free_bytes) {
-            return Err(need);
+            // While hosts take turns, all connections of one need about as much, and are not asked one by one.
+            let is_for_all = backend.sharing.is_mixed;
+            return Err((need, if is_for_all { Others::Space } else { Others::Connection }));
         }
-        let Some(buf) = backend.pool.take(len) else { return Err(need) };
+        let Some(buf) = backend.pool.take(len) else { return Err((need, Others::Connection)) };
         match need {
             Need::Io(request) if request.kind == Kind::Read => {
                 self.held_bytes += len;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::super::hosts::HostId;
 use super::super::shares::{Flow, Turns};
-use super::super::sharing::MIXED;
+use super::super::sharing::{MIXED, PIECE_BYTES};
 use super::{Backend, Kind, NamespaceQueue, Request};
 
 impl Backend {
@@ -18,6 +18,13 @@ impl Backend {
                 queue.class = self.sharing.class_of(queue.nsid);
             }
         }
+    }
+
+    /// The part of a command that begins in one turn: of a long read a piece, while hosts take turns.
+    pub(in super::super) fn part_of(&self, request: &Request) -> Request {
+        let is_cut = self.sharing.is_mixed && request.kind == Kind::Read;
+        let most = if is_cut { PIECE_BYTES } else { u32::MAX };
+        Request { len_bytes: request.len_bytes.min(most), ..*request }
     }
 
     /// Returns whether it is a command's turn at the device of its namespace. `host`: its host, if limits apply.
@@ -39,9 +46,12 @@ impl Backend {
         if !sharing.is_mixed && now >= queue.crowded_until {
             return true;
         }
+        // Bytes that sockets would take count as a piece: to read ahead would push them out of the processor's cache.
+        let unsent = if sharing.sends.is_empty() { 0 } else { u64::from(PIECE_BYTES) };
+        let open = queue.open_bytes + unsent;
         // Once one has no room, those behind it wait too, so that none overtakes it.
-        let end = queue.open_bytes + u64::from(request.len_bytes);
-        let has_room = !queue.is_gated && (queue.open_bytes == 0 || end <= queue.window);
+        let end = open + u64::from(request.len_bytes);
+        let has_room = !queue.is_gated && (open == 0 || end <= queue.window);
         queue.is_gated |= !has_room;
         if let Some((paces, runner)) = paced.filter(|_| !has_room) {
             let is_write = request.kind != Kind::Read;
@@ -133,10 +143,10 @@ impl Backend {
     }
 }
 
-/// The bytes at a device beyond which commands wait for their turns: few at first, so that small commands
-/// wait for few, and as many as a fast drive needs if the poller would sleep otherwise. Each of several pollers has
-/// half of that.
-pub(super) const MIN_WINDOW_BYTES: u64 = 256 << 10;
+/// The bytes at a device beyond which commands wait for their turns: few at first, a piece of a long read and small
+/// commands beside it, and as many as a fast drive needs if the poller would sleep otherwise. Each of several pollers
+/// has half of that.
+pub(super) const MIN_WINDOW_BYTES: u64 = PIECE_BYTES as u64 * 3 / 2;
 const WINDOW_BYTES: u64 = 4 << 20;
 /// Silence of all devices after which even more bytes may be at a device.
 pub(in super::super) const SILENCE: Duration = Duration::from_millis(10);

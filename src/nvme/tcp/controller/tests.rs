@@ -148,6 +148,34 @@ fn a_read_is_answered_by_data_that_mean_success() {
 }
 
 #[test]
+fn pieces_of_a_read_have_their_offsets_and_digests_and_only_the_last_means_success() {
+    for sq_flow_control in [false, true] {
+        let mut connection = connected(BOTH);
+        connection.connected(127, 0, sq_flow_control);
+        let read = Sqe::read(7, NSID, Lba(0), 3, 1536);
+        let events = feed(&mut connection, &capsule(&read, &[], BOTH)).unwrap();
+        let id = command_of(&events[0]);
+        for piece in [0, 1] {
+            assert_eq!(connection.sent_in_pieces(id), piece * 512);
+            connection.send_piece(id, IoBuf::zeroed(512).freeze());
+            assert_eq!(connection.outstanding(), 1);
+        }
+        connection.send_data(id, IoBuf::zeroed(512).freeze());
+        assert_eq!(connection.outstanding(), 0);
+        let wire = drain(&mut connection);
+        let digest = super::super::digest::digest(&[0; 512]);
+        let last = FLAG_LAST_PDU | if sq_flow_control { 0 } else { FLAG_SUCCESS };
+        for (piece, flags) in [(0, 0), (1, 0), (2, last)] {
+            let pdu = &wire[piece * 544..][..544];
+            assert_eq!(pdu[1] & (FLAG_LAST_PDU | FLAG_SUCCESS), flags, "piece {piece}");
+            assert_eq!(pdu[12..16], (piece as u32 * 512).to_le_bytes());
+            assert_eq!(pdu[540..], digest);
+        }
+        assert_eq!(wire.len() - 3 * 544, if sq_flow_control { 28 } else { 0 });
+    }
+}
+
+#[test]
 fn a_host_may_use_the_cid_of_a_parked_command_again_and_of_no_other() {
     let mut connection = connected(NONE);
     let event = Sqe::async_event_request(3);
