@@ -9,7 +9,7 @@
 //!
 //! Commands wait in the queue of their connection, without memory, as they do for memory. So as many wait as
 //! the host's queue has entries, and other connections are received from. Turns are those of one poller; where
-//! a namespace's device or rate is the limit, `shares/pace.rs` keeps hosts in step across pollers.
+//! a namespace's device or rate or a group's rate is the limit, `shares/pace.rs` keeps hosts in step across pollers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,7 +51,10 @@ pub(super) struct Sharing {
 #[derive(Debug)]
 struct HostShare {
     nqn: Nqn,
+    /// The host's own buckets, then those of its group.
     classes: Vec<Arc<Class>>,
+    /// The paces of the group's hosts, if it has buckets.
+    group: Option<Arc<Paces>>,
     weight: u32,
     usage: Arc<Usage>,
     /// Counts since they were last published.
@@ -108,6 +111,7 @@ impl Sharing {
             self.hosts[host.0] = Some(HostShare {
                 nqn: nqn.clone(),
                 classes: Vec::new(),
+                group: None,
                 weight: DEFAULT_WEIGHT,
                 usage: self.limiter.usage_of(&self.subsystem, nqn),
                 counts: [0; 4],
@@ -139,6 +143,7 @@ impl Sharing {
         let Some(share) = &mut self.hosts[host] else { return };
         let (classes, weight) = self.limiter.classes_of(&share.nqn);
         (share.classes, share.weight) = (classes, weight);
+        share.group = self.limiter.paces_of_group(&share.nqn);
         for turns in [&mut self.starts, &mut self.sends] {
             turns.set_weight(host + 1, weight);
         }
@@ -188,19 +193,31 @@ impl Sharing {
             return true;
         }
         let ticks = self.limiter.ticks(now);
-        let own = share.classes.iter().map(|class| class.ready_at(is_write)).max().unwrap_or(0);
+        let ready_at = |classes: &[Arc<Class>]| {
+            classes.iter().map(|class| class.ready_at(is_write)).max().unwrap_or(0)
+        };
+        let num_own = share.classes.len() - usize::from(share.group.is_some());
+        let (own, grouped) = share.classes.split_at(num_own);
+        let [own, grouped] = [own, grouped].map(ready_at);
         let shared = space.map_or(0, |class| class.ready_at(is_write));
-        let wait = own.max(shared).saturating_sub(ticks);
+        let wait = own.max(grouped).max(shared).saturating_sub(ticks);
         let mut look = Duration::from_nanos(wait.div_ceil(TICKS_PER_NANOSECOND));
         if wait > 0 {
             share.throttled_since.get_or_insert(now);
         }
         let runner = share.runner(self.poller.0);
-        match paces {
-            Some(paces) if own > ticks => paces.leaves(runner, is_write),
-            Some(paces) if shared > ticks => paces.waits_for_rate(runner, is_write, ticks),
-            Some(paces) if !paces.admits(runner, is_write, ticks) => look = HELD_BACK,
-            _ => {}
+        let mut waits_elsewhere = own > ticks;
+        let group = share.group.as_deref();
+        for (paces, ready, other) in [(group, grouped, shared), (paces, shared, grouped)] {
+            let Some(paces) = paces else { continue };
+            if waits_elsewhere || other > ready.max(ticks) {
+                paces.leaves(runner, is_write);
+            } else if ready > ticks {
+                paces.waits_for_rate(runner, is_write, ticks);
+            } else if !paces.admits(runner, is_write, ticks) {
+                look = HELD_BACK;
+                waits_elsewhere = true;
+            }
         }
         if !look.is_zero() {
             let ready = now + look;
@@ -218,7 +235,7 @@ impl Sharing {
         now: Instant,
     ) {
         let Some(share) = &mut self.hosts[host.0] else { return };
-        if let Some(paces) = paces {
+        for paces in share.group.as_deref().into_iter().chain(paces) {
             paces.charge(share.runner(self.poller.0), is_write, cost_of(len as usize));
         }
         if share.classes.is_empty() && space.is_none() {
@@ -229,6 +246,15 @@ impl Sharing {
         if let Some(since) = share.throttled_since.take() {
             let throttled = now.saturating_duration_since(since).as_nanos() as u64;
             share.usage.throttled_ns.fetch_add(throttled, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that no command of `host` waits for the rate of its group, so far as this poller knows.
+    pub(super) fn leave_group(&self, host: HostId, is_write: bool) {
+        if let Some(share) = &self.hosts[host.0]
+            && let Some(group) = &share.group
+        {
+            group.leaves(share.runner(self.poller.0), is_write);
         }
     }
 

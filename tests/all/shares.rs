@@ -231,6 +231,19 @@ fn a_host_on_two_pollers_gets_no_more_than_one_on_one() {
 }
 
 #[test]
+fn a_host_of_a_group_on_two_pollers_gets_no_more_of_its_rate_than_one_on_one() {
+    let hosts_of = |names: [&str; 2]| names.map(|name| host_nqn(name).as_str().parse().unwrap());
+    for lends in [true, false] {
+        let limits = Limits { read_iops: Some(400), ..Limits::default() };
+        let group = Some("both".to_owned());
+        let rule = HostRule { group, hosts: hosts_of(["greedy", "polite"]).into(), limits };
+        let (target, ..) = serve(hosts(vec![rule]), 2, lends);
+        let [greedy, polite] = reads_of_both(&target, [("greedy", 8), ("polite", 1)], 800);
+        assert!((350..=450).contains(&greedy), "{greedy} and {polite}");
+    }
+}
+
+#[test]
 fn a_write_whose_data_have_arrived_waits_for_none_that_has_not_begun() {
     let limits = Limits { write_iops: Some(100), ..Limits::default() };
     let (target, ..) = serve(hosts(vec![rule("a", limits)]), 1, false);

@@ -91,6 +91,7 @@ impl Backend {
         if let Some((paces, runner)) = paces.zip(self.sharing.runner(host)) {
             paces.leaves(runner, is_write);
         }
+        self.sharing.leave_group(host, is_write);
     }
 
     /// Notes that a connection of the host has closed. Those that go on waiting are noted again.

@@ -1,9 +1,9 @@
-//! The pace of hosts at a namespace, on all pollers together.
+//! The pace of hosts at a namespace or at a group's rate, on all pollers together.
 //!
-//! Turns are those of one poller. Where pollers share the limit, a namespace's device or a rate of its, a host with
-//! queues on more pollers would get more of it. So pollers note here the hosts whose commands wait for it. While
-//! some do, commands are counted, and a host may begin one only if it is not far ahead of the waiting host that has
-//! had the least. That host itself may always begin one, so the namespace is not idle for the sake of the others.
+//! Turns are those of one poller. Where pollers share the limit, a namespace's device or a rate of it or of a group,
+//! a host with queues on more pollers would get more of it. So pollers note here the hosts whose commands wait for it.
+//! While some do, commands are counted, and a host may begin one only if it is not far ahead of the waiting host that
+//! has had the least. That host itself may always begin one, so nothing is idle for the sake of the others.
 //!
 //! While nothing waits, nothing is counted: it costs one comparison, and no lock. A host that comes back after a
 //! pause starts with the others: it has saved nothing up. Pollers that have commands of a waiting host note it again
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::bucket::TICKS_PER_SECOND;
 use super::{SCALE, Tag};
 
-/// The paces at a namespace: of reads and of writes at their rates, and of both at its device.
+/// The paces at a namespace: of reads and of writes at their rates, and of both at its device. A group has no device.
 #[derive(Debug, Default)]
 pub(in super::super) struct Paces {
     rates: [Pace; 2],

@@ -92,8 +92,8 @@ struct Inner {
 struct State {
     rules: Rules,
     classes: Classes,
-    /// The paces of hosts at each namespace.
-    paces: BTreeMap<(Nqn, Nsid), Weak<Paces>>,
+    /// The paces of hosts at each namespace and in each group.
+    paces: BTreeMap<Key, Weak<Paces>>,
     /// Counters of connected hosts, and of some that have left: they outlive connections.
     usage: BTreeMap<(Nqn, Nqn), Arc<Usage>>,
     /// The number of counters at which those of hosts that have left go.
@@ -108,7 +108,7 @@ struct Classes {
     forget_at: usize,
 }
 
-/// The owner of buckets.
+/// The owner of buckets or paces.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Host(Nqn),
@@ -257,14 +257,26 @@ impl Limiter {
 
     /// The paces of hosts at a namespace, for all its pollers.
     pub(in super::super) fn paces_of(&self, subsystem: &Nqn, nsid: Nsid) -> Arc<Paces> {
-        let all = &mut self.0.state.lock().paces;
-        let key = (subsystem.clone(), nsid);
-        if let Some(known) = all.get(&key).and_then(Weak::upgrade) {
+        self.0.state.lock().paces(Key::Namespace(subsystem.clone(), nsid))
+    }
+
+    /// The paces of the hosts in a host's group, for all pollers, if the group has a rate.
+    pub(in super::super) fn paces_of_group(&self, host: &Nqn) -> Option<Arc<Paces>> {
+        let mut state = self.0.state.lock();
+        let rule = state.rules.of(host).find(|rule| rule.group.is_some());
+        let group = rule.filter(|rule| rule.limits.has_rates())?.group.clone()?;
+        Some(state.paces(Key::Group(group)))
+    }
+}
+
+impl State {
+    fn paces(&mut self, key: Key) -> Arc<Paces> {
+        if let Some(known) = self.paces.get(&key).and_then(Weak::upgrade) {
             return known;
         }
-        all.retain(|_, known| known.strong_count() > 0);
+        self.paces.retain(|_, known| known.strong_count() > 0);
         let made = Arc::default();
-        all.insert(key, Arc::downgrade(&made));
+        self.paces.insert(key, Arc::downgrade(&made));
         made
     }
 }
