@@ -124,13 +124,13 @@ fn terms_of(
     }
 }
 
-/// The longest time without progress. A silent path whose work another path could take is given up after 1.2
-/// Keep Alive Timeouts.
+/// The longest time without progress. A silent path whose work another path could take is given up after 1.1
+/// Keep Alive Timeouts, so that its reads end elsewhere within 1.2.
 fn io_timeout(options: &ConnectOptions) -> Duration {
     if options.paths.is_empty() || options.keep_alive_tmo.is_zero() {
         return options.io_timeout;
     }
-    options.io_timeout.min(options.keep_alive_tmo.mul_f64(1.2))
+    options.io_timeout.min(options.keep_alive_tmo.mul_f64(1.1))
 }
 
 /// The host's TLS PSK for a subsystem, with an identity of version 1 and of version 0.
