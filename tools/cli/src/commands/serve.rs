@@ -123,7 +123,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     let asked = Asked::on_signals()?;
     let manager = Manager::of_environment();
     // Before other threads create files: opening the control socket changes the umask of the process for a moment.
-    let (takeover, sockets) = match &args.control {
+    let (mut takeover, sockets) = match &args.control {
         Some(path) if args.takeover => {
             Takeover::begin(path).map(|(takeover, sockets)| (Some(takeover), sockets))?
         }
@@ -137,16 +137,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     allow_many_files();
     let mut metrics = if takeover.is_some() { None } else { args.metrics.serve()? };
     let service = match &args.config {
-        Some(path) => start_configured(&args, path, sockets)?,
-        None => start_image(&args, sockets)?,
+        Some(path) => start_configured(&args, path, sockets, takeover.as_mut())?,
+        None => start_image(&args, sockets, takeover.as_mut())?,
     };
-    match (&takeover, &mut control, &args.control) {
+    match (&mut takeover, &mut control, &args.control) {
         (Some(takeover), Some(control), Some(path)) => {
-            if let Some(why) = takeover.finish()? {
-                log::say(&format!(
-                    "the old service has not left; end its process if it runs: {why}"
-                ));
-            }
+            takeover.finish()?;
             control.move_to(path)?;
             metrics = serve_metrics_next(&args.metrics);
         }
@@ -230,9 +226,7 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
     let namespaces = || config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     for namespace in namespaces().filter(|namespace| matches!(namespace.address, Address::Path(_)))
     {
-        // Read-only: a running service may have it open for writing.
-        let namespace = NamespaceConfig { read_only: true, ..namespace.clone() };
-        running::open(&namespace, &ConnectOptions::default())?;
+        check_that_it_opens(namespace, &ConnectOptions::default())?;
     }
     let mut out = Out::new();
     let subsystems = config.subsystems.len();
@@ -244,25 +238,49 @@ fn check(path: &Path) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-/// Serves according to the configuration file.
+/// Opens a namespace for reading, since a running service may have it open for writing.
+fn check_that_it_opens(namespace: &NamespaceConfig, connect: &ConnectOptions) -> dlfs::Result<()> {
+    let namespace = NamespaceConfig { read_only: true, ..namespace.clone() };
+    running::open(&namespace, connect).map(|_| ())
+}
+
+/// Serves according to the configuration file. A subsystem that hosts write to is taken over last: it waits for the
+/// other service to end.
 fn start_configured(
     args: &ServeArgs,
     path: &Path,
     sockets: Vec<TcpListener>,
+    takeover: Option<&mut Takeover>,
 ) -> Result<Service, Failure> {
     let config = config::read(path)?;
     let place = args.source().access_log(Some(&config));
     let connect = args.connection.options(false)?;
     let mut service = Service::new(connect, sockets, place.as_ref())?;
     service.limiter.set(config.rules());
-    for subsystem in config.subsystems {
+    let is_last = |subsystem: &SubsystemConfig| takeover.is_some() && subsystem.is_writable();
+    let (last, first): (Vec<_>, Vec<_>) = config.subsystems.into_iter().partition(is_last);
+    for subsystem in first {
+        service.start(subsystem)?;
+    }
+    if let Some(takeover) = takeover.filter(|_| !last.is_empty()) {
+        // Errors show while the other service still serves.
+        for namespace in last.iter().flat_map(|subsystem| &subsystem.namespaces) {
+            check_that_it_opens(namespace, &service.connect)?;
+        }
+        takeover.finish_before_writing()?;
+    }
+    for subsystem in last {
         service.start(subsystem)?;
     }
     Ok(service)
 }
 
 /// Serves the image of the command line.
-fn start_image(args: &ServeArgs, sockets: Vec<TcpListener>) -> Result<Service, Failure> {
+fn start_image(
+    args: &ServeArgs,
+    sockets: Vec<TcpListener>,
+    takeover: Option<&mut Takeover>,
+) -> Result<Service, Failure> {
     let image = args
         .image
         .as_ref()
@@ -283,6 +301,11 @@ fn start_image(args: &ServeArgs, sockets: Vec<TcpListener>) -> Result<Service, F
         Some(nqn) => nqn.clone(),
         None => default_nqn(&image.0)?,
     };
+    if let Some(takeover) = takeover.filter(|_| args.writable) {
+        // Errors show while the other service still serves.
+        open(&image.0, &ConnectOptions { writable: false, ..connect.clone() })?;
+        takeover.finish_before_writing()?;
+    }
     let served = ServedNamespace::numbered(open(&image.0, &connect)?);
     let namespaces = served.iter().map(|served| {
         let address = served.device.namespace().address;

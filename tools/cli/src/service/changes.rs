@@ -100,7 +100,9 @@ impl Changes {
     /// Begins to end the service: sends all hosts away. Returns the number of controllers.
     pub(crate) fn begin_to_end(&mut self, why: &str) -> usize {
         if self.ends.is_none() {
-            self.manager.stopping();
+            if !self.has_handed_over {
+                self.manager.stopping(); // else the manager follows the other process
+            }
             self.ends = Some(Instant::now() + DRAIN_LIMIT);
         }
         self.service.begin_to_drain(why)

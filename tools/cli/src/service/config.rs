@@ -72,6 +72,11 @@ pub(crate) struct NamespaceConfig {
 }
 
 impl SubsystemConfig {
+    /// Returns whether hosts may write to a namespace.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.namespaces.iter().any(|namespace| !namespace.read_only)
+    }
+
     /// The part that only a restart can change, as a string to compare; the rest may change at run time.
     fn fixed(&self) -> String {
         let SubsystemConfig { listen, allow_any_host, require_tls, pollers, cpus, .. } = self;

@@ -122,7 +122,10 @@ impl Service {
             "log-level" => set_log_level(&params(request)?),
             "takeover" => {
                 let SocketPlace { socket } = params(request)?;
-                takeover::send(&self.sockets(), &socket).map(|()| json!({}))
+                let successor = takeover::send(&self.sockets(), &socket)?;
+                self.successors.retain(|known| !takeover::is_closed(known));
+                self.successors.push(successor);
+                Ok(json!({}))
             }
             other => Err(invalid(format!("there is no method {other:?}: {METHODS}"))),
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub(crate) struct Service {
     inherited: Vec<TcpListener>,
     access: Option<AccessLog>,
     is_draining: bool,
+    /// Services that take over, which wait for this one's end.
+    pub(super) successors: Vec<UnixStream>,
 }
 
 /// A subsystem that is served.
@@ -66,8 +69,17 @@ impl Service {
         let leaving = Vec::new();
         let limiter = Limiter::default();
         let is_draining = false;
-        let service =
-            Service { subsystems, leaving, connect, limiter, inherited, access, is_draining };
+        let successors = Vec::new();
+        let service = Service {
+            subsystems,
+            leaving,
+            connect,
+            limiter,
+            inherited,
+            access,
+            is_draining,
+            successors,
+        };
         let version = env!("CARGO_PKG_VERSION");
         let pid = std::process::id();
         service.note("started", json!({ "version": version, "pid": pid }));

@@ -28,6 +28,11 @@ impl Manager {
         self.tell(&format!("READY=1\nSTATUS={status}"));
     }
 
+    /// Makes this process the one that the manager follows, when services take over from each other.
+    pub(crate) fn follow(&self, pid: impl std::fmt::Display) {
+        self.tell(&format!("MAINPID={pid}"));
+    }
+
     /// Reports that a reload has begun; [`Manager::ready`] reports its end.
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);

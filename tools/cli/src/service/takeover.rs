@@ -5,30 +5,40 @@
 //! over: the old one stops accepting connections, and sends its hosts away. They connect to the same addresses
 //! again and find the new one. If the new one fails before that, the old one serves on. If the old one dies after it
 //! has sent its sockets, the new one serves all the same.
+//!
+//! One process at a time writes to a namespace. The old one keeps the socket over which it has sent until it has ended;
+//! so the new one learns when it may open what hosts write to. Until then their connections wait at the listening
+//! sockets.
 
 use std::error::Error as StdError;
 use std::fs;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::cmsg_space;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 use serde_json::{Value, json};
 
 use dlfs::{Error, ErrorKind, Result};
 
 use super::control::{bind_private, call};
+use super::systemd::Manager;
+use crate::log;
 
 /// A takeover that has begun, of the service with this control socket.
 pub(crate) struct Takeover {
     control: PathBuf,
+    /// The other service closes it when it ends.
+    other: UnixStream,
+    has_finished: bool,
 }
 
 impl Takeover {
@@ -45,27 +55,60 @@ impl Takeover {
         // The service has sent before it answered, so nothing waits here.
         let received = asked.and_then(|_| {
             listener.set_nonblocking(true)?;
-            receive(&listener.accept()?.0).map_err(about)
+            let (other, _) = listener.accept()?;
+            Ok((receive(&other).map_err(about)?, other))
         });
         let _ = fs::remove_file(&place); // a leftover does no harm
-        Ok((Takeover { control: control.to_owned() }, received?))
+        let (sockets, other) = received?;
+        Ok((Takeover { control: control.to_owned(), other, has_finished: false }, sockets))
     }
 
-    /// Lets the other service go: this one serves. Returns why it has not answered, if it has not.
+    /// Lets the other service go, the first time: this one serves. The log says so if it does not answer.
     ///
     /// # Errors
     /// The other service refuses, and serves on.
-    pub(crate) fn finish(&self) -> Result<Option<String>> {
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.has_finished, true) {
+            return Ok(());
+        }
+        let manager = Manager::of_environment();
+        manager.follow(std::process::id()); // before the other one ends: the manager would end the service
         match call(&self.control, "hand-over", Value::Null) {
-            Ok(_) => Ok(None),
+            Ok(_) => Ok(()),
             // Other errors have a source, or are of another kind.
             Err(error)
                 if error.kind() == ErrorKind::Refused && StdError::source(&error).is_none() =>
             {
+                if let Ok(other) = sockopt::socket_peercred(&self.other) {
+                    manager.follow(other.pid.as_raw_nonzero());
+                }
                 Err(error)
             }
-            Err(error) => Ok(Some(error.report())),
+            Err(error) => {
+                log::say(&format!(
+                    "the old service has not left; end its process if it runs: {}",
+                    error.report()
+                ));
+                Ok(())
+            }
         }
+    }
+
+    /// As [`Takeover::finish`], and waits for the end of the other service: from then on this one may write.
+    ///
+    /// # Errors
+    /// As [`Takeover::finish`]. `TimedOut`: it has not ended.
+    pub(crate) fn finish_before_writing(&mut self) -> Result<()> {
+        self.finish()?;
+        self.other.set_read_timeout(Some(END_LIMIT))?;
+        self.other.read_to_end(&mut Vec::new()).map(|_| ()).map_err(|error| {
+            let limit = END_LIMIT.as_secs();
+            let message =
+                format!("the old service has not ended within {limit} s: it may still write");
+            Error::new(ErrorKind::TimedOut, message)
+                .source(error)
+                .hint("end its process, and start this service again")
+        })
     }
 }
 
@@ -76,11 +119,11 @@ pub(crate) fn beside(control: &Path, name: &str) -> PathBuf {
     path.into()
 }
 
-/// Sends listening sockets to the process that listens at `place`.
+/// Sends listening sockets to the process that listens at `place`. Dropping the result tells it that this one ends.
 ///
 /// # Errors
 /// Errors of the operating system. `Unsupported`: there are too many sockets.
-pub(super) fn send(sockets: &[&TcpListener], place: &Path) -> Result<()> {
+pub(super) fn send(sockets: &[&TcpListener], place: &Path) -> Result<UnixStream> {
     if sockets.len() > MAX_SOCKETS {
         let message = format!("more than {MAX_SOCKETS} addresses cannot be taken over");
         return Err(Error::new(ErrorKind::Unsupported, message));
@@ -93,7 +136,13 @@ pub(super) fn send(sockets: &[&TcpListener], place: &Path) -> Result<()> {
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let byte = [IoSlice::new(&[1])];
     sendmsg(&stream, &byte, &mut control, SendFlags::NOSIGNAL).map_err(|e| about(e.into()))?;
-    Ok(())
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}
+
+/// Returns whether the process at the other end of what [`send`] has returned has ended. It never sends.
+pub(super) fn is_closed(mut stream: &UnixStream) -> bool {
+    stream.read(&mut [0]).is_ok()
 }
 
 /// Receives what [`send`] has sent.
@@ -109,5 +158,7 @@ fn receive(stream: &UnixStream) -> io::Result<Vec<TcpListener>> {
     Ok(rights.flatten().map(TcpListener::from).collect())
 }
 
+/// Time limit for a service to end: it sends hosts away within 5 s, and its threads end within another 5 s.
+const END_LIMIT: Duration = Duration::from_secs(15);
 /// The most sockets of a service that can be taken over.
 const MAX_SOCKETS: usize = 64;

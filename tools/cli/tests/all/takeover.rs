@@ -4,11 +4,16 @@ use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
+
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::{ConnectOptions, open};
 
 use crate::common::{Served, TestDir, free_port, run, wait};
 use crate::service_support::{Service, one, reader, stop, wait_until, write};
@@ -51,6 +56,81 @@ fn a_job_reads_on_while_services_take_over_from_each_other() {
     assert!(is_connected(&service));
     stop(job);
 }
+
+#[test]
+fn a_writer_writes_on_while_services_take_over_and_the_manager_follows_them() {
+    let dir = TestDir::with_image();
+    std::fs::File::create(dir.path("blank.img")).unwrap().set_len(LEN_BYTES as u64).unwrap();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let hosts = format!("allow_hosts = [\"{HOST}\"]");
+    let text = one(&listen, &[(1, "train.dlfs"), (2, "blank.img")], &hosts);
+    write(&dir, &format!("{text}read_only = false\n"));
+    let manager = UnixDatagram::bind(dir.path("notify.sock")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let notify = dir.path("notify.sock");
+    let told = || {
+        let mut said = [0; 200];
+        let len = manager.recv(&mut said).unwrap();
+        String::from_utf8(said[..len].to_vec()).unwrap()
+    };
+    let with_manager = |command: &mut Command| _ = command.env("NOTIFY_SOCKET", &notify);
+    let mut service = Service::start(&dir, 1, with_manager);
+    assert!(told().starts_with("READY=1\n"));
+    let options = ConnectOptions {
+        writable: true,
+        hostnqn: Some(HOST.parse().unwrap()),
+        ..ConnectOptions::default()
+    };
+    let device = open(&service.address(2).parse().unwrap(), &options).unwrap();
+    let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    let written = AtomicUsize::new(0);
+    let mut expected = vec![0; LEN_BYTES];
+    let service = std::thread::scope(|scope| {
+        let services = scope.spawn(|| {
+            for _ in 0..3 {
+                let enough = written.load(Ordering::Relaxed) + 20;
+                wait_until("it writes", || written.load(Ordering::Relaxed) > enough);
+                let mut old = service;
+                service =
+                    Service::start(&dir, 1, |command| with_manager(command.arg("--takeover")));
+                assert!(wait(&mut old.child).success(), "it ends in order");
+                assert_eq!(told(), format!("MAINPID={}", service.child.id()));
+                assert!(told().starts_with("READY=1\n"), "the old one does not say that it stops");
+            }
+            service
+        });
+        while !services.is_finished() {
+            let number = written.fetch_add(1, Ordering::Relaxed);
+            let at = number * 7 % (LEN_BYTES / BLOCK) * BLOCK;
+            let block = &mut expected[at..][..BLOCK];
+            block.fill(number as u8);
+            blocking.write_at(at as u64, block).unwrap();
+            let mut found = [0; BLOCK];
+            blocking.read_at(at as u64, &mut found).unwrap();
+            assert!(found == *block, "write {number} is lost");
+        }
+        services.join().unwrap()
+    });
+    drop(service);
+    assert!(told().starts_with("STOPPING=1\n"));
+    assert!(std::fs::read(dir.path("blank.img")).unwrap() == expected);
+}
+
+#[test]
+fn a_service_that_could_not_open_what_it_would_write_to_takes_nothing_over() {
+    let dir = TestDir::with_image();
+    let image = dir.arg("train.dlfs");
+    let socket = dir.arg("control.sock");
+    let served = Served::start(&image, &["--control", &socket, "--writable"]);
+    let missing = dir.arg("missing.dlfs");
+    run(&["serve", &missing, "--writable", "--control", &socket, "--takeover"])
+        .code(1)
+        .complains_of(&["missing.dlfs"]);
+    run(&["verify", &served.address]).code(0);
+}
+
+const LEN_BYTES: usize = 1 << 20;
+const BLOCK: usize = 4096;
 
 #[test]
 fn a_new_service_serves_if_the_old_one_dies_before_it_hands_over() {
