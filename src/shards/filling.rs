@@ -29,6 +29,7 @@ pub struct ShardFilling {
     image: Vec<Address>,
     connect: ConnectOptions,
     filling: Filling,
+    world_size: u32,
 }
 
 /// A shard that is read: from the image, if that has it, or from its source, and copied to the image.
@@ -102,6 +103,7 @@ impl ShardFilling {
             image: image.to_vec(),
             connect: connect.clone(),
             filling,
+            world_size,
         }))
     }
 
@@ -155,7 +157,7 @@ impl ShardFilling {
             let none = || Error::new(ErrorKind::NotFound, "the shard has no index yet");
             index.ok_or_else(|| none().path(&set.shards()[shard].path))
         };
-        commit(&self.image, source_of(set), &self.connect, || {
+        commit(&self.image, source_of(set), self.world_size, &self.connect, || {
             let indexes = set.kept_indexes()?.into_iter().enumerate().map(there);
             let indexes = indexes.collect::<Result<Vec<_>>>()?;
             let counts = indexes.iter().map(|index| index.len() as u64).collect();

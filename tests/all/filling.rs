@@ -333,6 +333,27 @@ fn ranks_that_begin_at_the_same_moment_fill_one_image() {
 }
 
 #[test]
+fn a_rank_that_comes_late_reads_its_share_of_the_shards_and_not_of_the_image() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &groups(1, 700));
+    let source = folder.path().to_str().unwrap();
+    let expected = imported(source, &ImportOptions::default());
+    for late in [0, 1] {
+        let place = tempfile::tempdir().unwrap();
+        let job = Job::new(source, place.path(), 2, &ImportOptions::default());
+        let given = |rank| take(&mut job.open((rank, 2), 1, None).unwrap(), usize::MAX).unwrap();
+        let given = std::thread::scope(|scope| {
+            let early = scope.spawn(|| given(1 - late));
+            // The early one has all of its samples by then, most likely, and waits to commit.
+            std::thread::sleep(Duration::from_millis(500));
+            [given(late), early.join().unwrap()].concat()
+        });
+        assert_eq!(given.len(), expected.samples.len(), "rank {late} came late");
+        job.check(&expected);
+    }
+}
+
+#[test]
 fn namespaces_of_a_target_are_filled_by_two_ranks_under_leases() {
     let disks = [0, 1].map(|_| MemNamespace::new(4 << 20, 512).unwrap());
     let target = serve(&disks, None);

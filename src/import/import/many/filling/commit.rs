@@ -21,15 +21,16 @@ use dlfs_format::format::{CellRange, ChunkHeader, ChunkSpec, SampleMeta};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
-/// Commits the image, unless it is complete. Safe to repeat. `samples` gives the directory of all samples, whose ids
-/// ascend with shards and samples in a shard, and the number of samples of each shard.
+/// Commits the image that `ranks` fill, unless it is complete. Safe to repeat. `samples` gives the directory of all
+/// samples, whose ids ascend with shards and samples in a shard, and the number of samples of each shard.
 ///
 /// # Errors
-/// `Busy`: a rank still writes, or another commits. `NotFound`: shards are missing in the image. Errors of `samples`,
-/// and of writing.
+/// `Busy`: a rank still writes, or another commits. `NotFound`: a rank has not begun, or shards are missing in the
+/// image. Errors of `samples`, and of writing.
 pub fn commit(
     image: &[Address],
     source: u64,
+    ranks: u32,
     connect: &ConnectOptions,
     samples: impl FnOnce() -> Result<(Directory, Vec<u64>)>,
 ) -> Result<()> {
@@ -40,6 +41,9 @@ pub fn commit(
         Look::Begun(journal, lanes) => (journal, lanes),
         Look::Nothing => return Err(missing(image)),
     };
+    if lanes.iter().take(ranks as usize).any(|lane| lane.last_record == 0) {
+        return Err(missing(image));
+    }
     let done = once(&journal, &media, &leases, || {
         let filled = Filled::read(media.clone(), &journal, &lanes)?;
         let (directory, counts) = samples()?;

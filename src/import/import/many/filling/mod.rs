@@ -10,6 +10,7 @@
 //! It reads no shard and knows no names: `dlfs-shards` does.
 //!
 //! # Invariants
+//! - It is committed when each rank has begun: one that comes late finds it incomplete, and reads its share of shards.
 //! - A shard counts once one attempt to write it is durable as a whole. Of several attempts one is committed, so no
 //!   sample is there twice; the cells of the others become free.
 //! - The commit is a function of records and shards: after a crash it is run again, and writes the same bytes.
@@ -104,7 +105,8 @@ impl Filling {
         let own = own.placed(namespace, layout.num_namespaces)?;
         let filled = Filled::read(media, &journal, &lanes)?;
         let lane = lanes[usize::from(namespace)];
-        let writing = Writing::new(&own, lease, Journal { namespace, ..journal }, lane);
+        let mut writing = Writing::new(&own, lease, Journal { namespace, ..journal }, lane);
+        writing.explained(Writing::begin)?;
         let attempts = AtomicU64::new(random::number()?);
         Ok(Some(Filling { layout, filled, attempts, writing: Some(writing).into() }))
     }

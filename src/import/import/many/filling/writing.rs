@@ -63,11 +63,17 @@ impl Writing {
         if self.marked.elapsed() < 4 * self.took { Ok(()) } else { self.mark() }
     }
 
+    /// Says by a record without chunks that the namespace has a rank: it is not committed before.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        if self.lane.last_record == 0 { self.record() } else { Ok(()) }
+    }
+
     /// Makes all chunks so far durable.
     pub(super) fn mark(&mut self) -> Result<()> {
-        if self.chunks.is_empty() {
-            return Ok(());
-        }
+        if self.chunks.is_empty() { Ok(()) } else { self.record() }
+    }
+
+    fn record(&mut self) -> Result<()> {
         let begun = Instant::now();
         let record = record_of(&self.journal, self.lane, &self.chunks);
         let last_record = self.next_cell;
