@@ -23,8 +23,10 @@ use dlfs::format::{FieldTypes, Origin, OriginsBuilder, Pack, Space};
 use dlfs::reader::OnError;
 use dlfs::units::SampleId;
 
+type Write = fn() -> Image;
+
 /// The images that today's code writes byte for byte, by their files' names.
-const WRITTEN: [(&str, fn() -> Image); 10] = [
+const WRITTEN: [(&str, Write); 10] = [
     ("image-2", lived_in),
     ("image-2-columns", columns),
     ("image-2-origins", origins),

@@ -57,8 +57,8 @@ const STEPS: usize = 4;
 type Begin = Box<dyn Fn(Option<State>) -> Run>;
 
 enum Run {
-    Samples(Loader),
-    Rows(TokenLoader),
+    Samples(Box<Loader>),
+    Rows(Box<TokenLoader>),
 }
 
 impl Run {
@@ -163,7 +163,7 @@ fn runs() -> Vec<(&'static str, Begin)> {
 
 fn samples(of: &Dataset, options: impl Fn(Option<State>) -> LoaderOptions + 'static) -> Begin {
     let dataset = of.clone();
-    Box::new(move |resume| Run::Samples(dataset.loader(options(resume)).unwrap()))
+    Box::new(move |resume| Run::Samples(Box::new(dataset.loader(options(resume)).unwrap())))
 }
 
 fn mixture(first: &Dataset, phases: Vec<Phase>) -> Begin {
@@ -172,7 +172,8 @@ fn mixture(first: &Dataset, phases: Vec<Phase>) -> Begin {
     let parts = vec![(first.clone(), part("3")), (second, part("1"))];
     let mixture = Mixture::new(parts, Some(32), Batching::Stratified, phases).unwrap();
     Box::new(move |resume| {
-        Run::Samples(mixture.loader(options(OrderKind::Global, resume)).unwrap())
+        let loader = mixture.loader(options(OrderKind::Global, resume));
+        Run::Samples(Box::new(loader.unwrap()))
     })
 }
 
@@ -180,6 +181,7 @@ fn rows(pack: Pack) -> Begin {
     let documents = opened(&image("image-2-tokens"));
     Box::new(move |resume| {
         let rows = TokenOptions { pack, window: 4, ..TokenOptions::new(SEQ_LEN, 3) };
-        Run::Rows(documents.token_loader(rows, options(OrderKind::Global, resume)).unwrap())
+        let rows = documents.token_loader(rows, options(OrderKind::Global, resume));
+        Run::Rows(Box::new(rows.unwrap()))
     })
 }
