@@ -105,7 +105,7 @@ fn a_writer_writes_on_while_services_take_over_and_the_manager_follows_them() {
             let at = number * 7 % (LEN_BYTES / BLOCK) * BLOCK;
             let block = &mut expected[at..][..BLOCK];
             block.fill(number as u8);
-            // One that is on its way when a process leaves may end without an answer, and is not issued again by itself.
+            // One on its way when a process leaves may end without an answer, and is not issued again by itself.
             let sent = (0..100).any(|_| match blocking.write_at(at as u64, block) {
                 Ok(()) => true,
                 Err(error) => {
