@@ -133,7 +133,7 @@ fn values<'a>(text: &'a str, words: &'a str) -> impl Iterator<Item = (&'a str, V
 
 #[test]
 fn a_drive_that_vfio_has_is_imported_read_served_reset_and_unplugged() {
-    // Of its own, since beside another guest it did not end once, and why is not known yet.
+    // Asked for by a variable: beside another guest it did not end once, and why is not known yet.
     if std::env::var_os("DLFS_INTEROP_VFIO").is_none_or(|value| value != "1") {
         return eprintln!("SKIPPED: drives through VFIO (set DLFS_INTEROP_VFIO=1 to run it)");
     }
