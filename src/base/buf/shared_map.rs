@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // maps memory
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
@@ -73,7 +74,10 @@ impl Map {
         let at = start.as_ptr().cast();
         // SAFETY: replaces a part of the mapping made above, to which nobody else has the address; the seals
         // keep the file at its length, so all of it stays backed.
-        unsafe { mmap(at, file_len, protection, flags, file, 0) }.map_err(std::io::Error::from)?;
+        if let Err(errno) = unsafe { mmap(at, file_len, protection, flags, file, 0) } {
+            map.unmap_around(file_len);
+            return Err(std::io::Error::from(errno).into());
+        }
         let advice = if is_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         // SAFETY: the range was just mapped; the advice changes no bytes.
         let advised = unsafe { madvise(at, file_len, advice) };
@@ -91,6 +95,20 @@ impl Map {
         let mapped = mapped.expect("a mapping is not at address 0");
         let start = mapped.cast();
         Ok(Map { mapped, mapped_len: len, start, registration: OnceLock::new() })
+    }
+
+    /// Unmaps all but the used part, of `len` bytes: where Linux failed to replace it, nothing is mapped any more, and
+    /// another thread may have memory there by now.
+    fn unmap_around(self, len: usize) {
+        let map = ManuallyDrop::new(self);
+        let skip = map.start.addr().get() - map.mapped.addr().get();
+        for (offset, len) in [(0, skip), (skip + len, map.mapped_len - skip - len)] {
+            if len > 0 {
+                // SAFETY: within the mapping that `of` made, and nobody else has the address of these parts.
+                let unmapped = unsafe { munmap(map.mapped.byte_add(offset).as_ptr(), len) };
+                debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+            }
+        }
     }
 
     /// Leaves the used part, of `len` bytes, out of children that are forked from now on.
@@ -158,3 +176,43 @@ fn too_long(len: usize) -> Error {
 
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 const PAGE_LEN: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    /// Where there are no reserved huge pages, each mapping fails first, and others of this process map memory
+    /// meanwhile.
+    #[test]
+    fn a_mapping_that_fails_takes_no_memory_of_other_threads() {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        drop(Map::new(4 * HUGE_LEN).unwrap());
+                    }
+                });
+            }
+            for _ in 0..500 {
+                let nothing = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+                // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+                let page = unsafe { mmap_anonymous(null_mut(), HUGE_LEN, nothing.0, nothing.1) };
+                let page = page.unwrap().cast::<u64>();
+                for number in 0..5 {
+                    // SAFETY: mapped above, and unmapped below.
+                    unsafe { page.write_volatile(number) };
+                    thread::yield_now();
+                    // SAFETY: as above.
+                    assert_eq!(unsafe { page.read_volatile() }, number, "its memory was replaced");
+                }
+                // SAFETY: mapped above, and nobody else has the address.
+                unsafe { munmap(page.cast(), HUGE_LEN) }.unwrap();
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+}
