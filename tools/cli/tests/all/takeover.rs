@@ -105,7 +105,7 @@ fn a_writer_writes_on_while_services_take_over_and_the_manager_follows_them() {
             let at = number * 7 % (LEN_BYTES / BLOCK) * BLOCK;
             let block = &mut expected[at..][..BLOCK];
             block.fill(number as u8);
-            // One on its way when a process leaves may end without an answer, and is not issued again by itself.
+            // One that meets the end of a connection ends without an answer, and is not issued again by itself.
             let sent = (0..100).any(|_| match blocking.write_at(at as u64, block) {
                 Ok(()) => true,
                 Err(error) => {
@@ -148,24 +148,62 @@ fn a_new_service_serves_if_the_old_one_dies_before_it_hands_over() {
     write(&dir, &file(&listener.local_addr().unwrap().to_string(), ""));
     let control = UnixListener::bind(dir.path("control.sock")).unwrap();
     // It sends its listening socket, and then it is gone.
-    let old = std::thread::spawn(move || {
-        let (mut stream, _) = control.accept().unwrap();
-        let mut line = String::new();
-        BufReader::new(&stream).read_line(&mut line).unwrap();
-        let asked: Value = serde_json::from_str(&line).unwrap();
-        let place = UnixStream::connect(asked["params"]["socket"].as_str().unwrap()).unwrap();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut rights = SendAncillaryBuffer::new(&mut space);
-        let sockets = [listener.as_fd()];
-        assert!(rights.push(SendAncillaryMessage::ScmRights(&sockets)));
-        sendmsg(&place, &[IoSlice::new(&[1])], &mut rights, SendFlags::empty()).unwrap();
-        stream.write_all(b"{\"id\": 1, \"result\": {}}\n").unwrap();
-    });
+    let old = std::thread::spawn(move || drop(send_socket(&control, &listener)));
     let service = Service::start(&dir, 1, |command| _ = command.arg("--takeover"));
     old.join().unwrap();
     service.line_with("the old service has not left; end its process");
     run(&["stat", &service.address(1), "--hostnqn", HOST]).code(0);
     assert_eq!(service.asked(&["list-subsys"]).as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_service_that_would_write_gives_up_if_the_old_one_does_not_end() {
+    let dir = TestDir::with_image();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = dir.arg("control.sock");
+    let control = UnixListener::bind(&socket).unwrap();
+    let listen = listener.local_addr().unwrap().to_string();
+    // It hands over, and hangs before it ends.
+    let old = std::thread::spawn(move || {
+        let kept = send_socket(&control, &listener);
+        answer(&control, "hand-over", |_| ());
+        kept
+    });
+    let image = dir.arg("train.dlfs");
+    let serve = ["serve", &image, "--writable", "--listen", &listen];
+    run(&[&serve[..], &["--control", &socket, "--takeover"]].concat()).code(1).complains_of(&[
+        "the old service has not ended within 15 s: it may still write",
+        "end its process, and start this service again",
+    ]);
+    old.join().unwrap();
+    // Once it has ended, the same command serves.
+    std::fs::remove_file(&socket).unwrap();
+    run(&["verify", &Served::start(&image, &["--writable", "--control", &socket]).address]).code(0);
+}
+
+/// Answers a request on a control socket, once `act` has seen its parameters.
+fn answer<R>(control: &UnixListener, method: &str, act: impl FnOnce(&Value) -> R) -> R {
+    let (mut stream, _) = control.accept().unwrap();
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    let asked: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(asked["method"], method);
+    let result = act(&asked["params"]);
+    stream.write_all(b"{\"id\": 1, \"result\": {}}\n").unwrap();
+    result
+}
+
+/// Hands a listening socket to a service that takes over; returns what is kept until the old service ends.
+fn send_socket(control: &UnixListener, listener: &TcpListener) -> UnixStream {
+    answer(control, "takeover", |params| {
+        let place = UnixStream::connect(params["socket"].as_str().unwrap()).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        let sockets = [listener.as_fd()];
+        assert!(rights.push(SendAncillaryMessage::ScmRights(&sockets)));
+        sendmsg(&place, &[IoSlice::new(&[1])], &mut rights, SendFlags::empty()).unwrap();
+        place
+    })
 }
 
 #[test]
