@@ -5,16 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::faults::{Fault, Faulty, Rule};
 use crate::support::hostile_target::{HostileTarget, Misbehaviour};
 use crate::support::ports::bind_again;
 use crate::support::random::Random;
 use crate::support::short_timeouts::{LEN, bytes};
+use dlfs::ErrorKind;
 use dlfs::exporter;
 use dlfs::metrics::{HOST_FAILOVERS, HOST_PATH_COMMANDS, HOST_PATH_LOSSES};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
-use dlfs::qpair::{self, ConnectOptions, Device};
+use dlfs::qpair::{self, ConnectOptions, Device, IoOp};
 use dlfs::target::{AnaState, Target, TargetOptions};
 use dlfs::units::Nsid;
 
@@ -29,11 +31,12 @@ struct Served {
 
 impl Served {
     fn new(name: &str, bytes: &[u8]) -> Served {
-        let device = MemNamespace::new(bytes.len() as u64, 512).unwrap();
-        let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
-        blocking.write_at(0, bytes).unwrap();
+        Served::on(name, Arc::new(namespace(bytes)))
+    }
+
+    fn on(name: &str, device: Arc<dyn Device>) -> Served {
         let nqn = Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap();
-        let mut served = Served { nqn, device: Arc::new(device), targets: [None, None] };
+        let mut served = Served { nqn, device, targets: [None, None] };
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         served.targets = [(); 2].map(|()| Some(served.serve(any)));
         served
@@ -41,7 +44,8 @@ impl Served {
 
     fn serve(&self, listen: SocketAddr) -> Target {
         let ana = Some(AnaState::Optimized);
-        let options = TargetOptions { listen, ana, ..TargetOptions::new(self.nqn.clone()) };
+        let new = TargetOptions::new(self.nqn.clone());
+        let options = TargetOptions { listen, ana, writable: true, ..new };
         bind_again(|| Target::bind(options.clone(), vec![Arc::clone(&self.device)]))
     }
 
@@ -67,6 +71,13 @@ impl Served {
         let lines = text.lines().filter(|line| line.starts_with(family) && line.contains(&of));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
+}
+
+fn namespace(bytes: &[u8]) -> MemNamespace {
+    let device = MemNamespace::new(bytes.len() as u64, 512).unwrap();
+    let mut blocking = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    blocking.write_at(0, bytes).unwrap();
+    device
 }
 
 /// Reads at random places, checks every byte, and remembers the longest wait.
@@ -205,4 +216,109 @@ fn a_read_on_a_silent_path_is_issued_on_the_other_after_the_keep_alive_time() {
         targets[silent].be_good();
     }
     reader.tell("a silent path with a Keep Alive Timeout of 500 ms");
+}
+
+/// A device whose next write ends in this way.
+fn with_write(bytes: &[u8], fault: Fault) -> Faulty {
+    let device = Faulty::new(Arc::new(namespace(bytes)));
+    device.add(Rule { op: IoOp::Write, blocks: 0..u64::MAX, times: 1, fault });
+    device
+}
+
+/// A host that writes, and that no slow machine makes give up.
+fn patient() -> ConnectOptions {
+    let long = Duration::from_secs(60);
+    ConnectOptions {
+        writable: true,
+        io_timeout: long,
+        keep_alive_tmo: long,
+        connect_timeout: long,
+        ..ConnectOptions::default()
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < limit, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_write_on_its_way_to_a_target_that_becomes_inaccessible_is_answered_there() {
+    let expected = bytes(SEED + 4);
+    let held = with_write(&expected, Fault::Hold);
+    let served = Served::on("multipath-leaving", Arc::new(held.clone()));
+    let paths = vec![served.target(1).address(Nsid(1))];
+    let options = ConnectOptions { paths, ..patient() };
+    let device = qpair::open(&served.target(0).address(Nsid(1)), &options).unwrap();
+    let mut writer = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    let mut reader = Reader::new(device);
+    let writes = || [0, 1].map(|number| served.target(number).stats().writes);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            writer.write_at(0, &expected[..4096]).unwrap();
+            writer.write_at(4096, &expected[4096..8192]).unwrap();
+        });
+        wait_until("the write is on its way", || held.struck() == 1);
+        served.target(0).set_ana(AnaState::Inaccessible).unwrap();
+        reader.read_until(&expected, "reads go on elsewhere", || served.reads(1) > 0);
+        let before = served.reads(0);
+        (0..100).for_each(|_| reader.read(&expected));
+        assert_eq!(served.reads(0), before, "nothing new goes there");
+        assert!(!writing.is_finished(), "the write was given up");
+        held.release();
+        writing.join().unwrap();
+    });
+    assert_eq!(writes(), [1, 1]);
+    reader.tell("a write on its way to an inaccessible target");
+}
+
+#[test]
+fn a_write_on_its_way_to_a_target_that_drains_is_answered_on_a_single_path() {
+    let expected = bytes(SEED + 5);
+    let held = with_write(&expected, Fault::Hold);
+    let served = Served::on("multipath-drained", Arc::new(held.clone()));
+    let device = qpair::open(&served.target(0).address(Nsid(1)), &patient()).unwrap();
+    let mut writer = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| writer.write_at(0, &expected[..4096]));
+        wait_until("the write is on its way", || held.struck() == 1);
+        served.target(0).drain();
+        wait_until("the host leaves", || served.metric(&HOST_PATH_LOSSES.name()) >= 1.0);
+        assert!(!writing.is_finished(), "the write was given up");
+        held.release();
+        writing.join().unwrap().unwrap();
+    });
+    wait_until("the host is gone", || served.target(0).is_drained());
+}
+
+#[test]
+fn a_write_that_an_inaccessible_target_never_answers_ends_in_time_and_the_next_goes_elsewhere() {
+    let expected = bytes(SEED + 6);
+    let swallows = with_write(&expected, Fault::Swallow);
+    let served = Served::on("multipath-unanswered", Arc::new(swallows.clone()));
+    let options = ConnectOptions {
+        paths: vec![served.target(1).address(Nsid(1))],
+        io_timeout: Duration::from_secs(1),
+        ..patient()
+    };
+    let device = qpair::open(&served.target(0).address(Nsid(1)), &options).unwrap();
+    let mut writer = Blocking::new(device.queue_pair().unwrap()).unwrap();
+    let mut reader = Reader::new(device);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            let error = writer.write_at(0, &expected[..4096]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Disconnected, "{}", error.report());
+            assert!(error.report().contains("did not arrive in time"), "{}", error.report());
+            writer.write_at(0, &expected[..4096]).unwrap();
+        });
+        wait_until("the write is on its way", || swallows.struck() == 1);
+        served.target(0).set_ana(AnaState::Inaccessible).unwrap();
+        reader.read_until(&expected, "reads go on elsewhere", || served.reads(1) > 0);
+        writing.join().unwrap();
+    });
+    (0..100).for_each(|_| reader.read(&expected));
+    reader.tell("a write without an answer");
 }

@@ -27,6 +27,8 @@ pub enum Fault {
     Delay { polls: u32 },
     /// Its completion is delayed by this time.
     DelayTime(Duration),
+    /// Its completion waits for [`Faulty::release`].
+    Hold,
     /// It never completes while its queue pair exists.
     Swallow,
     /// Bit `bit` of the data read is flipped, counted from the start of the buffer.
@@ -81,6 +83,7 @@ struct Rules {
     rules: Vec<Rule>,
     shuffle: Option<u64>,
     together: bool,
+    is_released: bool,
     struck: u32,
     starts: u32,
     most_outstanding: usize,
@@ -105,6 +108,11 @@ impl Faulty {
     /// From now on, a queue pair completes its I/Os all at once, when the last of them is done.
     pub fn complete_together(&self) {
         self.rules.lock().unwrap().together = true;
+    }
+
+    /// Completes all that is delayed, now and later.
+    pub fn release(&self) {
+        self.rules.lock().unwrap().is_released = true;
     }
 
     /// How many I/Os a rule has been applied to.
@@ -176,6 +184,7 @@ impl FaultyPair {
         match fault {
             None => return self.ready.push_back(completion),
             Some(Fault::Delay { polls }) => return self.held.push((polls, None, completion)),
+            Some(Fault::Hold) => return self.held.push((u32::MAX, None, completion)),
             Some(Fault::DelayTime(time)) => {
                 return self.held.push((0, Some(now + time), completion));
             }
@@ -203,8 +212,9 @@ impl FaultyPair {
         for (polls, _, _) in &mut self.held {
             *polls = polls.saturating_sub(1);
         }
+        let is_released = !self.held.is_empty() && self.rules.lock().unwrap().is_released;
         let due = |(polls, time, _): &mut (u32, Option<Instant>, Completion)| {
-            *polls == 0 && time.is_none_or(|time| time <= now)
+            is_released || *polls == 0 && time.is_none_or(|time| time <= now)
         };
         self.ready.extend(self.held.extract_if(.., due).map(|(_, _, completion)| completion));
     }

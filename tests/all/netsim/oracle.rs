@@ -30,16 +30,16 @@ pub(crate) struct Outcome<'a> {
     pub(crate) tag: u64,
     pub(crate) buf: &'a [u8],
     pub(crate) is_ok: bool,
-    /// The session that is live.
-    pub(crate) live: u64,
+    /// The controller of the main session, if one is live.
+    pub(crate) live: Option<u16>,
 }
 
 /// A completed write that no flush has reported on.
 struct Unsettled {
     tag: u64,
     namespace: usize,
-    /// The last session that was live when it completed.
-    session: u64,
+    /// The controller that executed it.
+    writer: Option<u16>,
 }
 
 /// Tags are indexes in the list of submitted I/Os, from 1. A write writes its tag.
@@ -48,10 +48,11 @@ pub(crate) struct Oracle {
     asked: Vec<Asked>,
     unsettled: Vec<Unsettled>,
     done: Vec<u64>,
-    last_session: u64,
     pub(crate) num_flushes: u64,
     pub(crate) num_failed: u64,
     pub(crate) num_failed_flushes: u64,
+    /// Writes that were answered after the end of the session in which they were sent.
+    pub(crate) num_late: u64,
     pub(crate) broken_rules: Vec<String>,
 }
 
@@ -62,10 +63,10 @@ impl Oracle {
             asked: Vec::new(),
             unsettled: Vec::new(),
             done: Vec::new(),
-            last_session: 0,
             num_flushes: 0,
             num_failed: 0,
             num_failed_flushes: 0,
+            num_late: 0,
             broken_rules: Vec::new(),
         }
     }
@@ -114,7 +115,6 @@ impl Oracle {
     /// Checks a completion.
     pub(crate) fn complete(&mut self, outcome: Outcome<'_>, target: &Subsystem) {
         let Outcome { tag, buf, is_ok, live } = outcome;
-        self.last_session = self.last_session.max(live);
         let asked = &mut self.asked[tag as usize - 1];
         if std::mem::replace(&mut asked.is_done, true) {
             return self.broken_rules.push(format!("{tag} is done twice"));
@@ -134,15 +134,15 @@ impl Oracle {
             (Kind::Write, true) => {
                 self.done.push(tag);
                 let namespace = asked.namespace;
-                let session = self.last_session;
-                self.unsettled.push(Unsettled { tag, namespace, session });
+                let writer = target.writer(tag);
+                self.num_late += u64::from(writer != live);
+                self.unsettled.push(Unsettled { tag, namespace, writer });
             }
             (Kind::Flush, true) => self.check_flush(tag, target),
             // It has reported everything on its namespace up to the end of the previous session.
             (Kind::Flush, false) => {
                 let namespace = asked.namespace;
-                self.unsettled
-                    .retain(|write| write.namespace != namespace || write.session == live);
+                self.unsettled.retain(|write| write.namespace != namespace || write.writer == live);
             }
             (Kind::Read | Kind::Write, false) => {}
         }

@@ -97,6 +97,8 @@ pub(crate) struct Schedule {
     pub(crate) keeps_two: bool,
     /// True if the target reports ANA states.
     pub(crate) has_ana: bool,
+    /// True if nothing breaks, so that all that the target has taken is answered.
+    pub(crate) is_calm: bool,
     pub(crate) pairs: usize,
     pub(crate) namespaces: usize,
     /// True if the host opens the namespaces by their numbers, and not all that exist.
@@ -164,11 +166,56 @@ impl Schedule {
             paths,
             keeps_two,
             has_ana,
+            is_calm: false,
             pairs,
             namespaces,
             are_named,
             has_cache,
             mdts,
+            faults,
+            asks,
+        }
+    }
+
+    /// The schedule of a seed in which paths become inaccessible while commands are on their way, and nothing breaks.
+    pub(crate) fn calm(seed: u64) -> Schedule {
+        let mut random = Random::new(seed ^ 0xCA13);
+        let paths = 1 + random.below(3) as usize;
+        let pairs = 1 + random.below(3) as usize;
+        let mut faults = Vec::new();
+        let mut asks = Vec::new();
+        for write in 0..2 + random.below(6) {
+            let at = 50 + random.below(800);
+            // What is taken now is answered late; what is taken 5 ms later, at once.
+            let hang = Fault::Hang { ms: random.below(200) };
+            let path = random.below(paths as u64) as usize;
+            let state = [2, 3, 3, 15][random.below(4) as usize];
+            let change = Fault::Ana { path, state, ms: 1 + random.below(300) };
+            faults.extend([(at, hang), (at + 5, Fault::Hang { ms: 0 })]);
+            faults.push((at + 5 + random.below(30), change));
+            let blocks =
+                write * WRITE_BLOCKS..write * WRITE_BLOCKS + [1, 8, 32][write as usize % 3];
+            for _ in 0..1 + random.below(4) {
+                let pair = random.below(pairs as u64) as usize;
+                asks.push((at + random.below(60), Ask::Read { pair, blocks: blocks.clone() }));
+            }
+            let pair = random.below(pairs as u64) as usize;
+            asks.push((at + random.below(5), Ask::Write { pair, blocks }));
+            asks.push((at + random.below(8), Ask::Flush { pair, namespace: 0 }));
+        }
+        faults.sort_by_key(|(at, _)| *at);
+        asks.sort_by_key(|(at, _)| *at);
+        Schedule {
+            seed,
+            paths,
+            keeps_two: paths > 1 && random.once_in(2),
+            has_ana: true,
+            is_calm: true,
+            pairs,
+            namespaces: 1,
+            are_named: true,
+            has_cache: random.once_in(2),
+            mdts: 1 + random.below(2) as u8,
             faults,
             asks,
         }

@@ -69,6 +69,8 @@ pub(crate) struct Subsystem {
     next_cntlid: u16,
     work: Vec<Work>,
     pub(crate) num_flushes: u64,
+    /// The first controller that executed a part of a write, by the number of the write.
+    writers: BTreeMap<u64, u16>,
     /// Writes whose queue pair was dropped, and the first connection that was opened after that.
     pub(crate) abandoned: Vec<(std::ops::Range<u64>, u64)>,
     /// The broken rules.
@@ -103,6 +105,8 @@ struct Work {
     sqe: Sqe,
     data: Vec<u8>,
     room: u32,
+    /// True if the path was inaccessible when the command was taken.
+    is_refused: bool,
 }
 
 impl Subsystem {
@@ -129,6 +133,7 @@ impl Subsystem {
             next_cntlid: 1,
             work: Vec::new(),
             num_flushes: 0,
+            writers: BTreeMap::new(),
             abandoned: Vec::new(),
             broken_rules: Vec::new(),
             random,
@@ -138,6 +143,11 @@ impl Subsystem {
     /// Returns whether the last blocks that `write` wrote are durable.
     pub(crate) fn is_durable(&self, blocks: std::ops::Range<u64>, write: u64) -> bool {
         self.range(blocks).all(|block| block.durable == write)
+    }
+
+    /// The first controller that executed a part of `write`.
+    pub(crate) fn writer(&self, write: u64) -> Option<u16> {
+        self.writers.get(&write).copied()
     }
 
     /// Returns whether a part of `write` is neither durable nor in the cache.
@@ -304,7 +314,8 @@ impl Subsystem {
         };
         let at = now + takes;
         let path = wires[&wire].portal;
-        self.work.push(Work { at, wire, of, path, id, sqe, data, room });
+        let is_refused = self.has_ana && self.paths[path].ana > 2;
+        self.work.push(Work { at, wire, of, path, id, sqe, data, room, is_refused });
     }
 
     /// Checks an I/O command against the rules.
@@ -418,14 +429,14 @@ impl Subsystem {
         let start = work.sqe.slba().0;
         let range = start as usize..start as usize + work.sqe.num_blocks() as usize;
         let path = &self.paths[work.path];
-        let is_lost = self.has_ana && path.ana > 2;
-        if is_awaited && (is_lost || now < path.path_error_until) {
+        if is_awaited && (work.is_refused || now < path.path_error_until) {
             match work.sqe.opcode {
                 nvm::WRITE => self.blocks[range].iter_mut().for_each(|block| block.refused += 1),
                 nvm::FLUSH => self.num_flushes -= 1,
                 _ => {}
             }
-            let status = if is_lost { Status::ANA_INACCESSIBLE } else { Status::ANA_TRANSITION };
+            let status =
+                if work.is_refused { Status::ANA_INACCESSIBLE } else { Status::ANA_TRANSITION };
             return (Cqe::new(0, status), None);
         }
         let mut data = None;
@@ -443,6 +454,7 @@ impl Subsystem {
                 let chunks = work.data.chunks_exact(BLOCK_LEN);
                 for (block, bytes) in self.blocks[range].iter_mut().zip(chunks) {
                     let written = number_at(bytes, 0);
+                    self.writers.entry(written).or_insert(work.of.0);
                     if self.has_cache {
                         block.cached = Some(written)
                     } else {

@@ -19,7 +19,7 @@ use dlfs::qpair::session::{
     AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
     HostIdentity, Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
 };
-use dlfs::qpair::{Completion, Io, IoOp};
+use dlfs::qpair::{Completion, Io, IoError, IoOp};
 use dlfs::tcp::Digests;
 use dlfs::units::{Lba, Nsid};
 
@@ -39,8 +39,6 @@ pub(crate) struct World {
     admins: [Option<Admin>; NUM_SLOTS],
     /// Admin queues that are connecting or connected.
     num_admins: u32,
-    /// The most of them.
-    max_admins: u32,
     keeper_until: Option<Instant>,
     pairs: Vec<Pair>,
     network: Network,
@@ -48,6 +46,8 @@ pub(crate) struct World {
     faults: VecDeque<(Instant, Fault)>,
     asks: VecDeque<(Instant, Ask)>,
     oracle: Oracle,
+    /// True if nothing breaks, so that all that the target has taken must be answered.
+    is_calm: bool,
     /// When a session was last live, or opening began.
     last_live: Instant,
     trace: Option<String>,
@@ -63,7 +63,8 @@ pub(crate) struct Report {
     pub(crate) num_sessions: u64,
     pub(crate) num_failed: u64,
     pub(crate) num_failed_flushes: u64,
-    pub(crate) is_given_up: bool,
+    pub(crate) num_late: u64,
+    pub(crate) num_given_up: u64,
 }
 
 /// The connections between the host and the target.
@@ -160,7 +161,6 @@ impl World {
             shared: Arc::new(Shared::new(lifecycle, schedule.paths > 1, || WOKEN.set(true))),
             admins: [None, None],
             num_admins: 0,
-            max_admins: if schedule.keeps_two { 2 } else { 1 },
             keeper_until: Some(start),
             pairs: Vec::new(),
             network: Network {
@@ -174,6 +174,7 @@ impl World {
             faults: schedule.faults.into_iter().map(|(ms, fault)| (at(ms), fault)).collect(),
             asks: schedule.asks.into_iter().map(|(ms, ask)| (at(ms), ask)).collect(),
             oracle: Oracle::new(namespaces),
+            is_calm: schedule.is_calm,
             last_live: start,
             trace: is_traced.then(String::new),
             seen_phase: String::new(),
@@ -232,7 +233,8 @@ impl World {
                 num_sessions: self.num_sessions,
                 num_failed: self.oracle.num_failed,
                 num_failed_flushes: self.oracle.num_failed_flushes,
-                is_given_up: self.shared.with(|lifecycle| lifecycle.is_dead()),
+                num_late: self.oracle.num_late,
+                num_given_up: self.shared.with(|lifecycle| lifecycle.is_dead()).into(),
             })
         } else {
             Err(format!("{}\n{}", broken.join("\n"), self.trace.unwrap_or_default()))
@@ -500,8 +502,15 @@ impl World {
             Ok(()) => "is done".to_owned(),
             Err(error) => format!("has failed: {error}"),
         };
+        if let Err(IoError::Disconnected(why)) = &result
+            && self.is_calm
+            && !NEVER_SENT.iter().any(|known| why.starts_with(known))
+        {
+            let message = format!("nothing broke, and {tag} was left without its answer: {why}");
+            self.oracle.broken_rules.push(message);
+        }
         self.say(|| format!("pair {index}: {tag} {text}"));
-        let live = self.shared.live();
+        let live = self.shared.with(|lifecycle| Some(lifecycle.live()?.join_info.cntlid));
         let outcome = Outcome { tag, buf: &buf, is_ok: result.is_ok(), live };
         self.oracle.complete(outcome, &self.target);
     }
@@ -685,7 +694,8 @@ impl Keeping for World {
     fn connect(&mut self, now: Instant, portal: usize) -> Result<Admin, Failure> {
         self.say(|| format!("keeper: connects to path {portal}"));
         self.num_admins += 1;
-        if self.num_admins > self.max_admins {
+        // With a single session at a time the second one is being left.
+        if self.num_admins as usize > NUM_SLOTS {
             self.oracle.broken_rules.push(format!("{} controllers at a time", self.num_admins));
         }
         let wire = self.network.connect(now, portal);
@@ -738,6 +748,9 @@ const IO_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The time after the start of the last fault until it has passed and every lost session is replaced.
 const SETTLING: Duration = Duration::from_secs(5);
+
+/// The reasons for which an I/O fails without having been sent.
+const NEVER_SENT: [&str; 3] = ["nothing worked", "given up", "writes that had completed"];
 
 /// The longest time of any run.
 const END: Duration = Duration::from_secs(120);

@@ -12,7 +12,8 @@
 //! Invariants:
 //! - A write or flush that was sent is never sent again, unless the controller said that it did nothing.
 //! - A flush succeeds only if no write that it should cover was lost with an earlier session.
-//! - Writes and flushes use one session at a time, and so do the reads of a host that writes.
+//! - Writes and flushes use one session at a time, and so do the reads of a host that writes. Those on their way in a
+//!   session whose path became inaccessible end there.
 //! - A session is only ever replaced by one on the same namespaces: same identifiers, sizes, block lengths.
 //! - Every wait has a limit.
 //!

@@ -74,7 +74,8 @@ pub struct Answer {
 ///
 /// While the connection is down, I/Os are taken and wait. Reads that were on the lost connection are issued
 /// again. Writes and flushes are not, because the target may still apply them: they complete with
-/// `Disconnected`, and the caller must read back to know.
+/// `Disconnected`, and the caller must read back to know. A connection on a path that became inaccessible is not lost:
+/// see `underway.rs`.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     /// I/Os that wait to be issued, in order.
@@ -238,7 +239,7 @@ impl Backlog {
     ) {
         for answer in self.finished.iter_mut().filter(|answer| answer.member == member) {
             if std::mem::take(&mut answer.reports_loss) {
-                shared.durability(ns_index).report_unseen();
+                shared.durability(ns_index).owe_report();
             }
         }
     }
@@ -316,7 +317,7 @@ impl Backlog {
         }
         if is_path_related(status) {
             let message = format!("the controller answered {status}");
-            shared.avoid_path(session.number, Failure::new(ErrorKind::Disconnected, message));
+            shared.avoid_path(session, Failure::new(ErrorKind::Disconnected, message));
         }
         shared.retried.fetch_add(1, Ordering::Relaxed);
         let attempt = Attempt { tries: attempt.tries + 1, ..attempt };

@@ -460,8 +460,12 @@ impl Controller {
                     let nsids = self.identified.namespaces.iter().map(|namespace| namespace.nsid);
                     let groups: Vec<_> = nsids.zip(self.anagrpids.iter().copied()).collect();
                     let ana = Ana::decode(&bytes, &groups);
-                    if self.terms.goal != Goal::Pages {
-                        ana.check()?;
+                    match ana.check().err().filter(|_| self.terms.goal != Goal::Pages) {
+                        Some(failure) if !self.ready => return Err(failure),
+                        // Commands that the target has taken are still answered.
+                        lost => {
+                            self.identified.inaccessible = lost.map(|lost| lost.at(step.name()));
+                        }
                     }
                     self.identified.is_non_optimized = ana == Ana::NonOptimized;
                     self.ana = Some(ana.name());

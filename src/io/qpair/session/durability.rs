@@ -40,8 +40,8 @@ impl Durability {
         covers_lost | (is_whole && self.take_lost())
     }
 
-    /// Records that nobody saw a failed flush which reported lost writes.
-    pub(crate) fn report_unseen(&self) {
+    /// Records a loss that a flush must report: nobody saw the report, or the write completed after its session.
+    pub(crate) fn owe_report(&self) {
         self.lost.store(true, Ordering::Relaxed);
     }
 
@@ -98,7 +98,7 @@ mod tests {
                 durability.session_lost();
             }
             assert!(!durability.take_lost());
-            durability.report_unseen();
+            durability.owe_report();
             assert!(durability.take_lost());
         }
         let durability = Durability::default();

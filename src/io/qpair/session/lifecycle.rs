@@ -7,6 +7,10 @@
 //! that another controller has in its cache; a host that writes also reads there, so that it finds what it wrote.
 //! When the main session is lost, the other one becomes the main session at once, and its slot is filled again in
 //! the background.
+//!
+//! A session whose path became inaccessible is *left*: nothing new is issued in it, and its controller stays until
+//! the writes and flushes on its queues have ended. Meanwhile the other slot has the main session, also on a single
+//! path.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
+use super::underway::Underway;
 use super::{Attached, Failure, Identified, SessionStats};
 use crate::qpair::Namespace;
 use dlfs_base::error::ErrorKind;
@@ -45,6 +50,8 @@ pub struct Session<P, J> {
     /// Set once an I/O has succeeded in the session. If the session fails before that, reconnecting first
     /// waits.
     pub proven: AtomicBool,
+    /// The writes and flushes on the connections of its I/O queues.
+    pub(super) underway: Underway,
 }
 
 /// The phase of the sessions.
@@ -171,6 +178,9 @@ enum Stage<P, J> {
     Live { session: Arc<Session<P, J>>, since: Instant },
     /// A queue pair has ended the session; its controller is not dropped yet.
     Reset { session: Arc<Session<P, J>>, since: Instant, reason: Failure },
+    /// The session is left: its controller is dropped once the writes and flushes on its queues have ended, or at
+    /// this time.
+    Leaving { session: Arc<Session<P, J>>, until: Instant },
     /// Given up.
     Dead(Failure),
 }
@@ -308,6 +318,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             Stage::Waiting { until } => Some(*until),
             Stage::Connecting { deadline } => Some(*deadline),
             Stage::Reset { since, .. } => Some(*since), // at once
+            Stage::Leaving { until, .. } => Some(*until),
             Stage::Live { .. } | Stage::Dead(_) => None,
         };
         self.slots.iter().enumerate().filter_map(of).min()
@@ -393,9 +404,16 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
                     let reason = reason.clone();
                     self.handle_failed(now, slot, reason);
                 }
+                Stage::Leaving { session, until }
+                    if now >= *until || !session.underway.delays_leaving() =>
+                {
+                    let failure = Failure::new(ErrorKind::Disconnected, "it was left");
+                    self.end_leaving(now, slot, failure);
+                }
                 _ => {}
             }
         }
+        self.replace_leaving(now);
     }
 
     /// Handles the controller of a slot that is up and identified; `namespaces` describes its namespaces to queue
@@ -437,6 +455,7 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
             namespaces,
             is_optimized: AtomicBool::new(!identified.is_non_optimized),
             proven: AtomicBool::new(false),
+            underway: Underway::default(),
         });
         let Digests { header, data } = identified.digests;
         self.always_digested &= header && data || identified.is_secured;
@@ -454,7 +473,8 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     }
 
     /// Handles namespaces of a slot that were identified again while its session is live. A namespace that has
-    /// grown keeps its old size here. A namespace that was replaced, or has shrunk, ends the session.
+    /// grown keeps its old size here. A namespace that was replaced, or has shrunk, ends the session. The session is
+    /// left if a namespace became inaccessible.
     pub(crate) fn handle_changed(
         &mut self,
         now: Instant,
@@ -463,6 +483,10 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         mut namespaces: Vec<Attached>,
     ) {
         let (Some(session), Some(seen)) = (self.live_in(slot), &self.identity) else { return };
+        if let Some(failure) = &identified.inaccessible {
+            session.underway.leave();
+            return self.handle_failed(now, slot, failure.clone());
+        }
         session.is_optimized.store(!identified.is_non_optimized, Ordering::Relaxed);
         for (seen, now) in seen.iter().zip(&mut namespaces) {
             now.namespace.num_blocks = now.namespace.num_blocks.min(seen.namespace.num_blocks);
@@ -475,9 +499,10 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// Handles a failed attempt to connect, or the loss of the session of a slot.
     pub(crate) fn handle_failed(&mut self, now: Instant, slot: usize, failure: Failure) {
         let state = &mut self.slots[slot];
-        let was_live = match &state.stage {
+        let lost = match &state.stage {
             Stage::Waiting { .. } | Stage::Dead(_) => return,
-            Stage::Connecting { .. } => false,
+            Stage::Leaving { .. } => return self.end_leaving(now, slot, failure),
+            Stage::Connecting { .. } => None,
             Stage::Live { session, since } | Stage::Reset { session, since, .. } => {
                 let lived = now.saturating_duration_since(*since);
                 if lived >= PROVEN_AFTER || session.proven.load(Ordering::Relaxed) {
@@ -485,9 +510,10 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
                 } else {
                     state.backoff.is_fresh = false;
                 }
-                true
+                Some(Arc::clone(session))
             }
         };
+        let was_live = lost.is_some();
         let portal = state.portal;
         state.stage = Stage::Waiting { until: now };
         self.losses[portal] += u64::from(was_live);
@@ -511,10 +537,15 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         {
             return self.give_up(final_failure);
         }
-        self.actions.push_back(Action::Close { slot, failure: failure.clone() });
         if !opening {
-            self.lost = Some(failure);
+            self.lost = Some(failure.clone());
         }
+        if let Some(session) = lost.filter(|session| session.underway.delays_leaving()) {
+            let until = deadline(now, self.limits.connect_timeout);
+            self.slots[slot].stage = Stage::Leaving { session, until };
+            return;
+        }
+        self.actions.push_back(Action::Close { slot, failure });
         let backoff = &mut self.slots[slot].backoff;
         if slot != self.main {
             let wait = if std::mem::take(&mut backoff.is_fresh) {
@@ -546,6 +577,28 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
         self.main = other;
         true
+    }
+
+    /// Drops the controller of a session that was left.
+    fn end_leaving(&mut self, now: Instant, slot: usize, failure: Failure) {
+        self.slots[slot].stage = Stage::Waiting { until: now };
+        self.actions.push_back(Action::Close { slot, failure });
+    }
+
+    /// Replaces a main session that is being left in the other slot, once that is free.
+    fn replace_leaving(&mut self, now: Instant) {
+        let leaving = &self.slots[self.main];
+        let portal = leaving.portal;
+        let other = 1 - self.main;
+        if matches!(leaving.stage, Stage::Leaving { .. })
+            && matches!(self.slots[other].stage, Stage::Waiting { .. })
+        {
+            let next = &mut self.slots[other];
+            next.stage = Stage::Waiting { until: now };
+            next.portal = portal;
+            next.was_live = true;
+            self.main = other;
+        }
     }
 
     /// Ends the sessions for good.

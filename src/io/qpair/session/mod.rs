@@ -17,6 +17,7 @@
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | `paths` | the choice of a path for an I/O | the queue |
+//! | `underway` | the writes that delay leaving a path | the session |
 //! | `Backlog` | an I/O that is not on a connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
@@ -33,6 +34,7 @@ pub mod lifecycle;
 mod paths;
 pub mod queue;
 mod shared;
+mod underway;
 
 pub(crate) use backlog::Backlog;
 pub use backlog::{Answer, Attempt};
@@ -122,6 +124,8 @@ pub struct Identified {
     pub is_secured: bool,
     /// True if the ANA state of a namespace is non-optimized on this path.
     pub is_non_optimized: bool,
+    /// The failure if a namespace became inaccessible on this path, by its ANA state, after the goal was reached.
+    pub inaccessible: Option<Failure>,
     /// The requested namespaces in the order of the request; if all were requested, by ascending NSID.
     pub namespaces: Vec<IdentifiedNamespace>,
 }

@@ -238,11 +238,14 @@ impl IoQueue {
     /// The time at which the next turn must begin, even if no bytes arrive.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let channels = self.lanes.iter().filter_map(|lane| lane.joining()?.0.poll_timeout());
+        // A session that is left is replaced in the other slot, also on a single path.
+        let is_left = self.lanes.iter().any(Lane::is_left);
+        let uses_both = self.has_two || is_left || self.lanes[1].joining().is_some();
         let retry = match &self.lanes[0].state {
             _ if self.dead.is_some() => None,
             // Another session may be live while this queue waits for one, or writes wait for the main session.
-            _ if self.has_two => {
-                let waits = !self.is_joined() || !self.backlog.waiting.is_empty();
+            _ if uses_both => {
+                let waits = is_left || !self.is_joined() || !self.backlog.waiting.is_empty();
                 waits.then(|| self.now + SESSION_INTERVAL)
             }
             State::Down { retry_at, .. } => Some(*retry_at),
@@ -333,6 +336,11 @@ impl IoQueue {
                 self.backlog.end(attempt, Err(reason));
                 continue;
             }
+            if attempt.io.op != IoOp::Read && !session.underway.begin() {
+                shared.writes_ended(session, 1);
+                self.backlog.waiting.push_front(attempt);
+                break;
+            }
             let (sqe, transfer) = command(session, &attempt);
             attempt.sent_at = Some(now);
             load.sent();
@@ -349,7 +357,9 @@ impl IoQueue {
         let [one, two] = &self.lanes;
         let candidate = |lane: &Lane| match &lane.state {
             State::Joined { channel, session, .. }
-                if op == IoOp::Read && self.spreads_reads || session.number == shared.live() =>
+                if !session.underway.is_left()
+                    && (op == IoOp::Read && self.spreads_reads
+                        || session.number == shared.live()) =>
             {
                 Some(Candidate {
                     is_optimized: session.is_optimized.load(Ordering::Relaxed),
@@ -417,9 +427,21 @@ impl IoQueue {
 
     fn notice_lost_session(&mut self, lane: usize, shared: &TcpShared, carrier: &mut impl Carrier) {
         let Some((_, session)) = self.lanes[lane].joining() else { return };
+        if self.lets_writes_end(lane, shared) {
+            return;
+        }
         if let Some(reason) = shared.why_over(session.number) {
             self.close(lane, &reason, false, shared, carrier);
         }
+    }
+
+    /// Returns whether a lane stays in a session that is left until the writes and flushes on it have ended. The
+    /// connection's time limits bound that, and the slot's next session, which needs the lane.
+    fn lets_writes_end(&self, lane: usize, shared: &TcpShared) -> bool {
+        let State::Joined { channel, session, .. } = &self.lanes[lane].state else { return false };
+        session.underway.is_left()
+            && shared.number_in(lane) == 0
+            && channel.outstanding().any(|attempt| attempt.io.op != IoOp::Read)
     }
 
     /// Ends the connection when a fence has closed: the rest of a partly sent write must not be sent. The
@@ -432,15 +454,16 @@ impl IoQueue {
         }
     }
 
-    /// The session for a lane, if one is live in its slot. The lane of the first slot notices when there is none at
-    /// all.
+    /// The session for a lane, if one is live in its slot. Notices when there will be none at all.
     fn session_for(&mut self, lane: usize, shared: &TcpShared) -> Option<Arc<TcpSession>> {
         if shared.number_in(lane) != 0 {
             return shared.session_in(lane);
         }
-        if lane == 0 && shared.live() == 0 {
+        if shared.live() == 0 {
             match shared.session_state(&mut self.backlog) {
-                SessionState::Live(session) => return (!self.has_two).then_some(session),
+                SessionState::Live(session) => {
+                    return (session.number == shared.number_in(lane)).then_some(session);
+                }
                 SessionState::Pending => {}
                 SessionState::Ended(reason) => self.dead = Some(reason),
             }
@@ -565,6 +588,8 @@ impl IoQueue {
             self.backlog.down_since.get_or_insert(self.now);
         }
         let (attempts, ended) = channel.abandon();
+        let writes = attempts.iter().filter(|attempt| attempt.io.op != IoOp::Read);
+        shared.writes_ended(&session, writes.count());
         for (attempt, result) in ended {
             if let Some(answer) = self.complete_or_retry(shared, &session, attempt, result) {
                 self.backlog.finished.push_back(answer);
@@ -585,6 +610,9 @@ impl IoQueue {
         attempt: Attempt,
         result: Result<Cqe, CommandError>,
     ) -> Option<Answer> {
+        if attempt.io.op != IoOp::Read {
+            shared.writes_ended(session, 1);
+        }
         let result = match result {
             Ok(cqe) => Ok(cqe.status()),
             Err(CommandError::DataDigest) => {
@@ -602,6 +630,11 @@ impl IoQueue {
 impl Lane {
     fn is_joined(&self) -> bool {
         matches!(self.state, State::Joined { .. })
+    }
+
+    /// Returns whether its session is left.
+    fn is_left(&self) -> bool {
+        matches!(&self.state, State::Joined { session, .. } if session.underway.is_left())
     }
 
     /// Adds the I/Os that have ended to the statistics of the path.

@@ -275,10 +275,18 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         }
     }
 
-    /// As [`Shared::request_reset`], but only if there is another path.
-    pub(super) fn avoid_path(&self, number: u64, reason: Failure) {
+    /// Leaves a session whose path does not accept a command, if there is another path.
+    pub(super) fn avoid_path(&self, session: &Session<P, J>, reason: Failure) {
         if self.has_other_paths {
-            self.request_reset(number, reason);
+            session.underway.leave();
+            self.request_reset(session.number, reason);
+        }
+    }
+
+    /// Records that writes and flushes have left the connections of a session. Its controller may wait for that.
+    pub(super) fn writes_ended(&self, session: &Session<P, J>, num: usize) {
+        if session.underway.end(num) && self.is_ours() {
+            (self.wake)();
         }
     }
 
@@ -287,9 +295,10 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
     pub(super) fn wrote(&self, number: u64, ns_index: usize) {
         let durability = self.durability(ns_index);
         durability.wrote();
-        // If the session has ended meanwhile, this write was lost with the earlier ones.
+        // If the session has ended meanwhile, this write may be lost with the earlier ones; those of a later session
+        // are not.
         if self.live.load(Ordering::SeqCst) != number {
-            durability.session_lost();
+            durability.owe_report();
         }
     }
 

@@ -135,3 +135,37 @@ fn a_namespace_of_another_identity_size_or_block_length_is_refused_naming_both()
     assert!(other(|n| n.num_blocks = 99).message.contains("found NGUID"));
     assert!(other(|n| n.block_len_bytes = 4096).message.contains("4096"));
 }
+
+#[test]
+fn a_session_that_is_left_keeps_its_controller_until_its_last_write_has_ended() {
+    let mut now = Instant::now();
+    let lost = || Identified {
+        inaccessible: Some(Failure::new(ErrorKind::Disconnected, "inaccessible")),
+        ..Identified::default()
+    };
+    // A single path: the other slot connects to it at once.
+    let mut lifecycle = on(now, &["a"]);
+    run(&mut lifecycle, now, &[]);
+    let first = Arc::clone(lifecycle.live().unwrap());
+    assert!(first.underway.begin());
+    now += PROVEN_AFTER;
+    lifecycle.handle_changed(now, 0, &lost(), Vec::new());
+    assert!(lifecycle.live().is_none() && !first.underway.begin());
+    assert_eq!(run(&mut lifecycle, now, &[]), [0]);
+    assert_eq!(sessions(&lifecycle), [(2, "a")]);
+    assert_eq!((lifecycle.losses(0), lifecycle.stats().reconnects), (1, 1));
+    // That one has to be left as well: one of the two must end before there is another.
+    let second = Arc::clone(lifecycle.live().unwrap());
+    assert!(second.underway.begin());
+    now += PROVEN_AFTER;
+    lifecycle.handle_changed(now, 1, &lost(), Vec::new());
+    assert!(run(&mut lifecycle, now, &[]).is_empty());
+    assert!(first.underway.end(2));
+    assert_eq!(run(&mut lifecycle, now, &[]), [0]);
+    assert_eq!(sessions(&lifecycle), [(3, "a")]);
+    // A write without an answer has a limit.
+    assert_eq!(lifecycle.poll_timeout(), Some(now + Duration::from_secs(10)));
+    run(&mut lifecycle, now + Duration::from_secs(10), &[]);
+    assert_eq!(lifecycle.poll_timeout(), None);
+    assert_eq!(sessions(&lifecycle), [(3, "a")]);
+}
