@@ -41,9 +41,18 @@ impl Packs {
         Packs { prefix: format!("{prefix}packs/{source:016x}/"), own: format!("{identity:032x}") }
     }
 
-    /// The pack of these shards, or else the longest one of the source, which may lack some.
+    /// The pack of these shards, or else the longest one of the source, which may lack some. Passes over packs that are
+    /// longer than any that this version creates.
     pub(crate) fn load(&self, client: &Client) -> Result<Pack> {
-        let Some(object) = self.find(client)? else { return Ok(Pack::default()) };
+        let is_right = |object: &Object| object.len_bytes <= MOST_BYTES as u64;
+        let (right, long): (Vec<_>, Vec<_>) = self.list(client)?.into_iter().partition(is_right);
+        if let Some(Object { key, len_bytes, .. }) = long.first() {
+            tracing::warn!(
+                "the pack {key} is not used: it has {len_bytes} bytes, more than {MOST_BYTES}"
+            );
+        }
+        let rank = |object: &Object| (self.is_own(object), object.len_bytes);
+        let Some(object) = right.into_iter().max_by_key(rank) else { return Ok(Pack::default()) };
         let mut bytes = zeroed_vec(object.len_bytes)?;
         client.fetch(&object, 0..object.len_bytes).read_into(&mut bytes)?;
         Pack::of(bytes).or_else(|error| {
@@ -54,7 +63,7 @@ impl Packs {
 
     /// Creates the pack of these shards, unless it is there or would be long.
     pub(crate) fn keep(&self, client: &Client, keys: &[u128], all: &[ShardIndex]) -> Result<()> {
-        if self.find(client)?.is_some_and(|object| self.is_own(&object)) {
+        if self.list(client)?.iter().any(|object| self.is_own(object)) {
             return Ok(());
         }
         let mut bytes = MAGIC.to_vec();
@@ -68,13 +77,10 @@ impl Packs {
         client.create(&format!("{}{}", self.prefix, self.own), bytes).map(drop)
     }
 
-    fn find(&self, client: &Client) -> Result<Option<Object>> {
-        let mut found = None::<Object>;
+    fn list(&self, client: &Client) -> Result<Vec<Object>> {
+        let mut found = Vec::new();
         client.list(&self.prefix, &mut |object| {
-            let rank = |object: &Object| (self.is_own(object), object.len_bytes);
-            if found.as_ref().is_none_or(|found| rank(found) < rank(&object)) {
-                found = Some(object);
-            }
+            found.push(object);
             Ok(())
         })?;
         Ok(found)

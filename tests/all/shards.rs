@@ -780,6 +780,11 @@ mod store {
         store.put(&own[0], "DLFSSHPK and what is none of it");
         let (again, samples, all) = made();
         assert_eq!((again, samples, all.len()), (0, 117, 14), "{all:?}");
+        // One that is too long is not read, and the other pack serves.
+        store.put(&own[0], vec![0; (64 << 20) + 1]);
+        let (again, samples, few) = made();
+        assert_eq!((again, samples, few.len()), (0, 117, 2), "{few:?}");
+        assert_eq!(few[0], asked[0]);
     }
 
     #[test]
