@@ -522,12 +522,15 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         }
         let opening = self.identity.is_none();
         let failure = failure.at(&self.portals[portal]);
-        // With a single path, the caller gets the failure as its error. After a loss, only the loss is a
-        // warning.
+        // With a single path, the caller gets the failure as its error; after a loss only if nothing reconnects, as
+        // between peers, which lose each other at the end of each job. Otherwise the loss alone is a warning.
         let several = self.portals.len() > 1;
+        let reconnects = several || !self.limits.ctrl_loss_tmo.is_zero();
         match opening {
             true if several => self.say(Level::Warn, failure.to_string()),
-            _ if was_live => self.say(Level::Warn, format!("lost {failure}; reconnecting")),
+            _ if was_live && reconnects => {
+                self.say(Level::Warn, format!("lost {failure}; reconnecting"));
+            }
             _ => self.say(Level::Debug, failure.to_string()),
         }
         self.note(portal, opening, &failure);

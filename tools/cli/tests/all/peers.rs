@@ -51,6 +51,7 @@ fn read_together(commands: impl Iterator<Item = Command>) -> Vec<Value> {
         let output = rank.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "rank {nth}: {said}");
+        assert!(!said.contains("lost "), "rank {nth} warns of a rank that has ended: {said}");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         samples += report["samples"].as_u64().unwrap();
         let nodes = report["peers"]["nodes"].as_array().unwrap();
