@@ -4,6 +4,11 @@
 //! of data takes the socket. Registers are read and written by messages, except where the device gives its registers'
 //! file, as for doorbells: those are mapped, and cost no system call. Interrupts are not asked for: queues are polled.
 //!
+//! The device's process can truncate the registers' file after it was mapped, and the next doorbell then ends this
+//! process with SIGBUS. A seal would rule that out, but servers such as SPDK's target pass files that cannot be sealed,
+//! and doorbells by `pwrite` would cost a system call each. So that process is trusted with this, as with our memory;
+//! our own files are sealed.
+//!
 //! | bytes  | field      | meaning                                             |
 //! |--------|------------|-----------------------------------------------------|
 //! | 0..2   | `id`       | chosen by the sender, repeated in the reply         |
