@@ -385,6 +385,25 @@ fn a_rank_that_takes_nothing_is_named_when_another_is_two_epochs_ahead() {
 }
 
 #[test]
+fn a_rank_that_takes_its_samples_slowly_is_waited_for() {
+    let origin = Origin::new(12, 320, |_| 4_096);
+    let job = Job { deadline: Duration::from_secs(4), ..Job::new(&origin, 0.5, 2, 4) };
+    let ranks = job.start(&origin);
+    let slow = ranks[1].loader(job.run(1)).unwrap();
+    let fast = thread::scope(|scope| {
+        let fast = scope.spawn(|| read(&origin.samples, &ranks[0].loader(job.run(0)).unwrap()));
+        // For longer than the deadline, but with every batch it takes some samples.
+        for _ in 0..18 {
+            slow.next(&mut ()).unwrap().unwrap();
+            thread::sleep(Duration::from_millis(400));
+        }
+        read(&origin.samples, &slow);
+        fast.join().unwrap()
+    });
+    assert!(fast == expected(&origin, &job)[0]);
+}
+
+#[test]
 fn a_damaged_store_is_mended_from_the_origin() {
     let origin = Origin::new(9, 200, |_| 5_000);
     let mut job = Job::new(&origin, 0.0, 2, 2);

@@ -71,8 +71,8 @@ struct Work {
     has_left: bool,
     /// Start of the wait for samples at the end of the epoch.
     late: Option<Instant>,
-    /// Start of the wait for a rank that does not take its samples.
-    silent: Option<Instant>,
+    /// The latest progress of each rank that has not taken its samples, and when it came or this rank began to wait.
+    slow: HashMap<u32, (Progress, Instant)>,
 }
 
 /// A source of samples: another rank's store, or the data set.
@@ -365,16 +365,14 @@ impl Exchange {
     /// Deletes the samples that their new ranks have received, or could read from the data set if these are gone.
     fn let_leave(&mut self, work: &mut Work, epoch: Epoch) -> Result<()> {
         let ranks: Vec<u32> = work.leaving.keys().copied().collect();
-        let mut silent = None;
+        // The loader may be one epoch ahead; beyond that it needs samples that have not been exchanged.
+        let is_waiting = epoch.0 > work.epoch.0 + 1;
         for rank in ranks {
-            let progress = match self.progress_of(rank) {
-                Ok(progress) => progress,
+            let (progress, why) = match self.progress_of(rank) {
+                Ok(progress) => (progress, "it has not got them all yet".to_owned()),
                 // If the rank comes back, it reads the samples from the data set.
-                Err(_) if self.is_gone(rank) && self.is_in_origin(work, rank)? => GONE,
-                Err(why) => {
-                    silent = Some((rank, why));
-                    continue;
-                }
+                Err(why) if self.is_gone(rank) && self.is_in_origin(work, rank)? => (GONE, why),
+                Err(why) => (Progress::default(), why),
             };
             let has = |step: usize| progress > Progress { epoch: work.epoch, steps: step as u64 };
             let steps = work.leaving.remove(&rank).unwrap_or_default();
@@ -384,20 +382,16 @@ impl Exchange {
                 work.has_left = true;
                 add(&self.parts.shared.counters.deleted, 1);
             }
-            if !stays.is_empty() {
-                silent = silent.or(Some((rank, "it has not got them all yet".to_owned())));
-                work.leaving.insert(rank, stays);
+            if stays.is_empty() {
+                continue;
             }
-        }
-        if silent.is_none() {
-            work.silent = None;
-        }
-        // The loader may be one epoch ahead; beyond that it needs samples that have not been exchanged.
-        if let Some((rank, why)) = silent
-            && epoch.0 > work.epoch.0 + 1
-        {
-            let since = *work.silent.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.parts.options.deadline {
+            work.leaving.insert(rank, stays);
+            let now = Instant::now();
+            let (latest, since) = work.slow.entry(rank).or_insert((progress, now));
+            if progress > *latest || !is_waiting {
+                (*latest, *since) = (progress, now);
+            }
+            if now - *since > self.parts.options.deadline {
                 let text = format!(
                     "rank {rank} has not taken the samples that it gets after epoch {} within {:?}: {why}",
                     work.epoch, self.parts.options.deadline
@@ -710,8 +704,8 @@ impl Work {
     }
 
     fn none(epoch: Epoch) -> Work {
-        let (steps, open, leaving) = Default::default();
-        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, silent: None }
+        let (steps, open, leaving, slow) = Default::default();
+        Work { epoch, steps, open, due: 0, leaving, has_left: false, late: None, slow }
     }
 
     /// Removes the steps whose samples are already in the store, and publishes the progress.

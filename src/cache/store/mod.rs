@@ -79,7 +79,8 @@ pub struct StoreOptions {
     /// Time after which the samples of a late peer (at the end of an epoch) or of an unreachable peer (at any time)
     /// are read from the origin.
     pub patience: Duration,
-    /// Deadline, at the end of an epoch, for samples that neither a peer nor the origin delivers.
+    /// Deadline, at the end of an epoch, for samples that neither a peer nor the origin delivers; and for a peer to
+    /// receive another sample while this rank waits for it to take those that leave.
     pub deadline: Duration,
 }
 
