@@ -6,7 +6,7 @@ use std::io::Write;
 use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use dlfs::ErrorKind;
 use dlfs::cache::{Cache, Identity, TierOptions, TierPlan};
 use dlfs::format::Uuid;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::tier::{Policy, Units};
+use dlfs::tier::{PAGE_BYTES, Policy, Units};
 use dlfs::units::Generation;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
@@ -534,6 +534,30 @@ fn an_owner_of_another_version_is_named_with_its_process() {
         assert!(report.contains("process 4711 runs dlfs 99.1.0"), "{report}");
         assert!(report.contains("one version of dlfs on a node"), "{report}");
     });
+}
+
+/// A process sends the pages that it has read without waiting for the owner to refuse some of them.
+#[test]
+fn of_the_pages_that_a_process_sends_those_that_the_owner_expects_are_kept() {
+    const EXPECT: u32 = 2;
+    const PIECE: u32 = 3;
+    let origin = origin(15);
+    let uuid = unique_uuid();
+    let units = (0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32));
+    let owner = origin.open_units(Units::of_small_samples(units), uuid, &["ram:64M"]).unwrap();
+    let mut stream = UnixStream::connect(socket(&name_in_memory(uuid))).unwrap();
+    let unit = 3_u64;
+    let mut send = |kind: u32, pages: u64, bytes: &[u8]| {
+        let numbers = [u64::from(kind) | unit << 32, pages].map(u64::to_le_bytes);
+        stream.write_all(&[&numbers.concat()[..], bytes].concat()).unwrap();
+    };
+    send(EXPECT, 0b0110, b"");
+    let start = (unit * UNIT_BYTES) as usize;
+    send(PIECE, 0b1111, &origin.bytes[start..start + 4 * PAGE_BYTES as usize]);
+    wait_for("copies of two pages", || owner.stats().tiers[0].held_bytes == 2 * PAGE_BYTES);
+    let first = unit * UNIT_PAGES;
+    origin.read_each(&owner, [first + 1, first + 2], PAGE_BYTES);
+    assert_eq!(origin_bytes(&owner), 0);
 }
 
 #[test]

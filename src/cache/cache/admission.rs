@@ -9,11 +9,15 @@
 //! for all nodes. When the first page of a chunk is kept, the copier fetches the rest of the chunk
 //! after the readers.
 
-use super::copier::Job;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::holdings::Held;
 use super::opening::lacking;
 use super::share::Message;
 use super::{OWN, Shared};
+use dlfs_base::buf::IoBuf;
 use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
 
 /// Pages of a unit that this process reads from the origin, to be kept.
@@ -65,6 +69,19 @@ impl Shared {
         if let Some(link) = self.link() {
             link.send(Message::Gone(unit, pages));
         }
+    }
+
+    /// Passes contiguous pages to the copier. Releases them instead if too many bytes wait for it.
+    pub(super) fn pass(&self, unit: u32, run: Range<u32>, bytes: &[u8]) {
+        let pages = PageSet::range(run);
+        let queued = self.queued_bytes();
+        if queued.fetch_add(bytes.len(), Ordering::AcqRel) + bytes.len() > MAX_QUEUED_BYTES {
+            queued.fetch_sub(bytes.len(), Ordering::AcqRel);
+            return self.release(unit, pages);
+        }
+        let mut buf = IoBuf::zeroed(bytes.len());
+        buf.copy_from_slice(bytes);
+        self.send(Job::Piece { unit, pages, bytes: buf });
     }
 
     /// Returns whether the copier fetches all reserved pages of the unit, including those that nobody reads.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::admission::Claim;
-use super::copier::{Job, MAX_QUEUED_BYTES};
+use super::copier::Job;
 use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
 use super::sources::Source;
 use super::tier_pair::pair_of;
@@ -635,16 +635,8 @@ impl TieredPair {
             let begin = shared.units.get(unit).start_bytes();
             for run in kept.runs() {
                 let from = (begin + u64::from(run.start) * PAGE_BYTES - start) as usize;
-                let len = ((run.end - run.start) as u64 * PAGE_BYTES) as usize;
-                let queued = shared.queued_bytes();
-                if queued.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
-                    queued.fetch_sub(len, Ordering::AcqRel);
-                    shared.release(unit, PageSet::range(run));
-                    continue;
-                }
-                let mut buf = IoBuf::zeroed(len);
-                buf.copy_from_slice(&bytes[from..from + len]);
-                shared.send(Job::Piece { unit, pages: PageSet::range(run), bytes: buf });
+                let len = run.len() * PAGE_BYTES as usize;
+                shared.pass(unit, run, &bytes[from..from + len]);
             }
         }
     }

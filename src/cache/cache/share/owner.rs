@@ -15,11 +15,10 @@ use super::hello::{self, Hello};
 use super::socket::{Listener, MAX_ATTACHED, is_same_user};
 use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
-use dlfs_base::buf::IoBuf;
 use dlfs_base::error::Result;
 use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::threads::{self, Fate, Thread};
-use dlfs_order::tier::PageSet;
+use dlfs_order::tier::{PAGE_BYTES, PageSet};
 
 /// Serves processes that attach, on a thread of its own, until it is stopped.
 pub(in crate::cache) struct Owner {
@@ -243,17 +242,13 @@ impl Attached {
                 }
             }
             Frame::Piece { unit, pages, bytes } => {
-                if self.take_expected(unit, pages) != pages {
-                    return shared.copies.release(unit, pages);
+                // The process may not have seen yet that some pages are not kept. They were released then, and another
+                // process may have claimed them since.
+                for run in self.take_expected(unit, pages).runs() {
+                    let begin = (run.start - pages.0.trailing_zeros()) as usize * PAGE_LEN;
+                    let len = run.len() * PAGE_LEN;
+                    shared.pass(unit, run, &bytes[begin..begin + len]);
                 }
-                let len = bytes.len();
-                if shared.queued_bytes.fetch_add(len, Ordering::AcqRel) + len > MAX_QUEUED_BYTES {
-                    shared.queued_bytes.fetch_sub(len, Ordering::AcqRel);
-                    return shared.copies.release(unit, pages);
-                }
-                let mut buf = IoBuf::zeroed(len);
-                buf.copy_from_slice(bytes);
-                shared.send(Job::Piece { unit, pages, bytes: buf });
             }
             Frame::Gone(unit, pages) => _ = self.take_expected(unit, pages),
             Frame::Plan(plan) => shared.add_plan(self.number, plan),
@@ -291,6 +286,8 @@ fn told_pid(stream: &UnixStream) -> i32 {
     tracing::info!(pid, "a process has attached to the tiers");
     pid
 }
+
+const PAGE_LEN: usize = PAGE_BYTES as usize;
 
 /// Name of the thread.
 const OWNER: &str = "dlfs-tiers-owner";
