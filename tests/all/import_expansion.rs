@@ -9,6 +9,8 @@ use std::sync::Arc;
 use crate::import_support::{contents, options};
 use crate::support::alone::{leave_memory, ran_alone};
 use crate::support::archives::{self, archive, fix_checksum, masked, member};
+#[cfg(feature = "formats")]
+use crate::support::random::Random;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OnError as ReadOnError, OpenOptions, Query};
 use dlfs::import::sources::expansion::Expansion;
@@ -135,6 +137,111 @@ fn compressed_buffers_that_state_too_much_are_refused_before_they_get_memory() {
             let told = import(&path, &memory(64), options(Onto::Empty));
             let told = told.map(drop).unwrap_err().report();
             assert!(told.contains("a.arrow") && told.contains("--max-expansion"), "{told}");
+        }
+    }
+}
+
+/// A number in zigzag encoding, as in headers of Parquet pages.
+#[cfg(feature = "formats")]
+fn zigzag(number: i32) -> Vec<u8> {
+    let mut rest = ((number << 1) ^ (number >> 31)) as u32;
+    let mut bytes = Vec::new();
+    while rest >= 0x80 {
+        bytes.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    bytes.push(rest as u8);
+    bytes
+}
+
+/// A Parquet file of 50 texts and numbers, with dictionaries.
+#[cfg(feature = "formats")]
+fn table(
+    codec: parquet::basic::Compression,
+    version: parquet::file::properties::WriterVersion,
+) -> Vec<u8> {
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+    use parquet::file::properties::WriterProperties;
+
+    let texts = StringArray::from_iter_values((0..50).map(|row| format!("text {}", row % 7)));
+    let numbers = Int64Array::from_iter_values((0..50).map(|row| row % 5));
+    let columns = [("t", Arc::new(texts) as ArrayRef), ("n", Arc::new(numbers) as ArrayRef)];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let set = WriterProperties::builder().set_compression(codec).set_writer_version(version);
+    let mut bytes = Vec::new();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(&mut bytes, batch.schema(), Some(set.build()))
+            .unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+/// In a process that may take 2 GiB more: an allocation of what a header states there would end it.
+#[cfg(feature = "formats")]
+#[test]
+fn pages_whose_headers_lie_are_errors_and_get_no_memory() {
+    use parquet::basic::Compression;
+    use parquet::file::properties::WriterVersion;
+    use parquet::file::reader::{FileReader as _, SerializedFileReader};
+
+    if ran_alone(pages_whose_headers_lie_are_errors_and_get_no_memory) {
+        return;
+    }
+    let mut random = Random::new(31);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    leave_memory(2 << 30);
+    let import = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let imported = import(&path, &memory(16), options(Onto::Empty));
+        if let Err(error) = &imported {
+            assert_eq!(error.kind(), ErrorKind::BadSource, "{}", error.report());
+            assert!(error.report().contains("a.parquet"), "{}", error.report());
+        }
+        imported
+    };
+    // A dictionary's header: its type, decompressed and stored length, and a struct with the number of its values.
+    let header = |before: &[u8], len: i32, values: i32, behind: &[u8]| {
+        let [len, stored, values] = [len, 20, values].map(zigzag);
+        let front = [&b"\x15\x04"[..], before, &len, b"\x15", &stored].concat();
+        [&front[..], b"\x4c\x15", &values, b"\x15\0\0", behind, b"\0"].concat()
+    };
+    let second = [b"\x05\x04", &zigzag(i32::MAX)[..]].concat();
+    let lies = [
+        header(b"\x15", i32::MAX, 1, b""),
+        header(b"\x05\x04", i32::MAX, 1, b""), // the field's number in place of the step
+        header(b"\x15", 20, 1, &second),
+        header(b"\x15", 20, i32::MAX, b""),
+    ];
+    for (codec, version) in [
+        (Compression::SNAPPY, WriterVersion::PARQUET_1_0),
+        (Compression::UNCOMPRESSED, WriterVersion::PARQUET_2_0),
+    ] {
+        let whole = table(codec, version);
+        assert_eq!(import(&whole).unwrap().samples, 50);
+        let file = SerializedFileReader::new(File::open(&path).unwrap()).unwrap();
+        let columns = file.metadata().row_group(0).columns();
+        let pages = columns.iter().flat_map(|column| {
+            [column.dictionary_page_offset().unwrap(), column.data_page_offset()]
+        });
+        let pages: Vec<usize> = pages.map(|at| at as usize).collect();
+        for lie in &lies {
+            let mut lying = whole.clone();
+            lying.splice(pages[0]..pages[0], lie.iter().copied());
+            import(&lying).map(drop).unwrap_err();
+        }
+        for _ in 0..40 {
+            let mut lying = whole.clone();
+            for _ in 0..1 + random.below(3) {
+                let at = pages[random.below(4) as usize] + random.below(24) as usize;
+                let byte = random.below(256) as u8;
+                match random.below(4) {
+                    0 => lying.insert(at, byte),
+                    _ => lying[at] = byte,
+                }
+            }
+            let _ = import(&lying); // an error, or what a reader of Parquet cannot notice
         }
     }
 }

@@ -119,7 +119,7 @@ fn rows_of(
         let text = format!("the Parquet file cannot be read: {what}");
         Error::new(ErrorKind::BadSource, text).path(&path)
     };
-    let from = StatedPages(from, input.expansion.clone());
+    let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false };
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
     let (columns, table) = caught(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
     let groups = groups(table.metadata.metadata());
@@ -133,7 +133,7 @@ fn rows_of(
 
 /// A file whose row groups are decoded one after the other.
 struct Table<F> {
-    from: F,
+    from: StatedPages<F>,
     metadata: ArrowReaderMetadata,
     /// The columns that are read.
     read: ProjectionMask,
@@ -250,12 +250,13 @@ fn len(range: &Range<u64>) -> u64 {
 impl<F: ChunkReader + Clone + 'static> Table<F> {
     /// Opens a file, and returns its columns that `options` select, too.
     fn open(
-        from: F,
+        from: StatedPages<F>,
         options: &RowOptions,
         batch_bytes: i64,
     ) -> Result<(Vec<Column>, Table<F>), String> {
         let text = |error: ParquetError| error.to_string();
-        let of_file = ArrowReaderMetadata::load(&from, ArrowReaderOptions::new()).map_err(text)?;
+        let of_file =
+            ArrowReaderMetadata::load(&from.from, ArrowReaderOptions::new()).map_err(text)?;
         check_rows(of_file.metadata())?;
         let columns = arrow_cells::columns(of_file.schema());
         let views = Arc::new(arrow_cells::with_views(of_file.schema()));
@@ -276,13 +277,16 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         Ok((columns, Table { from, metadata, read, rows_at_once }))
     }
 
-    /// Looks where the pages are. Without this, they are found one after the other.
+    /// Looks where the pages are, if the file says it of all columns. Without this, they are found one after the other.
     fn find_pages(&mut self) {
         let options = ArrowReaderOptions::new()
             .with_schema(self.metadata.schema().clone())
-            .with_offset_index_policy(PageIndexPolicy::Optional);
-        match ArrowReaderMetadata::load(&self.from, options) {
-            Ok(metadata) => self.metadata = metadata,
+            .with_offset_index_policy(PageIndexPolicy::Required); // of all columns or of none
+        match ArrowReaderMetadata::load(&self.from.from, options) {
+            Ok(metadata) => {
+                self.from.is_indexed = metadata.metadata().page_index().is_some();
+                self.metadata = metadata;
+            }
             Err(error) => tracing::debug!(%error, "the offset index of a Parquet file is not read"),
         }
     }

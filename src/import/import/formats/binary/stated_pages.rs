@@ -1,12 +1,24 @@
-//! Checks the decompressed lengths that Parquet pages state. The decoder allocates any stated length, so each length is
-//! compared with the allowed expansion before the decoder gets the page.
+//! Checks the lengths that the headers of Parquet pages state. The decoder allocates any stated length, so each is
+//! compared with the allowed expansion before the decoder gets the header.
 //!
-//! A page begins with a header in Thrift's compact protocol. Its first three fields are the type, the decompressed
-//! length and the stored length, each as the byte `15` and a number in zigzag encoding.
+//! A header is a struct in Thrift's compact protocol. Each of its fields is a byte, with the step to the field's number
+//! in the upper half and the type in the lower one, and then the value; a zero byte ends the struct.
+//!
+//! | field of the header  | value                                                                               |
+//! |----------------------|-------------------------------------------------------------------------------------|
+//! | 1                    | the page's type                                                                     |
+//! | 2, 3                 | its decompressed length, its stored length                                          |
+//! | 4                    | its checksum                                                                        |
+//! | 5, 6, 7, 8           | one of: a struct for a data page, an index, a dictionary, a data page of version 2  |
+//! | 7: field 1           | the number of the dictionary's values                                               |
+//!
+//! The decoder goes by the fields' numbers alone, and takes the last value of a field that comes twice. Only headers in
+//! the form of all writers are let through, with ascending fields of the right types: in those, it finds what is found
+//! here.
 
-use std::io::{Chain, Cursor, Read};
+use std::io::{self, Cursor, Read, Take};
 
-use parquet::errors::{ParquetError, Result as ParquetResult};
+use parquet::errors::Result as ParquetResult;
 use parquet::file::reader::{ChunkReader, Length};
 
 use super::stated_buffers::has_memory;
@@ -14,84 +26,265 @@ use crate::import::sources::expansion::{Expands, Expansion};
 
 /// A file whose pages are checked.
 #[derive(Clone)]
-pub(super) struct StatedPages<F>(pub(super) F, pub(super) Expansion);
+pub(super) struct StatedPages<F> {
+    pub(super) from: F,
+    pub(super) expansion: Expansion,
+    /// Set if an offset index says where all pages are. A header is then read together with its page's data, and
+    /// otherwise alone.
+    pub(super) is_indexed: bool,
+}
 
 impl<F: Length> Length for StatedPages<F> {
     fn len(&self) -> u64 {
-        self.0.len()
+        self.from.len()
     }
 }
 
 impl<F: ChunkReader> ChunkReader for StatedPages<F> {
-    type T = Chain<Cursor<Vec<u8>>, F::T>;
+    type T = CheckedHeader<F::T>;
 
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
-        let mut from = self.0.get_read(start)?;
-        let mut head = Vec::new();
-        from.by_ref().take(HEAD_BYTES).read_to_end(&mut head)?;
-        self.check(lens(&head))?;
-        Ok(Cursor::new(head).chain(from))
+        let from = self.from.get_read(start)?;
+        Ok(CheckedHeader { from, expansion: self.expansion.clone(), header: None })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<bytes::Bytes> {
-        let bytes = self.0.get_bytes(start, length)?;
-        // With an offset index, the bytes begin with the page's header. Otherwise they are the data of a page, which
-        // may look like a header by chance; the length that it seems to state is then counted, too.
-        let lens = lens(&bytes[..bytes.len().min(HEAD_BYTES as usize)]);
-        self.check(lens.filter(|(_, packed)| *packed <= length as u64))?;
+        let bytes = self.from.get_bytes(start, length)?;
+        if self.is_indexed {
+            checked(&bytes[..], &self.expansion)?;
+        }
         Ok(bytes)
     }
 }
 
-impl<F> StatedPages<F> {
-    fn check(&self, lens: Option<(u64, u64)>) -> ParquetResult<()> {
-        let Some((len, _)) = lens else { return Ok(()) };
-        let made = self.1.make(Expands::Packed, len).and_then(|()| has_memory(len));
-        made.map_err(|reason| ParquetError::General(reason.to_string()))
+/// A header, which is checked as a whole before its first byte is read: the decoder also opens places where data begin,
+/// and then reads nothing.
+pub(super) struct CheckedHeader<R> {
+    from: R,
+    expansion: Expansion,
+    header: Option<Cursor<Vec<u8>>>,
+}
+
+impl<R: Read> Read for CheckedHeader<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let header = match &mut self.header {
+            Some(header) => header,
+            none => none.insert(Cursor::new(checked(&mut self.from, &self.expansion)?)),
+        };
+        match header.read(into)? {
+            0 => self.from.read(into),
+            len => Ok(len),
+        }
     }
 }
 
-/// Parses a page's header: the decompressed length and the stored length. `None`: this is not a header.
-fn lens(head: &[u8]) -> Option<(u64, u64)> {
-    let mut head = head.iter();
-    // As in the decoder, numbers may be encoded longer than necessary, and only the lowest 32 bits count.
-    let mut number = || {
-        if *head.next()? != INTEGER_IN_NEXT_FIELD {
-            return None;
-        }
-        let mut number = 0;
-        let mut shift = 0;
-        loop {
-            let byte = *head.next()?;
-            number |= u64::from(byte & 0x7f).wrapping_shl(shift);
-            shift += 7;
-            if byte < 0x80 {
-                let signed = (number >> 1) as i64 ^ -((number & 1) as i64);
-                return u64::try_from(signed as i32).ok();
-            }
-        }
-    };
-    let [_, len, packed] = [number()?, number()?, number()?];
-    Some((len, packed))
+/// Reads a header, and checks that the decoder may allocate what it states.
+fn checked(from: impl Read, expansion: &Expansion) -> io::Result<Vec<u8>> {
+    let mut walk = Walk { from: from.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0 };
+    walk.fields(HEADER)?;
+    let made = expansion.make(Expands::Packed, walk.stated).and_then(|()| has_memory(walk.stated));
+    made.map_err(io::Error::other)?;
+    Ok(walk.read)
 }
 
-/// Most bytes of three such fields with numbers of up to 64 bits.
-const HEAD_BYTES: u64 = 33;
-const INTEGER_IN_NEXT_FIELD: u8 = 0x15;
+/// A walk through the bytes of a header.
+struct Walk<R> {
+    from: Take<R>,
+    /// The bytes so far.
+    read: Vec<u8>,
+    /// The bytes that the decoder allocates.
+    stated: u64,
+}
+
+impl<R: Read> Walk<R> {
+    /// Reads the struct `of` to its end: the header, or the struct in this field of it.
+    fn fields(&mut self, of: u32) -> io::Result<()> {
+        let mut field = 0;
+        loop {
+            let byte = self.byte()?;
+            let step = byte >> 4;
+            let kind = byte & 0xf;
+            if kind == STOP {
+                return Ok(());
+            }
+            field += u32::from(step);
+            if step == 0 || !is_right(of, field, kind) {
+                return Err(other_form());
+            }
+            match kind {
+                TRUE | FALSE => {}
+                I16 | I32 | I64 => {
+                    let number = self.number()?;
+                    self.note(of, field, number);
+                }
+                BINARY => {
+                    let len = self.number()?;
+                    self.from.by_ref().take(len).read_to_end(&mut self.read)?;
+                }
+                STRUCT if of != INNER => self.fields(if of == HEADER { field } else { INNER })?,
+                _ => return Err(other_form()),
+            }
+        }
+    }
+
+    /// Notes a number that makes the decoder allocate.
+    fn note(&mut self, of: u32, field: u32, zigzag: u64) {
+        // As in the decoder, only the lowest 32 bits count. It refuses negative lengths itself.
+        let number = ((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64)) as i32;
+        let number = u64::try_from(number).unwrap_or(0);
+        match (of, field) {
+            (HEADER, 2) => self.stated = self.stated.max(number),
+            (DICTIONARY, 1) => self.stated = self.stated.max(number * VALUE_BYTES),
+            _ => {}
+        }
+    }
+
+    /// Reads a number, which may be encoded longer than necessary, as in the decoder.
+    fn number(&mut self) -> io::Result<u64> {
+        let mut number = 0;
+        let mut shift = 0_u32;
+        loop {
+            let byte = self.byte()?;
+            number |= u64::from(byte & 0x7f).wrapping_shl(shift);
+            if byte < 0x80 {
+                return Ok(number);
+            }
+            shift += 7;
+        }
+    }
+
+    fn byte(&mut self) -> io::Result<u8> {
+        let mut byte = [0];
+        self.from.read_exact(&mut byte)?;
+        self.read.extend(byte);
+        Ok(byte[0])
+    }
+}
+
+/// Returns whether the field of the struct `of` has the type as which the decoder reads it. It skips other fields by
+/// their types.
+fn is_right(of: u32, field: u32, kind: u8) -> bool {
+    let integers = match of {
+        HEADER | DATA_PAGE => 4,
+        DICTIONARY => 2,
+        DATA_PAGE_V2 => 6,
+        _ => 0,
+    };
+    if field <= integers {
+        kind == I32
+    } else {
+        of != HEADER || field > DATA_PAGE_V2 || kind == STRUCT
+    }
+}
+
+fn other_form() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the header of a page has a form that no writer uses",
+    )
+}
+
+/// The header, the structs in fields of it, and a struct within these.
+const HEADER: u32 = 0;
+const DATA_PAGE: u32 = 5;
+const DICTIONARY: u32 = 7;
+const DATA_PAGE_V2: u32 = 8;
+const INNER: u32 = u32::MAX;
+
+/// Types of fields. Page headers have no others.
+const STOP: u8 = 0;
+const TRUE: u8 = 1;
+const FALSE: u8 = 2;
+const I16: u8 = 4;
+const I32: u8 = 5;
+const I64: u8 = 6;
+const BINARY: u8 = 8;
+const STRUCT: u8 = 12;
+
+/// Limit of a header, as in other readers: its statistics may have long values.
+const MOST_HEADER_BYTES: u64 = 16 << 20;
+/// The most bytes that the decoder allocates for a value of a dictionary, before it looks at the values.
+const VALUE_BYTES: u64 = 16;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A header, then a byte that is none of it: a data page of 512 bytes with statistics, and a crc in front of them.
+    const PAGE: &[u8] =
+        b"\x15\0\x15\x80\x08\x15\x02\x15\x01\x1c\x15\x0e\x15\0\x15\x06\x15\x06\x1c\x18\x02ab\x16\x02\x41\0\0\0+";
+    /// A dictionary of 1,000 values in 512 bytes.
+    const OF_DICTIONARY: &[u8] = b"\x15\x04\x15\x80\x08\x15\x02\x4c\x15\xd0\x0f\x15\0\x12\0\0+";
+    const OF_VERSION_2: &[u8] =
+        b"\x15\x06\x15\xfe\xff\xff\xff\x0f\x15\x02\x5c\x15\x02\x15\0\x15\x02\x15\0\x15\0\x15\0\x12\0\0+";
+
+    fn walked(bytes: &[u8]) -> io::Result<(usize, u64)> {
+        let mut walk = Walk { from: bytes.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0 };
+        walk.fields(HEADER)?;
+        assert!(bytes.starts_with(&walk.read));
+        Ok((walk.read.len(), walk.stated))
+    }
+
     #[test]
-    fn the_first_numbers_of_a_header_are_found_and_others_are_none() {
-        assert_eq!(lens(&[0x15, 0, 0x15, 0x80, 0x08, 0x15, 2, 0x2c]), Some((512, 1)));
-        let most = [0x15, 0, 0x15, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x15, 2];
-        assert_eq!(lens(&most), Some((0x7fff_ffff, 1)));
-        for other in
-            [&b"\x15\0\x15\x01\x15\x02"[..], b"\x15\0\x15", b"PAR1", b"\x1c\0\x15\x02\x15\x02"]
+    fn headers_end_where_the_decoder_ends_and_state_what_it_allocates() {
+        for (bytes, stated) in
+            [(PAGE, 512), (OF_DICTIONARY, 1000 * VALUE_BYTES), (OF_VERSION_2, 0x7fff_ffff)]
         {
-            assert_eq!(lens(other), None, "{other:?}");
+            assert_eq!(walked(bytes).unwrap(), (bytes.len() - 1, stated), "{bytes:x?}");
+            for len in 0..bytes.len() - 1 {
+                walked(&bytes[..len]).unwrap_err();
+            }
+        }
+    }
+
+    #[test]
+    fn headers_that_the_decoder_could_read_otherwise_are_refused() {
+        for other in [
+            &b"\x05\x02\0\x15\x80\x08\x15\x02\0"[..], // a field by its number
+            b"\x15\0\x15\x80\x08\x15\x02\x05\x04\x02\0", // a length again
+            b"\x15\0\x11\x15\x02\0",                  // a length of another type
+            b"\x15\0\x15\x02\x15\x02\x25\x02\0",      // a number in place of a struct
+            b"\x15\x04\x15\x02\x15\x02\x4c\x11\x15\0\0\0", // a count of another type
+            b"\x15\0\x15\x02\x15\x02\x6c\x1c\x1c\0\0\0\0", // structs in structs
+            b"\x15\0\x15\x02\x15\x02\x69\xf1\xff\xff\xff\xff\x07\0", // a list
+        ] {
+            let told = walked(other).unwrap_err();
+            assert_eq!(told.kind(), io::ErrorKind::InvalidData, "{other:x?}");
+        }
+    }
+
+    #[test]
+    fn headers_are_checked_when_they_are_read_and_data_are_not() {
+        let file = |bytes, is_indexed| {
+            let from = bytes::Bytes::from_static(bytes);
+            StatedPages { from, expansion: Expansion::default(), is_indexed }
+        };
+        let mut read = Vec::new();
+        file(PAGE, false).get_read(0).unwrap().read_to_end(&mut read).unwrap();
+        assert_eq!(read, PAGE);
+        let mut too_long = file(OF_VERSION_2, false).get_read(0).expect("nothing is read yet");
+        too_long.read_to_end(&mut read).unwrap_err();
+        file(OF_VERSION_2, false).get_bytes(0, OF_VERSION_2.len()).expect("these are data");
+        file(PAGE, true).get_bytes(0, PAGE.len()).unwrap();
+        file(OF_VERSION_2, true).get_bytes(0, OF_VERSION_2.len()).unwrap_err();
+    }
+
+    #[test]
+    fn headers_with_any_byte_changed_are_errors_or_state_no_more_than_is_allowed() {
+        for header in [PAGE, OF_DICTIONARY, OF_VERSION_2] {
+            for (at, value) in
+                (0..header.len()).flat_map(|at| (0..=255).map(move |value| (at, value)))
+            {
+                let mut bytes = header.to_vec();
+                bytes[at] = value;
+                let allowed = checked(&bytes[..], &Expansion::default());
+                let Ok((len, stated)) = walked(&bytes) else {
+                    allowed.unwrap_err();
+                    continue;
+                };
+                assert_eq!(allowed.is_ok(), stated <= 256 << 20, "byte {at}: {value:x}");
+                assert!(allowed.is_err() || allowed.unwrap() == bytes[..len]);
+            }
         }
     }
 }
