@@ -6,7 +6,7 @@
 //! |---------|----------|----------------------------------------------------------------------------|
 //! | 0..8    | magic    | `DLFSSHIX`                                                                 |
 //! | 8..12   | version  | 1, little-endian                                                           |
-//! | ..      | head     | fields, types, classes, runs and bad entries: JSON with its length in front |
+//! | ..      | head     | fields, types, classes, runs, bad entries and pages: JSON with its length in front |
 //! | ..      | prefix   | the first bytes of all names, with their length in front                   |
 //! | ..      | samples  | their number, then for each: rest of its name, length, CRC32C (4 bytes), label, offset |
 //! | ..      | columns  | the values of typed columns, with their length in front                    |
@@ -38,6 +38,8 @@ pub struct ShardIndex {
     pub classes: Vec<Vec<u8>>,
     /// The entries that cannot be read.
     pub bad: Vec<BadSample>,
+    /// The data pages of a Parquet file whose runs begin within row groups: offsets and numbers of values.
+    pub(crate) pages: Vec<(u64, u64)>,
     runs: Vec<Run>,
     /// The first bytes of all names.
     prefix: Vec<u8>,
@@ -83,6 +85,8 @@ struct Head {
     classes: Vec<Vec<u8>>,
     bad: Vec<BadSample>,
     runs: Vec<Run>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pages: Vec<(u64, u64)>,
 }
 
 impl ShardIndex {
@@ -201,6 +205,7 @@ impl ShardIndex {
             classes: self.classes.clone(),
             bad: self.bad.clone(),
             runs: self.runs.clone(),
+            pages: self.pages.clone(),
         };
         let head = serde_json::to_vec(&head).expect("names, numbers and texts are JSON");
         let names: Vec<Vec<u8>> = (0..self.len()).map(|sample| self.name(sample)).collect();
@@ -251,9 +256,9 @@ impl ShardIndex {
         let head = from.string()?;
         let head: Head =
             serde_json::from_slice(head).map_err(|error| damaged(error.to_string()))?;
-        let Head { fields, types, classes, bad, runs } = head;
+        let Head { fields, types, classes, bad, runs, pages } = head;
         let empty = ShardIndex::default();
-        let mut index = ShardIndex { fields, types, classes, bad, runs, ..empty };
+        let mut index = ShardIndex { fields, types, classes, bad, runs, pages, ..empty };
         index.read_samples(&mut from)?;
         index.count_runs().map_err(|what| damaged(what.to_owned()))?;
         Ok(index)

@@ -73,8 +73,8 @@ impl ShardReader<'_> {
             if self.stream.is_packed() { 0 } else { place.offset.saturating_sub(begin.offset) }
         });
         let len_bytes = run.len_bytes + u64::from(len_bytes);
-        // A row within a row group is reached only through those before it, so a run has whole groups.
-        let is_within = place.is_some_and(|place| place.offset > 0 && place.left_out > 0);
+        // A row within a row group shares pages with those before it, so a run has whole groups.
+        let is_within = place.is_some_and(is_within_group);
         let is_long = len_bytes > RUN_BYTES || read.unwrap_or(0) > RUN_BYTES;
         run.samples == MAX_RUN_SAMPLES || is_long && !is_within || len_bytes > LONGEST_RUN_BYTES
     }
@@ -96,6 +96,14 @@ impl ShardReader<'_> {
         self.set.shards.check(self.shard)?;
         let (fields, types) = self.set.shards.layout()?;
         self.index.describe(fields, types, self.stream.classes());
+        if self.index.runs().iter().any(|run| run.place.is_some_and(is_within_group)) {
+            self.index.pages = self.set.shards.pages(self.shard);
+        }
         Ok(self.index)
     }
+}
+
+/// Returns whether rows of the same row group lie before a place in a Parquet file.
+fn is_within_group(place: StreamPlace) -> bool {
+    place.offset > 0 && place.left_out > 0
 }

@@ -568,10 +568,10 @@ mod store {
 
     /// A Parquet file of row groups of so many rows of 100,000 bytes, and a number each.
     #[cfg(feature = "formats")]
-    fn parquet(groups: &[u64]) -> Vec<u8> {
+    fn parquet(groups: &[u64], has_offset_index: bool) -> Vec<u8> {
         use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch};
         use parquet::basic::Compression;
-        use parquet::file::properties::WriterProperties;
+        use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
         let batch = |rows: std::ops::Range<u64>| {
             let numbers = Int64Array::from_iter_values(rows.clone().map(|row| row as i64));
@@ -585,6 +585,8 @@ mod store {
             .set_dictionary_enabled(false)
             .set_compression(Compression::UNCOMPRESSED)
             .set_write_batch_size(5) // after so many rows, a page may end
+            .set_statistics_enabled(EnabledStatistics::Chunk) // those of pages need an offset index
+            .set_offset_index_disabled(!has_offset_index)
             .build();
         let mut bytes = Vec::new();
         let schema = batch(0..1).schema();
@@ -618,37 +620,41 @@ mod store {
             let requests = requests.swap(0, Ordering::Relaxed);
             (requests, asked.swap(0, Ordering::Relaxed))
         };
-        // A small group joins its neighbour; one of more than 16 MiB is taken apart.
-        let file = parquet(&[60, 20, 40, 200, 70]);
-        let len = file.len() as u64;
-        store.put("x/0.parquet", file);
-        let given = of_store(&store, ImportOptions::default());
-        let source = "s3://bucket/x/";
-        let expected = imported(source, &given);
-        let options = shards(None, &given);
-        let set = shard_set(&[source.parse().unwrap()], &options, &connect(&given), &mut ());
-        let set = set.unwrap();
-        take();
-        let index = set.reader(0).unwrap().finish().unwrap();
-        let (first_requests, bytes) = take();
-        println!("the file: {first_requests} requests for {bytes} of {len} bytes");
-        assert!(first_requests <= len.div_ceil(8 << 20) + 1 && bytes <= len + (64 << 10));
-        let runs: Vec<u32> = index.runs().iter().map(|run| run.samples).collect();
-        assert_eq!(runs, [60, 60, 167, 33, 70]);
-        let image = open(source, None, &given).unwrap();
-        let dataset = Dataset::from_image(image, ReaderOptions::default());
-        // The rest of the group that was taken apart is read by its pages, which the footer does not tell.
-        for (first, samples, most_requests) in [(320, 70, 1), (290, 33, 3), (60, 60, 1), (0, 60, 1)]
-        {
-            let ids: Vec<SampleId> = (first..first + 25).map(SampleId).collect();
+        for has_offset_index in [true, false] {
+            // A small group joins its neighbour; one of more than 16 MiB is taken apart.
+            let file = parquet(&[60, 20, 40, 200, 70], has_offset_index);
+            let len = file.len() as u64;
+            store.put("x/0.parquet", file);
+            let given = of_store(&store, ImportOptions::default());
+            let source = "s3://bucket/x/";
+            let expected = imported(source, &given);
+            let kept = tempfile::tempdir().unwrap();
+            let options = shards(Some(kept.path()), &given);
+            let set = shard_set(&[source.parse().unwrap()], &options, &connect(&given), &mut ());
+            let set = set.unwrap();
             take();
-            dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap();
-            let (requests, bytes) = take();
-            println!("a run: {requests} requests for {bytes} bytes");
-            let pages = if most_requests == 1 { 100_000 } else { 3_000_000 };
-            assert!(requests <= most_requests && bytes < samples * 100_000 + pages);
+            let index = set.reader(0).unwrap().finish().unwrap();
+            let (first_requests, bytes) = take();
+            println!("the file: {first_requests} requests for {bytes} of {len} bytes");
+            assert!(first_requests <= len.div_ceil(8 << 20) + 1 && bytes <= len + (64 << 10));
+            let runs: Vec<u32> = index.runs().iter().map(|run| run.samples).collect();
+            assert_eq!(runs, [60, 60, 167, 33, 70]);
+            set.keep(0, &index).unwrap();
+            let image = open(source, Some(kept.path()), &given).unwrap();
+            let dataset = Dataset::from_image(image, ReaderOptions::default());
+            // The rest of the group that was taken apart is read by its pages, which the kept index tells.
+            let all = [(320, 70, 1), (290, 33, 2), (130, 167, 4), (60, 60, 1), (0, 60, 1)];
+            for (first, samples, most_requests) in all {
+                let ids: Vec<SampleId> = (first..first + 25).map(SampleId).collect();
+                take();
+                dataset.read(Query::Ids(&ids), ReadOnError::Raise, &mut ()).unwrap();
+                let (requests, bytes) = take();
+                println!("a run: {requests} requests for {bytes} bytes");
+                let pages = if most_requests == 1 { 100_000 } else { 3_000_000 };
+                assert!(requests <= most_requests && bytes < samples * 100_000 + pages);
+            }
+            compare_at_random(open(source, Some(kept.path()), &given).unwrap(), &expected);
         }
-        compare_at_random(open(source, None, &given).unwrap(), &expected);
     }
 
     #[test]

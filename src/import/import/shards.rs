@@ -167,6 +167,19 @@ impl Shards {
         self.kind == SourceKind::TfRecord
     }
 
+    /// The pages within long row groups of a Parquet shard that its readers have met: offsets and numbers of values.
+    pub fn pages(&self, number: usize) -> Vec<(u64, u64)> {
+        let rows = self.rows.as_ref();
+        rows.map(|rows| rows.pages(number).lock().clone()).into_iter().flatten().collect()
+    }
+
+    /// Adds pages that readers of another process have met, so that those of this one find them.
+    pub fn add_pages(&self, number: usize, pages: &[(u64, u64)]) {
+        if let Some(rows) = &self.rows {
+            rows.pages(number).lock().extend(pages.iter().copied());
+        }
+    }
+
     /// Sets the layout that was found before, by another process.
     pub fn set_layout(&self, fields: Vec<Vec<u8>>, types: FieldTypes) {
         // Another thread may have found it meanwhile: the same one.

@@ -1,5 +1,6 @@
 //! A row file as input: a local file, or an object of a store.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -21,6 +22,10 @@ use dlfs_places::{Client, Object, Reader};
 /// The first failure of a store, which ends the import: later rows were not read, and are not bad entries.
 pub(super) type Failure = Arc<Mutex<Option<Error>>>;
 
+/// The data pages of long row groups in a Parquet file, as far as readers have met them: the offset of each, and its
+/// number of values. Readers of one file share it.
+pub(super) type FoundPages = Arc<Mutex<BTreeMap<u64, u64>>>;
+
 /// A row file.
 #[derive(Debug, Clone)]
 pub(super) struct Input {
@@ -38,6 +43,8 @@ pub(super) struct Input {
     /// The number of rows that a reader of a part wants, if that is known.
     #[cfg_attr(not(feature = "formats"), allow(dead_code, reason = "for Parquet alone"))]
     pub(super) part_rows: Option<u64>,
+    /// The pages that are known.
+    pub(super) pages: FoundPages,
 }
 
 /// An object of a store, and where to record failures.

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::column::Column;
-use self::input::{Failure, InStore, Input};
+use self::input::{Failure, FoundPages, InStore, Input};
 use self::json_lines::JsonLines;
 use self::rows::RowReader;
 pub(in crate::import) use self::rows::RowSet;
@@ -115,7 +115,9 @@ pub(in crate::import) fn survey(
             origins: origins.clone(),
         });
         let expansion = expansion.clone();
-        let input = Input { path, object, links, expansion, part_end: None, part_rows: None };
+        let pages = FoundPages::default();
+        let input =
+            Input { path, object, links, expansion, part_end: None, part_rows: None, pages };
         let file = Given { input, name };
         match kind {
             SourceKind::JsonLines => rows.push(file.opened_by(Arc::new(JsonLines::open))),

@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::RowFile;
 use super::classes::Classes;
 use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
-use super::input::{Input, LOOKING_UP};
+use super::input::{FoundPages, Input, LOOKING_UP};
 use crate::import::columns::{number, put_number};
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
@@ -289,6 +289,11 @@ impl RowSet {
             let object = input.object.as_ref().map(|at| (at.client.clone(), at.object.clone()));
             FoundFile { path: input.path.clone(), name: stem.clone(), object }
         })
+    }
+
+    /// The known pages of file number `number`; see [`FoundPages`].
+    pub(in crate::import) fn pages(&self, number: usize) -> &FoundPages {
+        &self.files[number].0.input.pages
     }
 
     /// The rows of file number `number` alone, from `from` on. `part`: only those before this offset, and as many, are

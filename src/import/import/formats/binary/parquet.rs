@@ -2,6 +2,7 @@
 //!
 //! A thread decodes batches of rows, one batch ahead of the reader; no batch has rows of two row groups.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,9 +15,11 @@ use parquet::arrow::arrow_reader::{
     ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
+use parquet::file::metadata::page_index::PageIndexBuilder;
 use parquet::file::metadata::{
-    ColumnChunkMetaData, PageIndexPolicy, ParquetMetaData, RowGroupMetaData,
+    ColumnChunkMetaData, OffsetIndexBuilder, PageIndexPolicy, ParquetMetaData, RowGroupMetaData,
 };
+use parquet::file::page_index::offset_index::OffsetIndexMetaData;
 use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::reader::{ChunkReader, Length};
 
@@ -119,7 +122,8 @@ fn rows_of(
         let text = format!("the Parquet file cannot be read: {what}");
         Error::new(ErrorKind::BadSource, text).path(&path)
     };
-    let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false };
+    let found = Some(Arc::clone(&input.pages));
+    let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false, found };
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
     let (columns, table) = caught(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
     let groups = groups(table.metadata.metadata());
@@ -149,7 +153,7 @@ struct GroupRows {
 }
 
 /// The batches of at most `most_rows` rows after the first `rows` rows. `is_part`: these are few, so only their pages
-/// are read, if the file says where pages are.
+/// are read, if it is known where pages are.
 fn batches<F: ChunkReader + Clone + 'static>(
     mut table: Table<F>,
     is_part: bool,
@@ -158,7 +162,7 @@ fn batches<F: ChunkReader + Clone + 'static>(
 ) -> Result<Batches, String> {
     let wanted = wanted(table.metadata.metadata(), rows, most_rows)?;
     if is_part && !wanted.iter().all(|of| of.is_whole) {
-        table.find_pages();
+        table.find_pages(&wanted);
     }
     plan(wanted.iter().map(|of| table.ranges(of)).collect());
     let metadata = table.metadata.metadata();
@@ -243,6 +247,28 @@ fn pages_of(of: &GroupRows, pages: &[PageLocation], all: Range<u64>) -> Vec<Rang
     vec![all.start..begin(0), begin(first)..begin(end)]
 }
 
+/// The offset index of a column of `group`, of the pages that were `found`; `None`: it is not known where each row is.
+fn offsets(
+    column: &ColumnChunkMetaData,
+    group: &RowGroupMetaData,
+    found: &BTreeMap<u64, u64>,
+) -> Option<OffsetIndexMetaData> {
+    let bytes = bytes_of(column);
+    let pages = || found.range(bytes.clone());
+    let rows = pages().try_fold(0_u64, |sum, (_, values)| sum.checked_add(*values))?;
+    // A row of lists has any number of values.
+    if column.column_descr().max_rep_level() > 0 || i64::try_from(rows) != Ok(group.num_rows()) {
+        return None;
+    }
+    let ends = pages().skip(1).map(|(begin, _)| *begin).chain([bytes.end]);
+    let mut index = OffsetIndexBuilder::new();
+    for ((&begin, &values), end) in pages().zip(ends) {
+        index.append_row_count(values as i64); // at most those of the group
+        index.append_offset_and_size(begin as i64, i32::try_from(end - begin).ok()?);
+    }
+    Some(index.build())
+}
+
 fn len(range: &Range<u64>) -> u64 {
     range.end - range.start // an empty one was left out
 }
@@ -277,18 +303,40 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         Ok((columns, Table { from, metadata, read, rows_at_once }))
     }
 
-    /// Looks where the pages are, if the file says it of all columns. Without this, they are found one after the other.
-    fn find_pages(&mut self) {
-        let options = ArrowReaderOptions::new()
-            .with_schema(self.metadata.schema().clone())
-            .with_offset_index_policy(PageIndexPolicy::Required); // of all columns or of none
-        match ArrowReaderMetadata::load(&self.from.from, options) {
-            Ok(metadata) => {
-                self.from.is_indexed = metadata.metadata().page_index().is_some();
-                self.metadata = metadata;
+    /// Looks where the pages of `wanted` are: earlier readers may have met all of them, or the file may say it of all
+    /// columns. Without this, they are found one after the other.
+    fn find_pages(&mut self, wanted: &[GroupRows]) {
+        let options = ArrowReaderOptions::new().with_schema(self.metadata.schema().clone());
+        let metadata = match self.met_pages(wanted) {
+            Some(metadata) => ArrowReaderMetadata::try_new(Arc::new(metadata), options),
+            None => {
+                // Of all columns or of none.
+                let options = options.with_offset_index_policy(PageIndexPolicy::Required);
+                ArrowReaderMetadata::load(&self.from.from, options)
             }
+        };
+        match metadata {
+            Ok(metadata) => self.metadata = metadata,
             Err(error) => tracing::debug!(%error, "the offset index of a Parquet file is not read"),
         }
+    }
+
+    /// The metadata with an offset index of the pages that readers have met; `None`: some of `wanted` are not known.
+    fn met_pages(&self, wanted: &[GroupRows]) -> Option<ParquetMetaData> {
+        let found = self.from.found.as_ref()?.lock();
+        let metadata = self.metadata.metadata();
+        let mut index = PageIndexBuilder::default();
+        let leaves = metadata.file_metadata().schema_descr().num_columns();
+        index.allocate_offset_indexes(metadata.num_row_groups(), leaves);
+        for of in wanted.iter().filter(|of| !of.is_whole) {
+            let group = metadata.row_group(of.group);
+            let columns = group.columns().iter().enumerate();
+            for (leaf, column) in columns.filter(|(leaf, _)| self.read.leaf_included(*leaf)) {
+                index.put_offset_index(offsets(column, group, &found)?, of.group, leaf);
+            }
+        }
+        let index = Arc::new(index.build());
+        Some(ParquetMetaData::clone(metadata).into_builder().set_page_index(Some(index)).build())
     }
 
     /// The bytes of the columns that are read, in these rows.
@@ -308,8 +356,18 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
     }
 
     fn reader(&self, of: &GroupRows) -> Result<ParquetRecordBatchReader, String> {
-        let from = self.from.clone();
+        let mut from = self.from.clone();
         let metadata = self.metadata.clone();
+        from.is_indexed = metadata.metadata().page_index().is_some_and(|index| {
+            let mut leaves = 0..metadata.metadata().row_group(of.group).num_columns();
+            leaves.all(|leaf| {
+                !self.read.leaf_included(leaf) || index.page_locations(of.group, leaf).is_some()
+            })
+        });
+        // Nobody reads a part of a short one.
+        from.found = from.found.filter(|_| {
+            metadata.metadata().row_group(of.group).total_byte_size() >= LONG_GROUP_BYTES
+        });
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata)
             .with_projection(self.read.clone())
             .with_batch_size(self.rows_at_once)
@@ -349,6 +407,8 @@ const BATCH_BYTES: i64 = 8 << 20;
 /// Parts are decoded a batch ahead, too.
 const PART_BATCH_BYTES: i64 = 1 << 20;
 const MAX_ROWS: i64 = 1 << 16;
+/// Row groups from this length on may be read in parts.
+const LONG_GROUP_BYTES: i64 = 8 << 20;
 /// The bytes requested from an object's end, which often have the whole footer.
 const FOOTER_BYTES: u64 = 64 << 10;
 const MOST_KEPT_FOOTERS: usize = 32 << 20;

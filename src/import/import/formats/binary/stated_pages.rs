@@ -1,6 +1,8 @@
 //! Checks the lengths that the headers of Parquet pages state. The decoder allocates any stated length, so each is
 //! compared with the allowed expansion before the decoder gets the header.
 //!
+//! Notes where the data pages are, too, since many files have no offset index.
+//!
 //! A header is a struct in Thrift's compact protocol. Each of its fields is a byte, with the step to the field's number
 //! in the upper half and the type in the lower one, and then the value; a zero byte ends the struct.
 //!
@@ -10,7 +12,7 @@
 //! | 2, 3                 | its decompressed length, its stored length                                          |
 //! | 4                    | its checksum                                                                        |
 //! | 5, 6, 7, 8           | one of: a struct for a data page, an index, a dictionary, a data page of version 2  |
-//! | 7: field 1           | the number of the dictionary's values                                               |
+//! | 5, 7, 8: field 1     | the number of the page's values                                                     |
 //!
 //! The decoder goes by the fields' numbers alone, and takes the last value of a field that comes twice. Only headers in
 //! the form of all writers are let through, with ascending fields of the right types: in those, it finds what is found
@@ -22,6 +24,7 @@ use parquet::errors::Result as ParquetResult;
 use parquet::file::reader::{ChunkReader, Length};
 
 use super::stated_buffers::has_memory;
+use crate::import::formats::input::FoundPages;
 use crate::import::sources::expansion::{Expands, Expansion};
 
 /// A file whose pages are checked.
@@ -29,9 +32,11 @@ use crate::import::sources::expansion::{Expands, Expansion};
 pub(super) struct StatedPages<F> {
     pub(super) from: F,
     pub(super) expansion: Expansion,
-    /// Set if an offset index says where all pages are. A header is then read together with its page's data, and
+    /// Set if an offset index says where the pages are. A header is then read together with its page's data, and
     /// otherwise alone.
     pub(super) is_indexed: bool,
+    /// Takes the data pages whose headers are read; `None`: nobody needs them.
+    pub(super) found: Option<FoundPages>,
 }
 
 impl<F: Length> Length for StatedPages<F> {
@@ -45,7 +50,9 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
 
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
         let from = self.from.get_read(start)?;
-        Ok(CheckedHeader { from, expansion: self.expansion.clone(), header: None })
+        let expansion = self.expansion.clone();
+        let found = self.found.clone();
+        Ok(CheckedHeader { from, start, expansion, found, header: None })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<bytes::Bytes> {
@@ -61,7 +68,9 @@ impl<F: ChunkReader> ChunkReader for StatedPages<F> {
 /// and then reads nothing.
 pub(super) struct CheckedHeader<R> {
     from: R,
+    start: u64,
     expansion: Expansion,
+    found: Option<FoundPages>,
     header: Option<Cursor<Vec<u8>>>,
 }
 
@@ -69,7 +78,16 @@ impl<R: Read> Read for CheckedHeader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let header = match &mut self.header {
             Some(header) => header,
-            none => none.insert(Cursor::new(checked(&mut self.from, &self.expansion)?)),
+            none => {
+                let Walk { read, values, .. } = checked(&mut self.from, &self.expansion)?;
+                if let (Some(found), Some(values)) = (&self.found, values) {
+                    let mut found = found.lock();
+                    if found.len() < MOST_PAGES {
+                        found.insert(self.start, values);
+                    }
+                }
+                none.insert(Cursor::new(read))
+            }
         };
         match header.read(into)? {
             0 => self.from.read(into),
@@ -79,24 +97,31 @@ impl<R: Read> Read for CheckedHeader<R> {
 }
 
 /// Reads a header, and checks that the decoder may allocate what it states.
-fn checked(from: impl Read, expansion: &Expansion) -> io::Result<Vec<u8>> {
-    let mut walk = Walk { from: from.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0 };
+fn checked<R: Read>(from: R, expansion: &Expansion) -> io::Result<Walk<R>> {
+    let mut walk = Walk::new(from);
     walk.fields(HEADER)?;
     let made = expansion.make(Expands::Packed, walk.stated).and_then(|()| has_memory(walk.stated));
     made.map_err(io::Error::other)?;
-    Ok(walk.read)
+    Ok(walk)
 }
 
 /// A walk through the bytes of a header.
+#[derive(Debug)]
 struct Walk<R> {
     from: Take<R>,
     /// The bytes so far.
     read: Vec<u8>,
     /// The bytes that the decoder allocates.
     stated: u64,
+    /// The number of values, of a data page.
+    values: Option<u64>,
 }
 
 impl<R: Read> Walk<R> {
+    fn new(from: R) -> Walk<R> {
+        Walk { from: from.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0, values: None }
+    }
+
     /// Reads the struct `of` to its end: the header, or the struct in this field of it.
     fn fields(&mut self, of: u32) -> io::Result<()> {
         let mut field = 0;
@@ -127,13 +152,14 @@ impl<R: Read> Walk<R> {
         }
     }
 
-    /// Notes a number that makes the decoder allocate.
+    /// Notes a number that makes the decoder allocate, and the number of a data page's values.
     fn note(&mut self, of: u32, field: u32, zigzag: u64) {
         // As in the decoder, only the lowest 32 bits count. It refuses negative lengths itself.
         let number = ((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64)) as i32;
         let number = u64::try_from(number).unwrap_or(0);
         match (of, field) {
             (HEADER, 2) => self.stated = self.stated.max(number),
+            (DATA_PAGE | DATA_PAGE_V2, 1) => self.values = Some(number),
             (DICTIONARY, 1) => self.stated = self.stated.max(number * VALUE_BYTES),
             _ => {}
         }
@@ -205,6 +231,8 @@ const STRUCT: u8 = 12;
 const MOST_HEADER_BYTES: u64 = 16 << 20;
 /// The most bytes that the decoder allocates for a value of a dictionary, before it looks at the values.
 const VALUE_BYTES: u64 = 16;
+/// The most pages of a file that are noted: one has about 1 MiB.
+const MOST_PAGES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -219,7 +247,7 @@ mod tests {
         b"\x15\x06\x15\xfe\xff\xff\xff\x0f\x15\x02\x5c\x15\x02\x15\0\x15\x02\x15\0\x15\0\x15\0\x12\0\0+";
 
     fn walked(bytes: &[u8]) -> io::Result<(usize, u64)> {
-        let mut walk = Walk { from: bytes.take(MOST_HEADER_BYTES), read: Vec::new(), stated: 0 };
+        let mut walk = Walk::new(bytes);
         walk.fields(HEADER)?;
         assert!(bytes.starts_with(&walk.read));
         Ok((walk.read.len(), walk.stated))
@@ -257,7 +285,7 @@ mod tests {
     fn headers_are_checked_when_they_are_read_and_data_are_not() {
         let file = |bytes, is_indexed| {
             let from = bytes::Bytes::from_static(bytes);
-            StatedPages { from, expansion: Expansion::default(), is_indexed }
+            StatedPages { from, expansion: Expansion::default(), is_indexed, found: None }
         };
         let mut read = Vec::new();
         file(PAGE, false).get_read(0).unwrap().read_to_end(&mut read).unwrap();
@@ -283,8 +311,25 @@ mod tests {
                     continue;
                 };
                 assert_eq!(allowed.is_ok(), stated <= 256 << 20, "byte {at}: {value:x}");
-                assert!(allowed.is_err() || allowed.unwrap() == bytes[..len]);
+                assert!(allowed.is_err() || allowed.unwrap().read == bytes[..len]);
             }
         }
+    }
+
+    #[test]
+    fn data_pages_of_both_versions_are_noted_with_their_values_and_others_are_not() {
+        for (bytes, values) in [(PAGE, Some(7)), (OF_VERSION_2, None), (OF_DICTIONARY, None)] {
+            let found = FoundPages::default();
+            let from = bytes::Bytes::from_static(bytes);
+            let expansion = Expansion::default();
+            let found_in = Some(FoundPages::clone(&found));
+            let file = StatedPages { from, expansion, is_indexed: false, found: found_in };
+            let read = file.get_read(0).unwrap().read_to_end(&mut Vec::new());
+            assert_eq!(read.is_ok(), bytes != OF_VERSION_2, "too long");
+            assert_eq!(found.lock().get(&0).copied(), values);
+        }
+        let mut walk = Walk::new(OF_VERSION_2);
+        walk.fields(HEADER).unwrap();
+        assert_eq!(walk.values, Some(1));
     }
 }
