@@ -84,7 +84,7 @@ impl ShardFilling {
     /// Begins to fill `image` as `rank` of `world_size`, or goes on. `None`: the image is complete.
     ///
     /// # Errors
-    /// `InvalidArgument`: there are fewer namespaces than ranks. Errors of [`Filling::begin`].
+    /// `InvalidArgument`: there are fewer namespaces than ranks, and they are no files. Errors of [`Filling::begin`].
     pub fn begin(
         set: &Arc<ShardSet>,
         image: &[Address],
@@ -92,12 +92,16 @@ impl ShardFilling {
         connect: &ConnectOptions,
     ) -> Result<Option<ShardFilling>> {
         let count = image.len();
-        if count < world_size as usize && !Filling::is_complete(image, source_of(set), connect)? {
+        let is_shared = count < world_size as usize;
+        // Only files are given from rank to rank within moments.
+        let can_share = image.iter().all(|address| matches!(address, Address::Path(_)));
+        if is_shared && !can_share && !Filling::is_complete(image, source_of(set), connect)? {
             let text = format!("{world_size} ranks cannot write an image of {count} namespaces");
-            let hint = "name a file or namespace for each rank: import_to=\"a.0.dlfs,a.1.dlfs\"";
+            let hint = "name a namespace for each rank, or a file, which ranks of a node may share";
             return Err(invalid(text).hint(hint));
         }
         let begun = Filling::begin(image, source_of(set), rank, connect)?;
+        let begun = begun.map(|own| if is_shared { own.in_turns() } else { own });
         Ok(begun.map(|filling| ShardFilling {
             set: Arc::clone(set),
             image: image.to_vec(),
@@ -149,7 +153,7 @@ impl ShardFilling {
     /// Ends writing, and commits the image, once all shards have an index and are in the image.
     ///
     /// # Errors
-    /// Errors of writing; as [`commit`]. `NotFound`: a shard has no index.
+    /// Errors of writing; as [`commit`]. `NotFound`: a shard has no index. `Busy` instead, if ranks share a file.
     pub fn commit(&self) -> Result<()> {
         self.filling.end()?;
         let set = &self.set;
@@ -157,11 +161,21 @@ impl ShardFilling {
             let none = || Error::new(ErrorKind::NotFound, "the shard has no index yet");
             index.ok_or_else(|| none().path(&set.shards()[shard].path))
         };
-        commit(&self.image, source_of(set), self.world_size, &self.connect, || {
+        let ranks = self.world_size;
+        let done = commit(&self.image, source_of(set), ranks, &self.connect, || {
             let indexes = set.kept_indexes()?.into_iter().enumerate().map(there);
             let indexes = indexes.collect::<Result<Vec<_>>>()?;
             let counts = indexes.iter().map(|index| index.len() as u64).collect();
             Ok((assemble(set, indexes)?.directory, counts))
+        });
+        // A rank that shares a file does not hold it while it reads.
+        let is_shared = self.image.len() < ranks as usize;
+        done.map_err(|error| {
+            if is_shared && error.kind() == ErrorKind::NotFound {
+                Error::new(ErrorKind::Busy, "other ranks still read").source(error)
+            } else {
+                error
+            }
         })
     }
 }

@@ -25,7 +25,7 @@ use crate::watch::{Signals, detached, turn};
 /// index     the place of the indexes, a folder or a prefix of a store: one for all ranks of a job, and for later jobs
 /// open      options of dlfs.open, as a dict
 /// import_to an image that the first epoch writes and later epochs read: addresses separated by commas or in a list,
-///           one for each rank ("file:train.dlfs")
+///           one for each rank, or files that ranks of a node share ("file:train.dlfs")
 /// options   those of dlfs.Loader, as keywords: batch_size, order (default: grouped), seed, epochs, rank, world_size,
 ///           drop_last, window
 ///

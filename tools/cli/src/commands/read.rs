@@ -115,8 +115,9 @@ struct RunArgs {
     ids: Option<PathBuf>,
     /// Write what the first epoch over --shards reads to IMAGE, and read later epochs from there
     ///
-    /// IMAGE has a file or namespace for each rank: ADDRESS[,ADDRESS...]. It is committed when all ranks have read
-    /// their shards. A run that was killed goes on from what is there; if IMAGE is complete, there is no first epoch.
+    /// IMAGE has a file or namespace for each rank, ADDRESS[,ADDRESS...], or files that ranks of a node share. It is
+    /// committed when all ranks have read their shards. A run that was killed goes on from what is there; if IMAGE is
+    /// complete, there is no first epoch.
     #[arg(long, value_name = "IMAGE", requires = "index")]
     import_to: Option<String>,
     /// Print the report as one line of JSON

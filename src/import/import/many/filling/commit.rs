@@ -41,11 +41,11 @@ pub fn commit(
         Look::Begun(journal, lanes) => (journal, lanes),
         Look::Nothing => return Err(missing(image)),
     };
-    if lanes.iter().take(ranks as usize).any(|lane| lane.last_record == 0) {
-        return Err(missing(image));
-    }
     let done = once(&journal, &media, &leases, || {
         let filled = Filled::read(media.clone(), &journal, &lanes)?;
+        if !(0..ranks).all(|rank| filled.has_rank(rank)) {
+            return Err(missing(image));
+        }
         let (directory, counts) = samples()?;
         let chunks = (0..).zip(counts).map(|(shard, count)| filled.shard(shard, count));
         let chunks = chunks.collect::<Option<Vec<_>>>().ok_or_else(|| missing(image))?.concat();

@@ -1,10 +1,12 @@
-//! An image that is filled with shards while others read them: in any order, by as many ranks as it has namespaces.
+//! An image that is filled with shards while others read them: in any order, by ranks that have a namespace each, or
+//! share one.
 //!
 //! # What it is
-//! A [`Filling`] is the right of one rank to write one namespace. It takes the records of consecutive samples of a
-//! shard as [`FilledChunk`]s, and leaves room in front of each for the chunk's header, since names and labels of an
-//! import are known only when all shards are. A *record* behind the chunks lists them, and the mark of the namespace
-//! names the last record: what it lists is durable. [`commit`] writes the headers, and makes the chunks one generation.
+//! A [`Filling`] is the right of one rank to write one namespace, for itself or in turns with other ranks. It takes the
+//! records of consecutive samples of a shard as [`FilledChunk`]s, and leaves room in front of each for the chunk's
+//! header, since names and labels of an import are known only when all shards are. A *record* behind the chunks lists
+//! them, and the mark of the namespace names the last record: what it lists is durable. [`commit`] writes the headers,
+//! and makes the chunks one generation.
 //!
 //! # What it is not
 //! It reads no shard and knows no names: `dlfs-shards` does.
@@ -16,11 +18,12 @@
 //! - The commit is a function of records and shards: after a crash it is run again, and writes the same bytes.
 //! - The journal keeps the identity of the shards. An image of others is refused, also after the commit.
 //!
-//! Read `look.rs` first, then `writing.rs`, `record.rs` and `commit.rs`.
+//! Read `look.rs` first, then `writing.rs`, `turns.rs`, `record.rs` and `commit.rs`.
 
 mod commit;
 mod look;
 mod record;
+mod turns;
 mod writing;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +33,8 @@ use parking_lot::Mutex;
 
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
+use crate::import::mark::Lane;
+use crate::import::media::Media;
 use crate::import::options::ImportOptions;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::{Error, ErrorKind, Result, random};
@@ -41,15 +46,74 @@ pub use commit::commit;
 pub use record::{Filled, FilledChunk};
 
 use look::{Look, look_at, open, prepare};
+use turns::Turns;
 use writing::Writing;
 
 /// The right of a rank to fill one namespace of an image. Dropping it keeps what was written, for the next one.
 pub struct Filling {
+    place: Place,
     layout: ImageLayout,
     filled: Filled,
     attempts: AtomicU64,
-    /// `None` once it has ended.
-    writing: Mutex<Option<Writing>>,
+    hold: Mutex<Hold>,
+}
+
+/// A rank's hold of its namespace.
+enum Hold {
+    /// It has the namespace for itself.
+    Own(Box<Writing>),
+    /// It shares the namespace with other ranks.
+    Shared(Turns),
+    Ended,
+}
+
+/// The image that a rank fills.
+struct Place {
+    image: Vec<Address>,
+    source: u64,
+    rank: u32,
+    connect: ConnectOptions,
+}
+
+/// A namespace that was taken for writing, and the state of the image then.
+struct Taken {
+    writing: Writing,
+    media: Media,
+    journal: Journal,
+    lanes: Vec<Lane>,
+}
+
+impl Place {
+    /// Takes the namespace for writing. Another rank may have it for a moment. `None`: the image is complete.
+    fn take(&self, limit: Duration) -> Result<Option<Taken>> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.try_take() {
+                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {}
+                taken => return taken,
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
+    }
+
+    fn try_take(&self) -> Result<Option<Taken>> {
+        let Place { image, source, rank, connect } = self;
+        match look_at(image, *source, connect)? {
+            Some((_, Look::Complete)) => return Ok(None),
+            Some((_, Look::Begun(..))) => {}
+            Some((_, Look::Nothing)) | None => prepare(image, *source, connect)?,
+        }
+        let namespace = (*rank as usize % image.len().max(1)) as u16;
+        let own = open(&image[usize::from(namespace)..][..1], connect)?;
+        let lease = Lease::take(&own, ImportOptions::default().lease)?;
+        let Some((media, Look::Begun(journal, lanes))) = look_at(image, *source, connect)? else {
+            return Err(Error::new(ErrorKind::Busy, "the image was committed just now"));
+        };
+        let own = own.placed(namespace, journal.layout.num_namespaces)?;
+        let lane = lanes[usize::from(namespace)];
+        let writing = Writing::new(&own, lease, (Journal { namespace, ..journal }, *rank), lane);
+        Ok(Some(Taken { writing, media, journal, lanes }))
+    }
 }
 
 impl Filling {
@@ -65,16 +129,26 @@ impl Filling {
         rank: u32,
         connect: &ConnectOptions,
     ) -> Result<Option<Filling>> {
-        let namespace = (rank as usize % image.len().max(1)) as u16;
-        let until = Instant::now() + BUSY_LIMIT;
-        loop {
-            // Another rank may have the image for the moment in which it prepares it.
-            match Filling::try_begin(image, source, namespace, connect) {
-                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {}
-                begun => return begun,
-            }
-            std::thread::sleep(BUSY_PAUSE);
+        let place = Place { image: image.to_vec(), source, rank, connect: connect.clone() };
+        let Some(taken) = place.take(BUSY_LIMIT)? else { return Ok(None) };
+        let Taken { mut writing, media, journal, lanes } = taken;
+        let filled = Filled::read(media, &journal, &lanes)?;
+        if !filled.has_rank(rank) {
+            writing.explained(Writing::record)?; // it is not committed before
         }
+        Ok(Some(Filling {
+            place,
+            layout: journal.layout,
+            filled,
+            attempts: AtomicU64::new(random::number()?),
+            hold: Hold::Own(writing.into()).into(),
+        }))
+    }
+
+    /// Gives the namespace back between writes: other ranks write it, too.
+    pub fn in_turns(self) -> Filling {
+        *self.hold.lock() = Hold::Shared(Turns::new());
+        self
     }
 
     /// Returns whether the image at `image` is complete.
@@ -83,32 +157,6 @@ impl Filling {
     /// `Refused`: it holds other data, or other shards. Errors of opening.
     pub fn is_complete(image: &[Address], source: u64, connect: &ConnectOptions) -> Result<bool> {
         Ok(matches!(look_at(image, source, connect)?, Some((_, Look::Complete))))
-    }
-
-    fn try_begin(
-        image: &[Address],
-        source: u64,
-        namespace: u16,
-        connect: &ConnectOptions,
-    ) -> Result<Option<Filling>> {
-        match look_at(image, source, connect)? {
-            Some((_, Look::Complete)) => return Ok(None),
-            Some((_, Look::Begun(..))) => {}
-            Some((_, Look::Nothing)) | None => prepare(image, source, connect)?,
-        }
-        let own = open(&image[usize::from(namespace)..][..1], connect)?;
-        let lease = Lease::take(&own, ImportOptions::default().lease)?;
-        let Some((media, Look::Begun(journal, lanes))) = look_at(image, source, connect)? else {
-            return Err(Error::new(ErrorKind::Busy, "the image was committed just now"));
-        };
-        let layout = journal.layout;
-        let own = own.placed(namespace, layout.num_namespaces)?;
-        let filled = Filled::read(media, &journal, &lanes)?;
-        let lane = lanes[usize::from(namespace)];
-        let mut writing = Writing::new(&own, lease, Journal { namespace, ..journal }, lane);
-        writing.explained(Writing::begin)?;
-        let attempts = AtomicU64::new(random::number()?);
-        Ok(Some(Filling { layout, filled, attempts, writing: Some(writing).into() }))
     }
 
     /// The layout of the image.
@@ -131,9 +179,16 @@ impl Filling {
     /// its header.
     ///
     /// # Errors
-    /// Errors of writing. What is durable stays.
+    /// Errors of writing. What is durable stays. `Busy`: other ranks have a shared namespace for long.
     pub fn push(&self, chunk: FilledChunk, header_bytes: u64, data: IoBuf) -> Result<()> {
-        self.write(|writing| writing.write(chunk, header_bytes, data))
+        match &mut *self.hold.lock() {
+            Hold::Own(own) => own.explained(|own| own.write(chunk, header_bytes, data)),
+            Hold::Shared(turns) => {
+                let least_bytes = self.layout.chunk_size_bytes as usize;
+                turns.write(&self.place, (chunk, header_bytes, data), least_bytes)
+            }
+            Hold::Ended => Err(ended()),
+        }
     }
 
     /// Says that a shard is complete: it becomes durable soon.
@@ -141,7 +196,11 @@ impl Filling {
     /// # Errors
     /// As [`push`](Self::push).
     pub fn end_shard(&self) -> Result<()> {
-        self.write(Writing::end_shard)
+        match &mut *self.hold.lock() {
+            Hold::Own(own) => own.explained(Writing::end_shard),
+            Hold::Shared(turns) => turns.end_shard(&self.place),
+            Hold::Ended => Err(ended()),
+        }
     }
 
     /// Makes everything durable, and gives the namespace back.
@@ -149,14 +208,17 @@ impl Filling {
     /// # Errors
     /// As [`push`](Self::push).
     pub fn end(&self) -> Result<()> {
-        let writing = self.writing.lock().take();
-        writing.map_or(Ok(()), |mut writing| writing.explained(Writing::mark))
+        let hold = std::mem::replace(&mut *self.hold.lock(), Hold::Ended);
+        match hold {
+            Hold::Own(mut own) => own.explained(Writing::mark),
+            Hold::Shared(mut turns) => turns.mark(&self.place),
+            Hold::Ended => Ok(()),
+        }
     }
+}
 
-    fn write(&self, work: impl FnOnce(&mut Writing) -> Result<()>) -> Result<()> {
-        let ended = || Error::new(ErrorKind::Interrupted, "the image is filled no longer");
-        self.writing.lock().as_mut().ok_or_else(ended)?.explained(work)
-    }
+fn ended() -> Error {
+    Error::new(ErrorKind::Interrupted, "the image is filled no longer")
 }
 
 impl Drop for Filling {
@@ -169,4 +231,4 @@ impl Drop for Filling {
 
 /// The longest wait for another process that has the image, and the pause between two attempts.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
-const BUSY_PAUSE: Duration = Duration::from_millis(100);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);

@@ -1,6 +1,6 @@
 //! The records of filled chunks, and reading the chunks back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,8 @@ pub struct FilledChunk {
 pub struct Filled {
     media: Media,
     chunks: HashMap<u64, Vec<FilledChunk>>,
+    /// The ranks that have begun.
+    ranks: BTreeSet<u32>,
 }
 
 /// The beginning of a record. The JSON of its chunks follows.
@@ -44,6 +46,9 @@ pub struct Filled {
 struct Head {
     uuid: [u8; 16],
     namespace: u16,
+    /// The rank that wrote it.
+    #[serde(default)]
+    rank: u32,
     /// The record before.
     previous: Lane,
     /// Bytes of the chunks' JSON.
@@ -58,17 +63,24 @@ impl Filled {
     pub(super) fn read(media: Media, journal: &Journal, lanes: &[Lane]) -> Result<Filled> {
         let mut channel = media.channel();
         let mut chunks = HashMap::<u64, Vec<FilledChunk>>::new();
+        let mut ranks = BTreeSet::new();
         for (namespace, &lane) in (0..).zip(lanes) {
             let mut lane = lane;
             while lane.last_record != 0 {
                 let (head, found) = read(&mut channel, journal, namespace, lane)?;
+                ranks.insert(head.rank);
                 for chunk in found {
                     chunks.entry(chunk.shard).or_default().push(FilledChunk { namespace, ..chunk });
                 }
                 lane = head.previous;
             }
         }
-        Ok(Filled { media, chunks })
+        Ok(Filled { media, chunks, ranks })
+    }
+
+    /// Returns whether a rank has begun to fill the image.
+    pub(super) fn has_rank(&self, rank: u32) -> bool {
+        self.ranks.contains(&rank)
     }
 
     /// Returns whether there is any chunk of a shard.
@@ -105,11 +117,16 @@ impl Filled {
     }
 }
 
-/// The record of `chunks` on the journal's namespace, as whole cells, behind the one that `previous` names.
-pub(super) fn record_of(journal: &Journal, previous: Lane, chunks: &[FilledChunk]) -> Vec<u8> {
+/// The record of `chunks` of `rank` on the journal's namespace, as whole cells, behind the one that `previous` names.
+pub(super) fn record_of(
+    journal: &Journal,
+    rank: u32,
+    previous: Lane,
+    chunks: &[FilledChunk],
+) -> Vec<u8> {
     let Journal { layout, namespace, .. } = *journal;
     let tail = serde_json::to_vec(chunks).expect("numbers are JSON");
-    let head = Head { uuid: layout.uuid.0, namespace, previous, len_bytes: tail.len() };
+    let head = Head { uuid: layout.uuid.0, namespace, rank, previous, len_bytes: tail.len() };
     let len = (HEAD_BYTES + tail.len()).next_multiple_of(CELL_BYTES as usize);
     block(len).seal(&head, &tail).expect("a block of the length that it needs")
 }

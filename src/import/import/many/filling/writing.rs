@@ -17,6 +17,7 @@ pub(super) struct Writing {
     lease: Lease,
     /// The journal of the namespace.
     journal: Journal,
+    rank: u32,
     /// The last record, and the cell behind it.
     lane: Lane,
     /// The next free cell.
@@ -29,11 +30,17 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    pub(super) fn new(media: &Media, lease: Lease, journal: Journal, lane: Lane) -> Writing {
+    pub(super) fn new(
+        media: &Media,
+        lease: Lease,
+        (journal, rank): (Journal, u32),
+        lane: Lane,
+    ) -> Writing {
         Writing {
             channel: media.channel(),
             lease,
             journal,
+            rank,
             lane,
             next_cell: lane.end_cell,
             chunks: Vec::new(),
@@ -63,19 +70,15 @@ impl Writing {
         if self.marked.elapsed() < 4 * self.took { Ok(()) } else { self.mark() }
     }
 
-    /// Says by a record without chunks that the namespace has a rank: it is not committed before.
-    pub(super) fn begin(&mut self) -> Result<()> {
-        if self.lane.last_record == 0 { self.record() } else { Ok(()) }
-    }
-
     /// Makes all chunks so far durable.
     pub(super) fn mark(&mut self) -> Result<()> {
         if self.chunks.is_empty() { Ok(()) } else { self.record() }
     }
 
-    fn record(&mut self) -> Result<()> {
+    /// Writes a record, also without chunks: it says that the rank has begun.
+    pub(super) fn record(&mut self) -> Result<()> {
         let begun = Instant::now();
-        let record = record_of(&self.journal, self.lane, &self.chunks);
+        let record = record_of(&self.journal, self.rank, self.lane, &self.chunks);
         let last_record = self.next_cell;
         let end_cell = last_record + self.journal.layout.cells_of(record.len() as u64);
         let mut buf = IoBuf::zeroed(record.len());
