@@ -45,7 +45,7 @@ BENCHES = [
      "python=torch,numpy disk=3"),
     ("scale", "cargo scale", "", "--data 64M --rounds 1 --slice-ms 100", 20, "processors=8"),
     ("trust", "benches/trust --program {dlfs}", "", "--quick", 12, "openssl?"),
-    ("shards", "python benches/shards.py", "", "--only tar --shards 20 --seconds 2", 40,
+    ("shards", "python benches/shards.py", "", "--rows tar,nodes --shards 20 --epoch 20 --real 40", 25,
      "python=numpy,webdataset,pyarrow curl disk=10"),
     ("tiers", "cargo tiers", "", "", 3, ""),
     ("many_namespaces", "cargo many_namespaces", "", "--lens 4096 --rounds 1 --epochs 1", 15, "processors=2"),

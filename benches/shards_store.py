@@ -3,7 +3,8 @@
     python benches/shards_store.py [--arithmetic N] [--files DIR] [--delay-ms 50] [--mb-s 125]
 
 Prints its address. Every answer waits for the delay, and all bodies together have the rate of the line.
-GET /stats gives the requests and bytes so far as JSON; GET /reset also sets them to zero.
+GET /stats gives the requests and bytes so far as JSON; GET /reset also sets them to zero, and
+GET /line?mb_s=N&delay_ms=N changes the line.
 """
 
 import argparse
@@ -49,8 +50,7 @@ def rest():
 
 class Store:
     def __init__(self, options):
-        self.delay = options.delay_ms / 1e3
-        self.rate = options.mb_s * 1e6
+        self.set_line(options.mb_s, options.delay_ms)
         self.free_at = 0.0
         self.reset()
         self.objects = {}  # key: (length, a function that reads a range)
@@ -62,6 +62,9 @@ class Store:
                 read = functools.partial(self.read_file, path)
                 self.objects[str(path.relative_to(options.files))] = (path.stat().st_size, read)
         self.keys = sorted(self.objects)
+
+    def set_line(self, mb_s, delay_ms):
+        self.rate, self.delay = float(mb_s) * 1e6, float(delay_ms) / 1e3
 
     def reset(self):
         self.stats = {"lists": 0, "heads": 0, "gets": 0, "bytes": 0}
@@ -88,12 +91,14 @@ class Store:
     async def answer(self, method, target, headers, writer):
         url = urlsplit(target)
         path = unquote(url.path).lstrip("/")
-        if path in ("stats", "reset"):
+        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        if path in ("stats", "reset", "line"):
             body = json.dumps(self.stats).encode()
             if path == "reset":
                 self.reset()
+            if path == "line":
+                self.set_line(**query)
             return await self.send(writer, "200 OK", "application/json", body)
-        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
         _, _, key = path.partition("/")
         await asyncio.sleep(self.delay)
         if not key:
