@@ -151,18 +151,20 @@ impl Holder {
     fn wait_for_dead_holder(&mut self) -> Result<Option<Holding>> {
         let Some(first) = self.read()? else { return Ok(None) };
         let wait = Duration::from_millis(first.wait_ms).min(MAX_WAIT);
-        let until = Fence::now().saturating_add(wait);
+        // Only the time of these pauses counts: what suspends this process may suspend the holder, too.
+        let pause = (wait.min(self.limit) / 8).max(SHORTEST_PAUSE);
+        let mut waited = Duration::ZERO;
         tracing::warn!(
             "another import has the lease of this image: taking its place if it shows no sign of life for {} s",
             wait.as_secs()
         );
         loop {
-            let left = until.saturating_sub(Fence::now());
-            std::thread::sleep(left.min(self.limit / 8));
+            std::thread::sleep(pause);
+            waited += pause;
             match self.read()? {
                 None => return Ok(None),
                 Some(now) if now != first => return Err(busy(&self.media)),
-                Some(_) if left.is_zero() => return Ok(Some(first)),
+                Some(_) if waited >= wait => return Ok(Some(first)),
                 Some(_) => {}
             }
         }
@@ -295,6 +297,9 @@ const LEASE: Block =
 
 /// The minimum settle time, for short leases.
 const MIN_SETTLE_TIME: Duration = Duration::from_millis(100);
+
+/// The minimum pause between two looks at a lease that another importer may have.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Maximum time that a failed import waits for the renewing thread to report a lost lease.
 const LOST_LEASE_TIMEOUT: Duration = Duration::from_secs(2);
