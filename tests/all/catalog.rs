@@ -123,7 +123,7 @@ fn a_thousand_moves_at_once_leave_one_history_without_gap_or_loss() {
     const MOVES: u64 = 125;
     std::thread::scope(|scope| {
         for to in 1..=8 {
-            let catalog = open(folder.path());
+            let catalog = open(folder.path()).with_deadline(PATIENCE);
             scope.spawn(move || {
                 for _ in 0..MOVES {
                     catalog.tag("train", "stable", &generation(to), Expect::Anything).unwrap();
@@ -140,6 +140,9 @@ fn a_thousand_moves_at_once_leave_one_history_without_gap_or_loss() {
     assert_eq!(catalog.aliases("train").unwrap()[0].moves, 8 * MOVES);
 }
 
+/// For calls of many at once, on a disk that others use, too.
+const PATIENCE: Duration = Duration::from_secs(240);
+
 #[test]
 fn of_many_who_expect_an_alias_where_it_is_one_moves_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -150,7 +153,7 @@ fn of_many_who_expect_an_alias_where_it_is_one_moves_it() {
     let moved: usize = std::thread::scope(|scope| {
         let threads: Vec<_> = (2..=9)
             .map(|to| {
-                let catalog = open(folder.path());
+                let catalog = open(folder.path()).with_deadline(PATIENCE);
                 scope.spawn(move || match catalog.tag("train", "stable", &generation(to), expect) {
                     Ok(_) => 1,
                     Err(error) => {

@@ -54,6 +54,17 @@ fn import_onto(disks: &[Arc<dyn Device>], image: u8) -> tempfile::TempDir {
     dir
 }
 
+/// Options of hosts whose connections are counted: none is made anew because the machine is busy.
+fn patient() -> ConnectOptions {
+    ConnectOptions {
+        io_timeout: Duration::from_secs(60),
+        keep_alive_tmo: Duration::from_secs(60),
+        connect_timeout: Duration::from_secs(60),
+        tcp_connect_timeout: Duration::from_secs(30),
+        ..ConnectOptions::default()
+    }
+}
+
 /// The address of the subsystem, without a namespace.
 fn whole(target: &Target) -> Address {
     let Address::Tcp(address) = target.address(Nsid(1)) else { panic!("not TCP") };
@@ -95,7 +106,8 @@ fn an_image_on_64_namespaces_has_one_controller_and_one_io_queue_a_poller() {
     import_onto(&disks, 1);
     let target = serve(&disks, false);
     let addresses = named(&target, 1..=64);
-    let image = Image::open(&addresses, &OpenOptions::default()).unwrap();
+    let options = OpenOptions { connect: patient(), ..OpenOptions::default() };
+    let image = Image::open(&addresses, &options).unwrap();
     assert_eq!(image.devices().len(), 64);
     assert_eq!(counts(&target, (1, 1)), (1, 1));
     // The admin queue's, that by which the superblocks were read, and the directory's.
@@ -118,7 +130,8 @@ fn an_address_without_a_namespace_means_those_of_the_image_behind_it() {
     import_onto(&disks[1..4], 1);
     let target = serve(&disks, false);
     let address = whole(&target);
-    let image = Image::open(std::slice::from_ref(&address), &OpenOptions::default()).unwrap();
+    let options = OpenOptions { connect: patient(), ..OpenOptions::default() };
+    let image = Image::open(std::slice::from_ref(&address), &options).unwrap();
     let addresses: Vec<String> =
         image.devices().iter().map(|device| device.namespace().address).collect();
     let expected: Vec<String> = named(&target, 2..=4).iter().map(Address::to_string).collect();
@@ -255,7 +268,7 @@ fn queue_pairs_that_share_a_connection_get_what_they_submitted_and_outlive_each_
     const COUNT: usize = 8;
     let disks = told_apart(COUNT);
     let target = serve(&disks, false);
-    let opened = open_all(&named(&target, 1..=COUNT as u32), &ConnectOptions::default()).unwrap();
+    let opened = open_all(&named(&target, 1..=COUNT as u32), &patient()).unwrap();
     let devices: Vec<Arc<dyn Device>> = opened.into_iter().flatten().collect();
     let scope = PairScope::new();
     let mut pairs: VecDeque<_> =
@@ -322,7 +335,7 @@ fn commands_of_queue_pairs_that_share_a_connection_go_out_with_the_first_that_st
 fn a_write_of_a_dropped_queue_pair_ends_the_session_and_the_others_read_on() {
     let disks = told_apart(2);
     let target = serve(&disks, true);
-    let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
+    let connect = ConnectOptions { writable: true, ..patient() };
     let opened = open_all(&named(&target, 1..=2), &connect).unwrap();
     let scope = PairScope::new();
     let mut writer = opened[0][0].queue_pair_in(&scope).unwrap();
@@ -487,7 +500,7 @@ fn a_list_of_more_namespaces_than_a_page_is_read_to_its_end() {
     let disks: Vec<Arc<dyn Device>> =
         (0..COUNT).map(|at| Arc::new(disk(at)) as Arc<dyn Device>).collect();
     let target = serve(&disks, false);
-    let all = TcpNamespace::connect_all(&tcp(&whole(&target)), &ConnectOptions::default()).unwrap();
+    let all = TcpNamespace::connect_all(&tcp(&whole(&target)), &patient()).unwrap();
     let blocks: Vec<u64> = all.iter().map(|one| one.namespace().num_blocks).collect();
     assert_eq!(blocks, Vec::from_iter(1..=COUNT as u64));
     assert_eq!(target.stats().accepted, 1);

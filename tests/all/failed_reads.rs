@@ -288,7 +288,7 @@ fn damage_is_told_although_the_superblocks_cannot_be_looked_at() {
                 error.report()
             );
         };
-        let deadline = Duration::from_secs(1);
+        let deadline = Duration::from_secs(2);
         read(&|image| {
             let options = ReaderOptions { deadline, ..ReaderOptions::default() };
             let mut reader = image.reader(options).unwrap();

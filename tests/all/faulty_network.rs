@@ -154,9 +154,15 @@ impl World {
         let mut world = World { first, second, files, more, deleted, image, target, carried };
         for (index, work) in WORK.into_iter().enumerate() {
             for digests in [false, true] {
-                let (result, carried) = world.calm(work, digests);
-                result.unwrap_or_else(|error| panic!("{work:?}: {}", error.report()));
-                world.carried.insert((index, digests), carried);
+                // A busy machine may take longer than the time-outs.
+                let carried = (0..5).find_map(|_| match world.calm(work, digests) {
+                    (Ok(()), carried) => Some(carried),
+                    (Err(error), _) => {
+                        println!("{work:?}: {}", error.report());
+                        None
+                    }
+                });
+                world.carried.insert((index, digests), carried.expect("there is no fault"));
             }
         }
         world

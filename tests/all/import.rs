@@ -477,7 +477,8 @@ fn two_importers_of_a_namespace_without_a_lock_exclude_each_other() {
     tree(dir.path(), 100, 9000, 1);
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
     let device: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
-    let wanted = |onto| ImportOptions { lease: Duration::from_millis(800), ..options(onto) };
+    // So long that a busy machine renews it in time.
+    let wanted = |onto| ImportOptions { lease: Duration::from_secs(8), ..options(onto) };
     /// Waits in the middle of an import until a second one has been attempted.
     struct Second<'a>(Option<&'a dyn Fn()>);
     impl Progress for Second<'_> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::import_support::{Random, contents, options, paths, tree};
-use crate::support::alone::again;
+use crate::support::alone::{again, ended_within};
 use crate::support::disk::SmallDisk;
 use dlfs::address::Address;
 use dlfs::import::{ImportOptions, Onto, import};
@@ -74,18 +74,21 @@ impl Killing {
         Killing { dir, first, second, first_files, all_files, after_first, after_second }
     }
 
-    /// Kills an import after `delay`; returns whether it was still running.
-    fn kill(&self, image: &Path, append: bool, delay: Duration) -> bool {
-        let mut child = if append {
+    fn begin(&self, image: &Path, append: bool) -> Child {
+        if append {
             spawn(&self.second, image, "append", 2)
         } else {
             spawn(&self.first, image, "empty", 1)
-        };
-        std::thread::sleep(delay);
-        let running = child.try_wait().unwrap().is_none();
+        }
+    }
+
+    /// Kills an import after `delay`; returns how long it took if it had ended.
+    fn kill(&self, image: &Path, append: bool, delay: Duration) -> Option<Duration> {
+        let mut child = self.begin(image, append);
+        let took = ended_within(&mut child, delay);
         child.kill().unwrap(); // SIGKILL
         child.wait().unwrap();
-        running
+        took
     }
 
     fn check_append(&self, image: &Path, round: u32) {
@@ -131,12 +134,7 @@ fn an_import_killed_at_any_moment_keeps_the_generation_before_and_resumes_to_the
             fs::write(&image, &killing.after_first).unwrap();
         }
         let began = Instant::now();
-        let mut child = if append {
-            spawn(&killing.second, &image, "append", 2)
-        } else {
-            spawn(&killing.first, &image, "empty", 1)
-        };
-        assert!(child.wait().unwrap().success());
+        assert!(killing.begin(&image, append).wait().unwrap().success());
         times[usize::from(append)] = began.elapsed();
     }
     let rounds: u32 =
@@ -151,10 +149,10 @@ fn an_import_killed_at_any_moment_keeps_the_generation_before_and_resumes_to_the
         if append {
             fs::write(&image, &killing.after_first).unwrap();
         }
-        if killing.kill(&image, append, delay) {
-            hit += 1;
-        } else {
-            times[usize::from(append)] -= times[usize::from(append)] / 4; // the machine may be less busy than before
+        let time = &mut times[usize::from(append)];
+        match killing.kill(&image, append, delay) {
+            None => hit += 1,
+            Some(took) => *time = took.min(*time), // the machine is less busy than before
         }
         if append {
             killing.check_append(&image, round)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::import_support::{Random, contents, options, paths, tree};
-use crate::support::alone::again;
+use crate::support::alone::{again, ended_within};
 use dlfs::address::Address;
 use dlfs::import::many::{commit_import, import_part, plan_import};
 use dlfs::import::{self, ColumnsFrom, EditOptions, ImportOptions, Onto, import, orphans_on};
@@ -263,13 +263,13 @@ fn parts_hold_a_few_rows_at_a_time_and_the_commit_no_row() {
     let source = [source];
     plan_import(&source, &image("many"), &options, &connect, &plan, &mut ()).unwrap();
     for job in (0..PARTS).map(|part| format!("part|{}|{part}", plan.display())) {
-        run_killed(&job, None);
+        run(&job);
         let peak = fs::read_to_string(plan.with_extension("peak")).unwrap();
         let peak: u64 = peak.parse().unwrap();
         println!("{count} samples, {job}: {peak} bytes of memory at most");
         assert!(peak < 192 << 20, "{job} took {peak} bytes of memory");
     }
-    run_killed(&format!("commit|{}|", plan.display()), None);
+    run(&format!("commit|{}|", plan.display()));
     let peak = fs::read_to_string(plan.with_extension("peak")).unwrap();
     println!("{count} samples, the commit: {peak} bytes of memory at most");
     import(&source, &image("single"), &options, &connect, &mut ()).unwrap();
@@ -412,18 +412,23 @@ fn spawn(job: &str) -> Child {
         .unwrap()
 }
 
-/// Runs `job` until it succeeds; it is killed after `delay` at first, if there is one.
-fn run_killed(job: &str, delay: Option<Duration>) -> bool {
-    let Some(delay) = delay else {
-        assert!(spawn(job).wait().unwrap().success(), "{job}");
-        return false;
-    };
+/// Runs `job` to its end; returns how long that took.
+fn run(job: &str) -> Duration {
+    let began = Instant::now();
+    assert!(spawn(job).wait().unwrap().success(), "{job}");
+    began.elapsed()
+}
+
+/// Runs `job` and kills it at a random moment within its usual `time`; returns whether it was still running. If not,
+/// `time` becomes what it took: the machine is less busy than before.
+fn was_killed_at_work(job: &str, time: &mut Duration, random: &mut Random) -> bool {
+    let most = time.as_micros() as usize;
+    let delay = Duration::from_micros(random.below(most + most / 10) as u64);
     let mut child = spawn(job);
-    std::thread::sleep(delay);
-    let running = child.try_wait().unwrap().is_none();
+    let took = ended_within(&mut child, delay);
     child.kill().unwrap(); // SIGKILL
     child.wait().unwrap();
-    running
+    took.inspect(|took| *time = (*time).min(*took)).is_none()
 }
 
 #[test]
@@ -464,38 +469,27 @@ fn kill_everywhere(
             fs::write(scene.path("killed", part), bytes).unwrap();
         }
     };
-    // How long each step takes when it is left alone.
-    let timed = |job: &str| {
-        let began = Instant::now();
-        run_killed(job, None);
-        began.elapsed().as_micros() as usize
-    };
     restore();
-    let mut times: Vec<usize> =
-        std::iter::once(&plan_job).chain(&jobs).map(|job| timed(job)).collect();
+    // How long each step takes when it is left alone.
+    let mut times: Vec<Duration> =
+        std::iter::once(&plan_job).chain(&jobs).map(|job| run(job)).collect();
     assert!(scene.bytes("killed") == whole);
     let mut random = Random::new(seed);
     let kills: usize =
         std::env::var("DLFS_TEST_KILLS").map_or(20, |kills| kills.parse().expect("a number"));
     let mut hit = 0;
     for round in 0..kills.div_ceil(jobs.len() + 1) {
-        let mut killed = |step: usize, job: &str| {
-            let delay = random.below(times[step] + times[step] / 10);
-            let was_at_work = run_killed(job, Some(Duration::from_micros(delay as u64)));
-            if !was_at_work {
-                times[step] -= times[step] / 4; // the machine may be less busy than before
-            }
-            was_at_work
-        };
+        let mut killed =
+            |step: usize, job: &str| was_killed_at_work(job, &mut times[step], &mut random);
         restore();
         let _ = fs::remove_file(&plan); // of the round before
         hit += usize::from(killed(0, &plan_job));
         // A plan that was killed is made again: its file may be there.
         let _ = fs::remove_file(&plan);
-        run_killed(&plan_job, None);
+        run(&plan_job);
         for (step, job) in jobs.iter().enumerate() {
             hit += usize::from(killed(step + 1, job));
-            run_killed(job, None);
+            run(job);
         }
         assert!(scene.bytes("killed") == whole, "round {round}: other bytes");
         assert_eq!(orphans_on(&scene.opened("killed")).unwrap(), [], "round {round}");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::import_support::served::{AfterChunks, NQN, serve, short_leased};
 use crate::import_support::{StopAfter, contents, paths, tree};
@@ -30,8 +31,17 @@ fn import_to(
     onto: Onto,
     progress: &mut dyn Progress,
 ) -> Result<()> {
+    import_with(source, address, &wanted(onto), progress)
+}
+
+fn import_with(
+    source: &Path,
+    address: Address,
+    options: &ImportOptions,
+    progress: &mut dyn Progress,
+) -> Result<()> {
     let connect = ConnectOptions { writable: true, ..ConnectOptions::default() };
-    import::import(&paths(source), &[address], &wanted(onto), &connect, progress).map(drop)
+    import::import(&paths(source), &[address], options, &connect, progress).map(drop)
 }
 
 #[test]
@@ -160,14 +170,17 @@ fn a_second_import_from_elsewhere_is_busy() {
     let files = tree(dir.path(), 100, 9000, 1);
     let disk = MemNamespace::new(4 << 20, 512).unwrap();
     let target = serve(std::slice::from_ref(&disk), None);
+    // So long that a busy machine renews it in time.
+    let leased = |onto| ImportOptions { lease: Duration::from_secs(8), ..wanted(onto) };
     let mut tried = 0;
     let mut try_another = || {
-        let error = import_to(dir.path(), address(&target), Onto::Force, &mut ()).unwrap_err();
+        let another = leased(Onto::Force);
+        let error = import_with(dir.path(), address(&target), &another, &mut ()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
         tried += 1;
     };
     let mut progress = AfterChunks { left: 3, then: &mut try_another };
-    import_to(dir.path(), address(&target), Onto::Empty, &mut progress).unwrap();
+    import_with(dir.path(), address(&target), &leased(Onto::Empty), &mut progress).unwrap();
     assert_eq!(tried, 1);
     let devices: Vec<Arc<dyn Device>> = vec![Arc::new(disk)];
     assert_eq!(contents(&devices).unwrap(), files);

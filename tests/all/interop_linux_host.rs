@@ -5,6 +5,7 @@
 //! they are skipped and reported; see tests/interop/README.md for what they need.
 
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -208,6 +209,8 @@ fn linux_takes_two_targets_as_one_subsystem_and_follows_their_ana_states() {
         &sum,
         "--kato",
         "5",
+        "--timeout",
+        "550",
         "--script",
         script_path,
     ];
@@ -245,6 +248,9 @@ fn linux_takes_two_targets_as_one_subsystem_and_follows_their_ana_states() {
         first.target.set_ana(AnaState::NonOptimized).unwrap();
         wait_for_reads(&again, "the path is back, and used");
         assert!(!linux.is_finished(), "all of that was while it read");
+        for served in [&first, &again] {
+            served.file.as_file().write_all_at(&[0; 4096], (LEN - 4096) as u64).unwrap();
+        }
         let text = linux.join().expect("no read has failed");
         // The states change while Linux lists its paths, but the first one has had one since it connected.
         let states = ["live optimized", "live non-optimized", "live inaccessible"];
@@ -328,13 +334,14 @@ refused() {
 }
 "#;
 
-/// Reads all of the namespace again and again for a minute, and prints the paths.
+/// Prints the paths, and reads all of the namespace again and again until its last 4 KiB are zeroes.
 const READS_ON: &str = r#"
 nvme list-subsys "$DEV"
-now() { cut -d. -f1 /proc/uptime; }
-end=$(($(now) + 60))
-while [ "$(now)" -lt $end ]; do
-    dd if="$DEV" of=/dev/null bs=128k iflag=direct || { echo "a read has failed"; exit 1; }
+head -c 4096 /dev/zero >/tmp/zeroes
+failed() { echo "a read has failed"; exit 1; }
+until cmp -s /tmp/last /tmp/zeroes; do
+    dd if="$DEV" of=/dev/null bs=128k iflag=direct || failed
+    dd if="$DEV" of=/tmp/last bs=4096 skip=$((SIZE / 4096 - 1)) count=1 iflag=direct || failed
 done
 "#;
 

@@ -59,7 +59,13 @@ impl Served {
 
     fn open(&self) -> Reader {
         let [first, second] = [0, 1].map(|number| self.target(number).address(Nsid(1)));
-        let options = ConnectOptions { paths: vec![second], ..ConnectOptions::default() };
+        // No session is to end because the machine is busy.
+        let options = ConnectOptions {
+            paths: vec![second],
+            io_timeout: Duration::from_secs(50),
+            keep_alive_tmo: Duration::from_secs(60),
+            ..ConnectOptions::default()
+        };
         let device = qpair::open(&first, &options).unwrap();
         Reader::new(device)
     }
@@ -145,7 +151,8 @@ fn reads_use_both_paths_and_go_on_when_either_is_closed_and_comes_back() {
         served.targets[which] = Some(served.serve(listen));
     }
     reader.tell("a closed path");
-    assert!(served.metric(&HOST_PATH_LOSSES.name()) >= f64::from(stopped));
+    let losses = || served.metric(&HOST_PATH_LOSSES.name());
+    reader.read_until(&expected, "each loss is counted", || losses() >= f64::from(stopped));
     assert!(served.metric(&HOST_FAILOVERS.name()) >= 1.0);
     assert!(served.metric(&HOST_PATH_COMMANDS.name()) >= 600.0);
 }

@@ -467,6 +467,17 @@ fn a_forked_child_does_not_have_the_batches_of_its_parent() {
     assert!(!ends_well(spawn_child(reads)));
 }
 
+/// The next batch, however often a busy machine exceeds the deadline.
+fn next_at_last(loader: &Loader) -> Option<Batch> {
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
+        match loader.next(&mut ()) {
+            Err(error) if error.kind() == ErrorKind::TimedOut && Instant::now() < until => {}
+            next => return next.unwrap(),
+        }
+    }
+}
+
 fn error_of(result: Result<Option<Batch>>) -> Error {
     result.map(drop).unwrap_err()
 }
@@ -481,19 +492,29 @@ fn who_holds_the_others_up_is_named() {
         LoaderOptions { window_bytes: 256 << 10, deadline, ..options(OrderKind::Global, 8, 1) };
     let ranks: Vec<Loader> =
         (0..3).map(|rank| dataset.loader(on_node(&run, rank, (1, 3), &job)).unwrap()).collect();
-    let held = [ranks[1].next(&mut ()).unwrap(), ranks[2].next(&mut ()).unwrap()];
-    let error = loop {
+    let held = [next_at_last(&ranks[1]), next_at_last(&ranks[2])];
+    let until = Instant::now() + Duration::from_secs(120);
+    loop {
         match ranks[0].next(&mut ()) {
             Ok(batch) => assert!(batch.is_some(), "the others hold it up"),
-            Err(error) => break error,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::TimedOut);
+                if error.to_string().ends_with(": 1, 2") {
+                    break;
+                }
+                // The machine is so busy that the process that reads is late itself.
+                assert!(Instant::now() < until, "{error}");
+            }
         }
-    };
-    assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(error.to_string().ends_with(": 1, 2"), "{error}");
+    }
     drop(held);
     thread::scope(|scope| {
         for rank in &ranks {
-            scope.spawn(|| sets.read(rank, usize::MAX));
+            scope.spawn(|| {
+                while let Some(batch) = next_at_last(rank) {
+                    sets.see(&batch, &rank.state());
+                }
+            });
         }
     });
 }

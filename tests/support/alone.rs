@@ -1,6 +1,7 @@
 //! Processes of this test program: it runs one of its tests again, and no other.
 
-use std::process::Command;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -38,6 +39,20 @@ pub fn again<T: Fn()>(test: T) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", name_of(&test), "--nocapture"]);
     program
+}
+
+/// Waits until `child` ends, for `limit` at most; returns how long it took if it has ended.
+pub fn ended_within(child: &mut Child, limit: Duration) -> Option<Duration> {
+    let began = Instant::now();
+    loop {
+        let has_ended = child.try_wait().unwrap().is_some();
+        let took = began.elapsed();
+        if has_ended {
+            return Some(took);
+        }
+        let left = limit.checked_sub(took)?;
+        std::thread::sleep(left.min(Duration::from_millis(1)));
+    }
 }
 
 /// The name of a test function, as the program's filters take it.

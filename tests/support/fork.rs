@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Runs `work` in a forked child; returns whether it returned true and the child ended within a
-/// minute.
+/// Runs `work` in a forked child; returns whether it returned true and the child ended within
+/// four minutes.
 ///
 /// The child has only the calling thread. It neither prints nor returns.
 pub fn in_child(work: impl FnOnce() -> bool) -> bool {
     ends_well(spawn_child(work))
 }
 
-/// Waits until a forked child ends, a minute at most; returns whether its work returned true.
+/// Waits until a forked child ends, four minutes at most; returns whether its work returned true.
 pub fn ends_well(child: Pid) -> bool {
-    let limit = Instant::now() + Duration::from_secs(60);
+    let limit = Instant::now() + Duration::from_secs(240);
     loop {
         if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG).unwrap() {
             return status.exit_status() == Some(0);

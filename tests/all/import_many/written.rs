@@ -22,7 +22,7 @@ use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::units::{Nsid, SampleId};
 use dlfs::{ErrorKind, Result};
 
-use super::{run_killed, spawn};
+use super::{run, spawn, was_killed_at_work};
 use crate::import_support::served::{serve, short_leased};
 use crate::import_support::{Random, contents, options};
 use crate::support::disk::SmallDisk;
@@ -350,7 +350,8 @@ pub(super) fn child(words: &[&str]) {
                 if let Err(error) = out.write(&new) {
                     break error;
                 }
-                std::thread::sleep(Duration::from_millis(20));
+                // So seldom that the namespace is not full by then, however busy the machine is.
+                std::thread::sleep(Duration::from_millis(100));
             };
             assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
         }
@@ -388,7 +389,7 @@ fn the_commit_of_many_small_samples_takes_little_memory_for_each() {
         }
         out.finish().unwrap();
     }
-    run_killed(&format!("peak|{}|{PARTS}", file.display()), None);
+    run(&format!("peak|{}|{PARTS}", file.display()));
     let text = fs::read_to_string(file.with_extension("peak")).unwrap();
     println!("samples, seconds of the commit, bytes of memory at most: {text}");
     let numbers: Vec<f64> = text.split(' ').map(|number| number.parse().unwrap()).collect();
@@ -418,33 +419,23 @@ fn parts_and_commit_killed_at_any_moment_end_with_the_same_bytes_when_run_again(
         .map(|key| format!("write|{}|{key}", file.display()))
         .chain([format!("end|{}|{PARTS}", file.display())])
         .collect();
-    let timed = |job: &String| {
-        let began = Instant::now();
-        run_killed(job, None);
-        began.elapsed().as_micros() as usize
-    };
-    let mut times: Vec<usize> = jobs.iter().map(timed).collect();
+    let mut times: Vec<Duration> = jobs.iter().map(|job| run(job)).collect();
     let whole = scene.bytes();
     assert_eq!(contents(&scene.opened()).unwrap(), samples(0..PARTS));
     let mut random = Random::new(42);
-    let kills: usize =
+    let kills: u32 =
         std::env::var("DLFS_TEST_KILLS").map_or(20, |kills| kills.parse().expect("a number"));
     let mut hit = 0;
-    for round in 0..kills.div_ceil(jobs.len()) {
+    for round in 0..kills.div_ceil(jobs.len() as u32) {
         restore();
         for (job, time) in jobs.iter().zip(&mut times) {
-            let delay = Duration::from_micros(random.below(*time + *time / 10) as u64);
-            if run_killed(job, Some(delay)) {
-                hit += 1;
-            } else {
-                *time -= *time / 4; // the machine may be less busy than before
-            }
+            hit += u32::from(was_killed_at_work(job, time, &mut random));
             // A part that was complete when it was killed is complete.
             let key: u64 = job.rsplit('|').next().unwrap().parse().unwrap();
             let is_there = job.starts_with("write")
                 && scene.plan.complete(&connect()).unwrap().iter().any(|part| part.key == key);
             if !is_there {
-                run_killed(job, None);
+                run(job);
             }
         }
         assert!(scene.bytes() == whole, "round {round}: other bytes");
@@ -460,8 +451,9 @@ fn an_attempt_that_was_stopped_until_another_took_its_place_writes_nothing_when_
     let target = serve(&disks, None);
     let dir = tempfile::tempdir().unwrap();
     let image = [target.address(Nsid(1)), target.address(Nsid(2))];
-    let plan = WritePlan::create(&image, &of(short_leased(Onto::Empty)), Vec::new(), &connect());
-    let plan = plan.unwrap();
+    // So long that a busy machine renews it in time.
+    let leased = ImportOptions { lease: Duration::from_secs(3), ..short_leased(Onto::Empty) };
+    let plan = WritePlan::create(&image, &of(leased), Vec::new(), &connect()).unwrap();
     let file = dir.path().join("write.plan");
     plan.save(&file).unwrap();
     let mut late = spawn(&format!("late|{}|0", file.display()));
