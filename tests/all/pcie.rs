@@ -22,7 +22,7 @@ use crate::support::contract::{self, Driver, read};
 use crate::support::fork::in_child;
 use crate::support::nvme_model::{Model, SUBNQN};
 use crate::support::random::Random;
-use crate::support::short_timeouts::{one, refusal, short_timeouts};
+use crate::support::short_timeouts::{one, patient, refusal, short_timeouts};
 use crate::support::vfio_user_server::{Abilities, VfioUserServer};
 
 const ALL: Abilities = Abilities { maps_doorbells: true, max_regions: 16 };
@@ -276,12 +276,12 @@ fn places_without_a_device_are_refused_with_the_reason_and_what_to_do() {
         (other, ErrorKind::InvalidArgument),
     ];
     for (address, kind) in cases {
-        let error = refusal(&address, &short_timeouts());
+        let error = refusal(&address, &patient());
         assert_eq!(error.kind(), kind, "{error:?}");
         assert!(error.to_string().contains("traddr:"), "{error}");
     }
     let paths = vec![address.clone()];
-    let error = refusal(&address, &ConnectOptions { paths, ..short_timeouts() });
+    let error = refusal(&address, &ConnectOptions { paths, ..patient() });
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     // A controller that takes no command is given up, and one that does again is opened.
     server.model.lock().unwrap().is_silent = true;

@@ -344,7 +344,7 @@ fn without_the_origin_a_dead_rank_is_named_at_the_end_of_the_epoch() {
     let mut origin = Origin::new(8, 320, |_| 4_096);
     let job = Job {
         patience: Duration::from_millis(50),
-        deadline: Duration::from_millis(300),
+        deadline: Duration::from_secs(6),
         ..Job::new(&origin, 0.5, 4, 4)
     };
     let mut ranks = job.start(&origin);
@@ -369,7 +369,7 @@ fn a_rank_that_takes_nothing_is_named_when_another_is_two_epochs_ahead() {
     let origin = Origin::new(11, 320, |_| 4_096);
     let job = Job {
         patience: Duration::from_millis(50),
-        deadline: Duration::from_millis(300),
+        deadline: Duration::from_secs(6),
         ..Job::new(&origin, 0.5, 2, 6)
     };
     let ranks = job.start(&origin); // rank 1 answers, and never reads

@@ -165,7 +165,7 @@ fn a_forked_child_learns_which_rank_has_not_delivered() {
     let job = Job {
         spec: "ram:64M".to_owned(),
         patience: Duration::from_millis(50),
-        deadline: Duration::from_millis(300),
+        deadline: Duration::from_secs(6),
         ..Job::new(&origin, 0.5, 2, 4)
     };
     let mut ranks = job.start(&origin);

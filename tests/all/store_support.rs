@@ -64,7 +64,7 @@ impl Origin {
 
     pub(crate) fn open(&self) -> Image {
         let mut options = OpenOptions::default();
-        options.connect.io_timeout = Duration::from_millis(500);
+        options.connect.io_timeout = Duration::from_secs(60); // the origin stops, but never hangs
         options.connect.ctrl_loss_tmo = Duration::from_millis(500);
         let address = self.target.as_ref().unwrap().address(Nsid(1));
         Image::open(&[address], &options).unwrap()

@@ -9,7 +9,9 @@ use crate::support::contract::{Driver, read};
 use crate::support::fork::in_child;
 use crate::support::hostile_target::{HostileTarget, Misbehaviour, Step, identify_controller};
 use crate::support::random::Random;
-use crate::support::short_timeouts::{LEN, bytes, one, refusal, short_timeouts};
+use crate::support::short_timeouts::{
+    LEN, bytes, hasty, one, opened, patient, refusal, short_timeouts,
+};
 use dlfs::ErrorKind;
 use dlfs::address::{Address, TcpAddress};
 use dlfs::nvme::Status;
@@ -19,11 +21,8 @@ use zerocopy::IntoBytes as _;
 
 const BLOCKS: u64 = LEN as u64 / 512;
 
-fn with_paths(targets: &[&HostileTarget]) -> ConnectOptions {
-    ConnectOptions {
-        paths: targets.iter().map(|target| target.address()).collect(),
-        ..short_timeouts()
-    }
+fn paths(targets: &[&HostileTarget]) -> Vec<Address> {
+    targets.iter().map(|target| target.address()).collect()
 }
 
 fn write(slba: u64, len: usize, fill: u8) -> Io {
@@ -63,7 +62,7 @@ fn an_absent_target_is_refused_by_name() {
     drop(listener);
     let address: Address =
         format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:none").parse().unwrap();
-    let error = refusal(&address, &short_timeouts());
+    let error = refusal(&address, &patient());
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.report().contains(&format!("127.0.0.1:{port}")), "{}", error.report());
     assert!(error.report().contains("is the target running"), "{}", error.report());
@@ -72,7 +71,7 @@ fn an_absent_target_is_refused_by_name() {
 #[test]
 fn a_host_name_that_does_not_resolve_is_not_found() {
     let address: Address = "nvme-tcp://no-such-host.invalid/nqn.2026-11.io:x".parse().unwrap();
-    let error = refusal(&address, &short_timeouts());
+    let error = refusal(&address, &hasty());
     assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::TimedOut), "{error:?}");
     assert!(error.report().contains("no-such-host.invalid"), "{}", error.report());
 }
@@ -83,10 +82,15 @@ fn a_target_that_hangs_at_a_step_of_connecting_is_given_up_naming_the_step() {
         let target = HostileTarget::start(bytes(1));
         target.behave(Misbehaviour::Hang(step), None);
         let address = without_nsid(&target);
-        let error = refusal(&address, &short_timeouts());
-        assert_eq!(error.kind(), ErrorKind::TimedOut, "{step:?}: {}", error.report());
-        assert!(error.report().contains("127.0.0.1"), "{step:?}: {}", error.report());
-        assert!(error.report().contains(words(step)), "{step:?}: {}", error.report());
+        // On a busy machine the time may be over before the step is reached.
+        let given_up = || {
+            let error = refusal(&address, &hasty());
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{step:?}: {}", error.report());
+            assert!(error.report().contains("127.0.0.1"), "{step:?}: {}", error.report());
+            error.report()
+        };
+        let mut reports = std::iter::repeat_with(given_up).take(10);
+        assert!(reports.any(|report| report.contains(words(step))), "{step:?}: {}", given_up());
         assert!(target.misbehaved() > 0, "{step:?}");
     }
 }
@@ -106,15 +110,17 @@ fn a_target_that_closes_or_fails_at_a_step_of_connecting_is_refused() {
             }
             let target = HostileTarget::start(bytes(1));
             target.behave(misbehaviour.clone(), None);
-            let error = refusal(&without_nsid(&target), &short_timeouts());
+            // On a busy machine the time may be over before the step is reached.
+            let mut errors =
+                std::iter::repeat_with(|| refusal(&without_nsid(&target), &hasty())).take(10);
+            let error = errors.find(|_| target.misbehaved() > 0).expect("the step is reached");
             assert!(error.report().contains("127.0.0.1"), "{misbehaviour:?}: {}", error.report());
-            assert!(target.misbehaved() > 0, "{misbehaviour:?}");
         }
     }
     for misbehaviour in [Misbehaviour::NeverReady, Misbehaviour::FatalStatus] {
         let target = HostileTarget::start(bytes(1));
         target.behave(misbehaviour.clone(), None);
-        let error = refusal(&target.address(), &short_timeouts());
+        let error = refusal(&target.address(), &patient());
         assert!(error.report().contains("enabling the controller"), "{}", error.report());
     }
 }
@@ -128,7 +134,7 @@ fn a_target_whose_answers_come_in_drops_is_left_and_asked_again() {
     let traddr = wire.address().ip().to_string();
     let trsvcid = wire.address().port();
     let through = TcpAddress { traddr, trsvcid, ..address };
-    let device = open(&Address::Tcp(through), &short_timeouts()).unwrap();
+    let device = opened(&Address::Tcp(through), &short_timeouts());
     let mut driver = Driver::new(&*device);
     let before = wire.carried().len();
     // 4 KiB take 80 s at this pace, and each byte comes long before the time without progress is over.
@@ -172,7 +178,7 @@ fn a_target_that_does_not_allow_the_host_says_so_with_a_hint() {
     let target = HostileTarget::start(bytes(1));
     let status = Status::CONNECT_INVALID_HOST.do_not_retry();
     target.behave(Misbehaviour::Fail(Step::AdminConnect, status), None);
-    let error = refusal(&target.address(), &short_timeouts());
+    let error = refusal(&target.address(), &patient());
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.report().contains("--hostnqn"), "{}", error.report());
 }
@@ -181,7 +187,7 @@ fn a_target_that_does_not_allow_the_host_says_so_with_a_hint() {
 fn reads_survive_a_target_that_dies_in_the_middle_of_a_batch_and_returns() {
     let expected = bytes(2);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     for death in [Misbehaviour::Die, Misbehaviour::CloseIo, Misbehaviour::CloseInData] {
         let returns = death == Misbehaviour::Die;
@@ -205,14 +211,20 @@ fn reads_survive_a_target_that_dies_in_the_middle_of_a_batch_and_returns() {
 fn many_deaths_and_returns_lose_and_double_nothing() {
     let expected = bytes(3);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     let over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = Random::new(4);
             while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                // It lives long enough for some reads, which may be tried ten times only.
+                let before = target.io_commands();
                 std::thread::sleep(Duration::from_millis(20 + random.below(30)));
+                eventually("reads", || {
+                    target.io_commands() >= before + 200
+                        || over.load(std::sync::atomic::Ordering::SeqCst)
+                });
                 target.die();
                 std::thread::sleep(Duration::from_millis(random.below(20)));
                 target.revive();
@@ -228,7 +240,7 @@ fn many_deaths_and_returns_lose_and_double_nothing() {
 #[test]
 fn a_target_that_never_returns_fails_everything_after_its_time_and_from_then_on_at_once() {
     let target = HostileTarget::start(bytes(1));
-    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..short_timeouts() };
+    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..patient() };
     let device = open(&target.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     target.die();
@@ -250,7 +262,7 @@ fn a_target_that_never_returns_fails_everything_after_its_time_and_from_then_on_
 fn a_frozen_queue_is_torn_down_and_its_reads_are_issued_again() {
     let expected = bytes(5);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = opened(&target.address(), &short_timeouts());
     let mut driver = Driver::new(&*device);
     let before = target.accepted();
     target.behave(Misbehaviour::HangIo, Some(3));
@@ -268,7 +280,7 @@ fn a_target_that_returns_with_another_namespace_is_refused_naming_both() {
     ];
     for (len, nguid, found) in cases {
         let target = HostileTarget::start(bytes(1));
-        let device = open(&target.address(), &short_timeouts()).unwrap();
+        let device = open(&target.address(), &patient()).unwrap();
         let mut driver = Driver::new(&*device);
         target.die();
         target.replace(vec![0; len], nguid);
@@ -290,21 +302,23 @@ fn the_second_path_is_used_while_the_first_is_down_and_the_first_again_after() {
     let first = HostileTarget::start(expected.clone());
     let second = HostileTarget::start(expected.clone());
     first.die();
-    let device = open(&first.address(), &with_paths(&[&second])).unwrap();
+    let options = ConnectOptions { paths: paths(&[&second]), ..short_timeouts() };
+    let device = opened(&first.address(), &options);
     let mut driver = Driver::new(&*device);
+    // At least, because a read that a busy machine answers late is issued again.
+    let all = BLOCKS as usize / 8;
     read_all(&mut driver, &expected);
-    assert_eq!((first.io_commands(), second.io_commands()), (0, BLOCKS as usize / 8));
+    let of_second = second.io_commands();
+    assert!(first.io_commands() == 0 && of_second >= all, "{of_second} on the second");
     first.revive();
     second.die();
     read_all(&mut driver, &expected);
-    assert_eq!(
-        (first.io_commands(), second.io_commands()),
-        (BLOCKS as usize / 8, BLOCKS as usize / 8)
-    );
+    assert!(first.io_commands() >= all, "{} on the first", first.io_commands());
+    assert_eq!(second.io_commands(), of_second);
     second.revive();
     first.behave(Misbehaviour::HangIo, None); // frozen, not dead
     read_all(&mut driver, &expected);
-    assert_eq!(second.io_commands(), BLOCKS as usize / 4);
+    assert!(second.io_commands() >= of_second + all, "{} on the second", second.io_commands());
 }
 
 #[test]
@@ -317,8 +331,8 @@ fn a_second_path_to_another_namespace_is_never_read_from() {
     // machine.
     let long_timeouts = ConnectOptions {
         connect_timeout: Duration::from_secs(120),
-        io_timeout: Duration::from_secs(60),
-        ..with_paths(&[&other])
+        paths: paths(&[&other]),
+        ..patient()
     };
     let device = open(&first.address(), &long_timeouts).unwrap();
     let mut driver = Driver::new(&*device);
@@ -346,7 +360,8 @@ fn reads_split_for_one_path_are_split_again_for_one_with_a_smaller_limit() {
     let large = HostileTarget::start(expected.clone());
     let small = with_small_transfers(expected.clone(), 2);
     let smallest = with_small_transfers(expected.clone(), 1);
-    let device = open(&large.address(), &with_paths(&[&small, &smallest])).unwrap();
+    let options = ConnectOptions { paths: paths(&[&small, &smallest]), ..patient() };
+    let device = open(&large.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     let most = device.namespace().max_transfer_bytes as usize;
     assert_eq!(most, 128 << 10);
@@ -362,9 +377,13 @@ fn reads_split_for_one_path_are_split_again_for_one_with_a_smaller_limit() {
     assert_eq!(large.io_commands(), LEN / most);
     // In flight when the path is lost, and restarted on the next ones.
     large.behave(Misbehaviour::HangIo, None);
-    read_largest(&mut driver);
-    large.die();
-    read_largest(&mut driver);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("reads hang", || large.misbehaved() > 0);
+            large.die();
+        });
+        read_largest(&mut driver);
+    });
     assert!(small.io_commands() >= LEN / (16 << 10), "{}", small.io_commands());
     small.behave(Misbehaviour::CloseIo, Some(1)); // in the middle of a split I/O
     read_largest(&mut driver);
@@ -394,7 +413,8 @@ fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
     let expected = bytes(8);
     let first = HostileTarget::start(expected.clone());
     let second = HostileTarget::start(expected.clone());
-    let device = open(&first.address(), &with_paths(&[&second])).unwrap();
+    let options = ConnectOptions { paths: paths(&[&second]), ..patient() };
+    let device = open(&first.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     first.behave(Misbehaviour::Status(Status::ANA_INACCESSIBLE), None);
     read_all(&mut driver, &expected);
@@ -409,7 +429,7 @@ fn a_path_related_status_moves_reads_and_writes_to_the_other_path() {
 fn statuses_are_retried_or_reported_as_they_demand() {
     let expected = bytes(9);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     target.behave(Misbehaviour::Status(Status::TRANSIENT_TRANSPORT_ERROR), Some(2));
     assert!(one(&mut driver, read(0, 512)).result.is_ok());
@@ -437,7 +457,7 @@ fn statuses_are_retried_or_reported_as_they_demand() {
 fn a_read_that_kills_every_connection_fails_after_its_first_try_and_ten_more() {
     let target = HostileTarget::start(bytes(1));
     // Only the limit of tries ends the read, not the time.
-    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_secs(600), ..short_timeouts() };
+    let options = ConnectOptions { ctrl_loss_tmo: Duration::from_secs(600), ..patient() };
     let device = open(&target.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     let before = target.io_commands();
@@ -452,7 +472,7 @@ fn a_read_that_kills_every_connection_fails_after_its_first_try_and_ten_more() {
 #[test]
 fn writes_and_flushes_that_were_on_their_way_are_not_issued_again() {
     let target = HostileTarget::start(bytes(1));
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     for io in [write(0, 512, 1), write(0, 64 << 10, 1), flush()] {
         let before = target.io_commands();
@@ -468,7 +488,7 @@ fn writes_and_flushes_that_were_on_their_way_are_not_issued_again() {
 #[test]
 fn a_flush_fails_when_completed_writes_may_have_been_lost_with_the_last_session() {
     let target = HostileTarget::start(bytes(1));
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     // A read is retried, so when it ends the queue is on a new connection.
     let lose_session = |driver: &mut Driver| {
@@ -497,7 +517,7 @@ fn idle_connections_are_kept_alive_and_come_back_without_any_io() {
     let expected = bytes(10);
     let target = HostileTarget::start(expected.clone());
     let options = ConnectOptions { keep_alive_tmo: Duration::from_millis(200), ..short_timeouts() };
-    let device = open(&target.address(), &options).unwrap();
+    let device = opened(&target.address(), &options);
     let before = target.accepted();
     target.cut();
     eventually("the admin queue is back", || target.accepted() > before);
@@ -510,7 +530,7 @@ fn idle_connections_are_kept_alive_and_come_back_without_any_io() {
 #[test]
 fn no_more_queue_pairs_than_were_granted() {
     let target = HostileTarget::start(bytes(1));
-    let options = ConnectOptions { nr_io_queues: 2, ..short_timeouts() };
+    let options = ConnectOptions { nr_io_queues: 2, ..patient() };
     let device = open(&target.address(), &options).unwrap();
     let first = device.queue_pair().unwrap();
     let _second = device.queue_pair().unwrap();
@@ -523,7 +543,7 @@ fn no_more_queue_pairs_than_were_granted() {
 #[test]
 fn impossible_ios_are_refused_before_they_are_sent() {
     let target = HostileTarget::start(bytes(1));
-    let options = ConnectOptions { writable: false, ..short_timeouts() };
+    let options = ConnectOptions { writable: false, ..patient() };
     let device = open(&target.address(), &options).unwrap();
     let mut driver = Driver::new(&*device);
     for io in [write(0, 512, 1), read(BLOCKS, 512), read(0, 100), read(u64::MAX, 512), read(0, 0)] {
@@ -540,7 +560,7 @@ fn a_child_process_reads_on_connections_of_its_own_and_the_parent_is_undisturbed
     }
     let expected = bytes(11);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     read_all(&mut driver, &expected);
     let before = target.accepted();
@@ -563,7 +583,7 @@ fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
     }
     let expected = bytes(12);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = opened(&target.address(), &short_timeouts());
     let mut pair = device.queue_pair().unwrap();
     let mut pending = (0..16).map(|i| Io { tag: i, ..read(i * 8, 4096) }).collect();
     target.behave(Misbehaviour::HangIo, Some(1));
@@ -594,7 +614,7 @@ fn a_child_of_a_child_reads_too_also_with_io_outstanding_at_the_fork() {
 #[test]
 fn an_error_names_the_block_it_is_about() {
     let target = HostileTarget::start(bytes(1));
-    let device = open(&target.address(), &short_timeouts()).unwrap();
+    let device = open(&target.address(), &patient()).unwrap();
     let mut driver = Driver::new(&*device);
     target.behave(Misbehaviour::Status(Status::UNRECOVERED_READ_ERROR), Some(1));
     let error = one(&mut driver, read(24, 512)).result.unwrap_err();

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use crate::support::contract::{Driver, read};
 use crate::support::hostile_target::{HostileTarget, Misbehaviour, Step, identify_controller};
 use crate::support::random::Random;
-use crate::support::short_timeouts::{LEN, bytes, one, refusal, short_timeouts};
+use crate::support::short_timeouts::{
+    LEN, bytes, hasty, one, opened, patient, refusal, short_timeouts,
+};
 use dlfs::ErrorKind;
 use dlfs::nvme::fabrics::DiscoveryLogHeader;
 use dlfs::nvme::identify::{IDENTIFY_LEN_BYTES, IdentifyNamespace};
@@ -17,8 +19,8 @@ use dlfs::tcp::Digests;
 use dlfs::tcp::pdu::{C2HData, CapsuleResp, FLAG_LAST_PDU, Form, IcResp, R2T, put_term_req};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-fn with_digests() -> ConnectOptions {
-    ConnectOptions { hdr_digest: true, data_digest: true, ..short_timeouts() }
+fn with_digests(options: ConnectOptions) -> ConnectOptions {
+    ConnectOptions { hdr_digest: true, data_digest: true, ..options }
 }
 
 /// The ways in which an answer to a read is wrong.
@@ -64,12 +66,12 @@ fn lies() -> Vec<Misbehaviour> {
 
 #[test]
 fn a_single_protocol_violation_costs_a_connection_and_no_read() {
-    for options in [short_timeouts(), with_digests()] {
+    for options in [short_timeouts(), with_digests(short_timeouts())] {
         for len in [4096, 64 << 10] {
             for misbehaviour in lies() {
                 let expected = bytes(1);
                 let target = HostileTarget::start(expected.clone());
-                let device = open(&target.address(), &options).unwrap();
+                let device = opened(&target.address(), &options);
                 let mut driver = Driver::new(&*device);
                 one(&mut driver, read(0, 512)).result.unwrap();
                 target.behave(misbehaviour.clone(), Some(1));
@@ -107,7 +109,7 @@ fn a_target_that_always_violates_the_protocol_is_an_error_in_bounded_time() {
 fn always_lies(misbehaviour: &Misbehaviour) {
     let expected = bytes(2);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &with_digests()).unwrap();
+    let device = opened(&target.address(), &with_digests(short_timeouts()));
     let mut driver = Driver::new(&*device);
     target.behave(misbehaviour.clone(), None);
     for (sent, completion) in driver.run((0..4).map(|i| read(i * 8, 4096)).collect()) {
@@ -127,7 +129,7 @@ fn always_lies(misbehaviour: &Misbehaviour) {
 
 #[test]
 fn success_with_too_few_bytes_is_a_short_read_and_others_go_on() {
-    for options in [short_timeouts(), with_digests()] {
+    for options in [patient(), with_digests(patient())] {
         for found in [0, 4, 512, 4092] {
             for misbehaviour in
                 [Misbehaviour::ShortSuccess(found), Misbehaviour::ShortCapsule(found)]
@@ -149,7 +151,7 @@ fn success_with_too_few_bytes_is_a_short_read_and_others_go_on() {
 #[test]
 fn a_wrong_data_digest_fails_that_read_and_keeps_the_connection() {
     let target = HostileTarget::start(bytes(4));
-    let device = open(&target.address(), &with_digests()).unwrap();
+    let device = open(&target.address(), &with_digests(patient())).unwrap();
     let mut driver = Driver::new(&*device);
     let before = target.accepted();
     for len in [4096, 64 << 10] {
@@ -164,7 +166,7 @@ fn a_wrong_data_digest_fails_that_read_and_keeps_the_connection() {
 fn a_stream_of_single_bytes_is_read_like_any_other() {
     let expected = bytes(5);
     let target = HostileTarget::start(expected.clone());
-    let device = open(&target.address(), &with_digests()).unwrap();
+    let device = open(&target.address(), &with_digests(patient())).unwrap();
     let mut driver = Driver::new(&*device);
     target.behave(Misbehaviour::OneByteAtATime, None);
     for len in [512, 20 << 10] {
@@ -187,7 +189,7 @@ pub fn false_r2ts_get_no_data_and_the_write_is_not_issued_again() {
     for misbehaviour in lies {
         let expected = bytes(6);
         let target = HostileTarget::start(expected.clone());
-        let device = open(&target.address(), &short_timeouts()).unwrap();
+        let device = opened(&target.address(), &short_timeouts());
         let mut driver = Driver::new(&*device);
         target.behave(misbehaviour.clone(), Some(1));
         let mut io = read(0, 64 << 10);
@@ -226,12 +228,12 @@ pub fn every_invalid_ic_resp_is_refused_with_the_reason() {
     ] {
         let target = HostileTarget::start(bytes(7));
         target.behave(Misbehaviour::IcResp(resp), None);
-        let error = refusal(&target.address(), &short_timeouts());
+        let error = refusal(&target.address(), &patient());
         assert!(error.report().contains(reason), "{reason}: {}", error.report());
     }
     let target = HostileTarget::start(bytes(7));
     target.behave(Misbehaviour::IcResp(good.as_bytes().to_vec()), None);
-    let error = open(&target.address(), &with_digests()).map(drop).unwrap_err();
+    let error = open(&target.address(), &with_digests(patient())).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.report().contains("--hdr-digest"), "{}", error.report());
 }
@@ -260,8 +262,7 @@ fn garbage_at_any_step_of_connecting_is_refused() {
             let target = HostileTarget::start(bytes(9));
             target.behave(Misbehaviour::Garbage(step, bytes_sent.clone()), None);
             let address = target.address();
-            let result =
-                open(&address, &short_timeouts()).and_then(|device| device.queue_pair().map(drop));
+            let result = open(&address, &hasty()).and_then(|device| device.queue_pair().map(drop));
             // The namespace list is not requested if the address names a namespace.
             assert!(result.is_err() || step == Step::NamespaceList, "{step:?}: {bytes_sent:?}");
         }
@@ -303,7 +304,7 @@ pub fn every_impossible_identify_page_is_refused_and_odd_ones_are_not() {
     for (step, page) in refused {
         let target = HostileTarget::start(bytes(10));
         target.behave(Misbehaviour::Page(step, page.clone()), None);
-        let error = refusal(&target.address(), &short_timeouts());
+        let error = refusal(&target.address(), &patient());
         assert!(error.report().contains("Identify"), "{step:?}: {}", error.report());
     }
     let odd = [
@@ -324,7 +325,7 @@ pub fn every_impossible_identify_page_is_refused_and_odd_ones_are_not() {
         let expected = bytes(11);
         let target = HostileTarget::start(expected.clone());
         target.behave(Misbehaviour::Page(step, page), None);
-        let device = open(&target.address(), &short_timeouts()).unwrap();
+        let device = open(&target.address(), &patient()).unwrap();
         let namespace = device.namespace();
         assert!((4096..=1 << 20).contains(&namespace.max_transfer_bytes), "{namespace:?}");
         let completion = one(&mut Driver::new(&*device), read(0, 4096));
@@ -345,11 +346,11 @@ fn bytes_sent_together_with_icresp_cost_a_connection_and_nothing_else() {
         let target = HostileTarget::start(expected.clone());
         let segment = [&resp[..], &more].concat();
         target.behave(Misbehaviour::IcResp(segment.clone()), None);
-        let error = refusal(&target.address(), &short_timeouts());
+        let error = refusal(&target.address(), &hasty());
         println!("{more:02x?}: {error}");
         // On an I/O queue: it reconnects.
         target.be_good();
-        let device = open(&target.address(), &short_timeouts()).unwrap();
+        let device = opened(&target.address(), &short_timeouts());
         target.behave(Misbehaviour::IcResp(segment.clone()), Some(1));
         let mut driver = Driver::new(&*device);
         assert!(*one(&mut driver, read(0, 4096)).buf == expected[..4096]);
@@ -366,7 +367,7 @@ fn bytes_sent_together_with_icresp_cost_a_connection_and_nothing_else() {
         // Permanently: an error before the controller is given up.
         let options =
             ConnectOptions { ctrl_loss_tmo: Duration::from_millis(300), ..short_timeouts() };
-        let device = open(&target.address(), &options).unwrap();
+        let device = opened(&target.address(), &options);
         let mut driver = Driver::new(&*device);
         target.behave(Misbehaviour::IcResp(segment), None);
         target.cut();
@@ -379,7 +380,7 @@ fn bytes_sent_together_with_icresp_cost_a_connection_and_nothing_else() {
 pub fn an_impossible_discovery_log_is_refused_in_bounded_time() {
     let ask = |target: &HostileTarget| {
         let address = target.local_addr();
-        discover(&address.ip().to_string(), address.port(), &short_timeouts())
+        discover(&address.ip().to_string(), address.port(), &patient())
     };
     let target = HostileTarget::start(bytes(12));
     assert_eq!(ask(&target).unwrap().len(), 0);
@@ -411,7 +412,7 @@ fn endless_events_disturb_nothing_and_a_shrunken_namespace_is_refused() {
         target.behave(Misbehaviour::Page(Step::IdentifyController, page), None);
         target.behave(Misbehaviour::Event(dw0), None);
         let started = Instant::now();
-        let device = open(&target.address(), &short_timeouts()).unwrap();
+        let device = open(&target.address(), &patient()).unwrap();
         let mut driver = Driver::new(&*device);
         for i in 0..200 {
             let completion = one(&mut driver, read(i, 4096));

@@ -211,11 +211,8 @@ fn a_target_that_dies_and_returns_during_an_epoch_changes_no_row() {
 fn a_target_that_stays_dead_ends_the_rows_with_disconnected() {
     let corpus = corpus(4);
     let target = serve(&corpus);
-    let connect = ConnectOptions {
-        io_timeout: Duration::from_millis(200),
-        ctrl_loss_tmo: Duration::from_millis(500),
-        ..ConnectOptions::default()
-    };
+    let connect =
+        ConnectOptions { ctrl_loss_tmo: Duration::from_millis(500), ..ConnectOptions::default() };
     let dataset = remote(&target, connect, &[], "here");
     let run = LoaderOptions { window_bytes: 256 << 10, ..global(2) };
     let loader = dataset.token_loader(rows(), run).unwrap();

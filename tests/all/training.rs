@@ -101,11 +101,8 @@ impl Job {
 }
 
 fn open(target: &Target, change: impl FnOnce(&mut ConnectOptions)) -> Image {
-    let mut connect = ConnectOptions {
-        io_timeout: Duration::from_millis(500),
-        ctrl_loss_tmo: Duration::from_secs(120),
-        ..ConnectOptions::default()
-    };
+    let mut connect =
+        ConnectOptions { ctrl_loss_tmo: Duration::from_secs(120), ..ConnectOptions::default() };
     change(&mut connect);
     let options = OpenOptions { connect, ..OpenOptions::default() };
     Image::open(&[target.address(Nsid(1))], &options).unwrap()

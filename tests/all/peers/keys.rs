@@ -52,7 +52,7 @@ fn intrude(node: &Node, connect: ConnectOptions) -> dlfs::Error {
     let connect = ConnectOptions {
         hostnqn: Some(hostnqn()),
         ctrl_loss_tmo: Duration::ZERO,
-        connect_timeout: Duration::from_secs(5),
+        connect_timeout: Duration::from_secs(60),
         ..connect
     };
     qpair::open_all(&[address], &connect).map(drop).unwrap_err()
