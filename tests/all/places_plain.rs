@@ -64,14 +64,19 @@ impl Server {
         Server { address, seen }
     }
 
-    /// All bytes of its file, read in ranges of 1000.
+    /// All bytes of its file.
     fn read(&self) -> Result<Vec<u8>> {
+        self.read_within(Duration::from_secs(60))
+    }
+
+    /// The same, read in ranges of 1000, each of which is asked for again until `patience` is over.
+    fn read_within(&self, patience: Duration) -> Result<Vec<u8>> {
         let place = Place::parse(&format!("http://{}/", self.address)).unwrap();
         let options = PlaceOptions {
             range_bytes: 1000,
             window_bytes: 4000,
-            silence: Duration::from_secs(5),
-            patience: Duration::from_millis(500),
+            silence: Duration::from_secs(60),
+            patience,
             ..PlaceOptions::default()
         };
         let client = Client::open(&place, &options)?;
@@ -234,7 +239,8 @@ fn ranges_that_come_in_chunks_are_left_to_the_client_library() {
 #[test]
 pub fn answers_that_are_no_http_are_errors_that_say_so() {
     for habit in [Habit::TwoLengths, Habit::Negative, Habit::Endless, Habit::Noise] {
-        let error = Server::new(habit).read().unwrap_err().report();
+        let error = Server::new(habit).read_within(Duration::from_millis(500));
+        let error = error.unwrap_err().report();
         assert!(error.contains("the answer is no HTTP"), "{habit:?}: {error}");
         assert!(error.contains("/file"), "{habit:?}: {error}");
     }

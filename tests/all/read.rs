@@ -771,7 +771,7 @@ fn a_sample_is_resident_exactly_while_its_chunk_is() {
     while let Some(batch) = loader.next() {
         delivered += batch.unwrap().len();
         // The poller may be about to change them: whole chunks are visible when it is idle.
-        let resident = (0..2000).find_map(|_| {
+        let resident = (0..60_000).find_map(|_| {
             let resident = resident_by_chunk(&fixture, &loader);
             let whole = resident
                 .iter()

@@ -445,11 +445,12 @@ fn a_writer_killed_at_any_moment_leaves_the_previous_generation_or_its_own() {
     for round in 0..rounds {
         fs::copy(&first, &path).unwrap();
         let mut child = spawn(&path);
-        std::thread::sleep(Duration::from_micros(random.below(most) as u64));
+        let moment = random.below(most);
+        std::thread::sleep(Duration::from_micros(moment as u64));
         if child.try_wait().unwrap().is_none() {
             hit += 1;
         } else {
-            most -= most / 4; // the machine may be less busy than before
+            most = moment.max(1); // the machine is less busy than before
         }
         child.kill().unwrap(); // SIGKILL
         child.wait().unwrap();

@@ -185,7 +185,7 @@ fn after_a_kill_in_mid_copy_the_rest_is_fetched_and_the_copy_is_the_sample() {
     let data = Long::new(32, Policy::FirstTouch);
     let folder = tempfile::tempdir().unwrap();
     let child = spawn_child(|| {
-        let cache = data.open(folder.path(), 3 * PAGES, Some(2 << 20));
+        let cache = data.open(folder.path(), 3 * PAGES, Some(512 << 10));
         data.read(&cache, first_page(1) + 500..first_page(1) + 501);
         std::thread::sleep(Duration::from_secs(60));
         false
