@@ -31,7 +31,6 @@ int main(int argc, char **argv) {
     dlfs_mount_options mount = {
         .size = sizeof mount,
         .ctrl_loss_tmo_ms = 1500,
-        .io_timeout_ms = 500,
         .should_stop = should_stop,
     };
     dlfs_fs *fs;
