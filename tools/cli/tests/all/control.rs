@@ -229,11 +229,11 @@ fn a_subsystem_that_takes_long_to_drain_delays_neither_requests_nor_reloads() {
     let log = dir.arg("access.jsonl");
     let service = Service::start(&dir, 2, |command| _ = command.args(["--access-log", &log]));
     let mut job = reader(&dir, &format!("nvme-tcp://{listen}/{slow}"), "nqn.2026-11.io.dlfs:job");
-    wait_until("the job reads", || {
-        service.asked(&["stats", "--subsystem", slow])[0]["reads"].as_u64() > Some(1000)
-    });
+    let reads = || service.asked(&["stats", "--subsystem", slow])[0]["reads"].as_u64();
+    wait_until("the job reads", || reads() > Some(1000));
     // From now on its reads do not end, and it does nothing, so it takes the whole limit to send it away.
     way.close(true);
+    wait_until_the_job_waits(reads);
     signal(&job, "STOP");
     assert_eq!(service.asked(&["list-hosts"])[0]["host"], "nqn.2026-11.io.dlfs:job");
     write(&dir, &format!("{first}{}", more("nqn.2026-11.io.dlfs:next", &listen, "train.dlfs")));
@@ -272,9 +272,7 @@ fn a_subsystem_that_takes_long_to_drain_delays_neither_requests_nor_reloads() {
     assert!(news.contains(":next ends") && news.contains(":slow begins"), "{news}");
     service.line_with("subsystem nqn.2026-11.io.dlfs:slow has ended");
     signal(&job, "CONT");
-    wait_until("the job reads from the new one", || {
-        service.asked(&["stats", "--subsystem", slow])[0]["reads"].as_u64() > Some(10)
-    });
+    wait_until("the job reads from the new one", || reads() > Some(10));
     assert!(job.try_wait().unwrap().is_none());
     stop(job);
     drop(service);
@@ -287,6 +285,15 @@ fn a_subsystem_that_takes_long_to_drain_delays_neither_requests_nor_reloads() {
         .filter(|event| event.starts_with("subsystem-") || event == "draining")
         .collect();
     assert_eq!(events, ["subsystem-added", "draining", "subsystem-removed", "subsystem-added"]);
+}
+
+/// Waits until no read ends any more. A job without a read under way would be gone as soon as the service drains.
+fn wait_until_the_job_waits(reads: impl Fn() -> Option<u64>) {
+    wait_until("the job waits", || {
+        let before = reads();
+        std::thread::sleep(Duration::from_secs(1));
+        before == reads()
+    });
 }
 
 #[test]
@@ -302,12 +309,7 @@ fn a_service_that_drains_still_answers_and_takes_no_change() {
     let reads = || service.asked(&["stats"])[0]["reads"].as_u64();
     wait_until("the job reads", || reads() > Some(1000));
     way.close(true);
-    // A job without a read under way would be gone as soon as the service drains.
-    wait_until("the job waits", || {
-        let before = reads();
-        std::thread::sleep(Duration::from_millis(300));
-        before == reads()
-    });
+    wait_until_the_job_waits(reads);
     signal(&job, "STOP");
     let mut client = Client::of(&service);
     client.say(

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -114,9 +115,10 @@ fn what_a_killed_run_has_indexed_is_kept() {
     command.args(with(&options(&dir), &["--epochs", "1000000"]));
     let mut child = command.arg("--ids").arg(&list).spawn().unwrap();
     let limit = Instant::now() + Duration::from_secs(120);
+    let is_index = |path: &PathBuf| path.extension().is_some_and(|name| name == "index");
     let indexes = || {
         let files = fs::read_dir(dir.path("index")).map(|all| all.map(|it| it.unwrap().path()));
-        files.map_or(0, |all| all.filter(|path| path.extension().unwrap() == "index").count())
+        files.map_or(0, |all| all.filter(is_index).count())
     };
     while indexes() < 3 {
         assert!(Instant::now() < limit, "no shard was indexed");

@@ -62,6 +62,6 @@ hosts "'$(cat new.key)'"
 dlfs ctl --socket control.sock reload
 dlfs stat "$day?ns=1" $node7 --dhchap-secret new.key
 ! dlfs stat "$day?ns=1" $node7 --dhchap-secret old.key
-grep not-authenticated access.jsonl                   # the last line is about that
+until grep not-authenticated access.jsonl; do sleep 0.1; done  # the log is written behind the events
 dlfs ctl --socket control.sock drain
 wait $SERVICE
