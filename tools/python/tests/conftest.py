@@ -1,10 +1,12 @@
 """Small data sets for the tests, created by the command that the wheel installs."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +49,24 @@ class Source:
 
     def __len__(self):
         return len(self.contents)
+
+
+# Programs that run beside this one begin elsewhere.
+_ports = itertools.count(os.getpid() * 97)
+
+
+def free_port(count=1):
+    """The first of `count` free ports in sequence that nobody else gets: neither listeners on port 0 nor outgoing
+    connections, whose ports the kernel takes from a range of its own."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        beyond = int(file.read().split()[0]) - count
+    for start in itertools.islice(_ports, 0, 20_000 * count, count):
+        first = 10_000 + start % max(beyond - 10_000, 1)
+        with contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+            return first
+    raise AssertionError(f"no {count} free ports in sequence")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Errors of callers, targets and media: each raises an exception that says what is wrong."""
 
+import contextlib
 import errno
 import os
 import pickle
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import dlfs
-from conftest import command, damaged, target, wait_until
+from conftest import command, damaged, free_port, target, wait_until
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,17 @@ def test_another_service_at_the_address(says, kind):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
-        def answer():
-            with listener.accept()[0] as peer:
-                peer.sendall(says)
+        def answer():  # each attempt, until the listener is closed
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as peer, contextlib.suppress(OSError):
+                        peer.recv(1 << 16)
+                        peer.sendall(says)
 
         if says:
             threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(kind, match=str(port)):
-            dlfs.open(f"nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x", connect_timeout=0.5)
+            dlfs.open(f"nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x", connect_timeout=60 if says else 0.5)
 
 
 def test_a_file_that_is_absent_is_what_python_calls_that(image, tmp_path):
@@ -240,7 +244,7 @@ def test_an_image_that_was_written_anew_is_stale_or_refused(source, tmp_path):
 
 def test_a_target_that_dies_in_the_middle_of_an_epoch(image):
     with target(image) as (child, address):
-        ds = dlfs.open(address, ctrl_loss_tmo=1, io_timeout=1, connect_timeout=2)
+        ds = dlfs.open(address, ctrl_loss_tmo=1)
         loader = dlfs.Loader(ds, 4, "global", window=64 << 10)
         batches = iter(loader)
         first = next(batches)
@@ -258,9 +262,9 @@ def test_a_target_that_dies_in_the_middle_of_an_epoch(image):
 
 
 def test_a_target_that_comes_back_is_read_on(image, source):
-    with target(image) as (child, address):
-        port = address.split(":")[2].split("/")[0]
-        ds = dlfs.open(address, io_timeout=2)
+    port = free_port()
+    with target(image, port) as (child, address):
+        ds = dlfs.open(address)
         seen = []
         for count, batch in enumerate(dlfs.Loader(ds, 4, "global", window=64 << 10)):
             assert batch.tobytes() == [source.contents[i] for i in batch.ids]
@@ -277,14 +281,18 @@ def test_a_target_that_comes_back_is_read_on(image, source):
 
 def test_a_frozen_target_ends_a_read_at_its_deadline(image):
     with target(image) as (child, address):
-        ds = dlfs.open(address, deadline=1.0, connect_timeout=2.0)
+        ds = dlfs.open(address, deadline=1.0)
         loader = dlfs.Loader(ds, 4, deadline=1.0)
         child.send_signal(signal.SIGSTOP)
         for wait in (lambda: ds[0], lambda: next(iter(loader))):
             with pytest.raises(dlfs.TimedOut):
                 wait()
         child.send_signal(signal.SIGCONT)
-        assert len(next(iter(loader))) == 4, "after it was late, a loader goes on"
+        for _ in range(60):  # a busy machine may be late again
+            with contextlib.suppress(dlfs.TimedOut):
+                batch = next(iter(loader))
+                break
+        assert len(batch) == 4, "after it was late, a loader goes on"
         ds.close()
 
 

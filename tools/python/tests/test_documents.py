@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conftest import wait_until
+from conftest import free_port, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # tests/tidy/documents.rs has the same list, without the package's page.
@@ -22,12 +22,6 @@ def blocks(document):
     text = (ROOT / document).read_text()
     found = re.findall(r"^(<!-- not run: [^\n]* -->\n)?```(python|sh)\n(.*?)^```$", text, re.M | re.S)
     return [(language, code) for excused, language, code in found if not excused]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def accepts(port):

@@ -2,11 +2,11 @@
 
 import multiprocessing
 import os
-import socket
 
 import pytest
 
 import dlfs
+from conftest import free_port
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -85,9 +85,7 @@ def accelerate_rank(rank, path, port, queue):
 
 def test_accelerate_shares_out_what_it_prepares_and_dlfs_what_it_does_not(image, ds):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     ranks = [

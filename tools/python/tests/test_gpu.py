@@ -353,7 +353,7 @@ def test_the_next_batch_is_on_its_way_before_it_is_asked_for(fake, wide):
             # Two copies each: the bytes, and the small arrays together.
             if fake.counts()["copies"] - before == 2 * (had + 1):
                 break
-            time.sleep(0.01)  # until the loader has read ahead
+            time.sleep(0.1)  # until the loader has read ahead
             assert not batch.ends_epoch
         ids = next(batches).ids
         assert fake.counts()["copies"] - before >= 2 * (had + 1) and len(ids) == 8
@@ -365,7 +365,7 @@ def test_the_next_batch_is_on_its_way_before_it_is_asked_for(fake, wide):
 def test_a_program_that_holds_all_buffers_is_told_and_loses_no_batch(fake, image):
     with dlfs.open(image) as ds:
         want = [batch.ids.tolist() for batch in dlfs.Loader(ds, 16, epochs=1)]
-        loader = dlfs.Loader(ds, 16, epochs=1, device="cuda:0", deadline=3)
+        loader = dlfs.Loader(ds, 16, epochs=1, device="cuda:0", deadline=8)
         iterator, kept = iter(loader), []
         with pytest.raises(dlfs.TimedOut, match="(?s)cuda:0.*try: drop batches"):
             while True:

@@ -23,7 +23,7 @@ def test_warnings_go_to_the_logger_dlfs(image, source, tmp_path, caplog):
 
 
 def test_an_unreachable_target_is_reported_while_a_call_waits(image, caplog):
-    with target(image) as (child, address), dlfs.open(address, ctrl_loss_tmo=1, io_timeout=1) as ds:
+    with target(image) as (child, address), dlfs.open(address, ctrl_loss_tmo=1) as ds:
         child.kill()
         child.wait()
         try:

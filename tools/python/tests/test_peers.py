@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 import dlfs
-from conftest import PER_CLASS, CLASSES, command, target
+from conftest import PER_CLASS, CLASSES, command, free_port, target
 
 torch = pytest.importorskip("torch")
 
@@ -30,20 +29,6 @@ def striped(source):
     command("import", source.root, ",".join(paths), "--chunk-size", "64K", "--quiet")
     with target(paths[0]) as (_, first), target(paths[1]) as (_, second):
         yield f"{first},{second}"
-
-
-def free_ports(count=1):
-    """A port such that it and those behind it are free."""
-    for _ in range(1000):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            first = server.getsockname()[1]
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-            return first
-        except OSError:
-            continue
-    raise AssertionError(f"no {count} free ports in sequence")
 
 
 # One rank on a node of its own. It prints one line of JSON for what it has read.
@@ -66,7 +51,7 @@ def torchrun(program, ranks, *arguments):
     """Runs `program` by torchrun; returns the lines of JSON that its ranks print."""
     child = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
-         "--master-addr", "127.0.0.1", "--master-port", str(free_ports(2)), str(program), *arguments],
+         "--master-addr", "127.0.0.1", "--master-port", str(free_port(2)), str(program), *arguments],
         capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert child.returncode == 0, child.stdout + child.stderr
@@ -267,7 +252,7 @@ def stores(tmp_path):
     from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
     limit = datetime.timedelta(seconds=120)
-    port = free_ports()
+    port = free_port()
     tcp = [TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=limit, wait_for_workers=False) for rank in (0, 1)]
     shared = HashStore()
     plain = Plain()
@@ -430,12 +415,12 @@ import dlfs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of shells inherit that it is ignored
 ds = dlfs.open(sys.argv[1], tiers=["ram:8M"], node=f"interrupted-{os.getpid()}")
 for peers in (sys.argv[2], ["127.0.0.1:%d" % port for port in (int(sys.argv[3]), int(sys.argv[3]) + 1)]):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         ds.join_peers(peers, rank=1, world_size=2, round="alone", peer_address="127.0.0.1")
     except KeyboardInterrupt:
         print("interrupted")
 """,
-        image, os.path.dirname(image), free_ports(3),
+        image, os.path.dirname(image), free_port(3),
     )
     assert printed.split() == ["interrupted"] * 2

@@ -326,8 +326,8 @@ def test_ctrl_c_ends_loops_that_the_interpreter_does_not_see(image, run_python, 
 import collections, itertools, os, signal, threading, dlfs
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ds = dlfs.open({image!r})
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     collections.deque(map({what}, itertools.repeat(0)), 0)
 except KeyboardInterrupt:
     print("interrupted", len(ds))

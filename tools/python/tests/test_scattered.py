@@ -102,8 +102,8 @@ ds = dlfs.open(sys.argv[1])
 ds.read_batch(range(0, len(ds), 700))
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
 for read in (lambda: ds.read_batch(range(0, len(ds), 7)), lambda: ds[0:400_000]):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         read()
         print("came to an end")
     except KeyboardInterrupt:

@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import types
 
@@ -16,7 +15,7 @@ import pytest
 
 import dlfs
 import dlfs.tokens
-from conftest import SEED
+from conftest import SEED, free_port
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -215,9 +214,7 @@ def accelerated(rank, address, port, queue):
 
 def test_accelerate_shares_out_the_rows_for_transformers(corpus):
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     ranks = [context.Process(target=accelerated, args=(rank, corpus.address, port, queue)) for rank in range(2)]

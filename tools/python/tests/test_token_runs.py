@@ -7,14 +7,13 @@ import os
 import pickle
 import threading
 import time
-from urllib.parse import urlsplit
 
 import numpy
 import pytest
 
 import dlfs
 import dlfs.tokens
-from conftest import SEED, target
+from conftest import SEED, free_port, target
 from test_processes import in_child, reap
 
 OPTIONS = {"order": "global", "seed": 3, "pack": "best_fit", "pack_window": 200, "separator": 0}
@@ -101,18 +100,19 @@ def killed_once(image, child, port, pause):
 
 def test_a_target_that_is_killed_and_started_again_changes_no_row(image):
     expected = rows_of(image)
-    with target(image) as (child, address):
-        with dlfs.open(address, io_timeout=0.5, ctrl_loss_tmo=120) as ds:
+    port = free_port()
+    with target(image, port) as (child, address):
+        with dlfs.open(address, ctrl_loss_tmo=120) as ds:
             loader = dlfs.tokens.Loader(ds, LENGTH, 8, **OPTIONS, window="256K")
             batches = iter(loader)
             seen = tokens(itertools.islice(batches, 9))
-            with killed_once(image, child, urlsplit(address).port, 1):
+            with killed_once(image, child, port, 1):
                 seen += tokens(batches)
     assert seen == expected
 
 
 def test_a_target_that_stays_dead_is_disconnected(image):
-    with target(image) as (child, address), dlfs.open(address, io_timeout=0.2, ctrl_loss_tmo=0.5) as ds:
+    with target(image) as (child, address), dlfs.open(address, ctrl_loss_tmo=0.5) as ds:
         batches = iter(dlfs.tokens.Loader(ds, LENGTH, 8, **OPTIONS, window="256K"))
         next(batches)
         child.kill()

@@ -14,7 +14,7 @@ import pytest
 
 import dlfs
 import dlfs.grain
-from conftest import SEED, command
+from conftest import SEED, command, free_port
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import DataLoader  # noqa: E402
@@ -322,11 +322,7 @@ def distributed_rank(rank, path, port, queue):
 
 
 def test_rank_and_world_size_come_from_torch_distributed_whenever_that_begins(image, source):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     ranks = [
@@ -732,15 +728,11 @@ def unequal_rank(rank, path, port, queue):
 
 
 def test_ranks_with_unequal_batches_are_warned_of_once(tmp_path):
-    import socket
-
     (tmp_path / "src").mkdir()
     for i in range(7):
         (tmp_path / "src" / f"{i}").write_bytes(b"x")
     command("import", tmp_path / "src", tmp_path / "i.dlfs", "--quiet")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     path = str(tmp_path / "i.dlfs")

@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 import dlfs
-from conftest import target
+from conftest import free_port, target
 
 
 def content(number: int) -> bytes:
@@ -234,13 +234,13 @@ def test_a_target_that_is_killed_ends_a_writer_and_the_generation_before_stands(
     path = tmp_path / "namespace"
     with path.open("wb") as file:
         file.truncate(32 << 20)
-    with target(path, 0, "--writable") as (process, address):
+    port = free_port()
+    with target(path, port, "--writable") as (process, address):
         with dlfs.Writer(address, chunk_size=1 << 16) as out:
             for number in range(200):
                 out.write(content(number))
-        port = int(address.split("/")[2].rsplit(":", 1)[1])
         with pytest.raises(dlfs.Disconnected):
-            with dlfs.Writer(address, append=True, shuffle_bytes=100_000, ctrl_loss_tmo=1, io_timeout=1) as out:
+            with dlfs.Writer(address, append=True, shuffle_bytes=100_000, ctrl_loss_tmo=1) as out:
                 for number in range(2000):
                     if number == 1000:  # the first windows are written
                         process.kill()
