@@ -7,14 +7,20 @@ use dlfs_base::units::ALIGN_BYTES;
 /// The packing rule of a chunk's samples. Part of the format: the directory stores only lengths, and computes offsets
 /// by this rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Pack {
+    /// No sample touches more blocks than its length needs, at the cost of at most 1/8 of padding
+    ///
     /// A sample begins at the next 4,096-byte boundary if it then touches one block less, and if the padding is at most
     /// 1/8 of its length. A read of one sample then transfers one block less.
     #[default]
     Aligned,
+    /// No padding
+    ///
     /// Each sample begins where the previous one ends.
     Tight,
     /// Each sample begins at a multiple of 4,096. Never on media: used for a folder that is read without an import.
+    #[cfg_attr(feature = "clap", value(skip))]
     #[serde(skip)]
     Paged,
 }

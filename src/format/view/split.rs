@@ -12,13 +12,16 @@ use super::not_loaded;
 
 /// The property of a sample that a split hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum SplitBy {
-    /// The id. It stays the same when samples are appended, deleted or purged, but a new import assigns new ids.
+    /// The id: it stays when samples are appended, deleted and purged
+    ///
+    /// A new import assigns new ids.
     #[default]
     Id,
-    /// The name. It stays the same also in a new import, in another image.
+    /// The name: it also stays in a new import
     Name,
-    /// The folder in the name: all samples of a folder are in the same part.
+    /// The folder of the name: all samples of a folder are in one part
     Folder,
 }
 

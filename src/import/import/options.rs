@@ -160,21 +160,23 @@ pub enum Onto {
 
 /// The order of samples on the media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum PlacementOrder {
-    /// Shuffled by the seed, so that each chunk is a random sample of the data set.
+    /// Shuffled by the seed, so that each chunk is a random sample of the data set
     #[default]
     Shuffled,
-    /// In the order of the source.
+    /// In the order of the source
     Source,
 }
 
 /// Treatment of entries that cannot be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum OnError {
-    /// Report all such entries, and import nothing.
+    /// List all of them and import nothing
     #[default]
     Stop,
-    /// Import the other entries, and report the bad ones.
+    /// Import the rest, and list what was skipped
     Skip,
 }
 

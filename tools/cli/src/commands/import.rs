@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use dlfs::address::Address;
@@ -79,8 +79,8 @@ pub(crate) struct WhatArgs {
     #[command(flatten)]
     onto: OntoArgs,
     /// The order of samples on the media
-    #[arg(long, value_enum, default_value_t = PlacementArg::Shuffled)]
-    placement: PlacementArg,
+    #[arg(long, value_enum, default_value_t = PlacementOrder::Shuffled)]
+    placement: PlacementOrder,
     /// Seed of the shuffled placement
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -88,14 +88,14 @@ pub(crate) struct WhatArgs {
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_chunk_size)]
     chunk_size: u32,
     /// Layout of small samples: whether they avoid crossing blocks, at the cost of some padding
-    #[arg(long, value_enum, default_value_t = PackArg::Aligned)]
-    pack: PackArg,
+    #[arg(long, value_enum, default_value_t = Pack::Aligned)]
+    pack: Pack,
     /// Add the image to a catalogue, under this name: dlfs://CATALOGUE/NAME
     #[arg(long, value_name = "NAME")]
     catalog: Option<DatasetName>,
     /// Action on entries that cannot be imported
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnErrorArg::Stop)]
-    on_error: OnErrorArg,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnError::Stop)]
+    on_error: OnError,
     /// Values of the samples, by their names: FILE.csv or .tsv, whose first line names the columns, or .jsonl with an
     /// object on each line. They become typed columns, which dlfs select compares. Of rows also union: files may have
     /// columns that others of them do not have
@@ -200,30 +200,6 @@ struct OntoArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Chosen(String, Option<ColumnType>);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PlacementArg {
-    /// Shuffled by the seed, so that each chunk is a random sample of the data set
-    Shuffled,
-    /// In the order of the source
-    Source,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum PackArg {
-    /// No sample touches more blocks than its length needs, at the cost of at most 1/8 of padding
-    Aligned,
-    /// No padding
-    Tight,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OnErrorArg {
-    /// List all of them and import nothing
-    Stop,
-    /// Import the rest, and list what was skipped
-    Skip,
-}
-
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let ImportArgs { what: args } = args;
     let (sources, image) = args.places()?;
@@ -321,20 +297,11 @@ impl WhatArgs {
                 (_, _, true) => Onto::Force,
                 _ => Onto::Empty,
             },
-            placement: match self.placement {
-                PlacementArg::Shuffled => PlacementOrder::Shuffled,
-                PlacementArg::Source => PlacementOrder::Source,
-            },
+            placement: self.placement,
             seed: self.seed,
             chunk_size_bytes: self.chunk_size,
-            pack: match self.pack {
-                PackArg::Aligned => Pack::Aligned,
-                PackArg::Tight => Pack::Tight,
-            },
-            on_error: match self.on_error {
-                OnErrorArg::Stop => OnError::Stop,
-                OnErrorArg::Skip => OnError::Skip,
-            },
+            pack: self.pack,
+            on_error: self.on_error,
             columns: self.columns.as_ref().filter(|_| !self.is_union()).map(|path| ColumnsFrom {
                 path: path.clone(),
                 key: self.columns_key.clone(),

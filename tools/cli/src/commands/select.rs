@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 
 use dlfs::dataset::{Dataset, save_views};
@@ -47,8 +47,8 @@ pub(crate) struct SelectArgs {
     #[arg(long, value_name = "S", default_value_t = 0, requires = "split")]
     seed: u64,
     /// The property that is hashed
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = ByArg::Id, requires = "split")]
-    by: ByArg,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = SplitBy::Id, requires = "split")]
+    by: SplitBy,
     /// Save the views in FILE
     #[arg(long, short, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -60,16 +60,6 @@ pub(crate) struct SelectArgs {
     json: bool,
     #[command(flatten)]
     connection: ConnectionArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ByArg {
-    /// The id: it stays when samples are appended, deleted and purged
-    Id,
-    /// The name: it also stays in a new import
-    Name,
-    /// The folder of the name: all samples of a folder are in one part
-    Folder,
 }
 
 pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
@@ -110,12 +100,7 @@ pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
 
 impl SelectArgs {
     fn split(&self) -> Result<Option<Split>, Failure> {
-        let by = match self.by {
-            ByArg::Id => SplitBy::Id,
-            ByArg::Name => SplitBy::Name,
-            ByArg::Folder => SplitBy::Folder,
-        };
-        let split = self.split.as_deref().map(|text| Split::parse(text, self.seed, by));
+        let split = self.split.as_deref().map(|text| Split::parse(text, self.seed, self.by));
         split.transpose().map_err(|error| Failure::Usage(format!("--split: {error}")))
     }
 }
