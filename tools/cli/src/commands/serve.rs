@@ -162,7 +162,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         if changes.is_over() {
             break;
         }
-        if changes.has_handed_over() {
+        if changes.has_handed_over {
             drop(metrics.take()); // its address is for the service that has taken over
         }
         // While hosts are sent away, the last one's departure must be polled for.

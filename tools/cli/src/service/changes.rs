@@ -16,6 +16,7 @@ use dlfs::nvme::Nqn;
 use dlfs::target::ServedNamespace;
 use dlfs::{Error, ErrorKind, Result};
 
+use self::Failed::{NothingChanged, PartlyChanged};
 use super::access_log::Place;
 use super::config::{self, NamespaceConfig, ServiceConfig};
 use super::control::{Request, Ticket};
@@ -35,7 +36,8 @@ pub(crate) struct Changes {
     wanted: Askers,
     /// The deadline for hosts to leave; the service then ends.
     ends: Option<Instant>,
-    has_handed_over: bool,
+    /// Set when another process has taken over.
+    pub(crate) has_handed_over: bool,
 }
 
 /// The files and options that a reload reads.
@@ -69,9 +71,11 @@ struct Askers {
     tickets: Vec<Ticket>,
 }
 
-/// The end of a reload.
-enum End {
-    Done(String),
+/// The end of a reload: the changes, in words.
+type End = Result<String, Failed>;
+
+/// The extent of a reload that failed.
+enum Failed {
     NothingChanged(Error),
     PartlyChanged(Error),
 }
@@ -106,11 +110,6 @@ impl Changes {
             self.ends = Some(Instant::now() + DRAIN_LIMIT);
         }
         self.service.begin_to_drain(why)
-    }
-
-    /// Returns whether another process has taken over.
-    pub(crate) fn has_handed_over(&self) -> bool {
-        self.has_handed_over
     }
 
     /// Returns whether [`Changes::begin_to_end`] was called.
@@ -187,9 +186,7 @@ impl Changes {
                 }
                 Purpose::Reload(reload) => match opened {
                     Ok(served) => self.have_opened(reload, served, &mut answers),
-                    Err(error) => {
-                        self.end(reload.askers, &End::NothingChanged(error), &mut answers);
-                    }
+                    Err(error) => self.end(reload.askers, Err(NothingChanged(error)), &mut answers),
                 },
             }
         }
@@ -204,7 +201,7 @@ impl Changes {
     fn begin_to_reload(&mut self, answers: &mut Answers) {
         if self.is_ending() {
             let askers = std::mem::take(&mut self.wanted);
-            return self.end(askers, &End::NothingChanged(it_ends()), answers);
+            return self.end(askers, Err(NothingChanged(it_ends())), answers);
         }
         let new = self.source.config.as_deref().map(config::read).transpose();
         if let Ok(Some(new)) = &new
@@ -222,13 +219,10 @@ impl Changes {
                 let opened = Vec::new();
                 self.go_on(Reload { askers, new, wanted, opened }, answers);
             }
-            Err(error) => self.end(askers, &End::NothingChanged(error), answers),
+            Err(error) => self.end(askers, Err(NothingChanged(error)), answers),
             Ok(None) => {
-                let end = match self.read_hosts_again() {
-                    Ok(what) => End::Done(what),
-                    Err(error) => End::NothingChanged(error),
-                };
-                self.end(askers, &end, answers);
+                let end = self.read_hosts_again().map_err(NothingChanged);
+                self.end(askers, end, answers);
             }
         }
     }
@@ -257,21 +251,16 @@ impl Changes {
             Ok(_) => {
                 let Reload { askers, new, opened, .. } = reload;
                 let end = self.become_what(&new, opened);
-                self.end(askers, &end, answers);
+                self.end(askers, end, answers);
             }
-            Err(error) => self.end(reload.askers, &End::NothingChanged(error), answers),
+            Err(error) => self.end(reload.askers, Err(NothingChanged(error)), answers),
         }
     }
 
     fn become_what(&mut self, new: &ServiceConfig, opened: Vec<Opened>) -> End {
         let place = self.source.access_log(Some(new));
-        match self.service.prepare(new, opened, place.as_ref()) {
-            Ok(prepared) => match self.service.commit(new, prepared) {
-                Ok(what) => End::Done(what),
-                Err(error) => End::PartlyChanged(error),
-            },
-            Err(error) => End::NothingChanged(error),
-        }
+        let prepared = self.service.prepare(new, opened, place.as_ref()).map_err(NothingChanged)?;
+        self.service.commit(new, prepared).map_err(PartlyChanged)
     }
 
     /// Reloads the hosts file from the command line. Connected hosts stay.
@@ -294,16 +283,16 @@ impl Changes {
     }
 
     /// Reports the result of a reload to all its requesters.
-    fn end(&mut self, askers: Askers, end: &End, answers: &mut Answers) {
+    fn end(&mut self, askers: Askers, end: End, answers: &mut Answers) {
         let why = |error: &Error| error.report().replace("\n  ", "; "); // one line of the log
         let (event, text, failed) = match end {
-            End::Done(what) => ("reloaded", what.clone(), None),
-            End::NothingChanged(error) => {
-                let text = format!("all stays as it was: {}", why(error));
+            Ok(what) => ("reloaded", what, None),
+            Err(NothingChanged(error)) => {
+                let text = format!("all stays as it was: {}", why(&error));
                 ("reload-refused", text, Some(error.kind()))
             }
-            End::PartlyChanged(error) => {
-                let text = format!("only a part has changed, restart it: {}", why(error));
+            Err(PartlyChanged(error)) => {
+                let text = format!("only a part has changed, restart it: {}", why(&error));
                 ("reload-failed", text, Some(error.kind()))
             }
         };
