@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use dlfs::Error;
+use dlfs::permutation::Key;
 
 use crate::exit::about_file;
 
@@ -70,16 +71,14 @@ impl DemoData {
     }
 }
 
-/// SplitMix64: small, seeded, and incompressible enough.
+/// SplitMix64, whose function is that of keys: small, seeded, and incompressible enough.
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
+        let word = Key::new(self.0).word();
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        word
     }
 
     fn below(&mut self, bound: u64) -> u64 {

@@ -60,8 +60,7 @@ pub(crate) fn run(args: IndexArgs, quiet: bool) -> Result<Outcome, Failure> {
             out.line(format!("  cannot be read: {bad}"))?;
         }
     }
-    out.flush()?;
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 const EXAMPLES: &str = "\

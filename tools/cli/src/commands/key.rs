@@ -63,14 +63,11 @@ pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     match args.command {
         KeyCommand::Gen { tls: true, hash } => {
-            let hash = match hash {
-                HashArg::None | HashArg::Sha256 => Hash::Sha256,
-                HashArg::Sha384 => Hash::Sha384,
-                HashArg::Sha512 => {
-                    let message = "--hash sha512: a key of TLS has sha256 or sha384";
-                    return Err(Failure::Usage(message.to_owned()));
-                }
-            };
+            if hash == HashArg::Sha512 {
+                let message = "--hash sha512: a key of TLS has sha256 or sha384";
+                return Err(Failure::Usage(message.to_owned()));
+            }
+            let hash = hash.hash().unwrap_or(Hash::Sha256);
             out.line(generate_tls_key(hash)?.to_text().as_str())?;
         }
         KeyCommand::Gen { tls: false, hash } => {

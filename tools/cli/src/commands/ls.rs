@@ -58,8 +58,7 @@ pub(crate) fn run(args: LsArgs) -> Result<Outcome, Failure> {
             EntryKind::Sample(id) => listing.entry(&entry.name, Some(id)),
         })?;
     }
-    listing.finish(folder)?;
-    Ok(Outcome::Done)
+    listing.finish(folder)
 }
 
 struct Listing<'a> {
@@ -125,10 +124,7 @@ impl Listing<'_> {
 
     /// Ends the listing. If a folder was given and nothing is below it, it may itself be a sample, which is then
     /// listed; otherwise it does not exist, which is an error.
-    fn finish(mut self, folder: &[u8]) -> Result<(), Failure> {
-        if let Some(failure) = self.failed.take() {
-            return Err(failure);
-        }
+    fn finish(mut self, folder: &[u8]) -> Result<Outcome, Failure> {
         if self.lines == 0 && !folder.is_empty() {
             let Some(id) = self.directory.lookup(folder)? else {
                 let text = format!("there is no folder or sample {}", safe_name(folder));
@@ -136,11 +132,8 @@ impl Listing<'_> {
                 return Err(Error::new(ErrorKind::NotFound, text).hint(hint).into());
             };
             self.entry(folder, Some(id));
-            if let Some(failure) = self.failed.take() {
-                return Err(failure);
-            }
         }
-        self.out.flush()
+        self.failed.map_or_else(|| self.out.end(Outcome::Done), Err)
     }
 }
 

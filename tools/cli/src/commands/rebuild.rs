@@ -76,7 +76,6 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             out.line("  deletions  unknown: deleted samples are back, classes have no names")?;
         }
     }
-    out.flush()?;
     let is_whole = report.lost_samples == 0 && report.deletions_known;
-    Ok(if is_whole { Outcome::Done } else { Outcome::Damaged })
+    out.end(if is_whole { Outcome::Done } else { Outcome::Damaged })
 }

@@ -150,7 +150,8 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-fn yes() -> bool {
+/// The default of switches that are on.
+pub(super) fn yes() -> bool {
     true
 }
 

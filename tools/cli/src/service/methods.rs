@@ -43,7 +43,7 @@ pub(crate) struct AddNamespace {
     nsid: Option<u32>,
     /// Let hosts write to it
     #[arg(long = "writable", action = ArgAction::SetFalse)]
-    #[serde(default = "yes")]
+    #[serde(default = "super::config::yes")]
     read_only: bool,
     /// The subsystem [default: the only one]
     #[arg(long, value_name = "NQN")]
@@ -101,10 +101,6 @@ struct SocketPlace {
 #[serde(deny_unknown_fields)]
 struct Level {
     level: String,
-}
-
-fn yes() -> bool {
-    true
 }
 
 impl Service {
@@ -366,7 +362,7 @@ fn params<T: DeserializeOwned>(request: &Request) -> Result<T> {
     serde_json::from_value(params).map_err(wrong)
 }
 
-fn invalid(message: String) -> Error {
+pub(super) fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 

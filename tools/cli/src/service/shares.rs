@@ -11,6 +11,7 @@ use dlfs::{Error, ErrorKind, Result};
 
 use super::config::SubsystemConfig;
 use super::limits::parse_table;
+use super::methods::invalid;
 use super::running::Service;
 
 /// The limits of a host, group or namespace.
@@ -150,7 +151,6 @@ pub(crate) struct Limit {
 impl Service {
     /// Replaces the limits of a host, group or namespace; without limits, ends them.
     pub(crate) fn limit(&mut self, asked: &Limit) -> Result<Value> {
-        let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
         let mut rules = self.limiter.rules();
         let name = match (&asked.host, asked.namespace) {
             (Some(host), None) => {

@@ -96,23 +96,22 @@ impl Finding {
 
 pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
     let Some(address) = &args.address else {
-        print(args.json, &machine::findings(Path::new("/")), report_machine)?;
-        return Ok(Outcome::Done);
+        return print(args.json, &machine::findings(Path::new("/")), report_machine);
     };
     let options = args.connection.options(false)?;
     let slice = Duration::from_secs_f64(args.seconds);
     let (findings, failed) = examine(&address.0, options, slice);
-    print(args.json, &findings, |findings, green| {
+    let done = print(args.json, &findings, |findings, green| {
         report_address(&address.in_short(), findings, green)
     })?;
-    failed.map_or(Ok(Outcome::Done), |error| Err(Failure::Error(error)))
+    failed.map_or(Ok(done), |error| Err(Failure::Error(error)))
 }
 
 fn print(
     json: bool,
     findings: &[Finding],
     report: impl FnOnce(&[Finding], &dyn Fn(&str) -> String) -> Vec<String>,
-) -> Result<(), Failure> {
+) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     if json {
         findings.iter().try_for_each(|finding| out.json(finding))?
@@ -120,8 +119,7 @@ fn print(
         let lines = report(findings, &|text| out.green(text));
         lines.into_iter().try_for_each(|line| out.line(line))?;
     }
-    out.flush()?;
-    Ok(())
+    out.end(Outcome::Done)
 }
 
 /// The findings about an image, and the error if it cannot be examined further.
