@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
+use crate::import::edit::writable;
 use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
@@ -95,8 +96,7 @@ pub fn rebuild(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<RebuildReport> {
-    let connect = ConnectOptions { writable: true, ..connect.clone() };
-    let devices = open_image(image, &connect, Meaning::AllOfImage)?;
+    let devices = open_image(image, &writable(connect), Meaning::AllOfImage)?;
     rebuild_on(&devices, since, progress)
 }
 
@@ -123,12 +123,19 @@ pub fn rebuild_on(
     progress.stage(Stage::Committing, 0, 0);
     lease.explain(give_up_plan(&media, &found.directory, ImportOptions::default().lease))?;
     let result = with_retry(media.retry_budget(), || {
-        let mut space = beside_all(&media, &scan, &found.directory, &copies);
+        // Snapshots that superblocks name are current until the commit, and chunks of older generations stay. With a
+        // base, the scan has not read the heads of the base's chunks; their cells are the directory's.
+        let mut space = beside_own(&media, &scan, &found.directory, valid(&copies));
+        scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
         let prepared = commit::prepare(&media, found.directory.clone(), &mut space);
         let mut commit = match prepared {
-            // The old snapshot may be overwritten: the record holds the same information.
+            // Also overwrites chunks that neither this generation nor the previous one has, and this generation's
+            // snapshot: the record holds the same information, so that a power loss meanwhile leaves an image that
+            // can still be rebuilt.
             Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
-                let mut space = in_place(&media, &scan, &found.directory, &copies);
+                let own = found.directory.generation();
+                let others = valid(&copies).filter(|copy| copy.generation != own);
+                let mut space = beside_own(&media, &scan, &found.directory, others);
                 commit::prepare(&media, found.directory.clone(), &mut space)?
             }
             prepared => prepared?,
@@ -189,41 +196,18 @@ pub fn read_heads(
     Ok((found.directory, times.collect()))
 }
 
-/// The space outside all known chunks, including chunks of older generations, and outside the snapshots that
-/// superblocks name. These snapshots are current until the commit.
-fn beside_all(
+/// The space outside the chunks of this generation and the previous one, outside unreadable cells, and outside the
+/// snapshots that `copies` name.
+fn beside_own<'a>(
     media: &Media,
     scan: &Scan,
     directory: &Directory,
-    copies: &[SuperblockCopies],
+    copies: impl Iterator<Item = &'a Superblock>,
 ) -> Space {
-    // With a base, the scan has not read the heads of the base's chunks; their cells are the directory's.
-    let mut space = beside_own(media, scan, directory);
-    scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
-    valid(copies).for_each(|superblock| space.reserve(superblock.snapshot_range()));
-    space
-}
-
-/// The space outside the chunks of this generation and the previous one, and outside unreadable cells.
-fn beside_own(media: &Media, scan: &Scan, directory: &Directory) -> Space {
     let mut space = Space::new(directory.layout(), &media.capacities());
     let own = directory.cell_ranges().chain(directory.freed().iter().copied());
-    own.chain(scan.unreadable.iter().copied()).for_each(|range| space.reserve(range));
-    space
-}
-
-/// The space to use if [`beside_all`] is too small. It includes chunks that neither this generation nor the
-/// previous one has, and this generation's snapshot. A power loss while that snapshot is overwritten leaves an
-/// image that can still be rebuilt.
-fn in_place(
-    media: &Media,
-    scan: &Scan,
-    directory: &Directory,
-    copies: &[SuperblockCopies],
-) -> Space {
-    let mut space = beside_own(media, scan, directory);
-    let others = valid(copies).filter(|copy| copy.generation != directory.generation());
-    others.for_each(|superblock| space.reserve(superblock.snapshot_range()));
+    let others = scan.unreadable.iter().copied().chain(copies.map(Superblock::snapshot_range));
+    own.chain(others).for_each(|range| space.reserve(range));
     space
 }
 
@@ -520,9 +504,8 @@ fn assemble(
         if let Some(range) = record {
             directory.set_record_range(range);
         }
-        let headers_read =
-            selection.steps.iter().filter(|step| matches!(step, Step::Head(_))).count();
-        let headers_read = headers_read as u64;
+        let is_head = |step: &&Step| matches!(step, Step::Head(_));
+        let headers_read = selection.steps.iter().filter(is_head).count() as u64;
         return Ok(Found { directory, selection, headers_read, record, deletions_known });
     }
 }
