@@ -21,7 +21,7 @@ use dlfs_format::format::{FormatError, ImageLayout, Space};
 /// Frees all space that the current generation does not read. This destroys the previous generation: otherwise
 /// its old chunks would have to stay.
 pub(super) fn give_back(edit: &Edit) -> Result<()> {
-    if !can_grow(edit) {
+    if !edit.media.can_grow() {
         return Ok(());
     }
     with_retry(edit.media.retry_budget(), || void_other_copy(edit))?;
@@ -48,7 +48,7 @@ pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()
 /// and freeing them would destroy that generation. While an import can be resumed, the answer is false, since
 /// its chunks are in free cells.
 pub(super) fn is_left(edit: &Edit) -> Result<bool> {
-    if !can_grow(edit) || prepare::has_unfinished_import(&edit.media, &edit.current)? {
+    if !edit.media.can_grow() || prepare::has_unfinished_import(&edit.media, &edit.current)? {
         return Ok(false);
     }
     let space = if is_of_purge(&edit.current.directory) {
@@ -71,10 +71,6 @@ fn is_of_purge(directory: &Directory) -> bool {
         directory.chunk_id(chunk).generation == directory.generation()
             && directory.live_in_chunk(chunk) < directory.chunk(chunk).num_slots
     })
-}
-
-fn can_grow(edit: &Edit) -> bool {
-    edit.media.devices().iter().any(|device| device.capabilities().can_grow)
 }
 
 /// The space of the image in which every cell that the generation does not read is free.

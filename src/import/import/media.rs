@@ -137,6 +137,11 @@ impl Media {
         self.devices[usize::from(number)].namespace()
     }
 
+    /// Returns whether a namespace is a file that can grow.
+    pub(super) fn can_grow(&self) -> bool {
+        self.devices.iter().any(|device| device.capabilities().can_grow)
+    }
+
     /// Maximum length of each namespace in bytes.
     pub(super) fn capacities(&self) -> Vec<u64> {
         let capacity = |device: &Arc<dyn Device>| {

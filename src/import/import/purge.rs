@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::import::columns::columns_of;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::edit::{Edit, EditReport, writable};
@@ -24,7 +25,7 @@ use dlfs_format::format::checksum::crc32c;
 use dlfs_format::format::error::equal;
 use dlfs_format::format::{
     ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout, Part,
-    SampleMeta, Space,
+    SampleEntry, SampleMeta, Space,
 };
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
@@ -175,7 +176,7 @@ impl<'a> Purge<'a> {
         if space.allocate(0, commit_cells).is_none() {
             return Ok(Err(space.no_room(commit_cells).into()));
         }
-        if !self.can_grow() {
+        if !self.edit.media.can_grow() {
             // If possible, also reserve room for a commit that only makes freed cells usable.
             let _ = space.allocate(0, commit_cells); // a single generation needs none
         }
@@ -221,24 +222,17 @@ impl<'a> Purge<'a> {
         let snapshot = self.edit.current.superblocks[0].snapshot.len_bytes;
         let record = directory.record().encode(0, 0).len() as u64;
         // Names that become empty break the order by ids.
-        let order = match directory.memory_bytes().name_order {
-            0 => 5 * directory.num_samples(),
-            _ => 0,
-        };
+        let is_by_id = directory.memory_bytes().name_order == 0;
+        let order = if is_by_id { 5 * directory.num_samples() } else { 0 };
         let more = order + 2 * PAGE_BYTES;
         directory.layout().cells_of(snapshot + record + more)
-    }
-
-    fn can_grow(&self) -> bool {
-        self.edit.media.devices().iter().any(|device| device.capabilities().can_grow)
     }
 
     /// Lets files grow by an eighth of their size, and by the size of a commit. Returns false if no file can
     /// grow further.
     fn raise_ceilings(&mut self) -> bool {
         let layout = *self.edit.current.directory.layout();
-        let chunk_cells = u64::from(layout.chunk_size_bytes).div_ceil(layout.cell_bytes());
-        let least = self.commit_cells() + 4 * chunk_cells;
+        let least = self.commit_cells() + 4 * layout.cells_of(layout.chunk_size_bytes.into());
         let capacities = self.edit.media.capacities();
         let mut any = false;
         for (ceiling, len_bytes) in self.ceilings.iter_mut().zip(capacities) {
@@ -332,8 +326,7 @@ impl<'a> Rewriter<'a> {
     /// chunk, fill another, and begin a third. With less room, each chunk is rewritten separately, so that it
     /// is known whether it fits.
     fn rewrite_what_fits(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
-        let chunk_cells =
-            u64::from(self.layout.chunk_size_bytes).div_ceil(self.layout.cell_bytes());
+        let chunk_cells = self.layout.cells_of(self.layout.chunk_size_bytes.into());
         let mut end = None;
         for (done, slots) in todo.iter().enumerate() {
             if progress.stop() {
@@ -409,10 +402,8 @@ impl<'a> Rewriter<'a> {
                 let at = extent.offset_bytes;
                 return Err(damaged(sample.id, at, &self.channel, info.namespace));
             };
-            let name = sample.name;
-            let label = sample.label;
-            let values = sample.values;
-            let meta = SampleMeta { id: sample.id, name, label, values };
+            let SampleEntry { id, name, label, values, .. } = sample;
+            let meta = SampleMeta { id, name, label, values };
             self.push(sample.slot, Some((&meta, record)))?;
         }
         Ok(())
@@ -454,7 +445,7 @@ impl<'a> Rewriter<'a> {
                 part,
                 fields: self.old.fields().to_vec(),
                 field_types: self.old.field_types().clone(),
-                columns: self.old.columns().iter().map(|column| column.spec().clone()).collect(),
+                columns: columns_of(Some(self.old)),
             };
             let buf = std::mem::take(&mut self.buf);
             self.open = Some((ChunkBuilder::new(spec, slot, buf)?, part));

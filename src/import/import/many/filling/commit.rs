@@ -2,6 +2,7 @@
 
 use super::look::{Look, look, open};
 use super::record::{Filled, FilledChunk};
+use crate::import::columns::columns_of;
 use crate::import::give_back::trim;
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
@@ -68,14 +69,8 @@ fn write_headers(
     directory: &Directory,
 ) -> Result<Directory> {
     let layout = journal.layout;
-    let spec = ChunkSpec {
-        layout,
-        generation: journal.generation,
-        part: journal.part,
-        fields: directory.fields().to_vec(),
-        field_types: directory.field_types().clone(),
-        columns: directory.columns().iter().map(|column| column.spec().clone()).collect(),
-    };
+    let columns = columns_of(Some(directory));
+    let spec = journal.spec(directory.fields().to_vec(), directory.field_types().clone(), columns);
     let mut builder = DirectoryBuilder::new(layout);
     let mut channel = media.channel();
     for (sequence, chunk) in (0..).zip(chunks) {
