@@ -7,9 +7,17 @@ use crate::error::{Error, Result};
 /// # Errors
 /// The errors of [`draw`].
 pub fn number() -> Result<u64> {
-    let mut bytes = [0; 8];
+    bytes().map(u64::from_le_bytes)
+}
+
+/// Unpredictable random bytes.
+///
+/// # Errors
+/// The errors of [`draw`].
+pub fn bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
     draw(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
+    Ok(bytes)
 }
 
 /// Fills `bytes` with unpredictable random numbers.

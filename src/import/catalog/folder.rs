@@ -239,9 +239,7 @@ fn write_draft<T>(
     bytes: &[u8],
     place: impl FnOnce(&str, &File) -> io::Result<T>,
 ) -> Result<T> {
-    let mut number = [0; 8];
-    random::draw(&mut number)?;
-    let draft = format!(".{:016x}", u64::from_le_bytes(number));
+    let draft = format!(".{:016x}", random::number()?);
     let write = || -> io::Result<T> {
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
         let mut file = File::from(fs::openat(folder, &draft, DRAFT, mode)?);

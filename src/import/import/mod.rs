@@ -82,5 +82,3 @@ pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
 pub use tokenizer::tokenizer_in;
 pub use writer::{Label, NewSample, WriteOrder, WriteReport, Writer, WriterOptions};
-
-use dlfs_base::random::draw;

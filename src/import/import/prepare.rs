@@ -7,12 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::import::give_up::give_up_plan;
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
 use crate::import::lease::LEASE_OFFSET;
-use crate::import::media::{Channel, Media};
+use crate::import::media::{Channel, Media, pieces};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::retry::with_retry;
 use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_format::directory::Directory;
 use dlfs_format::directory::commit::{Commit, freed_by_next, reserve_current};
 use dlfs_format::format::chunk::ChunkKind;
@@ -247,11 +247,7 @@ fn fresh(
 ) -> Result<ImportState> {
     let uuid = match options.uuid {
         Some(uuid) => uuid,
-        None => {
-            let mut bytes = [0; 16];
-            super::draw(&mut bytes)?;
-            Uuid::from_random_bytes(bytes)
-        }
+        None => Uuid::from_random_bytes(random::bytes()?),
     };
     let layout = ImageLayout::new(uuid, options.chunk_size_bytes, options.pack, media.len())?;
     let journal = Journal {
@@ -488,21 +484,13 @@ fn has_journal(bytes: &[u8]) -> bool {
 
 /// Offsets and lengths to read: both ends completely, and single blocks between them.
 fn probes(len: u64) -> Vec<(u64, usize)> {
-    let end = END_BYTES.min(len);
     if len <= 2 * END_BYTES {
-        return (0..len)
-            .step_by(END_BYTES as usize)
-            .map(|at| (at, (len - at).min(END_BYTES) as usize))
-            .collect();
+        return pieces(len, END_BYTES).collect();
     }
-    let mut probes = vec![(0, end as usize), (len - end, end as usize)];
-    let step = ((len - 2 * end) / PROBES).max(PROBE_BYTES).next_multiple_of(PROBE_BYTES);
-    let mut at = end;
-    while at + PROBE_BYTES <= len - end {
-        probes.push((at, PROBE_BYTES as usize));
-        at += step;
-    }
-    probes
+    let ends = [0, len - END_BYTES].map(|at| (at, END_BYTES as usize));
+    let step = ((len - 2 * END_BYTES) / PROBES).max(PROBE_BYTES).next_multiple_of(PROBE_BYTES);
+    let between = (END_BYTES..=len - END_BYTES - PROBE_BYTES).step_by(step as usize);
+    ends.into_iter().chain(between.map(|at| (at, PROBE_BYTES as usize))).collect()
 }
 
 /// Erases superblocks and journals, so that the namespaces hold no image. The copies of the committed generation

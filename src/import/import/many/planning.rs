@@ -14,7 +14,7 @@ use crate::import::options::{ImportOptions, Onto, Progress, Stage};
 use crate::import::plan::{self, ChunkLayout};
 use crate::import::prepare;
 use crate::import::sources::BadEntry;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_format::format::Placement;
 use dlfs_format::format::Uuid;
 use dlfs_io::address::Address;
@@ -127,7 +127,7 @@ fn write(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Vec<Chu
         ..SourceParts::default()
     };
     let mut plan = Plan {
-        id: draw_id()?,
+        id: random::bytes()?,
         image: addresses(&state.media)?,
         journal: *journal,
         fields: spec.fields,
@@ -138,13 +138,6 @@ fn write(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Vec<Chu
     };
     plan.write(path, &import.source.shared()?, &chunks, &rows)?;
     Ok((plan, chunks))
-}
-
-/// Draws a random plan id.
-pub(super) fn draw_id() -> Result<[u8; 16]> {
-    let mut id = [0; 16];
-    crate::import::draw(&mut id)?;
-    Ok(id)
 }
 
 /// The addresses of the namespaces, in the image's order. Paths are absolute, so that processes in any folder

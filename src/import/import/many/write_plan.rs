@@ -10,14 +10,14 @@ use crate::import::device::{open_for_import, or_remove};
 use crate::import::journal::Journal;
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
-use crate::import::many::planning::{addresses, draw_id};
+use crate::import::many::planning::addresses;
 use crate::import::mark::{Lane, Mark, State};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare;
 use crate::import::writer::{self, WriteOrder, WriterOptions};
 use dlfs_base::replace_file::{NewMode, replace_file};
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_format::format::{ImageLayout, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::file::FileCalls;
@@ -84,7 +84,7 @@ impl WritePlan {
         let layout =
             ImageLayout::new(Uuid([0; 16]), image.chunk_size_bytes, image.pack, media.len())?;
         writer::check(layout, fields, field_types, columns)?;
-        let id = draw_id()?;
+        let id: [u8; 16] = random::bytes()?;
         let fingerprint = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|at: usize| id[at]));
         let in_order = ImportOptions { placement: PlacementOrder::Source, ..image.clone() };
         lease.explain(prepare::prepare(media, &in_order, fingerprint, 0).and_then(|state| {
