@@ -1,5 +1,6 @@
 //! Progress on stderr: a bar on a terminal, otherwise a line every few seconds.
 
+use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -21,7 +22,7 @@ pub(crate) struct Meter {
 impl Meter {
     /// A meter for `total` samples (0: unknown); silent if `quiet`.
     pub(crate) fn new(label: &'static str, total: u64, quiet: bool) -> Meter {
-        let on_terminal = console_is_terminal();
+        let on_terminal = std::io::stderr().is_terminal();
         let bar = (on_terminal && !quiet).then(|| bar(label, total));
         let now = Instant::now();
         Meter { bar, label, noun: "sample", total, started: now, last_line: now, quiet }
@@ -78,11 +79,6 @@ fn style(total: u64) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .expect("the templates below are well-formed")
         .progress_chars("━╸ ")
-}
-
-fn console_is_terminal() -> bool {
-    use std::io::IsTerminal;
-    std::io::stderr().is_terminal()
 }
 
 /// The bar uses the columns that the text leaves free, so that the line never wraps.

@@ -95,25 +95,19 @@ fn subsystem(subsystem: &Value) -> Vec<String> {
         let texts = subsystem[key].as_array().map(Vec::as_slice).unwrap_or_default();
         texts.iter().map(text).collect::<Vec<_>>().join(" ")
     };
+    let is_any = subsystem["allow_any_host"] == true;
+    let hosts = if is_any { "any".to_owned() } else { texts("hosts") };
+    let ana = subsystem["ana"].as_str().filter(|state| *state != "optimized");
     let mut lines = vec![
         text(&subsystem["nqn"]),
         format!(
             "  listen={} controllers={}{}{}",
             texts("listen"),
             subsystem["controllers"],
-            match subsystem["ana"].as_str() {
-                None | Some("optimized") => String::new(),
-                Some(state) => format!(" ana={state}"),
-            },
+            ana.map_or(String::new(), |state| format!(" ana={state}")),
             if subsystem["draining"] == true { " draining=true" } else { "" }
         ),
-        format!(
-            "  hosts={}",
-            match &subsystem["allow_any_host"] {
-                Value::Bool(true) => "any".to_owned(),
-                _ => texts("hosts"),
-            }
-        ),
+        format!("  hosts={hosts}"),
     ];
     lines.extend(namespaces.iter().map(|namespace| format!("  {}", fields(namespace))));
     lines

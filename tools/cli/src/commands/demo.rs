@@ -127,9 +127,8 @@ impl Demo<'_> {
         let compared = self.compare(&path, &image, &source)?;
         self.show.compared(&compared)?;
         if self.args.json {
-            self.show
-                .out
-                .json(&json!({"epochs": epochs, "verified": true, "compared": compared}))?;
+            let found = json!({"epochs": epochs, "verified": true, "compared": compared});
+            self.show.out.json(&found)?;
         }
         self.show.what_next()
     }
@@ -160,19 +159,11 @@ impl Demo<'_> {
         let began = Instant::now();
         let mut progress = ImportProgress::new(self.quiet, self.stop.clone());
         let image = [Address::from_path(path)];
-        let options = ImportOptions {
-            from: SourceKind::Folder,
-            on_error: OnError::Skip,
-            ..ImportOptions::default()
-        };
+        let from = SourceKind::Folder;
+        let options = ImportOptions { from, on_error: OnError::Skip, ..ImportOptions::default() };
         let sources = [folder.to_path_buf()];
-        let report = dlfs::import::import(
-            &sources,
-            &image,
-            &options,
-            &ConnectOptions::default(),
-            &mut progress,
-        )?;
+        let connect = ConnectOptions::default();
+        let report = dlfs::import::import(&sources, &image, &options, &connect, &mut progress)?;
         drop(progress);
         self.show.imported(&report, began.elapsed())
     }

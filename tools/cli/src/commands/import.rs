@@ -92,7 +92,7 @@ pub(crate) struct WhatArgs {
     pack: Pack,
     /// Add the image to a catalogue, under this name: dlfs://CATALOGUE/NAME
     #[arg(long, value_name = "NAME")]
-    catalog: Option<DatasetName>,
+    pub(crate) catalog: Option<DatasetName>,
     /// Action on entries that cannot be imported
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnError::Stop)]
     on_error: OnError,
@@ -237,10 +237,6 @@ fn say_how_to_go_on(error: Error) -> Error {
 }
 
 impl WhatArgs {
-    pub(crate) fn has_catalog(&self) -> bool {
-        self.catalog.is_some()
-    }
-
     /// The sources, and the image, which is the last of the places: clap cannot separate them if options
     /// stand between them.
     ///

@@ -110,7 +110,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
             .hint("name one namespace for each part: ADDRESS,ADDRESS...")
             .into());
     }
-    if args.what.has_catalog() {
+    if args.what.catalog.is_some() {
         let text = "the image is added to a catalogue when it is committed";
         return Err(Error::new(ErrorKind::InvalidArgument, text)
             .hint("give --catalog to dlfs import-parts commit")

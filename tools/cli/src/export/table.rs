@@ -8,12 +8,12 @@ use dlfs::directory::Directory;
 use dlfs::{Error, ErrorKind};
 
 /// Writes a line for each sample into a new file, its name and its values, after a line with the names and types of
-/// the columns. Returns the number of samples.
+/// the columns.
 ///
 /// # Errors
 /// The file exists or cannot be written. `InvalidArgument`: the image has no typed columns, or a name is not
 /// UTF-8.
-pub(crate) fn write_table(directory: &Directory, path: &Path) -> Result<u64, Error> {
+pub(crate) fn write_table(directory: &Directory, path: &Path) -> Result<(), Error> {
     if directory.columns().is_empty() {
         let text = "the image has no typed columns: export without --columns";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -43,8 +43,7 @@ pub(crate) fn write_table(directory: &Directory, path: &Path) -> Result<u64, Err
         }
     }
     writeln!(out, "{line}").map_err(of_path)?;
-    out.flush().map_err(of_path)?;
-    Ok(directory.num_live())
+    out.flush().map_err(of_path)
 }
 
 fn quote(text: &str, line: &mut String) {

@@ -3,7 +3,7 @@
 //! All is read from `/sys`, `/dev` and `/proc`, below a root that tests can set; nothing is changed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
@@ -19,11 +19,8 @@ pub(super) fn findings(root: &Path, address: &str) -> Vec<Finding> {
             "" => format!("this machine has no PCI device {address}"),
             class => format!("{address} is no NVMe controller but of class {class}"),
         };
-        return vec![Finding::bad(
-            "drive",
-            found,
-            "dlfs doctor without an address lists the drives",
-        )];
+        let mend = "dlfs doctor without an address lists the drives";
+        return vec![Finding::bad("drive", found, mend)];
     }
     let driver = target_of(&place, "driver");
     let mut found = vec![bound(address, driver.as_deref())];
@@ -66,16 +63,12 @@ fn bound(address: &str, driver: Option<&str>) -> Finding {
 /// Looks for devices of the same group that VFIO does not have.
 fn viable(root: &Path, address: &str, group: &str) -> Finding {
     let members = entries(root, &format!("{DEVICES}/{address}/iommu_group/devices"));
-    let mut others = Vec::new();
-    for member in &members {
+    let other = |member: &PathBuf| {
         let name = member.file_name().unwrap_or_default().to_string_lossy();
-        match target_of(member, "driver") {
-            Some(driver) if name != *address && !GIVEN_AWAY.contains(&&*driver) => {
-                others.push(format!("{name} ({driver})"));
-            }
-            _ => {}
-        }
-    }
+        let driver = target_of(member, "driver").filter(|own| !GIVEN_AWAY.contains(&&**own))?;
+        (name != *address).then(|| format!("{name} ({driver})"))
+    };
+    let mut others: Vec<String> = members.iter().filter_map(other).collect();
     others.sort();
     let found = if others.is_empty() {
         format!("all {} devices of group {group} are given away, or have no driver", members.len())
@@ -106,7 +99,6 @@ const GIVEN_AWAY: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
-    use std::path::PathBuf;
 
     use super::*;
 

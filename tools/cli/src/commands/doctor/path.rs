@@ -11,6 +11,7 @@ use dlfs::address::{Address, TcpAddress};
 use dlfs::qpair::Device;
 
 use super::Finding;
+use super::machine::finding;
 use crate::args::host_and_port;
 use crate::text::{self, percent};
 
@@ -53,22 +54,17 @@ pub(super) fn reach(addresses: &[Address]) -> Reached {
 
 /// The reason why there is no route to examine.
 pub(super) fn without_route(addresses: &[Address]) -> Finding {
-    match addresses.first() {
+    let why = match addresses.first() {
         Some(Address::Objects(_)) => {
-            let found = "not looked at: the client of the store has the connections; the rates above hold its cost";
-            Finding::good("network", found.to_owned())
+            "the client of the store has the connections; the rates above hold its cost"
         }
-        Some(Address::Spdk(_)) => {
-            Finding::good("network", "not looked at: SPDK has the connections".to_owned())
-        }
-        Some(Address::Tcp(_) | Address::Named(_)) => {
-            Finding::good("network", "not looked at: the first path is down".to_owned())
-        }
+        Some(Address::Spdk(_)) => "SPDK has the connections",
+        Some(Address::Tcp(_) | Address::Named(_)) => "the first path is down",
         Some(Address::Path(_) | Address::Pcie(_) | Address::VfioUser(_)) | None => {
-            let why = "the data are on this machine, or mounted";
-            Finding::unneeded("network", why)
+            return Finding::unneeded("network", "the data are on this machine, or mounted");
         }
-    }
+    };
+    Finding::good("network", format!("not looked at: {why}"))
 }
 
 /// A host and a port.
@@ -169,34 +165,24 @@ fn mtu(stream: &TcpStream, bytes_per_s: f64) -> Option<Finding> {
 }
 
 fn judge_mtu(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
-    match mtu {
-        _ if is_local => Finding::good("MTU", format!("{mtu} bytes, of this machine's loopback")),
-        ETHERNET_MTU.. if mtu > ETHERNET_MTU => Finding::good("MTU", format!("{mtu} bytes")),
-        _ if bytes_per_s < FAST_BYTES_PER_S => Finding::good(
-            "MTU",
-            format!(
-                "{mtu} bytes; larger frames are not needed at {}/s",
-                text::bytes(bytes_per_s as u64)
-            ),
-        ),
-        _ => Finding::bad(
-            "MTU",
-            format!("{mtu} bytes"),
-            "frames of 9000 bytes need a sixth of the packets: worth it at this rate, if every switch has them",
-        ),
-    }
+    let is_slow = bytes_per_s < FAST_BYTES_PER_S;
+    let found = if is_local {
+        format!("{mtu} bytes, of this machine's loopback")
+    } else if mtu <= ETHERNET_MTU && is_slow {
+        let rate = text::bytes(bytes_per_s as u64);
+        format!("{mtu} bytes; larger frames are not needed at {rate}/s")
+    } else {
+        format!("{mtu} bytes")
+    };
+    let mend = "frames of 9000 bytes need a sixth of the packets: worth it at this rate, if every switch has them";
+    finding("MTU", is_local || mtu > ETHERNET_MTU || is_slow, found, mend)
 }
 
 fn congestion(stream: &TcpStream) -> Option<Finding> {
     let name = sockopt::tcp_congestion(stream).ok()?;
-    Some(match &*name {
-        "reno" | "vegas" => Finding::bad(
-            "congestion",
-            name.clone(),
-            "cubic, dctcp (with ECN in the switches) or bbr recover faster: sysctl net.ipv4.tcp_congestion_control",
-        ),
-        _ => Finding::good("congestion", name),
-    })
+    let is_good = !["reno", "vegas"].contains(&&*name);
+    let mend = "cubic, dctcp (with ECN in the switches) or bbr recover faster: sysctl net.ipv4.tcp_congestion_control";
+    Some(finding("congestion", is_good, name, mend))
 }
 
 /// Checks that the kernel's buffers allow a connection the bytes in flight that this rate and round trip
@@ -211,18 +197,11 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
         text::bytes(under_way)
     );
     // By default the advertised window is at most half of the buffer (tcp_adv_win_scale).
-    Some(if under_way * 2 <= most {
-        Finding::good("buffers", found)
-    } else {
-        Finding::bad(
-            "buffers",
-            found,
-            format!(
-                "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {most}\" here, and tcp_wmem at the target",
-                most = (under_way * 4).next_power_of_two()
-            ),
-        )
-    })
+    let mend = format!(
+        "as root: sysctl net.ipv4.tcp_rmem=\"4096 131072 {}\" here, and tcp_wmem at the target",
+        (under_way * 4).next_power_of_two()
+    );
+    Some(finding("buffers", under_way * 2 <= most, found, &mend))
 }
 
 /// Reports what protects the transfers: TLS or digests.
@@ -269,15 +248,13 @@ pub(super) fn clock(root: &Path) -> Finding {
     if let Some(share) = share {
         found = format!("{found}, {} of the most", percent(share.min(1.0)));
     }
-    match governor.trim() {
-        "" => Finding::good("clock", found),
-        "powersave" | "conservative" if share.is_some_and(|share| share < 0.7) => Finding::bad(
-            "clock",
-            format!("{found}, governor {}", governor.trim()),
-            "as root: cpupower frequency-set -g performance",
-        ),
-        governor => Finding::good("clock", format!("{found}, governor {governor}")),
+    let governor = governor.trim();
+    if !governor.is_empty() {
+        found = format!("{found}, governor {governor}");
     }
+    let saves = ["powersave", "conservative"].contains(&governor);
+    let is_good = !saves || share.is_none_or(|share| share >= 0.7);
+    finding("clock", is_good, found, "as root: cpupower frequency-set -g performance")
 }
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
