@@ -2,7 +2,7 @@
 //! connected to.
 
 use clap::{Args, ValueEnum};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use dlfs::address::{Address, PcieAddress, TcpAddress, VfioUserAddress};
 use dlfs::nvme::fabrics::DiscoveryRecord;
@@ -14,7 +14,7 @@ use dlfs::{Error, ErrorKind};
 use crate::args::ConnectionArgs;
 use crate::exit::{Failure, Outcome};
 use crate::identify::{controller, namespace, uuid};
-use crate::out::Out;
+use crate::out::{Out, known};
 
 /// Print Identify Namespace, as nvme id-ns does
 ///
@@ -57,15 +57,11 @@ impl CommonArgs {
 
     /// Identify data by NSID; those of the controller have NSID 0.
     fn pages(&self) -> Result<Vec<(Nsid, Vec<u8>)>, Failure> {
-        let options = self.options()?;
+        let options = self.connection.options(false)?;
         Ok(match &self.address {
             Address::Pcie(_) | Address::VfioUser(_) => pcie::identify(&self.address, &options)?,
             _ => identify(self.tcp()?, &options)?,
         })
-    }
-
-    fn options(&self) -> Result<ConnectOptions, Failure> {
-        Ok(self.connection.options(false)?)
     }
 
     fn print(&self, lines: Vec<String>, value: Value) -> Result<Outcome, Failure> {
@@ -107,7 +103,7 @@ fn page(pages: &[(Nsid, Vec<u8>)], nsid: Nsid) -> Result<Vec<u8>, Error> {
 
 pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
     let address = args.tcp()?;
-    let options = args.options()?;
+    let options = args.connection.options(false)?;
     // Fails unless the subsystem exists and admits this host: otherwise there is nothing to list.
     identify(address, &options)?;
     let paths = paths(address, &options);
@@ -117,58 +113,35 @@ pub(crate) fn list_subsys(args: &CommonArgs) -> Result<Outcome, Failure> {
         format!("               hostnqn={host}"), // no kernel, so no iopolicy
         "\\".to_owned(),
     ];
-    for (number, Path { address, state, ana }) in paths.iter().enumerate() {
-        let ana = ana.map_or(String::new(), |ana| format!(" {ana}"));
-        lines.push(format!(" +- nvme{number} tcp {address} {state}{ana}"));
-    }
-    let path = |(number, path): (usize, &Path)| -> Map<String, Value> {
-        let name = format!("nvme{number}");
-        let Path { address, state, ana } = path;
-        let fields =
-            [("Name", name.as_str()), ("Transport", "tcp"), ("Address", address), ("State", state)];
-        let ana = ana.map(|ana| ("ANAState", ana));
-        fields.into_iter().chain(ana).map(|(key, value)| (key.to_owned(), value.into())).collect()
-    };
-    let paths: Vec<_> = paths.iter().enumerate().map(path).collect();
-    let subsystem = json!({ "Name": "nvme-subsys0", "NQN": address.subnqn, "Paths": paths });
-    args.print(
-        lines,
-        json!([{ "HostNQN": host, "HostID": uuid(&hostid), "Subsystems": [subsystem] }]),
-    )
-}
-
-/// A path to a subsystem, in the words of nvme-cli.
-struct Path {
-    /// `traddr=A,trsvcid=P`.
-    address: String,
-    state: &'static str,
-    /// The ANA state, if the controller reports one.
-    ana: Option<&'static str>,
-}
-
-impl Path {
-    /// Connects to the path and reads its state.
-    fn look(address: &TcpAddress, options: &ConnectOptions) -> Path {
-        let (state, ana) = match ana_state(address, options) {
+    let mut objects = Vec::new();
+    for (number, path) in paths.iter().enumerate() {
+        // The words of nvme-cli; there is an ANA state if the controller reports one.
+        let (state, ana) = match ana_state(path, &options) {
             Ok(ana) => ("live", ana),
             Err(_) => ("connecting", None),
         };
-        let TcpAddress { traddr, trsvcid, .. } = address;
-        Path { address: format!("traddr={traddr},trsvcid={trsvcid}"), state, ana }
+        let name = format!("nvme{number}");
+        let at = format!("traddr={},trsvcid={}", path.traddr, path.trsvcid);
+        let shown = ana.map_or(String::new(), |ana| format!(" {ana}"));
+        lines.push(format!(" +- {name} tcp {at} {state}{shown}"));
+        objects.push(known(json!({
+            "Name": name, "Transport": "tcp", "Address": at, "State": state, "ANAState": ana,
+        })));
     }
+    let subsystem = json!({ "Name": "nvme-subsys0", "NQN": address.subnqn, "Paths": objects });
+    let host = json!([{ "HostNQN": host, "HostID": uuid(&hostid), "Subsystems": [subsystem] }]);
+    args.print(lines, host)
 }
 
 /// The paths that the discovery service lists for the subsystem, and those of --path.
-fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<Path> {
+fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<TcpAddress> {
     // Without a discovery service on this port, or if it lists only other subsystems, the path is this
     // address.
     let records = discover(&address.traddr, address.trsvcid, options).unwrap_or_default();
     let its = |record: &&DiscoveryRecord| record.subnqn().is_ok_and(|nqn| nqn == address.subnqn);
-    let at = |traddr: &str, trsvcid| TcpAddress {
-        traddr: traddr.to_owned(),
-        trsvcid,
-        nsid: None,
-        ..address.clone()
+    let at = |traddr: &str, trsvcid| {
+        let traddr = traddr.to_owned();
+        TcpAddress { traddr, trsvcid, nsid: None, ..address.clone() }
     };
     let listed = records.iter().filter(its);
     let listed = listed.filter_map(|record| Some(at(record.traddr()?, record.port()?)));
@@ -185,5 +158,5 @@ fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<Path> {
             paths.push(path);
         }
     }
-    paths.iter().map(|path| Path::look(path, options)).collect()
+    paths
 }

@@ -50,17 +50,14 @@ pub(crate) fn run(args: ProbeArgs) -> Result<Outcome, Failure> {
     let origin = image.as_ref().map_or(&[][..], Image::devices);
     let environment = probe(&tiers, origin, &Probe { threads: args.threads, ..Probe::default() })?;
     let text = environment.to_toml();
+    let mut out = Out::new();
     match &args.output {
         Some(file) => {
             std::fs::write(file, text).map_err(|error| about_file("cannot write", file, error))?;
         }
-        None => {
-            let mut out = Out::new();
-            out.line(text.trim_end())?;
-            out.flush()?;
-        }
+        None => out.line(text.trim_end())?,
     }
-    Ok(Outcome::Done)
+    out.end(Outcome::Done)
 }
 
 const EXAMPLES: &str = "\

@@ -222,9 +222,7 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     batches.loader().stage(&mut (), staging(quiet))?;
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
     let end = read_batches(&mut *batches, &mut stats, &mut meter, |stats, batch, loader| {
-        if let Some(ids) = &mut ids {
-            ids.append(batch)?;
-        }
+        ids.iter_mut().try_for_each(|ids| ids.append(batch))?;
         sources.count(batch);
         keeper.keep(RunState::Samples(loader.state()));
         Ok(!stop.is_set() && stats.so_far().0 < limit)
@@ -414,16 +412,10 @@ fn print_report(
         return out.flush();
     }
     print_rate(&mut out, report)?;
-    let of_rows = rows.map(|rows| rows.line(report.time()));
-    for line in of_rows.into_iter().chain(mixed.iter().flat_map(|sources| sources.lines())) {
-        out.line(line)?;
-    }
-    for line in report.lines() {
-        out.line(line)?;
-    }
-    if let Some(line) = stall_line(&stats.stalls) {
-        out.line(line)?;
-    }
+    let of_rows = rows.map(|rows| rows.line(report.time())).into_iter();
+    let lines = of_rows.chain(mixed.iter().flat_map(|sources| sources.lines()));
+    let mut lines = lines.chain(report.lines()).chain(stall_line(&stats.stalls));
+    lines.try_for_each(|line| out.line(line))?;
     out.line(format!(
         "  commands   {}, {} read; engine {engine}",
         text::count(stats.read.commands),
@@ -433,10 +425,8 @@ fn print_report(
         let resident = text::counted(stats.resident, "sample");
         out.line(format!("  window     {pages}; {resident} in it at the end"))?;
     }
-    for line in tiers.iter().flat_map(tier_lines).chain(peers.iter().map(peer_line)) {
-        out.line(line)?;
-    }
-    store.iter().map(store_line).try_for_each(|line| out.line(line))?;
+    let lines = tiers.iter().flat_map(tier_lines).chain(peers.iter().map(peer_line));
+    lines.chain(store.iter().map(store_line)).try_for_each(|line| out.line(line))?;
     let verified = verified(datasets, sources);
     out.line(format!("  order      CRC32C {:08x}; {verified}", report.order_crc32c))?;
     out.flush()

@@ -49,16 +49,10 @@ pub(crate) fn run(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
             out.bold(&text::counted(report.live_samples, "sample")),
             text::counted(report.chunks, "chunk header"),
         ))?;
-        match (args.since, report.base) {
-            (Some(_), Some(base)) => {
-                out.line(format!("  base       the directory of generation {base}"))?;
-            }
-            (Some(_), None) => {
-                out.line(
-                    "  base       none: no directory that old is left, so all headers were read",
-                )?;
-            }
-            (None, _) => {}
+        if args.since.is_some() {
+            let base = report.base.map(|base| format!("the directory of generation {base}"));
+            let none = "none: no directory that old is left, so all headers were read";
+            out.line(format!("  base       {}", base.as_deref().unwrap_or(none)))?;
         }
         if report.mended_copies > 0 {
             let copies = text::counted(report.mended_copies, "superblock copy");

@@ -80,22 +80,17 @@ pub(crate) fn run(args: SelectArgs) -> Result<Outcome, Failure> {
     let views = match &split {
         None => vec![NamedView { name: args.name.clone(), made, view: selected.as_view()? }],
         Some(split) => {
-            let parts = selected.split(split, &mut ())?.into_iter();
-            let with_filter = |part: NamedView| {
-                if made.is_empty() {
-                    part
-                } else {
-                    NamedView { made: format!("{made}; {}", part.made), ..part }
-                }
-            };
-            parts.map(with_filter).collect()
+            let mut parts = selected.split(split, &mut ())?;
+            if !made.is_empty() {
+                parts.iter_mut().for_each(|part| part.made = format!("{made}; {}", part.made));
+            }
+            parts
         }
     };
     if let Some(path) = &args.out {
         save_views(path, views.clone())?;
     }
-    print(&args, &whole, &views)?;
-    Ok(Outcome::Done)
+    print(&args, &whole, &views)
 }
 
 impl SelectArgs {
@@ -105,7 +100,7 @@ impl SelectArgs {
     }
 }
 
-fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), Failure> {
+fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<Outcome, Failure> {
     let mut out = Out::new();
     let hash = |of: &NamedView| format!("{:032x}", u128::from_be_bytes(of.view.hash()));
     if args.json {
@@ -123,7 +118,7 @@ fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), 
             "samples": whole.len(), // the samples to select from
             "views": views.iter().map(facts).collect::<Vec<_>>(),
         }))?;
-        return out.flush();
+        return out.end(Outcome::Done);
     }
     let all = text::counted(whole.len(), "sample");
     for of in views {
@@ -134,7 +129,7 @@ fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<(), 
         Some(path) => out.line(format!("saved in {}", path.display()))?,
         None => out.line("not saved: --out FILE saves them")?,
     }
-    out.flush()
+    out.end(Outcome::Done)
 }
 
 /// The ids in a file.

@@ -53,14 +53,25 @@ pub(super) fn run(
     let mut meter = Meter::new("reading", 0, quiet);
     let mut stats = RunStats::start();
     let limit = args.run.stop_after.unwrap_or(u64::MAX);
-    let end = read(&mut loader, &mut stats, |loader, batch, (samples, bytes)| {
-        if let Some(ids) = &mut ids {
-            ids.append(batch)?;
+    let mut read = || -> Result<End, Error> {
+        let mut batch = Batch::new();
+        loop {
+            let asked = Instant::now();
+            if loader.next_into(&mut batch, &mut ())? {
+                stats.batch(keys(&batch), batch.len_bytes(), asked.elapsed());
+                ids.iter_mut().try_for_each(|ids| ids.append(&batch))?;
+                keeper.keep(loader.state());
+                let (samples, bytes) = stats.so_far();
+                meter.update(samples, bytes);
+                if stop.is_set() || samples >= limit {
+                    return Ok(End::Stopped);
+                }
+            } else if loader.epoch() >= loader.options().epochs.end {
+                return Ok(End::Complete);
+            }
         }
-        keeper.keep(loader.state());
-        meter.update(samples, bytes);
-        Ok(!stop.is_set() && samples < limit)
-    });
+    };
+    let end = read();
     drop(meter);
     keeper.save()?; // also after an error, so that the run can resume there
     let end = end?;
@@ -71,40 +82,16 @@ pub(super) fn run(
     }
 }
 
-/// Takes batches until the end, or until `each` returns `false`.
-fn read(
-    loader: &mut ShardLoader,
-    stats: &mut RunStats,
-    mut each: impl FnMut(&ShardLoader, &Batch, (u64, u64)) -> Result<bool, Error>,
-) -> Result<End, Error> {
-    let mut batch = Batch::new();
-    loop {
-        let asked = Instant::now();
-        if loader.next_into(&mut batch, &mut ())? {
-            stats.batch(keys(&batch), batch.len_bytes(), asked.elapsed());
-            if !each(loader, &batch, stats.so_far())? {
-                return Ok(End::Stopped);
-            }
-        } else if loader.epoch() >= loader.options().epochs.end {
-            return Ok(End::Complete);
-        }
-    }
-}
-
 fn print(args: &ReadArgs, loader: &ShardLoader, report: &RunReport) -> Result<(), Failure> {
     let shards = loader.shards().shards().len();
     let mut out = Out::new();
     if args.run.json {
-        out.json(&joined(
-            report,
-            json!({"shards": shards, "indexed": loader.dataset().is_some()}),
-        ))?;
+        let facts = json!({"shards": shards, "indexed": loader.dataset().is_some()});
+        out.json(&joined(report, facts))?;
         return out.flush();
     }
     print_rate(&mut out, report)?;
-    for line in report.lines() {
-        out.line(line)?;
-    }
+    report.lines().iter().try_for_each(|line| out.line(line))?;
     out.line(format!("  order      CRC32C {:08x}; {shards} shards", report.order_crc32c))?;
     out.flush()
 }
