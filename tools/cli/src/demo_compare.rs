@@ -92,12 +92,8 @@ impl<'a> Comparison<'a> {
         };
         let loaders = [in_place.loader(options.clone())?, served.loader(options)?];
         let [in_place, served] = loaders.map(|loader| Way::Loader(Box::new(loader)));
-        Ok(Comparison {
-            source,
-            image,
-            ways: [Way::Files(Box::new(files)), in_place, served],
-            stop,
-        })
+        let ways = [Way::Files(Box::new(files)), in_place, served];
+        Ok(Comparison { source, image, ways, stop })
     }
 
     /// Measures for a few seconds, or for as long as two rounds take; also from the disk if `cold` is set and

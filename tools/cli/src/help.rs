@@ -28,7 +28,7 @@ fn brief(arg: Arg, is_read: bool) -> Arg {
     if !is_read {
         return full(arg, is_read);
     }
-    let is_common = arg.is_positional() || COMMON.contains(&arg.get_id().as_str());
+    let is_common = arg.is_positional() || is_among(COMMON, arg.get_id().as_str());
     let text = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let ends = [": ", "; ", ". ", " [", ", as the"];
     let end = ends.iter().filter_map(|end| text.find(end)).min().unwrap_or(text.len());
@@ -38,89 +38,32 @@ fn brief(arg: Arg, is_read: bool) -> Arg {
 /// Hides the option if it is rare.
 fn full(arg: Arg, is_read: bool) -> Arg {
     let id = arg.get_id().as_str();
-    let is_rare = RARE.contains(&id) || (is_read && RARE_IN_READ.contains(&id));
+    let is_rare = is_among(RARE, id) || (is_read && is_among(RARE_IN_READ, id));
     let is_hidden = arg.is_hide_set() || is_rare;
     arg.hide(is_hidden)
 }
 
+fn is_among(ids: &str, id: &str) -> bool {
+    ids.split_whitespace().any(|own| own == id)
+}
+
 /// The most used options of `dlfs read`.
-const COMMON: &[&str] = &[
-    "order",
-    "seed",
-    "batch_size",
-    "epochs",
-    "rank",
-    "world_size",
-    "drop_last",
-    "window",
-    "state",
-    "tiers",
-    "policy",
-    "peers",
-    "view",
-    "json",
-    "help",
-    "verbose",
-    "quiet",
-];
+const COMMON: &str = "
+    order seed batch_size epochs rank world_size drop_last window state tiers policy peers view
+    json help verbose quiet";
 
 /// Rare options of connections, which only the manual pages have.
-const RARE: &[&str] = &[
-    "hostid",
-    "tls_compat",
-    "nr_io_queues",
-    "queue_size",
-    "keep_alive_tmo",
-    "ctrl_loss_tmo",
-    "io_timeout",
-    "hdr_digest",
-    "data_digest",
-    "spdk_memory",
-    "spdk_huge_pages",
-];
+const RARE: &str = "
+    hostid tls_compat nr_io_queues queue_size keep_alive_tmo ctrl_loss_tmo io_timeout hdr_digest
+    data_digest spdk_memory spdk_huge_pages";
 
 /// Rare options of `dlfs read`, which has many.
-const RARE_IN_READ: &[&str] = &[
-    "blocking_exchange",
-    "bucket_window",
-    "copy_bandwidth",
-    "copy_threads",
-    "cpus",
-    "deadline",
-    "dhchap_ctrl_secret",
-    "direct",
-    "group",
-    "hidden",
-    "job",
-    "lanes",
-    "lengths",
-    "links",
-    "local_rank",
-    "local_world_size",
-    "loss_field",
-    "max_batch",
-    "mix_batching",
-    "mix_count",
-    "node",
-    "numa",
-    "pack_window",
-    "peer_address",
-    "peer_timeout",
-    "peer_tls",
-    "phase",
-    "queue_pairs",
-    "rendezvous_port",
-    "restart_shares",
-    "round",
-    "row_lengths",
-    "row_pad",
-    "row_phase",
-    "row_too_long",
-    "snapshot",
-    "stop_at_first_failure",
-    "token_bytes",
-    "too_long",
-];
+const RARE_IN_READ: &str = "
+    blocking_exchange bucket_window copy_bandwidth copy_threads cpus deadline dhchap_ctrl_secret
+    direct group hidden job lanes lengths links local_rank local_world_size loss_field max_batch
+    mix_batching mix_count node numa pack_window peer_address peer_timeout peer_tls phase
+    queue_pairs rendezvous_port restart_shares round row_lengths row_pad row_phase row_too_long
+    snapshot stop_at_first_failure token_bytes too_long";
 
 const MORE: &str = "`dlfs read --help` has more options and examples.";
 
@@ -152,7 +95,7 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         let read = command.find_subcommand("read").expect("there is dlfs read");
-        for id in COMMON.iter().chain(RARE).chain(RARE_IN_READ) {
+        for id in [COMMON, RARE, RARE_IN_READ].iter().flat_map(|ids| ids.split_whitespace()) {
             assert!(read.get_arguments().any(|arg| arg.get_id() == id), "{id}");
         }
     }

@@ -61,7 +61,8 @@ use crate::weight_args::WeightArgs;
 ///
 /// With --seq-len samples are documents, and a batch is --batch-size rows of their tokens.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
+#[command(after_help = EXAMPLES)]
+#[command(mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE.split_whitespace())))]
 #[command(mut_arg("epochs", |arg| arg.default_value("1").help("The number of epochs to read")))]
 #[command(mut_arg("restart_shares", |arg| arg.requires("state")))]
 #[command(mut_arg("seq_len", |arg| arg.requires("batch_size").conflicts_with_all(OF_SAMPLES)))]
@@ -526,20 +527,9 @@ const LENGTHS_LOOKED_AT: usize = 4096;
 /// Options of batches of samples.
 const OF_SAMPLES: [&str; 4] = ["batch_tokens", "drop_last", "pad", "contiguous"];
 /// Options that apply to one image only.
-const OF_ONE_IMAGE: [&str; 12] = [
-    "weights",
-    "snapshot",
-    "view",
-    "tiers",
-    "tiers_file",
-    "policy",
-    "copy_bandwidth",
-    "stop_at_first_failure",
-    "peers",
-    "store",
-    "restart_shares",
-    "paths",
-];
+const OF_ONE_IMAGE: &str = "
+    weights snapshot view tiers tiers_file policy copy_bandwidth stop_at_first_failure peers store
+    restart_shares paths";
 const EXAMPLES: &str = "\
 Examples:
   dlfs read train.dlfs --batch-size 256 --epochs 2 --seed 7 --order global

@@ -281,10 +281,9 @@ fn start_image(
     sockets: Vec<TcpListener>,
     takeover: Option<&mut Takeover>,
 ) -> Result<Service, Failure> {
-    let image = args
-        .image
-        .as_ref()
-        .ok_or_else(|| Failure::Usage("name an IMAGE, or --config FILE".to_owned()))?;
+    let Some(image) = &args.image else {
+        return Err(Failure::Usage("name an IMAGE, or --config FILE".to_owned()));
+    };
     let listen = resolve(&args.listen)?;
     let host_keys = args.hosts.as_deref().map(read_hosts).transpose()?.unwrap_or_default();
     let closed = args.allow_host.is_empty() && !args.allow_any_host && host_keys.is_empty();

@@ -117,15 +117,13 @@ pub(crate) fn run(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
         if budget.is_none() {
             return report_mixture(&args, &spec, &mixture);
         }
-        return report_budget(&args, &spec, mixture.datasets(), &|options| {
-            mixture.sampler(options)
-        });
+        let start = |options| mixture.sampler(options);
+        return report_budget(&args, &spec, mixture.datasets(), &start);
     }
     if budget.is_some() {
         let dataset = Dataset::from_image(image, ReaderOptions::default());
-        return report_budget(&args, &spec, std::slice::from_ref(&dataset), &|options| {
-            Sampler::new(&dataset, options)
-        });
+        let start = |options| Sampler::new(&dataset, options);
+        return report_budget(&args, &spec, std::slice::from_ref(&dataset), &start);
     }
     let directory = image.directory();
     let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;

@@ -1,8 +1,12 @@
 //! `dlfs snapshot`: saves the directory to a file, so that jobs need not read it from the image.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+
+use dlfs::address::Address;
+use dlfs::import::{snapshot_check, snapshot_save};
+use dlfs::qpair::ConnectOptions;
 
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
@@ -43,18 +47,11 @@ struct FileArgs {
 }
 
 pub(crate) fn run(args: SnapshotArgs) -> Result<Outcome, Failure> {
-    let (args, what, report) = match args.action {
-        Action::Save(args) => {
-            let connect = args.connection.options(false)?;
-            let report = dlfs::import::snapshot_save(&args.image.0, &args.file, &connect)?;
-            (args, "saved", report)
-        }
-        Action::Check(args) => {
-            let connect = args.connection.options(false)?;
-            let report = dlfs::import::snapshot_check(&args.image.0, &args.file, &connect)?;
-            (args, "current", report)
-        }
+    let (args, what, act): (_, _, fn(&[Address], &Path, &ConnectOptions) -> _) = match args.action {
+        Action::Save(args) => (args, "saved", snapshot_save),
+        Action::Check(args) => (args, "current", snapshot_check),
     };
+    let report = act(&args.image.0, &args.file, &args.connection.options(false)?)?;
     let mut out = Out::new();
     if args.json {
         out.json(&report)?;

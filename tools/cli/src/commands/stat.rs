@@ -224,16 +224,14 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
     let generation = directory.generation().0;
     out.line(format!("image        {}, generation {generation}", directory.uuid()))?;
     for copy in image.bad_superblock_copies() {
-        let lost = if copy.may_be_newer {
-            format!("; generation {} may be lost with it", generation + 1)
-        } else {
-            String::new()
-        };
+        let next = generation + 1;
+        let lost = copy.may_be_newer.then(|| format!("; generation {next} may be lost with it"));
         out.line(format!(
-            "superblock   copy at byte {} of namespace {}: {}{lost}",
+            "superblock   copy at byte {} of namespace {}: {}{}",
             copy.offset_bytes,
             copy.namespace,
-            safe_name(copy.error.to_string().as_bytes())
+            safe_name(copy.error.to_string().as_bytes()),
+            lost.unwrap_or_default()
         ))?;
     }
     out.line(format!("written      {}", text::utc(written(directory))))?;

@@ -33,14 +33,8 @@ fn check_part(part: &[u8]) -> Result<(), String> {
 
 /// Escapes `name` by the rule at the top of this file; the result passes [`check`].
 pub(crate) fn escape(name: &[u8]) -> Vec<u8> {
-    let mut escaped = Vec::with_capacity(name.len() + 8);
-    for (index, part) in name.split(|&byte| byte == b'/').enumerate() {
-        if index > 0 {
-            escaped.push(b'/');
-        }
-        escaped.extend(escape_part(part));
-    }
-    escaped
+    let parts = name.split(|&byte| byte == b'/').map(escape_part);
+    parts.collect::<Vec<_>>().join(&b'/')
 }
 
 fn escape_part(part: &[u8]) -> Vec<u8> {

@@ -5,7 +5,7 @@ mod fields;
 mod power;
 
 pub(crate) use fields::uuid;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use dlfs::units::Nsid;
 
@@ -42,13 +42,10 @@ pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
         if number > with_attributes {
             continue; // nvme-cli's JSON has only the first kind
         }
-        list.push(Value::Object(Map::from_iter([
-            ("lbaf".to_owned(), number.into()),
-            ("ms".to_owned(), ms.into()),
-            ("ds".to_owned(), ds.into()),
-            ("rp".to_owned(), (format[3] & 3).into()),
-            ("in_use".to_owned(), u8::from(number == in_use).into()),
-        ])));
+        list.push(json!({
+            "lbaf": number, "ms": ms, "ds": ds, "rp": format[3] & 3,
+            "in_use": u8::from(number == in_use),
+        }));
     }
     object.insert("lbafs".to_owned(), list.into());
     object.insert("vs".to_owned(), vendor_specific(&page[384..]).into());

@@ -18,11 +18,7 @@ pub(super) fn lines(number: usize, state: &[u8]) -> Vec<String> {
         2 => watts(power, 100, 2),
         _ => "reserved".to_owned(),
     };
-    let most = if state[3] & MXPS != 0 {
-        watts(u16_at(state, 0), 10_000, 4)
-    } else {
-        watts(u16_at(state, 0), 100, 2)
-    };
+    let most = scaled(u16_at(state, 0), if state[3] & MXPS != 0 { 1 } else { 2 });
     let non = if state[3] & NOPS != 0 { "non-" } else { "" };
     let enlat = u32_at(state, 4);
     let exlat = u32_at(state, 8);
