@@ -51,11 +51,8 @@ pub(crate) fn set_level(level: &str) -> Result<(), String> {
         "debug" => LevelFilter::DEBUG,
         _ => return Err(format!("{level:?} is not error, warn, info or debug")),
     };
-    let changed = LEVEL.get().map(|handle| handle.modify(|current| *current = filter));
-    match changed {
-        Some(Ok(())) => Ok(()),
-        Some(Err(_)) | None => Err("this process has no log".to_owned()),
-    }
+    let changed = LEVEL.get().and_then(|handle| handle.modify(|current| *current = filter).ok());
+    changed.ok_or_else(|| "this process has no log".to_owned())
 }
 
 /// The handle that changes the level of the log, once the log is started.

@@ -8,9 +8,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::Serialize;
 
 use dlfs::Result;
-use dlfs::dataset::{Dataset, Image, Mixture, OpenOptions, Share};
+use dlfs::dataset::{Dataset, Image, Mixture, OpenOptions};
 use dlfs::order::mixture::{Batching, Count, Part, Phase};
-use dlfs::prefetch::LoaderOptions;
 use dlfs::reader::{Batch, ReaderOptions};
 
 use crate::args::{ConnectionArgs, ImageAddress};
@@ -84,21 +83,6 @@ impl MixArgs {
     /// Counters of delivered samples by image; `first` is IMAGE.
     pub(crate) fn sources(&self, first: &ImageAddress) -> Sources {
         Sources(self.images(first).map(Source::new).collect())
-    }
-}
-
-/// The share of this rank in an epoch of `mixture`; without a mixture, of `dataset`.
-///
-/// # Errors
-/// `InvalidArgument`: there is no such rank, or the batch does not fit the mixture.
-pub(crate) fn share(
-    dataset: &Dataset,
-    mixture: Option<&Mixture>,
-    options: &LoaderOptions,
-) -> Result<Share> {
-    match mixture {
-        Some(mixture) => mixture.share(options),
-        None => Share::new(dataset, options),
     }
 }
 

@@ -71,11 +71,6 @@ impl ImageArgs {
 }
 
 /// The engines in use, each named once: `tcp`, `file (io_uring)`.
-pub(crate) fn engine(image: &Image) -> String {
-    engines(std::iter::once(image))
-}
-
-/// As `engine`, for several images.
 pub(crate) fn engines<'a>(images: impl Iterator<Item = &'a Image>) -> String {
     let devices = images.flat_map(|image| image.devices());
     let engines: BTreeSet<String> = devices.map(|device| device.namespace().engine).collect();

@@ -33,7 +33,7 @@ use crate::epochs::{
 };
 use crate::exit::{Failure, Outcome, about_file, complain, usage};
 use crate::metrics_args::MetricsArgs;
-use crate::mix_args::{MixArgs, Source, Sources, share};
+use crate::mix_args::{MixArgs, Source, Sources};
 use crate::open::{ImageArgs, engines};
 use crate::order_args::{check_shard, unweighted};
 use crate::out::{Out, joined, known};
@@ -198,7 +198,10 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
     if let Some(rows) = &rows {
         options = rows.loader().options().clone(); // with the lengths of rows, which decide the share
     }
-    let share = share(&dataset, mixture.as_ref(), &options)?;
+    let share = match &mixture {
+        Some(mixture) => mixture.share(&options)?,
+        None => Share::new(&dataset, &options)?,
+    };
     let total = samples_to_read(&share, &options);
     // A resumed run may be complete and read nothing, but a new run must have samples.
     if total == 0 && options.resume.is_none() {

@@ -10,7 +10,7 @@ use dlfs::dataset::{Damage, VerifyOptions, VerifyReport};
 use crate::args::ConnectionArgs;
 use crate::epochs::check_complete;
 use crate::exit::{Failure, Outcome};
-use crate::open::{ImageArgs, engine};
+use crate::open::{ImageArgs, engines};
 use crate::out::{Out, known};
 use crate::progress::Meter;
 use crate::text;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
             text::bytes(report.bytes),
             text::duration(time),
             text::rate(report.bytes, time),
-            engine(&image),
+            engines(std::iter::once(&image)),
         ))?;
     }
     out.end(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })

@@ -124,11 +124,8 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     fn new(event: &'a str, more: Value) -> Line<'a> {
-        let subsystem = None;
-        let host = None;
-        let peer = None;
-        let cntlid = None;
-        Line { time: log::now(), event, subsystem, host, peer, cntlid, more }
+        let time = log::now();
+        Line { time, event, subsystem: None, host: None, peer: None, cntlid: None, more }
     }
 
     fn bytes(&self) -> Option<Vec<u8>> {

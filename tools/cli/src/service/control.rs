@@ -100,20 +100,16 @@ impl Control {
             }
             // Connecting to a file that is not a socket is refused too. Such a file belongs to somebody, and
             // stays.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
-                fs::remove_file(path).map_err(about)?;
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                file_of(path).map_or(Ok(()), |_| fs::remove_file(path)).map_err(about)?;
             }
             Err(_) => {} // no such file, or binding reports the error
         }
         let listener = bind_private(path).map_err(about)?;
         listener.set_nonblocking(true).map_err(about)?;
-        Ok(Control {
-            path: path.to_owned(),
-            file: file_of(path),
-            listener,
-            clients: Vec::new(),
-            last_ticket: Ticket(0),
-        })
+        let file = file_of(path);
+        let path = path.to_owned();
+        Ok(Control { path, file, listener, clients: Vec::new(), last_ticket: Ticket(0) })
     }
 
     /// Moves the socket to `path`, in place of another service's socket there.
@@ -332,10 +328,6 @@ pub(super) fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let bound = UnixListener::bind(path);
     rustix::process::umask(before);
     bound
-}
-
-fn is_socket(path: &Path) -> bool {
-    file_of(path).is_some()
 }
 
 /// Device and inode number of a socket's file; `None` if there is no socket.

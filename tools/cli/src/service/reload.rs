@@ -112,18 +112,18 @@ impl Service {
         if let Some(output) = access_log {
             self.switch_access_log(output);
         }
-        let mut news = News::default();
+        let mut news = Vec::new();
         let is_gone =
             |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
         while let Some(number) = self.subsystems.iter().position(is_gone) {
             let gone = self.subsystems.remove(number);
-            news.add(format!("subsystem {} ends", gone.config.nqn));
+            news.push(format!("subsystem {} ends", gone.config.nqn));
             self.begin_to_end(gone)?;
         }
         for ready in subsystems {
             match ready {
                 Ready::New(running) => {
-                    news.add(format!("subsystem {} begins", running.config.nqn));
+                    news.push(format!("subsystem {} begins", running.config.nqn));
                     // Ends the hold: from now on hosts are admitted.
                     running.target.set_allowed_hosts(running.config.allow_hosts.clone());
                     self.add(running);
@@ -137,9 +137,13 @@ impl Service {
         }
         if self.limiter.rules() != new.rules() {
             self.limiter.set(new.rules());
-            news.add("limits of hosts or namespaces change".to_owned());
+            news.push("limits of hosts or namespaces change".to_owned());
         }
-        Ok(news.to_string())
+        if news.is_empty() {
+            let text = "no subsystem, namespace or host has changed; keys are as the files say";
+            news.push(text.to_owned());
+        }
+        Ok(news.join("; "))
     }
 }
 
@@ -158,21 +162,21 @@ impl Running {
         &mut self,
         new: SubsystemConfig,
         namespaces: Vec<(NamespaceConfig, PreparedNamespace)>,
-        news: &mut News,
+        news: &mut Vec<String>,
     ) -> Result<()> {
         let nqn = new.nqn.clone();
         let is_gone = |namespace: &&NamespaceConfig| !new.namespaces.contains(namespace);
         let gone: Vec<_> = self.config.namespaces.iter().filter(is_gone).cloned().collect();
         for gone in gone {
             self.remove_namespace(gone.nsid)?;
-            news.add(format!("{nqn} loses namespace {}", gone.nsid.0));
+            news.push(format!("{nqn} loses namespace {}", gone.nsid.0));
         }
         let before = self.hosts();
         self.target.set_host_keys(new.host_keys.clone())?;
         self.target.set_allowed_hosts(new.allow_hosts.clone());
         if new.ana != self.config.ana {
             self.set_ana(new.ana)?;
-            news.add(format!("{nqn} is {}", new.ana));
+            news.push(format!("{nqn} is {}", new.ana));
         }
         let wanted = new.namespaces.clone();
         let namespaces_left = std::mem::take(&mut self.config.namespaces);
@@ -180,19 +184,19 @@ impl Running {
         let after = self.hosts();
         for host in before.difference(&after) {
             self.note("host-removed", json!({ "host": host }));
-            news.add(format!("{nqn} no longer lists {host}"));
+            news.push(format!("{nqn} no longer lists {host}"));
         }
         for host in self.unlisted(&after) {
             let ended = self.target.disconnect(&host);
-            news.add(format!("{nqn} disconnects {host} ({ended} controllers)"));
+            news.push(format!("{nqn} disconnects {host} ({ended} controllers)"));
         }
         for host in after.difference(&before) {
             self.note("host-added", json!({ "host": host }));
-            news.add(format!("{nqn} lists {host}"));
+            news.push(format!("{nqn} lists {host}"));
         }
         // Last, so that a host that is no longer allowed never sees them.
         for (config, prepared) in namespaces {
-            news.add(format!("{nqn} gains namespace {}", config.nsid.0));
+            news.push(format!("{nqn} gains namespace {}", config.nsid.0));
             self.add_prepared(prepared, config)?;
         }
         self.config.namespaces = wanted;
@@ -213,28 +217,4 @@ impl Running {
 fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
     let kind = error.kind();
     Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)
-}
-
-/// Lines about the changes of a reload.
-#[derive(Default)]
-struct News(Vec<String>);
-
-impl News {
-    fn add(&mut self, line: String) {
-        self.0.push(line);
-    }
-}
-
-impl std::fmt::Display for News {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0[..] {
-            [] => f.write_str(
-                "no subsystem, namespace or host has changed; keys are as the files say",
-            ),
-            [lines @ .., last] => {
-                lines.iter().try_for_each(|line| write!(f, "{line}; "))?;
-                f.write_str(last)
-            }
-        }
-    }
 }
