@@ -66,7 +66,7 @@ impl Leaving {
         let last_note = running.last_note();
         let again = running.last_note();
         let end = move || {
-            running.end();
+            running.target.stop();
             last_note();
         };
         match thread::Builder::new().name("dlfs-serve-end".to_owned()).spawn(end) {

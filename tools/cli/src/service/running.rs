@@ -65,20 +65,15 @@ impl Service {
         place: Option<&Place>,
     ) -> Result<Service> {
         let access = place.map(AccessLog::open).transpose()?;
-        let subsystems = Vec::new();
-        let leaving = Vec::new();
-        let limiter = Limiter::default();
-        let is_draining = false;
-        let successors = Vec::new();
         let service = Service {
-            subsystems,
-            leaving,
+            subsystems: Vec::new(),
+            leaving: Vec::new(),
             connect,
-            limiter,
+            limiter: Limiter::default(),
             inherited,
             access,
-            is_draining,
-            successors,
+            is_draining: false,
+            successors: Vec::new(),
         };
         let version = env!("CARGO_PKG_VERSION");
         let pid = std::process::id();
@@ -330,11 +325,6 @@ impl Running {
         self.target.drain();
         self.listeners.clear();
         self.target.stop_listening()
-    }
-
-    /// Ends the target, whose hosts were sent away. This may wait for a hanging device.
-    pub(super) fn end(self) {
-        self.target.stop();
     }
 
     /// Returns a closure that writes the last line about the subsystem to the access log.

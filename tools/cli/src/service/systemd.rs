@@ -61,18 +61,14 @@ pub(crate) fn inherited() -> Result<Vec<TcpListener>> {
     let mut sockets = listenfd::ListenFd::from_env();
     (0..sockets.len())
         .map(|number| {
-            let socket = sockets.take_tcp_listener(number);
-            let refuse = |error: Option<std::io::Error>| {
+            let refused = || {
                 let message =
                     format!("socket {number} of the service manager does not listen for TCP");
-                let refused = Error::new(ErrorKind::InvalidArgument, message);
-                let refused = refused.hint("ListenStream= in the socket unit takes HOST:PORT");
-                match error {
-                    Some(error) => refused.source(error),
-                    None => refused,
-                }
+                Error::new(ErrorKind::InvalidArgument, message)
+                    .hint("ListenStream= in the socket unit takes HOST:PORT")
             };
-            socket.map_err(|error| refuse(Some(error)))?.ok_or_else(|| refuse(None))
+            let socket = sockets.take_tcp_listener(number);
+            socket.map_err(|error| refused().source(error))?.ok_or_else(refused)
         })
         .collect()
 }

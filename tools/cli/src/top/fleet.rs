@@ -17,7 +17,7 @@ pub(super) struct Fleet {
 }
 
 /// An address, and what it has answered.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Watched {
     address: String,
     /// The answer before the last one, of the same process or of an earlier one.
@@ -38,14 +38,9 @@ struct Failure {
 impl Fleet {
     /// Begins without answers. `interval` is the time between two requests.
     pub(super) fn new(addresses: &[MetricsAddress], interval: Duration, now: Instant) -> Fleet {
-        let watched = addresses.iter().map(|address| Watched {
-            address: address.to_string(),
-            before: None,
-            last: None,
-            failure: None,
-            failed_at: None,
-            restarted_at: None,
-        });
+        let watched = addresses
+            .iter()
+            .map(|address| Watched { address: address.to_string(), ..Watched::default() });
         Fleet { watched: watched.collect(), interval, began: now }
     }
 

@@ -62,6 +62,15 @@ const fn column(
 }
 
 impl Section {
+    const fn new(
+        name: &'static str,
+        key: &'static str,
+        columns: &'static [Column],
+        none: &'static str,
+    ) -> Section {
+        Section { name, key, columns, none }
+    }
+
     /// The number of columns with a title, which come first.
     pub(super) fn titled(&self) -> usize {
         self.columns.iter().filter(|column| !column.title.is_empty()).count()
@@ -103,27 +112,12 @@ impl Column {
 
 /// The sections. The first is the overview, with a row for each role of each address.
 pub(super) static SECTIONS: [Section; 6] = [
-    Section { name: "Overview", key: "addresses", columns: ADDRESSES, none: "" },
-    Section {
-        name: "Targets",
-        key: "subsystems",
-        columns: SUBSYSTEMS,
-        none: "No target answers here.",
-    },
-    Section { name: "Jobs", key: "loaders", columns: LOADERS, none: "No job answers here." },
-    Section { name: "Tiers", key: "tiers", columns: TIERS, none: "No process here has tiers." },
-    Section {
-        name: "Peers",
-        key: "peers",
-        columns: PEERS,
-        none: "No process here reads from other nodes.",
-    },
-    Section {
-        name: "Paths",
-        key: "paths",
-        columns: PATHS,
-        none: "No process here reads a target.",
-    },
+    Section::new("Overview", "addresses", ADDRESSES, ""),
+    Section::new("Targets", "subsystems", SUBSYSTEMS, "No target answers here."),
+    Section::new("Jobs", "loaders", LOADERS, "No job answers here."),
+    Section::new("Tiers", "tiers", TIERS, "No process here has tiers."),
+    Section::new("Peers", "peers", PEERS, "No process here reads from other nodes."),
+    Section::new("Paths", "paths", PATHS, "No process here reads a target."),
 ];
 
 const ADDRESSES: &[Column] = &[
