@@ -45,13 +45,8 @@ impl Positions {
     pub(crate) fn new(job: &Job, begin: u64, len: u64, seed: u64) -> Positions {
         let reads = match (job.rw.reads(), job.rw.writes()) {
             (true, true) => job.rwmixread,
-            (reads, _) => {
-                if reads {
-                    100
-                } else {
-                    0
-                }
-            }
+            (true, false) => 100,
+            (false, _) => 0,
         };
         let sizes = [job.split(0), job.split(1)];
         let walk = Walk::new(job, &sizes, len, seed);
