@@ -253,11 +253,8 @@ pub(super) fn ready<'a>(
     let fingerprint = index.fingerprint() ^ of_columns ^ told;
     // A new image has only the types that are given. They are checked while the old image still exists.
     let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
-    let given = if is_new {
-        Some(give_types(&mut source, options, columns.as_ref(), None, progress)?)
-    } else {
-        None
-    };
+    let mut give = |image| give_types(&mut source, options, columns.as_ref(), image, progress);
+    let given = is_new.then(|| give(None)).transpose()?;
     let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
     if state.done {
         return Ok(Ready::Done(Box::new(report_of_done(&state, &source))));
@@ -493,9 +490,9 @@ impl Import<'_> {
         };
         let directory = self.state.image();
         let mut classes = self.options.numbered(directory)?;
-        let fields = match directory {
-            None => own_fields(),
-            Some(directory) => directory.fields().to_vec(),
+        let (fields, field_types) = match directory {
+            Some(directory) => (directory.fields().to_vec(), directory.field_types().clone()),
+            None => (own_fields(), self.typing.types()),
         };
         let class_numbers = index.classes.iter().map(|class| {
             let known = classes.iter().position(|known| known == class);
@@ -512,10 +509,6 @@ impl Import<'_> {
         };
         let columns = self.field_columns.join(columns);
         let values = self.columns.as_ref().map(|given| given.of_rows(index)).transpose()?;
-        let field_types = match directory {
-            Some(directory) => directory.field_types().clone(),
-            None => self.typing.types(),
-        };
         let spec = journal.spec(fields, field_types, columns);
         let order = RowOrder::Ids;
         Ok((Rows { index, source_fields, class_numbers, values, order }, spec, classes))

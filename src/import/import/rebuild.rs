@@ -115,10 +115,7 @@ pub fn rebuild_on(
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
     let copies = media.superblocks()?;
     valid(&copies).try_for_each(Superblock::check_writable)?;
-    let base = match since {
-        Some(generation) => base_of(&media, &copies, generation)?,
-        None => None,
-    };
+    let base = since.map(|since| base_of(&media, &copies, since)).transpose()?.flatten();
     let (scan, found) = search(&media, &layout, &copies, base.as_ref(), progress)?;
     progress.stage(Stage::Committing, 0, 0);
     lease.explain(give_up_plan(&media, &found.directory, ImportOptions::default().lease))?;
@@ -463,10 +460,7 @@ fn assemble(
     let mut records = later.clone();
     loop {
         let head = newest_record(&records, committed).copied();
-        let record = match &head {
-            Some(head) => read_record(channel, layout, head)?,
-            None => None,
-        };
+        let record = head.map(|head| read_record(channel, layout, &head)).transpose()?.flatten();
         if let (Some(head), None) = (&head, &record) {
             // The record is damaged: try the next one.
             records.retain(|other| other != head);

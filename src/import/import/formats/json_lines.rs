@@ -123,10 +123,8 @@ impl JsonLines {
             Some(known) => known.to_vec(),
             None => Survey::columns_of(input, options)?,
         };
-        let files = match columns.iter().position(|column| column.files_of.is_some()) {
-            Some(column) => Some(Files::new(column, &columns[column], input)?),
-            None => None,
-        };
+        let of_files = columns.iter().position(|column| column.files_of.is_some());
+        let files = of_files.map(|at| Files::new(at, &columns[at], input)).transpose()?;
         Ok(Box::new(JsonLines {
             is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
             read_files: HashSet::new(),
