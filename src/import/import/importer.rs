@@ -339,7 +339,7 @@ impl Import<'_> {
             self.size_part()?;
             match self.round(&mut used, progress)? {
                 Ok(report) => return Ok(report),
-                Err(bad) => self.leave_out(bad)?,
+                Err(bad) => drop_bad(&mut self.source, bad, self.options, &mut self.bad)?,
             }
         }
     }
@@ -536,18 +536,7 @@ impl Import<'_> {
                 taken.push((row, self.source.index().bad_row(row, BadReason::NameTaken)));
             }
         }
-        if taken.is_empty() { Ok(()) } else { self.leave_out(taken) }
-    }
-
-    /// Continues without some rows, if the options allow it.
-    fn leave_out(&mut self, bad: Vec<(u64, BadEntry)>) -> Result<()> {
-        let (rows, entries): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
-        self.bad.extend(entries);
-        if self.options.on_error == OnError::Stop {
-            return Err(BadEntries(self.all_bad()).into_error());
-        }
-        self.source.drop_rows(&rows);
-        Ok(())
+        drop_bad(&mut self.source, taken, self.options, &mut self.bad)
     }
 
     pub(super) fn all_bad(&self) -> Vec<BadEntry> {

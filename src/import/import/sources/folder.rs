@@ -12,7 +12,7 @@ use std::rc::Rc;
 use rustix::fs::{self, Access, AtFlags, FileType, RawDir, Stat};
 use rustix::io::Errno;
 
-use super::beneath::{Root, kind_name};
+use super::beneath::{Root, kind_name, push};
 use super::expansion::Expands;
 use super::file_counts::{HIDDEN, HIDDEN_FOLDER, LINK_OUT, Role};
 use super::index::{BadEntry, BadReason, Container, Index};
@@ -357,10 +357,7 @@ fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
 pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(folder.len() + 1 + name.len());
     path.extend_from_slice(folder);
-    if !folder.is_empty() {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name);
+    push(&mut path, name);
     path
 }
 

@@ -142,13 +142,14 @@ impl ItemFormat {
     /// The byte ranges of the columns in an item.
     fn ranges(&self, item: &[u8]) -> Result<Vec<Range<usize>>, BadReason> {
         let stated = self.leaves.iter().filter(|leaf| leaf.len == LeafLen::Stated).count();
-        let mut lens = item.chunks_exact(4).take(stated);
+        let lens = item.as_chunks::<4>().0.iter().take(stated);
+        let mut lens = lens.map(|len| u32::from_le_bytes(*len) as usize);
         let mut at = 4 * stated;
         let mut ranges = Vec::with_capacity(self.leaves.len());
         for leaf in &self.leaves {
             let len = match leaf.len {
                 LeafLen::Fixed(len) => len as usize,
-                LeafLen::Stated => lens.next().map_or(usize::MAX, |len| number(len) as usize),
+                LeafLen::Stated => lens.next().unwrap_or(usize::MAX),
                 LeafLen::Item => item.len(),
             };
             let end = at.checked_add(len).filter(|end| *end <= item.len());
@@ -449,7 +450,8 @@ fn table_bytes(word: [u8; 4]) -> u64 {
 
 /// The offsets of a table, at least one; they do not fall, and the first is behind the table.
 fn offsets(table: &[u8]) -> io::Result<Vec<u32>> {
-    let offsets: Vec<u32> = table.chunks_exact(4).map(number).collect();
+    let offsets: Vec<u32> =
+        table.as_chunks::<4>().0.iter().map(|at| u32::from_le_bytes(*at)).collect();
     let is_behind = offsets.first().is_some_and(|first| *first as usize >= 4 + table.len());
     if is_behind && offsets.is_sorted() {
         Ok(offsets)
@@ -476,10 +478,4 @@ const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 
 fn broken(what: &'static str) -> Error {
     Error::new(ErrorKind::BadSource, what)
-}
-
-fn number(bytes: &[u8]) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(bytes);
-    u32::from_le_bytes(word)
 }
