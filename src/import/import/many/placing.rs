@@ -58,11 +58,10 @@ fn write(
         classes: plan.0.classes.clone(),
     })?;
     let next = thread.next()?;
-    let part = Part { first: 0, count: 0, seed: 0, window: 0 };
     let state = ImportState {
         media: media.clone(),
         current: None,
-        journal: Journal { part, layout: plan.draft_layout(), ..*plan.journal() },
+        journal: Journal { part: Part::default(), layout: plan.draft_layout(), ..*plan.journal() },
         resumed: false,
         done: false,
     };
@@ -73,7 +72,7 @@ fn write(
     let seed = xxh3_64_with_seed(&key.to_le_bytes(), options.image.seed);
     let mut placer = Placer::new(options, seed, 0, chunks);
     placer.place_all(thread, next)?;
-    let (chunks, sample_bytes) = placer.into_chunks();
+    let Placer { chunks, sample_bytes, .. } = placer;
     let (sum, mut space) = chunks.end_part()?;
 
     let range = space.allocate(namespace.into(), RECORD_CELLS);

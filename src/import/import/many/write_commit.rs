@@ -18,7 +18,6 @@ use crate::import::scan::BLOCK_BYTES;
 use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
 use crate::import::written_part::WrittenPart;
-use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{Directory, DirectoryBuilder};
@@ -223,7 +222,7 @@ impl Merge {
                 .map_err(|error| wrong(format!("is damaged: {error}")))?;
             self.builder.add_chunk(&header)?;
             if placed != head {
-                write_front(channel, part.namespace, offset, &bytes)?;
+                channel.write_bytes(part.namespace, offset, &bytes[..BLOCK_BYTES])?;
             }
             self.sequence += 1;
             cell += head.cell_range().cells;
@@ -243,25 +242,11 @@ fn placed(head: ChunkHead, layout: &ImageLayout, first_slot: Slot, sequence: u64
     ChunkHead { layout: *layout, id, first_slot, part, ..head }
 }
 
-/// Writes the first block of a chunk.
-fn write_front(channel: &mut Channel, namespace: u16, offset: u64, bytes: &IoBuf) -> Result<()> {
-    channel.write_bytes(namespace, offset, &bytes[..BLOCK_BYTES])
-}
-
 /// The last attempt of each part.
 fn last_attempts(found: &[WrittenPart]) -> BTreeMap<u64, WrittenPart> {
-    let mut last: BTreeMap<u64, WrittenPart> = BTreeMap::new();
-    for part in found {
-        let order = |part: &WrittenPart| (part.time_ns, part.namespace, part.record_cell);
-        last.entry(part.key)
-            .and_modify(|before| {
-                if order(part) > order(before) {
-                    *before = *part;
-                }
-            })
-            .or_insert(*part);
-    }
-    last
+    let mut found = found.to_vec();
+    found.sort_by_key(|part| (part.time_ns, part.namespace, part.record_cell));
+    found.into_iter().map(|part| (part.key, part)).collect()
 }
 
 /// Refuses two samples with the same name.

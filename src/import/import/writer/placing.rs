@@ -228,8 +228,9 @@ pub(in crate::import) struct Placer<'a> {
     first: u64,
     next: u64,
     windows: u64,
-    sample_bytes: u64,
-    chunks: ChunkStream<'a>,
+    /// The number of bytes of all samples.
+    pub(in crate::import) sample_bytes: u64,
+    pub(in crate::import) chunks: ChunkStream<'a>,
 }
 
 impl<'a> Placer<'a> {
@@ -264,11 +265,6 @@ impl<'a> Placer<'a> {
             }
             next = thread.next()?;
         }
-    }
-
-    /// The chunks, and the number of bytes of all samples.
-    pub(in crate::import) fn into_chunks(self) -> (ChunkStream<'a>, u64) {
-        (self.chunks, self.sample_bytes)
     }
 
     fn place(&mut self, window: &Window) -> Result<()> {
