@@ -57,8 +57,8 @@ impl Classes {
         }
     }
 
-    pub(super) fn numbers(&mut self, names: &[String]) -> Vec<i64> {
-        names.iter().map(|name| self.number(name.as_bytes())).collect()
+    pub(super) fn numbers(&mut self, names: impl IntoIterator<Item: AsRef<[u8]>>) -> Vec<i64> {
+        names.into_iter().map(|name| self.number(name.as_ref())).collect()
     }
 
     /// The number of a class; a new class gets the next number.

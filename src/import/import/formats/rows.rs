@@ -276,9 +276,7 @@ impl RowSet {
             }
         }
         if std::mem::take(&mut self.is_unnumbered) {
-            for name in label_names(&self.files, &self.columns, &name)? {
-                self.classes.number(&name);
-            }
+            self.classes.numbers(label_names(&self.files, &self.columns, &name)?);
         }
         Ok(self)
     }
@@ -371,9 +369,7 @@ impl RowSource {
         self.is_first = place.input < self.begun;
         self.names = names;
         self.is_unnumbered = false;
-        for name in classes {
-            self.classes.number(name);
-        }
+        self.classes.numbers(classes);
         self
     }
 
@@ -406,9 +402,7 @@ impl RowSource {
         let is_unnumbered = std::mem::take(&mut self.is_unnumbered);
         let RowSet { files, columns, chosen, .. } = &*self.set;
         let Some(label) = chosen.label.filter(|_| is_unnumbered) else { return Ok(()) };
-        for name in label_names(files, columns, &columns[label].name)? {
-            self.classes.number(&name);
-        }
+        self.classes.numbers(label_names(files, columns, &columns[label].name)?);
         Ok(())
     }
 

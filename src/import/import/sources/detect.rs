@@ -440,9 +440,8 @@ fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
     Ok(match compression::of_file(&file).map_err(name)? {
         None => tar::pair_at_beginning(front_to_back(file, 0..container.len_bytes)),
         Some(compression) => {
-            let from = FileAt::new(&*file);
-            let from = compression.undo(from, &Expansion::default()).map_err(name)?;
-            tar::pair_at_beginning(from)
+            let undone = compression.undo(FileAt::new(&*file), &Expansion::default());
+            tar::pair_at_beginning(undone.map_err(name)?)
         }
     })
 }

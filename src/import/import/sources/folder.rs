@@ -4,7 +4,7 @@
 //! by path, within a folder the files sorted by name. Files outside class folders have no label and come
 //! last, so they shift no id. Several trees follow one another, and share their classes.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -47,20 +47,14 @@ pub(crate) fn index(
         Walk { roots: &roots, container: 0, linked, options, index: &mut index, indexing };
     let list = |walk: &mut Walk<'_, '_>| walk.list(&Folder::top(walk.root()));
     let tops: Vec<_> = (0..roots.len()).map(|container| walk.within(container, list)).collect();
-    walk.index.classes = class_names(&tops);
+    let folders = tops.iter().flat_map(|top| &top.folders);
+    let classes: BTreeSet<_> = folders.map(|folder| folder.path.clone()).collect();
+    walk.index.classes = classes.into_iter().collect();
     for (container, top) in tops.into_iter().enumerate() {
         walk.within(container, |walk| walk.classes(top));
     }
     indexing.check()?;
     Ok((index, roots))
-}
-
-fn class_names(tops: &[Listing]) -> Vec<Vec<u8>> {
-    let folders = tops.iter().flat_map(|top| &top.folders);
-    let mut names: Vec<_> = folders.map(|folder| folder.path.clone()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }
 
 struct Walk<'a, 'p> {

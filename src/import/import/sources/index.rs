@@ -526,12 +526,9 @@ impl Index {
         self.payloads(row).next().map(|payload| payload.container)
     }
 
-    /// Prefixes each row's name with `front(row, container)` and a slash. Leaves names that would become too long, and
-    /// returns their rows.
-    pub(super) fn put_in_front<'f>(
-        &mut self,
-        front: impl Fn(u64, u32) -> Option<&'f [u8]>,
-    ) -> Vec<u64> {
+    /// Prefixes each row's name with `front(row, container)` and a slash. Leaves rows out whose names would become too
+    /// long.
+    pub(super) fn put_in_front<'f>(&mut self, front: impl Fn(u64, u32) -> Option<&'f [u8]>) {
         let mut names = Names::default();
         let mut too_long = Vec::new();
         for row in 0..self.len() {
@@ -546,7 +543,10 @@ impl Index {
             }
         }
         self.names = names;
-        too_long
+        for &row in &too_long {
+            self.bad.push(self.bad_row(row, TOO_LONG_A_NAME));
+        }
+        self.drop_rows(&too_long);
     }
 
     /// Replaces a row's payloads by the payloads of later rows with the same name in the same container, since later

@@ -58,8 +58,8 @@ pub use self::file_counts::{FileCount, Role};
 pub(in crate::import) use self::found::Found;
 pub use self::found::{Decided, FoundFile};
 use self::found::{Samples, ends_of};
+use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
-use self::index::{MAX_SAMPLE_BYTES, TOO_LONG_A_NAME};
 pub(in crate::import) use self::indexing::Indexing;
 pub(in crate::import) use self::inputs::Inputs;
 pub use self::kind::SourceKind;
@@ -201,8 +201,11 @@ impl Source {
             put_shards_in_front(&mut index, &found.files, options.prefix);
         }
         drop_impossible_rows(&mut index, kind);
-        let decided = found.decided;
-        Source { kind, decided, index, store, origins }.unless_empty()
+        if index.is_empty() && index.bad.is_empty() {
+            let path = index.containers.first().map(|container| container.path.clone());
+            return Err(index.file_counts.of_no_sample(kind).path(path.unwrap_or_default()));
+        }
+        Ok(Source { kind, decided: found.decided, index, store, origins })
     }
 
     /// The objects that are the source's samples now.
@@ -225,16 +228,6 @@ impl Source {
             }
         });
         Cow::Owned(origins)
-    }
-
-    fn unless_empty(self) -> Result<Source> {
-        let Source { kind, index, .. } = &self;
-        if index.is_empty() && index.bad.is_empty() {
-            let path = index.containers.first().map(|container| container.path.clone());
-            let error = index.file_counts.clone().of_no_sample(*kind);
-            return Err(error.path(path.unwrap_or_default()));
-        }
-        Ok(self)
     }
 
     /// A source with an index that another process made.
@@ -626,18 +619,10 @@ fn piped_bytes(index: &Index) -> u64 {
 fn put_containers_in_front(index: &mut Index) {
     let paths: Vec<&Path> = index.containers.iter().map(|container| &*container.path).collect();
     let ends = ends_of(&paths);
-    let too_long = index.put_in_front(|_, container| Some(&ends[container as usize]));
-    leave_out_too_long(index, &too_long);
+    index.put_in_front(|_, container| Some(&ends[container as usize]));
     for (container, end) in index.containers.iter_mut().zip(&ends) {
         container.len_bytes = end.len() as u64 + 1;
     }
-}
-
-fn leave_out_too_long(index: &mut Index, rows: &[u64]) {
-    for &row in rows {
-        index.bad.push(index.bad_row(row, TOO_LONG_A_NAME));
-    }
-    index.drop_rows(rows);
 }
 
 /// Prefixes names that an earlier shard has, or `all` names, with their shard.
@@ -648,12 +633,10 @@ fn put_shards_in_front(index: &mut Index, files: &[FoundFile], all: bool) {
     if !all && taken.is_empty() {
         return;
     }
-    let front = |row, container: u32| {
+    index.put_in_front(|row, container| {
         let file = files.get(container as usize)?;
         (all || taken.contains(&row)).then_some(&file.name[..])
-    };
-    let too_long = index.put_in_front(front);
-    leave_out_too_long(index, &too_long);
+    });
 }
 
 /// Moves rows that no image can hold to the bad entries.

@@ -128,7 +128,7 @@ impl StreamSource {
             return None;
         }
         self.try_take(member).unwrap_or_else(|reason| {
-            self.push_bad(&member.name, reason);
+            self.reject(&member.name, reason);
             None
         })
     }
@@ -155,7 +155,7 @@ impl StreamSource {
             (Ok(()), done) => Ok(done),
             (Err(reason), None) => Err(reason),
             (Err(reason), done) => {
-                self.push_bad(&member.name, reason);
+                self.reject(&member.name, reason);
                 Ok(done)
             }
         }
@@ -195,14 +195,6 @@ impl StreamSource {
         Ok(())
     }
 
-    fn push_bad(&mut self, name: &[u8], reason: BadReason) {
-        let bad = BadEntry::new(name, reason);
-        self.bad.push(match &self.members {
-            Some((path, _)) => bad.within(path),
-            None => bad,
-        });
-    }
-
     fn end_of_stream(&mut self) -> Option<StreamSample> {
         self.judge.begin_shard();
         if let Some((path, members)) = self.members.take() {
@@ -240,7 +232,7 @@ impl StreamSource {
         } else {
             BadReason::Twice
         };
-        self.push_bad(&sample.name, reason);
+        self.reject(&sample.name, reason);
         None
     }
 
@@ -302,7 +294,11 @@ impl SampleStream for StreamSource {
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
-        self.push_bad(name, reason);
+        let bad = BadEntry::new(name, reason);
+        self.bad.push(match &self.members {
+            Some((path, _)) => bad.within(path),
+            None => bad,
+        });
     }
 
     fn place(&self) -> Option<StreamPlace> {

@@ -279,8 +279,10 @@ impl Rows {
         index: &mut Index,
     ) -> Result<bool, BadReason> {
         if member.kind == MemberKind::Folder {
-            if self.judge.hidden || !is_dropping(&member.name) {
-                self.note_folder(&member.name);
+            if (self.judge.hidden || !is_dropping(&member.name))
+                && let Ok(name) = clean_name(&member.name)
+            {
+                self.folders.entry(name).or_insert(false);
             }
             return Ok(false);
         }
@@ -325,12 +327,6 @@ impl Rows {
             return index.replace_payload(index.len() - 1, payload);
         }
         index.push_payload(payload);
-    }
-
-    fn note_folder(&mut self, name: &[u8]) {
-        if let Ok(name) = clean_name(name) {
-            self.folders.entry(name).or_insert(false);
-        }
     }
 
     fn note_folder_of(&mut self, name: &[u8]) {
