@@ -754,11 +754,8 @@ impl SampleStream for RowSource {
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
-        let bad = BadEntry::new(name, reason);
-        self.bad.push(match &self.open {
-            Some(open) => bad.within(&open.input.path),
-            None => bad,
-        });
+        let within = self.open.as_ref().map(|open| open.input.path.clone());
+        self.bad.push(BadEntry { within, ..BadEntry::new(name, reason) });
     }
 
     fn bad(&self) -> &[BadEntry] {

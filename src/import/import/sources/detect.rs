@@ -428,7 +428,7 @@ fn content_of(path: &Path) -> Result<(Content, u64)> {
     Ok((content, container.len_bytes))
 }
 
-fn given_file(path: &Path) -> FoundFile {
+pub(super) fn given_file(path: &Path) -> FoundFile {
     let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
     FoundFile::new(path.to_path_buf(), name)
 }

@@ -499,15 +499,13 @@ impl Index {
 
     /// The entry for a row that cannot be imported.
     pub(crate) fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
-        let bad = BadEntry::new(self.name(row), reason);
         let payload = self.payload_range(row).next();
         let container =
             payload.map(|payload| &self.containers[self.payload_at(payload).container as usize]);
         // In a single folder, the name tells the file's location.
-        match container.filter(|it| it.stamp != 0 || self.containers.len() > 1) {
-            Some(container) => bad.within(&container.path),
-            None => bad,
-        }
+        let container = container.filter(|it| it.stamp != 0 || self.containers.len() > 1);
+        let within = container.map(|container| container.path.clone());
+        BadEntry { within, ..BadEntry::new(self.name(row), reason) }
     }
 
     /// Rows whose name an earlier row has, sorted; each with the first row of that name.

@@ -26,11 +26,8 @@ pub(crate) fn index(
     for (container, path) in paths.iter().enumerate() {
         let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
         let root = Root::open(folder_of(path), links)?;
-        index.containers.push(Container {
-            path: path.clone(),
-            stamp: xxhash_rust::xxh3::xxh3_64(&text),
-            len_bytes: 0,
-        });
+        let stamp = xxhash_rust::xxh3::xxh3_64(&text);
+        index.containers.push(Container { path: path.clone(), stamp, len_bytes: 0 });
         for line in lines(&text) {
             if let Err(reason) = push(line, &root, container as u32, &mut index) {
                 index.bad.push(BadEntry::new(line, reason).within(path));

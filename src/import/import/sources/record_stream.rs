@@ -69,8 +69,7 @@ impl SampleStream for RecordStream {
                     closed.insert(Open { file, stream, number, offset, unread: None })
                 }
             };
-            let mut name = open.file.name.clone();
-            name.extend_from_slice(format!("/{}", open.number).as_bytes());
+            let name = [&open.file.name[..], format!("/{}", open.number).as_bytes()].concat();
             let start = open.offset;
             let next = open.next(&mut self.spare, self.most_at_once);
             self.inputs.check()?;
@@ -98,11 +97,8 @@ impl SampleStream for RecordStream {
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
-        let bad = BadEntry::new(name, reason);
-        self.bad.push(match &self.open {
-            Some(open) => bad.within(&open.file.path),
-            None => bad,
-        });
+        let within = self.open.as_ref().map(|open| open.file.path.clone());
+        self.bad.push(BadEntry { within, ..BadEntry::new(name, reason) });
     }
 
     fn place(&self) -> Option<StreamPlace> {

@@ -109,11 +109,7 @@ impl OpenShards {
         let file = self.file(containers, payload.container)?;
         let offset = payload.offset_or_stamp;
         let mut both = [IoSliceMut::new(into), IoSliceMut::new(behind)];
-        let read = match rustix::io::preadv(&file, &mut both, offset) {
-            Ok(read) => read,
-            Err(Errno::INTR) => 0,
-            Err(error) => return Err(error.into()),
-        };
+        let read = rustix::io::retry_on_intr(|| rustix::io::preadv(&file, &mut both, offset))?;
         // Linux reads at most 2 GiB at once, and a signal may end a read early.
         let of_into = read.min(into.len());
         let of_behind = read.saturating_sub(into.len());

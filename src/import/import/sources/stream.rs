@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::SourceOptions;
+use super::detect::given_file;
 use super::expansion::Expansion;
 use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
-use super::found::FoundFile;
 use super::index::{
     BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME, TOO_MANY_FIELDS, has_room_for_field,
 };
@@ -72,11 +72,7 @@ impl StreamSource {
         kind: SourceKind,
         fields: Option<Vec<Vec<u8>>>,
     ) -> Result<StreamSource> {
-        let file = |path: PathBuf| {
-            let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
-            FoundFile::new(path, name)
-        };
-        let files = paths.into_iter().map(file).collect();
+        let files = paths.iter().map(|path| given_file(path)).collect();
         let inputs = Inputs::new(files, Expansion::default());
         StreamSource::of_inputs(inputs, kind, fields, &SourceOptions::default(), false)
     }
@@ -294,11 +290,8 @@ impl SampleStream for StreamSource {
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
-        let bad = BadEntry::new(name, reason);
-        self.bad.push(match &self.members {
-            Some((path, _)) => bad.within(path),
-            None => bad,
-        });
+        let within = self.members.as_ref().map(|(path, _)| path.clone());
+        self.bad.push(BadEntry { within, ..BadEntry::new(name, reason) });
     }
 
     fn place(&self) -> Option<StreamPlace> {

@@ -36,8 +36,7 @@ pub(crate) fn index_shard(
     let mut input = front_to_back(file, 0..shard.len_bytes);
     let mut at = 0;
     for number in 0.. {
-        let mut name = stem.to_vec();
-        name.extend_from_slice(format!("/{number}").as_bytes());
+        let name = [stem, format!("/{number}").as_bytes()].concat();
         match next_record(&mut input, &mut at) {
             Ok(None) => return,
             Ok(Some((offset, len))) => match index.push_file(&name, None, len, offset, container) {

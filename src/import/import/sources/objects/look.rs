@@ -82,8 +82,7 @@ pub(in crate::import) fn look(
         let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
         let samples =
             index::lists(&texts, &places.list_hosts, &mut |place| clients.of(place), indexing)?;
-        let samples = Some(samples);
-        return Ok(Found { kind: SourceKind::List, samples, ..Found::default() });
+        return Ok(Found { kind: SourceKind::List, samples: Some(samples), ..Found::default() });
     }
     let mut listed = splits::only(list_all(paths, &mut clients, indexing)?, splits)?;
     if !options.folders.hidden {
@@ -422,10 +421,9 @@ fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found
                 split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
             let split = split.map_or(String::new(), |split| format!(", split {split}"));
             file_counts.add(&format!("{what}{split}"), Role::Shard, len, name);
-            let path = PathBuf::from(
-                one.client.place().with_key(format!("{}{}", one.prefix, one.name(row))).to_string(),
-            );
-            let object = Some((one.client.clone(), one.object(row)));
+            let object = one.object(row);
+            let path = PathBuf::from(one.client.place().with_key(&*object.key).to_string());
+            let object = Some((one.client.clone(), object));
             files.push(FoundFile { path, name: name.to_vec(), object });
         }
     }
