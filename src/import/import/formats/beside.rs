@@ -48,7 +48,7 @@ impl Input {
 
     /// The file called `name` beside this one; `None`: there is no such local file.
     fn find(&self, name: &Path) -> Result<Option<Input>> {
-        let Some(InStore { client, object, failure, origins }) = &self.object else {
+        let Some(own) = &self.object else {
             let Some(path) = row_indexes::beside(&self.path, name) else { return Ok(None) };
             // Opening a pipe would wait for its writer, so do not open it.
             return match std::fs::metadata(&path) {
@@ -62,13 +62,11 @@ impl Input {
                 Err(_) => Ok(None),
             };
         };
-        let Some(key) = row_indexes::beside(Path::new(&object.key), name) else { return Ok(None) };
-        let object = client.head(&key.to_string_lossy())?;
-        let path = client.place().with_key(&*object.key).to_string().into();
-        let client = client.clone();
-        let failure = failure.clone();
-        let origins = origins.clone();
-        let object = InStore { client, object, failure, origins };
-        Ok(Some(Input { path, object: Some(object), ..self.clone() }))
+        let key = row_indexes::beside(Path::new(&own.object.key), name);
+        let Some(key) = key else { return Ok(None) };
+        let object = own.client.head(&key.to_string_lossy())?;
+        let path = own.client.place().with_key(&*object.key).to_string().into();
+        let object = Some(InStore { object, ..own.clone() });
+        Ok(Some(Input { path, object, ..self.clone() }))
     }
 }

@@ -41,11 +41,7 @@ impl Ahead {
     ) -> Result<Ahead> {
         let (send, batch) = bounded(1);
         std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
-            loop {
-                let next = match caught(|| batches.next().transpose()).transpose() {
-                    Some(next) => next,
-                    None => return,
-                };
+            while let Some(next) = caught(|| batches.next().transpose()).transpose() {
                 let is_last = next.is_err();
                 if send.send(next).is_err() || is_last {
                     return;

@@ -28,6 +28,7 @@ pub(super) struct Blocks {
 }
 
 /// Blocks with their numbers, the most recently used last.
+#[derive(Default)]
 struct Kept {
     /// The ranges that are requested as blocks, ascending. Other bytes are requested as they are read, and not kept.
     plan: Vec<Range<u64>>,
@@ -45,9 +46,7 @@ enum Block {
 impl Blocks {
     /// Reads the object, of which the last bytes are known.
     pub(super) fn new(of: InStore, expansion: Expansion, end: Bytes) -> Blocks {
-        let kept =
-            Kept { plan: Vec::new(), blocks: VecDeque::new(), most_bytes: 0, ahead_bytes: 0 };
-        Blocks { of, expansion, end, kept: Arc::new(Mutex::new(kept)) }
+        Blocks { of, expansion, end, kept: Arc::default() }
     }
 
     /// Reads all of the object in short blocks, one of them ahead.

@@ -60,11 +60,10 @@ fn file_or_stream(
 }
 
 fn file(
-    from: impl Read + Seek + Send + 'static,
+    mut from: impl Read + Seek + Send + 'static,
     input: &Input,
     begin: impl FnOnce() + 'static,
 ) -> Result<AheadRows> {
-    let mut from = from;
     opened(|| Ok(check_footer(&mut from)?), input)?;
     let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
@@ -73,10 +72,8 @@ fn file(
     let decode = move |from: StreamPlace| {
         begin();
         if from.offset > 0 {
-            opened(
-                || reader.set_index(usize::try_from(from.offset).unwrap_or(usize::MAX)),
-                &input,
-            )?;
+            let index = usize::try_from(from.offset).unwrap_or(usize::MAX);
+            opened(|| reader.set_index(index), &input)?;
         }
         let each = (from.offset..).zip(reader).map(|(at, rows)| {
             let batch = rows.map(|rows| Batch { rows, at: Some(at) });

@@ -318,10 +318,9 @@ impl RowReader for ItemRows {
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         let Some(shard) = &mut self.shard else { return Ok(false) };
-        match shard.next_item().map_err(RowError::File)? {
-            Some(item) => Ok(self.format.cells(item, cells).map(|()| true)?),
-            None => Ok(false),
-        }
+        let item = shard.next_item().map_err(RowError::File)?;
+        let Some(item) = item else { return Ok(false) };
+        Ok(self.format.cells(item, cells).map(|()| true)?)
     }
 }
 

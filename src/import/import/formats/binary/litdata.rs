@@ -110,18 +110,15 @@ fn form_of(format: &str) -> LeafForm {
     };
     let (name, more) = format.split_once(':').unwrap_or((format, ""));
     let number = more.parse().ok();
+    let bare = |element| LeafForm::Array(HeaderForm::Bare(element));
     match name {
         "int" => scalar("i64"),
         "float" => scalar("f64"),
         "bool" => scalar("bool"),
         "numpy" => LeafForm::Array(HeaderForm::Numpy),
         "tensor" => LeafForm::Array(HeaderForm::Tensor),
-        "no_header_numpy" => number
-            .and_then(numpy_element)
-            .map_or(bytes, |element| LeafForm::Array(HeaderForm::Bare(element))),
-        "no_header_tensor" => number
-            .and_then(torch_element)
-            .map_or(bytes, |element| LeafForm::Array(HeaderForm::Bare(element))),
+        "no_header_numpy" => number.and_then(numpy_element).map_or(bytes, bare),
+        "no_header_tensor" => number.and_then(torch_element).map_or(bytes, bare),
         // Strings, pictures, sounds and pickles stay bytes.
         _ => bytes,
     }
