@@ -175,9 +175,7 @@ impl<'a, T> ChunkWriter<'a, T> {
             return Ok(None);
         }
         let sound = if chunk.oversize {
-            let channel = self.writes.channel();
-            let namespace = chunk.cells.namespace;
-            oversize_is_sound(channel, &header, namespace, start)?
+            oversize_is_sound(self.writes.channel(), &header, namespace, start)?
         } else {
             ordinary_is_sound(&header, &bytes)
         };
@@ -188,22 +186,19 @@ impl<'a, T> ChunkWriter<'a, T> {
     fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
         let head = header.head();
         let job = self.job;
+        let columns = &job.spec.columns;
         is_head_of(head, job.spec, &chunk.location(job.time_ns), chunk.first_slot)
             && u32::from(head.num_samples) == chunk.num_slots
             && header.fields().eq(job.spec.fields.iter().map(|name| &name[..]))
             && *header.field_types() == job.spec.field_types
-            && header.columns().eq(&job.spec.columns)
+            && header.columns().eq(columns)
             && header.samples().all(|sample| {
                 let row = self.row_at(sample.slot);
                 let meta = self.meta(sample.slot, row);
                 sample.id == meta.id
                     && sample.name == meta.name
                     && sample.label == meta.label
-                    && job
-                        .spec
-                        .columns
-                        .iter()
-                        .all(|column| sample.values.get(column) == meta.values.get(column))
+                    && columns.iter().all(|own| sample.values.get(own) == meta.values.get(own))
                     && !sample.purged
                     && self.job.rows.record_len(row, &mut self.lens) == Ok(sample.len_bytes)
             })

@@ -61,10 +61,8 @@ impl FromStr for FieldColumn {
 
     /// Parses `FIELD` or `FIELD:TYPE`, each optionally with the prefix `COLUMN=`.
     fn from_str(text: &str) -> Result<FieldColumn, String> {
-        let (column, rest) = match text.split_once('=') {
-            Some((column, rest)) => (Some(column), rest),
-            None => (None, text),
-        };
+        let (column, rest) =
+            text.split_once('=').map_or((None, text), |(column, rest)| (Some(column), rest));
         let (field, kind) = match rest.rsplit_once(':') {
             Some((field, kind)) => (field, Some(kind.parse()?)),
             None => (rest, None),
@@ -193,13 +191,9 @@ impl Typing {
                 Elements::Are(elements) => *bytes = elements.into(),
             }
         }
-        match self.kinds.iter().position(|kind| *kind == Kind::OfFirst) {
-            Some(field) => {
-                let what = "is not in the first sample: give its type as FIELD:TYPE";
-                Err(self.wrong(field, what.to_owned()))
-            }
-            None => Ok(()),
-        }
+        let unknown = self.kinds.iter().position(|kind| *kind == Kind::OfFirst);
+        let what = "is not in the first sample: give its type as FIELD:TYPE";
+        unknown.map_or(Ok(()), |field| Err(self.wrong(field, what.to_owned())))
     }
 
     /// The elements in the file of a field.

@@ -80,10 +80,8 @@ pub(super) fn run(
     state.begin()?;
     let mut import = StreamImport::new(&state, checks, lease, progress)?;
     import.points = points;
-    let restored = match &again {
-        Some(files) => import.restore(files, opened.shards())?,
-        None => None,
-    };
+    let restored = again.as_ref().map(|files| import.restore(files, opened.shards()));
+    let restored = restored.transpose()?.flatten();
     let mut source = match again.zip(restored) {
         Some((again, restored)) => go_on(opened, again, &judged, checks, restored, expansion)?,
         None => placed(Checked::new(opened.samples(), checks, FieldTypes::default()), options, 0),
@@ -183,8 +181,7 @@ fn open(
     }
     let Checks { image, options, .. } = checks;
     Ok(match judged.kind {
-        rows if rows.is_rows() => {
-            let kind = judged.kind;
+        kind if kind.is_rows() => {
             let rows = formats::open(files, kind, image, options, encoder, origins, expansion)?;
             Opened::Rows(Box::new(rows))
         }
@@ -225,18 +222,14 @@ fn go_on<'a>(
     expansion: Expansion,
 ) -> Result<Box<dyn SampleStream + 'a>> {
     let StreamPlace { input, offset, record, windows, .. } = place;
-    if let Opened::Rows(rows) = opened {
-        let rows = rows.after(&place, restored.names, &restored.classes);
-        let source = Checked::new(Box::new(rows), checks, restored.field_types);
-        return Ok(placed(source, checks.options, windows));
-    }
-    let inputs = Inputs::from(files, input, offset, expansion)?;
-    let source: Box<dyn SampleStream> = match judged.kind {
-        SourceKind::TfRecord => {
-            Box::new(RecordStream::new(inputs, most_at_once(checks), (offset, record)))
+    let inputs = || Inputs::from(files, input, offset, expansion);
+    let source: Box<dyn SampleStream> = match (opened, judged.kind) {
+        (Opened::Rows(rows), _) => Box::new(rows.after(&place, restored.names, &restored.classes)),
+        (_, SourceKind::TfRecord) => {
+            Box::new(RecordStream::new(inputs()?, most_at_once(checks), (offset, record)))
         }
         _ => {
-            let source = judged.archives(inputs, Some(restored.fields), checks)?;
+            let source = judged.archives(inputs()?, Some(restored.fields), checks)?;
             Box::new(source.after(input, offset, restored.names))
         }
     };

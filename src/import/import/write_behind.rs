@@ -252,8 +252,10 @@ impl<T> WriteBehind<T> {
                 };
                 any = true;
                 match (result, home) {
-                    (Ok(body), ReturnTo::Chunk(head, tail)) => {
-                        spare_bufs.push(join(head, body, tail))
+                    (Ok(body), ReturnTo::Chunk(mut head, tail)) => {
+                        head.rejoin(body);
+                        head.rejoin(tail);
+                        spare_bufs.push(head);
                     }
                     (Ok(piece), ReturnTo::Piece) if piece.len() == PIECE_BYTES => {
                         spare_pieces.push(piece);
@@ -277,12 +279,6 @@ impl<T> Drop for WriteBehind<T> {
             self.wait_for_io();
         }
     }
-}
-
-fn join(mut head: IoBuf, body: IoBuf, tail: IoBuf) -> IoBuf {
-    head.rejoin(body);
-    head.rejoin(tail);
-    head
 }
 
 /// Writes consecutive blocks from bytes that arrive in pieces of any length.
