@@ -263,18 +263,15 @@ fn key_of(
     is_json: bool,
 ) -> Result<usize, String> {
     let find = |name: &str| names.iter().position(|(own, _)| own == name);
-    match &from.key {
-        Some(key) => find(key).ok_or_else(|| no_column(key, names)),
-        None => match KEYS.into_iter().find_map(find) {
-            Some(key) => Ok(key),
-            None if !is_json && !names.is_empty() => Ok(0),
-            None => {
-                let all = all_of(names);
-                let keys = KEYS.join(", ");
-                Err(format!("none of the columns {all} is called as names are: {keys}"))
-            }
-        },
+    if let Some(key) = &from.key {
+        return find(key).ok_or_else(|| no_column(key, names));
     }
+    let first = Some(0).filter(|_| !is_json && !names.is_empty());
+    KEYS.into_iter().find_map(find).or(first).ok_or_else(|| {
+        let all = all_of(names);
+        let keys = KEYS.join(", ");
+        format!("none of the columns {all} is called as names are: {keys}")
+    })
 }
 
 /// The columns to import: their indices, names and given types.
@@ -360,12 +357,6 @@ const KEYS: [&str; 7] = ["name", "file", "filename", "file_name", "path", "key",
 
 /// The row of a sample that the file does not name.
 const NO_ROW: u32 = u32::MAX;
-
-/// The lower-case extension of a file, which defines its syntax.
-fn suffix(path: &Path) -> String {
-    let suffix = path.extension().unwrap_or_default();
-    suffix.to_string_lossy().to_ascii_lowercase()
-}
 
 #[cfg(test)]
 mod tests {

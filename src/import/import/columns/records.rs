@@ -62,7 +62,8 @@ pub(super) enum Cell<'a> {
 impl<'a> Records<'a> {
     /// The records of the file at `path`, which has the content `bytes`. Reads the names of the columns.
     pub(super) fn new(path: &Path, bytes: &'a [u8]) -> Result<Records<'a>, String> {
-        let syntax = match &*super::suffix(path) {
+        let suffix = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        let syntax = match &*suffix {
             "csv" => Syntax::Comma,
             "tsv" | "tab" => Syntax::Tab,
             "jsonl" | "ndjson" => Syntax::Json,
@@ -161,8 +162,7 @@ impl<'a> Records<'a> {
     }
 
     fn take_row(&self, cells: &StringRecord, take: &mut Take<'_>) -> Result<(), String> {
-        let values = Values::Cells(cells);
-        let record = Record { of: self, at: place_of(cells), values };
+        let record = Record { of: self, at: place_of(cells), values: Values::Cells(cells) };
         let found = cells.len();
         let expected = self.names.len();
         if found != expected {

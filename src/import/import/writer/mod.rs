@@ -145,8 +145,6 @@ impl Writer {
         place: impl FnOnce(Thread) -> Result<Written> + Send + 'static,
     ) -> Result<Writer> {
         let window_bytes = options.window_bytes.max(1);
-        let order = options.order;
-        let given_fields = options.fields.clone();
         let (tell, told) = bounded(1);
         let (work, to_do) = bounded(0);
         let (give_back, spare) = unbounded();
@@ -159,12 +157,12 @@ impl Writer {
             // The thread ended before it could begin. Its result is the reason.
             return Err(joined(handle).err().unwrap_or_else(ended_early));
         };
-        let field_order = order_of(&started.fields, &given_fields)?;
+        let field_order = order_of(&started.fields, &options.fields)?;
         let window = Window::new(&started.columns, window_bytes);
         let classes = (0..).zip(&started.classes).map(|(number, name)| (name.clone(), number));
         Ok(Writer {
             window_bytes,
-            order,
+            order: options.order,
             field_order,
             placement: started.whole.map(Placement::new),
             written: 0,
@@ -301,8 +299,7 @@ impl Writer {
 
     fn end(&mut self) -> Result<Written> {
         self.hand_over()?;
-        let classes = std::mem::take(&mut self.class_names);
-        let commit = Work::Commit { classes };
+        let commit = Work::Commit { classes: std::mem::take(&mut self.class_names) };
         let thread = self.take_thread()?;
         // If the thread has ended already, its result is the reason.
         let _ = thread.work.send(commit);

@@ -63,7 +63,7 @@ impl Thread {
 }
 
 /// Data about the image that the writer needs.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::import) struct Started {
     /// The number of the part, if the writer writes a part.
     pub(in crate::import) part: Option<u64>,
@@ -121,17 +121,13 @@ fn write_leased(
     }
     let state = prepare_image(options, media)?;
     let start = start_of(options, &state)?;
-    let first = start.first_id;
-    let columns = start.columns.clone();
-    let fields = start.fields.clone();
-    let types = start.field_types.clone();
-    thread.start(start)?;
+    thread.start(start.clone())?;
     // Write nothing before the first window is full: a writer that ends earlier changes nothing.
     let next = thread.next()?;
     state.begin()?;
-    let mut chunks = ChunkStream::new(&state, lease, columns)?;
-    chunks.set_fields(&fields, types);
-    let mut placer = Placer::new(options, options.image.seed, first, chunks);
+    let mut chunks = ChunkStream::new(&state, lease, start.columns)?;
+    chunks.set_fields(&start.fields, start.field_types);
+    let mut placer = Placer::new(options, options.image.seed, start.first_id, chunks);
     let classes = placer.place_all(thread, next)?;
     placer.commit(classes)
 }
