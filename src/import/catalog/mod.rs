@@ -158,11 +158,8 @@ impl Catalog {
     pub fn history(&self, name: &str, alias: &str) -> Result<Vec<Option<Generation>>> {
         let log = Log::Alias(name.to_owned(), alias.to_owned());
         self.within("reading an alias", move |store| {
-            let entries = entries_of::<AliasEntry>(store, &log)?;
-            Ok(entries
-                .into_iter()
-                .map(|(_, entry)| entry.to.map(|to| Generation(to.generation)))
-                .collect())
+            let to = |(_, entry): (u64, AliasEntry)| entry.to.map(|to| Generation(to.generation));
+            Ok(entries_of(store, &log)?.into_iter().map(to).collect())
         })
     }
 
@@ -172,11 +169,7 @@ impl Catalog {
     /// `NotFound`: there is no such catalogue, data set, generation or alias. `InvalidArgument`:
     /// several images with this name have the generation. Otherwise as [`Catalog::names`].
     pub fn find(&self, name: &str, version: Option<&CatalogVersion>) -> Result<(u64, Record)> {
-        let asked = CatalogName {
-            catalog: self.place.clone(),
-            name: name.to_owned(),
-            version: version.cloned(),
-        };
+        let asked = self.asked(name, version);
         self.within("finding a data set", move |store| find(store, &asked))
     }
 
@@ -237,11 +230,7 @@ impl Catalog {
             let message = format!("the alias {alias} would be taken for a generation");
             return Err(Error::new(ErrorKind::InvalidArgument, message).hint("use a letter, too"));
         }
-        let asked = CatalogName {
-            catalog: self.place.clone(),
-            name: name.to_owned(),
-            version: Some(version.clone()),
-        };
+        let asked = self.asked(name, Some(version));
         let log = Log::Alias(name.to_owned(), alias.to_owned());
         let alias = alias.to_owned();
         self.within("moving an alias", move |store| {
@@ -314,12 +303,10 @@ impl Catalog {
                 store.write_index(&name, None)?;
             }
             // An alias that is not seen here is moved later, and its mover sees the removal.
-            match pointed_to(store, &name, &numbers)? {
-                None => Ok(numbers.len() as u64),
-                Some(busy) => {
-                    Err(busy.hint("it is removed nevertheless: move or remove the alias"))
-                }
-            }
+            let busy = pointed_to(store, &name, &numbers)?;
+            busy.map_or(Ok(numbers.len() as u64), |busy| {
+                Err(busy.hint("it is removed nevertheless: move or remove the alias"))
+            })
         })
     }
 
@@ -344,6 +331,14 @@ impl Catalog {
             store.create()?;
             store.write_index(&name, Some(&index))
         })
+    }
+
+    fn asked(&self, name: &str, version: Option<&CatalogVersion>) -> CatalogName {
+        CatalogName {
+            catalog: self.place.clone(),
+            name: name.to_owned(),
+            version: version.cloned(),
+        }
     }
 
     /// Runs `work` in its own thread, and waits for it until the deadline: a call to a hung network
@@ -457,10 +452,8 @@ fn move_alias(
                 Some(now) => format!("points to generation {}", now.generation),
                 None => "does not exist".to_owned(),
             };
-            return Err(Error::new(
-                ErrorKind::Busy,
-                format!("the alias {at}, so it was not moved"),
-            ));
+            let message = format!("the alias {at}, so it was not moved");
+            return Err(Error::new(ErrorKind::Busy, message));
         }
         if append(store, log, last + 1, &AliasEntry::new(to))? {
             return Ok(last + 1);
