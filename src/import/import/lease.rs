@@ -63,13 +63,9 @@ impl Lease {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
-        let keeper = {
-            let lost = lost.clone();
-            std::thread::Builder::new()
-                .name("dlfs-lease".into())
-                .spawn(move || holder.keep(&stopped, &lost))
-                .map_err(Error::from)?
-        };
+        let is_lost = lost.clone();
+        let thread = std::thread::Builder::new().name("dlfs-lease".into());
+        let keeper = thread.spawn(move || holder.keep(&stopped, &is_lost))?;
         Ok(Lease { lost, keeper: Some((stop, keeper)), media })
     }
 

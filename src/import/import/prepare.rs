@@ -99,16 +99,16 @@ pub(super) fn prepare(
     match options.onto {
         Onto::Empty => {
             must_be_empty(&media, &mut channel, false)?;
-            fresh(media, options, fingerprint, samples)
+            begun(media, None, options, fingerprint, samples)
         }
         Onto::Force => {
             give_up(&mut channel)?;
-            fresh(media, options, fingerprint, samples)
+            begun(media, None, options, fingerprint, samples)
         }
         Onto::Append => {
             let (media, current) = open_current(&media, options.accept_older_generation)?;
             give_up_plan(&media, &current.directory, options.lease)?;
-            append(media, current, options, fingerprint, samples)
+            begun(media, Some(current), options, fingerprint, samples)
         }
         Onto::Resume => resume(media, channel, options, fingerprint, samples),
     }
@@ -239,46 +239,33 @@ fn judge_now(media: &Media) -> Result<Result<SuperblockSet>> {
     Ok(select_generation(&media.superblocks()?))
 }
 
-fn fresh(
+/// A new import, into a new image, or onto the `current` generation.
+fn begun(
     media: Media,
+    current: Option<Current>,
     options: &ImportOptions,
     fingerprint: u64,
     samples: u64,
 ) -> Result<ImportState> {
-    let uuid = match options.uuid {
-        Some(uuid) => uuid,
-        None => Uuid::from_random_bytes(random::bytes()?),
+    let old = current.as_ref().map(|current| &current.directory);
+    let layout = match old {
+        Some(old) => *old.layout(),
+        None => {
+            let random = || random::bytes().map(Uuid::from_random_bytes);
+            let uuid = options.uuid.map_or_else(random, Ok)?;
+            ImageLayout::new(uuid, options.chunk_size_bytes, options.pack, media.len())?
+        }
     };
-    let layout = ImageLayout::new(uuid, options.chunk_size_bytes, options.pack, media.len())?;
     let journal = Journal {
         layout,
         namespace: 0,
-        generation: Generation(1),
-        time_ns: time_ns(options.time_ns),
-        part: part(0, options, samples),
-        fingerprint,
-    };
-    Ok(ImportState { media, current: None, journal, resumed: false, done: false })
-}
-
-fn append(
-    media: Media,
-    current: Current,
-    options: &ImportOptions,
-    fingerprint: u64,
-    samples: u64,
-) -> Result<ImportState> {
-    let directory = &current.directory;
-    let journal = Journal {
-        layout: *directory.layout(),
-        namespace: 0,
-        generation: Generation(directory.generation().0 + 1),
+        generation: Generation(old.map_or(0, |old| old.generation().0) + 1),
         // Times in an image never decrease, even if the clock does.
-        time_ns: time_ns(options.time_ns).max(directory.time_ns()),
-        part: part(directory.num_samples(), options, samples),
+        time_ns: time_ns(options.time_ns).max(old.map_or(0, |old| old.time_ns())),
+        part: part(old.map_or(0, |old| old.num_samples()), options, samples),
         fingerprint,
     };
-    Ok(ImportState { media, current: Some(current), journal, resumed: false, done: false })
+    Ok(ImportState { media, current, journal, resumed: false, done: false })
 }
 
 fn part(first: u64, options: &ImportOptions, samples: u64) -> Part {
@@ -303,7 +290,7 @@ fn resume(
         }
         // The import stopped before or during its first write. Starting anew loses nothing.
         must_be_empty(&media, &mut channel, true)?;
-        return fresh(media, options, fingerprint, samples);
+        return begun(media, None, options, fingerprint, samples);
     };
     if journal.fingerprint != fingerprint {
         // The journal may belong to an earlier, completed import, if the interrupted import stopped before it
@@ -311,11 +298,10 @@ fn resume(
         if is_history(&media, &journal)? {
             return Err(nothing_to_resume().hint("begin it again with the options that it had"));
         }
-        return Err(Error::new(
-            ErrorKind::BadSource,
-            "the source has changed since the import began",
-        )
-        .hint("begin again with --force, or with --append if the image had a generation before"));
+        let text = "the source has changed since the import began";
+        return Err(Error::new(ErrorKind::BadSource, text).hint(
+            "begin again with --force, or with --append if the image had a generation before",
+        ));
     }
     let media = media.in_order(&order);
     let window = if journal.part.window == 0 { 0 } else { samples.max(1) };

@@ -324,11 +324,7 @@ fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
     for (given, copies) in copies.iter().enumerate() {
         let of_superblock =
             copies.newest().map(|superblock| (superblock.layout, superblock.namespace));
-        let place = match of_superblock {
-            Some(place) => place,
-            None => first_chunk(media, given as u16)?,
-        };
-        places.push(place);
+        places.push(of_superblock.map_or_else(|| first_chunk(media, given as u16), Ok)?);
     }
     let order = prepare::order_of(&places).ok_or_else(|| {
         let message = "the namespaces are not those of one whole image";
@@ -341,17 +337,13 @@ fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
 fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
     let mut found = None;
-    let block_bytes = BLOCK_BYTES as u64;
-    each_block(&mut channel, namespace, 0..u64::MAX, block_bytes, |at, block| {
+    let len = BLOCK_BYTES as u64;
+    each_block(&mut channel, namespace, 0..u64::MAX, len, |at, block| {
         let head = block.ok().and_then(|block| ChunkHead::parse(block).ok());
         found = head
             .filter(|head| at > 0 && head.layout.offset_of(head.cell) == Ok(at))
             .map(|head| (head.layout, head.namespace));
-        if found.is_some() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(at + block_bytes)
-        }
+        if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(at + len) }
     })?;
     let address = || media.namespace(namespace).address;
     found.ok_or_else(|| {
