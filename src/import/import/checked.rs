@@ -59,9 +59,8 @@ impl<'a> Checked<'a> {
         if let Err(reason) = self.typing()?.of_sample(sample) {
             return Ok(Err(reason));
         }
-        match self.values(sample)? {
-            Ok(()) => {}
-            Err(reason) => return Ok(Err(reason)),
+        if let Err(reason) = self.values(sample)? {
+            return Ok(Err(reason));
         }
         if let Some(image) = self.checks.image
             && image.lookup(&sample.name)?.is_some()

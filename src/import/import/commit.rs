@@ -34,17 +34,12 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
     let layout = *commit.directory.layout();
     // A rebuild relies on this: a record implies that all chunks of its generation are durable.
     (0..media.len()).try_for_each(|namespace| channel.flush(namespace))?;
-    write_range(
-        &mut channel,
-        &layout,
-        commit.record_range,
-        commit.record.len() as u64,
-        |at, piece| {
-            let at = at as usize; // a record is in memory
-            piece.copy_from_slice(&commit.record[at..at + piece.len()]);
-            Ok(())
-        },
-    )?;
+    let len = commit.record.len() as u64;
+    write_range(&mut channel, &layout, commit.record_range, len, |at, piece| {
+        let at = at as usize; // a record is in memory
+        piece.copy_from_slice(&commit.record[at..at + piece.len()]);
+        Ok(())
+    })?;
     let len = commit.snapshot.len_bytes();
     write_range(&mut channel, &layout, commit.snapshot_range, len, |at, piece| {
         commit.snapshot.read_at(at, piece).map_err(Error::from)

@@ -42,9 +42,7 @@ pub(super) fn open_image(
     // Only one site's copy is written. The other copies are outdated afterwards.
     let image = &sites[0];
     let devices = one_each(image, qpair::open_all(image, &connect)?, meaning)?;
-    if let Some(named) = named {
-        check_named(&named, &devices)?;
-    }
+    named.iter().try_for_each(|named| check_named(named, &devices))?;
     Ok(devices)
 }
 
@@ -104,10 +102,7 @@ pub(super) fn open_for_import(
     {
         connect.paths.retain(|path| path.is_same_namespace(only));
     }
-    let meaning = match onto {
-        Onto::Append => Meaning::AllOfImage,
-        Onto::Empty | Onto::Force | Onto::Resume => Meaning::Nothing,
-    };
+    let meaning = if onto == Onto::Append { Meaning::AllOfImage } else { Meaning::Nothing };
     if onto == Onto::Empty {
         image.iter().try_for_each(refuse_half_block)?;
     }
@@ -125,9 +120,7 @@ pub(super) fn open_for_import(
         });
     }
     let devices = one_each(image, devices, meaning)?;
-    if let Some(named) = named {
-        check_named(&named, &devices)?;
-    }
+    named.iter().try_for_each(|named| check_named(named, &devices))?;
     Ok(devices)
 }
 
@@ -158,10 +151,8 @@ fn is_block_device(path: &Path) -> bool {
 /// overwritten without notice. No image ends that way, so the file holds other data.
 fn refuse_half_block(address: &Address) -> Result<()> {
     let Address::Path(path) = address else { return Ok(()) };
-    let half = |found: &std::fs::Metadata| {
-        found.is_file() && !found.len().is_multiple_of(ALIGN_BYTES as u64)
-    };
-    if std::fs::metadata(path).is_ok_and(|found| half(&found)) {
+    let is_half = |len: u64| !len.is_multiple_of(ALIGN_BYTES as u64);
+    if std::fs::metadata(path).is_ok_and(|found| found.is_file() && is_half(found.len())) {
         return Err(Error::new(ErrorKind::Refused, "there is other data here already")
             .path(path)
             .hint("overwrite it with --force"));

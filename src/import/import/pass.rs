@@ -63,8 +63,7 @@ impl<'a> Pass<'a> {
                 let worker = Worker::new(&shared, send.clone());
                 std::thread::Builder::new()
                     .name("dlfs-import".into())
-                    .spawn_scoped(scope, move || worker.run())
-                    .map_err(Error::from)?;
+                    .spawn_scoped(scope, move || worker.run())?;
             }
             drop(send);
             let mut gatherer = Collector::new(self, builder, progress);

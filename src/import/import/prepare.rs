@@ -251,8 +251,8 @@ fn begun(
     let layout = match old {
         Some(old) => *old.layout(),
         None => {
-            let random = || random::bytes().map(Uuid::from_random_bytes);
-            let uuid = options.uuid.map_or_else(random, Ok)?;
+            let drawn = || random::bytes().map(Uuid::from_random_bytes);
+            let uuid = options.uuid.map_or_else(drawn, Ok)?;
             ImageLayout::new(uuid, options.chunk_size_bytes, options.pack, media.len())?
         }
     };
