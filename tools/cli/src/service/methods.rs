@@ -225,7 +225,9 @@ impl Service {
     ) -> Result<Value> {
         let number = self.the_one(Some(nqn))?;
         let nsid = config.nsid.0;
-        self.subsystems[number].add_namespace(served, config)?;
+        let running = &mut self.subsystems[number];
+        running.target.add_namespace(served)?;
+        running.has_namespace(config);
         Ok(json!({ "nsid": nsid }))
     }
 

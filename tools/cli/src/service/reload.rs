@@ -197,7 +197,8 @@ impl Running {
         // Last, so that a host that is no longer allowed never sees them.
         for (config, prepared) in namespaces {
             news.push(format!("{nqn} gains namespace {}", config.nsid.0));
-            self.add_prepared(prepared, config)?;
+            self.target.add_prepared(prepared)?;
+            self.has_namespace(config);
         }
         self.config.namespaces = wanted;
         Ok(())

@@ -15,8 +15,7 @@ use serde_json::{Value, json};
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
 use dlfs::target::{
-    AccessLog as TargetLog, AnaState, Limiter, PreparedNamespace, ServedNamespace, Target,
-    TargetOptions,
+    AccessLog as TargetLog, AnaState, Limiter, ServedNamespace, Target, TargetOptions,
 };
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
@@ -268,27 +267,8 @@ impl Running {
         keyed.chain(&self.config.allow_hosts).cloned().collect()
     }
 
-    pub(crate) fn add_namespace(
-        &mut self,
-        served: ServedNamespace,
-        config: NamespaceConfig,
-    ) -> Result<()> {
-        self.target.add_namespace(served)?;
-        self.has_namespace(config);
-        Ok(())
-    }
-
-    pub(crate) fn add_prepared(
-        &mut self,
-        prepared: PreparedNamespace,
-        config: NamespaceConfig,
-    ) -> Result<()> {
-        self.target.add_prepared(prepared)?;
-        self.has_namespace(config);
-        Ok(())
-    }
-
-    fn has_namespace(&mut self, config: NamespaceConfig) {
+    /// Notes a namespace that its target serves now.
+    pub(crate) fn has_namespace(&mut self, config: NamespaceConfig) {
         let served = self.target.namespaces();
         served.iter().filter(|s| s.nsid == config.nsid).for_each(|s| self.note_namespace(s));
         self.config.namespaces.push(config);
