@@ -105,6 +105,25 @@ fn when_both_sessions_are_lost_every_path_is_tried_until_the_time_is_over() {
 }
 
 #[test]
+fn a_loss_is_a_warning_only_if_it_is_reconnected() {
+    let now = Instant::now();
+    for (ctrl_loss_tmo, level) in
+        [(Duration::ZERO, Level::Debug), (Duration::from_secs(10), Level::Warn)]
+    {
+        let limits = Limits { connect_timeout: Duration::from_secs(10), ctrl_loss_tmo };
+        let mut lifecycle = TestLifecycle::new(now, limits, ["a"].into(), None, 7);
+        run(&mut lifecycle, now, &[]);
+        lifecycle.handle_failed(now, 0, Failure::new(ErrorKind::Disconnected, "gone"));
+        assert_eq!(lifecycle.is_dead(), ctrl_loss_tmo.is_zero());
+        let said = std::iter::from_fn(|| lifecycle.poll_action()).find_map(|action| match action {
+            Action::Say { level, .. } => Some(level),
+            _ => None,
+        });
+        assert_eq!(said, Some(level));
+    }
+}
+
+#[test]
 fn every_namespace_must_keep_its_identity_and_the_failure_names_the_one_that_does_not() {
     let set = |nguids: &[u8]| -> Vec<Attached> {
         let one = |(at, nguid): (usize, &u8)| Attached {
