@@ -26,8 +26,6 @@ use serde_json::Value;
 
 use dlfs::{Error, ErrorKind, Result};
 
-use crate::exit::about_file;
-
 /// A request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -91,7 +89,7 @@ impl Control {
     /// # Errors
     /// `Busy`: another service answers there. Otherwise errors of the operating system.
     pub(crate) fn open(path: &Path) -> Result<Control> {
-        let about = |error| about_file("cannot open the control socket", path, error);
+        let about = |error| about_socket("cannot open the control socket", path, error);
         match connect(path) {
             Ok(_) => {
                 let error =
@@ -118,7 +116,7 @@ impl Control {
     /// Errors of the operating system.
     pub(crate) fn move_to(&mut self, path: &Path) -> Result<()> {
         fs::rename(&self.path, path)
-            .map_err(|error| about_file("cannot move the control socket", path, error))?;
+            .map_err(|error| about_socket("cannot move the control socket", path, error))?;
         self.path = path.to_owned();
         Ok(())
     }
@@ -330,6 +328,12 @@ pub(super) fn bind_private(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
+/// As `exit::about_file`: the fuzz targets compile this file alone.
+fn about_socket(doing: &'static str, path: &Path, error: io::Error) -> Error {
+    let kind = Error::from(io::Error::from(error.kind())).kind();
+    Error::new(kind, doing).path(path).source(error)
+}
+
 /// Device and inode number of a socket's file; `None` if there is no socket.
 fn file_of(path: &Path) -> Option<(u64, u64)> {
     let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
@@ -344,7 +348,7 @@ fn file_of(path: &Path) -> Option<(u64, u64)> {
 pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
     let about = |error: io::Error| {
         let hint = "start it with dlfs serve --control PATH, and name the same path with --socket";
-        about_file("no service answers on the control socket", path, error).hint(hint)
+        about_socket("no service answers on the control socket", path, error).hint(hint)
     };
     let mut stream = connect(path).map_err(about)?;
     let until = Instant::now() + CALL_LIMIT;
