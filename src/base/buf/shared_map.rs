@@ -184,8 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// Where there are no reserved huge pages, each mapping fails first, and others of this process map memory
-    /// meanwhile.
+    /// Without reserved huge pages, each mapping fails first, and others of this process map memory meanwhile.
     #[test]
     fn a_mapping_that_fails_takes_no_memory_of_other_threads() {
         let is_over = AtomicBool::new(false);

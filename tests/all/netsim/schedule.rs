@@ -186,7 +186,7 @@ impl Schedule {
         let mut asks = Vec::new();
         for write in 0..2 + random.below(6) {
             let at = 50 + random.below(800);
-            // What is taken now is answered late; what is taken 5 ms later, at once.
+            // A command taken now is answered late, one taken 5 ms later at once.
             let hang = Fault::Hang { ms: random.below(200) };
             let path = random.below(paths as u64) as usize;
             let state = [2, 3, 3, 15][random.below(4) as usize];

@@ -310,7 +310,7 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         let metadata = match self.met_pages(wanted) {
             Some(metadata) => ArrowReaderMetadata::try_new(Arc::new(metadata), options),
             None => {
-                // Of all columns or of none.
+                // All columns have one, or none is used.
                 let options = options.with_offset_index_policy(PageIndexPolicy::Required);
                 ArrowReaderMetadata::load(&self.from.from, options)
             }

@@ -173,7 +173,7 @@ fn a_session_that_is_left_keeps_its_controller_until_its_last_write_has_ended() 
     assert_eq!(run(&mut lifecycle, now, &[]), [0]);
     assert_eq!(sessions(&lifecycle), [(2, "a")]);
     assert_eq!((lifecycle.losses(0), lifecycle.stats().reconnects), (1, 1));
-    // That one has to be left as well: one of the two must end before there is another.
+    // The second has to be left as well: one of the two must end before there is another.
     let second = Arc::clone(lifecycle.live().unwrap());
     assert!(second.underway.begin());
     now += PROVEN_AFTER;
