@@ -621,7 +621,7 @@ def test_tensor_batches_are_made_of_what_arrived(fake, image, typed, monkeypatch
     torch = pytest.importorskip("torch")
     import dlfs.torch
 
-    monkeypatch.setattr(dlfs.torch, "from_dlpack", into_torch(fake))
+    monkeypatch.setattr(dlfs._tensors, "from_dlpack", into_torch(fake))
     for path in (image, typed):
         with dlfs.open(path) as ds:
             plain = dlfs.Loader(ds, 6, seed=1, epochs=1)
