@@ -206,13 +206,15 @@ impl Filling {
     /// Makes everything durable, and gives the namespace back.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// As [`push`](Self::push). A shared namespace that was not to be had may be tried again.
     pub fn end(&self) -> Result<()> {
-        let hold = std::mem::replace(&mut *self.hold.lock(), Hold::Ended);
-        match hold {
+        let mut hold = self.hold.lock();
+        if let Hold::Shared(turns) = &mut *hold {
+            turns.mark(&self.place)?;
+        }
+        match std::mem::replace(&mut *hold, Hold::Ended) {
             Hold::Own(mut own) => own.explained(Writing::mark),
-            Hold::Shared(mut turns) => turns.mark(&self.place),
-            Hold::Ended => Ok(()),
+            Hold::Shared(_) | Hold::Ended => Ok(()),
         }
     }
 }

@@ -41,16 +41,17 @@ impl Turns {
         if self.ended.elapsed() < 4 * self.took { Ok(()) } else { self.mark(place) }
     }
 
-    /// Waits for a turn, and makes all chunks so far durable.
+    /// Waits for a turn, and makes all chunks so far durable. Without a turn, they stay for the next one.
     pub(super) fn mark(&mut self, place: &Place) -> Result<()> {
-        let chunks = std::mem::take(&mut self.chunks);
-        self.bytes = 0;
-        if chunks.is_empty() {
+        if self.chunks.is_empty() {
             return Ok(());
         }
         let begun = Instant::now();
+        let taken = place.take(TURN_LIMIT)?;
+        let chunks = std::mem::take(&mut self.chunks);
+        self.bytes = 0;
         // A complete image has other attempts of these shards.
-        if let Some(Taken { mut writing, .. }) = place.take(TURN_LIMIT)? {
+        if let Some(Taken { mut writing, .. }) = taken {
             for (chunk, header_bytes, data) in chunks {
                 writing.explained(|writing| writing.write(chunk, header_bytes, data))?;
             }
@@ -66,3 +67,34 @@ impl Turns {
 const MOST_BYTES: usize = 32 << 20;
 /// The longest wait for a turn: as long as many ranks take for theirs on a slow disk.
 const TURN_LIMIT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::Filling;
+    use dlfs_base::buf::IoBuf;
+    use dlfs_io::address::Address;
+    use dlfs_io::qpair::ConnectOptions;
+
+    #[test]
+    fn chunks_that_get_no_turn_are_written_in_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared.dlfs");
+        let image: Vec<Address> = vec![path.to_str().unwrap().parse().unwrap()];
+        let begin = || Filling::begin(&image, 7, 0, &ConnectOptions::default()).unwrap().unwrap();
+        let filling = begin().in_turns();
+        let chunk = super::FilledChunk { count: 1, ..filling.begin_shard(3) };
+        filling.push(chunk, 4096, IoBuf::zeroed(4096)).unwrap();
+        // The image is out of reach for a while.
+        let away = folder.path().join("away");
+        fs::rename(&path, &away).unwrap();
+        fs::create_dir(&path).unwrap();
+        filling.end().unwrap_err();
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&away, &path).unwrap();
+        assert!(!begin().filled().has(3));
+        filling.end().unwrap();
+        assert!(begin().filled().shard(3, 1).is_some());
+    }
+}
