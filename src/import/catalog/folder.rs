@@ -20,9 +20,9 @@ use std::time::Instant;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::Index;
-use super::json::{decode, encode};
-use super::store::{Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, Store, number_of};
+use crate::catalog::Index;
+use crate::catalog::record::{decode, encode};
+use crate::catalog::store::{Log, MAX_ENTRY_BYTES, MAX_INDEX_BYTES, MAX_LISTED, Store, number_of};
 use dlfs_base::beneath::{components, open_beneath};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;

@@ -22,15 +22,11 @@
 
 mod folder;
 mod index;
-mod json;
-mod last_known;
 mod places;
 mod record;
 #[cfg(feature = "catalog")]
 mod redis;
 mod resolve;
-#[cfg(feature = "catalog")]
-mod resp;
 mod store;
 
 use std::sync::Arc;
@@ -49,8 +45,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Generation;
 use dlfs_io::address::catalog_name::is_catalog_word;
 use dlfs_io::address::{CatalogName, CatalogPlace, CatalogVersion};
-use json::{decode, encode};
-use record::{AliasEntry, VersionEntry};
+use record::{AliasEntry, VersionEntry, decode, encode};
 use store::MAX_LOG_BYTES;
 
 /// An open catalogue. Each call has a deadline, [`DEADLINE`] by default, which it keeps even if the
@@ -115,7 +110,7 @@ impl Catalog {
     /// # Errors
     /// `NotFound`: there is no catalogue. `TimedOut`, `Disconnected`, other errors of the store.
     pub fn names(&self) -> Result<Vec<String>> {
-        self.within("listing names", |store| {
+        self.within("listing names", "", |store, _| {
             let mut names = Vec::new();
             for name in words(store.names()?)? {
                 let newest = newest_entry::<VersionEntry>(store, &Log::Versions(name.clone()))?;
@@ -136,9 +131,7 @@ impl Catalog {
     /// # Errors
     /// `NotFound`: there is no catalogue, or no such data set. Otherwise as [`Catalog::names`].
     pub fn versions(&self, name: &str) -> Result<Vec<(u64, Record)>> {
-        let owned = name.to_owned();
-        let versions =
-            self.within("reading versions", move |store| live_versions(store, &owned))?;
+        let versions = self.within("reading versions", name, live_versions)?;
         if versions.is_empty() { Err(no_such(&self.place, name)) } else { Ok(versions) }
     }
 
@@ -147,8 +140,7 @@ impl Catalog {
     /// # Errors
     /// As [`Catalog::names`].
     pub fn aliases(&self, name: &str) -> Result<Vec<Alias>> {
-        let name = name.to_owned();
-        self.within("reading aliases", move |store| aliases_of(store, &name))
+        self.within("reading aliases", name, aliases_of)
     }
 
     /// All targets of an alias, oldest first. `None`: the alias was removed at that point.
@@ -157,7 +149,7 @@ impl Catalog {
     /// As [`Catalog::names`].
     pub fn history(&self, name: &str, alias: &str) -> Result<Vec<Option<Generation>>> {
         let log = Log::Alias(name.to_owned(), alias.to_owned());
-        self.within("reading an alias", move |store| {
+        self.within("reading an alias", name, move |store, _| {
             let to = |(_, entry): (u64, AliasEntry)| entry.to.map(|to| Generation(to.generation));
             Ok(entries_of(store, &log)?.into_iter().map(to).collect())
         })
@@ -170,7 +162,7 @@ impl Catalog {
     /// several images with this name have the generation. Otherwise as [`Catalog::names`].
     pub fn find(&self, name: &str, version: Option<&CatalogVersion>) -> Result<(u64, Record)> {
         let asked = self.asked(name, version);
-        self.within("finding a data set", move |store| find(store, &asked))
+        self.within("finding a data set", name, move |store, _| find(store, &asked))
     }
 
     /// Adds a version, and returns its number. If the newest version is equal to `record`, nothing
@@ -182,12 +174,12 @@ impl Catalog {
     pub fn add(&self, name: &str, record: &Record) -> Result<u64> {
         check_word("the name of a data set", name)?;
         record.check()?;
-        let name = name.to_owned();
         let record = record.clone();
-        self.within("adding a version", move |store| {
+        self.within("adding a version", name, move |store, name| {
             store.create()?;
+            let log = Log::Versions(name.to_owned());
             loop {
-                let versions = entries_of::<VersionEntry>(store, &Log::Versions(name.clone()))?;
+                let versions = entries_of::<VersionEntry>(store, &log)?;
                 let last = versions.last().map_or(0, |(number, _)| *number);
                 if let Some((number, newest)) = living(versions).pop() {
                     if newest.is_same_as(&record) {
@@ -203,7 +195,7 @@ impl Catalog {
                     }
                 }
                 let entry = VersionEntry::Added(Box::new(record.clone()));
-                if append(store, &Log::Versions(name.clone()), last + 1, &entry)? {
+                if append(store, &log, last + 1, &entry)? {
                     return Ok(last + 1);
                 }
             }
@@ -233,16 +225,15 @@ impl Catalog {
         let asked = self.asked(name, Some(version));
         let log = Log::Alias(name.to_owned(), alias.to_owned());
         let alias = alias.to_owned();
-        self.within("moving an alias", move |store| {
+        self.within("moving an alias", name, move |store, name| {
             let (number, record) = find(store, &asked)?;
             let moves = move_alias(store, &log, Some((number, &record)), expect)?;
             // A removal that is not seen here is appended later, and sees the alias.
-            if live_versions(store, &asked.name)?.iter().any(|(live, _)| *live == number) {
+            if live_versions(store, name)?.iter().any(|(live, _)| *live == number) {
                 return Ok(moves);
             }
             let message = format!(
-                "the alias {alias} now points to version {number} of {}, which was removed meanwhile",
-                asked.name
+                "the alias {alias} now points to version {number} of {name}, which was removed meanwhile"
             );
             Err(Error::new(ErrorKind::NotFound, message).hint("move or remove the alias"))
         })
@@ -255,7 +246,7 @@ impl Catalog {
     pub fn remove_alias(&self, name: &str, alias: &str) -> Result<()> {
         let log = Log::Alias(name.to_owned(), alias.to_owned());
         let no_alias = none_of(name, &format!("alias {alias}"));
-        self.within("removing an alias", move |store| {
+        self.within("removing an alias", name, move |store, _| {
             match newest_entry::<AliasEntry>(store, &log)? {
                 Some((_, AliasEntry { to: Some(_), .. })) => {
                     move_alias(store, &log, None, Expect::Anything).map(drop)
@@ -272,26 +263,25 @@ impl Catalog {
     /// `NotFound`: there is no such data set or generation. `Busy`: an alias points to it, or was
     /// moved to it while it was removed. Otherwise as [`Catalog::names`].
     pub fn remove(&self, name: &str, generation: Option<Generation>) -> Result<u64> {
-        let name = name.to_owned();
         let place = self.place.clone();
         let is_meant =
             move |record: &Record| generation.is_none_or(|one| one.0 == record.generation);
-        self.within("removing a version", move |store| {
-            let log = Log::Versions(name.clone());
+        self.within("removing a version", name, move |store, name| {
+            let log = Log::Versions(name.to_owned());
             let numbers = loop {
                 let entries = entries_of::<VersionEntry>(store, &log)?;
                 let last = entries.last().map_or(0, |(number, _)| *number);
                 let versions = living(entries);
                 if versions.is_empty() {
-                    return Err(no_such(&place, &name));
+                    return Err(no_such(&place, name));
                 }
                 let meant = versions.iter().filter(|(_, record)| is_meant(record));
                 let numbers: Vec<u64> = meant.map(|(number, _)| *number).collect();
                 if numbers.is_empty() {
                     let what = format!("generation {}", generation.unwrap_or_default());
-                    return Err(none_of(&name, &what));
+                    return Err(none_of(name, &what));
                 }
-                if let Some(busy) = pointed_to(store, &name, &numbers)? {
+                if let Some(busy) = pointed_to(store, name, &numbers)? {
                     return Err(busy.hint("move or remove the alias first"));
                 }
                 let entry = VersionEntry::Removed { versions: numbers.clone() };
@@ -300,10 +290,10 @@ impl Catalog {
                 }
             };
             if generation.is_none() {
-                store.write_index(&name, None)?;
+                store.write_index(name, None)?;
             }
             // An alias that is not seen here is moved later, and its mover sees the removal.
-            let busy = pointed_to(store, &name, &numbers)?;
+            let busy = pointed_to(store, name, &numbers)?;
             busy.map_or(Ok(numbers.len() as u64), |busy| {
                 Err(busy.hint("it is removed nevertheless: move or remove the alias"))
             })
@@ -315,8 +305,7 @@ impl Catalog {
     /// # Errors
     /// `Corrupt`: the index cannot be read; rebuild it. Otherwise as [`Catalog::names`].
     pub fn index(&self, name: &str) -> Result<Option<Index>> {
-        let name = name.to_owned();
-        self.within("reading an index", move |store| store.read_index(&name))
+        self.within("reading an index", name, |store, name| store.read_index(name))
     }
 
     /// Replaces the index of a data set's chunks.
@@ -325,11 +314,10 @@ impl Catalog {
     /// As [`Catalog::names`].
     pub fn set_index(&self, name: &str, index: &Index) -> Result<()> {
         check_word("the name of a data set", name)?;
-        let name = name.to_owned();
         let index = index.clone();
-        self.within("writing an index", move |store| {
+        self.within("writing an index", name, move |store, name| {
             store.create()?;
-            store.write_index(&name, Some(&index))
+            store.write_index(name, Some(&index))
         })
     }
 
@@ -341,22 +329,24 @@ impl Catalog {
         }
     }
 
-    /// Runs `work` in its own thread, and waits for it until the deadline: a call to a hung network
-    /// file system cannot be interrupted. After the deadline the thread exits at the end of its
+    /// Runs `work` for the data set `name` in its own thread, and waits for it until the deadline: a call to a
+    /// hung network file system cannot be interrupted. After the deadline the thread exits at the end of its
     /// current step.
     fn within<T: Send + 'static>(
         &self,
         what: &'static str,
-        work: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
+        name: &str,
+        work: impl FnOnce(&dyn Store, &str) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let place = self.place.to_string();
         let (tell, told) = crossbeam_channel::bounded(1);
         let fate = dlfs_base::threads::Fate::default();
         let store = Arc::clone(&self.store);
+        let name = name.to_owned();
         let until = Instant::now() + self.deadline;
         let thread = dlfs_base::threads::start("dlfs-catalog", &fate, (), move |()| {
             let limited = store.until(until);
-            let _ = tell.send(work(limited.as_deref().unwrap_or(&*store))); // the caller may be gone
+            let _ = tell.send(work(limited.as_deref().unwrap_or(&*store), &name)); // the caller may be gone
         })?;
         let found = match told.recv_timeout(self.deadline) {
             Ok(found) => found,

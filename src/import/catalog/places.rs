@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::folder::FolderStore;
 use super::store::Store;
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 
 /// The store of the catalogue that is configured under the name `word`.
 pub(super) fn store_of(word: &str) -> Result<Arc<dyn Store>> {
@@ -27,9 +27,9 @@ pub(super) fn store_of(word: &str) -> Result<Arc<dyn Store>> {
     if path.is_absolute() {
         return Ok(Arc::new(FolderStore::new(path)));
     }
-    let message =
-        format!("{told_by} says {place:?} for the catalogue {word}, which is no absolute path");
-    Err(Error::new(ErrorKind::InvalidArgument, message))
+    Err(invalid(format!(
+        "{told_by} says {place:?} for the catalogue {word}, which is no absolute path"
+    )))
 }
 
 fn server(word: &str, place: &str, told_by: &str) -> Result<Arc<dyn Store>> {
@@ -74,8 +74,7 @@ fn configured(word: &str) -> Result<(String, String)> {
 fn in_variable(variable: &str, word: &str) -> Result<Option<String>> {
     for entry in variable.split_whitespace() {
         let Some((name, place)) = entry.split_once('=') else {
-            let message = format!("{VARIABLE} has {entry:?}, which is not NAME=PLACE");
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
+            return Err(invalid(format!("{VARIABLE} has {entry:?}, which is not NAME=PLACE")));
         };
         if name == word {
             return Ok(Some(place.to_owned()));

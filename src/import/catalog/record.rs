@@ -1,8 +1,9 @@
-//! A catalogue's record of a version of a data set.
+//! A catalogue's record of a version of a data set, and the JSON of its entries. Other programs may have written
+//! it, so it is not trusted.
 
 use std::collections::BTreeMap;
 
-use serde::de::{Deserializer, Error as _};
+use serde::de::{DeserializeOwned, Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -153,3 +154,30 @@ const MAX_SITES: usize = 64;
 
 /// The format of entries. The key `format` is absent in this format; later ones will set it.
 pub(super) const FORMAT: u32 = 0;
+
+pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    let text = serde_json::to_vec_pretty(value);
+    text.map_err(|error| Error::new(ErrorKind::Internal, "cannot write JSON").source(error))
+}
+
+pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T> {
+    #[derive(serde::Deserialize)]
+    struct Format {
+        #[serde(default)]
+        format: u32,
+    }
+    let corrupt = |error: serde_json::Error| {
+        Error::new(ErrorKind::Corrupt, format!("{what} in the catalogue is no record of dlfs"))
+            .source(error)
+    };
+    let Format { format } = serde_json::from_slice(bytes).map_err(corrupt)?;
+    if format > FORMAT {
+        let message = format!(
+            "{what} in the catalogue has format {format}, and this release knows {}",
+            FORMAT
+        );
+        return Err(Error::new(ErrorKind::Unsupported, message)
+            .hint("use the release that wrote it, or a later one"));
+    }
+    serde_json::from_slice(bytes).map_err(corrupt)
+}

@@ -2,15 +2,20 @@
 //! [`Writer`](super::Writer), for programs that write samples themselves.
 //!
 //! An indexed import plans the place of every chunk before it begins; here a chunk gets its place when it is
-//! full. A resumed import skips chunks that are on the media with the expected bytes.
+//! full. A resumed import skips chunks that are on the media with the expected bytes, and an import that resumes at
+//! a point of its checkpoint takes over those before it.
+
+use std::collections::HashSet;
+
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::import::commit;
+use crate::import::journal::PartSum;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::media_use::MediaUse;
-use crate::import::part_sum::PartSum;
+use crate::import::options::{MediaUse, Progress, stopped};
 use crate::import::prepare::{self, ImportState};
-use crate::import::read_back::check_chunks;
+use crate::import::read_back::{check_chunks, sound_chunk};
 use crate::import::write_behind::{BlockStream, FLUSH_EVERY_BYTES, ReturnTo, WriteBehind};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::Slot;
@@ -18,6 +23,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::builder::ChunkLocation;
+use dlfs_format::format::chunk::SampleEntry;
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::{
     CellRange, ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, DraftLen, FieldTypes, Fit,
@@ -122,11 +128,6 @@ impl<'a> ChunkStream<'a> {
     pub(super) fn set_fields(&mut self, fields: &[Vec<u8>], types: FieldTypes) {
         self.spec.fields = fields.to_vec();
         self.spec.field_types = types;
-    }
-
-    /// Replaces the typed columns of all chunks. To be called before the first sample.
-    pub(super) fn set_columns(&mut self, columns: Vec<ColumnSpec>) {
-        self.spec.columns = columns;
     }
 
     /// Sets the names of the classes. Labels are indexes into them.
@@ -288,17 +289,21 @@ impl<'a> ChunkStream<'a> {
         let range = self.space.allocate(self.sequence, cells);
         let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
         self.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
-        let sequence = self.sequence;
+        let location = self.location(range);
         self.sequence += 1;
+        Ok(location)
+    }
+
+    fn location(&self, CellRange { namespace, cell, .. }: CellRange) -> ChunkLocation {
         let time_ns = self.state.journal.time_ns;
-        Ok(ChunkLocation { sequence, time_ns, namespace: range.namespace, cell: range.cell })
+        ChunkLocation { sequence: self.sequence, time_ns, namespace, cell }
     }
 
     /// Makes a namespace at least `len_bytes` long. A file grows by more than that, because each growth has to
     /// wait for the writes in flight. The commit truncates it.
     fn grow(&mut self, namespace: u16, len_bytes: u64) -> Result<()> {
         let media = &self.state.media;
-        let device = &media.devices()[usize::from(namespace)];
+        let device = &media.devices[usize::from(namespace)];
         // The commit of a part is separate, and would not truncate the file.
         let is_cut = self.builder.is_some();
         if is_cut && device.namespace().len_bytes() < len_bytes && device.capabilities().can_grow {
@@ -377,10 +382,10 @@ impl<'a> ChunkStream<'a> {
         if !self.state.media.checks_writes() {
             // The samples cannot be read again, so damage is reported, not repaired.
             let kept = self.state.image().map_or(0, Directory::num_chunks);
-            check_chunks(self.writes.channel(), &directory, kept)?;
+            check_chunks(&mut self.writes.channel, &directory, kept)?;
         }
-        let commit = commit::prepare(&self.state.media, directory, &mut self.space)?;
-        commit::write(&self.state.media, self.lease, &commit)?;
+        let leases = std::slice::from_ref(self.lease);
+        let commit = commit::commit(&self.state.media, leases, directory, &mut self.space)?;
         if self.is_longer || self.state.resumed {
             cut(&self.state.media, &self.space, &commit)?;
         }
@@ -404,7 +409,7 @@ impl<'a> ChunkStream<'a> {
 fn cut(media: &Media, space: &Space, commit: &Commit) -> Result<()> {
     let layout = commit.directory.layout();
     for superblock in &commit.superblocks {
-        let device = &media.devices()[usize::from(superblock.namespace)];
+        let device = &media.devices[usize::from(superblock.namespace)];
         // The previous generation may reach further than this one.
         let end = layout.offset_of(space.end_cell(superblock.namespace))?;
         let end = end.max(superblock.used_len_bytes);
@@ -418,3 +423,98 @@ fn cut(media: &Media, space: &Space, commit: &Commit) -> Result<()> {
 
 /// Growth step of a file. It allocates no disk space.
 const GROW_BYTES: u64 = 512 << 20;
+
+/// The state taken over from the chunks on the media, up to the point.
+#[derive(Debug, Default)]
+pub(super) struct Restored {
+    /// Fingerprints of the names of the samples.
+    pub(super) names: HashSet<u128>,
+    /// Names of the fields.
+    pub(super) fields: Vec<Vec<u8>>,
+    /// Types of the fields.
+    pub(super) field_types: FieldTypes,
+    /// Names of the classes that the samples use. They come from the point.
+    pub(super) classes: Vec<Vec<u8>>,
+    /// Bytes of the samples.
+    pub(super) sample_bytes: u64,
+}
+
+impl ChunkStream<'_> {
+    /// Takes over the first `samples` samples of the part, which an interrupted import has written. To be called
+    /// before anything else is written. Passes their names to `seen`, in order. `None`: some samples are missing
+    /// or differ; then this stream is useless.
+    ///
+    /// The chunks must be where an import from the beginning would have put them, with the same heads, and every
+    /// sample must match its checksum. The caller has checked that the objects are unchanged. So the chunks are
+    /// the same as an import would write again.
+    ///
+    /// # Errors
+    /// Errors of reading and writing.
+    pub(super) fn restore(
+        &mut self,
+        samples: u64,
+        seen: &mut dyn FnMut(&[u8]),
+        progress: &mut dyn Progress,
+    ) -> Result<Option<Restored>> {
+        let end = self.next_slot().0.saturating_add(samples);
+        let mut restored = Restored::default();
+        let mut is_first = true;
+        while self.next_slot().0 < end {
+            if progress.stop() {
+                return Err(stopped());
+            }
+            // An import from the beginning would put the next chunk here.
+            let Some(place) = self.space.clone().allocate(self.sequence, 1) else {
+                return Ok(None);
+            };
+            let location = self.location(place);
+            let slot = self.next_slot();
+            let found = sound_chunk(&mut self.writes.channel, &self.spec, &location, slot)?;
+            let Some((header, bytes)) = found else { return Ok(None) };
+            if header.samples().any(|sample| sample.purged || sample.id.0 != sample.slot.0) {
+                return Ok(None);
+            }
+            let own = ChunkSpec {
+                fields: header.fields().map(<[u8]>::to_vec).collect(),
+                field_types: header.field_types().clone(),
+                columns: header.columns().cloned().collect(),
+                ..self.spec.clone()
+            };
+            // All chunks of an import have the same fields and columns.
+            if !std::mem::take(&mut is_first) && self.spec != own {
+                return Ok(None);
+            }
+            self.spec = own;
+            for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
+                restored.names.insert(xxh3_128(sample.name));
+                seen(sample.name);
+                restored.sample_bytes += u64::from(sample.len_bytes);
+            }
+            if header.head().end_slot().0 <= end {
+                let range = header.head().cell_range();
+                let location = self.next_location(range.cells)?;
+                if (location.namespace, location.cell) != (range.namespace, range.cell) {
+                    return Ok(None);
+                }
+                self.collect(&header)?;
+                self.found += 1;
+                continue;
+            }
+            // The point is inside this chunk. The chunk is built again, from its samples before the point and
+            // new ones.
+            for sample in header.samples().take_while(|sample| sample.slot.0 < end) {
+                let start = sample.offset_bytes as usize;
+                let Some(record) = bytes.get(start..start + sample.len_bytes as usize) else {
+                    return Ok(None);
+                };
+                let SampleEntry { id, name, label, values, .. } = sample;
+                let meta = SampleMeta { id, name, label, values };
+                let record = NewRecord { len: sample.len_bytes, give: &mut |take| take(record) };
+                self.push(&meta, record)?;
+            }
+        }
+        restored.fields = self.spec.fields.clone();
+        restored.field_types = self.spec.field_types.clone();
+        Ok(Some(restored))
+    }
+}

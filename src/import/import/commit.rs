@@ -1,14 +1,24 @@
 //! Writes a generation's record, snapshot and superblocks, in this order: after a crash the media hold either
-//! the new generation or the previous one.
+//! the new generation or the previous one. A commit of parts by many processes takes effect once, is made under
+//! leases, and lists missing parts in its error.
 
+use std::fmt::Display;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::import::journal::{Journal, Mark};
 use crate::import::lease::Lease;
-use crate::import::media::{Channel, Media, pieces};
+use crate::import::media::{Media, pieces};
+use crate::import::options::Progress;
+use crate::import::prepare::{self, Current};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::{Error, Result};
-use dlfs_format::directory::Directory;
+use dlfs_base::nameless_file::nameless_file;
+use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
+use dlfs_format::directory::{Directory, KeepsAside};
 use dlfs_format::format::superblock_set::CommitStep;
-use dlfs_format::format::{CellRange, ImageLayout, Space};
+use dlfs_format::format::{CellRange, FormatError, Space};
 
 /// Allocates cells for `directory`'s record and snapshot, and extends the namespaces as needed.
 ///
@@ -34,16 +44,17 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
     let layout = *commit.directory.layout();
     // A rebuild relies on this: a record implies that all chunks of its generation are durable.
     (0..media.len()).try_for_each(|namespace| channel.flush(namespace))?;
-    let len = commit.record.len() as u64;
-    write_range(&mut channel, &layout, commit.record_range, len, |at, piece| {
-        let at = at as usize; // a record is in memory
-        piece.copy_from_slice(&commit.record[at..at + piece.len()]);
-        Ok(())
-    })?;
+    let CellRange { namespace, cell, .. } = commit.record_range;
+    channel.write_bytes(namespace, layout.offset_of(cell)?, &commit.record)?;
+    let CellRange { namespace, cell, .. } = commit.snapshot_range;
+    let start = layout.offset_of(cell)?;
     let len = commit.snapshot.len_bytes();
-    write_range(&mut channel, &layout, commit.snapshot_range, len, |at, piece| {
-        commit.snapshot.read_at(at, piece).map_err(Error::from)
-    })?;
+    let mut buf = IoBuf::zeroed(len.min(PIECE_BYTES) as usize);
+    for (at, piece) in pieces(len, PIECE_BYTES) {
+        buf.truncate(piece);
+        commit.snapshot.read_at(at, &mut buf)?;
+        buf = channel.write(namespace, start + at, buf)?;
+    }
     for step in commit.steps() {
         lease.check()?;
         match step {
@@ -56,22 +67,194 @@ pub(super) fn write(media: &Media, lease: &Lease, commit: &Commit) -> Result<()>
     Ok(())
 }
 
-/// Writes `len` bytes, a multiple of 4,096, from the start of a cell range, piece by piece.
-fn write_range(
-    channel: &mut Channel,
-    layout: &ImageLayout,
-    range: CellRange,
-    len: u64,
-    fill: impl Fn(u64, &mut [u8]) -> Result<()>,
-) -> Result<()> {
-    let start = layout.offset_of(range.cell).map_err(Error::from)?;
-    let mut buf = IoBuf::zeroed(len.min(PIECE_BYTES) as usize);
-    for (at, piece) in pieces(len, PIECE_BYTES) {
-        buf.truncate(piece);
-        fill(at, &mut buf)?;
-        buf = channel.write(range.namespace, start + at, buf)?;
+const PIECE_BYTES: u64 = 4 << 20;
+
+/// Runs `commit` unless the plan is committed already. Then removes the marks, since the plan is of no further
+/// use.
+///
+/// # Errors
+/// As [`committed`]; errors of `commit`, and of writing.
+pub(super) fn once(
+    journal: &Journal,
+    media: &Media,
+    leases: &[Lease],
+    commit: impl FnOnce() -> Result<Commit>,
+) -> Result<Current> {
+    let result = match committed(journal, media)? {
+        Some(done) => Ok(done),
+        None => commit().map(Current::from),
+    };
+    let done = leases[0].explain(result)?;
+    leases.iter().try_for_each(Lease::check)?;
+    let mut channel = media.channel();
+    for namespace in 0..media.len() {
+        if Mark::read(&mut channel, namespace)?.is_some() {
+            Mark::remove(&mut channel, namespace)?;
+        }
     }
-    Ok(())
+    Ok(done)
 }
 
-const PIECE_BYTES: u64 = 4 << 20;
+/// Writes and commits a generation whose chunks are on the media.
+///
+/// # Errors
+/// As [`prepare`] and [`write`].
+pub(super) fn commit(
+    media: &Media,
+    leases: &[Lease],
+    directory: Directory,
+    space: &mut Space,
+) -> Result<Commit> {
+    let commit = prepare(media, directory, space)?;
+    leases.iter().try_for_each(Lease::check)?;
+    write(media, &leases[0], &commit)?;
+    Ok(commit)
+}
+
+/// Returns an error if the caller wants to stop the commit.
+pub(super) fn check_stop(progress: &mut dyn Progress) -> Result<()> {
+    if !progress.stop() {
+        return Ok(());
+    }
+    let text = "the commit was stopped before it changed anything that a reader sees";
+    Err(Error::new(ErrorKind::Interrupted, text).hint("run it again"))
+}
+
+/// The error for missing parts. It lists the first hundred.
+pub(super) fn not_complete(missing: &[u64], hint: &'static str) -> Error {
+    let text = match missing {
+        [one] => format!("part {one} is not complete"),
+        _ => format!("the parts {} are not complete", listed(missing, MAX_LISTED)),
+    };
+    Error::new(ErrorKind::NotFound, text).hint(hint)
+}
+
+/// The generation of a plan, if it is committed.
+///
+/// # Errors
+/// `Stale`: the image has changed since. Errors of reading it.
+fn committed(journal: &Journal, media: &Media) -> Result<Option<Current>> {
+    let newest = media.channel().superblocks(0)?.newest().copied();
+    if newest.is_none_or(|newest| newest.layout.uuid != journal.layout.uuid) {
+        return Ok(None);
+    }
+    let opened = prepare::opened(media)?;
+    let superblock = opened.superblock();
+    if superblock.generation < journal.generation {
+        return Ok(None); // this is the generation that the plan appends to
+    }
+    if superblock.generation != journal.generation || superblock.time_ns != journal.time_ns {
+        let text = format!(
+            "the image has changed since the import was planned or committed: it has generation {}",
+            superblock.generation
+        );
+        return Err(Error::new(ErrorKind::Stale, text));
+    }
+    let directory = Arc::new(prepare::read_directory(media, superblock)?);
+    Ok(Some(Current { directory, superblocks: opened.superblocks }))
+}
+
+/// Lists the first `most` elements, and counts the others.
+pub(super) fn listed(all: &[impl Display], most: usize) -> String {
+    let shown: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
+    let shown = shown.join(", ");
+    if all.len() > most { format!("{shown} and {} more", all.len() - most) } else { shown }
+}
+
+/// Maximum number of parts that an error lists.
+const MAX_LISTED: usize = 100;
+
+/// Bytes in a temporary file, except the last ones. If the file cannot take more, the rest stays in memory.
+#[derive(Debug)]
+pub(super) struct TemporaryColumn {
+    file: Option<File>,
+    /// Number of bytes in the file.
+    in_file: u64,
+    /// The bytes after those of the file.
+    tail: Vec<u8>,
+    is_full: bool,
+}
+
+impl TemporaryColumn {
+    /// An empty column.
+    pub(super) fn new() -> TemporaryColumn {
+        TemporaryColumn { file: None, in_file: 0, tail: Vec::new(), is_full: false }
+    }
+
+    fn move_tail(&mut self) -> std::io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(nameless_file(&std::env::temp_dir())?),
+        };
+        file.write_all_at(&self.tail, self.in_file)
+    }
+}
+
+impl KeepsAside for TemporaryColumn {
+    fn append(&mut self, bytes: &[u8]) {
+        self.tail.extend_from_slice(bytes);
+        if self.tail.len() < MAX_TAIL_BYTES || self.is_full {
+            return;
+        }
+        match self.move_tail() {
+            Ok(()) => {
+                self.in_file += self.tail.len() as u64;
+                self.tail.clear();
+            }
+            Err(error) => {
+                self.is_full = true;
+                tracing::warn!(
+                    "checksums stay in memory, since there is no temporary file for them: {error}"
+                );
+            }
+        }
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError> {
+        let in_file = self.in_file.saturating_sub(at).min(out.len() as u64) as usize;
+        let (first, rest) = out.split_at_mut(in_file);
+        if let Some(file) = self.file.as_ref().filter(|_| in_file > 0) {
+            let unread = |error: std::io::Error| FormatError::Unread {
+                what: "temporary file of a commit",
+                why: error.to_string(),
+            };
+            file.read_exact_at(first, at).map_err(unread)?;
+        }
+        if !rest.is_empty() {
+            let start = (at + in_file as u64 - self.in_file) as usize;
+            rest.copy_from_slice(&self.tail[start..start + rest.len()]);
+        }
+        Ok(())
+    }
+}
+
+const MAX_TAIL_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_back_from_file_and_memory() {
+        let mut column = TemporaryColumn::new();
+        let all: Vec<u8> = (0..3 * MAX_TAIL_BYTES / 2).map(|at| (at * 31 / 7) as u8).collect();
+        all.chunks(16 << 10).for_each(|piece| column.append(piece));
+        assert!(column.in_file > 0 && !column.tail.is_empty(), "a part of it in each");
+        for (at, len) in [(0, all.len()), (5, 100), (MAX_TAIL_BYTES - 3, 7), (all.len() - 9, 9)] {
+            let mut found = vec![0; len];
+            column.read_at(at as u64, &mut found).unwrap();
+            assert!(found == all[at..at + len], "{len} bytes at {at}");
+        }
+    }
+
+    #[test]
+    fn what_a_full_file_does_not_take_stays_in_memory() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut column = TemporaryColumn { file: Some(full), ..TemporaryColumn::new() };
+        let all: Vec<u8> = (0..2 * MAX_TAIL_BYTES).map(|at| at as u8).collect();
+        all.chunks(1000).for_each(|piece| column.append(piece));
+        let mut found = vec![0; all.len()];
+        column.read_at(0, &mut found).unwrap();
+        assert!(found == all && column.in_file == 0);
+    }
+}

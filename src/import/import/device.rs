@@ -130,7 +130,9 @@ fn open_file(
     may_create: bool,
     calls: FileCalls,
 ) -> Result<(Arc<dyn Device>, bool)> {
-    let calls = if is_block_device(path) { FileCalls::Auto } else { calls };
+    let found = std::fs::metadata(path);
+    let is_block_device = found.is_ok_and(|found| found.file_type().is_block_device());
+    let calls = if is_block_device { FileCalls::Auto } else { calls };
     let options = FileOptions {
         direct: connect.direct,
         writable: true,
@@ -141,10 +143,6 @@ fn open_file(
     };
     let is_new = !path.exists();
     Ok((Arc::new(FileNamespace::open(path, options)?), is_new))
-}
-
-fn is_block_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
 /// Refuses a file that ends within a block. A namespace consists of whole blocks, so the last bytes would be

@@ -3,24 +3,29 @@
 //! A delete writes a record and a snapshot, and changes no chunk. `purge.rs` frees the space of deleted
 //! samples. Both create generations as an import does, and the current generation stays intact until the next
 //! one is committed.
+//!
+//! The last step of a purge returns space to the file systems of the image files: space that only earlier generations
+//! use. The other superblock copies are first declared void, then erased; only then is space freed. Otherwise a
+//! reader might find the previous generation in such a copy and read wrong bytes. The process may be killed
+//! between any two of these steps. [`is_left`] tells the next purge to continue.
 
 use std::fmt::Display;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
-use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, ImportOptions, as_text};
-use crate::import::prepare::{self, Current};
-use crate::import::retry::with_retry;
+use crate::import::prepare::{self, Current, give_up_plan};
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::format::{Space, Uuid};
+use dlfs_format::format::superblock::{OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index, copy_offset};
+use dlfs_format::format::{FormatError, ImageLayout, Space, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -117,15 +122,8 @@ fn none_missing(missing: &[impl Display], how: &str) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let message = format!("the image has no samples {how} {}", listed(missing, MOST_SHOWN));
+    let message = format!("the image has no samples {how} {}", commit::listed(missing, MOST_SHOWN));
     Err(Error::new(ErrorKind::NotFound, message))
-}
-
-/// Lists the first `most` elements, and counts the others.
-pub(super) fn listed(all: &[impl Display], most: usize) -> String {
-    let shown: Vec<String> = all.iter().take(most).map(ToString::to_string).collect();
-    let shown = shown.join(", ");
-    if all.len() > most { format!("{shown} and {} more", all.len() - most) } else { shown }
 }
 
 /// Maximum number of missing samples that an error lists.
@@ -142,9 +140,10 @@ fn delete_with(
     let mut directory = old.with_deleted(&ids, edit.next_generation(), edit.time_ns())?;
     directory.set_freed(edit.current.freed(directory.cell_ranges()));
     let samples = old.num_live() - directory.num_live();
-    let result = with_retry(edit.media.retry_budget(), || {
-        edit.commit(directory.clone(), &mut edit.free_space(), samples)
-    });
+    let result = edit
+        .media
+        .retry_budget
+        .retry(|| edit.commit(directory.clone(), &mut edit.free_space(), samples));
     edit.lease.explain(result)
 }
 
@@ -183,8 +182,113 @@ impl Edit {
     fn commit(&self, directory: Directory, space: &mut Space, samples: u64) -> Result<EditReport> {
         let cell_bytes = directory.layout().cell_bytes();
         let freed_bytes = directory.freed().iter().map(|range| range.cells * cell_bytes).sum();
-        let commit = commit::prepare(&self.media, directory, space)?;
-        commit::write(&self.media, &self.lease, &commit)?;
+        let leases = std::slice::from_ref(&self.lease);
+        let commit = commit::commit(&self.media, leases, directory, space)?;
         Ok(EditReport { samples, freed_bytes, ..EditReport::of(&commit.directory) })
     }
+}
+
+/// Frees all space that the current generation does not read. This destroys the previous generation: otherwise
+/// its old chunks would have to stay.
+pub(super) fn give_back(edit: &Edit) -> Result<()> {
+    if !edit.media.can_grow() {
+        return Ok(());
+    }
+    edit.media.retry_budget.retry(|| void_other_copy(edit))?;
+    trim(&edit.media, &edit.current, &edit.lease)
+}
+
+/// Frees the space that `current`, a committed generation, does not read.
+///
+/// # Errors
+/// Errors of the file systems. `Busy`: the lease is lost.
+pub(super) fn trim(media: &Media, current: &Current, lease: &Lease) -> Result<()> {
+    let space = read_by(media, current);
+    for (namespace, device) in (0..).zip(media.devices.iter()) {
+        let (unused, len_bytes) = unused(current.directory.layout(), &space, namespace);
+        lease.check()?;
+        device.trim(&unused, len_bytes)?;
+    }
+    Ok(())
+}
+
+/// Returns whether a file has space that a purge should have freed: that purge was killed earlier.
+///
+/// After an append or a delete, the cells that only the previous generation reads do not count: they are few,
+/// and freeing them would destroy that generation. While an import can be resumed, the answer is false, since
+/// its chunks are in free cells.
+pub(super) fn is_left(edit: &Edit) -> Result<bool> {
+    if !edit.media.can_grow() || prepare::has_unfinished_import(&edit.media, &edit.current)? {
+        return Ok(false);
+    }
+    let space = if is_of_purge(&edit.current.directory) {
+        read_by(&edit.media, &edit.current)
+    } else {
+        edit.free_space()
+    };
+    for (namespace, device) in (0..).zip(edit.media.devices.iter()) {
+        let (unused, len_bytes) = unused(edit.current.directory.layout(), &space, namespace);
+        if device.can_trim(&unused, len_bytes)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns whether a purge made this generation. Only a purge writes chunks with deleted samples.
+fn is_of_purge(directory: &Directory) -> bool {
+    (0..directory.num_chunks()).any(|chunk| {
+        directory.chunk_id(chunk).generation == directory.generation()
+            && directory.live_in_chunk(chunk) < directory.chunk(chunk).num_slots
+    })
+}
+
+/// The space of the image in which every cell that the generation does not read is free.
+fn read_by(media: &Media, Current { directory, superblocks }: &Current) -> Space {
+    let mut space = Space::new(directory.layout(), &media.capacities());
+    let snapshot = superblocks[0].snapshot_range();
+    directory.cell_ranges().chain([snapshot]).for_each(|range| space.reserve(range));
+    space
+}
+
+/// The free byte ranges of a namespace, and the length that it needs.
+fn unused(layout: &ImageLayout, space: &Space, namespace: u16) -> (Vec<Range<u64>>, u64) {
+    let bytes = |cell: u64| cell * layout.cell_bytes();
+    let free = space.free_below_end(namespace);
+    let free = free.map(|cells| bytes(cells.start)..bytes(cells.end)).collect();
+    (free, bytes(space.end_cell(namespace)))
+}
+
+/// Declares the other superblock copies void, then erases them. Steps that a killed purge completed are not
+/// written again, but flushed: that purge may have been killed before its flush.
+fn void_other_copy(edit: &Edit) -> Result<()> {
+    let Edit { media, lease, current } = edit;
+    let mut channel = media.channel();
+    let generation = current.directory.generation();
+    let own = copy_index(generation);
+    let other = 1 - copy_index(generation);
+    let found = media.superblocks()?;
+    let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
+    // If no other copy exists, there is nothing to declare: the first generation never had one.
+    let none_is_there = (0..found.len()).all(is_erased);
+    for (superblock, found) in current.superblocks.iter().zip(&found).rev() {
+        let mut superblock = *superblock;
+        superblock.optional_features |= OTHER_COPY_VOID;
+        lease.check()?;
+        // A bad copy is written too: it will be the only copy of its namespace.
+        if !none_is_there && found.copies[own] != Ok(superblock) {
+            let block = superblock.encode();
+            channel.write_bytes(superblock.namespace, copy_offset(generation), &block)?;
+        }
+        channel.flush(superblock.namespace)?;
+    }
+    let offset = copy_offset(Generation(generation.0 - 1));
+    for namespace in 0..media.len() {
+        lease.check()?;
+        if !is_erased(usize::from(namespace)) {
+            channel.zero(namespace, offset, SUPERBLOCK_BYTES as u64)?;
+        }
+        channel.flush(namespace)?;
+    }
+    Ok(())
 }

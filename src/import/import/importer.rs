@@ -5,40 +5,32 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crate::import::chunks::{Discard, Job};
+use crate::import::chunks::{ChunkPlan, RowOrder, Rows};
 use crate::import::columns::{ColumnFile, FieldColumns, RowColumns, columns_of};
-use crate::import::commit;
 use crate::import::device::{open_for_import, remove};
-use crate::import::field_types::{self, Typing, typed_fields};
+use crate::import::field_types::{self, Typing};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
-use crate::import::media_use::MediaUse;
-use crate::import::metered::Metered;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions,
     Stage, no_samples, other_fields,
 };
-use crate::import::pass::Outcome;
-use crate::import::plan::{Plan, RowOrder, Rows};
+use crate::import::pass::{BadRows, Discard, Pass};
 use crate::import::prepare::{self, ImportState, write_journals};
-use crate::import::retry::{RETRY_FOR, is_transient, with_retry};
+use crate::import::progress::Metered;
 use crate::import::sources::expansion::Expansion;
-use crate::import::sources::objects;
 use crate::import::sources::{
     BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
-    detect,
+    detect, objects,
 };
-use crate::import::streamed;
-use crate::import::worker::Pass;
 use crate::import::write_behind::PIECE_BYTES;
+use crate::import::{commit, streamed};
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::space::without;
-use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, used_bytes};
+use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs_format::format::{CellRange, ChunkSpec, Placement, Superblock};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::file::FileCalls;
@@ -255,7 +247,7 @@ pub(super) fn ready<'a>(
     let is_new = matches!(options.onto, Onto::Empty | Onto::Force);
     let mut give = |image| give_types(&mut source, options, columns.as_ref(), image, progress);
     let given = is_new.then(|| give(None)).transpose()?;
-    let state = prepare::prepare(media, options, fingerprint, source.index().len())?;
+    let state = prepare::prepare(media, options, fingerprint)?;
     if state.done {
         return Ok(Ready::Done(Box::new(report_of_done(&state, &source))));
     }
@@ -300,7 +292,7 @@ fn give_types(
 /// Leaves out rows of a source, or refuses the source because of them.
 fn drop_bad(
     source: &mut Source,
-    bad: Vec<(u64, BadEntry)>,
+    bad: BadRows,
     options: &ImportOptions,
     left_out: &mut Vec<BadEntry>,
 ) -> Result<()> {
@@ -364,20 +356,20 @@ impl Import<'_> {
         &self,
         used: &mut Vec<CellRange>,
         progress: &mut dyn Progress,
-    ) -> Result<Result<ImportReport, Vec<(u64, BadEntry)>>> {
+    ) -> Result<Result<ImportReport, BadRows>> {
         let journal = &self.state.journal;
         let current = self.state.current.as_ref();
         let (rows, spec, classes) = self.shape()?;
         let placement = Placement::new(journal.part);
         let free = prepare::free_space(&self.state.media, &journal.layout, current);
-        let plan = Plan::new(&rows, &spec, &placement, free)?;
+        let plan = ChunkPlan::new(&rows, &spec, &placement, free)?;
         let index = self.source.index();
         let sample_bytes = (0..index.len()).map(|row| index.payload_bytes(row)).sum();
         for namespace in 0..self.state.media.len() {
             let end = journal.layout.offset_of(plan.space.end_cell(namespace))?;
             self.state.media.grow(namespace, end)?;
         }
-        with_retry(self.state.media.retry_budget(), || write_journals(&self.state.media, journal))?;
+        self.state.media.retry_budget.retry(|| write_journals(&self.state.media, journal))?;
         let ranges: Vec<CellRange> = plan.chunks.iter().map(|chunk| chunk.cells).collect();
         self.clear_unused(used, &ranges)?;
         *used = ranges;
@@ -388,12 +380,15 @@ impl Import<'_> {
         .without_names();
         progress.stage(Stage::Writing, index.len(), sample_bytes);
         let mut pass = Pass {
-            job: Job { rows: &rows, spec: &spec, placement: &placement, time_ns: journal.time_ns },
+            rows: &rows,
+            spec: &spec,
+            placement: &placement,
+            time_ns: journal.time_ns,
             chunks: &plan.chunks,
             source: &self.source,
             media: &self.state.media,
             lease: &self.lease,
-            threads: threads(self.options.reader_threads, &self.state.media),
+            threads: self.options.reader_threads,
             look: self.state.resumed,
             skip_chunks: 0,
             only_check: false,
@@ -421,63 +416,19 @@ impl Import<'_> {
         };
         let directory = builder.finish_named(journal.generation, journal.time_ns, &mut name)?;
         let commit = commit::prepare(&self.state.media, directory, &mut plan.space.clone())?;
-        let Outcome { chunks, found, connection_lost, durable_chunks, .. } = outcome;
-        if let Some(bad) = self.commit(&commit, &mut pass, connection_lost, durable_chunks)? {
+        let write = || commit::write(&self.state.media, &self.lease, &commit);
+        let bad = pass.finish(&outcome, write)?;
+        if !bad.is_empty() {
             return Ok(Err(bad));
         }
         Ok(Ok(ImportReport {
-            chunks,
-            chunks_found: found,
+            chunks: outcome.chunks,
+            chunks_found: outcome.found,
             media: plan.media.with_commit(&commit),
             bad: self.all_bad(),
             columns: rows.values.as_ref().map(RowColumns::counts),
             ..report_of(&self.source, &commit.directory, &commit.superblocks)
         }))
-    }
-
-    /// Commits. First verifies every chunk that a lost connection may have lost; without digests, every chunk.
-    /// Returns the rows that this found to be bad; nothing is committed then.
-    fn commit(
-        &self,
-        commit: &Commit,
-        pass: &mut Pass<'_>,
-        mut connection_lost: bool,
-        durable_chunks: u64,
-    ) -> Result<Option<Vec<(u64, BadEntry)>>> {
-        let media = &self.state.media;
-        let mut failing_since = None;
-        // Without digests, all written chunks are read back.
-        let mut unread = !media.checks_writes();
-        let mut looks = 0;
-        loop {
-            if connection_lost || unread {
-                let skip_chunks = if unread { 0 } else { durable_chunks };
-                (pass.look, pass.skip_chunks) = (true, skip_chunks);
-                let again = pass.run(None, &mut ())?;
-                if !again.bad.is_empty() {
-                    return Ok(Some(again.bad));
-                }
-                looks += 1;
-                let is_whole = !again.connection_lost && (again.found == again.chunks || !unread);
-                if !is_whole && looks < MAX_VERIFY_PASSES {
-                    continue;
-                }
-                if !is_whole {
-                    return Err(never_whole());
-                }
-            }
-            let begun = Instant::now();
-            let result = commit::write(media, &self.lease, commit);
-            let since = *failing_since.get_or_insert(begun);
-            match result {
-                Ok(()) => return Ok(None),
-                Err(error) if is_transient(&error) && since.elapsed() < RETRY_FOR => {
-                    std::thread::sleep(COMMIT_RETRY_DELAY);
-                    (connection_lost, unread) = (true, !media.checks_writes());
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     /// Maps fields and classes of the source to those of the image.
@@ -544,32 +495,8 @@ impl Import<'_> {
     }
 }
 
-/// The number of threads that read the source. `asked` is the caller's wish; 0: chosen here.
-pub(super) fn threads(asked: usize, media: &Media) -> usize {
-    // More threads than processors, since some wait for the source's disk.
-    let processors = || std::thread::available_parallelism().map_or(2, usize::from);
-    let wanted = match asked {
-        0 => (processors() * 2).clamp(2, 8),
-        asked => asked,
-    };
-    wanted.min(media.max_threads())
-}
-
-/// The error when read-back keeps differing from what was written.
-pub(super) fn never_whole() -> Error {
-    let message = "what was read back differs from what was written";
-    Error::new(ErrorKind::Disconnected, message)
-        .hint("repair the network or its target, then resume with dlfs import --resume")
-}
-
 /// Number of names between two progress reports while the directory is built.
 const NAMES_PER_STEP: u64 = 1 << 16;
-
-/// Maximum number of times that chunks are verified before a commit.
-pub(super) const MAX_VERIFY_PASSES: u32 = 8;
-
-/// Delay before a failed commit is retried.
-const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// For each field of the image, the number of the source's field with that name.
 fn match_fields(image: &[Vec<u8>], own: &[Vec<u8>], index: &Index) -> Result<Vec<Option<u16>>> {
@@ -604,22 +531,12 @@ fn report_of_done(state: &ImportState, source: &Source) -> ImportReport {
 fn report_of(source: &Source, directory: &Directory, superblocks: &[Superblock]) -> ImportReport {
     let index = source.index();
     ImportReport {
-        uuid: directory.uuid(),
-        generation: directory.generation(),
-        kind: source.kind(),
         decided: source.decided().cloned(),
         samples: index.len(),
         sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
-        live_samples: directory.num_live(),
-        chunks: 0,
-        chunks_found: 0,
-        image_bytes: used_bytes(superblocks),
-        media: MediaUse::default(),
-        pack: directory.layout().pack,
         bad: index.bad.clone(),
         file_counts: source.file_counts().to_vec(),
-        columns: None,
-        field_types: typed_fields(directory),
+        ..ImportReport::of(source.kind(), directory, superblocks)
     }
 }
 
@@ -630,7 +547,7 @@ const HEAD_BYTES: u64 = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use super::*;
+    use crate::import::importer::*;
     use crate::import::journal::JOURNAL_OFFSET;
     use crate::import::lease::LEASE_OFFSET;
 

@@ -4,17 +4,36 @@
 //! any chunk. From then on the import is a function of journal, source and options: the same inputs give the
 //! same bytes, however often the import is interrupted. The journal stays after the import, but is obsolete
 //! once its generation is committed.
+//!
+//! Here is also the block format of this state and of the others that an unfinished import keeps on the media:
+//! checkpoint, class names, lease, mark of a plan, and records of written parts.
+//!
+//! A state is a JSON value in a block of a fixed length. The block's magic names the kind of state. A torn
+//! block has a wrong checksum, and counts as absent. [`Block::read`], which reads journals and marks, refuses a
+//! state of another release, since this release cannot continue that import. The owners of the other states
+//! call [`Block::open`]: another release's checkpoint, class names or record count as absent, and its lease as
+//! one that may have a holder.
+//!
+//! A state of a few numbers fits into the first 512 bytes, which a device writes atomically: overwriting it
+//! leaves either the old state or the new one.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::import::media::Channel;
-use crate::import::state::{BLOCK_BYTES, Block};
-use dlfs_base::Result;
+use dlfs_base::buf::IoBuf;
+use dlfs_base::error::invalid;
 use dlfs_base::units::Generation;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::Directory;
+use dlfs_format::format::checksum::{crc32c, crc32c_append};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::error::at_most;
 use dlfs_format::format::geometry::check_generation;
-use dlfs_format::format::{ChunkSpec, FieldTypes, FormatError, ImageLayout, Part};
+use dlfs_format::format::{ChunkHead, ChunkSpec, FieldTypes, FormatError, ImageLayout, Part};
 
 /// A journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +100,11 @@ impl Journal {
         ChunkSpec { layout, generation, part, fields, field_types, columns }
     }
 
+    /// Returns whether it is of a change of this image that is not committed.
+    pub(super) fn is_next(&self, current: &Directory) -> bool {
+        self.layout.uuid == current.uuid() && self.generation > current.generation()
+    }
+
     /// Returns whether the same import wrote `other` on another namespace.
     pub(crate) fn is_of_the_same_import(&self, other: &Journal) -> bool {
         Journal { namespace: other.namespace, ..*self } == *other
@@ -99,6 +123,285 @@ const JOURNAL: Block = Block {
     at: JOURNAL_OFFSET,
     len: JOURNAL_BYTES,
 };
+
+/// The state of a namespace while its plan is not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Mark {
+    /// The plan's id.
+    pub(super) plan: [u8; 16],
+    /// The index of the namespace.
+    pub(super) namespace: u16,
+    pub(super) state: State,
+}
+
+/// Progress of the parts on a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum State {
+    /// No chunk of the part is written. Only parts of an append have this mark.
+    Planned,
+    /// Some chunks may be written.
+    Begun,
+    /// All chunks are durable.
+    Complete,
+    /// Programs write parts here, one after another.
+    Written(Lane),
+}
+
+/// The parts that programs wrote onto a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Lane {
+    /// Cell of the last part's record; 0: there is none.
+    pub(super) last_record: u64,
+    /// The cell after that record, where the next part begins.
+    pub(super) end_cell: u64,
+}
+
+impl Mark {
+    /// Reads the mark of a namespace. `None`: there is none, or its write was torn.
+    ///
+    /// # Errors
+    /// `Unsupported`: another release wrote it. Errors of reading.
+    pub(super) fn read(channel: &mut Channel, namespace: u16) -> Result<Option<Mark>> {
+        MARK.read(channel, namespace)
+    }
+
+    /// Writes the mark durably, after making all earlier writes to the namespace durable.
+    ///
+    /// # Errors
+    /// Errors of writing.
+    pub(super) fn write(&self, channel: &mut Channel) -> Result<()> {
+        channel.flush(self.namespace)?;
+        let block = MARK.seal(self, &[]).expect("a few numbers fit into a block");
+        channel.write_bytes(self.namespace, MARK.at, &block)?;
+        channel.flush(self.namespace)
+    }
+
+    /// Removes the mark of a namespace.
+    ///
+    /// # Errors
+    /// Errors of writing.
+    pub(super) fn remove(channel: &mut Channel, namespace: u16) -> Result<()> {
+        channel.zero(namespace, MARK.at, BLOCK_BYTES as u64)?;
+        channel.flush(namespace)
+    }
+}
+
+/// Between the lease and superblock copy B.
+const MARK: Block =
+    Block { what: "mark of a plan", magic: *b"DLFSPART", at: 28 << 10, len: BLOCK_BYTES };
+
+/// A complete part. A worker returns it to the process that commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenPart {
+    /// The plan's id.
+    pub(super) plan: [u8; 16],
+    /// The number of the part.
+    pub key: u64,
+    /// The index of its namespace.
+    pub namespace: u16,
+    /// The time of completion, in ns since 1970.
+    pub(super) time_ns: u64,
+    /// Cell of the previous part's record on the namespace; 0: there is none.
+    pub(super) previous: u64,
+    /// The first cell of its chunks, which are contiguous.
+    pub(super) first_cell: u64,
+    /// The cell of this record.
+    pub(super) record_cell: u64,
+    /// Its number of chunks.
+    pub chunks: u64,
+    /// Its number of samples.
+    pub samples: u64,
+    /// Bytes of its samples.
+    pub sample_bytes: u64,
+    /// A hash of all chunks: see [`PartSum`].
+    pub(super) digest: u64,
+}
+
+impl WrittenPart {
+    /// Encodes the record, to be sent to the process that commits.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        RECORD.seal(self, &[]).expect("a few numbers fit into a block")
+    }
+
+    /// Decodes a record.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `bytes` are not such a record.
+    pub fn from_bytes(bytes: &[u8]) -> Result<WrittenPart> {
+        let record = Some(bytes).filter(|bytes| bytes.len() == BLOCK_BYTES).and_then(parse);
+        record.ok_or_else(|| invalid("these bytes are no written part"))
+    }
+}
+
+/// Parses the record in a block. `None`: there is none, or it is damaged.
+pub(super) fn parse(block: &[u8]) -> Option<WrittenPart> {
+    RECORD.open(block).ok()?.map(|(record, _)| record)
+}
+
+/// Stored after the chunks of its part.
+const RECORD: Block =
+    Block { what: "record of a part", magic: *b"DLFSWRTN", at: 0, len: BLOCK_BYTES };
+
+/// Counts, and a hash of the data that stays the same when the part gets its place in the image.
+#[derive(Clone, Default)]
+pub(super) struct PartSum {
+    /// Number of chunks so far.
+    pub(super) chunks: u64,
+    /// Number of their samples.
+    pub(super) samples: u64,
+    hash: Xxh3,
+}
+
+impl PartSum {
+    /// Adds the next chunk.
+    pub(super) fn add(&mut self, head: &ChunkHead) {
+        self.chunks += 1;
+        self.samples += u64::from(head.num_samples);
+        // The table's checksum covers names, labels, lengths, and the checksums of all samples.
+        for number in [
+            head.cell,
+            head.first_slot.0 - head.part.first,
+            head.part.seed,
+            head.part.window,
+            head.num_samples.into(),
+            head.header_len.into(),
+            head.data_len,
+            head.table_crc.into(),
+        ] {
+            self.hash.update(&number.to_le_bytes());
+        }
+    }
+
+    /// The hash of all chunks so far.
+    pub(super) fn digest(&self) -> u64 {
+        self.hash.digest()
+    }
+}
+
+/// The head of a block. The JSON follows, then bytes that belong to it, then zeroes.
+///
+/// | bytes  | field      | meaning                                                              |
+/// |--------|------------|----------------------------------------------------------------------|
+/// | 0..8   | `magic`    | the kind of state                                                    |
+/// | 8..10  | `version`  | 3; earlier versions had a separate layout for each kind of state     |
+/// | 10..12 | `len`      | bytes of the JSON                                                    |
+/// | 12..16 | `crc`      | CRC32C of all other bytes of the block                               |
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Head {
+    magic: [u8; 8],
+    version: U16,
+    len: U16,
+    crc: U32,
+}
+const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
+
+/// The place of a state on a namespace, and its magic.
+pub(super) struct Block {
+    /// The state's name in error messages.
+    pub(super) what: &'static str,
+    pub(super) magic: [u8; 8],
+    /// Offset on the namespace.
+    pub(super) at: u64,
+    pub(super) len: usize,
+}
+
+impl Block {
+    /// The block of `state`, followed by `tail`. `None`: they do not fit.
+    pub(super) fn seal(&self, state: &impl Serialize, tail: &[u8]) -> Option<Vec<u8>> {
+        let json = serde_json::to_vec(state).ok()?;
+        let head = Head {
+            magic: self.magic,
+            version: VERSION.into(),
+            len: u16::try_from(json.len()).ok()?.into(),
+            crc: 0.into(),
+        };
+        let mut block = [head.as_bytes(), &json, tail].concat();
+        if block.len() > self.len {
+            return None;
+        }
+        block.resize(self.len, 0);
+        let crc = crc_of(&block);
+        block[CRC_AT..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
+        Some(block)
+    }
+
+    /// The state in a block, and the bytes after its JSON. `None`: there is none, or its write was torn.
+    ///
+    /// # Errors
+    /// Another release wrote it: its version differs, or its content is not this release's although the
+    /// checksum matches.
+    pub(super) fn open<'b, T: DeserializeOwned>(
+        &self,
+        block: &'b [u8],
+    ) -> std::result::Result<Option<(T, &'b [u8])>, FormatError> {
+        let what = self.what;
+        let Some(block) = block.get(..self.len).filter(|block| block.starts_with(&self.magic))
+        else {
+            return Ok(None);
+        };
+        let (head, body) = Head::read_from_prefix(block).expect("longer than its head");
+        let found = head.version.get();
+        if found != VERSION {
+            return Err(FormatError::Version { what, found, known: VERSION });
+        }
+        if head.crc.get() != crc_of(block) {
+            return Ok(None);
+        }
+        let len = head.len.get();
+        let (json, tail) = body.split_at_checked(len as usize).ok_or(FormatError::OutOfRange {
+            what,
+            value: len.into(),
+            limit: body.len() as u64,
+        })?;
+        match serde_json::from_slice(json) {
+            Ok(state) => Ok(Some((state, tail))),
+            Err(error) => Err(FormatError::Unread { what, why: error.to_string() }),
+        }
+    }
+
+    /// Reads the state of a namespace. `None`: there is none, or its write was torn.
+    ///
+    /// # Errors
+    /// `Unsupported`: another release wrote it. Errors of reading.
+    pub(super) fn read<T: DeserializeOwned>(
+        &self,
+        channel: &mut Channel,
+        namespace: u16,
+    ) -> Result<Option<T>> {
+        let Some(block) = self.bytes(channel, namespace)? else { return Ok(None) };
+        let found = self.open(&block).map_err(|error| {
+            let text = format!("another release of dlfs wrote the {} here", self.what);
+            Error::new(ErrorKind::Unsupported, text)
+                .source(error)
+                .hint("end that import with the release that began it, or begin anew with --force")
+        })?;
+        Ok(found.map(|(state, _)| state))
+    }
+
+    /// Reads the block of the state. `None`: the namespace is too short to have it.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn bytes(&self, channel: &mut Channel, namespace: u16) -> Result<Option<IoBuf>> {
+        if channel.media.len_bytes(namespace) < self.at + self.len as u64 {
+            return Ok(None);
+        }
+        channel.read(namespace, self.at, self.len).map(Some)
+    }
+}
+
+/// The checksum of a block, without the bytes of the checksum itself.
+fn crc_of(block: &[u8]) -> u32 {
+    crc32c_append(crc32c(&block[..CRC_AT]), &block[HEAD_BYTES..])
+}
+
+/// Length of a block for a state of a few numbers, which needs no more.
+pub(super) const BLOCK_BYTES: usize = 4096;
+
+const HEAD_BYTES: usize = 16;
+const CRC_AT: usize = 12;
+const VERSION: u16 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -133,5 +436,41 @@ mod tests {
             assert!(Journal::parse(&wrong.encode()).is_err(), "{wrong:?}");
         }
         assert_eq!(Journal::parse(&journal().encode()[..4095]), Ok(None));
+    }
+
+    const BLOCK: Block = Block { what: "test", magic: *b"DLFSTEST", at: 0, len: BLOCK_BYTES };
+
+    type Opened<'a> = std::result::Result<Option<(Vec<u64>, &'a [u8])>, FormatError>;
+
+    fn opened(bytes: &[u8]) -> Opened<'_> {
+        BLOCK.open(bytes)
+    }
+
+    #[test]
+    fn a_state_reads_back_with_what_follows_it_and_every_flipped_bit_is_seen() {
+        let bytes = BLOCK.seal(&[7, u64::MAX], b"tail").unwrap();
+        let (state, tail) = opened(&bytes).unwrap().unwrap();
+        assert_eq!((&state[..], &tail[..4]), (&[7, u64::MAX][..], &b"tail"[..]));
+        assert!(tail[4..].iter().all(|&byte| byte == 0));
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(!matches!(opened(&damaged), Ok(Some(_))), "bit {bit}");
+        }
+        assert_eq!(opened(&bytes[..BLOCK_BYTES - 1]), Ok(None));
+        assert_eq!(opened(&[0; BLOCK_BYTES]), Ok(None));
+        let other = BLOCK.seal(&[8, 9], &[]).unwrap();
+        let torn = [&other[..512], &BLOCK.seal(&[7], &[]).unwrap()[512..]].concat();
+        assert_eq!(torn, other, "what is short is written whole or not at all");
+        assert_eq!(BLOCK.seal(&0, &[0; BLOCK_BYTES]), None, "it has no room");
+    }
+
+    #[test]
+    fn the_state_of_another_release_is_refused() {
+        let mut bytes = BLOCK.seal(&[7], &[]).unwrap();
+        bytes[8] = 2;
+        assert!(matches!(opened(&bytes), Err(FormatError::Version { found: 2, .. })));
+        let other = BLOCK.seal(&"text", &[]).unwrap();
+        assert!(matches!(opened(&other), Err(FormatError::Unread { .. })));
     }
 }

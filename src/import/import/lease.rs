@@ -27,9 +27,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::import::media::{Channel, Media};
-use crate::import::retry::{RetryBudget, with_retry};
-use crate::import::state::{BLOCK_BYTES, Block};
+use crate::import::journal::{BLOCK_BYTES, Block};
+use crate::import::media::{Channel, Media, RetryBudget};
 use dlfs_base::{Error, ErrorKind, Result, random};
 use dlfs_io::qpair::Fence;
 
@@ -48,18 +47,18 @@ impl Lease {
     pub(super) fn take(media: &Media, limit: Duration) -> Result<Lease> {
         let lost = Arc::new(AtomicBool::new(false));
         let media = media.clone();
-        if media.devices().iter().all(|device| device.capabilities().is_exclusive) {
-            media.fence().open_for_good();
+        if media.devices.iter().all(|device| device.capabilities().is_exclusive) {
+            media.fence.open_for_good();
             return Ok(Lease { lost, keeper: None, media });
         }
-        let first = &media.devices()[0];
+        let first = &media.devices[0];
         if first.capabilities().can_grow {
             first.grow(LEASE_OFFSET + BLOCK_BYTES as u64)?; // a new file
         }
         let mut holder = Holder::new(&media, limit)?;
         let dead = holder.wait_for_dead_holder()?;
         // Retried if sending the block took too long, or a connection broke.
-        if !with_retry(&RetryBudget::default(), || holder.claim(dead))? {
+        if !RetryBudget::default().retry(|| holder.claim(dead))? {
             return Err(busy(&media));
         }
         let (stop, stopped) = bounded(0);
@@ -69,6 +68,24 @@ impl Lease {
         Ok(Lease { lost, keeper: Some((stop, keeper)), media })
     }
 
+    /// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces, so
+    /// that no part is written meanwhile.
+    pub(super) fn take_all(media: &Media, limit: Duration) -> Result<Vec<Lease>> {
+        let alone = media.devices[1..].iter().map(|device| Media::new(vec![device.clone()]));
+        let alone = alone.collect::<Result<Vec<_>>>()?;
+        // Taking a lease may take seconds, so all are taken in parallel.
+        std::thread::scope(|scope| {
+            let others: Vec<_> =
+                alone.iter().map(|media| scope.spawn(move || Lease::take(media, limit))).collect();
+            let mut leases = vec![Lease::take(media, limit)?];
+            for other in others {
+                let ended = || Error::new(ErrorKind::Internal, "a thread that took a lease ended");
+                leases.push(other.join().map_err(|_| ended())??);
+            }
+            Ok(leases)
+        })
+    }
+
     /// Checks that no other importer has taken the image. After an error nothing may be written any more.
     ///
     /// # Errors
@@ -76,8 +93,7 @@ impl Lease {
     pub(super) fn check(&self) -> Result<()> {
         if self.lost.load(Ordering::Acquire) {
             let message = "this import was held up for so long that another has taken its place";
-            Err(Error::new(ErrorKind::Busy, message)
-                .target(self.media.devices()[0].namespace().address))
+            Err(Error::new(ErrorKind::Busy, message).target(self.media.address(0)))
         } else {
             Ok(())
         }
@@ -88,7 +104,7 @@ impl Lease {
         result.map_err(|error| {
             // The renewing thread may be about to detect the lost lease.
             let until = Instant::now() + LOST_LEASE_TIMEOUT;
-            let is_fenced = self.keeper.is_some() && !self.media.fence().is_open();
+            let is_fenced = self.keeper.is_some() && !self.media.fence.is_open();
             while is_fenced && self.check().is_ok() && Instant::now() < until {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -112,13 +128,12 @@ impl Drop for Lease {
                 let _ = holder.give_back();
             }
         }
-        self.media.fence().close();
+        self.media.fence.close();
     }
 }
 
 /// Renews the block that holds the lease.
 struct Holder {
-    media: Media,
     channel: Channel,
     /// The fence for writes of the block itself.
     fence: Arc<Fence>,
@@ -133,7 +148,6 @@ impl Holder {
     fn new(media: &Media, limit: Duration) -> Result<Holder> {
         let fence = Fence::closed();
         Ok(Holder {
-            media: media.clone(),
             channel: media.fenced_channel(&fence),
             fence,
             limit,
@@ -159,7 +173,7 @@ impl Holder {
             waited += pause;
             match self.read()? {
                 None => return Ok(None),
-                Some(now) if now != first => return Err(busy(&self.media)),
+                Some(now) if now != first => return Err(busy(&self.channel.media)),
                 Some(_) if waited >= wait => return Ok(Some(first)),
                 Some(_) => {}
             }
@@ -195,7 +209,7 @@ impl Holder {
         }
         self.put(self.wait())?;
         self.until = begun + self.limit / 2;
-        self.media.fence().open_until(self.until);
+        self.channel.media.fence.open_until(self.until);
         Ok(true)
     }
 
@@ -209,7 +223,7 @@ impl Holder {
             let kept = if Fence::now() < self.until { self.raise() } else { self.claim_again() };
             // A failed renewal may succeed next time. Meanwhile the fence refuses writes.
             if let Ok(false) = kept {
-                self.media.fence().close();
+                self.channel.media.fence.close();
                 lost.store(true, Ordering::Release);
                 return self;
             }
@@ -231,7 +245,7 @@ impl Holder {
         if self.read()?.is_none_or(|block| block.owner != self.owner) {
             return Ok(());
         }
-        match self.media.lost_writes_for() {
+        match self.channel.media.lost_writes_for() {
             Duration::ZERO => self.channel.zero(0, LEASE_OFFSET, BLOCK_BYTES as u64),
             left => self.put(left),
         }
@@ -260,7 +274,7 @@ impl Holder {
 
     /// The time that a block must stay unchanged before another importer may replace it.
     fn wait(&self) -> Duration {
-        (self.limit / 2).saturating_add(self.media.late_writes()).max(self.limit)
+        (self.limit / 2).saturating_add(self.channel.media.late_writes()).max(self.limit)
     }
 
     /// The maximum time for sending a block that replaces another.
@@ -270,8 +284,7 @@ impl Holder {
 }
 
 fn busy(media: &Media) -> Error {
-    Error::new(ErrorKind::Busy, "another import of this image is at work")
-        .target(media.devices()[0].namespace().address)
+    Error::new(ErrorKind::Busy, "another import of this image is at work").target(media.address(0))
 }
 
 /// The lease as the media hold it.

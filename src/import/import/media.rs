@@ -2,11 +2,13 @@
 //! covers the writes of all threads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::import::retry::{RetryBudget, is_transient};
+use parking_lot::Mutex;
+
 use dlfs_base::buf::IoBuf;
+use dlfs_base::units::deadline;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::geometry::MAX_NAMESPACE_BYTES;
 use dlfs_format::format::superblock::SUPERBLOCK_BYTES;
@@ -14,17 +16,19 @@ use dlfs_format::format::superblock_set::SuperblockCopies;
 use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::shared::SharedDevice;
-use dlfs_io::qpair::{Device, Fence, Namespace, PairScope, or_unreadable};
+use dlfs_io::qpair::{Device, Fence, IoError, PairScope, or_unreadable};
+use dlfs_nvme::nvme::RetryClass;
 
 /// The namespaces of an image, in the image's order.
 #[derive(Clone)]
 pub(super) struct Media {
-    devices: Arc<[Arc<dyn Device>]>,
-    /// Closed until the lease is held: see `lease.rs`.
-    fence: Arc<Fence>,
+    pub(super) devices: Arc<[Arc<dyn Device>]>,
+    /// Checks all writes except those of the lease. Closed until the lease is held: see `lease.rs`.
+    pub(super) fence: Arc<Fence>,
     /// Time of the last failed call, whose writes may still be in transit, in ns of [`Fence::now`]; 0: none.
     lost_write_ns: Arc<AtomicU64>,
-    retry_budget: Arc<RetryBudget>,
+    /// The time during which failed calls are retried.
+    pub(super) retry_budget: Arc<RetryBudget>,
 }
 
 /// One thread's connection to all namespaces.
@@ -33,7 +37,7 @@ pub(super) struct Media {
 /// and may still arrive late. That is harmless, since an import always writes the same bytes to the same
 /// location. But the import must check the content of the media before relying on it.
 pub(super) struct Channel {
-    media: Media,
+    pub(super) media: Media,
     fence: Arc<Fence>,
     calls: Option<Calls>,
     /// State that the queue pairs share.
@@ -61,7 +65,7 @@ impl Media {
     /// `InvalidArgument`: there are none or too many. `Refused`: one is read-only.
     pub(super) fn new(devices: Vec<Arc<dyn Device>>) -> Result<Media> {
         let media = Media::for_reading(devices)?;
-        for device in media.devices() {
+        for device in media.devices.iter() {
             let namespace = device.namespace();
             if namespace.read_only {
                 return Err(Error::new(ErrorKind::Refused, "the namespace refuses writes")
@@ -127,14 +131,14 @@ impl Media {
         self.devices.len() as u16 // `new` allows no more
     }
 
-    /// The namespaces.
-    pub(super) fn devices(&self) -> &[Arc<dyn Device>] {
-        &self.devices
+    /// The address of a namespace.
+    pub(super) fn address(&self, namespace: u16) -> String {
+        self.devices[usize::from(namespace)].namespace().address
     }
 
-    /// The properties of a namespace.
-    pub(super) fn namespace(&self, number: u16) -> Namespace {
-        self.devices[usize::from(number)].namespace()
+    /// The length of a namespace in bytes.
+    pub(super) fn len_bytes(&self, namespace: u16) -> u64 {
+        self.devices[usize::from(namespace)].namespace().len_bytes()
     }
 
     /// Returns whether a namespace is a file that can grow.
@@ -185,20 +189,10 @@ impl Media {
         (0..self.len()).map(|namespace| channel.superblocks(namespace)).collect()
     }
 
-    /// The time during which failed calls are retried.
-    pub(super) fn retry_budget(&self) -> &RetryBudget {
-        &self.retry_budget
-    }
-
     /// Returns whether a successful write proves that the bytes arrived intact. Otherwise they must be read
     /// back.
     pub(super) fn checks_writes(&self) -> bool {
         self.devices.iter().all(|device| device.capabilities().checks_writes)
-    }
-
-    /// The common fence. All writes except those of the lease are checked by it.
-    pub(super) fn fence(&self) -> &Arc<Fence> {
-        &self.fence
     }
 
     /// The longest time that a write may take to reach a namespace after it was sent.
@@ -235,13 +229,11 @@ impl Channel {
     /// Errors of [`Calls::write`]. `Disconnected`: other bytes were read back.
     pub(super) fn write(&mut self, namespace: u16, offset: u64, buf: IoBuf) -> Result<IoBuf> {
         let written = self.call(namespace, |calls, pair| calls.write(pair, offset, buf))?;
-        let device = &self.media.devices[usize::from(namespace)];
-        if !device.capabilities().checks_writes {
-            let address = device.namespace().address;
-            if self.read(namespace, offset, written.len())?[..] != written[..] {
-                let message = "what was read back differs from what was written";
-                return Err(Error::new(ErrorKind::Disconnected, message).target(address));
-            }
+        let is_checked = self.media.devices[usize::from(namespace)].capabilities().checks_writes;
+        if !is_checked && self.read(namespace, offset, written.len())?[..] != written[..] {
+            let message = "what was read back differs from what was written";
+            let error = Error::new(ErrorKind::Disconnected, message);
+            return Err(error.target(self.media.address(namespace)));
         }
         Ok(written)
     }
@@ -322,7 +314,7 @@ impl Channel {
     /// # Errors
     /// The namespace cannot be read.
     pub(super) fn superblocks(&mut self, namespace: u16) -> Result<SuperblockCopies> {
-        let len = self.media.namespace(namespace).len_bytes();
+        let len = self.media.len_bytes(namespace);
         SuperblockCopies::gather(len, |offset, again| {
             self.read_block(namespace, offset, SUPERBLOCK_BYTES, again)
         })
@@ -348,6 +340,23 @@ impl Channel {
         }))
     }
 
+    /// Reads a block. If the first attempt is bad, it reads again from the device. The inner error is the reason
+    /// why the block cannot be read.
+    ///
+    /// # Errors
+    /// The namespace cannot be read.
+    pub(super) fn read_twice(
+        &mut self,
+        namespace: u16,
+        offset: u64,
+        len: usize,
+    ) -> Result<Result<IoBuf, String>> {
+        match self.read_block(namespace, offset, len, false)? {
+            Err(_) => self.read_block(namespace, offset, len, true),
+            found => Ok(found),
+        }
+    }
+
     /// Overwrites a byte range with zeroes.
     ///
     /// # Errors
@@ -359,11 +368,6 @@ impl Channel {
             zeroes = self.write(namespace, offset + at, zeroes)?;
         }
         Ok(())
-    }
-
-    /// The namespaces.
-    pub(super) fn media(&self) -> &Media {
-        &self.media
     }
 
     fn call<T>(
@@ -436,3 +440,82 @@ const ZERO_BYTES: u64 = 1 << 20;
 
 /// Length of a namespace that is absent: too short for any chunk.
 const ABSENT_BYTES: u64 = 4096;
+
+/// Returns whether a retry on a new connection may help.
+pub(super) fn is_transient(error: &Error) -> bool {
+    use std::error::Error as _;
+    match error.kind() {
+        ErrorKind::Disconnected | ErrorKind::TimedOut => true,
+        // The target rejected data that was damaged in transit.
+        ErrorKind::Refused => matches!(
+            error.source().and_then(|source| source.downcast_ref()),
+            Some(IoError::Status(status)) if status.retry_class() == RetryClass::Retry
+        ),
+        _ => false,
+    }
+}
+
+/// The time for which all threads of an import together retry without progress.
+#[derive(Default)]
+pub(super) struct RetryBudget {
+    until: Mutex<Option<Instant>>,
+}
+
+/// One thread's delay between attempts.
+#[derive(Default)]
+pub(super) struct Backoff(Duration);
+
+impl RetryBudget {
+    /// Retries `attempt`, which must be idempotent, while its errors are transient.
+    ///
+    /// # Errors
+    /// The last error, when the budget is spent.
+    pub(super) fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut pause = Backoff::default();
+        let never = AtomicBool::new(false);
+        loop {
+            match attempt() {
+                Err(error) if is_transient(&error) && self.wait(&mut pause, &never) => {}
+                Err(error) => return Err(error),
+                Ok(done) => {
+                    self.progressed();
+                    return Ok(done);
+                }
+            }
+        }
+    }
+
+    /// Records the failure of a call that began at `begun`.
+    pub(super) fn failed(&self, begun: Instant) {
+        self.until.lock().get_or_insert(begun + RETRY_FOR);
+    }
+
+    /// Records progress: the next failure starts a new budget.
+    pub(super) fn progressed(&self) {
+        *self.until.lock() = None;
+    }
+
+    /// The deadline of calls after a failure: together with the earlier attempts they take at most `limit`.
+    pub(super) fn until(&self, limit: Duration) -> Option<Instant> {
+        self.until.lock().map(|until| deadline(until, limit.saturating_sub(RETRY_FOR)))
+    }
+
+    /// Sleeps somewhat longer than last time. Returns false if the budget is spent.
+    pub(super) fn wait(&self, pause: &mut Backoff, stop: &AtomicBool) -> bool {
+        let next = (pause.0 * 2).clamp(MIN_BACKOFF, MAX_BACKOFF);
+        let until = *self.until.lock().get_or_insert_with(|| Instant::now() + RETRY_FOR);
+        if Instant::now() + next > until || stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        std::thread::sleep(next);
+        pause.0 = next;
+        true
+    }
+}
+
+/// The retry budget. It is less than the deadline of a call, so that the last attempt ends within that
+/// deadline.
+pub(super) const RETRY_FOR: Duration = Duration::from_secs(45);
+
+const MIN_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);

@@ -17,7 +17,7 @@
 //! - An import commits only samples that it read completely and unchanged from the source.
 //! - Only one importer at a time writes an image, or, in an import by many, each of its namespaces: see `lease.rs`.
 //!
-//! Read `importer.rs` first, then `pass.rs`, `worker.rs` and `chunks.rs`; `prepare.rs` inspects the image to
+//! Read `importer.rs` first, then `pass.rs` and `chunks.rs`; `prepare.rs` inspects the image to
 //! write. [`many`] divides an import among processes. [`Writer`] takes samples from a program that creates
 //! them: read `writer/mod.rs`, then `chunk_stream.rs`. `streamed.rs` uses `chunk_stream.rs`, too.
 
@@ -31,54 +31,37 @@ mod device;
 mod edit;
 mod field_types;
 pub mod formats;
-mod give_back;
-mod give_up;
 mod importer;
+mod inspect;
 pub mod journal;
 mod lease;
 pub mod many;
-mod mark;
 mod media;
-mod media_use;
-mod metered;
 mod options;
-mod orphans;
-mod part_sum;
 mod pass;
-mod plan;
-mod points;
 mod prepare;
 mod progress;
 mod purge;
 mod read_back;
 mod rebuild;
-mod restore;
-mod retry;
 mod scan;
 pub mod shards;
-mod snapshot;
 pub mod sources;
-mod state;
 mod streamed;
-mod temporary;
 mod tokenizer;
-mod worker;
 mod write_behind;
 mod writer;
-mod written_part;
 
 pub use edit::{EditReport, delete, delete_ids, delete_on};
 pub use field_types::{FieldColumn, FieldSpec};
 pub use importer::{import, import_onto};
-pub use media_use::MediaUse;
+pub use inspect::{SnapshotReport, orphans_on, snapshot_check, snapshot_save};
 pub use options::{
-    BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, OnError, Onto,
-    PlacementOrder, Progress, RowOptions, Stage,
+    BadEntries, ColumnCounts, ColumnsFrom, EditOptions, ImportOptions, ImportReport, MediaUse,
+    OnError, Onto, PlacementOrder, Progress, RowOptions, Stage,
 };
-pub use orphans::orphans_on;
 pub use purge::{purge, purge_on};
 pub use rebuild::{RebuildReport, read_heads, rebuild, rebuild_on};
-pub use snapshot::{SnapshotReport, snapshot_check, snapshot_save};
 pub use sources::{BadEntry, BadReason};
 pub use tokenizer::tokenizer_in;
 pub use writer::{Label, NewSample, WriteOrder, WriteReport, Writer, WriterOptions};

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use serde::Serializer;
 
-use crate::import::field_types::{FieldColumn, FieldSpec};
-use crate::import::media_use::MediaUse;
+use crate::import::field_types::{FieldColumn, FieldSpec, typed_fields};
 pub use crate::import::progress::{Progress, Stage};
 use crate::import::sources::expansion::DEFAULT_MAX_EXPANSION;
 use crate::import::sources::file_counts::FileCounts;
@@ -17,11 +16,12 @@ use dlfs_base::folders::FolderOptions;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::format::Pack;
-use dlfs_format::format::Uuid;
+use dlfs_format::directory::commit::Commit;
 use dlfs_format::format::columns::ColumnType;
 use dlfs_format::format::field_type::{Element, FieldType};
 use dlfs_format::format::geometry::DEFAULT_CHUNK_BYTES;
+use dlfs_format::format::superblock::{Superblock, used_bytes};
+use dlfs_format::format::{DraftLen, ImageLayout, Pack, Uuid};
 use dlfs_places::PlaceOptions;
 
 /// Options of an import. The defaults are the same as on the command line.
@@ -224,6 +224,34 @@ pub struct ImportReport {
     pub field_types: Vec<(Vec<u8>, FieldType)>,
 }
 
+impl ImportReport {
+    /// The report of an import of `kind` that committed `directory`, without what only the import knows.
+    pub(super) fn of(
+        kind: SourceKind,
+        directory: &Directory,
+        superblocks: &[Superblock],
+    ) -> ImportReport {
+        ImportReport {
+            uuid: directory.uuid(),
+            generation: directory.generation(),
+            kind,
+            decided: None,
+            samples: 0,
+            sample_bytes: 0,
+            live_samples: directory.num_live(),
+            chunks: 0,
+            chunks_found: 0,
+            image_bytes: used_bytes(superblocks),
+            media: MediaUse::default(),
+            pack: directory.layout().pack,
+            bad: Vec::new(),
+            file_counts: Vec::new(),
+            columns: None,
+            field_types: typed_fields(directory),
+        }
+    }
+}
+
 impl Default for ImportOptions {
     fn default() -> ImportOptions {
         ImportOptions {
@@ -347,26 +375,15 @@ impl BadEntries {
 
     /// A hint how to import the entries, if there is a way.
     fn way(&self) -> Option<&'static str> {
-        let any = |is: fn(&BadReason) -> bool| self.0.iter().any(|bad| is(&bad.reason));
-        if any(|reason| *reason == BadReason::ComesAgain) {
-            Some(
-                "--spool DIR reads a stream as a file, where the later member of a name counts; copy objects of a \
-                 store here first",
-            )
-        } else if any(|reason| *reason == BadReason::OtherHost) {
-            Some(
-                "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may name beside its own",
-            )
-        } else if any(|reason| matches!(reason, BadReason::InStream(_))) {
-            Some(
-                "--spool DIR reads a stream as a file, which may have such members; copy objects of a store here \
-                 first, or leave such members out with --on-error skip",
-            )
-        } else if any(|reason| *reason == BadReason::TwiceInFolders) {
-            Some("--prefix puts the folder or list in front of each name")
-        } else {
-            None
-        }
+        // The first of these that an entry needs.
+        let way = |bad: &BadEntry| match bad.reason {
+            BadReason::ComesAgain => Some((0, COMES_AGAIN_WAY)),
+            BadReason::OtherHost => Some((1, OTHER_HOST_WAY)),
+            BadReason::InStream(_) => Some((2, IN_STREAM_WAY)),
+            BadReason::TwiceInFolders => Some((3, TWICE_WAY)),
+            _ => None,
+        };
+        self.0.iter().filter_map(way).min().map(|(_, way)| way)
     }
 }
 
@@ -381,6 +398,15 @@ pub(super) fn other_fields(whose: &str, own: &[Vec<u8>], image: &[Vec<u8>]) -> E
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
+/// Ways to import entries that are bad otherwise.
+const COMES_AGAIN_WAY: &str = "--spool DIR reads a stream as a file, where the later member of a name counts; \
+                               copy objects of a store here first";
+const OTHER_HOST_WAY: &str = "--list-hosts ADDRESS, such as s3://BUCKET or https://HOST, allows what a list may \
+                              name beside its own";
+const IN_STREAM_WAY: &str = "--spool DIR reads a stream as a file, which may have such members; copy objects of a \
+                             store here first, or leave such members out with --on-error skip";
+const TWICE_WAY: &str = "--prefix puts the folder or list in front of each name";
+
 /// Maximum number of bad entries that an error lists.
 const MOST_SHOWN: usize = 20;
 
@@ -392,4 +418,49 @@ pub(super) fn no_samples(bad: Vec<BadEntry>, kind: SourceKind, counts: &[FileCou
         return bad.into_error().hint(hint);
     }
     FileCounts(counts.to_vec()).of_no_sample(kind)
+}
+
+/// Bytes that an import wrote, by purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MediaUse {
+    /// Records of samples.
+    pub sample_bytes: u64,
+    /// Headers of chunks: checksums, lengths, labels, names and typed columns.
+    pub header_bytes: u64,
+    /// Bytes that aligned packing (the default) takes in addition to `--pack tight`. Counted in both modes; 0
+    /// if both give the same image.
+    pub alignment_bytes: u64,
+    /// Other padding, of headers and chunks.
+    pub padding_bytes: u64,
+    /// The directory: the generation's record and its snapshot.
+    pub directory_bytes: u64,
+}
+
+impl MediaUse {
+    /// All bytes but samples, in an image that is packed by `pack`.
+    pub fn overhead_bytes(&self, pack: Pack) -> u64 {
+        self.header_bytes + self.padding_of(pack) + self.directory_bytes
+    }
+
+    /// All padding, in an image that is packed by `pack`.
+    pub fn padding_of(&self, pack: Pack) -> u64 {
+        self.padding_bytes + if pack == Pack::Tight { 0 } else { self.alignment_bytes }
+    }
+
+    /// Adds a chunk.
+    pub(super) fn add(&mut self, chunk: &DraftLen, layout: &ImageLayout) {
+        let between = chunk.data_bytes - chunk.record_bytes;
+        let whole = layout.cells_of(chunk.len_bytes()) * layout.cell_bytes();
+        self.sample_bytes += chunk.record_bytes;
+        self.header_bytes += chunk.header_bytes;
+        self.alignment_bytes += chunk.alignment_bytes;
+        self.padding_bytes += whole - chunk.header_bytes - chunk.record_bytes - between;
+    }
+
+    /// Adds the bytes that the commit writes.
+    pub(super) fn with_commit(self, commit: &Commit) -> MediaUse {
+        let cells = commit.record_range.cells + commit.snapshot_range.cells;
+        let directory_bytes = cells * commit.directory.layout().cell_bytes();
+        MediaUse { directory_bytes, ..self }
+    }
 }

@@ -7,20 +7,57 @@
 //! After a bad row the pass reads on, to report all bad rows, but writes nothing more: without the bad rows,
 //! the chunks would be different.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Sender, bounded};
 
+use crate::import::chunks::{ChunkLayout, RowOrder, Rows, RowsAhead};
+use crate::import::lease::Lease;
+use crate::import::media::{Backoff, Channel, Media, RETRY_FOR, is_transient};
 use crate::import::options::{Progress, stopped};
-use crate::import::plan::ChunkLayout;
-use crate::import::retry::is_transient;
-use crate::import::sources::BadEntry;
-use crate::import::worker::{Event, Pass, Shared, Worker};
-use crate::import::write_behind::FLUSH_EVERY_BYTES;
+use crate::import::read_back::sound_chunk;
+use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, Source, SourceReader};
+use crate::import::write_behind::{
+    BlockStream, FLUSH_EVERY_BYTES, PIECE_BYTES, ReturnTo, WriteBehind,
+};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::threads::caught;
+use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::DirectoryBuilder;
-use dlfs_format::format::ChunkHeader;
+use dlfs_format::format::{
+    ChunkBuilder, ChunkHeader, ChunkSpec, Placement, RecordSums, SampleMeta, fields,
+};
+
+/// The inputs of a pass. Its threads share them.
+pub(super) struct Pass<'a> {
+    /// The rows of the source.
+    pub(super) rows: &'a Rows<'a>,
+    /// Layout, generation and part.
+    pub(super) spec: &'a ChunkSpec,
+    /// The map from slots to rows.
+    pub(super) placement: &'a Placement,
+    /// The time stamp of every chunk.
+    pub(super) time_ns: u64,
+    /// The chunks to write.
+    pub(super) chunks: &'a [ChunkLayout],
+    /// The source to read.
+    pub(super) source: &'a Source,
+    /// The namespaces to write to.
+    pub(super) media: &'a Media,
+    /// The right to write.
+    pub(super) lease: &'a Lease,
+    /// Number of threads; 0: chosen here.
+    pub(super) threads: usize,
+    /// Set if chunks may be on the media already.
+    pub(super) look: bool,
+    /// Chunks below this number are on the media and need no check.
+    pub(super) skip_chunks: u64,
+    /// Set to only read the source, and list bad rows.
+    pub(super) only_check: bool,
+}
 
 /// The result of a pass.
 #[derive(Debug, Default)]
@@ -30,14 +67,17 @@ pub(super) struct Outcome {
     /// Chunks that were on the media before the pass.
     pub(super) found: u64,
     /// Rows that cannot be imported, sorted. If there are any, the chunks are useless.
-    pub(super) bad: Vec<(u64, BadEntry)>,
+    pub(super) bad: BadRows,
     /// Set if a connection was lost. Writes that were not flushed by then may be lost too.
-    pub(super) connection_lost: bool,
+    connection_lost: bool,
     /// Chunks below this number were flushed before a connection was lost.
-    pub(super) durable_chunks: u64,
+    durable_chunks: u64,
 }
 
-impl<'a> Pass<'a> {
+/// Rows that cannot be imported.
+pub(super) type BadRows = Vec<(u64, BadEntry)>;
+
+impl Pass<'_> {
     /// Builds every chunk of the plan, and adds it to `builder`, if given.
     ///
     /// # Errors
@@ -59,19 +99,28 @@ impl<'a> Pass<'a> {
             // panics.
             let _stop = StopAtEnd(&shared.stop);
             let (send, events) = bounded(MOST_EVENTS);
-            for _ in 0..self.threads.max(1) {
+            let mut at_work = self.num_threads();
+            for _ in 0..at_work {
                 let worker = Worker::new(&shared, send.clone());
                 std::thread::Builder::new()
                     .name("dlfs-import".into())
                     .spawn_scoped(scope, move || worker.run())?;
             }
             drop(send);
-            let mut gatherer = Collector::new(self, builder, progress);
+            let mut collector = Collector {
+                shared: &shared,
+                builder,
+                progress,
+                channel: self.media.channel(),
+                waiting: BTreeMap::new(),
+                next: self.skip_chunks,
+                unflushed_bytes: 0,
+                outcome: Outcome::default(),
+            };
             let mut failure = None;
-            let mut at_work = self.threads.max(1);
             for event in events {
                 at_work -= usize::from(matches!(event, Event::Ended(_)));
-                if let Err(error) = gatherer.take(event, &shared) {
+                if let Err(error) = collector.take(event) {
                     shared.stop.store(true, Ordering::Relaxed);
                     failure.get_or_insert(error);
                 }
@@ -82,9 +131,66 @@ impl<'a> Pass<'a> {
                     let text = format!("{at_work} threads dlfs-import ended without a message");
                     Err(Error::new(ErrorKind::Internal, text))
                 }
-                None => gatherer.finish(&shared),
+                None => collector.finish(),
             }
         })
+    }
+
+    /// Runs `finish`, which flushes the chunks of `outcome`. First verifies every chunk that a lost connection may
+    /// have lost; without digests, every chunk. Does both again if a connection is lost meanwhile. Returns the rows
+    /// that this found to be bad; `finish` has not succeeded then.
+    pub(super) fn finish(
+        &mut self,
+        outcome: &Outcome,
+        mut finish: impl FnMut() -> Result<()>,
+    ) -> Result<BadRows> {
+        let mut connection_lost = outcome.connection_lost;
+        let mut failing_since = None;
+        // Without digests, all written chunks are read back.
+        let mut unread = !self.media.checks_writes();
+        let mut looks = 0;
+        self.look = true;
+        loop {
+            if connection_lost || unread {
+                self.skip_chunks = if unread { 0 } else { outcome.durable_chunks };
+                let again = self.run(None, &mut ())?;
+                if !again.bad.is_empty() {
+                    return Ok(again.bad);
+                }
+                looks += 1;
+                let is_whole = !again.connection_lost && (again.found == again.chunks || !unread);
+                if !is_whole && looks < MAX_VERIFY_PASSES {
+                    continue;
+                }
+                if !is_whole {
+                    let message = "what was read back differs from what was written";
+                    let hint =
+                        "repair the network or its target, then resume with dlfs import --resume";
+                    return Err(Error::new(ErrorKind::Disconnected, message).hint(hint));
+                }
+            }
+            let begun = Instant::now();
+            let result = finish();
+            let since = *failing_since.get_or_insert(begun);
+            match result {
+                Ok(()) => return Ok(BadRows::new()),
+                Err(error) if is_transient(&error) && since.elapsed() < RETRY_FOR => {
+                    std::thread::sleep(FINISH_RETRY_DELAY);
+                    (connection_lost, unread) = (true, !self.media.checks_writes());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn num_threads(&self) -> usize {
+        // More threads than processors, since some wait for the source's disk.
+        let processors = || std::thread::available_parallelism().map_or(2, usize::from);
+        let wanted = match self.threads {
+            0 => (processors() * 2).clamp(2, 8),
+            asked => asked,
+        };
+        wanted.min(self.media.max_threads())
     }
 }
 
@@ -97,46 +203,54 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
+/// Messages from the threads to the collector.
+enum Event {
+    Made {
+        chunk: ChunkLayout,
+        header: Box<ChunkHeader>,
+        found: bool,
+    },
+    Bad(BadRows),
+    /// The thread has completed all its chunks, or has failed.
+    Ended(Result<()>),
+}
+
+/// State that all threads share.
+struct Shared<'a> {
+    pass: &'a Pass<'a>,
+    /// The number of the next chunk to take.
+    next: AtomicUsize,
+    /// Set if no more chunks are to be taken: a thread failed, or the caller wants to stop.
+    stop: AtomicBool,
+    /// Set to only read, and list bad rows.
+    only_check: AtomicBool,
+    /// Set if a connection was lost.
+    connection_lost: AtomicBool,
+}
+
 /// Puts headers in order, and counts them.
 struct Collector<'a, 'b> {
-    pass: &'a Pass<'a>,
+    shared: &'a Shared<'a>,
     builder: Option<&'b mut DirectoryBuilder>,
     progress: &'b mut dyn Progress,
-    channel: super::media::Channel,
+    channel: Channel,
     waiting: BTreeMap<u64, ChunkHeader>,
     next: u64,
     unflushed_bytes: u64,
     outcome: Outcome,
 }
 
-impl<'a, 'b> Collector<'a, 'b> {
-    fn new(
-        pass: &'a Pass<'a>,
-        builder: Option<&'b mut DirectoryBuilder>,
-        progress: &'b mut dyn Progress,
-    ) -> Collector<'a, 'b> {
-        Collector {
-            pass,
-            builder,
-            progress,
-            channel: pass.media.channel(),
-            waiting: BTreeMap::new(),
-            next: pass.skip_chunks,
-            unflushed_bytes: 0,
-            outcome: Outcome::default(),
-        }
-    }
-
-    fn take(&mut self, event: Event, shared: &Shared<'_>) -> Result<()> {
+impl Collector<'_, '_> {
+    fn take(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Ended(result) => result?,
             Event::Bad(bad) => self.outcome.bad.extend(bad),
             Event::Made { chunk, header, found } => {
                 self.take_chunk(&chunk, *header, found)?;
-                self.flush_periodically(shared)?;
+                self.flush_periodically()?;
             }
         }
-        if self.progress.stop() && !shared.stop.load(Ordering::Relaxed) {
+        if self.progress.stop() && !self.shared.stop.load(Ordering::Relaxed) {
             return Err(stopped());
         }
         Ok(())
@@ -151,7 +265,7 @@ impl<'a, 'b> Collector<'a, 'b> {
         // In an import by many, a part has only some of the generation's chunk numbers, in ascending order. So
         // a chunk's place in the pass is found by its number.
         let before = |other: &ChunkLayout| other.sequence < chunk.sequence;
-        let place = self.pass.chunks.partition_point(before) as u64;
+        let place = self.shared.pass.chunks.partition_point(before) as u64;
         self.waiting.insert(place, header);
         while let Some(header) = self.waiting.remove(&self.next) {
             if let Some(builder) = &mut self.builder {
@@ -162,39 +276,359 @@ impl<'a, 'b> Collector<'a, 'b> {
         Ok(())
     }
 
-    fn flush_periodically(&mut self, shared: &Shared<'_>) -> Result<()> {
+    fn flush_periodically(&mut self) -> Result<()> {
         if self.unflushed_bytes < FLUSH_EVERY_BYTES {
             return Ok(());
         }
         self.unflushed_bytes = 0;
-        match (0..self.pass.media.len()).try_for_each(|at| self.channel.flush(at)) {
-            Ok(()) if shared.connection_lost.load(Ordering::Relaxed) => Ok(()),
-            Ok(()) => {
-                self.outcome.durable_chunks = self.next;
-                Ok(())
-            }
-            Err(error) if is_transient(&error) => {
-                shared.connection_lost.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(error) => Err(error),
+        let connection_lost = &self.shared.connection_lost;
+        match (0..self.channel.media.len()).try_for_each(|at| self.channel.flush(at)) {
+            Ok(()) if connection_lost.load(Ordering::Relaxed) => {}
+            Ok(()) => self.outcome.durable_chunks = self.next,
+            Err(error) if is_transient(&error) => connection_lost.store(true, Ordering::Relaxed),
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
-    fn finish(mut self, shared: &Shared<'_>) -> Result<Outcome> {
-        let planned = self.pass.chunks.len() as u64;
-        let is_complete = !self.outcome.bad.is_empty() || self.pass.only_check;
+    fn finish(mut self) -> Result<Outcome> {
+        let pass = self.shared.pass;
+        let planned = pass.chunks.len() as u64;
+        let is_complete = !self.outcome.bad.is_empty() || pass.only_check;
         if !is_complete && self.next != planned {
             let text =
                 format!("{planned} chunks were planned, and chunk {} was not written", self.next);
             return Err(Error::new(ErrorKind::Internal, text));
         }
-        self.outcome.connection_lost = shared.connection_lost.load(Ordering::Relaxed);
+        self.outcome.connection_lost = self.shared.connection_lost.load(Ordering::Relaxed);
         self.outcome.bad.sort_unstable_by_key(|&(row, _)| row);
         Ok(self.outcome)
     }
 }
 
+/// A chunk to build.
+struct Task {
+    chunk: ChunkLayout,
+    /// Set if the chunk may be on the media already.
+    look: bool,
+    /// The last retry delay; `None` before the first failure.
+    pause: Option<Backoff>,
+}
+
+/// The result of starting a chunk.
+enum Started {
+    /// The chunk is on the media already.
+    Found(ChunkHeader),
+    /// All writes of the chunk are submitted.
+    Writing(ChunkHeader),
+    /// A store could not be read after all retries, for a reason other than its objects.
+    SourceFailed(Error),
+    /// These rows cannot be imported. What was written of the chunk is useless.
+    Bad(BadRows),
+}
+
+/// One thread of a pass: takes chunk layouts, reads their rows, and writes the chunks in the background.
+struct Worker<'p, 'a> {
+    shared: &'p Shared<'a>,
+    events: Sender<Event>,
+    reader: SourceReader<'a>,
+    writes: WriteBehind<(Task, ChunkHeader)>,
+    /// The lengths of the fields of the last row.
+    lens: Vec<Option<u64>>,
+    ahead: RowsAhead,
+    /// Chunks to retry.
+    again: VecDeque<Task>,
+}
+
+impl<'p, 'a> Worker<'p, 'a> {
+    fn new(shared: &'p Shared<'a>, events: Sender<Event>) -> Worker<'p, 'a> {
+        let pass = shared.pass;
+        let buf_len = ChunkBuilder::buf_len_bytes(&pass.spec.layout);
+        Worker {
+            shared,
+            events,
+            reader: pass.source.reader(),
+            writes: WriteBehind::new(pass.media.channel(), buf_len),
+            lens: Vec::new(),
+            ahead: RowsAhead::default(),
+            again: VecDeque::new(),
+        }
+    }
+
+    /// Builds chunks until there are no more, or it is told to stop.
+    fn run(mut self) {
+        let made = caught(WHO, || self.make_all()).and_then(|made| made);
+        let events = self.events.clone();
+        if made.is_err() {
+            // Keeps the other threads from starting useless work.
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
+        // Dropping waits for writes in flight, so it may panic as well.
+        let dropped = caught(WHO, || drop(self));
+        // The collector receives events until all threads have ended.
+        let _ = events.send(Event::Ended(made.and(dropped)));
+    }
+
+    fn make_all(&mut self) -> Result<()> {
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            while let Some(((task, header), ended)) = self.writes.ended() {
+                match ended {
+                    Ok(()) => self.made(task.chunk, header, false),
+                    Err(error) => self.try_again(task, error)?,
+                }
+            }
+            if self.writes.is_full() {
+                self.writes.wait();
+                continue;
+            }
+            match self.next_task() {
+                Some(task) => self.start(task)?,
+                None if self.writes.is_idle() => return Ok(()),
+                None => self.writes.wait(),
+            }
+        }
+        Ok(())
+    }
+
+    fn next_task(&mut self) -> Option<Task> {
+        if let Some(task) = self.again.pop_front() {
+            return Some(task);
+        }
+        let next = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let chunk = *self.shared.pass.chunks.get(next)?;
+        Some(Task { chunk, look: self.shared.pass.look, pause: None })
+    }
+
+    fn start(&mut self, task: Task) -> Result<()> {
+        if self.shared.only_check.load(Ordering::Relaxed) {
+            let bad = self.check(&task.chunk);
+            self.tell(Event::Bad(bad));
+            return Ok(());
+        }
+        match self.build(&task) {
+            Ok(Started::Writing(header)) => self.writes.close((task, header)),
+            Ok(Started::Found(header)) => self.made(task.chunk, header, true),
+            Ok(Started::Bad(bad)) => {
+                self.writes.give_up();
+                self.shared.only_check.store(true, Ordering::Relaxed);
+                self.tell(Event::Bad(bad));
+            }
+            Ok(Started::SourceFailed(error)) => {
+                self.writes.give_up();
+                return Err(error);
+            }
+            Err(error) => {
+                self.writes.give_up();
+                self.try_again(task, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a task again after a lost connection. The writes may have been executed or not, so the task reads
+    /// the chunk on a new connection, and writes it if it is not complete.
+    fn try_again(&mut self, mut task: Task, error: Error) -> Result<()> {
+        let pause = task.pause.get_or_insert_default();
+        let budget = &self.shared.pass.media.retry_budget;
+        if !is_transient(&error) || !budget.wait(pause, &self.shared.stop) {
+            return Err(error);
+        }
+        self.shared.connection_lost.store(true, Ordering::Relaxed);
+        task.look = true;
+        self.again.push_back(task);
+        Ok(())
+    }
+
+    fn made(&self, chunk: ChunkLayout, header: ChunkHeader, found: bool) {
+        self.shared.pass.media.retry_budget.progressed();
+        self.tell(Event::Made { chunk, header: header.into(), found });
+    }
+
+    fn tell(&self, event: Event) {
+        // The collector receives events until all threads have ended.
+        let _ = self.events.send(event);
+    }
+
+    /// Reads the chunk's rows and submits its writes, unless the chunk is on the media already.
+    ///
+    /// # Errors
+    /// The chunk could not be written, or read back.
+    fn build(&mut self, Task { chunk, look, .. }: &Task) -> Result<Started> {
+        self.shared.pass.lease.check()?;
+        if *look && let Some(header) = self.find(chunk)? {
+            return Ok(Started::Found(header));
+        }
+        if chunk.oversize { self.build_oversize(chunk) } else { self.build_ordinary(chunk) }
+    }
+
+    /// Reads the rows of a chunk that will not be written, and returns their errors.
+    fn check(&mut self, chunk: &ChunkLayout) -> BadRows {
+        let Pass { rows, placement, .. } = self.shared.pass;
+        let mut bad = Vec::new();
+        let mut piece = vec![0; PIECE_BYTES];
+        for slot in chunk.slots() {
+            let row = rows.row_at(slot, placement);
+            let mut nowhere = Discard(&mut piece);
+            let read = read_in_pieces(rows, &mut self.reader, row, &mut nowhere);
+            if let Err(PieceError::Bad(reason)) = read {
+                bad.push((row, rows.index.bad_row(row, reason)));
+            }
+        }
+        bad
+    }
+
+    fn build_ordinary(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+        let Pass { rows, spec, placement, time_ns, .. } = *self.shared.pass;
+        let mut builder =
+            ChunkBuilder::new(spec.clone(), chunk.first_slot, self.writes.chunk_buf())?;
+        let mut bad = Vec::new();
+        self.reader.ask_ahead(chunk.slots().map(|slot| rows.row_at(slot, placement)));
+        for slot in chunk.slots() {
+            let row = self.ahead.row(slot, rows, placement);
+            let len = rows.record_len(row, &mut self.lens)?;
+            if let Err(reason) = self.read_record(row, builder.space(len)) {
+                bad.push((row, rows.index.bad_row(row, reason)));
+                // Keeps the row's space, so that the other rows are read at their usual offsets.
+                builder.space(len).fill(0);
+            }
+            builder.add(&self.meta(slot, row), len)?;
+            self.writes.has_read(len as usize);
+        }
+        let finished = builder.finish(chunk.location(time_ns));
+        let failure = self.reader.take_failure();
+        if failure.is_some() || !bad.is_empty() {
+            self.writes.give_back(finished.buf);
+            return Ok(failure.map_or(Started::Bad(bad), Started::SourceFailed));
+        }
+        let offset = spec.layout.offset_of(chunk.cells.cell)?;
+        self.writes.write_chunk(chunk.cells.namespace, offset, finished).map(Started::Writing)
+    }
+
+    /// Builds a chunk of a single oversize sample: first writes the data as it is read, then the header.
+    fn build_oversize(&mut self, chunk: &ChunkLayout) -> Result<Started> {
+        let Pass { rows, spec, placement, time_ns, .. } = *self.shared.pass;
+        let slot = chunk.first_slot;
+        let row = rows.row_at(slot, placement);
+        let len = rows.record_len(row, &mut self.lens)?;
+        let meta = self.meta(slot, row);
+        let location = chunk.location(time_ns);
+        let header =
+            |sums: &RecordSums| ChunkBuilder::oversize(spec, slot, &meta, len, sums, location);
+        let start = spec.layout.offset_of(chunk.cells.cell)?;
+        let data_start = header(&RecordSums::unknown(len))?.head().data_start();
+        let data_at = start + data_start;
+        let mut stream = BlockStream::new(&mut self.writes, chunk.cells.namespace, data_at);
+        if self.lens.len() > 1 {
+            stream.push(&fields::table(&self.lens))?;
+        }
+        match read_in_pieces(rows, &mut self.reader, row, &mut stream) {
+            Ok(()) => {}
+            Err(PieceError::Sink(error)) => return Err(error),
+            Err(PieceError::Bad(reason)) => {
+                let bad = || Started::Bad(vec![(row, rows.index.bad_row(row, reason))]);
+                return Ok(self.reader.take_failure().map_or_else(bad, Started::SourceFailed));
+            }
+        }
+        let header = header(&stream.finish()?)?;
+        let mut block = IoBuf::zeroed(data_start as usize);
+        header.encode_into(&mut block);
+        self.writes.write(chunk.cells.namespace, start, block, ReturnTo::None)?;
+        Ok(Started::Writing(header))
+    }
+
+    /// The header of the chunk, if the whole chunk is on the media as expected.
+    fn find(&mut self, chunk: &ChunkLayout) -> Result<Option<ChunkHeader>> {
+        let Pass { spec, time_ns, .. } = self.shared.pass;
+        let location = chunk.location(*time_ns);
+        let found = sound_chunk(&mut self.writes.channel, spec, &location, chunk.first_slot)?;
+        Ok(found.map(|(header, _)| header).filter(|header| self.is_expected(header, chunk)))
+    }
+
+    /// Returns whether a header matches the source.
+    fn is_expected(&mut self, header: &ChunkHeader, chunk: &ChunkLayout) -> bool {
+        let Pass { rows, spec, placement, .. } = *self.shared.pass;
+        u32::from(header.head().num_samples) == chunk.num_slots
+            && header.fields().eq(spec.fields.iter().map(|name| &name[..]))
+            && *header.field_types() == spec.field_types
+            && header.columns().eq(&spec.columns)
+            && header.samples().all(|sample| {
+                let row = rows.row_at(sample.slot, placement);
+                let meta = self.meta(sample.slot, row);
+                let same = |own| sample.values.get(own) == meta.values.get(own);
+                sample.id == meta.id
+                    && sample.name == meta.name
+                    && sample.label == meta.label
+                    && spec.columns.iter().all(same)
+                    && !sample.purged
+                    && rows.record_len(row, &mut self.lens) == Ok(sample.len_bytes)
+            })
+    }
+
+    /// Reads a row's record: the length table if there are several fields, then their payloads.
+    fn read_record(&mut self, row: u64, into: &mut [u8]) -> Result<(), BadReason> {
+        let rows = self.shared.pass.rows;
+        if self.lens.len() < 2 {
+            let mut payloads = rows.index.payloads(row);
+            return payloads.try_for_each(|payload| self.reader.read(row, &payload, into));
+        }
+        let ranges = fields::put_table(&self.lens, into);
+        for (field, range) in rows.source_fields.iter().zip(ranges) {
+            let Some(field) = field else { continue };
+            let payload = rows.index.payloads(row).find(|payload| payload.field == *field);
+            if let Some(payload) = payload {
+                self.reader.read(row, &payload, &mut into[range])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn meta(&self, slot: Slot, row: u64) -> SampleMeta<'a> {
+        let Pass { rows, placement, .. } = self.shared.pass;
+        let id = match rows.order {
+            RowOrder::Ids => SampleId(placement.part().first + row),
+            RowOrder::Slots(_) => placement.id_at(slot),
+        };
+        rows.meta(row, id)
+    }
+}
+
+/// Reads the payloads of a row, in field order, in pieces.
+fn read_in_pieces(
+    rows: &Rows<'_>,
+    reader: &mut SourceReader<'_>,
+    row: u64,
+    sink: &mut dyn PieceSink,
+) -> Result<(), PieceError> {
+    for field in rows.source_fields.iter().flatten() {
+        if let Some(payload) = rows.index.payloads(row).find(|payload| payload.field == *field) {
+            reader.read_in_pieces(row, &payload, sink)?;
+        }
+    }
+    Ok(())
+}
+
+/// A sink that discards the bytes. It is for reading only to detect errors.
+pub(super) struct Discard<'a>(pub(super) &'a mut [u8]);
+
+impl PieceSink for Discard<'_> {
+    fn space(&mut self) -> Result<&mut [u8]> {
+        Ok(self.0)
+    }
+
+    fn filled(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The name of a pass's threads in errors.
+const WHO: &str = "the thread dlfs-import";
+
 /// Maximum number of headers that wait for the collector, which takes none while it flushes. More would only
 /// take memory, about 64 bytes a sample.
 const MOST_EVENTS: usize = 32;
+
+/// Maximum number of times that chunks are verified before they are flushed.
+const MAX_VERIFY_PASSES: u32 = 8;
+
+/// Delay before a failed commit or flush is retried.
+const FINISH_RETRY_DELAY: Duration = Duration::from_millis(20);

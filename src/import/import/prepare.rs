@@ -2,14 +2,12 @@
 //! contents.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::import::give_up::give_up_plan;
-use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal};
-use crate::import::lease::LEASE_OFFSET;
+use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal, Mark};
+use crate::import::lease::{LEASE_OFFSET, Lease};
 use crate::import::media::{Channel, Media, pieces};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::retry::with_retry;
 use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result, random};
@@ -59,6 +57,11 @@ impl From<Commit> for Current {
 }
 
 impl Current {
+    /// Reserves the cells that the next generation must not overwrite. `cells`: the number of cells of each namespace.
+    pub(super) fn reserve(&self, space: &mut Space, cells: &[u64]) {
+        reserve_current(space, &self.directory, &self.superblocks[0], cells);
+    }
+
     /// The cells that the next generation frees if it keeps the cells `kept`.
     pub(super) fn freed(&self, kept: impl Iterator<Item = CellRange>) -> Vec<CellRange> {
         freed_by_next(&self.directory, &self.superblocks[0], kept)
@@ -78,13 +81,13 @@ impl ImportState {
         for namespace in 0..self.media.len() {
             self.media.grow(namespace, layout.first_cell() * layout.cell_bytes())?;
         }
-        with_retry(self.media.retry_budget(), || write_journals(&self.media, &self.journal))
+        self.media.retry_budget.retry(|| write_journals(&self.media, &self.journal))
     }
 }
 
 /// Inspects the namespaces, and decides by `options` what to import onto. Writes nothing, except that
 /// `Onto::Force` erases superblocks and journals, and that an append or a resume cancels a planned append
-/// (`give_up.rs`).
+/// ([`give_up_plan`]).
 ///
 /// # Errors
 /// `Refused`: the target holds data that the options do not allow to overwrite. `NotFound`: there is nothing to
@@ -93,25 +96,18 @@ pub(super) fn prepare(
     media: Media,
     options: &ImportOptions,
     fingerprint: u64,
-    samples: u64,
 ) -> Result<ImportState> {
-    let mut channel = media.channel();
     match options.onto {
-        Onto::Empty => {
-            must_be_empty(&media, &mut channel, false)?;
-            begun(media, None, options, fingerprint, samples)
-        }
-        Onto::Force => {
-            give_up(&mut channel)?;
-            begun(media, None, options, fingerprint, samples)
-        }
+        Onto::Resume => return resume(media, options, fingerprint),
+        Onto::Empty => must_be_empty(&media, false)?,
+        Onto::Force => give_up(&mut media.channel())?,
         Onto::Append => {
             let (media, current) = open_current(&media, options.accept_older_generation)?;
             give_up_plan(&media, &current.directory, options.lease)?;
-            begun(media, Some(current), options, fingerprint, samples)
+            return begun(media, Some(current), options, fingerprint);
         }
-        Onto::Resume => resume(media, channel, options, fingerprint, samples),
     }
+    begun(media, None, options, fingerprint)
 }
 
 /// Writes the journal to all namespaces. From here on the import can be resumed.
@@ -134,7 +130,7 @@ pub(super) fn in_image_order(media: &Media) -> Result<Media> {
     if let Ok(opened) = judge_now(media)? {
         return Ok(media.in_order(&opened.given));
     }
-    match read_journals(media, &mut media.channel()) {
+    match read_journals(media) {
         Ok(Some((_, order))) => Ok(media.in_order(&order)),
         _ => Ok(media.clone()),
     }
@@ -146,11 +142,7 @@ pub(super) fn in_image_order(media: &Media) -> Result<Media> {
 /// Errors of [`select_generation`], of reading, and of a damaged snapshot. `Refused`: the next commit could
 /// overwrite a newer generation, and `accept_older` does not allow that.
 pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, Current)> {
-    let opened = opened(media)?;
-    if !accept_older {
-        refuse_lost_generation(&opened, media)?;
-    }
-    load_current(opened, media)
+    open(media, |_| Ok(accept_older))
 }
 
 /// Opens the generation before the one of `journal`; the commit of the latter may have been interrupted.
@@ -158,8 +150,16 @@ pub(super) fn open_current(media: &Media, accept_older: bool) -> Result<(Media, 
 /// # Errors
 /// As [`open_current`].
 pub(super) fn open_base(media: &Media, journal: &Journal) -> Result<(Media, Current)> {
+    open(media, |opened| is_its_own_commit(opened, journal, media))
+}
+
+/// Opens the committed generation. Refuses if the next commit could overwrite a newer one, unless `may_lose` that.
+fn open(
+    media: &Media,
+    may_lose: impl FnOnce(&SuperblockSet) -> Result<bool>,
+) -> Result<(Media, Current)> {
     let opened = opened(media)?;
-    if !is_its_own_commit(&opened, journal, media)? {
+    if !may_lose(&opened)? {
         refuse_lost_generation(&opened, media)?;
     }
     load_current(opened, media)
@@ -175,7 +175,7 @@ fn refuse_lost_generation(opened: &SuperblockSet, media: &Media) -> Result<()> {
          would be overwritten: its superblock copy is bad",
         opened.superblock().generation
     );
-    let address = media.devices()[opened.given[0]].namespace().address;
+    let address = media.devices[opened.given[0]].namespace().address;
     Err(Error::new(ErrorKind::Refused, text).target(address).source(error).hint(
         "dlfs rebuild finds the newest generation and repairs the copy; dlfs import --resume \
          continues an import that was interrupted; --accept-older-generation gives up what was \
@@ -190,14 +190,14 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
         let namespace = device.namespace();
         (namespace.len_bytes(), namespace.address)
     };
-    opened.check_lengths(media.devices().iter().map(lengths))?;
+    opened.check_lengths(media.devices.iter().map(lengths))?;
     let directory = read_directory(&media, opened.superblock())?;
-    let address = || media.devices()[0].namespace().address;
+    let address = || media.address(0);
     directory
         .check_opened(&mut opened)
         .map_err(|error| Error::from(error).target(address()).hint(REBUILD))?;
     // If namespace 0's superblock replaced another one, that one's length is known only now.
-    opened.check_lengths(media.devices().iter().map(lengths))?;
+    opened.check_lengths(media.devices.iter().map(lengths))?;
     Ok((media, Current { directory: Arc::new(directory), superblocks: opened.superblocks }))
 }
 
@@ -205,8 +205,7 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
 pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
     let mut space = Space::new(layout, &media.capacities());
     if let Some(current) = current {
-        let cells = num_cells(media, layout);
-        reserve_current(&mut space, &current.directory, &current.superblocks[0], &cells);
+        current.reserve(&mut space, &num_cells(media, layout));
     }
     space
 }
@@ -214,7 +213,7 @@ pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&C
 /// The number of cells of each namespace, by its current length.
 pub(super) fn num_cells(media: &Media, layout: &ImageLayout) -> Vec<u64> {
     let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
-    media.devices().iter().map(cells).collect()
+    media.devices.iter().map(cells).collect()
 }
 
 /// The time that the caller asked for, or else the current time, in ns since 1970.
@@ -225,7 +224,7 @@ pub(super) fn time_ns(wanted: Option<u64>) -> u64 {
 
 /// The committed superblocks of `media`.
 pub(super) fn opened(media: &Media) -> Result<SuperblockSet> {
-    let opened = judge_now(media)?.map_err(|error| match media.devices() {
+    let opened = judge_now(media)?.map_err(|error| match &media.devices[..] {
         [only] => error.target(only.namespace().address),
         _ => error,
     })?;
@@ -245,9 +244,9 @@ fn begun(
     current: Option<Current>,
     options: &ImportOptions,
     fingerprint: u64,
-    samples: u64,
 ) -> Result<ImportState> {
     let old = current.as_ref().map(|current| &current.directory);
+    let first = old.map_or(0, |old| old.num_samples());
     let layout = match old {
         Some(old) => *old.layout(),
         None => {
@@ -262,35 +261,23 @@ fn begun(
         generation: Generation(old.map_or(0, |old| old.generation().0) + 1),
         // Times in an image never decrease, even if the clock does.
         time_ns: time_ns(options.time_ns).max(old.map_or(0, |old| old.time_ns())),
-        part: part(old.map_or(0, |old| old.num_samples()), options, samples),
+        part: match options.placement {
+            PlacementOrder::Shuffled => Part { first, count: 0, seed: options.seed, window: 1 },
+            PlacementOrder::Source => Part { first, ..Part::default() },
+        },
         fingerprint,
     };
     Ok(ImportState { media, current, journal, resumed: false, done: false })
 }
 
-fn part(first: u64, options: &ImportOptions, samples: u64) -> Part {
-    match options.placement {
-        PlacementOrder::Shuffled => {
-            Part { first, count: samples, seed: options.seed, window: samples.max(1) }
-        }
-        PlacementOrder::Source => Part { first, count: samples, seed: 0, window: 0 },
-    }
-}
-
-fn resume(
-    media: Media,
-    mut channel: Channel,
-    options: &ImportOptions,
-    fingerprint: u64,
-    samples: u64,
-) -> Result<ImportState> {
-    let Some((journal, order)) = read_journals(&media, &mut channel)? else {
+fn resume(media: Media, options: &ImportOptions, fingerprint: u64) -> Result<ImportState> {
+    let Some((journal, order)) = read_journals(&media)? else {
         if judge_now(&media)?.is_ok() {
             return Err(nothing_to_resume());
         }
         // The import stopped before or during its first write. Starting anew loses nothing.
-        must_be_empty(&media, &mut channel, true)?;
-        return begun(media, None, options, fingerprint, samples);
+        must_be_empty(&media, true)?;
+        return begun(media, None, options, fingerprint);
     };
     if journal.fingerprint != fingerprint {
         // The journal may belong to an earlier, completed import, if the interrupted import stopped before it
@@ -304,20 +291,15 @@ fn resume(
         ));
     }
     let media = media.in_order(&order);
-    let window = if journal.part.window == 0 { 0 } else { samples.max(1) };
-    let part = Part { count: samples, window, ..journal.part };
-    let journal = Journal { part, ..journal };
     // The superblock of namespace 0 is written last. Without it, the first generation is not committed.
     let first = journal.generation == Generation(1);
     if first && media.channel().superblocks(0)?.newest().is_none() {
         equal(PART_OF_JOURNAL, 0, journal.part.first)?;
         return Ok(ImportState { media, current: None, journal, resumed: true, done: false });
     }
-    let opened = opened(&media)?;
-    if !options.accept_older_generation && !is_its_own_commit(&opened, &journal, &media)? {
-        refuse_lost_generation(&opened, &media)?;
-    }
-    let (media, current) = load_current(opened, &media)?;
+    let (media, current) = open(&media, |opened| {
+        Ok(options.accept_older_generation || is_its_own_commit(opened, &journal, &media)?)
+    })?;
     if current.directory.uuid() != journal.layout.uuid {
         return Err(nothing_to_resume());
     }
@@ -369,17 +351,12 @@ fn is_history(media: &Media, journal: &Journal) -> Result<bool> {
 pub(super) fn has_unfinished_import(media: &Media, current: &Current) -> Result<bool> {
     let mut channel = media.channel();
     for namespace in 0..media.len() {
-        let is_unfinished = match Journal::read(&mut channel, namespace) {
-            Ok(journal) => journal.is_some_and(|journal| {
-                journal.layout.uuid == current.directory.uuid()
-                    && journal.generation > current.directory.generation()
-            }),
+        match Journal::read(&mut channel, namespace) {
+            Ok(Some(journal)) if journal.is_next(&current.directory) => return Ok(true),
+            Ok(_) => {}
             // Another release may be able to resume the import.
-            Err(error) if error.kind() == ErrorKind::Unsupported => true,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(true),
             Err(error) => return Err(error),
-        };
-        if is_unfinished {
-            return Ok(true);
         }
     }
     Ok(false)
@@ -393,10 +370,11 @@ fn nothing_to_resume() -> Error {
 
 /// The journal on which all namespaces agree, and the namespaces' order. `None`: the import stopped before its
 /// journal was on all namespaces, so it has written nothing else.
-fn read_journals(media: &Media, channel: &mut Channel) -> Result<Option<(Journal, Vec<usize>)>> {
+fn read_journals(media: &Media) -> Result<Option<(Journal, Vec<usize>)>> {
+    let mut channel = media.channel();
     let mut journals = Vec::new();
     for namespace in 0..media.len() {
-        let Some(journal) = Journal::read(channel, namespace)? else { return Ok(None) };
+        let Some(journal) = Journal::read(&mut channel, namespace)? else { return Ok(None) };
         journals.push(journal);
     }
     let first = journals[0];
@@ -426,17 +404,17 @@ pub(super) fn order_of(places: &[(ImageLayout, u16)]) -> Option<Vec<usize>> {
 
 /// Refuses to overwrite possible user data. Large namespaces are only sampled, in many places; both ends are
 /// read completely, since other formats have their signatures there.
-fn must_be_empty(media: &Media, channel: &mut Channel, ignore_journal: bool) -> Result<()> {
+fn must_be_empty(media: &Media, ignore_journal: bool) -> Result<()> {
+    let mut channel = media.channel();
     for namespace in 0..media.len() {
-        let device = media.namespace(namespace);
         let refused = |what: &str, hint: &'static str| {
             let message = format!("there is {what} here already");
-            Err(Error::new(ErrorKind::Refused, message).target(device.address.clone()).hint(hint))
+            Err(Error::new(ErrorKind::Refused, message).target(media.address(namespace)).hint(hint))
         };
         if !channel.superblocks(namespace)?.is_blank() {
             return refused("an image", "add to it with --append, or overwrite it with --force");
         }
-        let len = device.len_bytes();
+        let len = media.len_bytes(namespace);
         for (at, piece) in probes(len) {
             let mut bytes = channel.read(namespace, at, piece)?;
             if at == 0 {
@@ -483,7 +461,7 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
 /// are erased last, so the image stays usable until then. If they were erased first, a power loss could make
 /// the previous generation current.
 fn give_up(channel: &mut Channel) -> Result<()> {
-    let opened = judge_now(channel.media())?.ok();
+    let opened = judge_now(&channel.media)?.ok();
     if let Some(opened) = &opened {
         void_other_copy(channel, opened)?;
     }
@@ -491,8 +469,8 @@ fn give_up(channel: &mut Channel) -> Result<()> {
     let last = committed.map(copy_offset);
     let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
     for of_committed in [false, true] {
-        for namespace in 0..channel.media().len() {
-            let len = channel.media().namespace(namespace).len_bytes();
+        for namespace in 0..channel.media.len() {
+            let len = channel.media.len_bytes(namespace);
             let is_there = |at: &u64| at + SUPERBLOCK_BYTES as u64 <= len;
             for at in marks.into_iter().filter(is_there) {
                 if (Some(at) == last) == of_committed {
@@ -526,7 +504,7 @@ pub(super) fn read_directory(media: &Media, superblock: &Superblock) -> Result<D
         Error::new(ErrorKind::OutOfMemory, "the directory does not fit into memory")
     })?;
     equal("namespaces", superblock.layout.num_namespaces.into(), media.len().into())?;
-    let device: &Arc<dyn Device> = &media.devices()[usize::from(location.namespace)];
+    let device: &Arc<dyn Device> = &media.devices[usize::from(location.namespace)];
     let address = device.namespace().address;
     let damaged = |error: FormatError| Error::from(error).target(address.clone()).hint(REBUILD);
     let end = location.offset_bytes.saturating_add(location.len_bytes);
@@ -553,3 +531,31 @@ const REBUILD: &str = "dlfs rebuild restores the directory from the chunks";
 const END_BYTES: u64 = 4 << 20;
 const PROBE_BYTES: u64 = 4096;
 const PROBES: u64 = 1024;
+
+/// Removes the marks of a plan that appends to the generation `current`, so that no part of the plan writes any
+/// more. The caller holds the lease of the image.
+///
+/// # Errors
+/// `Busy`: a part is being imported, on a namespace without an exclusive lock. Errors of reading and writing.
+pub(super) fn give_up_plan(media: &Media, current: &Directory, limit: Duration) -> Result<()> {
+    let mut channel = media.channel();
+    let mut marked = Vec::new();
+    for (namespace, device) in (0..).zip(media.devices.iter()) {
+        if Mark::read(&mut channel, namespace)?.is_none() {
+            continue;
+        }
+        let journal = Journal::read(&mut channel, namespace)?;
+        // Otherwise the plan is committed, and its commit was killed before it removed the mark.
+        if journal.is_some_and(|journal| journal.is_next(current)) {
+            // The caller holds the lease of namespace 0.
+            let alone = Media::new(vec![device.clone()])?;
+            let lease = (namespace > 0).then(|| Lease::take(&alone, limit)).transpose()?;
+            marked.push((namespace, lease));
+        }
+    }
+    if !marked.is_empty() {
+        tracing::warn!("an append that was planned for several processes is given up");
+    }
+    // A part that begins later finds no mark, and is refused.
+    marked.iter().try_for_each(|(namespace, _)| Mark::remove(&mut channel, *namespace))
+}

@@ -1,4 +1,13 @@
-//! The progress of an import.
+//! The progress of an import, for the caller and as metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use dlfs_base::metrics::{self, Measured, Snapshot};
+use dlfs_base::registry::Registration;
 
 /// Receives the progress of an import, on the importing thread.
 pub trait Progress {
@@ -31,3 +40,91 @@ pub enum Stage {
     /// Writing the directory and making everything durable.
     Committing,
 }
+
+/// Counts progress, and passes it on.
+pub(super) struct Metered<'a> {
+    progress: &'a mut dyn Progress,
+    counters: Arc<Counters>,
+    stage: Option<Stage>,
+    _registration: Registration,
+}
+
+impl<'a> Metered<'a> {
+    pub(super) fn new(progress: &'a mut dyn Progress) -> Metered<'a> {
+        let counters = Arc::<Counters>::default();
+        let registration = Registration::new(&counters);
+        Metered { progress, counters, stage: None, _registration: registration }
+    }
+}
+
+impl Progress for Metered<'_> {
+    fn stage(&mut self, stage: Stage, samples: u64, bytes: u64) {
+        self.stage = Some(stage);
+        self.counters.begin(Some(stage));
+        self.progress.stage(stage, samples, bytes);
+    }
+
+    fn advance(&mut self, samples: u64, bytes: u64) {
+        if let Some(stage) = self.stage {
+            let of = &self.counters.stages[stage as usize];
+            of.samples.fetch_add(samples, Ordering::Relaxed);
+            of.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.progress.advance(samples, bytes);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.progress.stop()
+    }
+}
+
+impl Drop for Metered<'_> {
+    fn drop(&mut self) {
+        self.counters.begin(None);
+    }
+}
+
+#[derive(Default)]
+struct Counters {
+    stages: [StageCounters; 3],
+    /// The running stage, and its start time.
+    running: Mutex<Option<(usize, Instant)>>,
+}
+
+/// The work and time of a stage. The time includes completed runs only.
+#[derive(Default)]
+struct StageCounters {
+    samples: AtomicU64,
+    bytes: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Counters {
+    /// Ends the running stage, if any, and begins `stage`, if any.
+    fn begin(&self, stage: Option<Stage>) {
+        let mut running = self.running.lock();
+        if let Some((ended, began)) = *running {
+            let took = began.elapsed().as_nanos() as u64;
+            self.stages[ended].nanoseconds.fetch_add(took, Ordering::Relaxed);
+        }
+        *running = stage.map(|stage| (stage as usize, Instant::now()));
+    }
+}
+
+impl Measured for Counters {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        let running = self.running.lock(); // locked so that no stage ends meanwhile
+        for (at, (stage, of)) in STAGES.into_iter().zip(&self.stages).enumerate() {
+            let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+            let began = running.filter(|(stage, _)| *stage == at).map(|(_, began)| began);
+            let time = began.map_or(Duration::ZERO, |began| began.elapsed())
+                + Duration::from_nanos(load(&of.nanoseconds));
+            snapshot.count(&metrics::IMPORT_SAMPLES, &[stage], load(&of.samples));
+            snapshot.count(&metrics::IMPORT_BYTES, &[stage], load(&of.bytes));
+            snapshot.seconds(&metrics::IMPORT_SECONDS, &[stage], time.as_secs_f64());
+        }
+    }
+}
+
+/// The stages as label values, in the order of [`Stage`].
+const STAGES: [&str; 3] = ["indexing", "writing", "committing"];

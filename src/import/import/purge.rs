@@ -10,11 +10,9 @@ use std::sync::Arc;
 use crate::import::columns::columns_of;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
-use crate::import::edit::{Edit, EditReport, writable};
-use crate::import::give_back::{give_back, is_left};
+use crate::import::edit::{Edit, EditReport, give_back, is_left, writable};
 use crate::import::media::Channel;
 use crate::import::options::{EditOptions, Progress, Stage};
-use crate::import::retry::with_retry;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{Generation, Lba, SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -95,7 +93,7 @@ impl<'a> Purge<'a> {
                 layout.capacity_cells(device.namespace().len_bytes())
             }
         };
-        let ceilings = (0..).zip(edit.media.devices()).map(ceiling).collect();
+        let ceilings = (0..).zip(edit.media.devices.iter()).map(ceiling).collect();
         Purge {
             time_ns: edit.time_ns(),
             since: edit.next_generation(),
@@ -133,8 +131,8 @@ impl<'a> Purge<'a> {
     /// number.
     fn step(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
         loop {
-            let budget = self.edit.media.retry_budget();
-            let no_room = match with_retry(budget, || self.try_step(todo, progress))? {
+            let budget = &self.edit.media.retry_budget;
+            let no_room = match budget.retry(|| self.try_step(todo, progress))? {
                 Ok((done, chunks, commit)) => {
                     self.go_on_from(commit);
                     self.chunks += chunks;
@@ -147,8 +145,8 @@ impl<'a> Purge<'a> {
                 self.raises += 1;
             } else if self.has_freed {
                 // After another generation, the cells that the last step freed can be written.
-                let budget = self.edit.media.retry_budget();
-                let commit = with_retry(budget, || self.commit(&[]))?;
+                let budget = &self.edit.media.retry_budget;
+                let commit = budget.retry(|| self.commit(&[]))?;
                 self.go_on_from(commit);
                 self.has_freed = false;
             } else if !self.raise_ceilings() {
@@ -181,10 +179,10 @@ impl<'a> Purge<'a> {
             let _ = space.allocate(0, commit_cells); // a single generation needs none
         }
         let mut rewriter = Rewriter::new(self, space);
-        let done = rewriter.rewrite_what_fits(todo, progress)?;
-        if done == 0 {
-            return Ok(Err(rewriter.no_room.take().expect("that is why nothing was done")));
-        }
+        let done = match rewriter.rewrite_what_fits(todo, progress)? {
+            (0, Some(no_room)) => return Ok(Err(no_room)),
+            (done, _) => done,
+        };
         let heads = rewriter.heads;
         Ok(Ok((done, heads.len() as u64, self.commit(&heads)?)))
     }
@@ -202,9 +200,8 @@ impl<'a> Purge<'a> {
         directory.set_freed(self.edit.current.freed(directory.cell_ranges()));
         let mut space = self.edit.free_space();
         heads.iter().for_each(|head| space.reserve(head.cell_range()));
-        let commit = commit::prepare(&self.edit.media, directory, &mut space)?;
-        commit::write(&self.edit.media, &self.edit.lease, &commit)?;
-        Ok(commit)
+        let Edit { media, lease, .. } = &*self.edit;
+        commit::commit(media, std::slice::from_ref(lease), directory, &mut space)
     }
 
     /// The free cells below the ceilings.
@@ -260,31 +257,22 @@ type Slots = std::ops::Range<u64>;
 fn holed(directory: &Directory) -> Result<(Vec<Slots>, u64)> {
     let mut holed = Vec::new();
     let mut dead = 0;
+    let mut name = Vec::new();
     for chunk in 0..directory.num_chunks() {
         let info = directory.chunk(chunk);
-        let count = dead_samples(directory, chunk)?;
-        if count > 0 {
-            holed.push(info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots));
-            dead += count;
+        if directory.live_in_chunk(chunk) == info.num_slots {
+            continue;
         }
+        let slots = info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots);
+        let before = dead;
+        for slot in slots.clone() {
+            let id = directory.id_at(Slot(slot)).expect("a slot of a chunk has an id");
+            // A purge drops a sample's name together with its bytes.
+            dead += u64::from(!directory.is_live(id) && directory.name_into(id, &mut name)?);
+        }
+        holed.extend((dead > before).then_some(slots));
     }
     Ok((holed, dead))
-}
-
-/// The number of deleted samples of a chunk whose bytes are still on the media.
-fn dead_samples(directory: &Directory, chunk: u32) -> Result<u64> {
-    let info = directory.chunk(chunk);
-    if directory.live_in_chunk(chunk) == info.num_slots {
-        return Ok(0);
-    }
-    let mut name = Vec::new();
-    let mut dead = 0;
-    for slot in info.first_slot.0..info.first_slot.0 + u64::from(info.num_slots) {
-        let id = directory.id_at(Slot(slot)).expect("a slot of a chunk has an id");
-        // A purge drops a sample's name together with its bytes.
-        dead += u64::from(!directory.is_live(id) && directory.name_into(id, &mut name)?);
-    }
-    Ok(dead)
 }
 
 /// Writes the new chunks of a generation.
@@ -299,8 +287,8 @@ struct Rewriter<'a> {
     buf: IoBuf,
     /// The heads of the chunks that were written.
     heads: Vec<ChunkHead>,
-    /// The reason why a chunk could not be written.
-    no_room: Option<Error>,
+    /// Set if there was no room for a chunk.
+    is_full: bool,
 }
 
 impl<'a> Rewriter<'a> {
@@ -316,16 +304,20 @@ impl<'a> Rewriter<'a> {
             open: None,
             buf: IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout)),
             heads: Vec::new(),
-            no_room: None,
+            is_full: false,
         }
     }
 
-    /// Rewrites chunks in order, and returns how many fit.
+    /// Rewrites chunks in order. Returns how many fit, and the reason why the next one does not.
     ///
     /// While there is room for three full-size chunks, neighbours are merged: one chunk may complete the open
     /// chunk, fill another, and begin a third. With less room, each chunk is rewritten separately, so that it
     /// is known whether it fits.
-    fn rewrite_what_fits(&mut self, todo: &[Slots], progress: &mut dyn Progress) -> Result<usize> {
+    fn rewrite_what_fits(
+        &mut self,
+        todo: &[Slots],
+        progress: &mut dyn Progress,
+    ) -> Result<(usize, Option<Error>)> {
         let chunk_cells = self.layout.cells_of(self.layout.chunk_size_bytes.into());
         let mut end = None;
         for (done, slots) in todo.iter().enumerate() {
@@ -335,34 +327,29 @@ impl<'a> Rewriter<'a> {
             }
             // The open chunk was begun with enough free space, so it can be finished.
             if end != Some(slots.start) {
-                self.finish_or_fail()?;
+                self.finish_chunk()?;
             }
             let is_tight = !self.space.has_room(3 * chunk_cells);
             if is_tight {
-                self.finish_or_fail()?;
+                self.finish_chunk()?;
             }
             let whole = self.heads.len();
-            self.rewrite(slots)?;
-            if is_tight && (self.no_room.is_some() || !self.finish_chunk()?) {
-                self.heads.truncate(whole);
-                return Ok(done);
+            let mut rewritten = self.rewrite(slots);
+            if is_tight {
+                rewritten = rewritten.and_then(|()| self.finish_chunk());
             }
-            if let Some(no_room) = self.no_room.take() {
-                return Err(no_room);
+            match rewritten {
+                Err(no_room) if is_tight && self.is_full => {
+                    self.heads.truncate(whole);
+                    return Ok((done, Some(no_room)));
+                }
+                rewritten => rewritten?,
             }
             end = Some(slots.end);
             progress.advance(slots.end - slots.start, 0);
         }
-        self.finish_or_fail()?;
-        Ok(todo.len())
-    }
-
-    fn finish_or_fail(&mut self) -> Result<()> {
-        if self.finish_chunk()? {
-            Ok(())
-        } else {
-            Err(self.no_room.take().expect("that is why it did not fit"))
-        }
+        self.finish_chunk()?;
+        Ok((todo.len(), None))
     }
 
     /// Copies the live samples of a chunk into new chunks. Slots of deleted samples become empty entries.
@@ -410,7 +397,7 @@ impl<'a> Rewriter<'a> {
     }
 
     fn push(&mut self, slot: Slot, sample: Option<(&SampleMeta<'_>, &[u8])>) -> Result<()> {
-        while self.no_room.is_none() {
+        loop {
             self.open_chunk(slot)?;
             let (chunk, _) = self.open.as_mut().expect("opened just above");
             let fit = match sample {
@@ -421,7 +408,7 @@ impl<'a> Rewriter<'a> {
             };
             match fit {
                 Fit::Here => return Ok(()),
-                Fit::NextChunk => drop(self.finish_chunk()?),
+                Fit::NextChunk => self.finish_chunk()?,
                 // An oversize sample has its own chunk, which is dropped as a whole.
                 Fit::Oversize => {
                     let message = "a sample among others does not fit into a chunk";
@@ -429,7 +416,6 @@ impl<'a> Rewriter<'a> {
                 }
             }
         }
-        Ok(())
     }
 
     /// Ensures that the chunk being filled continues with `slot`.
@@ -453,14 +439,14 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Writes the chunk being filled, if there is one. Returns false if there is no room for it.
-    fn finish_chunk(&mut self) -> Result<bool> {
-        let Some((mut chunk, _)) = self.open.take() else { return Ok(true) };
+    /// Writes the chunk being filled, if there is one. Sets `is_full` if there is no room for it.
+    fn finish_chunk(&mut self) -> Result<()> {
+        let Some((mut chunk, _)) = self.open.take() else { return Ok(()) };
         let sequence = self.heads.len() as u64;
         let needed = chunk.cells();
         let Some(cells) = self.space.allocate(sequence, needed) else {
-            self.no_room = Some(self.space.no_room(needed).into());
-            return Ok(false);
+            self.is_full = true;
+            return Err(self.space.no_room(needed).into());
         };
         let start = self.layout.offset_of(cells.cell)?;
         let end = start + cells.cells * self.layout.cell_bytes();
@@ -479,7 +465,7 @@ impl<'a> Rewriter<'a> {
         buf.rejoin(tail);
         self.buf = buf;
         self.heads.push(*header.head());
-        Ok(true)
+        Ok(())
     }
 
     fn part_of(&self, slot: Slot) -> &Part {
@@ -489,7 +475,7 @@ impl<'a> Rewriter<'a> {
 }
 
 fn damaged(id: SampleId, offset: u64, channel: &Channel, namespace: u16) -> Error {
-    let device = channel.media().namespace(namespace);
+    let device = channel.media.devices[usize::from(namespace)].namespace();
     Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")
         .sample(id)
         .target(device.address)

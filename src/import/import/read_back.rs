@@ -1,11 +1,118 @@
-//! Verifies written chunks by reading them back, for networks without digests.
+//! Reads chunks back: to find those of an interrupted import, and to verify written ones where a network has no
+//! digests.
 
+use crate::import::journal::{PartSum, WrittenPart};
 use crate::import::media::{Channel, pieces};
+use dlfs_base::buf::IoBuf;
+use dlfs_base::units::{ALIGN_BYTES, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{ChunkInfo, Directory};
-use dlfs_format::format::checksum::crc32c_append;
-use dlfs_format::format::chunk::SampleEntry;
-use dlfs_format::format::{ChunkHead, ChunkHeader};
+use dlfs_format::format::builder::ChunkLocation;
+use dlfs_format::format::checksum::{crc32c, crc32c_append};
+use dlfs_format::format::chunk::{ChunkId, ChunkKind, SampleEntry};
+use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, ImageLayout, RecordSums};
+
+/// Reads the chunk of `spec` at `location` that begins with `first_slot`; of an oversize chunk, only the header.
+/// `None`: it is not there, a sample does not match its checksums, or padding is not zero.
+///
+/// # Errors
+/// Errors of reading.
+pub(super) fn sound_chunk(
+    channel: &mut Channel,
+    spec: &ChunkSpec,
+    location: &ChunkLocation,
+    first_slot: Slot,
+) -> Result<Option<(ChunkHeader, IoBuf)>> {
+    let namespace = location.namespace;
+    let start = spec.layout.offset_of(location.cell)?;
+    let len = channel.media.len_bytes(namespace);
+    let is_within = |bytes: u64| start.saturating_add(bytes) <= len;
+    if !is_within(ALIGN_BYTES as u64) {
+        return Ok(None);
+    }
+    let block = channel.read(namespace, start, ALIGN_BYTES)?;
+    let Ok(head) = ChunkHead::parse(&block) else { return Ok(None) };
+    if !is_head_of(&head, spec, location, first_slot) || !is_within(head.len_bytes()) {
+        return Ok(None);
+    }
+    let is_oversize = head.len_bytes() > u64::from(spec.layout.chunk_size_bytes);
+    let read = if is_oversize { head.data_start() } else { head.len_bytes() };
+    let bytes = channel.read(namespace, start, read as usize)?;
+    let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
+    let is_sound = if is_oversize {
+        oversize_is_sound(channel, &header, namespace, start)?
+    } else {
+        ordinary_is_sound(&header, &bytes)
+    };
+    Ok(is_sound.then_some((header, bytes)))
+}
+
+/// Returns whether `head` belongs to the chunk of `spec` at `location` that begins with `first_slot`.
+pub(super) fn is_head_of(
+    head: &ChunkHead,
+    spec: &ChunkSpec,
+    location: &ChunkLocation,
+    first_slot: Slot,
+) -> bool {
+    let ChunkLocation { sequence, time_ns, namespace, cell } = *location;
+    head.layout == spec.layout
+        && head.kind == ChunkKind::Samples
+        && head.id == ChunkId { generation: spec.generation, sequence }
+        && head.time_ns == time_ns
+        && head.first_slot == first_slot
+        && head.part == spec.part.uncounted()
+        && head.check_location(&spec.layout, namespace, cell).is_ok()
+}
+
+/// Returns whether the sample of the chunk at offset `start` matches its checksums, and all padding is zero.
+fn oversize_is_sound(
+    channel: &mut Channel,
+    header: &ChunkHeader,
+    namespace: u16,
+    start: u64,
+) -> Result<bool> {
+    let Some(sample) = header.samples().next() else { return Ok(false) };
+    let mut sums = RecordSums::default();
+    let len = u64::from(sample.len_bytes);
+    let end = header.head().len_bytes() - sample.offset_bytes;
+    for (at, piece) in pieces(end, PIECE_BYTES) {
+        let bytes = channel.read(namespace, start + sample.offset_bytes + at, piece)?;
+        let payload = (len.saturating_sub(at)).min(piece as u64) as usize;
+        sums.push(&bytes[..payload]);
+        if bytes[payload..].iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(is_right(&sample, &sums))
+}
+
+/// Returns whether every sample of a chunk matches its checksum and all padding is zero.
+fn ordinary_is_sound(header: &ChunkHeader, bytes: &[u8]) -> bool {
+    let mut at = header.head().header_len as usize;
+    let is_zero = |range: std::ops::Range<usize>| {
+        bytes.get(range).is_some_and(|gap| gap.iter().all(|&byte| byte == 0))
+    };
+    for sample in header.samples() {
+        let start = sample.offset_bytes as usize;
+        let end = start + sample.len_bytes as usize;
+        let sound = bytes.get(start..end).is_some_and(|record| match sample.pieces {
+            [] => crc32c(record) == sample.crc32c,
+            _ => is_right(&sample, &RecordSums::of(record)),
+        });
+        if !sound || !is_zero(at..start) {
+            return false;
+        }
+        at = end;
+    }
+    is_zero(at..header.head().len_bytes() as usize)
+}
+
+/// Returns whether a header has these checksums for the sample. Earlier releases wrote no checksums for pieces.
+fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
+    let pieces = sample.pieces;
+    sums.crc32c() == sample.crc32c
+        && (pieces.is_empty() || sums.pieces().eq(pieces.iter().copied()))
+}
 
 /// Reads the chunks from number `first` on, and compares them with `directory`.
 ///
@@ -17,10 +124,8 @@ pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: 
         let header =
             whole_chunk(channel, chunk.namespace, chunk.offset_bytes, chunk.header_bytes as usize)?;
         if !header.is_some_and(|header| is_same(&header, directory, &chunk)) {
-            let message = format!("chunk {number} does not read back as it was written");
-            return Err(Error::new(ErrorKind::Disconnected, message)
-                .target(channel.media().namespace(chunk.namespace).address)
-                .hint("resume with dlfs import --resume"));
+            let error = differs(channel, chunk.namespace, number.into());
+            return Err(error.hint("resume with dlfs import --resume"));
         }
     }
     Ok(())
@@ -72,6 +177,40 @@ fn crc_of(channel: &mut Channel, namespace: u16, offset: u64, len: u64) -> Resul
         crc = crc32c_append(crc, &channel.read(namespace, offset + at, piece)?);
     }
     Ok(crc)
+}
+
+/// Reads the chunks of a written part in order. Compares all samples with the chunk headers, and the headers
+/// with the part's record.
+///
+/// # Errors
+/// `Disconnected`: something differs; the part can be written again. Errors of reading.
+pub(super) fn check_part(
+    channel: &mut Channel,
+    layout: &ImageLayout,
+    part: &WrittenPart,
+) -> Result<()> {
+    let mut cell = part.first_cell;
+    let mut sum = PartSum::default();
+    for number in 0..part.chunks {
+        let offset = layout.offset_of(cell)?;
+        let Some(header) = whole_chunk(channel, part.namespace, offset, ALIGN_BYTES)? else {
+            return Err(differs(channel, part.namespace, number).hint("write the part again"));
+        };
+        sum.add(header.head());
+        cell += header.head().cell_range().cells;
+    }
+    if (sum.samples, sum.digest()) == (part.samples, part.digest) {
+        Ok(())
+    } else {
+        let message = "the chunks of a part do not read back as they were written";
+        Err(Error::new(ErrorKind::Disconnected, message).hint("write the part again"))
+    }
+}
+
+fn differs(channel: &Channel, namespace: u16, number: u64) -> Error {
+    let message = format!("chunk {number} does not read back as it was written");
+    let error = Error::new(ErrorKind::Disconnected, message);
+    error.target(channel.media.address(namespace))
 }
 
 const PIECE_BYTES: u64 = 1 << 20;

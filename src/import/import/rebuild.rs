@@ -19,13 +19,11 @@ use serde::Serialize;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::edit::writable;
-use crate::import::give_up::give_up_plan;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage, as_text};
-use crate::import::prepare;
-use crate::import::retry::with_retry;
-use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice};
+use crate::import::prepare::{self, give_up_plan};
+use crate::import::scan::{BLOCK_BYTES, Scan, capacities, cells_until, each_block};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -109,36 +107,35 @@ pub fn rebuild_on(
     since: Option<Generation>,
     progress: &mut dyn Progress,
 ) -> Result<RebuildReport> {
-    let given = Media::new(devices.to_vec())?;
-    let (layout, order) = identify(&given)?;
-    let media = given.in_order(&order);
+    let (media, layout) = identify(&Media::new(devices.to_vec())?)?;
     let lease = Lease::take(&media, ImportOptions::default().lease)?;
-    let copies = media.superblocks()?;
-    valid(&copies).try_for_each(Superblock::check_writable)?;
-    let base = since.map(|since| base_of(&media, &copies, since)).transpose()?.flatten();
-    let (scan, found) = search(&media, &layout, &copies, base.as_ref(), progress)?;
+    let mut remains = Remains::read(media, layout)?;
+    remains.superblocks().try_for_each(Superblock::check_writable)?;
+    remains.base = since.map(|since| remains.base_of(since)).transpose()?.flatten();
+    let (scan, found) = remains.search(progress)?;
+    let Remains { media, copies, base, .. } = &remains;
     progress.stage(Stage::Committing, 0, 0);
-    lease.explain(give_up_plan(&media, &found.directory, ImportOptions::default().lease))?;
-    let result = with_retry(media.retry_budget(), || {
+    lease.explain(give_up_plan(media, &found.directory, ImportOptions::default().lease))?;
+    let result = media.retry_budget.retry(|| {
         // Snapshots that superblocks name are current until the commit, and chunks of older generations stay. With a
         // base, the scan has not read the heads of the base's chunks; their cells are the directory's.
-        let mut space = beside_own(&media, &scan, &found.directory, valid(&copies));
+        let mut space = remains.beside_own(&scan, &found.directory, |_| true);
         scan.heads.iter().for_each(|head| space.reserve(head.cell_range()));
-        let prepared = commit::prepare(&media, found.directory.clone(), &mut space);
+        let prepared = commit::prepare(media, found.directory.clone(), &mut space);
         let mut commit = match prepared {
             // Also overwrites chunks that neither this generation nor the previous one has, and this generation's
             // snapshot: the record holds the same information, so that a power loss meanwhile leaves an image that
             // can still be rebuilt.
             Err(error) if error.kind() == ErrorKind::NoSpace && found.record.is_some() => {
                 let own = found.directory.generation();
-                let others = valid(&copies).filter(|copy| copy.generation != own);
-                let mut space = beside_own(&media, &scan, &found.directory, others);
-                commit::prepare(&media, found.directory.clone(), &mut space)?
+                let is_other = |copy: &Superblock| copy.generation != own;
+                let mut space = remains.beside_own(&scan, &found.directory, is_other);
+                commit::prepare(media, found.directory.clone(), &mut space)?
             }
             prepared => prepared?,
         };
-        let bad = void_bad_copies(&copies, &mut commit.superblocks);
-        commit::write(&media, &lease, &commit)?;
+        let bad = void_bad_copies(copies, &mut commit.superblocks);
+        commit::write(media, &lease, &commit)?;
         // Erase bad copies last: only now does a superblock declare them void, so that a blank copy does not
         // count as a lost generation.
         let mut channel = media.channel();
@@ -169,7 +166,7 @@ pub fn rebuild_on(
         unreadable_cells: scan.unreadable.len() as u64,
         mended_copies: bad + copies.iter().filter(was_bad).count() as u64,
         deletions_known: found.deletions_known,
-        base: base.map(|base| base.generation()),
+        base: base.as_ref().map(Directory::generation),
     })
 }
 
@@ -185,78 +182,285 @@ pub fn read_heads(
     progress: &mut dyn Progress,
 ) -> Result<(Directory, BTreeMap<ChunkId, u64>)> {
     let given = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
-    let (layout, order) = identify(&given)?;
-    let media = given.in_order(&order);
-    let copies = media.superblocks()?;
-    let (scan, found) = search(&media, &layout, &copies, None, progress)?;
+    let (media, layout) = identify(&given)?;
+    let (scan, found) = Remains::read(media, layout)?.search(progress)?;
     let times = scan.heads.iter().map(|head| (head.id, head.time_ns));
     Ok((found.directory, times.collect()))
 }
 
-/// The space outside the chunks of this generation and the previous one, outside unreadable cells, and outside the
-/// snapshots that `copies` name.
-fn beside_own<'a>(
-    media: &Media,
-    scan: &Scan,
-    directory: &Directory,
-    copies: impl Iterator<Item = &'a Superblock>,
-) -> Space {
-    let mut space = Space::new(directory.layout(), &media.capacities());
-    let own = directory.cell_ranges().chain(directory.freed().iter().copied());
-    let others = scan.unreadable.iter().copied().chain(copies.map(Superblock::snapshot_range));
-    own.chain(others).for_each(|range| space.reserve(range));
-    space
+/// The remains of an image, from which its directory is assembled.
+struct Remains {
+    /// The namespaces, in the image's order.
+    media: Media,
+    layout: ImageLayout,
+    copies: Vec<SuperblockCopies>,
+    /// The directory that supplies the older chunks, if there is one.
+    base: Option<Directory>,
 }
 
-fn valid(copies: &[SuperblockCopies]) -> impl Iterator<Item = &Superblock> {
-    copies.iter().flat_map(|copies| copies.copies.iter().flatten())
-}
+impl Remains {
+    fn read(media: Media, layout: ImageLayout) -> Result<Remains> {
+        let copies = media.superblocks()?;
+        Ok(Remains { media, layout, copies, base: None })
+    }
 
-/// Reads heads and assembles the generation, until only cells inside sound chunks are unread.
-fn search(
-    media: &Media,
-    layout: &ImageLayout,
-    copies: &[SuperblockCopies],
-    base: Option<&Directory>,
-    progress: &mut dyn Progress,
-) -> Result<(Scan, Found)> {
-    let cells = cells_to_search(media, layout, copies, base);
-    progress.stage(Stage::Indexing, cells.iter().map(|range| range.cells).sum(), 0);
-    let mut scan = Scan::of(media, layout, &cells, progress)?;
-    loop {
-        let found = assemble_newest(media, layout, &scan.heads, base, copies);
-        let sound = match &found {
-            Ok(found) if select_generation(copies).is_ok() => sound_chunks(found),
-            _ => HashSet::new(),
+    /// All valid copies of superblocks.
+    fn superblocks(&self) -> impl Iterator<Item = &Superblock> {
+        self.copies.iter().flat_map(|copies| copies.copies.iter().flatten())
+    }
+
+    /// The space outside the chunks of this generation and the previous one, outside unreadable cells, and outside
+    /// the snapshots that the superblocks name for which `counts` returns true.
+    fn beside_own(
+        &self,
+        scan: &Scan,
+        directory: &Directory,
+        counts: impl Fn(&Superblock) -> bool,
+    ) -> Space {
+        let mut space = Space::new(&self.layout, &self.media.capacities());
+        let snapshots = self.superblocks().filter(|copy| counts(copy));
+        let own = directory.cell_ranges().chain(directory.freed().iter().copied());
+        let others = scan.unreadable.iter().copied();
+        let others = others.chain(snapshots.map(Superblock::snapshot_range));
+        own.chain(others).for_each(|range| space.reserve(range));
+        space
+    }
+
+    /// Reads heads and assembles the generation, until only cells inside sound chunks are unread.
+    fn search(&self, progress: &mut dyn Progress) -> Result<(Scan, Found)> {
+        let cells = self.cells_to_search();
+        progress.stage(Stage::Indexing, cells.iter().map(|range| range.cells).sum(), 0);
+        let mut scan = Scan::of(&self.media, &self.layout, &cells, progress)?;
+        loop {
+            let found = self.assemble_newest(&scan.heads);
+            let sound = match &found {
+                Ok(found) if select_generation(&self.copies).is_ok() => sound_chunks(found),
+                _ => HashSet::new(),
+            };
+            if !scan.look_inside(&sound)? {
+                return Ok((scan, found?));
+            }
+        }
+    }
+
+    /// The cells that may hold heads: up to the end of the committed image, or all cells if it is not certain which
+    /// generation is committed. Skips the chunks of the base. If a generation can be opened, also skips the
+    /// snapshots that superblocks name: the next generation does not write to these; the one after it may.
+    fn cells_to_search(&self) -> Vec<CellRange> {
+        let opened = select_generation(&self.copies).ok();
+        let is_certain = opened.as_ref().is_some_and(|opened| opened.lost_generation().is_none());
+        let used_cells = |copies: &SuperblockCopies| {
+            let ends = copies.copies.iter().flatten().map(|superblock| superblock.used_len_bytes);
+            ends.max().unwrap_or(u64::MAX).div_ceil(self.layout.cell_bytes())
         };
-        if !scan.look_inside(media, layout, &sound)? {
-            return Ok((scan, found?));
+        let ends = capacities(&self.media, &self.layout).into_iter().zip(&self.copies);
+        let ends =
+            ends.map(|(end, copies)| if is_certain { end.min(used_cells(copies)) } else { end });
+        let snapshots = self.superblocks().filter(|_| opened.is_some());
+        let read = self.base.iter().flat_map(Directory::cell_ranges);
+        without(
+            cells_until(&self.layout, ends),
+            snapshots.map(Superblock::snapshot_range).chain(read),
+        )
+    }
+
+    /// The committed superblock, and the generation that may have been committed after it. Without any valid
+    /// superblock, both are `None`.
+    fn committed(&self) -> (Option<Superblock>, Option<Generation>) {
+        match select_generation(&self.copies) {
+            Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
+            Err(_) => {
+                let newest = self.copies[0].newest().copied();
+                let next = newest.map(|superblock| superblock.generation.next());
+                (newest, next.filter(|&next| self.copies[0].is_bad_at(next)))
+            }
+        }
+    }
+
+    /// The newest readable directory of generation `since` or earlier, found by a superblock copy that names its
+    /// snapshot.
+    fn base_of(&self, since: Generation) -> Result<Option<Directory>> {
+        let (superblock, lost) = self.committed();
+        let newest = lost.or(superblock.map(|superblock| superblock.generation));
+        if let Some(newest) = newest.filter(|newest| *newest < since) {
+            let message = format!("there is no generation {since} yet: the newest one is {newest}");
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+        let copies = self.copies[0].copies.iter().flatten();
+        let mut older: Vec<&Superblock> = copies.filter(|copy| copy.generation <= since).collect();
+        older.sort_by_key(|copy| std::cmp::Reverse(copy.generation));
+        let read = |superblock| prepare::read_directory(&self.media, superblock).ok();
+        Ok(older.into_iter().find_map(read))
+    }
+
+    /// Assembles the generation that a bad superblock copy may have committed, if its record exists and it has not
+    /// lost more samples than the generation before. Otherwise assembles the generation before.
+    fn assemble_newest(&self, heads: &[ChunkHead]) -> Result<Found> {
+        let (superblock, lost) = self.committed();
+        let committed = superblock.map(|superblock| superblock.generation);
+        let known = self.assemble(heads, committed, superblock.as_ref());
+        let Some(lost) = lost else { return known };
+        let newer = self.assemble(heads, Some(lost), None);
+        match (known, newer) {
+            (Ok(known), Ok(newer)) => {
+                let is_there = newer.directory.generation() == lost && newer.record.is_some();
+                let is_whole = newer.selection.lost_samples <= known.selection.lost_samples;
+                if is_there && !is_whole {
+                    tracing::warn!(
+                        "generation {lost} was begun, and {} samples of it are missing: generation {} \
+                         is rebuilt",
+                        newer.selection.lost_samples,
+                        known.directory.generation()
+                    );
+                }
+                Ok(if is_there && is_whole { newer } else { known })
+            }
+            (Err(_), Ok(newer)) if newer.record.is_some() => Ok(newer),
+            (known, _) => known,
+        }
+    }
+
+    /// Assembles the committed generation, if it is known; otherwise the newest one with an intact record;
+    /// otherwise the newest one. `superblock` is the one that commits it.
+    fn assemble(
+        &self,
+        heads: &[ChunkHead],
+        committed: Option<Generation>,
+        superblock: Option<&Superblock>,
+    ) -> Result<Found> {
+        if heads.is_empty() && self.base.is_none() {
+            return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
+        }
+        let since = self.base.as_ref().map_or(Generation(0), Directory::generation);
+        // Chunks of an uncommitted generation are ignored.
+        let until = committed.unwrap_or(Generation(u64::MAX));
+        let wanted = |head: &&ChunkHead| since < head.id.generation && head.id.generation <= until;
+        let later: Vec<ChunkHead> = heads.iter().filter(wanted).copied().collect();
+        let channel = &mut self.media.channel();
+        let mut records = later.clone();
+        loop {
+            let head = newest_record(&records, committed).copied();
+            let record = head.map(|head| self.read_record(channel, &head)).transpose()?.flatten();
+            if let (Some(head), None) = (&head, &record) {
+                // The record is damaged: try the next one.
+                records.retain(|other| other != head);
+                continue;
+            }
+            let record = record
+                .or_else(|| self.record_of_snapshot(superblock?))
+                .or_else(|| self.base.as_ref().map(Directory::record));
+            // An older record, such as the base's own, would only restore the older generation.
+            if let (Some(record), Some(committed)) = (&record, committed)
+                && record.generation < committed
+            {
+                let message = format!("the record of generation {committed} no longer exists");
+                return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
+            }
+            let Assembled { usable, selection, mut builder } =
+                self.add_usable(channel, &later, record.as_ref())?;
+            let (generation, time_ns) = match (&record, superblock) {
+                (Some(record), _) => (record.generation, record.time_ns),
+                // Not lower than the committed generation: otherwise readers would still open the newer superblock.
+                (None, Some(superblock)) => (superblock.generation, superblock.time_ns),
+                (None, None) => {
+                    usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
+                }
+            };
+            let deletions_known = record.is_some();
+            if let Some(record) = record {
+                builder.set_classes(record.classes);
+                builder.add_origins(&record.origins);
+                builder.delete(&record.deleted);
+                builder.set_freed(record.freed);
+            }
+            let mut directory = builder.finish(generation, time_ns)?;
+            let record = head.map(|head| head.cell_range());
+            if let Some(range) = record {
+                directory.set_record_range(range);
+            }
+            let is_head = |step: &&Step| matches!(step, Step::Head(_));
+            let headers_read = selection.steps.iter().filter(is_head).count() as u64;
+            return Ok(Found { directory, selection, headers_read, record, deletions_known });
+        }
+    }
+
+    fn read_record(
+        &self,
+        channel: &mut Channel,
+        head: &ChunkHead,
+    ) -> Result<Option<GenerationRecord>> {
+        let bytes = read_front(channel, head)?;
+        let record = bytes.and_then(|bytes| GenerationRecord::parse(&bytes).ok());
+        Ok(record.map(|(_, record)| record).filter(|record| record.layout == self.layout))
+    }
+
+    /// The contents of the committed generation's record, taken from its snapshot.
+    fn record_of_snapshot(&self, superblock: &Superblock) -> Option<GenerationRecord> {
+        let is_own = superblock.layout == self.layout;
+        let directory = is_own.then(|| prepare::read_directory(&self.media, superblock).ok());
+        directory.flatten().map(|directory| directory.record())
+    }
+
+    /// Selects chunks, and adds them to a builder. A chunk with a damaged header is treated as missing. So is a
+    /// chunk with damaged samples if another chunk has the same slots: an interrupted edit may have left it half
+    /// written before another edit of the same generation.
+    fn add_usable(
+        &self,
+        channel: &mut Channel,
+        heads: &[ChunkHead],
+        record: Option<&GenerationRecord>,
+    ) -> Result<Assembled> {
+        // Each slot that was ever assigned has an entry in the header of some chunk.
+        let lens = self.media.devices.iter().map(|device| device.namespace().len_bytes());
+        let most_slots = lens.fold(0, u64::saturating_add) / MIN_ENTRY_BYTES;
+        let mut usable = heads.to_vec();
+        loop {
+            let selection = select_chunks(self.base.as_ref(), &usable, record, most_slots)?;
+            let mut builder = DirectoryBuilder::new(self.layout);
+            let mut added = Ok(());
+            let mut damaged = Vec::new();
+            for step in &selection.steps {
+                let done = match *step {
+                    Step::Lost { part, count } => builder.add_lost(part, count),
+                    Step::Base(chunk) => {
+                        let base = self.base.as_ref().expect("only a base has base chunks");
+                        builder.copy_chunk(base, chunk)
+                    }
+                    Step::Head(at) => match read_usable(channel, &usable, &usable[at])? {
+                        Some(header) => builder.add_chunk(&header),
+                        None => {
+                            damaged.push(usable[at]);
+                            Ok(())
+                        }
+                    },
+                };
+                added = added.and(done);
+            }
+            if damaged.is_empty() {
+                added?;
+                return Ok(Assembled { usable, selection, builder });
+            }
+            usable.retain(|head| !damaged.contains(head));
         }
     }
 }
 
-/// The cells that may hold heads: up to the end of the committed image, or all cells if it is not certain which
-/// generation is committed. Skips the chunks of the base. If a generation can be opened, also skips the snapshots
-/// that superblocks name: the next generation does not write to these; the one after it may.
-fn cells_to_search(
-    media: &Media,
-    layout: &ImageLayout,
-    copies: &[SuperblockCopies],
-    base: Option<&Directory>,
-) -> Vec<CellRange> {
-    let opened = select_generation(copies).ok();
-    let is_certain = opened.as_ref().is_some_and(|opened| opened.lost_generation().is_none());
-    let used_cells = |copies: &SuperblockCopies| {
-        let ends = copies.copies.iter().flatten().map(|superblock| superblock.used_len_bytes);
-        ends.max().unwrap_or(u64::MAX).div_ceil(layout.cell_bytes())
-    };
-    let all = (0..).zip(capacities(media, layout)).zip(copies).map(|((namespace, end), copies)| {
-        let end = if is_certain { end.min(used_cells(copies)) } else { end };
-        let cell = layout.first_cell();
-        CellRange { namespace, cell, cells: end.saturating_sub(cell) }
-    });
-    let snapshots = valid(copies).filter(|_| opened.is_some()).map(Superblock::snapshot_range);
-    without(all, snapshots.chain(base.into_iter().flat_map(Directory::cell_ranges)))
+/// The result of reading heads and records.
+struct Found {
+    directory: Directory,
+    selection: ChunkSelection,
+    headers_read: u64,
+    /// The cells of the generation's own record, if the contents were taken from it.
+    record: Option<CellRange>,
+    /// Set if a record or snapshot was found: see [`RebuildReport::deletions_known`].
+    deletions_known: bool,
+}
+
+/// A selection whose headers are all readable, and the directory of its chunks so far.
+struct Assembled {
+    usable: Vec<ChunkHead>,
+    selection: ChunkSelection,
+    builder: DirectoryBuilder,
 }
 
 /// The places of the record, and of the chunks that no purge can have abandoned: chunks that the import of
@@ -303,22 +507,11 @@ fn void_bad_copies(copies: &[SuperblockCopies], superblocks: &mut [Superblock]) 
         .collect()
 }
 
-/// The result of reading heads and records.
-struct Found {
-    directory: Directory,
-    selection: ChunkSelection,
-    headers_read: u64,
-    /// The cells of the generation's own record, if the contents were taken from it.
-    record: Option<CellRange>,
-    /// Set if a record or snapshot was found: see [`RebuildReport::deletions_known`].
-    deletions_known: bool,
-}
-
-/// Identifies the image. Also returns the given namespaces' order in it.
-fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
+/// Identifies the image. Returns its namespaces in its order.
+fn identify(media: &Media) -> Result<(Media, ImageLayout)> {
     let copies = media.superblocks()?;
     if let Ok(opened) = select_generation(&copies) {
-        return Ok((opened.superblock().layout, opened.given));
+        return Ok((media.in_order(&opened.given), opened.superblock().layout));
     }
     let mut places = Vec::new();
     for (given, copies) in copies.iter().enumerate() {
@@ -330,7 +523,7 @@ fn identify(media: &Media) -> Result<(ImageLayout, Vec<usize>)> {
         let message = "the namespaces are not those of one whole image";
         Error::new(ErrorKind::InvalidArgument, message)
     })?;
-    Ok((places[0].0, order))
+    Ok((media.in_order(&order), places[0].0))
 }
 
 /// The layout in the first chunk of a namespace, and the namespace's number.
@@ -338,207 +531,30 @@ fn first_chunk(media: &Media, namespace: u16) -> Result<(ImageLayout, u16)> {
     let mut channel = media.channel();
     let mut found = None;
     let len = BLOCK_BYTES as u64;
-    each_block(&mut channel, namespace, 0..u64::MAX, len, |at, block| {
+    each_block(&mut channel, namespace, 0..u64::MAX, |at, block| {
         let head = block.ok().and_then(|block| ChunkHead::parse(block).ok());
         found = head
             .filter(|head| at > 0 && head.layout.offset_of(head.cell) == Ok(at))
             .map(|head| (head.layout, head.namespace));
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(at + len) }
     })?;
-    let address = || media.namespace(namespace).address;
+    let address = || media.address(namespace);
     found.ok_or_else(|| {
         Error::new(ErrorKind::NotFound, "there is no chunk of an image here").target(address())
     })
 }
 
-/// The committed superblock, and the generation that may have been committed after it. Without any valid
-/// superblock, both are `None`.
-fn committed(copies: &[SuperblockCopies]) -> (Option<Superblock>, Option<Generation>) {
-    match select_generation(copies) {
-        Ok(opened) => (Some(*opened.superblock()), opened.lost_generation()),
-        Err(_) => {
-            let newest = copies[0].newest().copied();
-            let next = newest.map(|superblock| superblock.generation.next());
-            (newest, next.filter(|&next| copies[0].is_bad_at(next)))
-        }
-    }
-}
-
-/// The contents of the committed generation's record, taken from its snapshot.
-fn record_of_snapshot(
-    media: &Media,
-    layout: &ImageLayout,
-    superblock: &Superblock,
-) -> Option<GenerationRecord> {
-    if superblock.layout != *layout {
-        return None;
-    }
-    prepare::read_directory(media, superblock).ok().map(|directory| directory.record())
-}
-
-/// The newest readable directory of generation `since` or earlier, found by a superblock copy that names its
-/// snapshot.
-fn base_of(
-    media: &Media,
-    copies: &[SuperblockCopies],
-    since: Generation,
-) -> Result<Option<Directory>> {
-    let (superblock, lost) = committed(copies);
-    let newest = lost.or(superblock.map(|superblock| superblock.generation));
-    if let Some(newest) = newest.filter(|newest| *newest < since) {
-        let message = format!("there is no generation {since} yet: the newest one is {newest}");
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
-    }
-    let mut older: Vec<&Superblock> =
-        copies[0].copies.iter().flatten().filter(|copy| copy.generation <= since).collect();
-    older.sort_by_key(|copy| std::cmp::Reverse(copy.generation));
-    Ok(older.into_iter().find_map(|superblock| prepare::read_directory(media, superblock).ok()))
-}
-
-/// Assembles the generation that a bad superblock copy may have committed, if its record exists and it has not
-/// lost more samples than the generation before. Otherwise assembles the generation before.
-fn assemble_newest(
-    media: &Media,
-    layout: &ImageLayout,
-    heads: &[ChunkHead],
-    base: Option<&Directory>,
-    copies: &[SuperblockCopies],
-) -> Result<Found> {
-    let (superblock, lost) = committed(copies);
-    let committed = superblock.map(|superblock| superblock.generation);
-    let known = assemble(media, layout, heads, base, (committed, superblock.as_ref()));
-    let Some(lost) = lost else { return known };
-    let newer = assemble(media, layout, heads, base, (Some(lost), None));
-    match (known, newer) {
-        (Ok(known), Ok(newer)) => {
-            let is_there = newer.directory.generation() == lost && newer.record.is_some();
-            let is_whole = newer.selection.lost_samples <= known.selection.lost_samples;
-            if is_there && !is_whole {
-                tracing::warn!(
-                    "generation {lost} was begun, and {} samples of it are missing: generation {} \
-                     is rebuilt",
-                    newer.selection.lost_samples,
-                    known.directory.generation()
-                );
-            }
-            Ok(if is_there && is_whole { newer } else { known })
-        }
-        (Err(_), Ok(newer)) if newer.record.is_some() => Ok(newer),
-        (known, _) => known,
-    }
-}
-
-/// Assembles the committed generation, if it is known; otherwise the newest one with an intact record;
-/// otherwise the newest one. `superblock` is the one that commits it.
-fn assemble(
-    media: &Media,
-    layout: &ImageLayout,
-    heads: &[ChunkHead],
-    base: Option<&Directory>,
-    (committed, superblock): (Option<Generation>, Option<&Superblock>),
-) -> Result<Found> {
-    if heads.is_empty() && base.is_none() {
-        return Err(Error::new(ErrorKind::NotFound, "no chunk of the image was found"));
-    }
-    // Each slot that was ever assigned has an entry in the header of some chunk.
-    let lens = media.devices().iter().map(|device| device.namespace().len_bytes());
-    let most_slots = lens.fold(0, u64::saturating_add) / MIN_ENTRY_BYTES;
-    let since = base.map_or(Generation(0), Directory::generation);
-    // Chunks of an uncommitted generation are ignored.
-    let until = committed.unwrap_or(Generation(u64::MAX));
-    let wanted = |head: &&ChunkHead| (since < head.id.generation) && head.id.generation <= until;
-    let later: Vec<ChunkHead> = heads.iter().filter(wanted).copied().collect();
-    let channel = &mut media.channel();
-    let mut records = later.clone();
-    loop {
-        let head = newest_record(&records, committed).copied();
-        let record = head.map(|head| read_record(channel, layout, &head)).transpose()?.flatten();
-        if let (Some(head), None) = (&head, &record) {
-            // The record is damaged: try the next one.
-            records.retain(|other| other != head);
-            continue;
-        }
-        let record = record
-            .or_else(|| record_of_snapshot(media, layout, superblock?))
-            .or_else(|| base.map(Directory::record));
-        // An older record, such as the base's own, would only restore the older generation.
-        if let (Some(record), Some(committed)) = (&record, committed)
-            && record.generation < committed
-        {
-            let message = format!("the record of generation {committed} no longer exists");
-            return Err(Error::new(ErrorKind::Corrupt, message).hint("rebuild without --since"));
-        }
-        let Assembled { usable, selection, mut builder } =
-            add_usable(channel, layout, base, &later, record.as_ref(), most_slots)?;
-        let (generation, time_ns) = match (&record, superblock) {
-            (Some(record), _) => (record.generation, record.time_ns),
-            // Not lower than the committed generation: otherwise readers would still open the newer superblock.
-            (None, Some(superblock)) => (superblock.generation, superblock.time_ns),
-            (None, None) => {
-                usable.iter().map(|h| (h.id.generation, h.time_ns)).max().unwrap_or_default()
-            }
-        };
-        let deletions_known = record.is_some();
-        if let Some(record) = record {
-            builder.set_classes(record.classes);
-            builder.add_origins(&record.origins);
-            builder.delete(&record.deleted);
-            builder.set_freed(record.freed);
-        }
-        let mut directory = builder.finish(generation, time_ns)?;
-        let record = head.map(|head| head.cell_range());
-        if let Some(range) = record {
-            directory.set_record_range(range);
-        }
-        let is_head = |step: &&Step| matches!(step, Step::Head(_));
-        let headers_read = selection.steps.iter().filter(is_head).count() as u64;
-        return Ok(Found { directory, selection, headers_read, record, deletions_known });
-    }
-}
-
-/// A selection whose headers are all readable, and the directory of its chunks so far.
-struct Assembled {
-    usable: Vec<ChunkHead>,
-    selection: ChunkSelection,
-    builder: DirectoryBuilder,
-}
-
-/// Selects chunks, and adds them to a builder. A chunk with a damaged header is treated as missing. So is a
-/// chunk with damaged samples if another chunk has the same slots: an interrupted edit may have left it half
-/// written before another edit of the same generation.
-fn add_usable(
+/// Reads the header of a chunk. `None`: the chunk cannot be used.
+fn read_usable(
     channel: &mut Channel,
-    layout: &ImageLayout,
-    base: Option<&Directory>,
     heads: &[ChunkHead],
-    record: Option<&GenerationRecord>,
-    most_slots: u64,
-) -> Result<Assembled> {
-    let mut usable = heads.to_vec();
-    loop {
-        let selection = select_chunks(base, &usable, record, most_slots)?;
-        let mut builder = DirectoryBuilder::new(*layout);
-        let mut added = Ok(());
-        let mut damaged = Vec::new();
-        for step in &selection.steps {
-            let chunk = match *step {
-                Step::Head(at) => match read_usable(channel, &usable, at)? {
-                    Some(header) => Some(header),
-                    None => {
-                        damaged.push(usable[at]);
-                        continue;
-                    }
-                },
-                Step::Base(_) | Step::Lost { .. } => None,
-            };
-            added = added.and_then(|()| add(&mut builder, step, chunk.as_ref(), base));
-        }
-        if damaged.is_empty() {
-            added?;
-            return Ok(Assembled { usable, selection, builder });
-        }
-        usable.retain(|head| !damaged.contains(head));
-    }
+    head: &ChunkHead,
+) -> Result<Option<ChunkHeader>> {
+    let bytes = read_front(channel, head)?;
+    Ok(match bytes.and_then(|bytes| ChunkHeader::parse(&bytes).ok()) {
+        Some(header) if has_rival(heads, head) && !is_whole(channel, &header)? => None,
+        header => header,
+    })
 }
 
 /// Returns whether another chunk has slots in common with this one.
@@ -555,14 +571,13 @@ fn has_rival(heads: &[ChunkHead], this: &ChunkHead) -> bool {
 fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     let head = header.head();
     let start = head.layout.offset_of(head.cell)?;
-    let device = channel.media().namespace(head.namespace);
     for sample in header.samples().filter(|sample| !sample.purged && sample.len_bytes > 0) {
         let at = start + sample.offset_bytes;
         let len = sample.len_bytes as usize;
-        if at.saturating_add(len as u64) > device.len_bytes() {
+        if at.saturating_add(len as u64) > channel.media.len_bytes(head.namespace) {
             return Ok(false);
         }
-        let found = read_twice(channel, head.namespace, at, len)?;
+        let found = channel.read_twice(head.namespace, at, len)?;
         if found.is_err() || found.is_ok_and(|bytes| crc32c(&bytes) != sample.crc32c) {
             return Ok(false);
         }
@@ -570,57 +585,12 @@ fn is_whole(channel: &mut Channel, header: &ChunkHeader) -> Result<bool> {
     Ok(true)
 }
 
-fn add(
-    builder: &mut DirectoryBuilder,
-    step: &Step,
-    header: Option<&ChunkHeader>,
-    base: Option<&Directory>,
-) -> Result<(), FormatError> {
-    match (*step, header) {
-        (Step::Lost { part, count }, _) => builder.add_lost(part, count),
-        (Step::Base(chunk), _) => {
-            builder.copy_chunk(base.expect("only a base has base chunks"), chunk)
-        }
-        (Step::Head(_), header) => builder.add_chunk(header.expect("a head's header was read")),
-    }
-}
-
-/// Reads the header of head number `at`. `None`: the chunk cannot be used.
-fn read_usable(
-    channel: &mut Channel,
-    heads: &[ChunkHead],
-    at: usize,
-) -> Result<Option<ChunkHeader>> {
-    let header = read_header(channel, &heads[at])?;
-    Ok(match header {
-        Some(header) if has_rival(heads, &heads[at]) && !is_whole(channel, &header)? => None,
-        header => header,
-    })
-}
-
-fn read_header(channel: &mut Channel, head: &ChunkHead) -> Result<Option<ChunkHeader>> {
-    let bytes = read_front(channel, head)?;
-    Ok(bytes.and_then(|bytes| ChunkHeader::parse(&bytes).ok()))
-}
-
-fn read_record(
-    channel: &mut Channel,
-    layout: &ImageLayout,
-    head: &ChunkHead,
-) -> Result<Option<GenerationRecord>> {
-    debug_assert!(head.kind == ChunkKind::Record, "asked for a record's head");
-    let bytes = read_front(channel, head)?;
-    let record = bytes.and_then(|bytes| GenerationRecord::parse(&bytes).ok());
-    Ok(record.map(|(_, record)| record).filter(|record| record.layout == *layout))
-}
-
 /// Reads head and table of a chunk or record. `None`: they cannot be read, or exceed the namespace.
 fn read_front(channel: &mut Channel, head: &ChunkHead) -> Result<Option<IoBuf>> {
     let at = head.layout.offset_of(head.cell)?;
     let len = u64::from(head.header_len).next_multiple_of(BLOCK_BYTES as u64);
-    let device = channel.media().namespace(head.namespace);
-    if at + len > device.len_bytes() {
+    if at + len > channel.media.len_bytes(head.namespace) {
         return Ok(None);
     }
-    Ok(read_twice(channel, head.namespace, at, len as usize)?.ok())
+    Ok(channel.read_twice(head.namespace, at, len as usize)?.ok())
 }

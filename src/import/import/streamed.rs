@@ -3,14 +3,14 @@
 //! An indexed import lays out all chunks before it begins; this import lays them out as it reads. A resumed
 //! import reads the stream again, but does not write chunks again that are on the media with the expected
 //! bytes. If the stream consists of shards or rows in an object store, it reads only what follows the last
-//! point that the interrupted import has recorded: see `points.rs` and `restore.rs`.
+//! point that the interrupted import has recorded: see `checkpoint.rs` and `chunk_stream.rs`.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::import::checked::{Checked, Checks};
-use crate::import::chunk_stream::{ChunkStream, NewRecord, Streamed};
+use crate::import::checkpoint::{Points, listed_objects};
+use crate::import::chunk_stream::{ChunkStream, NewRecord, Restored, Streamed};
 use crate::import::columns::{ColumnFile, RowColumns};
-use crate::import::field_types::typed_fields;
 use crate::import::formats::{self, Encoder, RowSource, SharedOrigins};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
@@ -18,9 +18,7 @@ use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
     stopped,
 };
-use crate::import::points::{self, Points};
 use crate::import::prepare::{self, ImportState};
-use crate::import::restore::Restored;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::objects::push_origin;
@@ -36,7 +34,6 @@ use crate::import::write_behind::PIECE_BYTES;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::columns::{ColumnTable, RowValues};
-use dlfs_format::format::superblock::used_bytes;
 use dlfs_format::format::{FieldTypes, SampleMeta, fields};
 use dlfs_places::{Client, Object};
 
@@ -50,7 +47,7 @@ pub(super) fn run(
     progress: &mut dyn Progress,
 ) -> Result<ImportReport> {
     let tokenizer = GivenTokenizer::read(options, found.kind)?;
-    let state = prepare::prepare(media, options, NO_FINGERPRINT, 0)?;
+    let state = prepare::prepare(media, options, NO_FINGERPRINT)?;
     if state.done {
         return Err(Error::new(ErrorKind::NotFound, "there is no unfinished import to resume"));
     }
@@ -62,7 +59,7 @@ pub(super) fn run(
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
     let mut judged = Judged { kind: found.kind, decided: found.decided };
     let origins = SharedOrigins::default();
-    let objects = points::listed(&found.files);
+    let objects = listed_objects(&found.files);
     let again = state.resumed.then(|| found.files.clone());
     let field_columns = OnceLock::new();
     let checks = Checks { image, file: columns.as_ref(), options, field_columns: &field_columns };
@@ -357,7 +354,7 @@ impl<'a> StreamImport<'a> {
         let values = match field_columns.get() {
             Some(columns) => {
                 let row = self.row.get_or_insert_with(|| {
-                    self.chunks.set_columns(columns.join(self.checks.columns()));
+                    self.chunks.spec.columns = columns.join(self.checks.columns());
                     columns.table()
                 });
                 row.clear();
@@ -404,22 +401,16 @@ impl<'a> StreamImport<'a> {
         self.progress.stage(Stage::Committing, 0, 0);
         let Streamed { commit, chunks, found, media } = self.chunks.commit()?;
         Ok(ImportReport {
-            uuid: commit.directory.uuid(),
-            generation: commit.directory.generation(),
-            kind,
             decided,
             samples: self.samples,
             sample_bytes: self.sample_bytes,
-            live_samples: commit.directory.num_live(),
             chunks,
             chunks_found: found,
-            image_bytes: used_bytes(&commit.superblocks),
             media,
-            pack: commit.directory.layout().pack,
             bad,
             file_counts,
             columns: self.values.as_ref().map(RowColumns::counts),
-            field_types: typed_fields(&commit.directory),
+            ..ImportReport::of(kind, &commit.directory, &commit.superblocks)
         })
     }
 }

@@ -16,7 +16,8 @@ use dlfs_format::format::{ChunkHeader, RecordSums};
 
 /// One thread's writes in flight. `T` is the caller's data about a chunk.
 pub(super) struct WriteBehind<T> {
-    channel: Channel,
+    /// The channel to the namespaces.
+    pub(super) channel: Channel,
     /// Writes of the chunk that is being built.
     open: ChunkWrites,
     /// Chunks whose writes have all been submitted, oldest first.
@@ -64,11 +65,6 @@ impl<T> WriteBehind<T> {
             flushes: ChunkWrites::default(),
             unpolled_bytes: 0,
         }
-    }
-
-    /// The channel to the namespaces, for calls that block.
-    pub(super) fn channel(&mut self) -> &mut Channel {
-        &mut self.channel
     }
 
     /// A buffer for a chunk, with undefined contents.
@@ -140,7 +136,7 @@ impl<T> WriteBehind<T> {
     /// A flush could not be submitted.
     pub(super) fn flush(&mut self) -> Result<()> {
         if self.flushes.under_way.is_empty() {
-            for namespace in 0..self.channel.media().len() {
+            for namespace in 0..self.channel.media.len() {
                 let under_way = self.channel.begin_flush(namespace)?;
                 self.flushes.under_way.push((under_way, ReturnTo::None));
             }
@@ -158,14 +154,12 @@ impl<T> WriteBehind<T> {
 
     /// Ends a chunk, all of whose writes are submitted. [`WriteBehind::ended`] will return its result.
     pub(super) fn close(&mut self, what: T) {
-        let parts = std::mem::take(&mut self.open);
-        self.chunks.push_back((Some(what), parts));
+        self.chunks.push_back((Some(what), std::mem::take(&mut self.open)));
     }
 
     /// Abandons the chunk that is being built. Its written bytes are useless.
     pub(super) fn give_up(&mut self) {
-        let parts = std::mem::take(&mut self.open);
-        self.chunks.push_back((None, parts));
+        self.chunks.push_back((None, std::mem::take(&mut self.open)));
     }
 
     /// Counts bytes that the caller has read, and polls from time to time. Otherwise a target that waits for

@@ -24,41 +24,29 @@
 //! - A part may be retried any number of times. A part from a source finds the chunks that are on the namespace
 //!   already. The cells of a part from a program count as free until the mark names its record. From then to the
 //!   commit, nothing overwrites them.
-//! - A part counts as complete only by the mark of its namespace (`../mark.rs`), which is written when all chunks
-//!   are durable. The mark of written parts names the last of their records (`record.rs`).
+//! - A part counts as complete only by the mark of its namespace (`../journal.rs`), which is written when all chunks
+//!   are durable. The mark of written parts names the last of their records.
 //! - Until the commit, chunks of written parts have the plan's id in place of the image's UUID, so a rebuild does
 //!   not take abandoned attempts for samples of the image. The commit rewrites their heads. A head lies in one
 //!   block, and only its first 128 bytes change. The new head depends only on data that the record covers, so
 //!   rewriting it twice gives the same bytes.
 //! - A plan to append has a mark on each namespace from the beginning. Any other change of the image removes
-//!   the marks (`../give_up.rs`), under the lease of each namespace, so no part writes to cells that this change
+//!   the marks (`../prepare.rs`), under the lease of each namespace, so no part writes to cells that this change
 //!   uses.
 //!
 //! [`filling`] writes shards while they are read for training, without a plan.
 //!
-//! Read `plan_file.rs` and `commit.rs` first; then, for sources, `source_plan.rs`, `planning.rs`, `source_part.rs` and
-//! `source_commit.rs`; for programs `write_plan.rs`, `record.rs`, `part_writer.rs`, `placing.rs`, `write_commit.rs`.
+//! Read `plan_file.rs` first; then, for sources, `source_plan.rs` and `source_parts.rs`; for programs `write_plan.rs`
+//! and `write_commit.rs`.
 
-mod check;
-mod commit;
 pub mod filling;
-mod part_writer;
-mod pieces;
-mod placing;
 mod plan_file;
-mod planned_names;
-mod planning;
-mod record;
-mod source_commit;
-mod source_part;
+mod source_parts;
 mod source_plan;
 mod write_commit;
 mod write_plan;
 
-pub use part_writer::{Output, PartPlace, PartWriter};
-pub use planning::{PlanReport, plan_import};
-pub use source_commit::commit_import;
-pub use source_part::{PartReport, import_part};
-pub use write_plan::WritePlan;
+pub use source_parts::{PartReport, PlanReport, commit_import, import_part, plan_import};
+pub use write_plan::{Output, PartPlace, PartWriter, WritePlan};
 
-pub use crate::import::written_part::WrittenPart;
+pub use crate::import::journal::WrittenPart;

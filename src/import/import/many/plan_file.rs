@@ -17,12 +17,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::Journal;
-use crate::import::mark::{Mark, State};
+use crate::import::journal::{Journal, Mark, State};
 use crate::import::media::{Channel, Media};
 use crate::import::options::Onto;
 use crate::import::prepare::write_journals;
-use crate::import::retry::with_retry;
 use dlfs_base::buf::zeroed_vec;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -161,7 +159,7 @@ impl<P: Parts> Plan<P> {
     /// `InvalidArgument`: it is not prepared, or the plan is committed. `Stale`: the image has changed since.
     /// Errors of reading.
     pub(super) fn mark(&self, namespace: u16, channel: &mut Channel) -> Result<Option<Mark>> {
-        let address = channel.media().namespace(namespace).address;
+        let address = channel.media.address(namespace);
         let refused = |text: &'static str, hint: &'static str| {
             let error = Error::new(ErrorKind::InvalidArgument, text);
             Err(error.target(address.clone()).hint(hint))
@@ -198,7 +196,7 @@ impl<P: Parts> Plan<P> {
     /// # Errors
     /// Errors of writing.
     pub(super) fn prepare(&self, media: &Media, state: Option<State>) -> Result<()> {
-        with_retry(media.retry_budget(), || {
+        media.retry_budget.retry(|| {
             let mut channel = media.channel();
             let layout = &self.journal.layout;
             for namespace in 0..media.len() {

@@ -1,8 +1,12 @@
 //! The plan of parts from sources: the location of each chunk, and its rows of the sources.
 //!
 //! The pieces of its file are the rows of each part and the names of all samples, in blocks of one or two
-//! megabytes (`pieces.rs`), and a single piece with the locations of all chunks. In that piece, numbers are
-//! LEB128, and strings follow their length.
+//! megabytes, and a single piece with the locations of all chunks. In that piece, numbers are
+//! LEB128, and strings follow their length. So no process loads the rows of other parts, and a part loads few of its
+//! own rows at a time.
+//!
+//! The rows of a piece are in the order of chunks and slots, which `select` of the index gives them. Names are
+//! in the order of ids. Each name is stored without the prefix that it shares with the name before it.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,19 +16,20 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::import::chunks::{ChunkLayout, RowOrder, Rows};
 use crate::import::journal::Journal;
-use crate::import::many::pieces::{Piece, PieceWriter};
 use crate::import::many::plan_file::{FROM_SOURCES, Parts, Plan, damaged};
-use crate::import::plan::{ChunkLayout, RowOrder, Rows};
 use crate::import::sources::{Index, Source, SourceKind};
 use dlfs_base::buf::zeroed_vec;
 use dlfs_base::replace_file::{NewMode, replace_file_with};
 use dlfs_base::units::Slot;
-use dlfs_base::{Error, Result};
-use dlfs_format::format::builder::ChunkSpec;
-use dlfs_format::format::cursor::{Cursor, put_number};
-use dlfs_format::format::error::{at_most, equal};
-use dlfs_format::format::{CellRange, FormatError, Part, Placement};
+use dlfs_base::{Error, ErrorKind, Result};
+
+use dlfs_format::format::columns::ColumnTable;
+use dlfs_format::format::cursor::{Cursor, put_number, put_string};
+use dlfs_format::format::error::{at_most, enough, equal};
+use dlfs_format::format::names::common;
+use dlfs_format::format::{CellRange, ChunkSpec, FormatError, Part, Placement};
 
 /// The description of the parts in the head of the plan.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -206,4 +211,158 @@ fn take_chunks(
     equal("samples in the chunks of a plan", first + count, slot)?;
     equal("bytes behind the chunks of a plan", 0, from.len() as u64)?;
     Ok(chunks)
+}
+
+/// A piece of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(super) struct Piece {
+    /// Its offset in the file.
+    pub(super) offset: u64,
+    /// Its length in bytes.
+    pub(super) len: u64,
+    /// XXH3-64 of its bytes.
+    pub(super) hash: u64,
+    /// The number of its chunks or names.
+    pub(super) count: u64,
+}
+
+/// Writes pieces, one after another.
+pub(super) struct PieceWriter<'f> {
+    pub(super) file: &'f mut File,
+    /// Offset of the next piece.
+    pub(super) at: u64,
+}
+
+impl PieceWriter<'_> {
+    /// Writes the rows of `chunks`, all chunks of a part.
+    pub(super) fn rows(
+        &mut self,
+        rows: &Rows<'_>,
+        mut chunks: &[ChunkLayout],
+        spec: &ChunkSpec,
+        placement: &Placement,
+    ) -> std::io::Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        while !chunks.is_empty() {
+            let (own, rest) = chunks.split_at(chunks_at_once(rows, chunks, placement));
+            let numbers =
+                || own.iter().flat_map(ChunkLayout::slots).map(|slot| rows.row_at(slot, placement));
+            let mut selected = rows.index.select(numbers());
+            if !spec.columns.is_empty() {
+                let mut columns = ColumnTable::new(&spec.columns);
+                for row in numbers() {
+                    let values = rows.values(row);
+                    columns.push(|column| values.get(column));
+                }
+                selected.set_columns(columns);
+            }
+            let mut bytes = Vec::new();
+            selected.save_rows(&mut bytes);
+            pieces.push(self.piece(&bytes, own.len() as u64)?);
+            chunks = rest;
+        }
+        Ok(pieces)
+    }
+
+    /// Writes the names of all rows.
+    pub(super) fn names(&mut self, index: &Index) -> std::io::Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let mut bytes = Vec::new();
+        let mut first = 0;
+        for row in 0..index.len() {
+            let name = index.name(row);
+            let shared = if row == first { 0 } else { common(index.name(row - 1), name) };
+            put_number(&mut bytes, shared as u64);
+            put_string(&mut bytes, &name[shared..]);
+            if bytes.len() >= NAMES_BYTES || row + 1 == index.len() {
+                pieces.push(self.piece(&bytes, row + 1 - first)?);
+                bytes.clear();
+                first = row + 1;
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Writes a piece of `count` chunks or names.
+    pub(super) fn piece(&mut self, bytes: &[u8], count: u64) -> std::io::Result<Piece> {
+        self.file.write_all(bytes)?;
+        let offset = self.at;
+        let len = bytes.len() as u64;
+        self.at += len;
+        Ok(Piece { offset, len, hash: xxh3_64(bytes), count })
+    }
+}
+
+/// The number of chunks, at least 1, at the beginning of `chunks` whose rows fit into a piece.
+fn chunks_at_once(rows: &Rows<'_>, chunks: &[ChunkLayout], placement: &Placement) -> usize {
+    let mut bytes = 0;
+    for (at, chunk) in chunks.iter().enumerate() {
+        for slot in chunk.slots() {
+            bytes += rows.index.name(rows.row_at(slot, placement)).len() + BYTES_A_ROW;
+        }
+        if bytes > PIECE_BYTES {
+            return at.max(1);
+        }
+    }
+    chunks.len()
+}
+
+/// Approximate maximum size of the rows of a piece. A part needs two or three times as much memory.
+const PIECE_BYTES: usize = 2 << 20;
+/// Approximate size of a row without its name.
+const BYTES_A_ROW: usize = 32;
+/// Size at which a piece of names is complete.
+const NAMES_BYTES: usize = 1 << 20;
+
+/// The names of a plan, in order from the first.
+pub(super) struct PlannedNames<'a> {
+    plan: &'a SourcePlan,
+    /// The number of the next piece.
+    next_piece: usize,
+    bytes: Vec<u8>,
+    /// Offset of the next name in `bytes`.
+    at: usize,
+    /// Number of names of the piece that are not read yet.
+    left: u64,
+    /// Number of rows up to and including the row of `name`.
+    num_read: u64,
+    name: Vec<u8>,
+}
+
+impl<'a> PlannedNames<'a> {
+    pub(super) fn new(plan: &'a SourcePlan) -> PlannedNames<'a> {
+        let bytes = Vec::new();
+        let name = Vec::new();
+        PlannedNames { plan, next_piece: 0, bytes, at: 0, left: 0, num_read: 0, name }
+    }
+
+    /// The name of a row. Rows must be asked for in ascending order.
+    ///
+    /// # Errors
+    /// `Corrupt`: the plan is damaged. Errors of reading it.
+    pub(super) fn name(&mut self, row: u64) -> Result<&[u8]> {
+        while self.num_read <= row {
+            if self.left == 0 {
+                let piece = self.plan.plan.parts.names.get(self.next_piece).ok_or_else(|| {
+                    Error::new(ErrorKind::Internal, format!("the plan has no name of row {row}"))
+                })?;
+                (self.bytes, self.at, self.left) = (self.plan.read_piece(piece)?, 0, piece.count);
+                self.next_piece += 1;
+                self.name.clear();
+            }
+            self.advance()?;
+        }
+        Ok(&self.name)
+    }
+
+    fn advance(&mut self) -> std::result::Result<(), FormatError> {
+        let mut from = Cursor::new("names of a plan", &self.bytes[self.at..]);
+        let shared = from.number()?;
+        enough("names of a plan", shared, self.name.len())?;
+        self.name.truncate(shared as usize);
+        self.name.extend_from_slice(from.string()?);
+        self.at = self.bytes.len() - from.len();
+        (self.left, self.num_read) = (self.left - 1, self.num_read + 1);
+        Ok(())
+    }
 }

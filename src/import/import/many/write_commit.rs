@@ -1,25 +1,23 @@
 //! Commits parts that programs wrote as one generation.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
-use crate::import::give_back::trim;
+use crate::import::commit::{TemporaryColumn, check_stop, commit, not_complete, once};
+use crate::import::edit::trim;
+use crate::import::journal::{Lane, PartSum, WrittenPart};
 use crate::import::lease::Lease;
-use crate::import::many::commit::{check_stop, not_complete, once, write};
 use crate::import::many::write_plan::WritePlan;
-use crate::import::mark::Lane;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{Progress, Stage};
-use crate::import::part_sum::PartSum;
-use crate::import::prepare::{self, Current};
+use crate::import::prepare;
 use crate::import::scan::BLOCK_BYTES;
-use crate::import::temporary::TemporaryColumn;
 use crate::import::writer::WriteReport;
-use crate::import::written_part::WrittenPart;
+use dlfs_base::error::invalid;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::chunk::{ChunkId, HEAD_BYTES};
 use dlfs_format::format::{CellRange, ChunkHead, ChunkHeader, ImageLayout, Part};
@@ -39,8 +37,7 @@ impl WritePlan {
         progress: &mut dyn Progress,
     ) -> Result<WriteReport> {
         if let Some(other) = parts.iter().find(|part| part.plan != self.0.id) {
-            let text = format!("the written part {} is of another plan", other.key);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid(format!("the written part {} is of another plan", other.key)));
         }
         self.commit_chosen(connect, progress, |found| {
             let is_missing = |part: &&WrittenPart| !found.contains(part);
@@ -67,8 +64,7 @@ impl WritePlan {
                     "part {key} is there, and the parts 0 to {} are committed",
                     count.saturating_sub(1)
                 );
-                return Err(Error::new(ErrorKind::InvalidArgument, text)
-                    .hint("say how many parts there are"));
+                return Err(Error::invalid(text, "say how many parts there are"));
             }
             let missing: Vec<u64> = (0..count).filter(|key| !last.contains_key(key)).collect();
             if missing.is_empty() {
@@ -96,7 +92,7 @@ impl WritePlan {
         choose: impl Fn(&[WrittenPart]) -> Result<Vec<WrittenPart>>,
     ) -> Result<WriteReport> {
         let media = self.0.open(None, connect)?;
-        let leases = leases(&media, self.lease_limit())?;
+        let leases = Lease::take_all(&media, self.lease_limit())?;
         let done = once(self.journal(), &media, &leases, || {
             let (lanes, found) = self.read_lanes(&mut media.channel())?;
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
@@ -112,7 +108,7 @@ impl WritePlan {
     fn read_lanes(&self, channel: &mut Channel) -> Result<(Vec<Lane>, Vec<WrittenPart>)> {
         let mut lanes = Vec::new();
         let mut found = Vec::new();
-        for namespace in 0..channel.media().len() {
+        for namespace in 0..channel.media.len() {
             let lane = self.lane(namespace, channel)?;
             found.extend(self.records(lane, namespace, channel)?);
             lanes.push(lane);
@@ -127,11 +123,11 @@ impl WritePlan {
         lanes: &[Lane],
         parts: &[WrittenPart],
         progress: &mut dyn Progress,
-    ) -> Result<Current> {
+    ) -> Result<Commit> {
         let journal = self.journal();
         let samples: u64 = parts.iter().map(|part| part.samples).sum();
         if samples == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "no sample was written"));
+            return Err(invalid("no sample was written"));
         }
         progress.stage(Stage::Committing, samples, 0);
         // Checksums are not read before the snapshot contains them, so they stay out of memory.
@@ -154,26 +150,8 @@ impl WritePlan {
         for (namespace, lane) in (0..).zip(lanes) {
             space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
         }
-        write(directory, media, leases, &mut space)
+        commit(media, leases, directory, &mut space)
     }
-}
-
-/// Takes the lease of the image, which is the lease of namespace 0, and the leases of all other namespaces, so that no
-/// part is written meanwhile.
-pub(super) fn leases(media: &Media, limit: Duration) -> Result<Vec<Lease>> {
-    let alone = media.devices()[1..].iter().map(|device| Media::new(vec![device.clone()]));
-    let alone = alone.collect::<Result<Vec<_>>>()?;
-    // Taking a lease may take seconds, so all are taken in parallel.
-    std::thread::scope(|scope| {
-        let others: Vec<_> =
-            alone.iter().map(|media| scope.spawn(move || Lease::take(media, limit))).collect();
-        let mut leases = vec![Lease::take(media, limit)?];
-        for other in others {
-            let ended = || Error::new(ErrorKind::Internal, "a thread that took a lease ended");
-            leases.push(other.join().map_err(|_| ended())??);
-        }
-        Ok(leases)
-    })
 }
 
 /// Concatenates parts.
@@ -255,8 +233,7 @@ fn check_names(directory: &Directory) -> Result<()> {
     let name = directory.name(one)?.unwrap_or_default();
     let name = String::from_utf8_lossy(&name);
     let text = format!("the samples {} and {} have the same name, {name:?}", one.0, other.0);
-    Err(Error::new(ErrorKind::InvalidArgument, text)
-        .hint("plan again, and give the samples of all parts names of their own"))
+    Err(Error::invalid(text, "plan again, and give the samples of all parts names of their own"))
 }
 
 const HINT: &str = "write each of them, and commit again";

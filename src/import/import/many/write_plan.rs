@@ -1,24 +1,30 @@
-//! The plan of an image whose parts are written by programs.
+//! The plan of an image whose parts are written by programs, and the writer of one part. The writer's thread places
+//! full windows in chunks after the parts that its namespace has already, and leaves a record for the commit. A part is
+//! complete once the mark of its namespace points to its record; each record points to the previous one.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::import::chunk_stream::ChunkStream;
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::Journal;
+use crate::import::journal::{BLOCK_BYTES, Journal, Lane, Mark, State, WrittenPart, parse};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
-use crate::import::many::planning::addresses;
-use crate::import::mark::{Lane, Mark, State};
+use crate::import::many::source_parts::addresses;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
-use crate::import::prepare;
-use crate::import::writer::{self, WriteOrder, WriterOptions};
+use crate::import::prepare::{self, ImportState};
+use crate::import::read_back::check_part;
+use crate::import::writer::{
+    self, NewSample, Placer, Started, Thread, WriteOrder, Writer, WriterOptions,
+};
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::{Error, ErrorKind, Result, random};
-use dlfs_format::format::{ImageLayout, Uuid};
+use dlfs_format::format::{CellRange, ImageLayout, Part, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::file::FileCalls;
 use dlfs_io::qpair::{ConnectOptions, Device};
@@ -87,7 +93,7 @@ impl WritePlan {
         let id: [u8; 16] = random::bytes()?;
         let fingerprint = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|at: usize| id[at]));
         let in_order = ImportOptions { placement: PlacementOrder::Source, ..image.clone() };
-        lease.explain(prepare::prepare(media, &in_order, fingerprint, 0).and_then(|state| {
+        lease.explain(prepare::prepare(media, &in_order, fingerprint).and_then(|state| {
             let journal = state.journal;
             let plan = Plan {
                 id,
@@ -160,7 +166,7 @@ impl WritePlan {
     pub(super) fn lane(&self, namespace: u16, channel: &mut Channel) -> Result<Lane> {
         match self.0.mark(namespace, channel)? {
             Some(Mark { state: State::Written(lane), .. }) => Ok(lane),
-            _ => Err(not_prepared(channel.media().namespace(namespace).address)),
+            _ => Err(not_prepared(channel.media.address(namespace))),
         }
     }
 
@@ -201,3 +207,230 @@ impl WritePlan {
 }
 
 const MAX_WINDOW_BYTES: usize = 1 << 40;
+
+/// The choice of a namespace for a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PartPlace {
+    /// The namespace with the part's number: part `k` goes to number `k` modulo the number of namespaces. A
+    /// second attempt while the first one runs is `Busy`.
+    #[default]
+    Own,
+    /// The part's own namespace, or the next one that no other process writes to. For frameworks that run a
+    /// part several times at once and then choose an attempt.
+    AnyFree,
+}
+
+/// Writes the samples of one part. Dropping it without [`finish`](Self::finish) discards them.
+#[derive(Debug)]
+pub struct PartWriter(Writer);
+
+/// The output of a program that writes samples.
+#[derive(Debug)]
+pub enum Output {
+    /// A generation.
+    Image(Box<Writer>),
+    /// A part of a generation, to be committed with the others.
+    Part(Box<PartWriter>),
+}
+
+impl Output {
+    /// The writer, to which samples are written.
+    pub fn samples(&mut self) -> &mut Writer {
+        match self {
+            Output::Image(writer) => writer,
+            Output::Part(part) => &mut part.0,
+        }
+    }
+}
+
+impl PartWriter {
+    /// Begins to write part number `key` of `plan`.
+    ///
+    /// # Errors
+    /// `Busy`: another attempt, or another part, is being written to the namespace. `InvalidArgument`: the
+    /// namespace is not prepared for this plan, or the plan is committed. `Stale`: the image has changed since.
+    /// Errors of opening.
+    pub fn begin(
+        plan: &WritePlan,
+        key: u64,
+        place: PartPlace,
+        connect: &ConnectOptions,
+    ) -> Result<PartWriter> {
+        let count = plan.image().len() as u64;
+        let tries = if place == PartPlace::Own { 1 } else { count };
+        let options = plan.options();
+        let mut busy = None;
+        for step in 0..tries {
+            let namespace = ((key % count + step) % count) as u16;
+            let part = NewPart { plan: plan.clone(), options: options.clone(), key, namespace };
+            let connect = connect.clone();
+            match Writer::start_part(&options, move |thread| part.place(&connect, thread)) {
+                Err(error) if error.kind() == ErrorKind::Busy => busy = Some(error),
+                begun => return begun.map(PartWriter),
+            }
+        }
+        Err(busy.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a plan has namespaces")))
+    }
+
+    /// The writer, to which samples are written. Its ids start at 0 in each part.
+    pub fn samples(&mut self) -> &mut Writer {
+        &mut self.0
+    }
+
+    /// Same as [`Writer::write`]; returns the number of earlier samples of the part.
+    ///
+    /// # Errors
+    /// As [`Writer::write`].
+    pub fn write(&mut self, sample: &NewSample<'_>) -> Result<u64> {
+        self.0.write(sample).map(|id| id.0)
+    }
+
+    /// Writes the remaining samples, and makes the part durable. A part may be empty.
+    ///
+    /// # Errors
+    /// Errors of writing: the part is not complete.
+    pub fn finish(self) -> Result<WrittenPart> {
+        self.0.finish_part()
+    }
+}
+
+/// A part to be written onto a namespace, after the parts that the namespace has already.
+struct NewPart {
+    plan: WritePlan,
+    options: WriterOptions,
+    key: u64,
+    namespace: u16,
+}
+
+impl NewPart {
+    /// Writes the part, until it ends, fails, or its writer is dropped. A part that does not end stays free space.
+    fn place(&self, connect: &ConnectOptions, thread: &Thread) -> Result<WrittenPart> {
+        let media = self.plan.0.open(Some(self.namespace), connect)?;
+        let lease = Lease::take(&media, self.plan.lease_limit())?;
+        let count = self.plan.journal().layout.num_namespaces;
+        lease.explain(self.write(media.placed(self.namespace, count)?, &lease, thread))
+    }
+
+    fn write(&self, media: Media, lease: &Lease, thread: &Thread) -> Result<WrittenPart> {
+        let NewPart { plan, options, .. } = self;
+        let namespace = self.namespace;
+        let layout = plan.journal().layout;
+        let lane = {
+            let mut channel = media.channel();
+            let lane = plan.lane(namespace, &mut channel)?;
+            self.check_uncommitted(&mut channel)?;
+            lane
+        };
+        thread.start(Started {
+            part: Some(self.key),
+            fields: options.fields.clone(),
+            field_types: options.field_types.clone(),
+            columns: options.columns.clone(),
+            classes: plan.0.classes.clone(),
+            ..Started::default()
+        })?;
+        let next = thread.next()?;
+        let part = Part::default();
+        let journal = Journal { part, layout: plan.draft_layout(), ..*plan.journal() };
+        let state = ImportState { media, current: None, journal, resumed: false, done: false };
+        let media = &state.media;
+        let mut space = prepare::free_space(media, &layout, None);
+        space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
+        let mut chunks = ChunkStream::of_part(&state, lease, options.columns.clone(), space);
+        chunks.set_fields(&options.fields, options.field_types.clone());
+        let seed = xxh3_64_with_seed(&self.key.to_le_bytes(), options.image.seed);
+        let mut placer = Placer::new(options, seed, 0, chunks);
+        placer.place_all(thread, next)?;
+        let Placer { chunks, sample_bytes, .. } = placer;
+        let (sum, mut space) = chunks.end_part()?;
+
+        let range = space.allocate(namespace.into(), RECORD_CELLS);
+        let range = range.ok_or_else(|| Error::from(space.no_room(RECORD_CELLS)))?;
+        let record = WrittenPart {
+            plan: plan.0.id,
+            key: self.key,
+            namespace,
+            time_ns: prepare::time_ns(None),
+            previous: lane.last_record,
+            first_cell: lane.end_cell,
+            record_cell: range.cell,
+            chunks: sum.chunks,
+            samples: sum.samples,
+            sample_bytes,
+            digest: sum.digest(),
+        };
+        let mut channel = media.channel(); // only now, when the channel of the chunks is closed
+        if !media.checks_writes() {
+            // The samples cannot be read again, so damage is reported, not repaired.
+            check_part(&mut channel, &layout, &record)?;
+        }
+        lease.check()?;
+        plan.append(&record, &mut channel)?;
+        Ok(record)
+    }
+
+    /// Refuses to write a part when the plan's commit has written a superblock.
+    fn check_uncommitted(&self, channel: &mut Channel) -> Result<()> {
+        let newest = channel.superblocks(self.namespace)?.newest().copied();
+        if newest.is_none_or(|newest| newest.layout.uuid != self.plan.uuid()) {
+            return Ok(());
+        }
+        let text = "the plan is being committed";
+        Err(Error::new(ErrorKind::InvalidArgument, text)
+            .hint("commit it again, and read the image"))
+    }
+}
+
+/// A record is shorter than a cell.
+const RECORD_CELLS: u64 = 1;
+
+impl WritePlan {
+    /// Adds a part, whose chunks are written, to a lane. The part is complete afterwards.
+    ///
+    /// # Errors
+    /// Errors of writing.
+    pub(super) fn append(&self, record: &WrittenPart, channel: &mut Channel) -> Result<()> {
+        let layout = &self.journal().layout;
+        let offset = layout.offset_of(record.record_cell)?;
+        channel.media.grow(record.namespace, offset + layout.cell_bytes())?;
+        channel.write_bytes(record.namespace, offset, &record.to_bytes())?;
+        let last_record = record.record_cell;
+        let lane = Lane { last_record, end_cell: last_record + 1 };
+        self.0.mark_of(record.namespace, State::Written(lane)).write(channel)
+    }
+
+    /// The records of all complete parts on a namespace, the last one first.
+    ///
+    /// # Errors
+    /// `Corrupt`: a record is damaged. Errors of reading.
+    pub(super) fn records(
+        &self,
+        lane: Lane,
+        namespace: u16,
+        channel: &mut Channel,
+    ) -> Result<Vec<WrittenPart>> {
+        let mut records = Vec::new();
+        let Lane { last_record: mut cell, end_cell: mut end } = lane;
+        while cell != 0 {
+            let offset = self.journal().layout.offset_of(cell)?;
+            let block = channel.read(namespace, offset, BLOCK_BYTES)?;
+            let of_here = |record: &WrittenPart| {
+                record.plan == self.0.id
+                    && record.namespace == namespace
+                    && record.record_cell == cell
+                    && record.first_cell <= cell
+                    && record.previous < record.first_cell
+                    && cell < end
+            };
+            let Some(record) = parse(&block).filter(of_here) else {
+                let text = format!("the record of a written part, in cell {cell}, is damaged");
+                return Err(
+                    Error::new(ErrorKind::Corrupt, text).target(channel.media.address(namespace))
+                );
+            };
+            records.push(record);
+            (cell, end) = (record.previous, record.first_cell);
+        }
+        Ok(records)
+    }
+}

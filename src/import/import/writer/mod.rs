@@ -15,11 +15,10 @@
 //! - Memory does not grow with the number of bytes: it holds two windows, and a few chunks. It grows with the
 //!   number of samples, for fingerprints of their names and for the directory at the end.
 //!
-//! Read this file first, then `window.rs`, and `placing.rs` for the thread.
+//! Read this file first, then `placing.rs`, which has the window and the thread.
 
 mod options;
 mod placing;
-mod window;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -33,14 +32,12 @@ pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
 use crate::import::device::open_for_import;
+use crate::import::journal::WrittenPart;
 use crate::import::options::other_fields;
-use crate::import::writer::placing::Work;
-use crate::import::writer::window::{NewRow, Window};
-use crate::import::written_part::WrittenPart;
+use crate::import::writer::placing::{Window, Work};
 use dlfs_base::process::Forked;
-use dlfs_base::threads;
 use dlfs_base::units::{SampleId, Slot};
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, ErrorKind, Result, threads};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::meta::check_label;
 use dlfs_format::format::{FieldTypes, Placement, fields};
@@ -253,8 +250,8 @@ impl Writer {
         let in_order = self.field_order.iter().map(|&at| sample.fields[at]);
         let table = fields::table(&lens);
         let parts = std::iter::once(&table[..]).chain(in_order.flatten());
-        let row = NewRow { id, name: &name, label, len };
-        self.window.push(row, parts, |column| sample.value(column)).map_err(|error| {
+        let value = |column: &ColumnSpec| sample.value(column);
+        self.window.push((id, &name[..], label), len, parts, value).map_err(|error| {
             let text = format!("its name, label or values cannot be stored: {error}");
             invalid(sample, text)
         })?;

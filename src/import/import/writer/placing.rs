@@ -1,4 +1,5 @@
-//! The thread of a writer: it opens the image, places full windows in chunks, and commits.
+//! The thread of a writer: it opens the image, places full windows in chunks, and commits. A window is samples in
+//! memory that are placed together.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,13 +14,15 @@ use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare::{self, ImportState};
 use crate::import::writer::options::{WriteOrder, WriteReport, WriterOptions};
-use crate::import::writer::window::Window;
-use dlfs_base::units::{Generation, Slot};
+use dlfs_base::error::invalid;
+use dlfs_base::units::{Generation, SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::builder::encode_fields;
-use dlfs_format::format::columns::{ColumnSpec, check_columns};
-use dlfs_format::format::{ChunkSpec, FieldTypes, ImageLayout, Part, Placement, Uuid};
+use dlfs_format::format::columns::{ColumnSpec, ColumnTable, Value, check_columns};
+use dlfs_format::format::{
+    ChunkSpec, FieldTypes, FormatError, ImageLayout, Part, Placement, SampleMeta, Uuid,
+};
 use dlfs_io::qpair::Device;
 
 /// Opens the namespaces, and lists the files that it creates.
@@ -63,7 +66,7 @@ impl Thread {
 }
 
 /// Data about the image that the writer needs.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(in crate::import) struct Started {
     /// The number of the part, if the writer writes a part.
     pub(in crate::import) part: Option<u64>,
@@ -91,8 +94,7 @@ fn write_all(
     thread: &Thread,
 ) -> Result<WriteReport> {
     if options.image.onto == Onto::Resume {
-        let text = "a writer cannot be resumed: its samples do not come again";
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+        return Err(invalid("a writer cannot be resumed: its samples do not come again"));
     }
     let lengths: Vec<u64> = devices.iter().map(|device| device.namespace().len_bytes()).collect();
     let media = prepare::in_image_order(&Media::new(devices.to_vec())?)?;
@@ -135,7 +137,7 @@ fn write_leased(
 /// Inspects the image, and decides what to write.
 fn prepare_image(options: &WriterOptions, media: Media) -> Result<ImportState> {
     let image = ImportOptions { placement: PlacementOrder::Source, ..options.image.clone() };
-    let mut state = prepare::prepare(media, &image, FINGERPRINT, 0)?;
+    let mut state = prepare::prepare(media, &image, FINGERPRINT)?;
     if let WriteOrder::Whole { count } = options.order {
         let seed = options.image.seed;
         state.journal.part = Part { count, seed, window: count.max(1), ..state.journal.part };
@@ -152,11 +154,10 @@ fn start_of(options: &WriterOptions, state: &ImportState) -> Result<Started> {
             None => columns.push(own.clone()),
             Some(column) if column.kind == own.kind => {}
             Some(column) => {
-                let text = format!(
+                return Err(invalid(format!(
                     "the image's column {:?} is of type {}, the writer's of {}",
                     own.name, column.kind, own.kind
-                );
-                return Err(Error::new(ErrorKind::InvalidArgument, text));
+                )));
             }
         }
     }
@@ -183,8 +184,7 @@ pub(in crate::import) fn check(
     columns: &[ColumnSpec],
 ) -> Result<()> {
     if let Some(twice) = (1..fields.len()).find(|&at| fields[..at].contains(&fields[at])) {
-        let text = format!("field {} is there twice", fields[twice].escape_ascii());
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+        return Err(invalid(format!("field {} is there twice", fields[twice].escape_ascii())));
     }
     check_columns(columns)?;
     let spec = ChunkSpec {
@@ -208,9 +208,10 @@ fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldT
         let own = own.and_then(|field| image.field_types().of(field));
         if own != Some(given) {
             let own = own.map_or("bytes, without a type".into(), |own| own.to_string());
-            let text =
-                format!("field {} is {given}, and in the image it is {own}", name.escape_ascii());
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid(format!(
+                "field {} is {given}, and in the image it is {own}",
+                name.escape_ascii()
+            )));
         }
     }
     Ok(image.field_types().clone())
@@ -313,3 +314,98 @@ fn discarded() -> Error {
 
 /// Marks a journal that no source can resume: "written!" in ASCII.
 const FINGERPRINT: u64 = u64::from_be_bytes(*b"written!");
+
+/// Samples in the order in which they were written: name and record of each, contiguous in memory.
+#[derive(Debug)]
+pub(in crate::import) struct Window {
+    bytes: Vec<u8>,
+    rows: Vec<Row>,
+    values: ColumnTable,
+}
+
+#[derive(Debug)]
+struct Row {
+    id: SampleId,
+    label: Option<i64>,
+    name_start: usize,
+    record_start: usize,
+    record_len: u32,
+}
+
+impl Window {
+    /// An empty window, with memory for `len_bytes`.
+    pub(super) fn new(columns: &[ColumnSpec], len_bytes: usize) -> Window {
+        // The memory of a larger window grows as samples arrive.
+        let bytes = Vec::with_capacity(len_bytes.min(MAX_RESERVED_BYTES));
+        Window { bytes, rows: Vec::new(), values: ColumnTable::new(columns) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Bytes that the window takes, without the values of typed columns.
+    pub(super) fn len_bytes(&self) -> usize {
+        self.bytes.len() + self.rows.len() * size_of::<Row>()
+    }
+
+    /// Adds a sample whose record, of `len` bytes, is the concatenation of `parts`.
+    ///
+    /// # Errors
+    /// The name, label or values are not valid in an image. The sample is not added.
+    pub(super) fn push<'p, 'v>(
+        &mut self,
+        (id, name, label): (SampleId, &[u8], Option<i64>),
+        len: u32,
+        parts: impl Iterator<Item = &'p [u8]>,
+        value: impl FnMut(&ColumnSpec) -> Value<'v>,
+    ) -> Result<(), FormatError> {
+        let at = self.rows.len();
+        self.values.push(value);
+        let meta = SampleMeta { id, name, label, values: self.values.row(at) };
+        if let Err(error) = meta.check() {
+            self.values.truncate(at);
+            return Err(error);
+        }
+        let name_start = self.bytes.len();
+        self.bytes.extend_from_slice(name);
+        let record_start = self.bytes.len();
+        parts.for_each(|part| self.bytes.extend_from_slice(part));
+        assert_eq!(self.bytes.len() - record_start, len as usize, "the length was counted");
+        self.rows.push(Row { id, label, name_start, record_start, record_len: len });
+        Ok(())
+    }
+
+    /// The metadata of sample number `at` of this window.
+    pub(super) fn meta(&self, at: usize) -> SampleMeta<'_> {
+        let row = &self.rows[at];
+        SampleMeta {
+            id: row.id,
+            name: &self.bytes[row.name_start..row.record_start],
+            label: row.label,
+            values: self.values.row(at),
+        }
+    }
+
+    /// The record of sample number `at` of this window.
+    pub(super) fn record(&self, at: usize) -> &[u8] {
+        let row = &self.rows[at];
+        &self.bytes[row.record_start..][..row.record_len as usize]
+    }
+
+    /// Removes all samples. Keeps memory for at most twice `len_bytes`, the length of a usual window: frees what an
+    /// unusually large sample took.
+    pub(super) fn clear(&mut self, len_bytes: usize) {
+        self.bytes.clear();
+        self.bytes.shrink_to(len_bytes.saturating_mul(2));
+        self.rows.clear();
+        self.values.clear();
+    }
+}
+
+/// Upper limit of the memory reserved for an empty window.
+const MAX_RESERVED_BYTES: usize = 256 << 20;

@@ -18,23 +18,18 @@
 //! - The commit is a function of records and shards: after a crash it is run again, and writes the same bytes.
 //! - The journal keeps the identity of the shards. An image of others is refused, also after the commit.
 //!
-//! Read `look.rs` first, then `writing.rs`, `turns.rs`, `record.rs` and `commit.rs`.
+//! Read this file first, then `image.rs`: the state of the image, its records, and the commit.
 
-mod commit;
-mod look;
-mod record;
-mod turns;
-mod writing;
+mod image;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::import::journal::Journal;
+use crate::import::journal::{Journal, Lane};
 use crate::import::lease::Lease;
-use crate::import::mark::Lane;
-use crate::import::media::Media;
+use crate::import::media::{Channel, Media};
 use crate::import::options::ImportOptions;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::{Error, ErrorKind, Result, random};
@@ -42,12 +37,8 @@ use dlfs_format::format::ImageLayout;
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
-pub use commit::commit;
-pub use record::{Filled, FilledChunk};
-
-use look::{Look, look_at, open, prepare};
-use turns::Turns;
-use writing::Writing;
+pub use image::{Filled, FilledChunk, commit};
+use image::{Look, look_at, mark_of, open, prepare, record_of};
 
 /// The right of a rank to fill one namespace of an image. Dropping it keeps what was written, for the next one.
 pub struct Filling {
@@ -55,16 +46,21 @@ pub struct Filling {
     layout: ImageLayout,
     filled: Filled,
     attempts: AtomicU64,
-    hold: Mutex<Hold>,
+    /// `None`: it has ended.
+    hold: Mutex<Option<Hold>>,
 }
 
-/// A rank's hold of its namespace.
-enum Hold {
-    /// It has the namespace for itself.
-    Own(Box<Writing>),
-    /// It shares the namespace with other ranks.
-    Shared(Turns),
-    Ended,
+/// A rank's hold of its namespace, and its chunks that wait for it.
+struct Hold {
+    /// The namespace, if the rank has it for itself. Otherwise it shares the namespace with other ranks.
+    own: Option<Box<Writing>>,
+    /// The chunks that wait for the rank's next turn, each with the bytes of its header.
+    waiting: Vec<(FilledChunk, u64, IoBuf)>,
+    /// Their memory.
+    bytes: usize,
+    /// The end of the last record, and the time that it took, with the wait for a turn.
+    ended: Instant,
+    took: Duration,
 }
 
 /// The image that a rank fills.
@@ -111,7 +107,15 @@ impl Place {
         };
         let own = own.placed(namespace, journal.layout.num_namespaces)?;
         let lane = lanes[usize::from(namespace)];
-        let writing = Writing::new(&own, lease, (Journal { namespace, ..journal }, *rank), lane);
+        let writing = Writing {
+            channel: own.channel(),
+            lease,
+            journal: Journal { namespace, ..journal },
+            rank: *rank,
+            lane,
+            next_cell: lane.end_cell,
+            chunks: Vec::new(),
+        };
         Ok(Some(Taken { writing, media, journal, lanes }))
     }
 }
@@ -136,18 +140,25 @@ impl Filling {
         if !filled.has_rank(rank) {
             writing.explained(Writing::record)?; // it is not committed before
         }
+        let hold = Hold {
+            own: Some(writing.into()),
+            waiting: Vec::new(),
+            bytes: 0,
+            ended: Instant::now(),
+            took: Duration::ZERO,
+        };
         Ok(Some(Filling {
             place,
             layout: journal.layout,
             filled,
             attempts: AtomicU64::new(random::number()?),
-            hold: Hold::Own(writing.into()).into(),
+            hold: Some(hold).into(),
         }))
     }
 
     /// Gives the namespace back between writes: other ranks write it, too.
     pub fn in_turns(self) -> Filling {
-        *self.hold.lock() = Hold::Shared(Turns::new());
+        self.hold.lock().iter_mut().for_each(|hold| hold.own = None);
         self
     }
 
@@ -181,26 +192,25 @@ impl Filling {
     /// # Errors
     /// Errors of writing. What is durable stays. `Busy`: other ranks have a shared namespace for long.
     pub fn push(&self, chunk: FilledChunk, header_bytes: u64, data: IoBuf) -> Result<()> {
-        match &mut *self.hold.lock() {
-            Hold::Own(own) => own.explained(|own| own.write(chunk, header_bytes, data)),
-            Hold::Shared(turns) => {
-                let least_bytes = self.layout.chunk_size_bytes as usize;
-                turns.write(&self.place, (chunk, header_bytes, data), least_bytes)
-            }
-            Hold::Ended => Err(ended()),
+        let mut hold = self.hold.lock();
+        let hold = hold.as_mut().ok_or_else(ended)?;
+        if let Some(own) = &mut hold.own {
+            return own.explained(|own| own.write(chunk, header_bytes, data));
         }
+        hold.bytes += data.len().max(self.layout.chunk_size_bytes as usize);
+        hold.waiting.push((chunk, header_bytes, data));
+        if hold.bytes < MOST_BYTES { Ok(()) } else { hold.mark(&self.place) }
     }
 
-    /// Says that a shard is complete: it becomes durable soon.
+    /// Says that a shard is complete: it becomes durable soon, unless a record was written just now. Records take at
+    /// most a fifth of the time.
     ///
     /// # Errors
     /// As [`push`](Self::push).
     pub fn end_shard(&self) -> Result<()> {
-        match &mut *self.hold.lock() {
-            Hold::Own(own) => own.explained(Writing::end_shard),
-            Hold::Shared(turns) => turns.end_shard(&self.place),
-            Hold::Ended => Err(ended()),
-        }
+        let mut hold = self.hold.lock();
+        let hold = hold.as_mut().ok_or_else(ended)?;
+        if hold.ended.elapsed() < 4 * hold.took { Ok(()) } else { hold.mark(&self.place) }
     }
 
     /// Makes everything durable, and gives the namespace back.
@@ -209,13 +219,12 @@ impl Filling {
     /// As [`push`](Self::push). A shared namespace that was not to be had may be tried again.
     pub fn end(&self) -> Result<()> {
         let mut hold = self.hold.lock();
-        if let Hold::Shared(turns) = &mut *hold {
-            turns.mark(&self.place)?;
+        let Some(open) = &mut *hold else { return Ok(()) };
+        let marked = open.mark(&self.place);
+        if marked.is_ok() || open.own.is_some() {
+            *hold = None;
         }
-        match std::mem::replace(&mut *hold, Hold::Ended) {
-            Hold::Own(mut own) => own.explained(Writing::mark),
-            Hold::Shared(_) | Hold::Ended => Ok(()),
-        }
+        marked
     }
 }
 
@@ -231,6 +240,136 @@ impl Drop for Filling {
     }
 }
 
+impl Hold {
+    /// Makes all chunks so far durable. Waits for a turn if the namespace is shared; without one, the chunks stay for
+    /// the next turn.
+    fn mark(&mut self, place: &Place) -> Result<()> {
+        let begun = Instant::now();
+        match &mut self.own {
+            Some(own) if own.chunks.is_empty() => return Ok(()),
+            Some(own) => own.explained(Writing::record)?,
+            None if self.waiting.is_empty() => return Ok(()),
+            None => {
+                let taken = place.take(TURN_LIMIT)?;
+                let waiting = std::mem::take(&mut self.waiting);
+                self.bytes = 0;
+                // A complete image has other attempts of these shards.
+                if let Some(Taken { mut writing, .. }) = taken {
+                    for (chunk, header_bytes, data) in waiting {
+                        writing.explained(|writing| writing.write(chunk, header_bytes, data))?;
+                    }
+                    writing.explained(Writing::record)?;
+                }
+            }
+        }
+        self.ended = Instant::now();
+        self.took = self.ended - begun;
+        Ok(())
+    }
+}
+
+/// A namespace that is being filled: chunks one behind the other, and records that make them durable.
+struct Writing {
+    channel: Channel,
+    lease: Lease,
+    /// The journal of the namespace.
+    journal: Journal,
+    rank: u32,
+    /// The last record, and the cell behind it.
+    lane: Lane,
+    /// The next free cell.
+    next_cell: u64,
+    /// The chunks behind the last record.
+    chunks: Vec<FilledChunk>,
+}
+
+impl Writing {
+    fn write(&mut self, chunk: FilledChunk, header_bytes: u64, data: IoBuf) -> Result<()> {
+        let layout = &self.journal.layout;
+        let header_cells = layout.cells_of(header_bytes);
+        let cells = layout.cells_of(data.len() as u64);
+        let cell = self.next_cell + header_cells;
+        self.put(cell, data)?;
+        self.next_cell = cell + cells;
+        self.chunks.push(FilledChunk { cell, cells, header_cells, ..chunk });
+        Ok(())
+    }
+
+    /// Writes a record, also without chunks: it says that the rank has begun.
+    fn record(&mut self) -> Result<()> {
+        let record = record_of(&self.journal, self.rank, self.lane, &self.chunks);
+        let last_record = self.next_cell;
+        let end_cell = last_record + self.journal.layout.cells_of(record.len() as u64);
+        let mut buf = IoBuf::zeroed(record.len());
+        buf.copy_from_slice(&record);
+        self.put(last_record, buf)?;
+        let lane = Lane { last_record, end_cell };
+        mark_of(&self.journal, lane).write(&mut self.channel)?;
+        self.lane = lane;
+        self.next_cell = end_cell;
+        self.chunks.clear();
+        Ok(())
+    }
+
+    fn put(&mut self, cell: u64, data: IoBuf) -> Result<()> {
+        self.lease.check()?;
+        let namespace = self.journal.namespace;
+        let offset = self.journal.layout.offset_of(cell)?;
+        self.channel.media.grow(namespace, offset + data.len() as u64)?;
+        if !data.is_empty() {
+            self.channel.write(namespace, offset, data)?;
+        }
+        Ok(())
+    }
+
+    /// Runs `work`, whose error then says which image it is and what to do.
+    fn explained(&mut self, work: impl FnOnce(&mut Writing) -> Result<()>) -> Result<()> {
+        let done = work(self);
+        self.lease.explain(done).map_err(|error| {
+            let hint =
+                "begin again once there is room, and nobody else writes: what is there stays";
+            let text = "the shards cannot be written into the image";
+            let address = self.channel.media.address(self.journal.namespace);
+            Error::new(error.kind(), text).source(error).target(address).hint(hint)
+        })
+    }
+}
+
 /// The longest wait for another process that has the image, and the pause between two attempts.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// The most bytes that wait for a turn.
+const MOST_BYTES: usize = 32 << 20;
+/// The longest wait for a turn: as long as many ranks take for theirs on a slow disk.
+const TURN_LIMIT: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{FilledChunk, Filling};
+    use dlfs_base::buf::IoBuf;
+    use dlfs_io::address::Address;
+    use dlfs_io::qpair::ConnectOptions;
+
+    #[test]
+    fn chunks_that_get_no_turn_are_written_in_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared.dlfs");
+        let image: Vec<Address> = vec![path.to_str().unwrap().parse().unwrap()];
+        let begin = || Filling::begin(&image, 7, 0, &ConnectOptions::default()).unwrap().unwrap();
+        let filling = begin().in_turns();
+        let chunk = FilledChunk { count: 1, ..filling.begin_shard(3) };
+        filling.push(chunk, 4096, IoBuf::zeroed(4096)).unwrap();
+        // The image is out of reach for a while.
+        let away = folder.path().join("away");
+        fs::rename(&path, &away).unwrap();
+        fs::create_dir(&path).unwrap();
+        filling.end().unwrap_err();
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&away, &path).unwrap();
+        assert!(!begin().filled().has(3));
+        filling.end().unwrap();
+        assert!(begin().filled().shard(3, 1).is_some());
+    }
+}

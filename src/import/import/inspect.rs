@@ -1,21 +1,25 @@
-//! Saves a snapshot of the directory to a file, and verifies such a file. With it, an image can be opened without
-//! reading the snapshot from the target.
+//! Inspects an image without changing it. Saves a snapshot of its directory to a file, with which the image can be
+//! opened without reading the snapshot from the target, and verifies such a file. Finds orphans: cells with data that
+//! belong to no generation, such as those left by a killed import.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::import::device::{Meaning, open_image};
 use crate::import::media::Media;
 use crate::import::prepare;
+use crate::import::scan::cells_until;
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, Result};
 use dlfs_format::directory::Directory;
+use dlfs_format::format::space::without;
 use dlfs_format::format::superblock_set::saved_at_another_generation;
-use dlfs_format::format::{FormatError, Superblock};
+use dlfs_format::format::{CellRange, FormatError, Superblock};
 use dlfs_io::address::Address;
-use dlfs_io::qpair::ConnectOptions;
+use dlfs_io::qpair::{ConnectOptions, Device};
 
 /// A snapshot that was saved, or found to be current.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -71,7 +75,11 @@ pub fn snapshot_check(
 }
 
 fn open(image: &[Address], connect: &ConnectOptions) -> Result<(Media, Superblock)> {
-    let media = Media::for_reading(open_image(image, connect, Meaning::OfImage)?)?;
+    opened(open_image(image, connect, Meaning::OfImage)?)
+}
+
+fn opened(devices: Vec<Arc<dyn Device>>) -> Result<(Media, Superblock)> {
+    let media = Media::for_reading(devices)?;
     let opened = prepare::opened(&media)?;
     Ok((media.in_order(&opened.given), *opened.superblock()))
 }
@@ -82,4 +90,36 @@ fn report(directory: &Directory, len: usize) -> SnapshotReport {
         live_samples: directory.num_live(),
         len_bytes: len as u64,
     }
+}
+
+/// Returns the cells that are not all zero and that belong neither to the newest generation (chunks, record,
+/// snapshot) nor to the previous one (the cells that the newest one freed). These cells are free: the next
+/// import may write there.
+///
+/// This reads all free cells of the namespaces. So it is for tests, and for files, whose length is that of the
+/// image.
+///
+/// # Errors
+/// Errors of opening the image, and of reading.
+pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
+    let (media, superblock) = opened(devices.to_vec())?;
+    let directory = prepare::read_directory(&media, &superblock)?;
+    let layout = superblock.layout;
+    let all = cells_until(&layout, prepare::num_cells(&media, &layout));
+    let read = directory.cell_ranges().chain([superblock.snapshot_range()]);
+    let free = without(all, read.chain(directory.freed().iter().copied()));
+    let mut channel = media.channel();
+    let mut found = Vec::new();
+    let one_by_one = free.into_iter().flat_map(|range| {
+        (range.cell..range.cell + range.cells).map(move |cell| (range.namespace, cell))
+    });
+    for (namespace, cell) in one_by_one {
+        let len_bytes = media.len_bytes(namespace);
+        let start = layout.offset_of(cell)?;
+        let len = layout.cell_bytes().min(len_bytes.saturating_sub(start));
+        if len > 0 && channel.read(namespace, start, len as usize)?.iter().any(|byte| *byte != 0) {
+            found.push(CellRange { namespace, cell, cells: 1 });
+        }
+    }
+    Ok(found)
 }
