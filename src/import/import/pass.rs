@@ -99,12 +99,11 @@ impl Pass<'_> {
             // panics.
             let _stop = StopAtEnd(&shared.stop);
             let (send, events) = bounded(MOST_EVENTS);
-            let mut at_work = self.num_threads();
-            for _ in 0..at_work {
+            let mut threads = Vec::new();
+            for _ in 0..self.num_threads() {
                 let worker = Worker::new(&shared, send.clone());
-                std::thread::Builder::new()
-                    .name("dlfs-import".into())
-                    .spawn_scoped(scope, move || worker.run())?;
+                let thread = std::thread::Builder::new().name("dlfs-import".into());
+                threads.push(thread.spawn_scoped(scope, move || worker.run())?);
             }
             drop(send);
             let mut collector = Collector {
@@ -117,22 +116,20 @@ impl Pass<'_> {
                 unflushed_bytes: 0,
                 outcome: Outcome::default(),
             };
-            let mut failure = None;
+            let mut result = Ok(());
             for event in events {
-                at_work -= usize::from(matches!(event, Event::Ended(_)));
-                if let Err(error) = collector.take(event) {
+                let taken = collector.take(event);
+                if taken.is_err() {
                     shared.stop.store(true, Ordering::Relaxed);
-                    failure.get_or_insert(error);
                 }
+                result = result.and(taken);
             }
-            match failure {
-                Some(error) => Err(error),
-                None if at_work > 0 => {
-                    let text = format!("{at_work} threads dlfs-import ended without a message");
-                    Err(Error::new(ErrorKind::Internal, text))
-                }
-                None => collector.finish(),
+            for thread in threads {
+                let died = |_| Err(Error::new(ErrorKind::Internal, "a thread dlfs-import died"));
+                result = result.and(thread.join().unwrap_or_else(died));
             }
+            result?;
+            collector.finish()
         })
     }
 
@@ -205,14 +202,8 @@ impl Drop for StopAtEnd<'_> {
 
 /// Messages from the threads to the collector.
 enum Event {
-    Made {
-        chunk: ChunkLayout,
-        header: Box<ChunkHeader>,
-        found: bool,
-    },
+    Made { chunk: ChunkLayout, header: Box<ChunkHeader>, found: bool },
     Bad(BadRows),
-    /// The thread has completed all its chunks, or has failed.
-    Ended(Result<()>),
 }
 
 /// State that all threads share.
@@ -243,7 +234,6 @@ struct Collector<'a, 'b> {
 impl Collector<'_, '_> {
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Ended(result) => result?,
             Event::Bad(bad) => self.outcome.bad.extend(bad),
             Event::Made { chunk, header, found } => {
                 self.take_chunk(&chunk, *header, found)?;
@@ -356,17 +346,15 @@ impl<'p, 'a> Worker<'p, 'a> {
     }
 
     /// Builds chunks until there are no more, or it is told to stop.
-    fn run(mut self) {
-        let made = caught(WHO, || self.make_all()).and_then(|made| made);
-        let events = self.events.clone();
+    fn run(mut self) -> Result<()> {
+        let stop = &self.shared.stop;
+        let made = caught(WHO, || self.make_all()).flatten();
         if made.is_err() {
             // Keeps the other threads from starting useless work.
-            self.shared.stop.store(true, Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
         }
         // Dropping waits for writes in flight, so it may panic as well.
-        let dropped = caught(WHO, || drop(self));
-        // The collector receives events until all threads have ended.
-        let _ = events.send(Event::Ended(made.and(dropped)));
+        made.and(caught(WHO, || drop(self)))
     }
 
     fn make_all(&mut self) -> Result<()> {
