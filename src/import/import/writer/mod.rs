@@ -62,15 +62,9 @@ pub struct Writer {
     names: HashSet<u128>,
     classes: HashMap<Vec<u8>, i64>,
     class_names: Vec<Vec<u8>>,
-    labels_are: Option<LabelsAre>,
+    /// Set if the labels so far are names of classes, and not numbers. `None`: there is no label yet.
+    are_classes: Option<bool>,
     thread: Option<Forked<PlacingThread>>,
-}
-
-/// The form of the labels of a writer's samples. All labels have the same form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LabelsAre {
-    Numbers,
-    Classes,
 }
 
 /// The thread that places full windows.
@@ -168,7 +162,7 @@ impl Writer {
             classes: classes.collect(),
             class_names: started.classes.clone(),
             started,
-            labels_are: None,
+            are_classes: None,
             thread: Some(Forked::new(PlacingThread { work, spare, handle })),
         })
     }
@@ -364,9 +358,9 @@ impl Writer {
 
     /// The sample's label, as a number. A new class gets the next number once the sample is accepted.
     fn label(&self, sample: &NewSample<'_>) -> Result<Option<i64>> {
-        let (are, number) = match sample.label {
+        let number = match sample.label {
             Label::None => return Ok(None),
-            Label::Number(number) => (LabelsAre::Numbers, number),
+            Label::Number(number) => number,
             Label::Class(name) => {
                 let known = self.classes.get(name).copied();
                 if known.is_none() && self.started.part.is_some() {
@@ -376,13 +370,14 @@ impl Writer {
                     );
                     return Err(invalid(sample, text));
                 }
-                (LabelsAre::Classes, known.unwrap_or(self.class_names.len() as i64))
+                known.unwrap_or(self.class_names.len() as i64)
             }
         };
         if check_label(Some(number)).is_err() {
             return Err(invalid(sample, format!("{number} is not a label")));
         }
-        if self.labels_are.is_some_and(|before| before != are) {
+        let is_class = matches!(sample.label, Label::Class(_));
+        if self.are_classes.is_some_and(|before| before != is_class) {
             let text = "its label and those before are not alike: labels are numbers, or names";
             return Err(invalid(sample, text.into()));
         }
@@ -391,16 +386,14 @@ impl Writer {
 
     /// Remembers the label of an accepted sample.
     fn keep_label(&mut self, label: Label<'_>) {
-        match label {
-            Label::None => {}
-            Label::Number(_) => self.labels_are = Some(LabelsAre::Numbers),
-            Label::Class(name) => {
-                self.labels_are = Some(LabelsAre::Classes);
-                if !self.classes.contains_key(name) {
-                    self.classes.insert(name.to_vec(), self.class_names.len() as i64);
-                    self.class_names.push(name.to_vec());
-                }
-            }
+        if label != Label::None {
+            self.are_classes = Some(matches!(label, Label::Class(_)));
+        }
+        if let Label::Class(name) = label
+            && !self.classes.contains_key(name)
+        {
+            self.classes.insert(name.to_vec(), self.class_names.len() as i64);
+            self.class_names.push(name.to_vec());
         }
     }
 
