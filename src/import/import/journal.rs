@@ -6,7 +6,7 @@
 //! once its generation is committed.
 //!
 //! Here is also the block format of this state and of the others that an unfinished import keeps on the media:
-//! checkpoint, class names, lease, mark of a plan, and records of written parts.
+//! checkpoint, class names, lease, mark of a plan, and records of chunks.
 //!
 //! A state is a JSON value in a block of a fixed length. The block's magic names the kind of state. A torn
 //! block has a wrong checksum, and counts as absent. [`Block::read`], which reads journals and marks, refuses a
@@ -32,7 +32,7 @@ use dlfs_format::directory::Directory;
 use dlfs_format::format::checksum::{crc32c, crc32c_append};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::error::at_most;
-use dlfs_format::format::geometry::check_generation;
+use dlfs_format::format::geometry::{CELL_BYTES, check_generation};
 use dlfs_format::format::{ChunkHead, ChunkSpec, FieldTypes, FormatError, ImageLayout, Part};
 
 /// A journal.
@@ -147,14 +147,90 @@ pub(super) enum State {
     Written(Lane),
 }
 
-/// The parts that programs wrote onto a namespace.
+/// The chunks that programs wrote onto a namespace, each run of them with a record behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lane {
-    /// Cell of the last part's record; 0: there is none.
+    /// Cell of the last record; 0: there is none.
     pub(super) last_record: u64,
-    /// The cell after that record, where the next part begins.
+    /// The cell after that record, where the next chunks begin.
     pub(super) end_cell: u64,
 }
+
+/// The beginning of a record. Its content follows in JSON.
+#[derive(Serialize, Deserialize)]
+struct RecordHead {
+    plan: [u8; 16],
+    namespace: u16,
+    /// The lane without this record.
+    previous: Lane,
+    /// Bytes of the content.
+    len_bytes: usize,
+}
+
+impl Lane {
+    /// Writes a record into the free cells from `cell` on, behind the chunks that it describes. It counts once the
+    /// mark of the namespace names it. Returns the lane that ends with it.
+    ///
+    /// # Errors
+    /// Errors of writing.
+    pub(super) fn append(
+        self,
+        channel: &mut Channel,
+        (plan, namespace): ([u8; 16], u16),
+        cell: u64,
+        content: &impl Serialize,
+    ) -> Result<Lane> {
+        let tail = serde_json::to_vec(content).expect("numbers are JSON");
+        let head = RecordHead { plan, namespace, previous: self, len_bytes: tail.len() };
+        let len = (RECORD_HEAD_BYTES + tail.len()).next_multiple_of(CELL_BYTES as usize);
+        let block = record(len).seal(&head, &tail).expect("a block of the length that it needs");
+        let end_cell = cell + len as u64 / CELL_BYTES;
+        channel.media.grow(namespace, end_cell * CELL_BYTES)?;
+        channel.write_bytes(namespace, cell * CELL_BYTES, &block)?;
+        let lane = Lane { last_record: cell, end_cell };
+        Mark { plan, namespace, state: State::Written(lane) }.write(channel)?;
+        Ok(lane)
+    }
+
+    /// Reads the last record. Returns its content, and the lane without it; `None`: there is none.
+    ///
+    /// # Errors
+    /// The error of `damaged`, for its cell: the record is damaged. Errors of reading.
+    pub(super) fn last<T: DeserializeOwned>(
+        self,
+        channel: &mut Channel,
+        (plan, namespace): ([u8; 16], u16),
+        damaged: &dyn Fn(u64) -> Error,
+    ) -> Result<Option<(T, Lane)>> {
+        let Lane { last_record, end_cell } = self;
+        if last_record == 0 {
+            return Ok(None);
+        }
+        let damaged = || damaged(last_record);
+        let cells = end_cell.saturating_sub(last_record);
+        if cells == 0 || end_cell > channel.media.len_bytes(namespace) / CELL_BYTES {
+            return Err(damaged());
+        }
+        let len = (cells * CELL_BYTES) as usize;
+        let bytes = channel.read(namespace, last_record * CELL_BYTES, len)?;
+        let found = record(len).open::<RecordHead>(&bytes);
+        let (head, tail) = found.map_err(|error| damaged().source(error))?.ok_or_else(damaged)?;
+        let tail = tail.get(..head.len_bytes).ok_or_else(damaged)?;
+        let content = serde_json::from_slice(tail).map_err(|error| damaged().source(error))?;
+        let previous = head.previous;
+        let is_it = (head.plan, head.namespace) == (plan, namespace)
+            && previous.last_record < previous.end_cell
+            && previous.end_cell <= last_record;
+        if is_it { Ok(Some((content, previous))) } else { Err(damaged()) }
+    }
+}
+
+fn record(len: usize) -> Block {
+    Block { what: "record of chunks", magic: *b"DLFSRECD", at: 0, len }
+}
+
+/// Enough for the head of a block and [`RecordHead`].
+const RECORD_HEAD_BYTES: usize = 512;
 
 impl Mark {
     /// Reads the mark of a namespace. `None`: there is none, or its write was torn.
@@ -201,8 +277,6 @@ pub struct WrittenPart {
     pub namespace: u16,
     /// The time of completion, in ns since 1970.
     pub(super) time_ns: u64,
-    /// Cell of the previous part's record on the namespace; 0: there is none.
-    pub(super) previous: u64,
     /// The first cell of its chunks, which are contiguous.
     pub(super) first_cell: u64,
     /// The cell of this record.
@@ -220,7 +294,7 @@ pub struct WrittenPart {
 impl WrittenPart {
     /// Encodes the record, to be sent to the process that commits.
     pub fn to_bytes(&self) -> Vec<u8> {
-        RECORD.seal(self, &[]).expect("a few numbers fit into a block")
+        PART.seal(self, &[]).expect("a few numbers fit into a block")
     }
 
     /// Decodes a record.
@@ -228,19 +302,13 @@ impl WrittenPart {
     /// # Errors
     /// `InvalidArgument`: `bytes` are not such a record.
     pub fn from_bytes(bytes: &[u8]) -> Result<WrittenPart> {
-        let record = Some(bytes).filter(|bytes| bytes.len() == BLOCK_BYTES).and_then(parse);
-        record.ok_or_else(|| invalid("these bytes are no written part"))
+        let found = PART.open(bytes).ok().flatten().filter(|_| bytes.len() == BLOCK_BYTES);
+        found.map(|(part, _)| part).ok_or_else(|| invalid("these bytes are no written part"))
     }
 }
 
-/// Parses the record in a block. `None`: there is none, or it is damaged.
-pub(super) fn parse(block: &[u8]) -> Option<WrittenPart> {
-    RECORD.open(block).ok()?.map(|(record, _)| record)
-}
-
-/// Stored after the chunks of its part.
-const RECORD: Block =
-    Block { what: "record of a part", magic: *b"DLFSWRTN", at: 0, len: BLOCK_BYTES };
+/// It is handed from process to process.
+const PART: Block = Block { what: "written part", magic: *b"DLFSWRTN", at: 0, len: BLOCK_BYTES };
 
 /// Counts, and a hash of the data that stays the same when the part gets its place in the image.
 #[derive(Clone, Default)]

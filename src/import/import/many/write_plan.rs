@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::{BLOCK_BYTES, Journal, Lane, Mark, State, WrittenPart, parse};
+use crate::import::journal::{Journal, Lane, Mark, State, WrittenPart};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
 use crate::import::many::source_parts::addresses;
@@ -351,7 +351,6 @@ impl NewPart {
             key: self.key,
             namespace,
             time_ns: prepare::time_ns(None),
-            previous: lane.last_record,
             first_cell: lane.end_cell,
             record_cell: range.cell,
             chunks: sum.chunks,
@@ -365,7 +364,7 @@ impl NewPart {
             check_part(&mut channel, &layout, &record)?;
         }
         lease.check()?;
-        plan.append(&record, &mut channel)?;
+        lane.append(&mut channel, (plan.0.id, namespace), record.record_cell, &record)?;
         Ok(record)
     }
 
@@ -385,51 +384,31 @@ impl NewPart {
 const RECORD_CELLS: u64 = 1;
 
 impl WritePlan {
-    /// Adds a part, whose chunks are written, to a lane. The part is complete afterwards.
-    ///
-    /// # Errors
-    /// Errors of writing.
-    pub(super) fn append(&self, record: &WrittenPart, channel: &mut Channel) -> Result<()> {
-        let layout = &self.journal().layout;
-        let offset = layout.offset_of(record.record_cell)?;
-        channel.media.grow(record.namespace, offset + layout.cell_bytes())?;
-        channel.write_bytes(record.namespace, offset, &record.to_bytes())?;
-        let last_record = record.record_cell;
-        let lane = Lane { last_record, end_cell: last_record + 1 };
-        self.0.mark_of(record.namespace, State::Written(lane)).write(channel)
-    }
-
     /// The records of all complete parts on a namespace, the last one first.
     ///
     /// # Errors
     /// `Corrupt`: a record is damaged. Errors of reading.
     pub(super) fn records(
         &self,
-        lane: Lane,
+        mut lane: Lane,
         namespace: u16,
         channel: &mut Channel,
     ) -> Result<Vec<WrittenPart>> {
+        let address = channel.media.address(namespace);
+        let damaged = |cell: u64| {
+            let text = format!("the record of a written part, in cell {cell}, is damaged");
+            Error::new(ErrorKind::Corrupt, text).target(address.clone())
+        };
+        let here = (self.0.id, namespace);
         let mut records = Vec::new();
-        let Lane { last_record: mut cell, end_cell: mut end } = lane;
-        while cell != 0 {
-            let offset = self.journal().layout.offset_of(cell)?;
-            let block = channel.read(namespace, offset, BLOCK_BYTES)?;
-            let of_here = |record: &WrittenPart| {
-                record.plan == self.0.id
-                    && record.namespace == namespace
-                    && record.record_cell == cell
-                    && record.first_cell <= cell
-                    && record.previous < record.first_cell
-                    && cell < end
-            };
-            let Some(record) = parse(&block).filter(of_here) else {
-                let text = format!("the record of a written part, in cell {cell}, is damaged");
-                return Err(
-                    Error::new(ErrorKind::Corrupt, text).target(channel.media.address(namespace))
-                );
-            };
+        while let Some((record, previous)) = lane.last::<WrittenPart>(channel, here, &damaged)? {
+            let WrittenPart { plan, namespace, first_cell, record_cell, .. } = record;
+            let cells = (previous.end_cell, lane.last_record);
+            if ((plan, namespace), (first_cell, record_cell)) != (here, cells) {
+                return Err(damaged(lane.last_record));
+            }
             records.push(record);
-            (cell, end) = (record.previous, record.first_cell);
+            lane = previous;
         }
         Ok(records)
     }

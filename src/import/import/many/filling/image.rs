@@ -9,9 +9,9 @@ use crate::import::columns::columns_of;
 use crate::import::commit::{self, once};
 use crate::import::device::{Meaning, open_for_import, open_image, or_remove};
 use crate::import::edit::trim;
-use crate::import::journal::{Block, Journal, Lane, Mark, State};
+use crate::import::journal::{Journal, Lane, Mark, State};
 use crate::import::lease::Lease;
-use crate::import::media::{Channel, Media};
+use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare::{self, ImportState};
 use crate::import::read_back::check_chunks;
@@ -114,15 +114,10 @@ pub(super) fn prepare(image: &[Address], source: u64, connect: &ConnectOptions) 
     let mut channel = media.channel();
     for namespace in 0..media.len() {
         lease.check()?;
-        mark_of(&Journal { namespace, ..journal }, lane).write(&mut channel)?;
+        Mark { plan: journal.layout.uuid.0, namespace, state: State::Written(lane) }
+            .write(&mut channel)?;
     }
     Ok(())
-}
-
-/// The mark of the journal's namespace, whose last record `lane` names.
-pub(super) fn mark_of(journal: &Journal, lane: Lane) -> Mark {
-    let Journal { layout, namespace, .. } = *journal;
-    Mark { plan: layout.uuid.0, namespace, state: State::Written(lane) }
 }
 
 /// Opens the namespaces for reading, and looks at them; `None`: one of them is no file yet, or an empty one.
@@ -188,20 +183,6 @@ pub struct Filled {
     ranks: BTreeSet<u32>,
 }
 
-/// The beginning of a record. The JSON of its chunks follows.
-#[derive(Serialize, Deserialize)]
-struct Head {
-    uuid: [u8; 16],
-    namespace: u16,
-    /// The rank that wrote it.
-    #[serde(default)]
-    rank: u32,
-    /// The record before.
-    previous: Lane,
-    /// Bytes of the chunks' JSON.
-    len_bytes: usize,
-}
-
 impl Filled {
     /// Reads the records of all namespaces.
     ///
@@ -212,14 +193,25 @@ impl Filled {
         let mut chunks = HashMap::<u64, Vec<FilledChunk>>::new();
         let mut ranks = BTreeSet::new();
         for (namespace, &lane) in (0..).zip(lanes) {
+            let here = (journal.layout.uuid.0, namespace);
             let mut lane = lane;
-            while lane.last_record != 0 {
-                let (head, found) = read(&mut channel, journal, namespace, lane)?;
-                ranks.insert(head.rank);
+            while let Some((record, previous)) = lane.last(&mut channel, here, &damaged)? {
+                let (rank, found): (u32, Vec<FilledChunk>) = record;
+                let lies_here = |chunk: &FilledChunk| {
+                    let start = chunk.cell.checked_sub(chunk.header_cells);
+                    let end = chunk.cell.checked_add(chunk.cells);
+                    start.is_some_and(|start| start >= previous.end_cell)
+                        && end.is_some_and(|end| end <= lane.last_record)
+                };
+                let is_it = previous.end_cell >= journal.layout.first_cell();
+                if !is_it || !found.iter().all(lies_here) {
+                    return Err(damaged(lane.last_record));
+                }
+                ranks.insert(rank);
                 for chunk in found {
                     chunks.entry(chunk.shard).or_default().push(FilledChunk { namespace, ..chunk });
                 }
-                lane = head.previous;
+                lane = previous;
             }
         }
         Ok(Filled { media, chunks, ranks })
@@ -264,62 +256,11 @@ impl Filled {
     }
 }
 
-/// The record of `chunks` of `rank` on the journal's namespace, as whole cells, behind the one that `previous` names.
-pub(super) fn record_of(
-    journal: &Journal,
-    rank: u32,
-    previous: Lane,
-    chunks: &[FilledChunk],
-) -> Vec<u8> {
-    let Journal { layout, namespace, .. } = *journal;
-    let tail = serde_json::to_vec(chunks).expect("numbers are JSON");
-    let head = Head { uuid: layout.uuid.0, namespace, rank, previous, len_bytes: tail.len() };
-    let len = (HEAD_BYTES + tail.len()).next_multiple_of(CELL_BYTES as usize);
-    block(len).seal(&head, &tail).expect("a block of the length that it needs")
+fn damaged(cell: u64) -> Error {
+    let text = format!("the record of filled chunks in cell {cell} is damaged");
+    let error = Error::new(ErrorKind::Corrupt, text);
+    error.hint("remove the image, which is not complete, and begin anew")
 }
-
-fn read(
-    channel: &mut Channel,
-    journal: &Journal,
-    namespace: u16,
-    Lane { last_record, end_cell }: Lane,
-) -> Result<(Head, Vec<FilledChunk>)> {
-    let layout = &journal.layout;
-    let damaged = || {
-        let text = format!("the record of filled chunks in cell {last_record} is damaged");
-        let error = Error::new(ErrorKind::Corrupt, text);
-        error.hint("remove the image, which is not complete, and begin anew")
-    };
-    let end = layout.offset_of(end_cell)?;
-    let len = end.saturating_sub(layout.offset_of(last_record)?) as usize;
-    if len == 0 || end > channel.media.len_bytes(namespace) {
-        return Err(damaged());
-    }
-    let bytes = channel.read(namespace, last_record * CELL_BYTES, len)?;
-    let found = block(len).open::<Head>(&bytes).map_err(|error| damaged().source(error))?;
-    let (head, tail) = found.ok_or_else(damaged)?;
-    let tail = tail.get(..head.len_bytes).ok_or_else(damaged)?;
-    let chunks: Vec<FilledChunk> =
-        serde_json::from_slice(tail).map_err(|error| damaged().source(error))?;
-    let begin = head.previous.end_cell;
-    let lies_here = |chunk: &FilledChunk| {
-        let start = chunk.cell.checked_sub(chunk.header_cells);
-        let end = chunk.cell.checked_add(chunk.cells);
-        start.is_some_and(|start| start >= begin) && end.is_some_and(|end| end <= last_record)
-    };
-    let is_it = (head.uuid, head.namespace) == (layout.uuid.0, namespace)
-        && (layout.first_cell()..=last_record).contains(&begin)
-        && head.previous.last_record < begin
-        && chunks.iter().all(lies_here);
-    if is_it { Ok((head, chunks)) } else { Err(damaged()) }
-}
-
-fn block(len: usize) -> Block {
-    Block { what: "record of filled chunks", magic: *b"DLFSFILL", at: 0, len }
-}
-
-/// Enough for the head of a block and [`Head`].
-const HEAD_BYTES: usize = 512;
 
 /// Commits the image that `ranks` fill, unless it is complete. Safe to repeat. `samples` gives the directory of all
 /// samples, whose ids ascend with shards and samples in a shard, and the number of samples of each shard.

@@ -38,7 +38,7 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
 pub use image::{Filled, FilledChunk, commit};
-use image::{Look, look_at, mark_of, open, prepare, record_of};
+use image::{Look, look_at, open, prepare};
 
 /// The right of a rank to fill one namespace of an image. Dropping it keeps what was written, for the next one.
 pub struct Filling {
@@ -289,7 +289,13 @@ impl Writing {
         let header_cells = layout.cells_of(header_bytes);
         let cells = layout.cells_of(data.len() as u64);
         let cell = self.next_cell + header_cells;
-        self.put(cell, data)?;
+        self.lease.check()?;
+        let namespace = self.journal.namespace;
+        let offset = layout.offset_of(cell)?;
+        self.channel.media.grow(namespace, offset + data.len() as u64)?;
+        if !data.is_empty() {
+            self.channel.write(namespace, offset, data)?;
+        }
         self.next_cell = cell + cells;
         self.chunks.push(FilledChunk { cell, cells, header_cells, ..chunk });
         Ok(())
@@ -297,28 +303,12 @@ impl Writing {
 
     /// Writes a record, also without chunks: it says that the rank has begun.
     fn record(&mut self) -> Result<()> {
-        let record = record_of(&self.journal, self.rank, self.lane, &self.chunks);
-        let last_record = self.next_cell;
-        let end_cell = last_record + self.journal.layout.cells_of(record.len() as u64);
-        let mut buf = IoBuf::zeroed(record.len());
-        buf.copy_from_slice(&record);
-        self.put(last_record, buf)?;
-        let lane = Lane { last_record, end_cell };
-        mark_of(&self.journal, lane).write(&mut self.channel)?;
-        self.lane = lane;
-        self.next_cell = end_cell;
-        self.chunks.clear();
-        Ok(())
-    }
-
-    fn put(&mut self, cell: u64, data: IoBuf) -> Result<()> {
         self.lease.check()?;
-        let namespace = self.journal.namespace;
-        let offset = self.journal.layout.offset_of(cell)?;
-        self.channel.media.grow(namespace, offset + data.len() as u64)?;
-        if !data.is_empty() {
-            self.channel.write(namespace, offset, data)?;
-        }
+        let here = (self.journal.layout.uuid.0, self.journal.namespace);
+        let content = (self.rank, &self.chunks);
+        self.lane = self.lane.append(&mut self.channel, here, self.next_cell, &content)?;
+        self.next_cell = self.lane.end_cell;
+        self.chunks.clear();
         Ok(())
     }
 
