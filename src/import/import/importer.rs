@@ -253,17 +253,17 @@ pub(super) fn ready<'a>(
     }
     let image = state.image();
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
-    let (typing, field_columns, bad) = match given {
+    let (typing, field_columns) = match given {
         Some(given) => given,
         None => give_types(&mut source, options, columns.as_ref(), image, progress)?,
     };
-    let mut import = Import { source, state, options, lease, columns, typing, field_columns, bad };
+    let mut import = Import { source, state, options, lease, columns, typing, field_columns };
     import.leave_out_duplicate_names()?;
     Ok(Ready::Import(Box::new(import)))
 }
 
 /// Replaces the files of typed fields by their elements, and reads the values of columns that come from fields.
-/// Also returns the samples that this leaves out.
+/// Leaves out samples for which this fails.
 ///
 /// # Errors
 /// `BadSource`: some files have the wrong content, and the options do not allow to leave them out.
@@ -273,38 +273,29 @@ fn give_types(
     file: Option<&ColumnFile>,
     image: Option<&Directory>,
     progress: &mut dyn Progress,
-) -> Result<(Typing, FieldColumns, Vec<BadEntry>)> {
+) -> Result<(Typing, FieldColumns)> {
     let mut typing = Typing::new(&options.field_types, &source.index().fields, image)?;
-    let mut left_out = Vec::new();
     let bad = typing.of_source(source, &mut || !progress.stop())?;
-    drop_bad(source, bad, options, &mut left_out)?;
+    drop_bad(source, bad, options)?;
     // Now all types are known, including those that a field's first file determines.
     let fields = &source.index().fields;
     let types = typing.types();
     let columns = FieldColumns::new(&options.field_columns, fields, &types, file, image)?;
     if !columns.is_empty() {
         let bad = columns.of_source(source, file, &mut || !progress.stop())?;
-        drop_bad(source, bad, options, &mut left_out)?;
+        drop_bad(source, bad, options)?;
     }
-    Ok((typing, columns, left_out))
+    Ok((typing, columns))
 }
 
 /// Leaves out rows of a source, or refuses the source because of them.
-fn drop_bad(
-    source: &mut Source,
-    bad: BadRows,
-    options: &ImportOptions,
-    left_out: &mut Vec<BadEntry>,
-) -> Result<()> {
-    let (rows, bad): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
+fn drop_bad(source: &mut Source, bad: BadRows, options: &ImportOptions) -> Result<()> {
     if options.on_error == OnError::Stop && !bad.is_empty() {
+        let bad = bad.into_iter().map(|(_, bad)| bad);
         let all = source.index().bad.iter().cloned().chain(bad).collect();
         return Err(BadEntries(all).into_error());
     }
-    if !rows.is_empty() {
-        source.drop_rows(&rows);
-    }
-    left_out.extend(bad);
+    source.drop_bad(bad);
     Ok(())
 }
 
@@ -320,8 +311,6 @@ pub(super) struct Import<'a> {
     typing: Typing,
     /// The typed columns whose values come from fields.
     field_columns: FieldColumns,
-    /// Rows that were found to be bad after indexing.
-    bad: Vec<BadEntry>,
 }
 
 impl Import<'_> {
@@ -331,7 +320,7 @@ impl Import<'_> {
             self.size_part()?;
             match self.round(&mut used, progress)? {
                 Ok(report) => return Ok(report),
-                Err(bad) => drop_bad(&mut self.source, bad, self.options, &mut self.bad)?,
+                Err(bad) => drop_bad(&mut self.source, bad, self.options)?,
             }
         }
     }
@@ -346,7 +335,8 @@ impl Import<'_> {
         }
         if samples == 0 {
             let counts = self.source.file_counts();
-            return Err(no_samples(self.all_bad(), self.source.kind(), counts));
+            let bad = self.source.index().bad.clone();
+            return Err(no_samples(bad, self.source.kind(), counts));
         }
         Ok(())
     }
@@ -425,7 +415,6 @@ impl Import<'_> {
             chunks: outcome.chunks,
             chunks_found: outcome.found,
             media: plan.media.with_commit(&commit),
-            bad: self.all_bad(),
             columns: rows.values.as_ref().map(RowColumns::counts),
             ..report_of(&self.source, &commit.directory, &commit.superblocks)
         }))
@@ -487,11 +476,7 @@ impl Import<'_> {
                 taken.push((row, self.source.index().bad_row(row, BadReason::NameTaken)));
             }
         }
-        drop_bad(&mut self.source, taken, self.options, &mut self.bad)
-    }
-
-    pub(super) fn all_bad(&self) -> Vec<BadEntry> {
-        self.source.index().bad.iter().chain(&self.bad).cloned().collect()
+        drop_bad(&mut self.source, taken, self.options)
     }
 }
 

@@ -346,14 +346,15 @@ impl PartSum {
     }
 }
 
-/// The head of a block. The JSON follows, then bytes that belong to it, then zeroes.
+/// The head of a block. Versions before 3 had a separate layout for each kind of state.
 ///
 /// | bytes  | field      | meaning                                                              |
 /// |--------|------------|----------------------------------------------------------------------|
-/// | 0..8   | `magic`    | the kind of state                                                    |
-/// | 8..10  | `version`  | 3; earlier versions had a separate layout for each kind of state     |
-/// | 10..12 | `len`      | bytes of the JSON                                                    |
+/// | 0..8   | `magic`    | which state it is                                                    |
+/// | 8..10  | `version`  | 3                                                                    |
+/// | 10..12 | `len`      | bytes of the JSON, from byte 16 on                                   |
 /// | 12..16 | `crc`      | CRC32C of all other bytes of the block                               |
+/// | 16..   |            | the JSON, then bytes that belong to it, then zeroes                  |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Head {

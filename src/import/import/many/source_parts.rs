@@ -99,7 +99,7 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
     import.size_part()?;
     progress.stage(Stage::Committing, 0, 0);
     let (plan, chunks) = write_plan(&import, path)?;
-    let bad = import.all_bad();
+    let bad = import.source.index().bad.clone();
     let Import { state, lease, .. } = import;
     // If the plan appends, others may change the image meanwhile. The mark shows whether they have.
     let mark = state.current.as_ref().map(|_| State::Planned);

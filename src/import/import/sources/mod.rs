@@ -295,9 +295,11 @@ impl Source {
         &self.index
     }
 
-    /// Drops the rows `drop` (sorted), which became unreadable; ids are renumbered without gaps.
-    pub(crate) fn drop_rows(&mut self, drop: &[u64]) {
-        self.index.drop_rows(drop);
+    /// Drops rows (sorted) that became unreadable, and lists them as bad; ids are renumbered without gaps.
+    pub(crate) fn drop_bad(&mut self, bad: Vec<(u64, BadEntry)>) {
+        let (rows, bad): (Vec<u64>, Vec<BadEntry>) = bad.into_iter().unzip();
+        self.index.drop_rows(&rows);
+        self.index.bad.extend(bad);
     }
 
     /// Replaces the payload of each field by the elements that `take` finds in it; returns the rows for which `take`
