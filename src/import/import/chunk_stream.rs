@@ -216,7 +216,7 @@ impl<'a> ChunkStream<'a> {
         self.collect(&finished.header)?;
         let offset = self.begin_put(location)?;
         if self.is_there(location, offset, finished.bytes())? {
-            self.writes.give_back(finished.buf);
+            self.writes.spare_bufs.push(finished.buf);
             return Ok(());
         }
         let header = self.writes.write_chunk(location.namespace, offset, finished)?;

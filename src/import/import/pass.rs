@@ -485,7 +485,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         let finished = builder.finish(chunk.location(time_ns));
         let failure = self.reader.take_failure();
         if failure.is_some() || !bad.is_empty() {
-            self.writes.give_back(finished.buf);
+            self.writes.spare_bufs.push(finished.buf);
             return Ok(failure.map_or(Started::Bad(bad), Started::SourceFailed));
         }
         let offset = spec.layout.offset_of(chunk.cells.cell)?;

@@ -370,7 +370,11 @@ impl<'a> StreamImport<'a> {
         let meta = SampleMeta { id, name: &sample.name, label: sample.label, values };
         let mut bad = None;
         let mut give = |take: &mut dyn FnMut(&[u8]) -> Result<()>| match sample.unread {
-            0 => give_record(sample, &lens, take),
+            0 => {
+                // The length table if there are several fields, then the fields.
+                take(&fields::table(&lens))?;
+                sample.fields.iter().flatten().try_for_each(|field| take(field))
+            }
             len => give_unread(source, len, take, &mut bad),
         };
         let pushed = self.chunks.push(&meta, NewRecord { len, give: &mut give });
@@ -413,16 +417,6 @@ impl<'a> StreamImport<'a> {
             ..ImportReport::of(kind, &commit.directory, &commit.superblocks)
         })
     }
-}
-
-/// Passes the record of a sample to `take`: the length table if there are several fields, then the fields.
-fn give_record(
-    sample: &StreamSample,
-    lens: &[Option<u64>],
-    take: &mut dyn FnMut(&[u8]) -> Result<()>,
-) -> Result<()> {
-    take(&fields::table(lens))?;
-    sample.fields.iter().flatten().try_for_each(|field| take(field))
 }
 
 /// Passes the `len` unread bytes of the last sample to `take`. If the sample cannot be imported, sets `bad` to

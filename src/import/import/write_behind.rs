@@ -25,7 +25,8 @@ pub(super) struct WriteBehind<T> {
     /// Length of a chunk's buffer, and the maximum number of chunks in flight.
     buf_len: usize,
     max_chunks: usize,
-    spare_bufs: Vec<IoBuf>,
+    /// Buffers for chunks. Those that are not written are given back here.
+    pub(super) spare_bufs: Vec<IoBuf>,
     spare_pieces: Vec<IoBuf>,
     /// Flushes, which belong to no chunk.
     flushes: ChunkWrites,
@@ -70,11 +71,6 @@ impl<T> WriteBehind<T> {
     /// A buffer for a chunk, with undefined contents.
     pub(super) fn chunk_buf(&mut self) -> IoBuf {
         self.spare_bufs.pop().unwrap_or_else(|| IoBuf::zeroed(self.buf_len))
-    }
-
-    /// Takes back a chunk's buffer that was not written.
-    pub(super) fn give_back(&mut self, buf: IoBuf) {
-        self.spare_bufs.push(buf);
     }
 
     /// A buffer of [`PIECE_BYTES`]. Blocks while too many pieces are in flight.

@@ -93,7 +93,7 @@ impl WritePlan {
     ) -> Result<WriteReport> {
         let media = self.0.open(None, connect)?;
         let leases = Lease::take_all(&media, self.lease_limit())?;
-        let done = once(self.journal(), &media, &leases, || {
+        let done = once(&self.0.journal, &media, &leases, || {
             let (lanes, found) = self.read_lanes(&mut media.channel())?;
             self.commit_parts(&media, &leases, &lanes, &choose(&found)?, progress)
         })?;
@@ -124,7 +124,7 @@ impl WritePlan {
         parts: &[WrittenPart],
         progress: &mut dyn Progress,
     ) -> Result<Commit> {
-        let journal = self.journal();
+        let journal = &self.0.journal;
         let samples: u64 = parts.iter().map(|part| part.samples).sum();
         if samples == 0 {
             return Err(invalid("no sample was written"));
@@ -164,7 +164,7 @@ struct Merge {
 impl Merge {
     /// Adds a part, and gives its chunks their places in the image.
     fn add(&mut self, part: &WrittenPart, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
-        let layout = &plan.journal().layout;
+        let layout = &plan.0.journal.layout;
         let draft = plan.draft_layout();
         let wrong = |what: String| {
             let text = format!("part {} on namespace {} {what}", part.key, part.namespace);

@@ -155,10 +155,6 @@ impl WritePlan {
         ImageLayout { uuid: Uuid(self.0.id), ..self.0.journal.layout }
     }
 
-    pub(super) fn journal(&self) -> &Journal {
-        &self.0.journal
-    }
-
     /// The parts on a namespace, if the namespace is prepared for this plan.
     ///
     /// # Errors
@@ -307,14 +303,14 @@ impl NewPart {
     fn place(&self, connect: &ConnectOptions, thread: &Thread) -> Result<WrittenPart> {
         let media = self.plan.0.open(Some(self.namespace), connect)?;
         let lease = Lease::take(&media, self.plan.lease_limit())?;
-        let count = self.plan.journal().layout.num_namespaces;
+        let count = self.plan.0.journal.layout.num_namespaces;
         lease.explain(self.write(media.placed(self.namespace, count)?, &lease, thread))
     }
 
     fn write(&self, media: Media, lease: &Lease, thread: &Thread) -> Result<WrittenPart> {
         let NewPart { plan, options, .. } = self;
         let namespace = self.namespace;
-        let layout = plan.journal().layout;
+        let layout = plan.0.journal.layout;
         let lane = {
             let mut channel = media.channel();
             let lane = plan.lane(namespace, &mut channel)?;
@@ -331,7 +327,7 @@ impl NewPart {
         })?;
         let next = thread.next()?;
         let part = Part::default();
-        let journal = Journal { part, layout: plan.draft_layout(), ..*plan.journal() };
+        let journal = Journal { part, layout: plan.draft_layout(), ..plan.0.journal };
         let state = ImportState { media, current: None, journal, resumed: false, done: false };
         let media = &state.media;
         let mut space = prepare::free_space(media, &layout, None);

@@ -399,7 +399,7 @@ impl Writer {
 
     /// Hands the window to the thread that places it.
     fn hand_over(&mut self) -> Result<()> {
-        if self.window.is_empty() {
+        if self.window.len() == 0 {
             return Ok(());
         }
         let thread = self.thread.as_ref().ok_or_else(ended_early)?;

@@ -340,10 +340,6 @@ impl Window {
         Window { bytes, rows: Vec::new(), values: ColumnTable::new(columns) }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
