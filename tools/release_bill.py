@@ -53,7 +53,7 @@ class Bill:
                 holders[text].append(f"{package['name']} {package['version']}")
         page = [
             "# Packages in dlfs\n\nPrograms and libraries of dlfs contain these packages, and the standard library of"
-            " Rust (MIT OR Apache-2.0,\nhttps://github.com/rust-lang/rust). The texts of their licences follow.\n",
+            " Rust (MIT OR Apache-2.0,\nRUST_STD.html beside this page). The texts of their licences follow.\n",
             "| package | licence | source |\n|---|---|---|",
         ]
         page += [f"| {p['name']} {p['version']} | {expression(p)} | {p['repository'] or ''} |" for p in others]

@@ -16,23 +16,28 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+# The environment that tools/release makes for maturin.
+TOOLS = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parent.parent / "target")) / "release-tools"
+
 
 def lint(root, dist, skipped):
     """lintian of the .deb, twine of the wheel, and the files that crates would have."""
-    checks = [("lintian", ["lintian", "--fail-on", "error,warning"], "*.deb"), ("twine", ["twine", "check"], "*.whl")]
+    checks = [(["lintian", "--fail-on", "error,warning"], "*.deb"), (["twine", "check", "--strict"], "*.whl")]
     failed = []
-    for program, command, pattern in checks:
+    for (program, *options), pattern in checks:
+        beside = TOOLS / "bin" / program  # where tools/release installs maturin
+        found = shutil.which(program) or (beside if beside.exists() else None)
         for path in dist.glob(pattern):
-            if not shutil.which(program):
+            if not found:
                 skipped.append(f"{program} of {path.name}: it is not installed")
-            elif subprocess.run([*command, path]).returncode:
+            elif subprocess.run([found, *options, path]).returncode:
                 failed.append(f"{program} of {path.name}")
-    listed = subprocess.run(
-        ["cargo", "package", "--list", "--allow-dirty", "-p", "dlfs"], cwd=root, stdout=subprocess.PIPE, text=True
-    )
-    strange = [name for name in listed.stdout.split("\n") if re.match(r"(tests|tools|benches|target)/", name)]
-    if listed.returncode or strange:
-        failed.append(f"cargo package --list: {' '.join(strange) or 'see above'}")
+    for manifest in [root / "Cargo.toml", *sorted(root.glob("src/*/Cargo.toml"))]:
+        list_files = ["cargo", "package", "--list", "--allow-dirty", "--manifest-path", manifest]
+        listed = subprocess.run(list_files, cwd=root, stdout=subprocess.PIPE, text=True)
+        strange = [name for name in listed.stdout.split("\n") if re.match(r"(tests|tools|benches|target)/", name)]
+        if listed.returncode or strange:
+            failed.append(f"cargo package --list of {manifest}: {' '.join(strange) or 'see above'}")
     return failed
 
 
@@ -55,50 +60,92 @@ def try_all(found, root, skipped):
 
 
 def try_wheel(path, scratch, root, skipped):
+    """With Debian's Python and what the wheel asks for; without that Python, in an environment of this one."""
+    if inside := clean_root(scratch / "root", "python3, libstdc++6"):
+        ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+        version = said("/usr/bin/python3", "-c", ask)
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", path]
+        site = scratch / "root" / "opt" / "site"
+        call(*install, "--target", site, "--python-version", version, "--only-binary", ":all:")  # with numpy, from PyPI
+        python = [*inside, "/usr/bin/python3", "-c"]
+        find = "import sys; sys.path.insert(0, '/opt/site'); "
+        call(*python, f"{find}import dlfs; print(dlfs.__version__)")
+        return demo(*python, f"{find}from dlfs._cli import main; sys.exit(main())")
+    skipped.append(f"{path.name} in a clean root: dpkg has no python3; it is tried in an environment")
     python = scratch / "venv" / "bin" / "python"
     call(sys.executable, "-m", "venv", scratch / "venv")
-    call(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", path)  # with numpy, from PyPI
+    call(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", path)
     call(python, "-c", "import dlfs; print(dlfs.__version__)")
     demo(python.with_name("dlfs"))
 
 
 def try_deb(path, scratch, root, skipped):
-    """In a root that has the files of this package and of those that it depends on, and no others."""
-    if not shutil.which("dpkg-query"):
-        skipped.append(f"{path.name} in a clean root: dpkg is not installed")
+    inside = clean_root(scratch, said("dpkg-deb", "--field", path, "Depends"))
+    if not inside:
+        skipped.append(f"{path.name} in a clean root: dpkg does not have what it depends on")
         return
-    for name in ("bin", "lib", "lib64", "sbin"):
-        (scratch / "usr" / name).mkdir(parents=True)
-        (scratch / name).symlink_to(f"usr/{name}")
-    (scratch / "tmp").mkdir()
-    for package in below(said("dpkg-deb", "--field", path, "Depends")):
-        for file in map(Path, said("dpkg-query", "-L", package).split("\n")):
-            place = scratch / file.relative_to("/")
-            if file.is_file() and not place.exists():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(file, place)
     call("dpkg-deb", "-x", path, scratch)
-    demo("unshare", "--map-root-user", "--root", scratch, "/usr/bin/dlfs")
+    demo(*inside, "/usr/bin/dlfs")
+
+
+def clean_root(place, depends):
+    """Makes a root of the files of these Debian packages and of those that they depend on, and of no others.
+
+    Returns the command that runs a program in it; nothing where dpkg does not have them.
+    """
+    try:
+        packages = below(depends)
+    except FileNotFoundError:  # dpkg, or a package
+        return []
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (place / "usr" / name).mkdir(parents=True)
+        (place / name).symlink_to(f"usr/{name}")
+    for name in ("tmp", "opt"):
+        (place / name).mkdir()
+    for package in packages:
+        for file in map(Path, said("dpkg-query", "-L", package).split("\n")):
+            copied = place / file.relative_to("/")
+            if file.is_file() and not copied.exists():
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, copied)
+    return ["unshare", "--map-root-user", "--root", place]
 
 
 def below(depends):
-    """The packages of a list of dependencies and, of these, again."""
+    """The packages of a list of dependencies and, of these, again; of alternatives those that are installed."""
     found, todo = set(), depends
     while todo:
-        names = {re.match(r"[\w.+-]+", each.strip())[0] for each in re.split("[,|]", todo) if each.strip()} - found
-        found |= names
-        todo = ",".join(said("dpkg-query", "-W", "-f", "${Depends},${Pre-Depends}", name) for name in names)
+        needs = [re.findall(r"(?:^|\|)\s*([\w.+-]+)", each) for each in todo.split(",") if each.strip()]
+        todo = ""
+        for names in needs:
+            told = {name: facts for name in names if (facts := installed(name)) is not None}
+            if not told:
+                raise FileNotFoundError(f"{' | '.join(names)} is not installed")
+            todo += "".join(f"{told[name]}," for name in told.keys() - found)
+            found |= told.keys()
     return found
 
 
+def installed(name):
+    """What an installed package depends on; None of others."""
+    query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Depends},${Pre-Depends}", name]
+    asked = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    status, _, depends = asked.stdout.partition(" ")
+    return depends if status == "installed" else None
+
+
 def try_archive(path, scratch, root, skipped):
-    """Unpacked below a prefix; examples/read.c is built with its library, and reads."""
+    """Unpacked into a root that has the C library alone; here, examples/read.c is built with its library, and reads."""
+    inside, name = clean_root(scratch / "root", "libc6, libgcc-s1"), path.name.removesuffix(".tar.gz")
+    if not inside:
+        skipped.append(f"{path.name} in a clean root: dpkg does not have libc6; it is tried here")
     with tarfile.open(path) as tar:
-        tar.extractall(scratch, filter="data")
-    prefix = scratch / path.name.removesuffix(".tar.gz")
-    demo(prefix / "bin" / "dlfs")
-    for name in ("dlfs-bench", "dlfs-sim"):
-        call(prefix / "bin" / name, "--version")
+        tar.extractall(scratch / "root" / "opt", filter="data")
+    prefix = scratch / "root" / "opt" / name
+    programs = Path("/opt", name, "bin") if inside else prefix / "bin"
+    demo(*inside, programs / "dlfs")
+    for program in ("dlfs-bench", "dlfs-sim"):
+        call(*inside, programs / program, "--version")
     if not shutil.which("cc") or not shutil.which("pkg-config"):
         skipped.append(f"libdlfs of {path.name}: cc and pkg-config are not both installed")
         return
