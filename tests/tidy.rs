@@ -380,7 +380,7 @@ fn the_path_of_a_batch_names_functions_that_exist() {
 /// A thread that is started and not in the table is one whose death nobody has thought of.
 #[test]
 fn every_thread_is_in_the_table_of_threads_and_the_tests_there_exist() {
-    let table = fs::read_to_string(root().join("docs/threads.md")).expect("docs/threads.md");
+    let table = fs::read_to_string(root().join("tests/threads.md")).expect("tests/threads.md");
     let names: Vec<&str> = table.split('`').skip(1).step_by(2).collect();
     let mut wrong = Vec::new();
     let mut found = 0;

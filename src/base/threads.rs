@@ -5,7 +5,7 @@
 //! [`Fate`] *before* it drops anything that it owns. Code that finds a channel closed checks the fate; an
 //! orderly end has a message of its own. Threads with another way to report a panic do not use [`start`].
 //!
-//! `docs/threads.md` lists all threads: their creator, their end, and who notices their death.
+//! `tests/threads.md` lists all threads: their creator, their end, and who notices their death.
 
 use std::any::Any;
 use std::convert::Infallible;

@@ -1,5 +1,5 @@
 //! Threads that die: whatever an engine does, in whichever thread, no run ends as if it were
-//! complete. `docs/threads.md` has the table of threads; what C, Python and the command report is
+//! complete. `tests/threads.md` has the table of threads; what C, Python and the command report is
 //! tested there.
 
 use std::sync::Arc;
