@@ -86,6 +86,18 @@ def try_deb(path, scratch, root, skipped):
         return
     call("dpkg-deb", "-x", path, scratch)
     demo(*inside, "/usr/bin/dlfs")
+    try_container(path.parent, skipped)
+
+
+def try_container(dist, skipped):
+    """The Containerfile beside the .deb."""
+    program = shutil.which("podman") or shutil.which("docker")
+    if not program:
+        skipped.append("the container: neither podman nor docker is installed")
+        return
+    call(program, "build", "-t", "dlfs-trial", "-f", dist / "Containerfile", dist)
+    if json.loads(said(program, "run", "--rm", "dlfs-trial", "demo", "--json"))["verified"] is not True:
+        raise ValueError("the demo in the container has verified nothing")
 
 
 def clean_root(place, depends):
@@ -212,11 +224,19 @@ def differences(one, other):
         elif a[1] == b[1]:
             yield f"{name}: mode, owner or time: {a[0]} and {b[0]}"
         elif a[1].startswith(b"\x7fELF"):
-            yield f"{name}: sections {', '.join(sections(a[1], b[1]))}"
+            yield f"{name}: sections {', '.join(sections(a[1], b[1]))}{cause(a[1], b[1])}"
         else:
-            yield f"{name}: its bytes"
+            yield f"{name}: its bytes{cause(a[1], b[1])}"
     if not names:
         yield "how it is packed"
+
+
+def cause(one, other):
+    """The causes that show in the bytes: paths of the two clones, and times of the two builds."""
+    found = ["the folder of its build"] if b"/twice/one" in one or b"/twice/the-other" in other else []
+    clock = re.compile(rb"\b\d\d:\d\d:\d\d\b")
+    found += ["a time"] if clock.findall(one) != clock.findall(other) else []
+    return f", which have {' and '.join(found)}" if found else ""
 
 
 def contents(path):
