@@ -91,9 +91,11 @@ def try_deb(path, scratch, root, skipped):
 
 def try_container(dist, skipped):
     """The Containerfile beside the .deb."""
-    program = shutil.which("podman") or shutil.which("docker")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    programs = [name for name in ("podman", "docker") if shutil.which(name)]
+    program = next((name for name in programs if subprocess.run([name, "info"], **quiet).returncode == 0), None)
     if not program:
-        skipped.append("the container: neither podman nor docker is installed")
+        skipped.append("the container: neither podman nor docker runs here")
         return
     call(program, "build", "-t", "dlfs-trial", "-f", dist / "Containerfile", dist)
     if json.loads(said(program, "run", "--rm", "dlfs-trial", "demo", "--json"))["verified"] is not True:
