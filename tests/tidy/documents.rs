@@ -294,7 +294,7 @@ fn documents() -> Vec<String> {
 fn is_manual(document: &str) -> bool {
     !document.contains('/') && document != "CHANGELOG.md"
         || document.starts_with("docs/")
-        || ["tests/rows.md", "benches/README.md"].contains(&document)
+        || ["tests/rows.md", "tests/threads.md", "benches/README.md"].contains(&document)
 }
 
 fn read(path: &str) -> String {
