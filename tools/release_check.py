@@ -32,12 +32,13 @@ def lint(root, dist, skipped):
                 skipped.append(f"{program} of {path.name}: it is not installed")
             elif subprocess.run([found, *options, path]).returncode:
                 failed.append(f"{program} of {path.name}")
-    for manifest in [root / "Cargo.toml", *sorted(root.glob("src/*/Cargo.toml"))]:
-        list_files = ["cargo", "package", "--list", "--allow-dirty", "--manifest-path", manifest]
+    manifests = [root / "Cargo.toml", *sorted(root.glob("src/*/Cargo.toml"))]
+    for crate in (re.search(r'^name = "(.*)"', path.read_text(), re.M)[1] for path in manifests):
+        list_files = ["cargo", "package", "--list", "--allow-dirty", "-p", crate]
         listed = subprocess.run(list_files, cwd=root, stdout=subprocess.PIPE, text=True)
         strange = [name for name in listed.stdout.split("\n") if re.match(r"(tests|tools|benches|target)/", name)]
         if listed.returncode or strange:
-            failed.append(f"cargo package --list of {manifest}: {' '.join(strange) or 'see above'}")
+            failed.append(f"cargo package --list of {crate}: {' '.join(strange) or 'see above'}")
     return failed
 
 
