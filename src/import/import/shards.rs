@@ -6,25 +6,26 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::import::checked::{Checked, Checks};
-use crate::import::columns::FieldColumns;
-use crate::import::formats::{self, RowSet, SharedOrigins};
-use crate::import::importer::{look, source_options};
-use crate::import::options::{ImportOptions, Progress};
-use crate::import::sources::expansion::Expansion;
-use crate::import::sources::index::BadEntry;
-use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
-use crate::import::sources::spool::is_stream;
-use crate::import::sources::stream::StreamSource;
-use crate::import::sources::tar::{FolderClasses, folder_classes};
-use crate::import::sources::{
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::checked::{Checked, Checks};
+use super::columns::FieldColumns;
+use super::formats::{self, RowSet, SharedOrigins};
+use super::importer::{look, source_options};
+use super::options::{ImportOptions, Progress};
+use super::sources::compression::is_stream;
+use super::sources::expansion::Expansion;
+use super::sources::index::BadEntry;
+use super::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
+use super::sources::stream::StreamSource;
+use super::sources::tar::{FolderClasses, folder_classes};
+use super::sources::{
     Decided, FoundFile, Indexing, Inputs, RecordStream, SourceKind, SourceOptions, objects, shard,
 };
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_places::Place;
-use xxhash_rust::xxh3::xxh3_64;
 
 /// A shard, as it was listed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,6 +7,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use super::tokenizer::GivenTokenizer;
+use super::write_behind::PIECE_BYTES;
 use crate::import::checked::{Checked, Checks};
 use crate::import::checkpoint::{Points, listed_objects};
 use crate::import::chunk_stream::{ChunkStream, NewRecord, Restored, Streamed};
@@ -22,15 +24,12 @@ use crate::import::prepare::{self, ImportState};
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::file_counts::set_piped_bytes;
 use crate::import::sources::objects::push_origin;
-use crate::import::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
-use crate::import::sources::shuffled::Shuffled;
+use crate::import::sources::sample_stream::{SampleStream, Shuffled, StreamPlace, StreamSample};
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
     BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
     SourceOptions,
 };
-use crate::import::tokenizer::GivenTokenizer;
-use crate::import::write_behind::PIECE_BYTES;
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::columns::{ColumnTable, RowValues};

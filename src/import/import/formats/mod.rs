@@ -8,7 +8,7 @@
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/litdata.rs`, `binary/items.rs` |
 //! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `megatron.rs`                    |
 //! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
-//! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json_survey.rs` |
+//! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json.rs`       |
 //!
 //! The first four need the feature `formats`. With the feature `tokens`, texts of rows become tokens: `texts.rs`.
 //!
@@ -17,16 +17,12 @@
 //! `column.rs` chooses the columns' roles. Files are local, or objects of a store: `input.rs` opens both, and
 //! `binary/blocks.rs` reads an object at several places.
 
-mod beside;
 #[cfg(feature = "formats")]
 mod binary;
-mod classes;
 mod column;
 mod input;
+mod json;
 mod json_lines;
-mod json_object;
-mod json_survey;
-mod json_text;
 mod megatron;
 mod rows;
 #[cfg(feature = "tokens")]

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
-use super::classes::Classes;
-use super::column::{CellKind, Cells, Chosen, Column, is_wanted, places};
+use super::column::{CellKind, Cells, Chosen, Classes, Column, is_wanted, places};
 use super::input::{FoundPages, Input, LOOKING_UP};
 use crate::import::columns::{number, put_number};
 use crate::import::field_types::{FieldSpec, is_named, of_image};

@@ -5,10 +5,11 @@ use std::io::{self, Read};
 
 use serde::de::IgnoredAny;
 
-use super::compression::{self, Compression, read_some};
+use super::compression::{self, Compression};
 use super::expansion::Expansion;
-use super::kind::SourceKind;
+use super::found::SourceKind;
 use super::row_indexes::{self, INDEX, MEGATRON_INDEX};
+use super::shard::read_some;
 use super::{tar_members, tfrecord};
 use dlfs_base::folders::is_dropping;
 

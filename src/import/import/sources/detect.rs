@@ -5,26 +5,24 @@
 //! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::braces::braces;
-use super::compression::{self, Compression, FileAt};
+use super::compression::{self, Compression};
 use super::content::{Content, is_side_file, is_tokens_name};
 use super::expansion::Expansion;
-use super::file_counts::{FileCounts, PIPE, Role};
-use super::found::{Decided, Found, FoundFile, Samples, tell_apart};
+use super::found::{
+    Decided, FileCounts, Found, FoundFile, Indexing, PIPE, Role, Samples, SourceKind, tell_apart,
+};
 use super::index::BadEntry;
-use super::indexing::Indexing;
-use super::kind::SourceKind;
 use super::objects::warn_of_splits;
-use super::row_indexes::MERGED;
-use super::shard::{self, front_to_back};
-use super::tar::Pair;
+use super::row_indexes::{self, MERGED};
+use super::shard::{self, FileAt, front_to_back};
+use super::tar::{self, Pair};
 use super::tree::{DetectedFile, Survey, Tree};
-use super::{SourceOptions, Store, folder, list, row_indexes, spool, tar};
+use super::{SourceOptions, Store, folder, list};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Expands `paths` and detects their kind.
@@ -79,7 +77,8 @@ impl Expanded {
             return Ok(());
         }
         let is_there = || path.symlink_metadata().is_ok();
-        if spool::is_stream(path) || is_there() || row_indexes::megatron_index(path).is_some() {
+        if compression::is_stream(path) || is_there() || row_indexes::megatron_index(path).is_some()
+        {
             self.files.push(path.to_path_buf());
             return Ok(());
         }
@@ -239,7 +238,7 @@ impl Judgement {
 }
 
 fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Found> {
-    if expanded.files.iter().any(|file| spool::is_stream(file)) {
+    if expanded.files.iter().any(|file| compression::is_stream(file)) {
         // A stream cannot be read twice, so its kind is assumed: tar archives with one file per sample are most common.
         let found = shards_of(SourceKind::Tar, expanded, options, indexing)?;
         return Ok(Found { decided: Some(Decided::NoPair), ..found });
@@ -307,7 +306,7 @@ fn shards_of(
     let mut judgement = Judgement::default();
     for path in &expanded.files {
         let file = given_file(path);
-        if spool::is_stream(path) {
+        if compression::is_stream(path) {
             judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
             judgement.shards.push((file, wanted));
             continue;
@@ -406,7 +405,7 @@ fn unless_no_list(path: &Path) -> Result<()> {
     }
     let (file, _) = shard::open(path)?;
     let mut head = vec![0; HEAD_BYTES];
-    let len = compression::read_some(&mut FileAt::new(&*file), &mut head)
+    let len = read_some(&mut FileAt::new(&*file), &mut head)
         .map_err(|error| Error::from(error).path(path))?;
     let head = &head[..len];
     let compression = Compression::of(head).map(Compression::name);
@@ -451,8 +450,62 @@ fn no(kind: SourceKind, path: &Path) -> Error {
     Error::new(ErrorKind::InvalidArgument, message).path(path)
 }
 
+/// The expansion of a path with `{000..123}` or `{a,b}`, in order; `None` without a pair of braces.
+pub(super) fn braces(path: &Path) -> Option<Vec<PathBuf>> {
+    let names = expanded(path.as_os_str().as_bytes())?.into_iter();
+    Some(names.map(|name| OsString::from_vec(name).into()).collect())
+}
+
+fn expanded(name: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let open = name.iter().position(|&byte| byte == b'{')?;
+    let close = open + name[open..].iter().position(|&byte| byte == b'}')?;
+    let head = &name[..open];
+    let inside = &name[open + 1..close];
+    let tail = &name[close + 1..];
+    let middles = match range(inside) {
+        Some(numbers) => numbers,
+        None => inside.split(|&byte| byte == b',').map(<[u8]>::to_vec).collect(),
+    };
+    let tails = expanded(tail).unwrap_or_else(|| vec![tail.to_vec()]);
+    let names = middles
+        .iter()
+        .flat_map(|middle| tails.iter().map(move |tail| [head, middle, tail].concat()));
+    Some(names.collect())
+}
+
+/// `000..010`: numbers zero-padded to the width of the first one.
+fn range(inside: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (first, last) = std::str::from_utf8(inside).ok()?.split_once("..")?;
+    let width = first.len();
+    let first: u32 = first.parse().ok()?;
+    let last: u32 = last.parse().ok()?;
+    if last < first || last - first > MAX_RANGE {
+        return None;
+    }
+    Some((first..=last).map(|number| format!("{number:0width$}").into_bytes()).collect())
+}
+
 const UNREAD: &str = "turn them into files, tar shards or Parquet; or import each file as one sample \
                       with --from folder FOLDER";
 const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \
                      the rest aside; --from folder imports each file of a folder as one sample, as it is";
 const HEAD_BYTES: usize = 64 * 1024;
+/// More shards than any data set has, yet few enough that their names fit in memory.
+const MAX_RANGE: u32 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn braces_expand_to_zero_padded_numbers_and_to_words() {
+        let expand = |text: &str| {
+            let names = expanded(text.as_bytes()).unwrap();
+            names.into_iter().map(|name| String::from_utf8(name).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(expand("s-{008..010}.tar"), ["s-008.tar", "s-009.tar", "s-010.tar"]);
+        assert_eq!(expand("{a,b}-{1..2}"), ["a-1", "a-2", "b-1", "b-2"]);
+        assert_eq!(braces(Path::new("plain.tar")), None);
+        assert_eq!(expand("{5..1}"), ["5..1"]);
+    }
+}

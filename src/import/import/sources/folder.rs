@@ -14,9 +14,8 @@ use rustix::io::Errno;
 
 use super::beneath::{Root, kind_name, push};
 use super::expansion::Expands;
-use super::file_counts::{HIDDEN, HIDDEN_FOLDER, LINK_OUT, Role};
+use super::found::{HIDDEN, HIDDEN_FOLDER, Indexing, LINK_OUT, Role};
 use super::index::{BadEntry, BadReason, Container, Index};
-use super::indexing::Indexing;
 use super::{SourceOptions, stamp};
 use dlfs_base::Result;
 use dlfs_base::folders::{MAX_LINKED_FOLDERS, is_dropping};

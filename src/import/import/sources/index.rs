@@ -4,16 +4,15 @@
 
 mod saved;
 
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::file_counts::{FileCounts, REPLACED, Role};
+use super::found::{FileCounts, REPLACED, Role};
 use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
 use dlfs_format::format::columns::ColumnTable;
 

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::compression::{self, Compression, FileAt};
+use super::compression::{self, Compression, HEAD_BYTES, decompressed, is_stream, open_stream};
 use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
 use super::sample_stream::FieldBytes;
-use super::spool::{decompressed, is_stream, open_stream};
+use super::shard::{self, FileAt};
 use super::tar_members::Input;
-use super::{Decided, FoundFile, shard, tar};
+use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Input streams, in order.
@@ -269,5 +269,3 @@ impl Read for Recorded<'_> {
 const MAX_LOOKED_AT_BYTES: u64 = 16 << 20;
 /// Bytes that are read of a file at once.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Bytes that suffice to detect a compression.
-const HEAD_BYTES: u64 = compression::HEAD_BYTES as u64;

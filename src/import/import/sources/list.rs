@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::beneath::Root;
+use super::found::Indexing;
 use super::index::{BadEntry, BadReason, Container, Index};
-use super::indexing::Indexing;
 use super::stamp;
 use super::tar_members::clean_name;
 use dlfs_base::folders::Links;

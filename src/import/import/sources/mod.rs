@@ -5,36 +5,28 @@
 //! order of placement, each with its own [`SourceReader`]. Payloads must match the index: a file or shard that
 //! changed meanwhile is a bad entry, never a torn sample.
 //!
-//! A pipe or a compressed archive can be read only once: it is first copied to a file (`spool.rs`), or is a
+//! A pipe or a compressed archive can be read only once: it is first copied to a file (`compression.rs`), or is a
 //! stream ([`sample_stream`]). Shards in a store and rows (`formats`) are always streams.
 //!
 //! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `tree.rs`), and
-//! `file_counts.rs` reports how each file was treated.
+//! `found.rs` reports how each file was treated.
 //!
 //! Read `index.rs` for the data stored, then `folder.rs` and `tar_members.rs` for how it is found.
 
 pub(in crate::import) mod beneath;
-mod braces;
 pub(in crate::import) mod compression;
 pub(in crate::import) mod content;
 pub(in crate::import) mod detect;
 pub mod expansion;
-pub(in crate::import) mod file_counts;
 mod folder;
 mod found;
 pub(in crate::import) mod index;
-mod indexing;
 mod inputs;
-mod kind;
 mod list;
 pub(in crate::import) mod objects;
-mod reading;
-mod record_stream;
 pub(in crate::import) mod row_indexes;
 pub mod sample_stream;
 pub(in crate::import) mod shard;
-pub(in crate::import) mod shuffled;
-pub(in crate::import) mod spool;
 pub mod stream;
 pub mod tar;
 pub(in crate::import) mod tar_members;
@@ -54,18 +46,15 @@ use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
 use self::expansion::Expansion;
-pub use self::file_counts::{FileCount, Role};
-pub(in crate::import) use self::found::Found;
-pub use self::found::{Decided, FoundFile};
+pub use self::found::{Decided, FileCount, FoundFile, Role, SourceKind};
+pub(in crate::import) use self::found::{Found, Indexing};
 use self::found::{Samples, ends_of};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
-pub(in crate::import) use self::indexing::Indexing;
 pub(in crate::import) use self::inputs::Inputs;
-pub use self::kind::SourceKind;
 use self::objects::{ObjectReads, ObjectRoot};
-pub(in crate::import) use self::record_stream::RecordStream;
 use self::shard::{OpenShards, front_to_back};
+pub(in crate::import) use self::tfrecord::RecordStream;
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::folders::{FolderOptions, Links};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -123,7 +112,7 @@ impl Found {
         }
         let mut streams = 0;
         for FoundFile { path, object, .. } in &self.files {
-            let is_stream = object.is_some() || spool::is_stream(path) || {
+            let is_stream = object.is_some() || compression::is_stream(path) || {
                 let (file, _) = shard::open(path)?;
                 let compression = compression::of_file(&file);
                 compression.map_err(|error| Error::from(error).path(path))?.is_some()
@@ -182,7 +171,7 @@ impl Source {
         };
         let Samples { mut index, mut store, origins } = samples;
         indexing.check()?;
-        file_counts::set_piped_bytes(&mut found.file_counts.0, piped_bytes(&index));
+        found::set_piped_bytes(&mut found.file_counts.0, piped_bytes(&index));
         index.file_counts.0.splice(0..0, found.file_counts.0);
         index.bad.splice(0..0, found.bad);
         match &mut store {
@@ -552,11 +541,11 @@ fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option
         return Ok(opened);
     }
     for FoundFile { path, name, .. } in &found.files {
-        if !spool::is_stream(path) {
+        if !compression::is_stream(path) {
             opened.push(None);
             continue;
         }
-        let (file, container, nameless) = spool::open_or_spool(path, options)?;
+        let (file, container, nameless) = compression::open_or_spool(path, options)?;
         let begin = front_to_back(file.clone(), 0..container.len_bytes);
         if found.kind == SourceKind::Tar
             && let Some(pair) = tar::pair_at_beginning(begin)
@@ -588,7 +577,7 @@ fn index_shards(
         }
         let (file, container, nameless) = match opened.get_mut(number).and_then(Option::take) {
             Some(opened) => opened,
-            None => spool::open_or_spool(path, options)?,
+            None => compression::open_or_spool(path, options)?,
         };
         index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
@@ -613,7 +602,7 @@ fn index_shards(
 
 /// Decompressed bytes of the shards that came through pipes.
 fn piped_bytes(index: &Index) -> u64 {
-    let piped = index.containers.iter().filter(|shard| spool::is_stream(&shard.path));
+    let piped = index.containers.iter().filter(|shard| compression::is_stream(&shard.path));
     piped.map(|shard| shard.len_bytes).sum()
 }
 

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::kind::SourceKind;
+use super::found::SourceKind;
 use dlfs_base::Result;
 
 /// The name of the index of MosaicML Streaming and LitData.

@@ -10,16 +10,15 @@ use std::path::PathBuf;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::SourceOptions;
+use super::compression::is_stream;
 use super::detect::given_file;
 use super::expansion::Expansion;
-use super::file_counts::{FileCount, FileCounts, REPLACED, Role};
+use super::found::{FileCount, FileCounts, REPLACED, Role, SourceKind};
 use super::index::{
     BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME, TOO_MANY_FIELDS, has_room_for_field,
 };
 use super::inputs::{Inputs, Stream};
-use super::kind::SourceKind;
 use super::sample_stream::{FieldBytes, SampleStream, StreamPlace, StreamSample};
-use super::spool::is_stream;
 use super::tar::{Judge, key_and_field, parse_label, undecided};
 use super::tar_members::{Member, MemberKind, Members};
 use dlfs_base::{Error, ErrorKind, Result};

@@ -10,7 +10,7 @@ use std::io::{self, Read};
 
 use super::beneath::push;
 use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
-use super::reading::read_some;
+use super::shard::read_some;
 
 /// The input of an archive.
 pub(crate) trait Input: Read + Sized {

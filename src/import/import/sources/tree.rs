@@ -16,11 +16,10 @@ use rustix::fs::FileType;
 
 use super::beneath::Root;
 use super::content::{Content, is_shard_name, is_side_file};
-use super::file_counts::{FileCount, FileCounts, Role};
+use super::found::{FileCount, FileCounts, Indexing, Role};
 use super::index::{BadEntry, BadReason, Index};
-use super::indexing::Indexing;
-use super::reading::FileAt;
-use super::{SourceOptions, folder, row_indexes, shard};
+use super::shard::{self, FileAt};
+use super::{SourceOptions, folder, row_indexes};
 use dlfs_base::Result;
 
 /// A folder and its contents.

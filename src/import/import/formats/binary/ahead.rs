@@ -1,16 +1,23 @@
 //! Decodes batches of rows on a separate thread, one batch ahead of the reader.
+//!
+//! Decoders of other crates panic on some damaged files: [`caught`] turns this into an error of the file. The panic hook that is set here suppresses the message and backtrace of
+//! such a panic; all other panics go to the previous hook.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
 
 use arrow_array::RecordBatch;
 use crossbeam_channel::{Receiver, bounded};
 
 use super::arrow_cells::BatchCells;
-use super::guard::caught;
 use crate::import::formats::column::{Cells, Column, is_wanted};
 use crate::import::formats::rows::{RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::Result;
+use dlfs_base::threads::panic_message;
 
 /// A batch of rows.
 pub(super) struct Batch {
@@ -163,5 +170,69 @@ impl RowReader for AheadRows {
     }
 }
 
+thread_local! {
+    /// Set while this thread runs a decoder.
+    static DECODES: Cell<bool> = const { Cell::new(false) };
+    /// Description of the decoder's last panic.
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs `decode`. A panic of the decoder becomes an error with the panic's location and message.
+pub(super) fn caught<T>(decode: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    set_hook_once();
+    let was_set = DECODES.replace(true);
+    let decoded = catch_unwind(AssertUnwindSafe(decode));
+    DECODES.set(was_set);
+    decoded.unwrap_or_else(|_| Err(format!("its decoder failed {}", PANIC.take())))
+}
+
+fn set_hook_once() {
+    static SET: Once = Once::new();
+    SET.call_once(|| {
+        let others = take_hook();
+        set_hook(Box::new(
+            move |panic| if DECODES.get() { PANIC.set(described(panic)) } else { others(panic) },
+        ));
+    });
+}
+
+/// The panic's location, with a path from the crate's name on, and its message, on one line.
+fn described(panic: &PanicHookInfo<'_>) -> String {
+    let place = panic.location().map_or_else(String::new, |at| {
+        let krate = at.file().rfind("/src/").and_then(|src| at.file()[..src].rfind('/'));
+        let file = &at.file()[krate.map_or(0, |slash| slash + 1)..];
+        format!("at {file}:{}", at.line())
+    });
+    let message = panic_message(panic.payload()).replace('\n', " ");
+    format!("{place}: {message}")
+}
+
 /// The name of the thread.
 const NAME: &str = "dlfs-decode";
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn panics_of_decoders_are_told_on_one_line_and_all_others_are_printed() {
+        const AGAIN: &str = "DLFS_TEST_GUARD";
+        if std::env::var_os(AGAIN).is_some() {
+            let told = caught::<()>(|| panic!("hidden\none")).unwrap_err();
+            assert!(told.starts_with("its decoder failed at "), "{told}");
+            assert!(told.contains("ahead.rs:") && told.ends_with(": hidden one"), "{told}");
+            std::thread::spawn(|| panic!("of a thread")).join().unwrap_err();
+            catch_unwind(|| panic!("behind it")).unwrap_err();
+            return;
+        }
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let name = std::thread::current().name().unwrap().to_owned();
+        let ran = again.args(["--exact", &name, "--nocapture"]).env(AGAIN, "1").output().unwrap();
+        let printed = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{printed}");
+        assert!(printed.contains("of a thread") && printed.contains("behind it"), "{printed}");
+        assert!(!printed.contains("hidden"), "{printed}");
+    }
+}

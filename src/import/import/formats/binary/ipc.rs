@@ -11,17 +11,16 @@ use arrow_ipc::Block;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 
-use super::ahead::{AheadRows, Batch, Batches};
+use super::ahead::{AheadRows, Batch, Batches, caught};
 use super::arrow_cells;
 use super::blocks::{BlockReader, Blocks};
-use super::guard::caught;
-use super::stated_buffers::StatedBuffers;
+use super::stated::StatedBuffers;
 use crate::import::formats::input::Input;
 use crate::import::formats::rows::RowReader;
 use crate::import::options::RowOptions;
-use crate::import::sources::compression::read_some;
 use crate::import::sources::expansion::Compressed;
 use crate::import::sources::sample_stream::StreamPlace;
+use crate::import::sources::shard::read_some;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Opens the Arrow file `input`.

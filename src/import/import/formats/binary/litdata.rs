@@ -6,9 +6,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::array_header::{HeaderForm, numpy_element, torch_element};
 use super::hashes::Stated;
-use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
+use super::items::{HeaderForm, ItemFormat, Leaf, LeafForm, LeafLen, numpy_element, torch_element};
 use super::shard;
 use crate::import::formats::column::CellKind;
 use crate::import::formats::input::Input;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::array_header::HeaderForm;
 use super::hashes::Stated;
-use super::items::{ItemFormat, Leaf, LeafForm, LeafLen};
+use super::items::{HeaderForm, ItemFormat, Leaf, LeafForm, LeafLen};
 use super::shard;
 use crate::import::formats::column::CellKind;
 use crate::import::formats::input::Input;

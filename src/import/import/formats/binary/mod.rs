@@ -1,20 +1,15 @@
 //! Rows of binary files: Parquet, Arrow, and the shards of MDS and LitData.
 
 mod ahead;
-mod array_header;
 mod arrow_cells;
 mod blocks;
-mod guard;
 mod hashes;
-mod indexed;
 mod ipc;
 mod items;
 mod litdata;
 mod mds;
-mod pages;
 mod parquet;
-mod stated_buffers;
-mod stated_pages;
+mod stated;
 
 use std::sync::Arc;
 

@@ -19,16 +19,13 @@ use parquet::file::metadata::page_index::PageIndexBuilder;
 use parquet::file::metadata::{
     ColumnChunkMetaData, OffsetIndexBuilder, PageIndexPolicy, ParquetMetaData, RowGroupMetaData,
 };
-use parquet::file::page_index::offset_index::OffsetIndexMetaData;
-use parquet::file::page_index::offset_index::PageLocation;
+use parquet::file::page_index::offset_index::{OffsetIndexMetaData, PageLocation};
 use parquet::file::reader::{ChunkReader, Length};
 
-use super::ahead::{AheadRows, Batch, Batches};
+use super::ahead::{AheadRows, Batch, Batches, caught};
 use super::arrow_cells;
-use super::blocks::Blocks;
-use super::guard::caught;
-use super::pages::PageFile;
-use super::stated_pages::StatedPages;
+use super::blocks::{Blocks, PageFile};
+use super::stated::StatedPages;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{InStore, Input};
 use crate::import::formats::rows::RowReader;

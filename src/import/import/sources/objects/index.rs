@@ -1,21 +1,254 @@
-//! Indexes folders of objects, and lists of objects.
+//! Lists prefixes in compact form, since a bucket may hold many millions of objects; and indexes folders of objects, and
+//! lists of objects.
+//!
+//! On the Hugging Face Hub, names tell the splits of files. A split here is a named part of a data set, such as `train`, made by the author of the data set. dlfs's own
+//! splits, which divide samples by a hash, have nothing to do with it.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::listed::Listed;
 use super::read::{ObjectRoot, push_origin};
-use crate::import::sources::found::Samples;
+use crate::import::sources::content::is_side_file;
+use crate::import::sources::found::{FileCounts, FoundFile, HIDDEN, Indexing, Role, Samples};
 use crate::import::sources::index::{BadEntry, BadReason, Container, Index};
-use crate::import::sources::indexing::Indexing;
 use crate::import::sources::{Store, list};
-use dlfs_base::Result;
+use dlfs_base::folders::is_dropping;
 use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
-use dlfs_places::{Client, Object, Place, shown};
+use dlfs_format::format::origins::{put_tag, tag_at};
+use dlfs_places::{Client, Object, Place, Scheme, shown};
+
+/// The objects beneath a prefix, or one object.
+#[derive(Debug)]
+pub(super) struct Listed {
+    /// The store.
+    pub(super) client: Client,
+    /// The common prefix of all keys; names are keys without it.
+    pub(super) prefix: String,
+    /// Set if the user named the object itself, not a prefix.
+    pub(super) is_given: bool,
+    /// Keys that no address can name.
+    pub(super) refused: Vec<String>,
+    /// Objects left out because of their names.
+    pub(super) set_aside: FileCounts,
+    names: String,
+    rows: Vec<Row>,
+    tags: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Row {
+    name: u64,
+    len_bytes: u64,
+    /// Offset of the object's entity tag in `tags`.
+    tag: u64,
+}
+
+impl Listed {
+    /// Lists the objects beneath `prefix`.
+    ///
+    /// # Errors
+    /// Errors of the store. `Interrupted`: indexing was asked to stop.
+    pub(super) fn beneath(
+        client: Client,
+        prefix: &str,
+        indexing: &mut Indexing<'_>,
+    ) -> Result<Listed> {
+        let mut listed = Listed::empty(client.clone(), prefix.to_owned(), false);
+        listed.refused = client.list(prefix, &mut |object| {
+            indexing.found(1, object.len_bytes);
+            listed.push(object);
+            indexing.check()
+        })?;
+        Ok(listed)
+    }
+
+    /// One object, named after the last part of its key.
+    pub(super) fn one(client: Client, object: Object) -> Listed {
+        let folder = object.key.rfind('/').map_or(0, |slash| slash + 1);
+        let mut listed = Listed::empty(client, object.key[..folder].to_owned(), true);
+        listed.push(object);
+        listed
+    }
+
+    fn empty(client: Client, prefix: String, is_given: bool) -> Listed {
+        Listed {
+            client,
+            prefix,
+            is_given,
+            refused: Vec::new(),
+            set_aside: FileCounts::default(),
+            names: String::new(),
+            rows: Vec::new(),
+            tags: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, object: Object) {
+        // A web server may list objects outside the prefix.
+        let Some(name) = object.key.strip_prefix(&*self.prefix).filter(|name| !name.is_empty())
+        else {
+            return;
+        };
+        let at = self.names.len() as u64;
+        let tag = self.tags.len() as u64;
+        put_tag(&mut self.tags, object.etag.as_deref());
+        self.rows.push(Row { name: at, len_bytes: object.len_bytes, tag });
+        self.names.push_str(name);
+    }
+
+    /// A listing of only the objects whose names are `wanted`.
+    pub(super) fn only(&self, wanted: &impl Fn(&str) -> bool) -> Listed {
+        let mut some = Listed::empty(self.client.clone(), self.prefix.clone(), self.is_given);
+        some.refused.clone_from(&self.refused);
+        (0..self.len())
+            .filter(|row| wanted(self.name(*row)))
+            .for_each(|row| some.push(self.object(row)));
+        some.set_aside.clone_from(&self.set_aside);
+        some
+    }
+
+    /// Leaves out hidden objects and the droppings of file systems and tools, unless the user named the object itself.
+    pub(super) fn leave_out_droppings(&mut self) {
+        let is_dropping = |name: &str| is_dropping(name.as_bytes());
+        if self.is_given || !(0..self.len()).any(|row| is_dropping(self.name(row))) {
+            return;
+        }
+        let mut counts = FileCounts::default();
+        for row in (0..self.len()).filter(|row| is_dropping(self.name(*row))) {
+            let name = self.name(row).as_bytes();
+            let len_bytes = self.len_bytes(row);
+            counts.add(HIDDEN, Role::SetAside, len_bytes, name);
+        }
+        *self = self.only(&|name| !is_dropping(name));
+        self.set_aside = counts;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn name(&self, row: usize) -> &str {
+        let end = self.rows.get(row + 1).map_or(self.names.len(), |next| next.name as usize);
+        &self.names[self.rows[row].name as usize..end]
+    }
+
+    pub(super) fn len_bytes(&self, row: usize) -> u64 {
+        self.rows[row].len_bytes
+    }
+
+    /// The object, with its entity tag.
+    pub(super) fn object(&self, row: usize) -> Object {
+        let key = format!("{}{}", self.prefix, self.name(row));
+        let tag = &self.tags[self.rows[row].tag as usize..];
+        let etag = tag_at(tag).expect("a tag that was put there");
+        Object { key, len_bytes: self.len_bytes(row), etag }
+    }
+
+    /// The first `len` bytes of an object, or all if it is shorter.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub(super) fn start(&self, row: usize, len: u64) -> Result<Vec<u8>> {
+        let object = self.object(row);
+        let mut bytes = vec![0; object.len_bytes.min(len) as usize];
+        self.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The prefix's address, for messages.
+    pub(super) fn address(&self) -> String {
+        self.client.place().with_key(&*self.prefix).to_string()
+    }
+}
+
+/// The split of a file, detected from its path as the Hub's own library does: the name before a shard's numbers,
+/// otherwise a word that stands for a split. `None`: the path names no split.
+pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
+    if let Some(split) = of_shard(name) {
+        return Some(canonical(split).map_or(split.into(), Cow::from));
+    }
+    let is_end = |letter: char| !letter.is_ascii_alphanumeric();
+    // The last such word counts; it may be in a folder's name, as in `train/data.parquet`.
+    name.rsplit(is_end).find_map(canonical).map(Cow::from)
+}
+
+/// Warns if the files are shards of several splits: a user who imports the whole folder may want only one split.
+pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
+    let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
+    let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
+    if splits.len() > 1 {
+        let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "files of the splits {splits} become one data set; name those of one split to have it alone"
+        );
+    }
+}
+
+/// `SPLIT`, if the last component of the path is `SPLIT-00000-of-00001.EXTENSION`.
+fn of_shard(name: &str) -> Option<&str> {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let stem = last.split('.').next().unwrap_or(last);
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (split, number) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(number) && is_number(count) && !split.is_empty()).then_some(split)
+}
+
+/// The name of the split that a word stands for.
+fn canonical(word: &str) -> Option<&'static str> {
+    let is = |words: &[&str]| words.iter().any(|own| word.eq_ignore_ascii_case(own));
+    match () {
+        () if is(&["train", "training"]) => Some("train"),
+        () if is(&["validation", "valid", "val", "dev"]) => Some("validation"),
+        () if is(&["test", "testing", "eval", "evaluation"]) => Some("test"),
+        () => None,
+    }
+}
+
+/// Keeps only the objects of these splits, and side files, such as the data set's description.
+///
+/// # Errors
+/// `InvalidArgument`: a source is not on the Hub, or the sources have no splits or lack one of these; the error names
+/// the splits that exist.
+pub(super) fn only_splits(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<Listed>> {
+    if splits.is_empty() {
+        return Ok(listed);
+    }
+    if let Some(other) = listed.iter().find(|one| one.client.place().scheme() != Scheme::Hf) {
+        let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(other.address()));
+    }
+    let data = |name: &str| !is_side_file(name.as_bytes());
+    let names = listed.iter().flat_map(|one| (0..one.len()).map(|row| one.name(row)));
+    let found: BTreeSet<Cow<'_, str>> =
+        names.filter(|name| data(name)).filter_map(split_of).collect();
+    let wanted: Vec<&str> = splits.iter().map(|own| canonical(own).unwrap_or(own)).collect();
+    if let Some(missing) = wanted.iter().find(|own| !found.contains(**own)) {
+        let text = if found.is_empty() {
+            format!("the files do not say of which split they are, so {missing} cannot be taken")
+        } else {
+            let found = found.iter().map(|split| &**split).collect::<Vec<_>>().join(", ");
+            format!("there is no split {missing}; there are {found}")
+        };
+        let address = listed.first().map(Listed::address).unwrap_or_default();
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
+    }
+    let is_wanted = |name: &str| match split_of(name) {
+        Some(split) => wanted.contains(&&*split) || !data(name),
+        None => !data(name),
+    };
+    Ok(listed.iter().map(|one| one.only(&is_wanted)).filter(|one| !one.is_empty()).collect())
+}
 
 /// Indexes the objects of `folders` as samples, with the ids and classes of a local folder with the same names.
 pub(super) fn folders(folders: &[Listed]) -> Samples {
@@ -224,6 +457,20 @@ const HEADS: &str = "dlfs-open";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn splits_are_told_by_words_of_the_path_and_the_names_of_shards() {
+        let of = |name| split_of(name);
+        assert_eq!(of("data/train-00000-of-00002.parquet").as_deref(), Some("train"));
+        assert_eq!(of("mnist/Test-0.parquet").as_deref(), Some("test"));
+        assert_eq!(of("default/validation/0000.parquet").as_deref(), Some("validation"));
+        assert_eq!(of("data/val-00000-of-00001.parquet").as_deref(), Some("validation"));
+        assert_eq!(of("data/train_sft-00000-of-00003.parquet").as_deref(), Some("train_sft"));
+        assert_eq!(of("train/a-b-00002-of-00003.tar").as_deref(), Some("a-b"));
+        assert_eq!(of("data/constraints-trained.parquet"), None);
+        assert_eq!(of("data/-00000-of-00001.parquet"), None);
+        assert_eq!(of("0000.parquet"), None);
+    }
 
     #[test]
     fn names_are_ordered_as_those_of_a_local_folder() {

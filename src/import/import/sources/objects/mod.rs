@@ -4,16 +4,504 @@
 //! the order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
 //! front to back. A list names objects of its own folder by key, or of any store by address.
 //!
-//! Read `look.rs` first, which detects the kind; then `listed.rs`, `splits.rs`, `index.rs` and `read.rs`.
+//! This file detects the kind of an import's objects: samples, shards or lists. Then read `index.rs` and `read.rs`.
 
 mod index;
-mod listed;
-mod look;
 mod read;
-mod splits;
 
-pub(in crate::import) use look::{are_objects, look};
-pub(in crate::import) use read::{
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Cursor, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+pub(in crate::import) use self::index::warn_of_splits;
+use self::index::{ListText, Listed, only_splits, split_of};
+pub(in crate::import) use self::read::{
     ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason,
 };
-pub(in crate::import) use splits::warn_of_splits;
+use super::compression::decompressed;
+use super::content::{Content, is_shard_name, is_side_file, is_tokens_name, named_kind};
+use super::detect::braces;
+use super::expansion::Expansion;
+use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, Role, SourceKind, tell_apart};
+use super::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
+use super::tar::{self, Pair};
+use super::{SourceOptions, list};
+use dlfs_base::threads::map_at_once;
+use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object, Place, PlaceOptions, Scheme};
+
+/// Returns whether the paths are addresses of objects, or local lists of addresses.
+///
+/// # Errors
+/// `InvalidArgument`: some are addresses and some are paths.
+pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Result<bool> {
+    let places = paths.iter().filter(|path| Place::is_place(path)).count();
+    if places > 0 && places < paths.len() {
+        let text = "some of the sources are objects of a store and some are files";
+        return Err(
+            Error::new(ErrorKind::InvalidArgument, text).hint("import them one after the other")
+        );
+    }
+    let may_be_lists = matches!(kind, SourceKind::Auto | SourceKind::List) && !paths.is_empty();
+    Ok(places > 0 || may_be_lists && paths.iter().all(|path| is_list_of_objects(path)))
+}
+
+/// Returns whether the first line of a file is the address of an object.
+fn is_list_of_objects(path: &Path) -> bool {
+    let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
+    let head = || {
+        let mut head = Vec::new();
+        File::open(path)?.take(MAX_LINE_BYTES).read_to_end(&mut head)?;
+        io::Result::Ok(head)
+    };
+    is_file && head().is_ok_and(|head| begins_with_place(&head))
+}
+
+fn begins_with_place(head: &[u8]) -> bool {
+    let first = list::lines(head).next().unwrap_or_default();
+    Place::is_place(Path::new(OsStr::from_bytes(list::split(first).0)))
+}
+
+/// Finds the objects of `paths`, for which [`are_objects`] is true. Takes only these `splits` of data sets on the
+/// Hugging Face Hub; all splits if the list is empty.
+///
+/// # Errors
+/// Errors of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`, `Unsupported`: objects of
+/// several kinds, or of a kind that is not read from stores.
+pub(in crate::import) fn look(
+    paths: &[PathBuf],
+    options: &SourceOptions,
+    splits: &[String],
+    places: &PlaceOptions,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
+    let mut clients = Clients { options: places, open: HashMap::new(), threads: Vec::new() };
+    if !paths.iter().any(|path| Place::is_place(path)) {
+        let text = |path: &PathBuf| {
+            let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
+            Ok(ListText { path: path.clone(), text, beside: None })
+        };
+        let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
+        let samples =
+            index::lists(&texts, &places.list_hosts, &mut |place| clients.of(place), indexing)?;
+        return Ok(Found { kind: SourceKind::List, samples: Some(samples), ..Found::default() });
+    }
+    let mut listed = only_splits(list_all(paths, &mut clients, indexing)?, splits)?;
+    if !options.folders.hidden {
+        listed.iter_mut().for_each(Listed::leave_out_droppings);
+    }
+    match options.kind {
+        SourceKind::Folder => samples(listed),
+        SourceKind::List => lists(&listed, &mut clients, indexing),
+        SourceKind::Auto => auto(listed, &mut clients, indexing),
+        kind => shards(listed, kind, false),
+    }
+}
+
+/// One client for each store; clients of the same web server share a thread.
+struct Clients<'a> {
+    options: &'a PlaceOptions,
+    open: HashMap<Place, Client>,
+    /// The first client of each thread.
+    threads: Vec<Client>,
+}
+
+impl Clients<'_> {
+    fn of(&mut self, place: &Place) -> Result<Client> {
+        let store = place.with_key("");
+        if let Some(client) = self.open.get(&store) {
+            return Ok(client.clone());
+        }
+        let too_many = |text: &'static str| {
+            let error = Error::new(ErrorKind::InvalidArgument, text);
+            Err(error.hint("import them in parts, with --append"))
+        };
+        if self.open.len() == MOST_URLS {
+            return too_many("the sources are URLs with more than 100,000 users and queries");
+        }
+        let beside = self.threads.iter().find(|client| client.place().is_same_server(place));
+        let client = match beside {
+            Some(client) => client.beside(place)?,
+            None if self.threads.len() == MOST_THREADS => {
+                return too_many("the sources are in more than 64 stores");
+            }
+            None => {
+                let client = Client::open(place, self.options)?;
+                self.threads.push(client.clone());
+                client
+            }
+        };
+        self.open.insert(store, client.clone());
+        Ok(client)
+    }
+}
+
+fn list_all(
+    paths: &[PathBuf],
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<Vec<Listed>> {
+    let mut places = Vec::new();
+    for path in paths {
+        for path in braces(path).unwrap_or_else(|| vec![path.clone()]) {
+            let place = Place::of_path(&path)?;
+            places.push((clients.of(&place)?, place));
+        }
+    }
+    // Look up objects concurrently, since each costs a round trip.
+    let given = map_at_once(OPENING, &places, |(client, place)| {
+        if place.is_folder() { Ok(None) } else { Ok(Some(client.file(place.key()))) }
+    })?;
+    let mut all = Vec::new();
+    for ((client, place), given) in places.into_iter().zip(given) {
+        let absent = match given {
+            Some(Ok(object)) => {
+                indexing.found(1, object.len_bytes);
+                all.push(Listed::one(client, object));
+                continue;
+            }
+            // A store refuses a client that may not list, instead of reporting that the object is absent.
+            Some(Err(error))
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
+            {
+                return Err(error);
+            }
+            Some(Err(error)) => error,
+            None => {
+                let text = "there is no object with this prefix";
+                Error::new(ErrorKind::NotFound, text).target(place.to_string())
+            }
+        };
+        let prefix = match place.key() {
+            "" => String::new(),
+            key => format!("{}/", key.trim_end_matches('/')),
+        };
+        match Listed::beneath(client, &prefix, indexing) {
+            Ok(listed) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+            Err(error) if place.is_folder() || is_away(&error) => return Err(error),
+            _ => return Err(absent),
+        }
+    }
+    Ok(all)
+}
+
+/// Returns whether the store did not answer, so that its contents are unknown.
+fn is_away(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Busy | ErrorKind::Disconnected | ErrorKind::TimedOut)
+}
+
+fn auto(
+    listed: Vec<Listed>,
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
+    let mut contents = Vec::new();
+    for one in &listed {
+        // Prefer the first object with a shard's name, then the first that is not a side file, then the first.
+        let mut named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
+        let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
+        let mut first = named.next().or(other).unwrap_or(0);
+        if one.is_empty() {
+            continue;
+        }
+        let mut found = content(one, first)?;
+        // An object called `index.json` need not be an index of shards.
+        while !found.is_shard() && is_index(one.name(first).as_bytes()) {
+            let Some(next) = named.next().or(other.filter(|other| *other != first)) else { break };
+            first = next;
+            found = content(one, first)?;
+        }
+        // Megatron's tokens may look like anything, so their index tells.
+        let mut rows = 0..one.len();
+        if !found.is_shard()
+            && let Some(row) = rows.find(|row| is_index_of(SourceKind::Megatron, one.name(*row)))
+        {
+            let index = content(one, row)?;
+            if index.is_shard() {
+                (first, found) = (row, index);
+            }
+        }
+        contents.push((one, first, found));
+    }
+    let shard = contents.iter().find(|(_, _, content)| content.is_shard());
+    if let Some((one, _, content)) = shard {
+        return match content.kind() {
+            SourceKind::Auto => Err(not_read(&content.label(), one)),
+            SourceKind::Tar => tars(listed),
+            kind => shards(listed, kind, true),
+        };
+    }
+    if listed.iter().all(|one| one.is_given) {
+        for (one, first, content) in contents {
+            let start = one.start(first, START_BYTES)?;
+            if content != Content::Other || !is_text(&start) {
+                let text = "cannot tell what this object is";
+                return Err(Error::new(ErrorKind::BadSource, text)
+                    .target(format!("{}{}", one.address(), one.name(first)))
+                    .hint("say it with --from tar|webdataset|tfrecord|list|parquet|..."));
+            }
+        }
+        lists(&listed, clients, indexing)
+    } else {
+        samples(listed)
+    }
+}
+
+/// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first one usually does; the others
+/// are requested at once, since each takes the store's delay.
+fn tars(listed: Vec<Listed>) -> Result<Found> {
+    let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
+    let tars =
+        rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
+    let tars: Vec<_> = tars.take(MOST_LOOKED_AT).collect();
+    let look = |&(one, row): &(&Listed, usize), most_bytes: u64| -> Result<_> {
+        Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row, most_bytes)?))
+    };
+    let first = tars.first().map(|tar| look(tar, u64::MAX)).transpose()?;
+    let mut looked_at = Vec::from_iter(first);
+    if looked_at.iter().all(|(_, pair)| pair.is_none()) {
+        // Long members would have all of these archives read.
+        let others = tars.get(1..).unwrap_or_default();
+        looked_at.extend(map_at_once(OPENING, others, |tar| look(tar, LOOKED_AT_BYTES))?);
+    }
+    let decided = Decided::by(looked_at.into_iter().map(Ok))?;
+    let found = shards(listed, decided.kind(), true)?;
+    Ok(Found { decided: Some(decided), ..found })
+}
+
+fn is_text(start: &[u8]) -> bool {
+    let whole = start.len() < START_BYTES as usize;
+    let text = std::str::from_utf8(start).or_else(|error| match error.error_len() {
+        None if !whole => std::str::from_utf8(&start[..error.valid_up_to()]),
+        _ => Err(error),
+    });
+    text.is_ok_and(|text| !text.contains('\0') && !text.trim().is_empty())
+}
+
+/// Detects an object's content from its first bytes.
+fn content(one: &Listed, row: usize) -> Result<Content> {
+    let name = one.name(row).as_bytes();
+    let start = one.start(row, if is_index(name) { MAX_INDEX_BYTES } else { START_BYTES })?;
+    Ok(Content::of(|at| &start[start.len().min(at as usize)..], name)?)
+}
+
+fn pair_at_beginning(one: &Listed, row: usize, most_bytes: u64) -> Result<Option<Pair>> {
+    let reader = Pieces {
+        client: one.client.clone(),
+        object: one.object(row),
+        at: 0,
+        next_len: LOOKED_AT_BYTES,
+        piece: Cursor::default(),
+    };
+    let reader = reader.take(most_bytes);
+    let plain = decompressed(Box::new(reader), Path::new(one.name(row)), &Expansion::default())?;
+    Ok(tar::pair_at_beginning(plain))
+}
+
+/// Reads an object front to back, in pieces of increasing length: usually the first piece suffices.
+struct Pieces {
+    client: Client,
+    object: Object,
+    /// Offset of the next piece.
+    at: u64,
+    next_len: u64,
+    piece: Cursor<Vec<u8>>,
+}
+
+impl Read for Pieces {
+    /// Wraps the error of a store, which `std::io::Error::downcast` recovers.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let is_read = self.piece.position() == self.piece.get_ref().len() as u64;
+        if is_read && self.at < self.object.len_bytes {
+            let most = self.client.range_bytes().min(self.object.len_bytes - self.at);
+            let len = self.next_len.min(most);
+            let mut piece = vec![0; len as usize];
+            let asked = self.client.fetch(&self.object, self.at..self.at + len);
+            asked.read_into(&mut piece).map_err(io::Error::other)?;
+            self.piece = Cursor::new(piece);
+            self.at += len;
+            self.next_len = 2 * len;
+        }
+        self.piece.read(into)
+    }
+}
+
+/// Returns whether an object has the name of an MDS or LitData index.
+fn is_index(name: &[u8]) -> bool {
+    name.rsplit(|byte| *byte == b'/').next() == Some(INDEX)
+}
+
+/// Returns whether an object may be a shard of this kind, judging by its name.
+fn is_shard_of(kind: SourceKind, name: &str) -> bool {
+    match kind {
+        SourceKind::Megatron => return is_index_of(kind, name),
+        // Any bytes are tokens, so take only what a folder's files are taken by.
+        SourceKind::Tokens => return is_tokens_name(name.as_bytes()),
+        _ => {}
+    }
+    let name = name.as_bytes();
+    let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
+    let is_another = named_kind(name).is_some_and(|named| named != kind);
+    is_shard_name(name) && !is_another && (kind.has_index() || !is_index(name))
+}
+
+/// Returns whether an object has the name of an index of this kind.
+fn is_index_of(kind: SourceKind, name: &str) -> bool {
+    match kind {
+        SourceKind::Megatron => row_indexes::tokens_of(Path::new(name)).is_some(),
+        kind => kind.has_index() && is_index(name.as_bytes()),
+    }
+}
+
+/// The indexes of shards, if this kind has them: the shards that each index names, and the index's own name.
+fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
+    let rows = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
+    rows.map(|row| {
+        let path = PathBuf::from(one.name(row));
+        let parts = row_indexes::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
+        Ok((parts, path))
+    })
+    .collect()
+}
+
+/// Checks that objects beside shards of a detected kind are side files, or are named by `indexes`.
+fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBuf)]) -> Result<()> {
+    let parts: HashSet<&PathBuf> = indexes.iter().flat_map(|(parts, _)| parts).collect();
+    let is_other = |row: &usize| {
+        let name = one.name(*row);
+        let is_part = if kind.has_index() {
+            is_index_of(kind, name) || parts.contains(&PathBuf::from(name))
+        } else {
+            is_shard_of(kind, name)
+        };
+        !one.is_given && !is_part && !is_side_file(name.as_bytes())
+    };
+    (0..one.len()).find(is_other).map_or(Ok(()), |row| {
+        let text = "there are shards and other objects";
+        Err(Error::new(ErrorKind::BadSource, text)
+            .target(format!("{}{}", one.address(), one.name(row)))
+            .hint(
+                "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
+                 imports each object as one sample, as it is",
+            ))
+    })
+}
+
+/// The shards of a kind that the caller named, or that was `detected`. Beneath a prefix, these are the objects with
+/// shard names of the kind; if there are none, all objects that are not side files.
+fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found> {
+    let mut files = Vec::new();
+    let mut file_counts = FileCounts::default();
+    let what = &*Content::of_kind(kind).label();
+    for one in &listed {
+        file_counts.append(one.set_aside.0.iter().cloned());
+        let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
+        let indexes = indexes(one, kind)?;
+        if detected && by_name {
+            check_others(one, kind, &indexes)?;
+        }
+        let merged = row_indexes::merged(&indexes);
+        for row in 0..one.len() {
+            let name = one.name(row).as_bytes();
+            let len = one.len_bytes(row);
+            let is_shard =
+                if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
+            let other = if kind.has_index() && !is_index_of(kind, one.name(row)) {
+                let is_side = is_side_file(name);
+                Some(if is_side { SIDE } else { ("shard of an index", Role::Shard) })
+            } else if merged.contains(Path::new(one.name(row))) {
+                Some((row_indexes::MERGED, Role::SetAside))
+            } else {
+                (!one.is_given && !is_shard).then_some(SIDE)
+            };
+            if let Some((what, role)) = other {
+                file_counts.add(what, role, len, name);
+                continue;
+            }
+            // The counts show a user who names a whole data set which splits are taken.
+            let split =
+                split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
+            let split = split.map_or(String::new(), |split| format!(", split {split}"));
+            file_counts.add(&format!("{what}{split}"), Role::Shard, len, name);
+            let object = one.object(row);
+            let path = PathBuf::from(one.client.place().with_key(&*object.key).to_string());
+            let object = Some((one.client.clone(), object));
+            files.push(FoundFile { path, name: name.to_vec(), object });
+        }
+    }
+    if files.is_empty() {
+        let text = format!("there are no {kind} shards");
+        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].address()));
+    }
+    tell_apart(&mut files);
+    if listed.iter().all(|one| one.client.place().scheme() != Scheme::Hf) {
+        warn_of_splits(&files);
+    }
+    Ok(Found { kind, files, file_counts, ..Found::default() })
+}
+
+fn samples(listed: Vec<Listed>) -> Result<Found> {
+    if let Some(one) = listed.iter().find(|one| one.is_given) {
+        let text = "a folder of samples is a prefix, and this is an object";
+        let address = format!("{}{}", one.address(), one.name(0));
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
+    }
+    let samples = Some(index::folders(&listed));
+    let mut file_counts = FileCounts::default();
+    for one in &listed {
+        file_counts.append(one.set_aside.0.iter().cloned());
+        (0..one.len()).for_each(|row| {
+            file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
+        });
+    }
+    Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
+}
+
+fn lists(
+    listed: &[Listed],
+    clients: &mut Clients<'_>,
+    indexing: &mut Indexing<'_>,
+) -> Result<Found> {
+    let mut texts = Vec::new();
+    let mut file_counts = FileCounts::default();
+    for one in listed {
+        for row in 0..one.len() {
+            let text = one.start(row, u64::MAX)?;
+            let name = one.name(row);
+            file_counts.add("list", Role::List, text.len() as u64, name.as_bytes());
+            let path = PathBuf::from(format!("{}{name}", one.address()));
+            let beside = Some((one.client.clone(), one.prefix.clone()));
+            texts.push(ListText { path, text, beside });
+        }
+    }
+    let hosts = &clients.options.list_hosts;
+    let samples = Some(index::lists(&texts, hosts, &mut |place| clients.of(place), indexing)?);
+    Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
+}
+
+fn not_read(what: &str, one: &Listed) -> Error {
+    let text = format!("objects of this kind are not read from stores: {what}");
+    Error::new(ErrorKind::Unsupported, text)
+        .target(one.address())
+        .hint("copy them here first, or import each object as one sample with --from folder")
+}
+
+/// Objects that are not imported, since they describe others or are not shards.
+const SIDE: (&str, Role) = ("side file", Role::SetAside);
+/// Limit of clients: each takes some kilobytes.
+const MOST_URLS: usize = 100_000;
+/// Archives whose beginnings are read, to tell WebDataset shards from plain archives.
+const MOST_LOOKED_AT: usize = 16;
+/// Limit of stores: each takes a thread and its connections.
+const MOST_THREADS: usize = 64;
+/// Bytes that suffice to detect an object's content.
+const START_BYTES: u64 = 64 << 10;
+/// Length of the first piece: usually enough to find two members with one key.
+const LOOKED_AT_BYTES: u64 = 256 << 10;
+/// Bytes read to find the first line of a list: more than an address has.
+const MAX_LINE_BYTES: u64 = 8 << 10;
+/// The name of the threads that look objects up.
+const OPENING: &str = "dlfs-open";
