@@ -2,6 +2,7 @@
 //! Megatron keep the shards of an index.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -196,13 +197,11 @@ impl Input {
     /// # Errors
     /// `BadSource`: a name leads out of the index's folder. Errors of the store: `NotFound` if no name of a file
     /// exists.
-    pub(super) fn beside<N: AsRef<Path> + Clone + Default + Sync + Send>(
-        &self,
-        files: Vec<Vec<N>>,
-    ) -> Result<Vec<(N, Input)>> {
-        let is_outside = |name: &&N| row_indexes::beside(&self.path, name.as_ref()).is_none();
+    pub(super) fn beside(&self, files: Vec<Vec<OsString>>) -> Result<Vec<(OsString, Input)>> {
+        let is_outside =
+            |name: &&OsString| row_indexes::beside(&self.path, name.as_ref()).is_none();
         if let Some(name) = files.iter().flatten().find(is_outside) {
-            let name = name.as_ref().display();
+            let name = name.display();
             let text = format!("it names a file outside of its folder: {name}");
             return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
         }
@@ -214,7 +213,7 @@ impl Input {
                     Ok(None) => {}
                     // A store refuses a client that may not list, instead of reporting that the object is absent.
                     Err(error)
-                        if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Refused) =>
+                        if [ErrorKind::NotFound, ErrorKind::Refused].contains(&error.kind()) =>
                     {
                         first.get_or_insert(error);
                     }
@@ -230,26 +229,24 @@ impl Input {
 
     /// The file called `name` beside this one; `None`: there is no such local file.
     fn find(&self, name: &Path) -> Result<Option<Input>> {
-        let Some(own) = &self.object else {
-            let Some(path) = row_indexes::beside(&self.path, name) else { return Ok(None) };
-            // Opening a pipe would wait for its writer, so do not open it.
-            return match std::fs::metadata(&path) {
-                Ok(found) if found.is_file() => {
-                    Ok(Some(Input { path, object: None, ..self.clone() }))
-                }
-                Ok(_) => {
-                    let text = format!("it names what is no file: {}", name.display());
-                    Err(Error::new(ErrorKind::BadSource, text).path(&self.path))
-                }
-                Err(_) => Ok(None),
-            };
-        };
-        let key = row_indexes::beside(Path::new(&own.object.key), name);
-        let Some(key) = key else { return Ok(None) };
-        let object = own.client.head(&key.to_string_lossy())?;
-        let path = own.client.place().with_key(&*object.key).to_string().into();
-        let object = Some(InStore { object, ..own.clone() });
-        Ok(Some(Input { path, object, ..self.clone() }))
+        let own = self.object.as_ref();
+        let index = own.map_or(&*self.path, |own| Path::new(&own.object.key));
+        let Some(path) = row_indexes::beside(index, name) else { return Ok(None) };
+        if let Some(own) = own {
+            let object = own.client.head(&path.to_string_lossy())?;
+            let path = own.client.place().with_key(&*object.key).to_string().into();
+            let object = Some(InStore { object, ..own.clone() });
+            return Ok(Some(Input { path, object, ..self.clone() }));
+        }
+        // Opening a pipe would wait for its writer, so do not open it.
+        match std::fs::metadata(&path) {
+            Ok(found) if found.is_file() => Ok(Some(Input { path, ..self.clone() })),
+            Ok(_) => {
+                let text = format!("it names what is no file: {}", name.display());
+                Err(Error::new(ErrorKind::BadSource, text).path(&self.path))
+            }
+            Err(_) => Ok(None),
+        }
     }
 
     /// All bytes of an index.

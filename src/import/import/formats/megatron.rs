@@ -24,7 +24,8 @@ use super::column::{Cells, Column};
 use super::input::{InStore, Input};
 use super::rows::{RowError, RowReader};
 use super::tokens;
-use super::{Given, RowFile, SharedOrigins};
+use super::{RowFile, SharedOrigins};
+use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
 use crate::import::sources::objects::push_origin;
@@ -33,16 +34,20 @@ use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::Element;
 
-/// The tokens of the index `given`; their documents are called `PREFIX/NUMBER`. `is_typed`: options or image define the
-/// type of the field. Adds the tokens to `origins` if they are an object.
+/// The tokens of the index `index`, whose documents are called `PREFIX/NUMBER`; the index is called `name`. `is_typed`:
+/// options or image define the type of the field. Adds the tokens to `origins` if they are an object.
 ///
 /// # Errors
 /// The index has another name than an index. Errors of looking up the tokens.
-pub(super) fn file(given: Given, is_typed: bool, origins: &SharedOrigins) -> Result<RowFile> {
-    let Given { input: index, name } = given;
+pub(super) fn file(
+    index: Input,
+    name: &[u8],
+    is_typed: bool,
+    origins: &SharedOrigins,
+) -> Result<RowFile> {
     let Some(stem) = name.strip_suffix(b".idx") else {
         let text = "an index of Megatron is called PREFIX.idx, beside PREFIX.bin";
-        return Err(Error::new(ErrorKind::BadSource, text).path(&index.path));
+        return Err(broken(&index, text.to_owned()));
     };
     let base = stem.rsplit(|byte| *byte == b'/').next().unwrap_or(stem);
     let tokens = OsString::from_vec([base, b".bin"].concat());
@@ -51,8 +56,10 @@ pub(super) fn file(given: Given, is_typed: bool, origins: &SharedOrigins) -> Res
     if let Some(InStore { client, object, .. }) = &input.object {
         push_origin(&mut origins.lock(), client, object);
     }
-    let tokens = Given { input, name: stem.to_vec() };
-    Ok(tokens.opened_by(Arc::new(move |tokens, _, _| Documents::open(&index, tokens, is_typed))))
+    let open = Arc::new(move |tokens: &Input, _: &RowOptions, _: Option<&[Column]>| {
+        Documents::open(&index, tokens, is_typed)
+    });
+    Ok(RowFile { input, stem: stem.to_vec(), open })
 }
 
 /// The places of the tables in an index.

@@ -4,8 +4,8 @@
 //! |-----------|----------------------------------------------------------|----------------------------------|
 //! | `parquet` | Parquet, of pyarrow, Spark, the hub of Hugging Face       | `binary/parquet.rs`              |
 //! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `binary/ipc.rs`                  |
-//! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/mds.rs`, `binary/items.rs` |
-//! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/litdata.rs`, `binary/items.rs` |
+//! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/indexes.rs`, `binary/items.rs` |
+//! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/indexes.rs`, `binary/items.rs` |
 //! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `megatron.rs`                    |
 //! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json.rs`       |
@@ -25,11 +25,9 @@ mod json;
 mod json_lines;
 mod megatron;
 mod rows;
-#[cfg(feature = "tokens")]
+#[cfg_attr(not(feature = "tokens"), path = "without_texts.rs")]
 mod texts;
 mod tokens;
-#[cfg(not(feature = "tokens"))]
-mod without_texts;
 
 use std::sync::Arc;
 
@@ -41,12 +39,9 @@ use self::json_lines::JsonLines;
 use self::rows::RowReader;
 pub(in crate::import) use self::rows::RowSet;
 pub use self::rows::RowSource;
-#[cfg(feature = "tokens")]
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
 use self::tokens::TokenFile;
-#[cfg(not(feature = "tokens"))]
-pub use self::without_texts::Encoder;
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
@@ -114,23 +109,29 @@ pub(in crate::import) fn survey(
         let pages = FoundPages::default();
         let input =
             Input { path, object, links, expansion, part_end: None, part_rows: None, pages };
-        let file = Given { input, name };
-        match kind {
-            SourceKind::JsonLines => rows.push(file.opened_by(Arc::new(JsonLines::open))),
-            SourceKind::Megatron => rows.push(megatron::file(file, is_typed, origins)?),
-            SourceKind::Tokens => rows.push(file.opened_by(Arc::new(move |input, options, _| {
-                TokenFile::open(input, options, is_typed)
-            }))),
+        let open: Arc<Open> = match kind {
+            SourceKind::JsonLines => Arc::new(JsonLines::open),
+            SourceKind::Tokens => {
+                Arc::new(move |input, options, _| TokenFile::open(input, options, is_typed))
+            }
+            SourceKind::Megatron => {
+                rows.push(megatron::file(input, &name, is_typed, origins)?);
+                continue;
+            }
             #[cfg(feature = "formats")]
-            kind => rows.extend(binary::files(file, kind, &options.rows, origins)?),
+            kind => {
+                rows.extend(binary::files(input, name, kind, &options.rows, origins)?);
+                continue;
+            }
             #[cfg(not(feature = "formats"))]
             kind => {
                 let text = format!("this build does not read sources of the kind {kind}");
                 return Err(Error::new(ErrorKind::Unsupported, text)
-                    .path(file.input.path)
+                    .path(input.path)
                     .hint(WITH_FORMATS));
             }
-        }
+        };
+        rows.push(RowFile { input, stem: name, open });
     }
     if let (Some(encoder), Some(kind)) = (encoder, given.and_then(|spec| spec.kind.as_ref())) {
         rows = rows.into_iter().map(|file| encoder.encoding(file, kind)).collect();
@@ -149,20 +150,6 @@ pub(in crate::import) fn survey(
 #[cfg(not(feature = "formats"))]
 const WITH_FORMATS: &str =
     "build with --features formats; released packages and the Python package have it";
-
-/// A file that the user named, or that lies in a folder that the user named.
-#[derive(Debug)]
-struct Given {
-    input: Input,
-    /// Prefix of its rows' names.
-    name: Vec<u8>,
-}
-
-impl Given {
-    fn opened_by(self, open: Arc<Open>) -> RowFile {
-        RowFile { input: self.input, stem: self.name, open }
-    }
-}
 
 /// A row file, and the function that opens it.
 #[derive(Clone)]
