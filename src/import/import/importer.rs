@@ -116,15 +116,15 @@ pub(super) fn open_source(
         _ => None,
     });
     let source_options = source_options(options, files.collect());
-    let indexing = &mut Indexing::new(progress);
+    let indexing = &mut Indexing::new(progress, &source_options);
     let are_objects = objects::are_objects(sources, source_options.kind)?;
-    let found = look(sources, are_objects, &source_options, options, indexing)?;
+    let found = look(sources, are_objects, options, indexing)?;
     let in_order = options.placement == PlacementOrder::Source && options.spool.is_none();
     let are_shards = are_objects && !found.files.is_empty();
     if are_shards || found.kind.is_rows() || in_order && found.is_streams()? {
         return Ok(OpenSource::Streams(Box::new(found)));
     }
-    let source = Source::index_found(found, &source_options, indexing)?;
+    let source = Source::index_found(found, indexing)?;
     if options.on_error == OnError::Stop && !source.index().bad.is_empty() {
         return Err(BadEntries(all_bad(&source)).into_error());
     }
@@ -152,15 +152,14 @@ pub(super) fn source_options(options: &ImportOptions, exclude: Vec<(u64, u64)>) 
 pub(super) fn look(
     sources: &[PathBuf],
     are_objects: bool,
-    source_options: &SourceOptions,
     options: &ImportOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
     let ImportOptions { splits, places, .. } = options;
     let found = if are_objects {
-        objects::look(sources, source_options, splits, places, indexing)?
+        objects::look(sources, splits, places, indexing)?
     } else if splits.is_empty() {
-        detect::look(sources, source_options, indexing)?
+        detect::look(sources, indexing)?
     } else {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
         return Err(Error::new(ErrorKind::InvalidArgument, text));

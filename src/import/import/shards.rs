@@ -72,7 +72,7 @@ impl Shards {
         }
         let given = source_options(options, Vec::new());
         let are_objects = objects::are_objects(sources, given.kind)?;
-        let found = look(sources, are_objects, &given, options, &mut Indexing::new(progress))?;
+        let found = look(sources, are_objects, options, &mut Indexing::new(progress, &given))?;
         let source = sources.first().cloned().unwrap_or_default();
         if found.files.is_empty() || found.kind == SourceKind::List {
             let text = format!("the source is a {}, and no shards", found.kind);

@@ -183,7 +183,7 @@ impl FieldColumns {
                 }
             }
         }
-        source.set_values(table);
+        source.index.columns = Some(table);
         Ok(bad)
     }
 

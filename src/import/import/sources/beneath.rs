@@ -21,7 +21,8 @@ use dlfs_base::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct Root {
     fd: OwnedFd,
-    path: PathBuf,
+    /// The folder's path, as it was given.
+    pub(crate) path: PathBuf,
     canonical: PathBuf,
     links: Links,
 }
@@ -37,11 +38,6 @@ impl Root {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = fs::open(&canonical, flags, Mode::empty()).map_err(|error| name(error.into()))?;
         Ok(Root { fd, path: path.to_path_buf(), canonical, links })
-    }
-
-    /// The folder's path, as it was given.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Opens the file at `relative` for reading.
@@ -248,7 +244,7 @@ mod tests {
     #[test]
     fn links_that_stay_inside_are_followed_relative_and_absolute() {
         let (_dir, root) = tree();
-        let at = |name: &str| root.path().join(name);
+        let at = |name: &str| root.path.join(name);
         symlink("a/b/file", at("rel")).unwrap();
         symlink(at("a/b/file"), at("abs")).unwrap();
         symlink("../../a", at("a/b/up")).unwrap();
@@ -261,7 +257,7 @@ mod tests {
     #[test]
     fn links_that_leave_dangle_or_loop_are_distinguished() {
         let (_dir, root) = tree();
-        let at = |name: &str| root.path().join(name);
+        let at = |name: &str| root.path.join(name);
         for (name, target, reason) in [
             ("out", "../secret", BadReason::LeavesSource),
             ("out_abs", "/etc/passwd", BadReason::LeavesSource),

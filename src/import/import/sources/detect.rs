@@ -4,25 +4,23 @@
 //! kind, files of other kinds are set aside. Otherwise only files that describe shards are set aside, and files of
 //! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::compression::{self, Compression};
+use super::compression::{self, Compression, is_stream};
 use super::content::{Content, is_side_file, is_tokens_name};
 use super::expansion::Expansion;
-use super::found::{
-    Decided, FileCounts, Found, FoundFile, Indexing, PIPE, Role, Samples, SourceKind, tell_apart,
-};
+use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, PIPE, Role, SourceKind};
 use super::index::BadEntry;
-use super::objects::warn_of_splits;
-use super::row_indexes::{self, MERGED};
+use super::row_indexes::{self, Indexed, MERGED};
 use super::shard::{self, FileAt, front_to_back};
 use super::tar::{self, Pair};
 use super::tree::{DetectedFile, Survey, Tree};
-use super::{SourceOptions, Store, folder, list};
+use super::{Source, Store, folder, list};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Expands `paths` and detects their kind.
@@ -30,36 +28,25 @@ use dlfs_base::{Error, ErrorKind, Result};
 /// # Errors
 /// `NotFound`, `Refused`: a path does not open. `BadSource`, `InvalidArgument`: its kind is unknown, or
 /// there are several kinds; the cause counts them.
-pub(crate) fn look(
-    paths: &[PathBuf],
-    options: &SourceOptions,
-    indexing: &mut Indexing<'_>,
-) -> Result<Found> {
+pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Found> {
+    let kind = indexing.options.kind;
     let mut expanded = Expanded::default();
-    for path in paths {
-        expanded.expand(path)?;
-    }
-    if matches!(options.kind, SourceKind::Auto | SourceKind::Megatron) {
+    paths.iter().try_for_each(|path| expanded.expand(path))?;
+    if matches!(kind, SourceKind::Auto | SourceKind::Megatron) {
         expanded.take_indexes();
     }
-    if expanded.folders.is_empty() && expanded.files.is_empty() {
-        return Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source"));
-    }
-    match options.kind {
-        SourceKind::Auto => auto(expanded, options, indexing),
-        SourceKind::Folder => {
-            if let Some(file) = expanded.files.first() {
-                return Err(no(SourceKind::Folder, file));
-            }
-            let trees = expanded.trees(options, indexing)?;
+    match (kind, &expanded.folders[..], &expanded.files[..]) {
+        (_, [], []) => Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source")),
+        (SourceKind::Auto, ..) => auto(expanded, indexing),
+        (SourceKind::Folder, _, [file, ..]) => Err(no(kind, file)),
+        (SourceKind::Folder, ..) => {
+            let trees = expanded.trees(indexing)?;
             let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
-            folders(trees, surveys, options, indexing)
+            folders(trees, surveys, indexing)
         }
-        SourceKind::List => match expanded.folders.first() {
-            Some(folder) => Err(no(SourceKind::List, folder)),
-            None => Ok(lists(expanded.files)),
-        },
-        kind => shards_of(kind, expanded, options, indexing),
+        (SourceKind::List, [folder, ..], _) => Err(no(kind, folder)),
+        (SourceKind::List, ..) => Ok(lists(expanded.files)),
+        (kind, ..) => shards_of(kind, expanded, indexing),
     }
 }
 
@@ -72,17 +59,11 @@ struct Expanded {
 
 impl Expanded {
     fn expand(&mut self, path: &Path) -> Result<()> {
-        if path.is_dir() {
-            self.folders.push(path.to_path_buf());
-            return Ok(());
-        }
         let is_there = || path.symlink_metadata().is_ok();
-        if compression::is_stream(path) || is_there() || row_indexes::megatron_index(path).is_some()
-        {
-            self.files.push(path.to_path_buf());
-            return Ok(());
-        }
-        for path in braces(path).ok_or_else(|| absent(path))? {
+        let is_prefix = || row_indexes::megatron_index(path).is_some();
+        let is_one = path.is_dir() || is_stream(path) || is_there() || is_prefix();
+        let one = is_one.then(|| vec![path.to_path_buf()]);
+        for path in one.or_else(|| braces(path)).ok_or_else(|| absent(path))? {
             let is_folder = path.is_dir();
             if is_folder { &mut self.folders } else { &mut self.files }.push(path);
         }
@@ -99,32 +80,21 @@ impl Expanded {
         self.files = std::mem::take(&mut self.files).into_iter().filter_map(index).collect();
     }
 
-    fn trees(&self, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
-        self.folders.iter().map(|path| Tree::list(path, options, indexing)).collect()
+    fn trees(&self, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
+        self.folders.iter().map(|path| Tree::list(path, indexing)).collect()
     }
 }
 
-/// Files of a tree that its index files (MDS, LitData, Megatron) refer to.
-struct Indexed {
-    /// Shards that an index file names.
-    parts: HashSet<PathBuf>,
-    /// Index files whose shards an index file in a folder above names, too.
-    merged: HashSet<PathBuf>,
-}
-
-impl Indexed {
-    fn of(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
-        let is_index = |file: &&DetectedFile| file.content.kind().has_index();
-        let paths = detected.iter().filter(is_index).map(|file| tree.path_of(&file.name));
-        let parts = |path: &Path| {
-            // An index that cannot be read is reported when it is opened.
-            let read = || Ok(std::fs::read(path).unwrap_or_default());
-            row_indexes::parts_of(path, read).unwrap_or_default()
-        };
-        let indexes: Vec<_> = paths.map(|path| (parts(&path), path)).collect();
-        let merged = row_indexes::merged(&indexes);
-        Indexed { parts: indexes.into_iter().flat_map(|(parts, _)| parts).collect(), merged }
-    }
+/// The indexes among the files of a tree.
+fn indexed(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
+    let is_index = |file: &&DetectedFile| file.2.kind().has_index();
+    let paths = detected.iter().filter(is_index).map(|(name, ..)| tree.path_of(name));
+    let parts = |path: &Path| {
+        // An index that cannot be read is reported when it is opened.
+        let read = || Ok(std::fs::read(path).unwrap_or_default());
+        row_indexes::parts_of(path, read).unwrap_or_default()
+    };
+    Indexed::new(paths.map(|path| (parts(&path), path)).collect())
 }
 
 /// The error for a path that does not exist.
@@ -167,24 +137,23 @@ impl Judgement {
         let (mut detected, bad) = tree.detect(wanted.is_none());
         if wanted == Some(SourceKind::Tokens) {
             // Tokens may look like anything.
-            let named = detected.iter_mut().filter(|file| is_tokens_name(&file.name));
-            named.for_each(|file| file.content = Content::of_kind(SourceKind::Tokens));
+            let named = detected.iter_mut().filter(|(name, ..)| is_tokens_name(name));
+            named.for_each(|(.., content)| *content = Content::of_kind(SourceKind::Tokens));
         }
         let is_mine = |content: Content| {
             let is_wanted = |kind| matches!(content, Content::Packed(_)) || content.kind() == kind;
             wanted.is_none_or(is_wanted)
         };
         let (mine, others): (Vec<_>, Vec<_>) =
-            detected.into_iter().partition(|detected| is_mine(detected.content));
-        let Indexed { parts, merged } = Indexed::of(tree, &mine);
+            detected.into_iter().partition(|(.., content)| is_mine(*content));
+        let Indexed { parts, merged } = indexed(tree, &mine);
         self.file_counts.append(tree.index.file_counts.0.iter().cloned());
-        for DetectedFile { name, len_bytes, content } in others.into_iter().chain(mine) {
+        for (name, len_bytes, content) in others.into_iter().chain(mine) {
             let path = tree.path_of(&name);
             if parts.contains(&path) {
                 self.file_counts.add("shard of an index", Role::Shard, len_bytes, &name);
             } else if !is_mine(content) {
-                let is_side = is_side_file(&name) && !content.is_shard();
-                let what = if is_side { "side file".into() } else { content.label() };
+                let what = sort_of(&name, content);
                 self.file_counts.add(&what, Role::SetAside, len_bytes, &name);
             } else if merged.contains(&path) {
                 self.file_counts.add(MERGED, Role::SetAside, len_bytes, &name);
@@ -197,7 +166,7 @@ impl Judgement {
         }
         for bad in bad {
             if is_side_file(&bad.name) {
-                self.file_counts.add("side file", Role::SetAside, 0, &bad.name)
+                self.file_counts.add(SIDE, Role::SetAside, 0, &bad.name)
             } else {
                 self.bad.push(bad)
             }
@@ -205,14 +174,13 @@ impl Judgement {
     }
 
     fn file(&mut self, file: FoundFile, len_bytes: u64, content: Content) {
-        if content.is_shard() {
-            self.file_counts.add(&content.label(), Role::Shard, len_bytes, &file.name);
+        let is_shard = content.is_shard();
+        let what = sort_of(&file.name, content);
+        let role = if is_shard { Role::Shard } else { Role::SetAside };
+        self.file_counts.add(&what, role, len_bytes, &file.name);
+        self.has_others |= !is_shard && what != SIDE;
+        if is_shard {
             self.shards.push((file, content));
-        } else if is_side_file(&file.name) {
-            self.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
-        } else {
-            self.file_counts.add(&content.label(), Role::SetAside, len_bytes, &file.name);
-            self.has_others = true;
         }
     }
 
@@ -225,11 +193,8 @@ impl Judgement {
 
     /// Returns the shards as `kind`, which is not [`SourceKind::Auto`].
     fn found(self, kind: SourceKind) -> Found {
-        let mut files: Vec<_> = self.shards.into_iter().map(|(file, _)| file).collect();
-        tell_apart(&mut files);
-        warn_of_splits(&files);
-        let file_counts = self.file_counts;
-        Found { kind, files, file_counts, bad: self.bad, ..Found::default() }
+        let files = self.shards.into_iter().map(|(file, _)| file).collect();
+        Found { bad: self.bad, ..Found::of_shards(kind, files, self.file_counts) }
     }
 
     fn refuse(self, message: &'static str, hint: impl Into<String>) -> Error {
@@ -237,13 +202,19 @@ impl Judgement {
     }
 }
 
-fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>) -> Result<Found> {
-    if expanded.files.iter().any(|file| compression::is_stream(file)) {
+/// The description of a file of this content, for the report.
+fn sort_of(name: &[u8], content: Content) -> Cow<'static, str> {
+    let is_side = !content.is_shard() && is_side_file(name);
+    if is_side { SIDE.into() } else { content.label() }
+}
+
+fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
+    if expanded.files.iter().any(|file| is_stream(file)) {
         // A stream cannot be read twice, so its kind is assumed: tar archives with one file per sample are most common.
-        let found = shards_of(SourceKind::Tar, expanded, options, indexing)?;
+        let found = shards_of(SourceKind::Tar, expanded, indexing)?;
         return Ok(Found { decided: Some(Decided::NoPair), ..found });
     }
-    let trees = expanded.trees(options, indexing)?;
+    let trees = expanded.trees(indexing)?;
     let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
     let mut judgement = Judgement::default();
     for path in &expanded.files {
@@ -255,7 +226,7 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
         return match (trees.is_empty(), &expanded.files[..]) {
             (false, []) => {
                 unless_unread(&trees, &surveys)?;
-                folders(trees, surveys, options, indexing)
+                folders(trees, surveys, indexing)
             }
             (true, files) => {
                 files.iter().try_for_each(|file| unless_no_list(file))?;
@@ -296,17 +267,12 @@ fn auto(expanded: Expanded, options: &SourceOptions, indexing: &mut Indexing<'_>
 }
 
 /// Shards of the kind that the caller named; other files in folders are set aside.
-fn shards_of(
-    kind: SourceKind,
-    expanded: Expanded,
-    options: &SourceOptions,
-    indexing: &mut Indexing<'_>,
-) -> Result<Found> {
+fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
     let wanted = Content::of_kind(kind);
     let mut judgement = Judgement::default();
     for path in &expanded.files {
         let file = given_file(path);
-        if compression::is_stream(path) {
+        if is_stream(path) {
             judgement.file_counts.add(PIPE, Role::Shard, 0, &file.name);
             judgement.shards.push((file, wanted));
             continue;
@@ -323,10 +289,10 @@ fn shards_of(
             judgement.file_counts.add(&what, Role::Shard, len_bytes, &file.name);
             judgement.shards.push((file, wanted));
         } else {
-            judgement.file_counts.add("side file", Role::SetAside, len_bytes, &file.name);
+            judgement.file_counts.add(SIDE, Role::SetAside, len_bytes, &file.name);
         }
     }
-    for tree in expanded.trees(options, indexing)? {
+    for tree in expanded.trees(indexing)? {
         judgement.tree(&tree, Some(wanted.kind()));
     }
     judgement.check_packed()?;
@@ -344,22 +310,23 @@ fn shards_of(
 fn folders(
     mut trees: Vec<Tree>,
     surveys: Vec<Survey>,
-    options: &SourceOptions,
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
     let mut file_counts = FileCounts::default();
     surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts.0));
-    let folders = match trees.len() {
-        1 => trees.pop().map(|tree| (tree.index, vec![tree.root])),
+    let (index, roots) = match trees.len() {
+        1 => {
+            let Tree { index, root } = trees.remove(0);
+            (index, vec![root])
+        }
         // Several folders share their classes, so they are indexed again, together.
         _ => {
-            let paths: Vec<PathBuf> =
-                trees.iter().map(|tree| tree.root.path().to_path_buf()).collect();
+            let paths: Vec<PathBuf> = trees.iter().map(|tree| tree.root.path.clone()).collect();
             indexing.again();
-            Some(folder::index(&paths, options, indexing)?)
+            folder::index(&paths, indexing)?
         }
     };
-    let samples = folders.map(|(index, roots)| Samples::new(index, Store::Folders(roots)));
+    let samples = Some(Source::new(SourceKind::Folder, index, Store::Folders(roots)));
     Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
@@ -490,6 +457,8 @@ const UNREAD: &str = "turn them into files, tar shards or Parquet; or import eac
 const MIXED: &str = "--from webdataset|tar|tfrecord|parquet|... imports what the shards of that kind hold and sets \
                      the rest aside; --from folder imports each file of a folder as one sample, as it is";
 const HEAD_BYTES: usize = 64 * 1024;
+/// The description of files that accompany shards.
+pub(super) const SIDE: &str = "side file";
 /// More shards than any data set has, yet few enough that their names fit in memory.
 const MAX_RANGE: u32 = 1_000_000;
 

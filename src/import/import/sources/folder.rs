@@ -20,25 +20,20 @@ use super::{SourceOptions, stamp};
 use dlfs_base::Result;
 use dlfs_base::folders::{MAX_LINKED_FOLDERS, is_dropping};
 
-/// Indexes the folders `paths` as one source. Skips the files that `options` excludes, since the image may lie in
+/// Indexes the folders `paths` as one source. Skips the files that the options exclude, since the image may lie in
 /// the folder that it is made from.
 ///
 /// # Errors
 /// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
 /// are in `bad`.
-pub(crate) fn index(
-    paths: &[PathBuf],
-    options: &SourceOptions,
-    indexing: &mut Indexing<'_>,
-) -> Result<(Index, Vec<Root>)> {
-    let roots = paths
-        .iter()
-        .map(|path| Root::open(path, options.folders.links))
-        .collect::<Result<Vec<_>>>()?;
+pub(crate) fn index(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<(Index, Vec<Root>)> {
+    let options = indexing.options;
+    let open = |path: &PathBuf| Root::open(path, options.folders.links);
+    let roots = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
     let mut index = Index::default();
     index.only_field();
     for root in &roots {
-        let path = root.path().to_path_buf();
+        let path = root.path.clone();
         index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
     }
     let linked = HashSet::new();
@@ -147,7 +142,7 @@ impl<'a> Walk<'a, '_> {
         self.container = container as u32;
         let done = work(self);
         let bad = self.index.bad[before..].iter_mut().filter(|_| self.roots.len() > 1);
-        bad.for_each(|bad| bad.within = Some(self.roots[container].path().to_path_buf()));
+        bad.for_each(|bad| bad.within = Some(self.roots[container].path.clone()));
         done
     }
 
@@ -219,6 +214,7 @@ impl<'a> Walk<'a, '_> {
         listing
     }
 
+    /// Adds an entry of a folder, or the target of a link, to `listing`.
     fn look(
         &mut self,
         fd: &OwnedFd,
@@ -226,7 +222,8 @@ impl<'a> Walk<'a, '_> {
         name: &[u8],
         listing: &mut Listing,
     ) -> Result<(), BadReason> {
-        let stat =
+        let path = || join(&folder.path, name);
+        let mut stat =
             fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| match errno {
                 Errno::NOENT => BadReason::Changed, // it was listed a moment ago
                 errno => errno.into(),
@@ -236,67 +233,39 @@ impl<'a> Walk<'a, '_> {
             let is_folder = kind == FileType::Directory;
             let what = if is_folder { HIDDEN_FOLDER } else { HIDDEN };
             let bytes = if is_folder { 0 } else { stat.st_size as u64 };
-            let path = join(&folder.path, name);
-            self.index.file_counts.add(what, Role::SetAside, bytes, &path);
+            self.index.file_counts.add(what, Role::SetAside, bytes, &path());
             return Ok(());
         }
-        if kind == FileType::Symlink {
-            return self.link(folder, name, listing);
-        }
-        let can_read = || {
-            // The check costs a system call, so it is skipped if everyone may read.
-            let is_open_to_all = stat.st_mode & 0o444 == 0o444;
-            let check = || fs::accessat(fd, name, Access::READ_OK, AtFlags::EACCESS);
-            if is_open_to_all { Ok(()) } else { check().map_err(BadReason::from) }
-        };
-        self.take(folder, name, &stat, false, &can_read, listing)
-    }
-
-    fn link(
-        &mut self,
-        folder: &Folder,
-        name: &[u8],
-        listing: &mut Listing,
-    ) -> Result<(), BadReason> {
-        let path = join(&folder.path, name);
+        let is_link = kind == FileType::Symlink;
         let root = self.root();
-        let stat = root.stat(&path).map_err(|reason| match reason {
-            BadReason::Unreadable(libc::ENOENT) => BadReason::Dangling,
-            reason => reason,
-        })?;
-        let can_read = || root.open_file(&path).map(drop);
-        self.take(folder, name, &stat, true, &can_read, listing)?;
-        if root.leaves(&path) {
-            self.index.file_counts.add(LINK_OUT, Role::Followed, 0, &path);
+        if is_link {
+            stat = root.stat(&path()).map_err(|reason| match reason {
+                BadReason::Unreadable(libc::ENOENT) => BadReason::Dangling,
+                reason => reason,
+            })?;
         }
-        Ok(())
-    }
-
-    /// Adds an entry of a folder, or the target of a link, to `listing`.
-    fn take(
-        &mut self,
-        folder: &Folder,
-        name: &[u8],
-        stat: &Stat,
-        is_link: bool,
-        can_read: &dyn Fn() -> Result<(), BadReason>,
-        listing: &mut Listing,
-    ) -> Result<(), BadReason> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                if self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
-                    return Ok(());
+                if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                    if is_link {
+                        root.open_file(&path())?;
+                    } else if stat.st_mode & 0o444 != 0o444 {
+                        // The check costs a system call, so it is skipped if everyone may read.
+                        fs::accessat(fd, name, Access::READ_OK, AtFlags::EACCESS)?;
+                    }
+                    self.count(folder, &stat, is_link)?;
+                    listing.push_file(name, stat.st_size as u64, stamp(&stat));
+                    self.indexing.found(1, stat.st_size as u64);
                 }
-                can_read()?;
-                self.count(folder, stat, is_link)?;
-                listing.push_file(name, stat.st_size as u64, stamp(stat));
-                self.indexing.found(1, stat.st_size as u64);
             }
             FileType::Directory => {
-                let around = folder.around.enter(stat, is_link).ok_or(BadReason::Cyclic)?;
-                listing.folders.push(Folder { path: join(&folder.path, name), around });
+                let around = folder.around.enter(&stat, is_link).ok_or(BadReason::Cyclic)?;
+                listing.folders.push(Folder { path: path(), around });
             }
             special => return Err(BadReason::Special(kind_name(special))),
+        }
+        if is_link && root.leaves(&path()) {
+            self.index.file_counts.add(LINK_OUT, Role::Followed, 0, &path());
         }
         Ok(())
     }

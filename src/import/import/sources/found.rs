@@ -7,12 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::Store;
 use super::index::{BadEntry, Index};
+use super::objects::warn_of_splits;
 use super::tar::Pair;
+use super::{Source, SourceOptions};
 use crate::import::progress::{Progress, Stage};
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::format::OriginsBuilder;
 use dlfs_places::{Client, Object, Place};
 
 /// The kind of a source, and its files.
@@ -25,7 +25,7 @@ pub(crate) struct Found {
     /// Shards or lists, in order; empty if the samples are files of folders, or objects.
     pub files: Vec<FoundFile>,
     /// Indexed samples, if each sample is a file of a folder or an object.
-    pub(super) samples: Option<Samples>,
+    pub(super) samples: Option<Source>,
     /// Treatment of every file.
     pub file_counts: FileCounts,
     /// Entries beside shards that are not regular files.
@@ -46,19 +46,16 @@ pub enum Decided {
     NoPair,
 }
 
-/// Indexed samples: files beneath folders, objects of a store, or the contents of shards.
-#[derive(Debug)]
-pub(super) struct Samples {
-    pub(super) index: Index,
-    pub(super) store: Store,
-    /// The objects, if the samples are objects.
-    pub(super) origins: OriginsBuilder,
-}
-
-impl Samples {
-    /// Samples that are not objects of a store.
-    pub(super) fn new(index: Index, store: Store) -> Samples {
-        Samples { index, store, origins: OriginsBuilder::default() }
+impl Found {
+    /// The shards `files`, with names that differ.
+    pub(super) fn of_shards(
+        kind: SourceKind,
+        mut files: Vec<FoundFile>,
+        file_counts: FileCounts,
+    ) -> Found {
+        tell_apart(&mut files);
+        warn_of_splits(&files);
+        Found { kind, files, file_counts, ..Found::default() }
     }
 }
 
@@ -105,7 +102,7 @@ impl fmt::Display for Decided {
 }
 
 /// Makes equal names distinct: prefixes them with as many components of their paths as that takes.
-pub(super) fn tell_apart(files: &mut [FoundFile]) {
+fn tell_apart(files: &mut [FoundFile]) {
     let mut by_name: HashMap<Vec<u8>, Vec<usize>> = HashMap::new();
     for (at, file) in files.iter().enumerate() {
         by_name.entry(file.name.clone()).or_default().push(at);
@@ -415,9 +412,10 @@ impl fmt::Display for FileCounts {
 
 impl std::error::Error for FileCounts {}
 
-/// Counts the samples and bytes found, and reports them.
+/// Indexing by some options: counts the samples and bytes found, and reports them.
 pub(crate) struct Indexing<'p> {
     progress: &'p mut dyn Progress,
+    pub(super) options: &'p SourceOptions,
     samples: u64,
     bytes: u64,
     /// Files or records since the last report.
@@ -427,8 +425,9 @@ pub(crate) struct Indexing<'p> {
 
 impl<'p> Indexing<'p> {
     /// Begins the stage and its counts.
-    pub(crate) fn new(progress: &'p mut dyn Progress) -> Indexing<'p> {
-        let mut indexing = Indexing { progress, samples: 0, bytes: 0, since: 0, is_stopped: false };
+    pub(crate) fn new(progress: &'p mut dyn Progress, options: &'p SourceOptions) -> Indexing<'p> {
+        let mut indexing =
+            Indexing { progress, options, samples: 0, bytes: 0, since: 0, is_stopped: false };
         indexing.again();
         indexing
     }
@@ -523,7 +522,8 @@ mod tests {
             }
         }
         let mut told = Told(Vec::new());
-        let mut indexing = Indexing::new(&mut told);
+        let options = SourceOptions::default();
+        let mut indexing = Indexing::new(&mut told, &options);
         assert!((0..MANY).all(|_| indexing.found(1, u64::MAX)));
         assert_eq!(told.0, [(0, 0), (MANY, u64::MAX)]);
     }

@@ -42,7 +42,7 @@ pub struct Index {
     /// Bytes of fields that replace the payload's bytes.
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
-    columns: Option<ColumnTable>,
+    pub(in crate::import) columns: Option<ColumnTable>,
 }
 
 /// The bytes of one field of all rows, `width` bytes for each row.
@@ -396,16 +396,6 @@ impl Index {
         let values = self.values.iter().find(|values| values.field == field)?;
         let start = row as usize * values.width;
         values.bytes.get(start..start + values.width)
-    }
-
-    /// Sets the values of typed columns; `columns` has as many rows as the index.
-    pub(in crate::import) fn set_columns(&mut self, columns: ColumnTable) {
-        self.columns = Some(columns);
-    }
-
-    /// The values of typed columns, by row, if fields give any.
-    pub(in crate::import) fn columns(&self) -> Option<&ColumnTable> {
-        self.columns.as_ref()
     }
 
     /// Sets the label of the last row.

@@ -1,31 +1,27 @@
 //! List files: one sample per line, `path` or `path<TAB>label`, relative to the list's folder.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::beneath::Root;
 use super::found::Indexing;
 use super::index::{BadEntry, BadReason, Container, Index};
-use super::stamp;
 use super::tar_members::clean_name;
+use super::{FoundFile, Source, SourceKind, Store, stamp};
 use dlfs_base::folders::Links;
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// Indexes the lists `paths` as one source, in the order of their lines.
+/// Indexes the lists `files` as one source, in the order of their lines.
 ///
 /// # Errors
 /// A list or its folder does not open. Lines that cannot be imported are in `bad`.
-pub(crate) fn index(
-    paths: &[PathBuf],
-    links: Links,
-    indexing: &mut Indexing<'_>,
-) -> Result<(Index, Vec<Root>)> {
+pub(super) fn index(files: &[FoundFile], indexing: &mut Indexing<'_>) -> Result<Source> {
     let mut index = Index::default();
     index.only_field();
     let mut roots = Vec::new();
-    for (container, path) in paths.iter().enumerate() {
+    for (container, FoundFile { path, .. }) in files.iter().enumerate() {
         let text = std::fs::read(path).map_err(|error| Error::from(error).path(path))?;
-        let root = Root::open(folder_of(path), links)?;
+        let root = Root::open(folder_of(path), indexing.options.folders.links)?;
         let stamp = xxhash_rust::xxh3::xxh3_64(&text);
         index.containers.push(Container { path: path.clone(), stamp, len_bytes: 0 });
         for line in lines(&text) {
@@ -37,7 +33,7 @@ pub(crate) fn index(
         }
         roots.push(root);
     }
-    Ok((index, roots))
+    Ok(Source::new(SourceKind::List, index, Store::Folders(roots)))
 }
 
 /// Checks that the file at `path`, which begins with `head`, is a list: one of its first lines names a file.

@@ -8,30 +8,30 @@
 //! A pipe or a compressed archive can be read only once: it is first copied to a file (`compression.rs`), or is a
 //! stream ([`sample_stream`]). Shards in a store and rows (`formats`) are always streams.
 //!
-//! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `tree.rs`), and
-//! `found.rs` reports how each file was treated.
+//! The kind of a source is detected from the bytes of its files (`detect.rs`, `content.rs`, `folder.rs`), and
+//! `file_counts.rs` reports how each file was treated.
 //!
 //! Read `index.rs` for the data stored, then `folder.rs` and `tar_members.rs` for how it is found.
 
-pub(in crate::import) mod beneath;
-pub(in crate::import) mod compression;
-pub(in crate::import) mod content;
-pub(in crate::import) mod detect;
+pub(crate) mod beneath;
+pub(crate) mod compression;
+pub(crate) mod content;
+pub(crate) mod detect;
 pub mod expansion;
+pub(crate) mod file_counts;
 mod folder;
 mod found;
-pub(in crate::import) mod index;
+pub(crate) mod index;
 mod inputs;
 mod list;
-pub(in crate::import) mod objects;
-pub(in crate::import) mod row_indexes;
+pub(crate) mod objects;
+mod record_stream;
 pub mod sample_stream;
-pub(in crate::import) mod shard;
+pub(crate) mod shard;
 pub mod stream;
 pub mod tar;
-pub(in crate::import) mod tar_members;
+pub(crate) mod tar_members;
 mod tfrecord;
-mod tree;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -46,19 +46,20 @@ use xxhash_rust::xxh3::Xxh3;
 
 use self::beneath::Root;
 use self::expansion::Expansion;
-pub use self::found::{Decided, FileCount, FoundFile, Role, SourceKind};
-pub(in crate::import) use self::found::{Found, Indexing};
-use self::found::{Samples, ends_of};
+pub(crate) use self::file_counts::Indexing;
+pub use self::file_counts::{FileCount, Role, SourceKind};
+pub(crate) use self::found::Found;
+use self::found::ends_of;
+pub use self::found::{Decided, FoundFile};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
-pub(in crate::import) use self::inputs::Inputs;
+pub(crate) use self::inputs::Inputs;
 use self::objects::{ObjectReads, ObjectRoot};
+pub(crate) use self::record_stream::RecordStream;
 use self::shard::{OpenShards, front_to_back};
-pub(in crate::import) use self::tfrecord::RecordStream;
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::folders::{FolderOptions, Links};
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::format::columns::ColumnTable;
 use dlfs_format::format::{Origin, OriginsBuilder};
 
 /// An indexed source; any number of threads can read it.
@@ -66,7 +67,7 @@ use dlfs_format::format::{Origin, OriginsBuilder};
 pub struct Source {
     kind: SourceKind,
     decided: Option<Decided>,
-    index: Index,
+    pub(crate) index: Index,
     store: Store,
     /// The objects found, if the samples are objects.
     origins: OriginsBuilder,
@@ -112,11 +113,8 @@ impl Found {
         }
         let mut streams = 0;
         for FoundFile { path, object, .. } in &self.files {
-            let is_stream = object.is_some() || compression::is_stream(path) || {
-                let (file, _) = shard::open(path)?;
-                let compression = compression::of_file(&file);
-                compression.map_err(|error| Error::from(error).path(path))?.is_some()
-            };
+            let is_packed = || compression::open(path).map(|(.., packed)| packed.is_some());
+            let is_stream = object.is_some() || compression::is_stream(path) || is_packed()?;
             streams += usize::from(is_stream);
         }
         match streams {
@@ -139,19 +137,16 @@ impl Source {
     /// error: they are in [`Index::bad`].
     pub fn open(paths: &[PathBuf], options: &SourceOptions) -> Result<Source> {
         let silent = &mut ();
-        let indexing = &mut Indexing::new(silent);
-        Source::index_found(detect::look(paths, options, indexing)?, options, indexing)
+        let indexing = &mut Indexing::new(silent, options);
+        Source::index_found(detect::look(paths, indexing)?, indexing)
     }
 
     /// Indexes detected files.
     ///
     /// # Errors
     /// As [`open`](Self::open). `Interrupted`: indexing was asked to stop.
-    pub(crate) fn index_found(
-        mut found: Found,
-        options: &SourceOptions,
-        indexing: &mut Indexing<'_>,
-    ) -> Result<Source> {
+    pub(crate) fn index_found(mut found: Found, indexing: &mut Indexing<'_>) -> Result<Source> {
+        let options = indexing.options;
         let mut opened = open_streams(&mut found, options)?;
         let kind = found.kind;
         if kind.is_rows() {
@@ -159,25 +154,21 @@ impl Source {
             let path = found.files.into_iter().next().map(|file| file.path);
             return Err(Error::new(ErrorKind::BadSource, text).path(path.unwrap_or_default()));
         }
-        let samples = match found.samples.take() {
+        let mut source = match found.samples.take() {
             Some(samples) => samples,
-            None if kind == SourceKind::List => {
-                let paths: Vec<PathBuf> =
-                    found.files.iter().map(|file| file.path.clone()).collect();
-                let (index, roots) = list::index(&paths, options.folders.links, indexing)?;
-                Samples::new(index, Store::Folders(roots))
-            }
-            None => index_shards(&found, &mut opened, options, indexing)?,
+            None if kind == SourceKind::List => list::index(&found.files, indexing)?,
+            None => index_shards(&found, &mut opened, indexing)?,
         };
-        let Samples { mut index, mut store, origins } = samples;
         indexing.check()?;
-        found::set_piped_bytes(&mut found.file_counts.0, piped_bytes(&index));
+        source.decided = found.decided;
+        let Source { index, store, .. } = &mut source;
+        file_counts::set_piped_bytes(&mut found.file_counts.0, piped_bytes(index));
         index.file_counts.0.splice(0..0, found.file_counts.0);
         index.bad.splice(0..0, found.bad);
-        match &mut store {
-            Store::Folders(_) if options.prefix => put_containers_in_front(&mut index),
+        match store {
+            Store::Folders(_) if options.prefix => put_containers_in_front(index),
             Store::Objects(roots) if options.prefix && kind == SourceKind::Folder => {
-                put_containers_in_front(&mut index);
+                put_containers_in_front(index);
                 let roots = roots.iter_mut().zip(&index.containers);
                 roots.for_each(|(root, container)| root.cut = container.len_bytes as usize);
             }
@@ -187,18 +178,24 @@ impl Source {
             // Later members replace earlier ones, as `tar -u` and `tar -r` intend.
             let replaced = index.take_replaced();
             index.drop_rows(&replaced);
-            put_shards_in_front(&mut index, &found.files, options.prefix);
+            put_shards_in_front(index, &found.files, options.prefix);
         }
-        drop_impossible_rows(&mut index, kind);
+        drop_impossible_rows(index, kind);
         if index.is_empty() && index.bad.is_empty() {
             let path = index.containers.first().map(|container| container.path.clone());
-            return Err(index.file_counts.of_no_sample(kind).path(path.unwrap_or_default()));
+            let counts = std::mem::take(&mut index.file_counts);
+            return Err(counts.of_no_sample(kind).path(path.unwrap_or_default()));
         }
-        Ok(Source { kind, decided: found.decided, index, store, origins })
+        Ok(source)
+    }
+
+    /// An indexed source whose samples are not objects of a store.
+    fn new(kind: SourceKind, index: Index, store: Store) -> Source {
+        Source { kind, decided: None, index, store, origins: OriginsBuilder::default() }
     }
 
     /// The objects that are the source's samples now.
-    pub(in crate::import) fn origins(&self) -> Cow<'_, OriginsBuilder> {
+    pub(crate) fn origins(&self) -> Cow<'_, OriginsBuilder> {
         let Store::Objects(roots) = &self.store else { return Cow::Borrowed(&self.origins) };
         if self.origins.len() == self.index.len() {
             return Cow::Borrowed(&self.origins);
@@ -223,7 +220,7 @@ impl Source {
     ///
     /// # Errors
     /// A folder does not open.
-    pub(in crate::import) fn of_plan(kind: SourceKind, index: Index) -> Result<Source> {
+    pub(crate) fn of_plan(kind: SourceKind, index: Index) -> Result<Source> {
         let containers = index.containers.iter();
         let store = match kind {
             SourceKind::Folder | SourceKind::List => {
@@ -240,14 +237,14 @@ impl Source {
             }
             _ => Store::Shards(containers.map(|_| None).collect()),
         };
-        Ok(Source { kind, decided: None, index, store, origins: OriginsBuilder::default() })
+        Ok(Source::new(kind, index, store))
     }
 
     /// The index without rows; the containers' paths are absolute, so other processes can open them.
     ///
     /// # Errors
     /// `BadSource`: a container has no path any more, or is an object.
-    pub(in crate::import) fn shared(&self) -> Result<Index> {
+    pub(crate) fn shared(&self) -> Result<Index> {
         if matches!(&self.store, Store::Shards(files) if files.iter().any(Option::is_some)) {
             let text =
                 "a source that is unpacked while it is imported cannot be shared by processes";
@@ -292,18 +289,21 @@ impl Source {
     }
 
     /// Replaces the payload of each field by the elements that `take` finds in it; returns the rows for which `take`
-    /// fails. `None`: `goes_on` returned false.
-    pub(in crate::import) fn replace_payloads(
+    /// fails.
+    ///
+    /// # Errors
+    /// `Interrupted`: `goes_on` returned false.
+    pub(crate) fn replace_payloads(
         &mut self,
         take: &mut dyn FnMut(u16, &mut Front<'_>) -> Result<Elements, BadReason>,
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Option<Vec<(u64, BadEntry)>> {
+    ) -> Result<Vec<(u64, BadEntry)>> {
         let mut open = self.open_shards();
         let mut bad = Vec::new();
         let mut buffer = Vec::new();
         for row in 0..self.index.len() {
             if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
-                return None;
+                return Err(Error::new(ErrorKind::Interrupted, "the import was stopped"));
             }
             let places: Vec<(usize, Payload)> = self.index.places(row).collect();
             for (place, payload) in places {
@@ -313,7 +313,6 @@ impl Source {
                 let found =
                     take(payload.field, &mut Front { len, read: &mut read, buffer: &mut buffer });
                 match found {
-                    Ok(Elements::All) => {}
                     Ok(Elements::Behind(skipped)) => self.index.skip_front(place, skipped),
                     Ok(Elements::Are(bytes)) => self.index.replace(row, place, &bytes),
                     Err(reason) => {
@@ -323,12 +322,7 @@ impl Source {
                 }
             }
         }
-        Some(bad)
-    }
-
-    /// Sets the values of typed columns; `values` has as many rows as the index.
-    pub(in crate::import) fn set_values(&mut self, values: ColumnTable) {
-        self.index.set_columns(values);
+        Ok(bad)
     }
 
     fn open_shards(&self) -> OpenShards {
@@ -346,9 +340,7 @@ impl Source {
 
 /// The elements of a typed field in its payload.
 #[derive(Debug)]
-pub(in crate::import) enum Elements {
-    /// The payload itself.
-    All,
+pub(crate) enum Elements {
     /// The payload after this many bytes.
     Behind(u32),
     /// These bytes, which the payload encodes.
@@ -356,17 +348,17 @@ pub(in crate::import) enum Elements {
 }
 
 /// Access to the first bytes of a payload.
-pub(in crate::import) struct Front<'a> {
+pub(crate) struct Front<'a> {
     /// Length of the payload.
-    pub(in crate::import) len: u64,
+    pub(crate) len: u64,
     /// Fills a buffer with the first bytes.
-    pub(in crate::import) read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
-    pub(in crate::import) buffer: &'a mut Vec<u8>,
+    pub(crate) read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
+    pub(crate) buffer: &'a mut Vec<u8>,
 }
 
 impl Front<'_> {
     /// The payload's first `len` bytes, or all if it is shorter.
-    pub(in crate::import) fn first(&mut self, len: u64) -> Result<&[u8], BadReason> {
+    pub(crate) fn first(&mut self, len: u64) -> Result<&[u8], BadReason> {
         self.buffer.resize(len.min(self.len) as usize, 0);
         (self.read)(self.buffer)?;
         Ok(self.buffer)
@@ -386,14 +378,14 @@ pub struct SourceReader<'a> {
 
 impl SourceReader<'_> {
     /// Prepares to read the payloads of `rows` soon: requests payloads that are objects of stores concurrently.
-    pub(in crate::import) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
+    pub(crate) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
         if let Store::Objects(roots) = &self.source.store {
             self.objects.ask(roots, &self.source.index, rows);
         }
     }
 
     /// The failure of the store, if it was the reason why the last payloads could not be read.
-    pub(in crate::import) fn take_failure(&mut self) -> Option<Error> {
+    pub(crate) fn take_failure(&mut self) -> Option<Error> {
         self.objects.take_failure()
     }
 
@@ -402,15 +394,12 @@ impl SourceReader<'_> {
     /// # Errors
     /// The reason why the entry cannot be imported; `into` may be overwritten then.
     pub fn read(&mut self, row: u64, payload: &Payload, into: &mut [u8]) -> Result<(), BadReason> {
-        if let Some(value) = self.source.index.value(row, payload.field) {
-            into.copy_from_slice(value);
-            return Ok(());
-        }
-        if self.source.kind != SourceKind::TfRecord {
+        let Source { kind, index, .. } = self.source;
+        if *kind != SourceKind::TfRecord || index.value(row, payload.field).is_some() {
             return self.read_piece(row, payload, 0, into);
         }
         let mut stored = [0; tfrecord::CRC_BYTES];
-        self.open.read_two(&self.source.index.containers, payload, into, &mut stored)?;
+        self.open.read_two(&index.containers, payload, into, &mut stored)?;
         tfrecord::check_crc(crc32c(into), stored)
     }
 
@@ -527,7 +516,7 @@ fn read_file(
     file.read_exact_at(into, at).map_err(shard::reason)?;
     // After the read, in order to detect a change during it.
     let stat = rustix::fs::fstat(&file)?;
-    if stamp(&stat) == stamped { Ok(()) } else { Err(BadReason::Changed) }
+    BadReason::Changed.unless(stamp(&stat) == stamped)
 }
 
 /// An open shard: its file, and whether the file has no path any more.
@@ -561,10 +550,9 @@ fn open_streams(found: &mut Found, options: &SourceOptions) -> Result<Vec<Option
 fn index_shards(
     found: &Found,
     opened: &mut [Option<OpenShard>],
-    options: &SourceOptions,
     indexing: &mut Indexing<'_>,
-) -> Result<Samples> {
-    let mut index = Index::default();
+) -> Result<Source> {
+    let options = indexing.options;
     let kind = found.kind;
     let is_open = found.decided == Some(Decided::NoPair);
     let judge = tar::Judge::new(kind == SourceKind::WebDataset, options, is_open);
@@ -579,25 +567,25 @@ fn index_shards(
             Some(opened) => opened,
             None => compression::open_or_spool(path, options)?,
         };
-        index.containers.push(container);
+        let len_bytes = container.len_bytes;
+        rows.index.containers.push(container);
         let number = u32::try_from(number).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
         })?;
         files.push(nameless.then(|| file.clone()));
         if kind == SourceKind::TfRecord {
-            index.only_field();
-            tfrecord::index_shard(file, name, number, &mut index, indexing);
-        } else if let Some(more) = rows.index_shard(file, number, &mut index, indexing) {
-            let bytes = index.containers[number as usize].len_bytes - more.from;
-            index.file_counts.add_appended(more.archives, bytes, path.as_os_str().as_bytes());
+            rows.index.only_field();
+            tfrecord::index_shard(file, name, number, &mut rows.index, indexing);
+        } else if let Some(more) = rows.index_shard(file, number, indexing) {
+            let bytes = len_bytes - more.from;
+            let name = path.as_os_str().as_bytes();
+            rows.index.file_counts.add_appended(more.archives, bytes, name);
         }
         if let Some(pair) = rows.judge.pair() {
             return Err(tar::undecided(path, pair));
         }
     }
-    let dead = rows.finish(&mut index);
-    index.drop_rows(&dead);
-    Ok(Samples::new(index, Store::Shards(files)))
+    Ok(Source::new(kind, rows.finish(), Store::Shards(files)))
 }
 
 /// Decompressed bytes of the shards that came through pipes.

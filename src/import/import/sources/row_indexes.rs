@@ -101,21 +101,31 @@ pub(crate) fn parts_of(
     Ok(names.iter().filter_map(|name| beside(path, name.as_ref())).collect())
 }
 
-/// The indexes that a merged index in a folder above replaces: all their parts are parts of such an index. Takes the
-/// parts and the path of each index.
-pub(crate) fn merged(indexes: &[(Vec<PathBuf>, PathBuf)]) -> HashSet<PathBuf> {
-    let depth = |path: &Path| path.components().count();
-    let mut by_depth: Vec<_> = indexes.iter().collect();
-    by_depth.sort_by_key(|(_, path)| depth(path));
-    let mut above = HashSet::new();
-    let mut merged = HashSet::new();
-    for level in by_depth.chunk_by(|a, b| depth(&a.1) == depth(&b.1)) {
-        let is_merged =
-            |parts: &[PathBuf]| !parts.is_empty() && parts.iter().all(|part| above.contains(part));
-        merged.extend(level.iter().filter(|(parts, _)| is_merged(parts)).map(|it| it.1.clone()));
-        above.extend(level.iter().flat_map(|(parts, _)| parts));
+/// The files of a folder or prefix that belong to index files (MDS, LitData, Megatron).
+#[derive(Default)]
+pub(crate) struct Indexed {
+    /// Shards that an index names.
+    pub(crate) parts: HashSet<PathBuf>,
+    /// Indexes that a merged index in a folder above replaces: all their parts are parts of such an index.
+    pub(crate) merged: HashSet<PathBuf>,
+}
+
+impl Indexed {
+    /// The files of these indexes: the parts and the path of each.
+    pub(crate) fn new(mut indexes: Vec<(Vec<PathBuf>, PathBuf)>) -> Indexed {
+        let depth = |path: &Path| path.components().count();
+        indexes.sort_by_key(|(_, path)| depth(path));
+        let mut all = Indexed::default();
+        for level in indexes.chunk_by(|a, b| depth(&a.1) == depth(&b.1)) {
+            let is_merged = |parts: &[PathBuf]| {
+                !parts.is_empty() && parts.iter().all(|part| all.parts.contains(part))
+            };
+            let merged = level.iter().filter(|(parts, _)| is_merged(parts));
+            all.merged.extend(merged.map(|(_, path)| path.clone()));
+            all.parts.extend(level.iter().flat_map(|(parts, _)| parts.iter().cloned()));
+        }
+        all
     }
-    merged
 }
 
 /// The report's description of an index that a merged index replaces.

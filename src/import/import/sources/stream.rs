@@ -176,7 +176,7 @@ impl StreamSource {
             None => return Err(BadReason::InStream("has a field that the first sample lacks")),
         };
         if self.open.is_none() {
-            self.open_at = self.members.as_ref().map_or(0, |(_, members)| members.member_at());
+            self.open_at = self.members.as_ref().map_or(0, |(_, members)| members.member_at);
         }
         let open = self.open.get_or_insert_with(|| StreamSample::new(key.to_vec(), Vec::new()));
         open.fields.resize(known.len().max(open.fields.len()), None);
@@ -194,10 +194,10 @@ impl StreamSource {
         self.judge.begin_shard();
         if let Some((path, members)) = self.members.take() {
             if is_stream(&path) {
-                self.piped_bytes += members.position();
+                self.piped_bytes += members.position;
             }
-            if let Some(appended) = members.appended() {
-                let bytes = members.position() - appended.from;
+            if let Some(appended) = members.appended {
+                let bytes = members.position - appended.from;
                 self.appended.add_appended(appended.archives, bytes, path.as_os_str().as_bytes());
             }
         }
@@ -298,7 +298,7 @@ impl SampleStream for StreamSource {
         let begun = self.inputs.begun_objects().filter(|_| is_clean)?;
         let (input, offset) = match &self.members {
             None => (begun, 0),
-            Some((_, members)) if members.appended().is_some() => return None,
+            Some((_, members)) if members.appended.is_some() => return None,
             Some(_) if self.open.is_some() => (begun - 1, self.open_at),
             Some((_, members)) => (begun - 1, members.next_at()),
         };

@@ -31,7 +31,10 @@ use dlfs_base::{Error, ErrorKind};
 /// Converts members of archives to rows.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
+    pub(super) index: Index,
     pub(super) judge: Judge,
+    /// The number of the open shard.
+    container: u32,
     expansion: Expansion,
     /// Key of the last row's group.
     open_key: Option<Vec<u8>>,
@@ -152,19 +155,19 @@ impl Rows {
 
     /// Appends the members of one shard; if the shard is broken, the rest of it is one bad entry. Returns the archives
     /// that follow the first one in the file.
-    pub(crate) fn index_shard(
+    pub(super) fn index_shard(
         &mut self,
         file: Arc<File>,
         container: u32,
-        index: &mut Index,
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
-        let len_bytes = index.containers[container as usize].len_bytes;
+        let len_bytes = self.index.containers[container as usize].len_bytes;
         // A group ends with its shard.
         self.open_key = None;
+        self.container = container;
         self.judge.begin_shard();
         let whole = Archive { bytes: 0..len_bytes, folder: Vec::new(), depth: 0 };
-        self.index_archive(&file, &whole, container, index, indexing)
+        self.index_archive(&file, &whole, indexing)
     }
 
     /// As [`index_shard`](Self::index_shard), for an archive within the file.
@@ -172,42 +175,38 @@ impl Rows {
         &mut self,
         file: &Arc<File>,
         archive: &Archive,
-        container: u32,
-        index: &mut Index,
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let input = front_to_back(file.clone(), archive.bytes.clone());
         let mut members = Members::from(input, archive.bytes.start);
+        let shard = self.index.containers[self.container as usize].path.clone();
         loop {
             let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
-                Ok(None) => return members.appended(),
+                Ok(None) => return members.appended,
                 Err(reason) => {
-                    let rest = members.rest();
-                    let shard = &index.containers[container as usize].path;
-                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), reason).rest(rest);
-                    index.bad.push(bad);
-                    return members.appended();
+                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), reason);
+                    self.index.bad.push(bad.rest(members.rest()));
+                    return members.appended;
                 }
             };
             member.put_in_front(&archive.folder);
             if let Some(within) = self.archive_within(&member, archive.depth) {
-                self.index_archive(file, &within, container, index, indexing);
+                self.index_archive(file, &within, indexing);
                 if !indexing.goes_on() {
                     return None;
                 }
                 continue;
             }
-            let before = index.len();
-            let is_label = self.take(&member, container, index).unwrap_or_else(|reason| {
-                let shard = &index.containers[container as usize].path;
-                index.bad.push(BadEntry::new(&member.name, reason).within(shard));
+            let before = self.index.len();
+            let is_label = self.take(&member).unwrap_or_else(|reason| {
+                self.index.bad.push(BadEntry::new(&member.name, reason).within(&shard));
                 false
             });
             if is_label && let Some(label) = read_label(&mut members, &member) {
-                index.set_last_label(label);
+                self.index.set_last_label(label);
             }
-            if !indexing.found(index.len() - before, member.len_bytes) {
+            if !indexing.found(self.index.len() - before, member.len_bytes) {
                 return None;
             }
         }
@@ -226,16 +225,18 @@ impl Rows {
         Some(Archive { bytes, folder: folder.to_vec(), depth: depth + 1 })
     }
 
-    /// Sets the payloads of link rows, and the labels of plain archives. Returns the rows of links that cannot be
+    /// Sets the payloads of link rows, and the labels of plain archives. Leaves out the rows of links that cannot be
     /// imported.
-    pub(super) fn finish(self, index: &mut Index) -> Vec<u64> {
-        let dead = self.resolve_links(index);
+    pub(super) fn finish(mut self) -> Index {
+        let dead = self.resolve_links();
         let (above, classes) = self.classes();
+        let mut index = self.index;
         if !self.judge.grouped && !classes.is_empty() {
             index.classes = classes;
             index.label_by(|name, classes| class_of(name, &above, classes));
         }
-        dead
+        index.drop_rows(&dead);
+        index
     }
 
     /// The folder whose subfolders are the classes, and the classes.
@@ -268,23 +269,19 @@ impl Rows {
         above
     }
 
-    /// Appends a member to `index`, as a row or as a payload of the last row. Returns whether the payload may be the
+    /// Appends a member to the index, as a row or as a payload of the last row. Returns whether the payload may be the
     /// row's label, which it is if it is a number.
-    fn take(
-        &mut self,
-        member: &Member,
-        container: u32,
-        index: &mut Index,
-    ) -> Result<bool, BadReason> {
+    fn take(&mut self, member: &Member) -> Result<bool, BadReason> {
+        let Rows { judge, index, container, .. } = self;
         if member.kind == MemberKind::Folder {
-            if (self.judge.hidden || !is_dropping(&member.name))
+            if (judge.hidden || !is_dropping(&member.name))
                 && let Ok(name) = clean_name(&member.name)
             {
                 self.folders.entry(name).or_insert(false);
             }
             return Ok(false);
         }
-        let Some(name) = self.judge.name_of(member, &mut index.file_counts)? else {
+        let Some(name) = judge.name_of(member, &mut index.file_counts)? else {
             return Ok(false);
         };
         let target = match &member.kind {
@@ -294,17 +291,16 @@ impl Rows {
         };
         let offset_or_stamp = member.offset;
         let len_bytes = member.len_bytes as u32; // `name_of` checked the limit
-        let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container };
-        if self.judge.grouped {
+        let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container: *container };
+        if judge.grouped {
             let (key, field) = key_and_field(&name)?;
             if target.is_some() {
                 return Err(BadReason::Special("link in a shard of grouped files"));
             }
             payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
-            self.push_grouped(key, payload, index);
+            self.push_grouped(key, payload);
             return Ok(field == b"cls");
         }
-        self.note_folder_of(&name);
         index.only_field();
         index.push(&name, None);
         index.push_payload(payload);
@@ -312,19 +308,21 @@ impl Rows {
             Some((target, before)) => {
                 self.links.push(Link { row: index.len() - 1, target, before });
             }
-            None => self.judge.count(&name, member.len_bytes, &mut index.file_counts),
+            None => judge.count(&name, member.len_bytes, &mut index.file_counts),
         }
+        self.note_folder_of(&name);
         Ok(false)
     }
 
-    fn push_grouped(&mut self, key: &[u8], payload: Payload, index: &mut Index) {
+    fn push_grouped(&mut self, key: &[u8], payload: Payload) {
+        let last = self.index.len().wrapping_sub(1);
         if self.open_key.as_deref() != Some(key) {
-            index.push(key, None);
+            self.index.push(key, None);
             self.open_key = Some(key.to_vec());
-        } else if index.field_len_bytes(index.len() - 1, payload.field).is_some() {
-            return index.replace_payload(index.len() - 1, payload);
+        } else if self.index.field_len_bytes(last, payload.field).is_some() {
+            return self.index.replace_payload(last, payload);
         }
-        index.push_payload(payload);
+        self.index.push_payload(payload);
     }
 
     fn note_folder_of(&mut self, name: &[u8]) {
@@ -337,15 +335,16 @@ impl Rows {
     }
 
     /// Gives each link the payload of its target. Returns the rows of links that cannot be imported, sorted.
-    fn resolve_links(&self, index: &mut Index) -> Vec<u64> {
+    fn resolve_links(&mut self) -> Vec<u64> {
         if self.links.is_empty() {
             return Vec::new();
         }
+        let Rows { index, links, .. } = self;
         let named = index.by_name();
         let targets: HashMap<u64, Option<u64>> =
-            self.links.iter().map(|link| (link.row, target(link, &named, index))).collect();
+            links.iter().map(|link| (link.row, target(link, &named, index))).collect();
         let mut dead = Vec::new();
-        for link in &self.links {
+        for link in links {
             let made = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
             match follow(link, &targets).and_then(|row| made(row).map(|()| row)) {
                 Ok(row) => {
@@ -418,15 +417,9 @@ pub(crate) fn key_and_field(name: &[u8]) -> Result<(&[u8], Vec<u8>), BadReason> 
 /// The number in a `.cls` member; `None` if it is not a number.
 fn read_label<I: Input>(members: &mut Members<I>, member: &Member) -> Option<i64> {
     let mut text = [0; MAX_LABEL_BYTES];
-    let len = usize::try_from(member.len_bytes).ok().filter(|&len| len <= text.len())?;
-    let mut filled = 0;
-    while filled < len {
-        match members.read_payload(&mut text[filled..len]) {
-            Ok(read) if read > 0 => filled += read,
-            _ => return None, // reading the next header reports the error
-        }
-    }
-    parse_label(&text[..len])
+    let text = text.get_mut(..usize::try_from(member.len_bytes).ok()?)?;
+    members.fill(text).ok()?; // reading the next header reports the error
+    parse_label(text)
 }
 
 /// The name of the subfolder of `above` that is, or contains, `folder`; `None` if `folder` is not beneath `above`.

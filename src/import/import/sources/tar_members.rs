@@ -33,12 +33,14 @@ impl<R: Read> Input for io::Take<R> {}
 #[derive(Debug)]
 pub(crate) struct Members<I> {
     input: I,
-    position: u64,
+    /// Offset of the next byte to read.
+    pub(super) position: u64,
     /// Offset of the current or last header.
     header_at: u64,
-    /// Offset of the first header of the current member, which may be an extended one.
-    member_at: u64,
-    appended: Option<Appended>,
+    /// Offset of the first header of the current or last member, which may be an extended one.
+    pub(super) member_at: u64,
+    /// The archives after the first one that were read so far.
+    pub(super) appended: Option<Appended>,
     /// Bytes of the current member, padding included, that are not yet consumed.
     left: u64,
     /// Payload bytes of the current member that are not yet read.
@@ -129,24 +131,9 @@ impl<I: Input> Members<I> {
         Members { position, ..Members::new(input) }
     }
 
-    /// Offset of the current or last member.
-    pub(crate) fn member_at(&self) -> u64 {
-        self.member_at
-    }
-
     /// Offset of the next member.
     pub(crate) fn next_at(&self) -> u64 {
         self.position + self.left
-    }
-
-    /// The archives after the first one that were read so far.
-    pub(crate) fn appended(&self) -> Option<Appended> {
-        self.appended
-    }
-
-    /// Offset of the next byte to read.
-    pub(crate) fn position(&self) -> u64 {
-        self.position
     }
 
     /// After an error: the byte range that was not read; empty if its end is unknown.
@@ -229,6 +216,18 @@ impl<I: Input> Members<I> {
         self.left -= read as u64;
         self.payload_left -= read as u64;
         Ok(read)
+    }
+
+    /// Fills `into` with the next bytes of the current member's payload, which has as many.
+    ///
+    /// # Errors
+    /// As [`read_payload`](Self::read_payload).
+    pub(super) fn fill(&mut self, mut into: &mut [u8]) -> Result<(), BadReason> {
+        while !into.is_empty() {
+            let read = self.read_payload(into)?;
+            into = &mut into[read..];
+        }
+        Ok(())
     }
 
     /// The whole payload of the current member, if `lend` provides so many of the input's next bytes. `None`: the
@@ -352,10 +351,7 @@ impl<I: Input> Members<I> {
         self.enter(len_bytes)?;
         self.payload_left = self.left;
         let mut bytes = vec![0; self.left as usize]; // at most 1 MiB and a block
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += self.read_payload(&mut bytes[filled..])?;
-        }
+        self.fill(&mut bytes)?;
         // Some tools stop at the stated length, others at the first NUL in the padding.
         if bytes[len_bytes as usize..].iter().any(|&byte| byte != 0) {
             return Err(BadReason::Syntax("an extended header that goes on behind its end"));

@@ -12,14 +12,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::FileType;
-
 use super::beneath::Root;
 use super::content::{Content, is_shard_name, is_side_file};
 use super::found::{FileCount, FileCounts, Indexing, Role};
 use super::index::{BadEntry, BadReason, Index};
 use super::shard::{self, FileAt};
-use super::{SourceOptions, folder, row_indexes};
+use super::{folder, row_indexes};
 use dlfs_base::Result;
 
 /// A folder and its contents.
@@ -31,35 +29,23 @@ pub(crate) struct Tree {
     pub root: Root,
 }
 
-/// A file of a tree with its detected content.
-#[derive(Debug, Clone)]
-pub(crate) struct DetectedFile {
-    /// Its name beneath the folder.
-    pub name: Vec<u8>,
-    /// Its length.
-    pub len_bytes: u64,
-    /// Its content.
-    pub content: Content,
-}
+/// A file of a tree: its name beneath the folder, its length, and its content.
+pub(crate) type DetectedFile = (Vec<u8>, u64, Content);
 
 impl Tree {
     /// Indexes the folder at `path`.
     ///
     /// # Errors
     /// The folder does not open. `Interrupted`: indexing was asked to stop.
-    pub(crate) fn list(
-        path: &Path,
-        options: &SourceOptions,
-        indexing: &mut Indexing<'_>,
-    ) -> Result<Tree> {
-        let (index, mut roots) = folder::index(&[path.to_path_buf()], options, indexing)?;
+    pub(crate) fn list(path: &Path, indexing: &mut Indexing<'_>) -> Result<Tree> {
+        let (index, mut roots) = folder::index(&[path.to_path_buf()], indexing)?;
         let root = roots.pop().expect("one folder has one root");
         Ok(Tree { index, root })
     }
 
     /// Counts the files by sort, and reads some of each sort if `looks` is set.
     pub(crate) fn survey(&self, looks: bool) -> Survey {
-        let mut counts: HashMap<Sort, Count> = HashMap::new();
+        let mut counts: HashMap<String, Count> = HashMap::new();
         let mut survey = Survey::default();
         let mut named = 0;
         let mut looked_at = 0;
@@ -67,10 +53,15 @@ impl Tree {
         for row in 0..self.index.len() {
             let name = self.index.name(row);
             let len_bytes = self.index.payload_bytes(row);
-            let sort = Sort::of(name);
+            let sort = sort_of(name);
             let is_known = counts.len() < MAX_SORTS || counts.contains_key(&sort);
-            let sort = if is_known { sort } else { Sort::Another };
-            let count = counts.entry(sort).or_insert_with(|| Count::new(sort, name));
+            let sort = if is_known { sort } else { ANOTHER.to_owned() };
+            let count = counts.entry(sort).or_insert_with_key(|sort| {
+                let what = sort.clone();
+                let example = name.to_vec();
+                let total = FileCount { what, role: Role::Sample, files: 0, bytes: 0, example };
+                Count { total, full: 0, named_as_shards: is_shard_name(name) }
+            });
             count.total.files += 1;
             count.total.bytes = count.total.bytes.saturating_add(len_bytes);
             if !looks || len_bytes == 0 && !count.named_as_shards {
@@ -127,12 +118,11 @@ impl Tree {
             } else {
                 others += u64::from(!is_side_file(name))
             }
-            detected.push(DetectedFile { name: name.to_vec(), len_bytes, content });
+            detected.push((name.to_vec(), len_bytes, content));
         }
         let elsewhere: HashSet<&[u8]> = self.elsewhere().map(|(name, _)| name).collect();
         let bad = self.index.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
-        let bad = bad.cloned().collect();
-        (detected, bad)
+        (detected, bad.cloned().collect())
     }
 
     /// Files that cannot be samples but may be shards: files that are too large, and files behind a link that leads
@@ -150,10 +140,7 @@ impl Tree {
 
     /// The content of a file; `Other` for an unreadable file, since reading it later reports the error.
     fn content(&self, name: &[u8]) -> Content {
-        let is_file = |file: &File| {
-            rustix::fs::fstat(file)
-                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
-        };
+        let is_file = |file: &File| file.metadata().is_ok_and(|found| found.is_file());
         let beneath = self.root.open_file(name).ok().map(File::from).filter(is_file);
         // The file may be behind a link that leads out of the folder.
         let there = || Some(shard::open(&self.path_of(name)).ok()?.0);
@@ -166,7 +153,7 @@ impl Tree {
 
     /// The path of a file beneath the folder.
     pub(crate) fn path_of(&self, name: &[u8]) -> PathBuf {
-        self.root.path().join(OsStr::from_bytes(name))
+        self.root.path.join(OsStr::from_bytes(name))
     }
 }
 
@@ -190,55 +177,22 @@ struct Count {
     named_as_shards: bool,
 }
 
-impl Count {
-    fn new(sort: Sort, name: &[u8]) -> Count {
-        let role = Role::Sample;
-        let example = name.to_vec();
-        let total = FileCount { what: sort.label(), role, files: 0, bytes: 0, example };
-        Count { total, full: 0, named_as_shards: is_shard_name(name) }
+/// The sort of a file, by its extension in lower case, in which `#` replaces each run of digits.
+fn sort_of(name: &[u8]) -> String {
+    let base = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+    let dot = base.iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
+    let mut extension = dot.map_or(&[][..], |dot| &base[dot + 1..]).to_ascii_lowercase();
+    extension.iter_mut().filter(|byte| byte.is_ascii_digit()).for_each(|byte| *byte = b'#');
+    extension.dedup_by(|a, b| (*a, *b) == (b'#', b'#'));
+    match extension.len() {
+        0 => "file without extension".to_owned(),
+        1..=MAX_EXTENSION_BYTES => format!("file .{}", extension.escape_ascii()),
+        _ => ANOTHER.to_owned(),
     }
 }
 
-/// A lower-case extension in which `#` replaces runs of digits; zero bytes if there is no extension.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Sort {
-    Extension([u8; MAX_EXTENSION_BYTES]),
-    /// A long extension, or any further one after [`MAX_SORTS`].
-    Another,
-}
-
-impl Sort {
-    fn of(name: &[u8]) -> Sort {
-        let mut extension = [0; MAX_EXTENSION_BYTES];
-        let mut len = 0;
-        let base = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
-        let dot = base.iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
-        for &byte in dot.map_or(&[][..], |dot| &base[dot + 1..]) {
-            let byte = if byte.is_ascii_digit() { b'#' } else { byte.to_ascii_lowercase() };
-            if byte == b'#' && len > 0 && extension[len - 1] == b'#' {
-                continue;
-            }
-            if len == MAX_EXTENSION_BYTES {
-                return Sort::Another;
-            }
-            extension[len] = byte;
-            len += 1;
-        }
-        Sort::Extension(extension)
-    }
-
-    fn label(self) -> String {
-        match self {
-            Sort::Another => "file with another extension".to_owned(),
-            Sort::Extension(extension) if extension[0] == 0 => "file without extension".to_owned(),
-            Sort::Extension(extension) => {
-                let text = extension.split(|&byte| byte == 0).next().unwrap_or_default();
-                format!("file .{}", text.escape_ascii())
-            }
-        }
-    }
-}
-
+/// The sort of files with a long extension, or any further one after [`MAX_SORTS`].
+const ANOTHER: &str = "file with another extension";
 /// Space for `tfrecord-#-of-#`.
 const MAX_EXTENSION_BYTES: usize = 16;
 /// Extensions that are counted separately: more than a data set has.
@@ -256,7 +210,7 @@ mod tests {
 
     #[test]
     fn files_are_sorted_by_their_extensions() {
-        let label = |name: &str| Sort::of(name.as_bytes()).label();
+        let label = |name: &str| sort_of(name.as_bytes());
         assert_eq!(label("d/a.JPG"), "file .jpg");
         assert_eq!(label("a.tar.gz"), "file .gz");
         assert_eq!(label("a.0001"), "file .#");

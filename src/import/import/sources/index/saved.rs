@@ -207,7 +207,7 @@ mod tests {
         let column = ColumnSpec { name: "width".into(), kind: ColumnType::Int };
         let mut columns = ColumnTable::new(&[column]);
         (0..100).for_each(|row| columns.push(|_| Value::Int(row * 3)));
-        index.set_columns(columns);
+        index.columns = Some(columns);
         index
     }
 

@@ -11,11 +11,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::Clients;
 use super::read::{ObjectRoot, push_origin};
 use crate::import::sources::content::is_side_file;
-use crate::import::sources::found::{FileCounts, FoundFile, HIDDEN, Indexing, Role, Samples};
+use crate::import::sources::found::{FileCounts, FoundFile, HIDDEN, Indexing, Role};
 use crate::import::sources::index::{BadEntry, BadReason, Container, Index};
-use crate::import::sources::{Store, list};
+use crate::import::sources::{Source, SourceKind, Store, list};
 use dlfs_base::folders::is_dropping;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -26,10 +27,8 @@ use dlfs_places::{Client, Object, Place, Scheme, shown};
 /// The objects beneath a prefix, or one object.
 #[derive(Debug)]
 pub(super) struct Listed {
-    /// The store.
-    pub(super) client: Client,
     /// The common prefix of all keys; names are keys without it.
-    pub(super) prefix: String,
+    pub(super) root: ObjectRoot,
     /// Set if the user named the object itself, not a prefix.
     pub(super) is_given: bool,
     /// Keys that no address can name.
@@ -50,17 +49,13 @@ struct Row {
 }
 
 impl Listed {
-    /// Lists the objects beneath `prefix`.
+    /// Lists the objects beneath a prefix.
     ///
     /// # Errors
     /// Errors of the store. `Interrupted`: indexing was asked to stop.
-    pub(super) fn beneath(
-        client: Client,
-        prefix: &str,
-        indexing: &mut Indexing<'_>,
-    ) -> Result<Listed> {
-        let mut listed = Listed::empty(client.clone(), prefix.to_owned(), false);
-        listed.refused = client.list(prefix, &mut |object| {
+    pub(super) fn beneath(root: &ObjectRoot, indexing: &mut Indexing<'_>) -> Result<Listed> {
+        let mut listed = Listed::empty(root.clone());
+        listed.refused = root.client.list(&root.prefix, &mut |object| {
             indexing.found(1, object.len_bytes);
             listed.push(object);
             indexing.check()
@@ -71,16 +66,17 @@ impl Listed {
     /// One object, named after the last part of its key.
     pub(super) fn one(client: Client, object: Object) -> Listed {
         let folder = object.key.rfind('/').map_or(0, |slash| slash + 1);
-        let mut listed = Listed::empty(client, object.key[..folder].to_owned(), true);
+        let prefix = object.key[..folder].to_owned();
+        let mut listed = Listed::empty(ObjectRoot { client, prefix, cut: 0 });
+        listed.is_given = true;
         listed.push(object);
         listed
     }
 
-    fn empty(client: Client, prefix: String, is_given: bool) -> Listed {
+    fn empty(root: ObjectRoot) -> Listed {
         Listed {
-            client,
-            prefix,
-            is_given,
+            root,
+            is_given: false,
             refused: Vec::new(),
             set_aside: FileCounts::default(),
             names: String::new(),
@@ -91,7 +87,8 @@ impl Listed {
 
     fn push(&mut self, object: Object) {
         // A web server may list objects outside the prefix.
-        let Some(name) = object.key.strip_prefix(&*self.prefix).filter(|name| !name.is_empty())
+        let Some(name) =
+            object.key.strip_prefix(&*self.root.prefix).filter(|name| !name.is_empty())
         else {
             return;
         };
@@ -102,31 +99,27 @@ impl Listed {
         self.names.push_str(name);
     }
 
-    /// A listing of only the objects whose names are `wanted`.
-    pub(super) fn only(&self, wanted: &impl Fn(&str) -> bool) -> Listed {
-        let mut some = Listed::empty(self.client.clone(), self.prefix.clone(), self.is_given);
-        some.refused.clone_from(&self.refused);
+    /// Leaves out objects whose names are not `wanted`.
+    fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        let mut some = Listed::empty(self.root.clone());
         (0..self.len())
             .filter(|row| wanted(self.name(*row)))
             .for_each(|row| some.push(self.object(row)));
-        some.set_aside.clone_from(&self.set_aside);
-        some
+        (self.names, self.rows, self.tags) = (some.names, some.rows, some.tags);
     }
 
     /// Leaves out hidden objects and the droppings of file systems and tools, unless the user named the object itself.
     pub(super) fn leave_out_droppings(&mut self) {
         let is_dropping = |name: &str| is_dropping(name.as_bytes());
-        if self.is_given || !(0..self.len()).any(|row| is_dropping(self.name(row))) {
-            return;
-        }
+        let rows = (0..self.len()).filter(|row| !self.is_given && is_dropping(self.name(*row)));
         let mut counts = FileCounts::default();
-        for row in (0..self.len()).filter(|row| is_dropping(self.name(*row))) {
-            let name = self.name(row).as_bytes();
-            let len_bytes = self.len_bytes(row);
-            counts.add(HIDDEN, Role::SetAside, len_bytes, name);
+        rows.for_each(|row| {
+            counts.add(HIDDEN, Role::SetAside, self.len_bytes(row), self.name(row).as_bytes());
+        });
+        if !counts.0.is_empty() {
+            self.retain(|name| !is_dropping(name));
+            self.set_aside = counts;
         }
-        *self = self.only(&|name| !is_dropping(name));
-        self.set_aside = counts;
     }
 
     pub(super) fn len(&self) -> usize {
@@ -148,7 +141,7 @@ impl Listed {
 
     /// The object, with its entity tag.
     pub(super) fn object(&self, row: usize) -> Object {
-        let key = format!("{}{}", self.prefix, self.name(row));
+        let key = format!("{}{}", self.root.prefix, self.name(row));
         let tag = &self.tags[self.rows[row].tag as usize..];
         let etag = tag_at(tag).expect("a tag that was put there");
         Object { key, len_bytes: self.len_bytes(row), etag }
@@ -161,13 +154,13 @@ impl Listed {
     pub(super) fn start(&self, row: usize, len: u64) -> Result<Vec<u8>> {
         let object = self.object(row);
         let mut bytes = vec![0; object.len_bytes.min(len) as usize];
-        self.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
+        self.root.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// The prefix's address, for messages.
-    pub(super) fn address(&self) -> String {
-        self.client.place().with_key(&*self.prefix).to_string()
+    /// An object's address, for messages.
+    pub(super) fn address_of(&self, row: usize) -> String {
+        self.root.address_of(self.name(row).as_bytes())
     }
 }
 
@@ -182,8 +175,13 @@ pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
     name.rsplit(is_end).find_map(canonical).map(Cow::from)
 }
 
-/// Warns if the files are shards of several splits: a user who imports the whole folder may want only one split.
+/// Warns if the files, unless they are on the Hub, are shards of several splits: a user who imports the whole folder
+/// may want only one split.
 pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
+    let is_on_hub = |(client, _): &(Client, Object)| client.place().scheme() == Scheme::Hf;
+    if files.iter().filter_map(|file| file.object.as_ref()).any(is_on_hub) {
+        return;
+    }
     let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
     let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
     if splits.len() > 1 {
@@ -220,13 +218,13 @@ fn canonical(word: &str) -> Option<&'static str> {
 /// # Errors
 /// `InvalidArgument`: a source is not on the Hub, or the sources have no splits or lack one of these; the error names
 /// the splits that exist.
-pub(super) fn only_splits(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<Listed>> {
+pub(super) fn only_splits(listed: &mut Vec<Listed>, splits: &[String]) -> Result<()> {
     if splits.is_empty() {
-        return Ok(listed);
+        return Ok(());
     }
-    if let Some(other) = listed.iter().find(|one| one.client.place().scheme() != Scheme::Hf) {
+    if let Some(other) = listed.iter().find(|one| !one.root.is_on_hub()) {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).target(other.address()));
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(other.root.address()));
     }
     let data = |name: &str| !is_side_file(name.as_bytes());
     let names = listed.iter().flat_map(|one| (0..one.len()).map(|row| one.name(row)));
@@ -240,21 +238,59 @@ pub(super) fn only_splits(listed: Vec<Listed>, splits: &[String]) -> Result<Vec<
             let found = found.iter().map(|split| &**split).collect::<Vec<_>>().join(", ");
             format!("there is no split {missing}; there are {found}")
         };
-        let address = listed.first().map(Listed::address).unwrap_or_default();
+        let address = listed.first().map(|one| one.root.address()).unwrap_or_default();
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
     }
     let is_wanted = |name: &str| match split_of(name) {
         Some(split) => wanted.contains(&&*split) || !data(name),
         None => !data(name),
     };
-    Ok(listed.iter().map(|one| one.only(&is_wanted)).filter(|one| !one.is_empty()).collect())
+    listed.iter_mut().for_each(|one| one.retain(&is_wanted));
+    listed.retain(|one| !one.is_empty());
+    Ok(())
+}
+
+/// An index of objects, and the objects themselves.
+struct Objects {
+    index: Index,
+    origins: OriginsBuilder,
+}
+
+impl Objects {
+    fn new() -> Objects {
+        let mut index = Index::default();
+        index.only_field();
+        Objects { index, origins: OriginsBuilder::default() }
+    }
+
+    /// Appends the row of an object in root number `number`, which is `root`.
+    fn push(
+        &mut self,
+        (number, root): (usize, &ObjectRoot),
+        name: &str,
+        label: Option<i64>,
+        object: &Object,
+    ) -> Result<(), BadReason> {
+        let Object { len_bytes, .. } = object;
+        let stamp = object.stamp();
+        self.index.push_file(name.as_bytes(), label, *len_bytes, stamp, number as u32)?;
+        push_origin(&mut self.origins, &root.client, object);
+        Ok(())
+    }
+
+    fn source(mut self, kind: SourceKind, roots: Vec<ObjectRoot>) -> Source {
+        for root in &roots {
+            let path = PathBuf::from(root.address());
+            self.index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+        }
+        let Objects { index, origins } = self;
+        Source { origins, ..Source::new(kind, index, Store::Objects(roots)) }
+    }
 }
 
 /// Indexes the objects of `folders` as samples, with the ids and classes of a local folder with the same names.
-pub(super) fn folders(folders: &[Listed]) -> Samples {
-    let mut origins = OriginsBuilder::default();
-    let mut index = Index::default();
-    index.only_field();
+pub(super) fn folders(folders: &[Listed]) -> Source {
+    let mut objects = Objects::new();
     let tops = folders.iter().flat_map(|listed| (0..listed.len()).map(|row| listed.name(row)));
     let mut classes: Vec<&str> = Vec::new();
     for top in tops.filter_map(|name| name.split_once('/')).map(|(top, _)| top) {
@@ -264,34 +300,25 @@ pub(super) fn folders(folders: &[Listed]) -> Samples {
     }
     classes.sort_unstable();
     classes.dedup();
-    index.classes = classes.iter().map(|class| class.as_bytes().to_vec()).collect();
-    let mut roots = Vec::new();
-    for (container, listed) in folders.iter().enumerate() {
-        let path = PathBuf::from(listed.address());
+    objects.index.classes = classes.iter().map(|class| class.as_bytes().to_vec()).collect();
+    for (number, listed) in folders.iter().enumerate() {
+        let path = PathBuf::from(listed.root.address());
+        let bad = |name: &str, reason| BadEntry::new(name.as_bytes(), reason).within(&path);
         let mut rows: Vec<u32> = (0..listed.len() as u32).collect();
         rows.sort_unstable_by(|a, b| in_order(listed.name(*a as usize), listed.name(*b as usize)));
         for row in rows {
-            let row = row as usize;
-            let name = listed.name(row);
+            let name = listed.name(row as usize);
             let class = name.split_once('/').and_then(|(top, _)| classes.binary_search(&top).ok());
-            let object = listed.object(row);
-            let len = object.len_bytes;
-            let stamp = object.stamp();
             let label = class.map(|class| class as i64);
-            match index.push_file(name.as_bytes(), label, len, stamp, container as u32) {
-                Ok(()) => push_origin(&mut origins, &listed.client, &object),
-                Err(reason) => {
-                    index.bad.push(BadEntry::new(name.as_bytes(), reason).within(&path));
-                }
+            let object = listed.object(row as usize);
+            if let Err(reason) = objects.push((number, &listed.root), name, label, &object) {
+                objects.index.bad.push(bad(name, reason));
             }
         }
-        let refused = listed.refused.iter();
-        index.bad.extend(refused.map(|key| BadEntry::new(key.as_bytes(), ODD).within(&path)));
-        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
-        let client = listed.client.clone();
-        roots.push(ObjectRoot { client, prefix: listed.prefix.clone(), cut: 0 });
+        objects.index.bad.extend(listed.refused.iter().map(|key| bad(key, ODD)));
     }
-    Samples { index, store: Store::Objects(roots), origins }
+    let roots = folders.iter().map(|listed| listed.root.clone()).collect();
+    objects.source(SourceKind::Folder, roots)
 }
 
 /// The order of `folder.rs`: class folders by name, within a class the folders by path, within a folder the files by
@@ -319,7 +346,7 @@ pub(super) struct ListText {
     pub(super) path: PathBuf,
     pub(super) text: Vec<u8>,
     /// The store and folder that keys in the list are relative to; `None`: the list is a local file.
-    pub(super) beside: Option<(Client, String)>,
+    pub(super) beside: Option<ObjectRoot>,
 }
 
 /// Indexes the objects that lists name. A line is a key beneath the list's folder or an address, and optionally a
@@ -327,57 +354,43 @@ pub(super) struct ListText {
 ///
 /// # Errors
 /// A store does not open or does not answer. Lines that cannot be imported are in `bad`. A list in a store may name
-/// only objects of that store and of `hosts`; other lines are bad.
+/// only objects of that store and of the hosts that the options name; other lines are bad.
 pub(super) fn lists(
     lists: &[ListText],
-    hosts: &[Place],
-    open: &mut dyn FnMut(&Place) -> Result<Client>,
+    clients: &mut Clients<'_>,
     indexing: &mut Indexing<'_>,
-) -> Result<Samples> {
-    let mut origins = OriginsBuilder::default();
-    let mut index = Index::default();
-    index.only_field();
+) -> Result<Source> {
+    let mut objects = Objects::new();
     let mut roots = Roots::default();
     for list in lists {
         let bad = |line: &[u8], reason| BadEntry::new(&shown_line(line), reason).within(&list.path);
         let mut lines = Vec::new();
         for line in list::lines(&list.text) {
-            match wanted(line, list, hosts, open, &mut roots)? {
+            match wanted(line, list, clients, &mut roots)? {
                 Ok(wanted) => lines.push((line, wanted)),
-                Err(reason) => index.bad.push(bad(line, reason)),
+                Err(reason) => objects.index.bad.push(bad(line, reason)),
             }
         }
         for lines in lines.chunks(AT_ONCE) {
             let found = map_at_once(HEADS, lines, |(_, wanted)| Ok(wanted.head(&roots.all)))?;
-            for ((line, wanted), found) in lines.iter().zip(found) {
+            for ((line, Wanted { root, name, label }), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
-                        let Wanted { root, name, label } = wanted;
-                        let len = object.len_bytes;
-                        let name = name.as_bytes();
                         let pushed =
-                            index.push_file(name, *label, len, object.stamp(), *root as u32);
-                        if pushed.is_ok() {
-                            push_origin(&mut origins, &roots.all[*root].client, &object);
-                        }
-                        pushed.map(|()| len)
+                            objects.push((*root, &roots.all[*root]), name, *label, &object);
+                        pushed.map(|()| object.len_bytes)
                     }
                     Err(error) => Err(super::read::reason(error)?),
                 };
                 match pushed {
                     Ok(len_bytes) => drop(indexing.found(1, len_bytes)),
-                    Err(reason) => index.bad.push(bad(line, reason)),
+                    Err(reason) => objects.index.bad.push(bad(line, reason)),
                 }
             }
             indexing.check()?;
         }
     }
-    let roots = roots.all;
-    for root in &roots {
-        let path = PathBuf::from(root.address());
-        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
-    }
-    Ok(Samples { index, store: Store::Objects(roots), origins })
+    Ok(objects.source(SourceKind::List, roots.all))
 }
 
 /// The roots of the objects that lines name. Each signed URL has its own root.
@@ -388,10 +401,10 @@ struct Roots {
 }
 
 impl Roots {
-    fn number(&mut self, client: Client, prefix: String, cut: usize) -> usize {
-        let key = (client.place().clone(), prefix.clone(), cut);
+    fn number(&mut self, root: ObjectRoot) -> usize {
+        let key = (root.client.place().clone(), root.prefix.clone(), root.cut);
         *self.numbers.entry(key).or_insert_with(|| {
-            self.all.push(ObjectRoot { client, prefix, cut });
+            self.all.push(root);
             self.all.len() - 1
         })
     }
@@ -414,8 +427,7 @@ impl Wanted {
 fn wanted(
     line: &[u8],
     list: &ListText,
-    hosts: &[Place],
-    open: &mut dyn FnMut(&Place) -> Result<Client>,
+    clients: &mut Clients<'_>,
     roots: &mut Roots,
 ) -> Result<Result<Wanted, BadReason>> {
     let (path, label) = match list::labelled(line) {
@@ -423,22 +435,24 @@ fn wanted(
         Err(reason) => return Ok(Err(reason)),
     };
     let Ok(path) = std::str::from_utf8(path) else { return Ok(Err(ODD)) };
-    let (client, prefix, cut, name) = match (Place::parse(path), &list.beside) {
-        (Ok(place), Some((client, _)))
-            if !std::iter::once(client.place()).chain(hosts).any(|own| own.has(&place)) =>
+    let hosts = &clients.options.list_hosts;
+    let (root, name) = match (Place::parse(path), &list.beside) {
+        (Ok(place), Some(own))
+            if !hosts.iter().chain([own.client.place()]).any(|own| own.has(&place)) =>
         {
             return Ok(Err(BadReason::OtherHost));
         }
         (Ok(place), _) => {
             let name = format!("{}/{}", place.authority(), place.key());
-            (open(&place)?, String::new(), place.authority().len() + 1, name)
+            let cut = place.authority().len() + 1;
+            (ObjectRoot { client: clients.of(&place)?, prefix: String::new(), cut }, name)
         }
-        (Err(_), Some((client, folder))) => (client.clone(), folder.clone(), 0, path.to_owned()),
+        (Err(_), Some(own)) => (own.clone(), path.to_owned()),
         (Err(_), None) => {
             return Ok(Err(BadReason::Syntax("is no address, unlike the first line of the list")));
         }
     };
-    Ok(Ok(Wanted { root: roots.number(client, prefix, cut), name, label }))
+    Ok(Ok(Wanted { root: roots.number(root), name, label }))
 }
 
 /// A line for messages, without the parts of an address that may be secret.

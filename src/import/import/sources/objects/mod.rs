@@ -9,7 +9,8 @@
 mod index;
 mod read;
 
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Cursor, Read};
@@ -23,15 +24,15 @@ pub(in crate::import) use self::read::{
 };
 use super::compression::decompressed;
 use super::content::{Content, is_shard_name, is_side_file, is_tokens_name, named_kind};
-use super::detect::braces;
+use super::detect::{SIDE, braces};
 use super::expansion::Expansion;
-use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, Role, SourceKind, tell_apart};
-use super::row_indexes::{self, INDEX, MAX_INDEX_BYTES};
+use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, Role, SourceKind};
+use super::list;
+use super::row_indexes::{self, INDEX, Indexed, MAX_INDEX_BYTES, MERGED};
 use super::tar::{self, Pair};
-use super::{SourceOptions, list};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_places::{Client, Object, Place, PlaceOptions, Scheme};
+use dlfs_places::{Client, Object, Place, PlaceOptions};
 
 /// Returns whether the paths are addresses of objects, or local lists of addresses.
 ///
@@ -41,9 +42,7 @@ pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Res
     let places = paths.iter().filter(|path| Place::is_place(path)).count();
     if places > 0 && places < paths.len() {
         let text = "some of the sources are objects of a store and some are files";
-        return Err(
-            Error::new(ErrorKind::InvalidArgument, text).hint("import them one after the other")
-        );
+        return Err(Error::invalid(text, "import them one after the other"));
     }
     let may_be_lists = matches!(kind, SourceKind::Auto | SourceKind::List) && !paths.is_empty();
     Ok(places > 0 || may_be_lists && paths.iter().all(|path| is_list_of_objects(path)))
@@ -52,16 +51,12 @@ pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Res
 /// Returns whether the first line of a file is the address of an object.
 fn is_list_of_objects(path: &Path) -> bool {
     let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
-    let head = || {
-        let mut head = Vec::new();
-        File::open(path)?.take(MAX_LINE_BYTES).read_to_end(&mut head)?;
-        io::Result::Ok(head)
-    };
-    is_file && head().is_ok_and(|head| begins_with_place(&head))
-}
-
-fn begins_with_place(head: &[u8]) -> bool {
-    let first = list::lines(head).next().unwrap_or_default();
+    let mut head = Vec::new();
+    let mut read = || File::open(path)?.take(MAX_LINE_BYTES).read_to_end(&mut head);
+    if !is_file || read().is_err() {
+        return false;
+    }
+    let first = list::lines(&head).next().unwrap_or_default();
     Place::is_place(Path::new(OsStr::from_bytes(list::split(first).0)))
 }
 
@@ -73,7 +68,6 @@ fn begins_with_place(head: &[u8]) -> bool {
 /// several kinds, or of a kind that is not read from stores.
 pub(in crate::import) fn look(
     paths: &[PathBuf],
-    options: &SourceOptions,
     splits: &[String],
     places: &PlaceOptions,
     indexing: &mut Indexing<'_>,
@@ -85,19 +79,19 @@ pub(in crate::import) fn look(
             Ok(ListText { path: path.clone(), text, beside: None })
         };
         let texts = paths.iter().map(text).collect::<Result<Vec<_>>>()?;
-        let samples =
-            index::lists(&texts, &places.list_hosts, &mut |place| clients.of(place), indexing)?;
-        return Ok(Found { kind: SourceKind::List, samples: Some(samples), ..Found::default() });
+        let samples = Some(index::lists(&texts, &mut clients, indexing)?);
+        return Ok(Found { kind: SourceKind::List, samples, ..Found::default() });
     }
-    let mut listed = only_splits(list_all(paths, &mut clients, indexing)?, splits)?;
-    if !options.folders.hidden {
+    let mut listed = list_all(paths, &mut clients, indexing)?;
+    only_splits(&mut listed, splits)?;
+    if !indexing.options.folders.hidden {
         listed.iter_mut().for_each(Listed::leave_out_droppings);
     }
-    match options.kind {
-        SourceKind::Folder => samples(listed),
+    match indexing.options.kind {
+        SourceKind::Folder => samples(&listed),
         SourceKind::List => lists(&listed, &mut clients, indexing),
-        SourceKind::Auto => auto(listed, &mut clients, indexing),
-        kind => shards(listed, kind, false),
+        SourceKind::Auto => auto(&listed, &mut clients, indexing),
+        kind => shards(&listed, kind, false),
     }
 }
 
@@ -115,10 +109,8 @@ impl Clients<'_> {
         if let Some(client) = self.open.get(&store) {
             return Ok(client.clone());
         }
-        let too_many = |text: &'static str| {
-            let error = Error::new(ErrorKind::InvalidArgument, text);
-            Err(error.hint("import them in parts, with --append"))
-        };
+        let too_many =
+            |text: &'static str| Err(Error::invalid(text, "import them in parts, with --append"));
         if self.open.len() == MOST_URLS {
             return too_many("the sources are URLs with more than 100,000 users and queries");
         }
@@ -153,7 +145,7 @@ fn list_all(
     }
     // Look up objects concurrently, since each costs a round trip.
     let given = map_at_once(OPENING, &places, |(client, place)| {
-        if place.is_folder() { Ok(None) } else { Ok(Some(client.file(place.key()))) }
+        Ok((!place.is_folder()).then(|| client.file(place.key())))
     })?;
     let mut all = Vec::new();
     for ((client, place), given) in places.into_iter().zip(given) {
@@ -179,7 +171,7 @@ fn list_all(
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        match Listed::beneath(client, &prefix, indexing) {
+        match Listed::beneath(&ObjectRoot { client, prefix, cut: 0 }, indexing) {
             Ok(listed) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
             Err(error) if place.is_folder() || is_away(&error) => return Err(error),
             _ => return Err(absent),
@@ -194,23 +186,23 @@ fn is_away(error: &Error) -> bool {
 }
 
 fn auto(
-    listed: Vec<Listed>,
+    listed: &[Listed],
     clients: &mut Clients<'_>,
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
     let mut contents = Vec::new();
-    for one in &listed {
+    for one in listed.iter().filter(|one| !one.is_empty()) {
         // Prefer the first object with a shard's name, then the first that is not a side file, then the first.
-        let mut named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
+        let named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
         let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
-        let mut first = named.next().or(other).unwrap_or(0);
-        if one.is_empty() {
-            continue;
-        }
+        let mut candidates = named.chain(other);
+        let mut first = candidates.next().unwrap_or(0);
         let mut found = content(one, first)?;
         // An object called `index.json` need not be an index of shards.
-        while !found.is_shard() && is_index(one.name(first).as_bytes()) {
-            let Some(next) = named.next().or(other.filter(|other| *other != first)) else { break };
+        while !found.is_shard()
+            && is_index(one.name(first).as_bytes())
+            && let Some(next) = candidates.next()
+        {
             first = next;
             found = content(one, first)?;
         }
@@ -226,33 +218,38 @@ fn auto(
         }
         contents.push((one, first, found));
     }
-    let shard = contents.iter().find(|(_, _, content)| content.is_shard());
-    if let Some((one, _, content)) = shard {
+    if let Some((one, _, content)) = contents.iter().find(|(.., content)| content.is_shard()) {
         return match content.kind() {
-            SourceKind::Auto => Err(not_read(&content.label(), one)),
+            SourceKind::Auto => {
+                let text =
+                    format!("objects of this kind are not read from stores: {}", content.label());
+                let hint =
+                    "copy them here first, or import each object as one sample with --from folder";
+                let address = one.root.address();
+                Err(Error::new(ErrorKind::Unsupported, text).target(address).hint(hint))
+            }
             SourceKind::Tar => tars(listed),
             kind => shards(listed, kind, true),
         };
     }
-    if listed.iter().all(|one| one.is_given) {
-        for (one, first, content) in contents {
-            let start = one.start(first, START_BYTES)?;
-            if content != Content::Other || !is_text(&start) {
-                let text = "cannot tell what this object is";
-                return Err(Error::new(ErrorKind::BadSource, text)
-                    .target(format!("{}{}", one.address(), one.name(first)))
-                    .hint("say it with --from tar|webdataset|tfrecord|list|parquet|..."));
-            }
-        }
-        lists(&listed, clients, indexing)
-    } else {
-        samples(listed)
+    if !listed.iter().all(|one| one.is_given) {
+        return samples(listed);
     }
+    for (one, first, content) in contents {
+        let start = one.start(first, START_BYTES)?;
+        if content != Content::Other || !is_text(&start) {
+            let text = "cannot tell what this object is";
+            return Err(Error::new(ErrorKind::BadSource, text)
+                .target(one.address_of(first))
+                .hint(list::SAY_KIND));
+        }
+    }
+    lists(listed, clients, indexing)
 }
 
 /// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first one usually does; the others
 /// are requested at once, since each takes the store's delay.
-fn tars(listed: Vec<Listed>) -> Result<Found> {
+fn tars(listed: &[Listed]) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
         rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
@@ -290,7 +287,7 @@ fn content(one: &Listed, row: usize) -> Result<Content> {
 
 fn pair_at_beginning(one: &Listed, row: usize, most_bytes: u64) -> Result<Option<Pair>> {
     let reader = Pieces {
-        client: one.client.clone(),
+        client: one.root.client.clone(),
         object: one.object(row),
         at: 0,
         next_len: LOOKED_AT_BYTES,
@@ -356,24 +353,23 @@ fn is_index_of(kind: SourceKind, name: &str) -> bool {
     }
 }
 
-/// The indexes of shards, if this kind has them: the shards that each index names, and the index's own name.
-fn indexes(one: &Listed, kind: SourceKind) -> Result<Vec<(Vec<PathBuf>, PathBuf)>> {
+/// The indexes of shards, if this kind has them.
+fn indexed(one: &Listed, kind: SourceKind) -> Result<Indexed> {
     let rows = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
-    rows.map(|row| {
+    let indexes = rows.map(|row| {
         let path = PathBuf::from(one.name(row));
         let parts = row_indexes::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
         Ok((parts, path))
-    })
-    .collect()
+    });
+    Ok(Indexed::new(indexes.collect::<Result<_>>()?))
 }
 
-/// Checks that objects beside shards of a detected kind are side files, or are named by `indexes`.
-fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBuf)]) -> Result<()> {
-    let parts: HashSet<&PathBuf> = indexes.iter().flat_map(|(parts, _)| parts).collect();
+/// Checks that objects beside shards of a detected kind are side files, or are named by an index.
+fn check_others(one: &Listed, kind: SourceKind, indexed: &Indexed) -> Result<()> {
     let is_other = |row: &usize| {
         let name = one.name(*row);
         let is_part = if kind.has_index() {
-            is_index_of(kind, name) || parts.contains(&PathBuf::from(name))
+            is_index_of(kind, name) || indexed.parts.contains(Path::new(name))
         } else {
             is_shard_of(kind, name)
         };
@@ -381,77 +377,69 @@ fn check_others(one: &Listed, kind: SourceKind, indexes: &[(Vec<PathBuf>, PathBu
     };
     (0..one.len()).find(is_other).map_or(Ok(()), |row| {
         let text = "there are shards and other objects";
-        Err(Error::new(ErrorKind::BadSource, text)
-            .target(format!("{}{}", one.address(), one.name(row)))
-            .hint(
-                "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
-                 imports each object as one sample, as it is",
-            ))
+        Err(Error::new(ErrorKind::BadSource, text).target(one.address_of(row)).hint(
+            "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
+             imports each object as one sample, as it is",
+        ))
     })
 }
 
 /// The shards of a kind that the caller named, or that was `detected`. Beneath a prefix, these are the objects with
 /// shard names of the kind; if there are none, all objects that are not side files.
-fn shards(listed: Vec<Listed>, kind: SourceKind, detected: bool) -> Result<Found> {
+fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> {
     let mut files = Vec::new();
     let mut file_counts = FileCounts::default();
     let what = &*Content::of_kind(kind).label();
-    for one in &listed {
+    for one in listed {
         file_counts.append(one.set_aside.0.iter().cloned());
         let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
-        let indexes = indexes(one, kind)?;
+        let indexed = indexed(one, kind)?;
         if detected && by_name {
-            check_others(one, kind, &indexes)?;
+            check_others(one, kind, &indexed)?;
         }
-        let merged = row_indexes::merged(&indexes);
         for row in 0..one.len() {
-            let name = one.name(row).as_bytes();
-            let len = one.len_bytes(row);
-            let is_shard =
-                if by_name { is_shard_of(kind, one.name(row)) } else { !is_side_file(name) };
-            let other = if kind.has_index() && !is_index_of(kind, one.name(row)) {
-                let is_side = is_side_file(name);
-                Some(if is_side { SIDE } else { ("shard of an index", Role::Shard) })
-            } else if merged.contains(Path::new(one.name(row))) {
-                Some((row_indexes::MERGED, Role::SetAside))
-            } else {
-                (!one.is_given && !is_shard).then_some(SIDE)
-            };
-            if let Some((what, role)) = other {
-                file_counts.add(what, role, len, name);
-                continue;
-            }
+            let path = one.name(row);
+            let name = path.as_bytes();
+            let is_side = is_side_file(name);
+            let is_shard = if by_name { is_shard_of(kind, path) } else { !is_side };
             // The counts show a user who names a whole data set which splits are taken.
-            let split =
-                split_of(one.name(row)).filter(|_| one.client.place().scheme() == Scheme::Hf);
-            let split = split.map_or(String::new(), |split| format!(", split {split}"));
-            file_counts.add(&format!("{what}{split}"), Role::Shard, len, name);
-            let object = one.object(row);
-            let path = PathBuf::from(one.client.place().with_key(&*object.key).to_string());
-            let object = Some((one.client.clone(), object));
-            files.push(FoundFile { path, name: name.to_vec(), object });
+            let split = || split_of(path).filter(|_| one.root.is_on_hub());
+            let (what, role) = if kind.has_index() && !is_index_of(kind, path) && !is_side {
+                ("shard of an index".into(), Role::Shard)
+            } else if kind.has_index() && !is_index_of(kind, path) {
+                (Cow::from(SIDE), Role::SetAside)
+            } else if indexed.merged.contains(Path::new(path)) {
+                (MERGED.into(), Role::SetAside)
+            } else if !one.is_given && !is_shard {
+                (SIDE.into(), Role::SetAside)
+            } else {
+                let object = one.object(row);
+                let path = PathBuf::from(one.address_of(row));
+                let object = Some((one.root.client.clone(), object));
+                files.push(FoundFile { path, name: name.to_vec(), object });
+                (
+                    split().map_or(what.into(), |split| format!("{what}, split {split}").into()),
+                    Role::Shard,
+                )
+            };
+            file_counts.add(&what, role, one.len_bytes(row), name);
         }
     }
     if files.is_empty() {
         let text = format!("there are no {kind} shards");
-        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].address()));
+        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].root.address()));
     }
-    tell_apart(&mut files);
-    if listed.iter().all(|one| one.client.place().scheme() != Scheme::Hf) {
-        warn_of_splits(&files);
-    }
-    Ok(Found { kind, files, file_counts, ..Found::default() })
+    Ok(Found::of_shards(kind, files, file_counts))
 }
 
-fn samples(listed: Vec<Listed>) -> Result<Found> {
+fn samples(listed: &[Listed]) -> Result<Found> {
     if let Some(one) = listed.iter().find(|one| one.is_given) {
         let text = "a folder of samples is a prefix, and this is an object";
-        let address = format!("{}{}", one.address(), one.name(0));
-        return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(one.address_of(0)));
     }
-    let samples = Some(index::folders(&listed));
+    let samples = Some(index::folders(listed));
     let mut file_counts = FileCounts::default();
-    for one in &listed {
+    for one in listed {
         file_counts.append(one.set_aside.0.iter().cloned());
         (0..one.len()).for_each(|row| {
             file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
@@ -467,30 +455,16 @@ fn lists(
 ) -> Result<Found> {
     let mut texts = Vec::new();
     let mut file_counts = FileCounts::default();
-    for one in listed {
-        for row in 0..one.len() {
-            let text = one.start(row, u64::MAX)?;
-            let name = one.name(row);
-            file_counts.add("list", Role::List, text.len() as u64, name.as_bytes());
-            let path = PathBuf::from(format!("{}{name}", one.address()));
-            let beside = Some((one.client.clone(), one.prefix.clone()));
-            texts.push(ListText { path, text, beside });
-        }
+    for (one, row) in listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row))) {
+        let text = one.start(row, u64::MAX)?;
+        file_counts.add("list", Role::List, text.len() as u64, one.name(row).as_bytes());
+        let path = PathBuf::from(one.address_of(row));
+        texts.push(ListText { path, text, beside: Some(one.root.clone()) });
     }
-    let hosts = &clients.options.list_hosts;
-    let samples = Some(index::lists(&texts, hosts, &mut |place| clients.of(place), indexing)?);
+    let samples = Some(index::lists(&texts, clients, indexing)?);
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
 }
 
-fn not_read(what: &str, one: &Listed) -> Error {
-    let text = format!("objects of this kind are not read from stores: {what}");
-    Error::new(ErrorKind::Unsupported, text)
-        .target(one.address())
-        .hint("copy them here first, or import each object as one sample with --from folder")
-}
-
-/// Objects that are not imported, since they describe others or are not shards.
-const SIDE: (&str, Role) = ("side file", Role::SetAside);
 /// Limit of clients: each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives whose beginnings are read, to tell WebDataset shards from plain archives.

@@ -12,11 +12,11 @@ use crate::import::sources::index::{BadReason, Index, Payload};
 use crate::import::sources::sample_stream::FieldBytes;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
-use dlfs_places::{Client, Object, Pending, Reader};
+use dlfs_places::{Client, Object, Pending, Reader, Scheme};
 
 /// The location of the objects of some rows. A key is `prefix` followed by the row's name without its first `cut`
 /// bytes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::import) struct ObjectRoot {
     pub(super) client: Client,
     pub(super) prefix: String,
@@ -27,6 +27,11 @@ impl ObjectRoot {
     /// The prefix's address, for messages.
     pub(super) fn address(&self) -> String {
         self.client.place().with_key(&*self.prefix).to_string()
+    }
+
+    /// Returns whether the objects are on the Hugging Face Hub.
+    pub(super) fn is_on_hub(&self) -> bool {
+        self.client.place().scheme() == Scheme::Hf
     }
 
     /// The address of a row's object, for messages.
