@@ -33,14 +33,11 @@ use dlfs_base::{Error, Result};
 use dlfs_format::format::field_type::Element;
 use dlfs_places::Pending;
 
-/// The lines of a file.
+/// The rows of a file.
 pub(super) struct JsonLines {
     input: Input,
-    /// The unread lines, once reading has begun.
-    from: Lines,
-    /// Offset of the next line to read.
-    at: u64,
-    /// Offset of the next line to return; the lines from here to `at` were read ahead.
+    lines: ObjectLines,
+    /// Offset of the next line to return; the lines from here on were read ahead.
     next: u64,
     /// Hash of the objects named by the lines so far, including lines of earlier files.
     named: u64,
@@ -58,8 +55,16 @@ pub(super) struct JsonLines {
     /// The key whose values must be texts.
     text: Option<String>,
     files: Option<Files>,
-    line: Vec<u8>,
     name: Vec<u8>,
+}
+
+/// The lines of a file, as objects.
+struct ObjectLines {
+    /// The unread lines, once reading has begun.
+    from: Lines,
+    /// Offset of the next line to read.
+    at: u64,
+    line: Vec<u8>,
 }
 
 /// The files that lines name.
@@ -130,72 +135,48 @@ impl JsonLines {
             takes_all: options.fields.is_empty(),
             text: options.text.clone(),
             input: input.clone(),
-            from: BufReader::new(Box::new(io::empty())),
-            at: 0,
+            lines: ObjectLines {
+                from: BufReader::new(Box::new(io::empty())),
+                at: 0,
+                line: Vec::new(),
+            },
             next: 0,
             named: 0,
             columns,
             files,
-            line: Vec::new(),
             name: Vec::new(),
         }))
     }
 
-    /// The next line that is not empty, as an object; `None` after the last.
-    fn next_object(&mut self) -> Result<Option<Object>, RowError> {
-        loop {
-            let read = read_line(&mut self.from, &mut self.line);
-            self.at += self.line.len() as u64;
-            match read {
-                Ok(false) => return Ok(None),
-                Ok(true) if self.line.trim_ascii().is_empty() => {}
-                Ok(true) => break,
-                Err(error) => return Err(RowError::File(BadReason::Decoder(error.to_string()))),
-            }
-        }
-        let broken = |error| BadReason::Decoder(format!("the line is no JSON object: {error}"));
-        Ok(Some(parse(&self.line).map_err(broken)?))
-    }
-
     /// The next line, and the file that it names; `None` after the last line.
-    fn next_with_file(
-        &mut self,
-        files: Option<&mut Files>,
-    ) -> Result<Option<(Object, Option<FieldBytes>)>, RowError> {
-        let Some(files) = files else {
-            let object = self.next_object()?;
-            self.next = self.at;
-            return Ok(object.map(|object| (object, None)));
-        };
-        let Files { key, from, .. } = files;
-        let ahead = match from {
-            From::Store(ahead) => ahead,
-            From::Folder(folder) => {
-                let Some(object) = self.next_object()? else { return Ok(None) };
-                self.next = self.at;
-                let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
-                let file = read_file(folder, name.as_bytes()).map_err(|reason| {
-                    let what = format!("names {name}: {reason}");
-                    BadReason::Field { field: key.clone(), what }
-                })?;
-                self.count_file(&name, &file);
-                return Ok(Some((object, Some(file))));
-            }
+    fn next_with_file(&mut self) -> Result<Option<(Object, Option<FieldBytes>)>, RowError> {
+        let JsonLines { lines, next, files, .. } = self;
+        let Some(Files { key, from: From::Store(ahead), .. }) = files else {
+            let Some(object) = lines.next()? else { return Ok(None) };
+            *next = lines.at;
+            let Some(Files { key, from: From::Folder(folder), .. }) = files else {
+                return Ok(Some((object, None)));
+            };
+            let Some(name) = name_in(key, &object)? else { return Ok(Some((object, None))) };
+            let file = read_file(folder, name.as_bytes())
+                .map_err(|reason| BadReason::field(key, format!("names {name}: {reason}")))?;
+            self.count_file(&name, &file);
+            return Ok(Some((object, Some(file))));
         };
         if ahead.end.is_none() && ahead.lines.len() <= LINES_AHEAD / 2 {
-            let (lines, end) = self.named_lines(key, u64::MAX);
+            let (lines, end) = lines.named(key, u64::MAX);
             ahead.end = end;
             ahead.look_up(lines)?;
         }
         let Some(line) = ahead.lines.pop_front() else {
-            self.next = self.at;
+            *next = lines.at;
             return match ahead.end.replace(Ok(())) {
                 Some(Err(error)) => Err(error),
                 _ => Ok(None),
             };
         };
         let Line { object, file, end } = line?;
-        self.next = end;
+        *next = end;
         let Some(asked) = file else { return Ok(Some((object, None))) };
         let named = with(self.named, &asked.object);
         let name = asked.object.key.clone();
@@ -211,13 +192,66 @@ impl JsonLines {
         }
     }
 
+    fn cell(&self, column: &Column, value: &Value) -> Result<Option<FieldBytes>, BadReason> {
+        let name = &column.name;
+        let must_be_text = self.text.as_ref() == Some(name);
+        let text = match (&column.kind, value) {
+            (_, Value::Null) => return Ok(None),
+            (CellKind::Elements(kind), _) => {
+                let mut bytes = Vec::new();
+                let dims = kind.dims().collect::<Vec<_>>();
+                if put_values(kind.element(), &dims, value, &mut bytes) {
+                    return Ok(Some(bytes.into()));
+                }
+                let shown = shown(value);
+                let what = format!(
+                    "is {kind}, which does not hold {shown}; --field-type {name}:TYPE gives it another type"
+                );
+                return Err(BadReason::field(name, what));
+            }
+            _ if must_be_text && (!value.is_string() || number_of(value).is_some()) => {
+                let what = format!("is no text, but {}", shown(value));
+                return Err(BadReason::field(name, what));
+            }
+            (_, Value::String(text)) => spelled(text).to_owned(),
+            (_, other) => unmarked(&other.to_string()),
+        };
+        Ok(Some(text.into_bytes().into()))
+    }
+}
+
+impl ObjectLines {
+    fn begin(&mut self, input: &Input, offset: u64) -> Result<()> {
+        (self.from, self.at) = match offset {
+            0 => lines(input, None)?,
+            at => (BufReader::with_capacity(BUFFER_BYTES, input.read_plain_from(at)?), at),
+        };
+        Ok(())
+    }
+
+    /// The next line that is not empty; `None` after the last.
+    fn next(&mut self) -> Result<Option<Object>, RowError> {
+        loop {
+            let read = read_line(&mut self.from, &mut self.line);
+            self.at += self.line.len() as u64;
+            match read {
+                Ok(false) => return Ok(None),
+                Ok(true) if self.line.trim_ascii().is_empty() => {}
+                Ok(true) => break,
+                Err(error) => return Err(RowError::File(BadReason::Decoder(error.to_string()))),
+            }
+        }
+        let broken = |error| BadReason::Decoder(format!("the line is no JSON object: {error}"));
+        Ok(Some(parse(&self.line).map_err(broken)?))
+    }
+
     /// Reads some lines that begin before `to`, with the names under `key`. The second value is the result at the end
     /// of the lines, if the end was reached.
-    fn named_lines(&mut self, key: &str, to: u64) -> (Vec<Named>, Option<Result<(), RowError>>) {
+    fn named(&mut self, key: &str, to: u64) -> (Vec<Named>, Option<Result<(), RowError>>) {
         let mut lines = Vec::new();
         let mut end = None;
         while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
-            match self.next_object() {
+            match self.next() {
                 Ok(Some(object)) => {
                     let name = name_in(key, &object);
                     lines.push(name.map(|name| (object, name, self.at)));
@@ -228,59 +262,6 @@ impl JsonLines {
             }
         }
         (lines, end)
-    }
-
-    /// Looks up again the objects that lines before `to` name, and records them as origins. Returns `named` with these
-    /// objects added; 0 if an object is gone.
-    fn recall_files(&mut self, files: &Files, to: u64, named: u64) -> Result<u64> {
-        let From::Store(ahead) = &files.from else { return Ok(named) };
-        let mut named = named;
-        self.begin(StreamPlace::default())?;
-        loop {
-            let (lines, end) = self.named_lines(&files.key, to);
-            self.input.check()?;
-            for found in ahead.find(&lines)?.into_iter().flatten() {
-                // A missing object changes the hash, too.
-                let Ok(object) = found else { return Ok(0) };
-                push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
-                named = with(named, &object);
-            }
-            if lines.is_empty() || end.is_some() {
-                return Ok(named);
-            }
-        }
-    }
-
-    fn cell(&self, column: &Column, value: &Value) -> Result<Option<FieldBytes>, BadReason> {
-        if value.is_null() {
-            return Ok(None);
-        }
-        let CellKind::Elements(kind) = &column.kind else {
-            let must_be_text = self.text.as_ref() == Some(&column.name);
-            let text = match value {
-                _ if must_be_text && (!value.is_string() || number_of(value).is_some()) => {
-                    let what = format!("is no text, but {}", shown(value));
-                    return Err(BadReason::Field { field: column.name.clone(), what });
-                }
-                Value::String(text) => spelled(text).to_owned(),
-                other => unmarked(&other.to_string()),
-            };
-            return Ok(Some(text.into_bytes().into()));
-        };
-        let mut bytes = Vec::new();
-        let dims = kind.dims().collect::<Vec<_>>();
-        if put_values(kind.element(), &dims, value, &mut bytes) {
-            Ok(Some(bytes.into()))
-        } else {
-            Err(BadReason::Field {
-                field: column.name.clone(),
-                what: format!(
-                    "is {kind}, which does not hold {}; --field-type {}:TYPE gives it another type",
-                    shown(value),
-                    column.name
-                ),
-            })
-        }
     }
 }
 
@@ -315,10 +296,7 @@ fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadReason> {
             let clean = clean_name(name.as_bytes())?;
             Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
         }
-        Some(_) => {
-            let what = "names no file".to_owned();
-            Err(BadReason::Field { field: key.to_owned(), what })
-        }
+        Some(_) => Err(BadReason::field(key, "names no file")),
     }
 }
 
@@ -421,14 +399,8 @@ impl RowReader for JsonLines {
     }
 
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
-        (self.from, self.at) = match from.offset {
-            0 => lines(&self.input, None)?,
-            at => {
-                let from = self.input.read_plain_from(at)?;
-                (BufReader::with_capacity(BUFFER_BYTES, from), at)
-            }
-        };
-        (self.next, self.named) = (self.at, from.named);
+        self.lines.begin(&self.input, from.offset)?;
+        (self.next, self.named) = (self.lines.at, from.named);
         Ok(())
     }
 
@@ -436,11 +408,24 @@ impl RowReader for JsonLines {
         StreamPlace { offset: self.next, named: self.named, ..StreamPlace::default() }
     }
 
-    fn recall(&mut self, to: Option<u64>, named: u64) -> Result<u64> {
-        let Some(files) = self.files.take() else { return Ok(named) };
-        let recalled = self.recall_files(&files, to.unwrap_or(u64::MAX), named);
-        self.files = Some(files);
-        recalled
+    fn recall(&mut self, to: Option<u64>, mut named: u64) -> Result<u64> {
+        let Some(Files { key, from: From::Store(ahead), .. }) = &self.files else {
+            return Ok(named);
+        };
+        self.lines.begin(&self.input, 0)?;
+        loop {
+            let (lines, end) = self.lines.named(key, to.unwrap_or(u64::MAX));
+            self.input.check()?;
+            for found in ahead.find(&lines)?.into_iter().flatten() {
+                // A missing object changes the hash, too.
+                let Ok(object) = found else { return Ok(0) };
+                push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
+                named = with(named, &object);
+            }
+            if lines.is_empty() || end.is_some() {
+                return Ok(named);
+            }
+        }
     }
 
     fn row_name(&self) -> Option<&[u8]> {
@@ -449,12 +434,12 @@ impl RowReader for JsonLines {
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         self.name.clear();
-        let mut files = self.files.take();
-        let line = self.next_with_file(files.as_mut());
-        self.files = files;
-        let Some((object, file)) = line? else { return Ok(false) };
-        let name = self.files.as_ref().map(|files| name_in(&files.key, &object)).transpose()?;
-        self.name.extend_from_slice(name.flatten().unwrap_or_default().as_bytes());
+        let Some((object, file)) = self.next_with_file()? else { return Ok(false) };
+        if let Some(files) = &self.files
+            && let Some(name) = name_in(&files.key, &object)?
+        {
+            self.name.extend_from_slice(name.as_bytes());
+        }
         // Clear only the cells that the previous line filled: a line may have few of many keys.
         self.filled.drain(..).for_each(|at| drop(cells.get_mut(at).and_then(Option::take)));
         cells.resize(self.columns.len(), None);
@@ -468,17 +453,14 @@ impl RowReader for JsonLines {
                 if !self.takes_all || value.is_null() {
                     continue;
                 }
-                let what = "is a key that the first lines do not have: name it with the others \
-                            in --fields"
-                    .to_owned();
-                return Err(BadReason::Field { field: key, what }.into());
+                let what = "is a key that the first lines do not have: name it with the others in --fields";
+                return Err(BadReason::field(&key, what).into());
             };
             if !self.is_wanted[at] {
                 continue;
             }
             if cells[at].is_some() {
-                let what = "is there twice in this line".to_owned();
-                return Err(BadReason::Field { field: key, what }.into());
+                return Err(BadReason::field(&key, "is there twice in this line").into());
             }
             cells[at] = self.cell(&self.columns[at], &value)?;
             self.filled.push(at);

@@ -49,6 +49,7 @@ use crate::import::sources::{FoundFile, SourceKind};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
 use dlfs_format::format::OriginsBuilder;
+use dlfs_places::{Client, Object};
 
 /// The imported objects; reading rows may add more.
 pub(crate) type SharedOrigins = Arc<Mutex<OriginsBuilder>>;
@@ -165,6 +166,12 @@ type Open =
     dyn Fn(&Input, &RowOptions, Option<&[Column]>) -> Result<Box<dyn RowReader>> + Send + Sync;
 
 impl RowFile {
+    /// The object, if it is one.
+    fn object(&self) -> Option<(Client, Object)> {
+        let at = self.input.object.as_ref()?;
+        Some((at.client.clone(), at.object.clone()))
+    }
+
     fn open(&self, options: &RowOptions, known: Option<&[Column]>) -> Result<Box<dyn RowReader>> {
         let opened = (self.open)(&self.input, options, known);
         self.input.check()?;

@@ -154,28 +154,26 @@ impl Place {
     /// Takes the value from `cells`, and converts it to the image's type.
     fn take(&self, cells: &mut Cells, column: &Column) -> Result<Option<FieldBytes>, BadReason> {
         let Some(bytes) = cells.get_mut(self.at).and_then(Option::take) else { return Ok(None) };
-        let bytes = self.converted(bytes, column)?;
-        if let CellKind::Elements(kind) = &column.kind
-            && let Some(what) = beyond_vocabulary(kind, &bytes)
-        {
-            return Err(BadReason::Field { field: column.name.clone(), what });
-        }
-        Ok(Some(bytes))
+        let wrong = |what| BadReason::field(&column.name, what);
+        let bytes = self.converted(bytes).map_err(wrong)?;
+        let beyond = match &column.kind {
+            CellKind::Elements(kind) => beyond_vocabulary(kind, &bytes),
+            _ => None,
+        };
+        beyond.map_or(Ok(Some(bytes)), |what| Err(wrong(what)))
     }
 
     /// The value in the image's type.
-    fn converted(&self, bytes: FieldBytes, column: &Column) -> Result<FieldBytes, BadReason> {
+    fn converted(&self, bytes: FieldBytes) -> Result<FieldBytes, String> {
         let Some((from, to)) = &self.types else { return Ok(bytes) };
         let mut converted = Vec::with_capacity(bytes.len());
         for each in bytes.chunks_exact(from.element().len_bytes() as usize) {
             let number = number(from.element(), each);
             if !put_number(to.element(), number, &mut converted) {
-                let what = format!("is {to}, which does not hold {number}");
-                return Err(BadReason::Field { field: column.name.clone(), what });
+                return Err(format!("is {to}, which does not hold {number}"));
             }
         }
-        let checked = to.check_len(converted.len() as u64);
-        checked.map_err(|what| BadReason::Field { field: column.name.clone(), what })?;
+        to.check_len(converted.len() as u64)?;
         Ok(converted.into())
     }
 }
@@ -212,21 +210,18 @@ impl RowSet {
         given: &ImportOptions,
     ) -> Result<RowSet> {
         let options = &given.rows;
-        let types = &given.field_types;
-        let in_store = |file: &RowFile| {
-            let object = file.input.object.as_ref().filter(|_| indexes > 0)?;
-            Some((object.client.clone(), object.object.clone()))
-        };
         let Some(first) = files.first() else {
             let text = format!("there is no {kind} file");
             return Err(Error::new(ErrorKind::BadSource, text));
         };
         let path = first.input.path.clone();
-        let shards = files.iter().filter_map(in_store).collect();
+        let objects = files.iter().filter(|_| indexes > 0).filter_map(RowFile::object);
+        let shards = objects.collect();
         let own = map_at_once(LOOKING_UP, &files, |file| {
             Ok(file.open(options, None)?.columns().to_vec())
         })?;
-        let columns = unified(&files, &own, options, &Types { given: types, image, kind })?;
+        let types = Types { given: &given.field_types, image, kind };
+        let columns = unified(&files, &own, options, &types)?;
         let stems = files.iter().map(|file| &file.stem).collect::<HashSet<_>>().len();
         let is_numbered =
             matches!(kind, SourceKind::Megatron | SourceKind::Tokens) && stems == files.len();
@@ -275,16 +270,37 @@ impl RowSet {
             }
         }
         if std::mem::take(&mut self.is_unnumbered) {
-            self.classes.numbers(label_names(&self.files, &self.columns, &name)?);
+            let names = self.label_names()?;
+            self.classes.numbers(names);
         }
         Ok(self)
     }
 
+    /// The names of the classes that rows name. They are read before the rows, so that classes are numbered in the order
+    /// of their names, as folders are. Bad rows are reported when rows are read.
+    ///
+    /// # Errors
+    /// A file does not open. Errors of the store.
+    fn label_names(&self) -> Result<BTreeSet<Vec<u8>>> {
+        let Some(label) = self.chosen.label else { return Ok(BTreeSet::new()) };
+        let label = &self.columns[label].name;
+        let only = RowOptions {
+            label: Some(label.clone()),
+            fields: vec![label.clone()],
+            union: true,
+            ..RowOptions::default()
+        };
+        let mut columns = self.columns.clone();
+        columns.iter_mut().for_each(|column| column.files_of = None); // do not read files that rows name
+        let names = |(file, _): &(RowFile, Vec<Column>)| names_in(file, &columns, &only, label);
+        Ok(map_at_once(LOOKING_UP, &self.files, names)?.into_iter().flatten().collect())
+    }
+
     /// The path, the object and the prefix of names of each file.
     pub(in crate::import) fn files(&self) -> impl Iterator<Item = FoundFile> + '_ {
-        self.files.iter().map(|(RowFile { input, stem, .. }, _)| {
-            let object = input.object.as_ref().map(|at| (at.client.clone(), at.object.clone()));
-            FoundFile { path: input.path.clone(), name: stem.clone(), object }
+        self.files.iter().map(|(file, _)| {
+            let RowFile { input, stem, .. } = file;
+            FoundFile { path: input.path.clone(), name: stem.clone(), object: file.object() }
         })
     }
 
@@ -377,7 +393,9 @@ impl RowSource {
     /// # Errors
     /// The next file does not open. `BadSource`: an object that rows named before an interruption has changed.
     pub(in crate::import) fn begin(&mut self) -> Result<bool> {
-        self.number_classes()?;
+        if std::mem::take(&mut self.is_unnumbered) {
+            self.classes.numbers(self.set.label_names()?);
+        }
         if let Some(place) = self.go_on.take() {
             self.go_to(&place)?;
         }
@@ -394,15 +412,6 @@ impl RowSource {
             (open.has_begun, open.rows) = (true, from.record);
         }
         Ok(true)
-    }
-
-    /// Numbers the classes in the order of their names, if that has not happened.
-    fn number_classes(&mut self) -> Result<()> {
-        let is_unnumbered = std::mem::take(&mut self.is_unnumbered);
-        let RowSet { files, columns, chosen, .. } = &*self.set;
-        let Some(label) = chosen.label.filter(|_| is_unnumbered) else { return Ok(()) };
-        self.classes.numbers(label_names(files, columns, &columns[label].name)?);
-        Ok(())
     }
 
     /// Moves to `place`, and records again the objects that earlier rows name.
@@ -496,12 +505,13 @@ impl RowSource {
             self.failure = Some(error);
             return None;
         }
-        let (name, reason) = match read {
-            Ok(_) => match self.sample() {
-                Ok(sample) => return Some(sample),
-                Err(bad) => bad,
-            },
-            Err(RowError::Row(reason) | RowError::File(reason)) => (Vec::new(), reason),
+        let sample = match read {
+            Ok(_) => self.sample(),
+            Err(RowError::Row(reason) | RowError::File(reason)) => Err((Vec::new(), reason)),
+        };
+        let (name, reason) = match sample {
+            Ok(sample) => return Some(sample),
+            Err(bad) => bad,
         };
         let of_file = self.open.as_ref().filter(|_| name.is_empty());
         let name = of_file.map_or(name, OpenFile::row_name);
@@ -514,15 +524,12 @@ impl RowSource {
 
     /// The last row read as a sample. If the row is bad, its name (empty if it has none) and the reason.
     fn sample(&mut self) -> Result<StreamSample, (Vec<u8>, BadReason)> {
-        let nameless = |reason| (Vec::new(), reason);
         let set = Arc::clone(&self.set);
         let Chosen { name: named, label, fields: chosen } = &set.chosen;
-        let name = self.take(*named).map_err(nameless)?;
-        let label = self.take(*label).map_err(nameless)?;
-        let mut fields = Vec::with_capacity(chosen.len());
-        for at in chosen {
-            fields.push(self.take(Some(*at)).map_err(nameless)?);
-        }
+        let mut take = |at| self.take(at).map_err(|reason| (Vec::new(), reason));
+        let name = take(*named)?;
+        let label = take(*label)?;
+        let fields = chosen.iter().map(|at| take(Some(*at))).collect::<Result<_, _>>()?;
         let name = match (named, &self.open) {
             (None, Some(open)) => {
                 open.reader.row_name().map_or_else(|| open.row_name(), <[u8]>::to_vec)
@@ -766,33 +773,16 @@ impl SampleStream for RowSource {
     }
 }
 
-/// The strings in the column `label` of `files`. They are read before the rows, so that classes are numbered in the
-/// order of their names, as folders are. Bad rows are reported when rows are read.
-///
-/// # Errors
-/// A file does not open. Errors of the store.
-fn label_names(
-    files: &[(RowFile, Vec<Column>)],
+/// The strings in the column `label` of a file.
+fn names_in(
+    file: &RowFile,
     columns: &[Column],
+    only: &RowOptions,
     label: &str,
 ) -> Result<BTreeSet<Vec<u8>>> {
-    let only = RowOptions {
-        label: Some(label.to_owned()),
-        fields: vec![label.to_owned()],
-        union: true,
-        ..RowOptions::default()
-    };
-    let mut columns = columns.to_vec();
-    columns.iter_mut().for_each(|column| column.files_of = None); // do not read files that rows name
-    let found = map_at_once(LOOKING_UP, files, |(file, _)| names_in(file, &columns, &only))?;
-    Ok(found.into_iter().flatten().collect())
-}
-
-fn names_in(file: &RowFile, columns: &[Column], only: &RowOptions) -> Result<BTreeSet<Vec<u8>>> {
     let mut names = BTreeSet::new();
     let mut reader = file.open(only, Some(columns))?;
-    let at = reader.columns().iter().position(|column| Some(&column.name) == only.label.as_ref());
-    let Some(at) = at else { return Ok(names) };
+    let Some(at) = places(reader.columns()).get(label).copied() else { return Ok(names) };
     reader.begin(StreamPlace::default())?;
     let mut cells = Cells::new();
     loop {

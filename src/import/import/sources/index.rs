@@ -192,6 +192,11 @@ impl From<Errno> for BadReason {
 }
 
 impl BadReason {
+    /// The defect `what` of a field, as the predicate of the message.
+    pub(crate) fn field(field: &str, what: impl Into<String>) -> BadReason {
+        BadReason::Field { field: field.to_owned(), what: what.into() }
+    }
+
     /// The reason that a reader wrapped in its error, if it did.
     pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()
