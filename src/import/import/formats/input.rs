@@ -12,11 +12,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::SharedOrigins;
-use crate::import::sources::BadReason;
 use crate::import::sources::compression::{Compression, decompressed, is_stream};
 use crate::import::sources::expansion::{Compressed, Expansion};
 use crate::import::sources::objects::Shard;
-use crate::import::sources::row_indexes;
+use crate::import::sources::{BadReason, content};
 use dlfs_base::folders::Links;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -198,8 +197,7 @@ impl Input {
     /// `BadSource`: a name leads out of the index's folder. Errors of the store: `NotFound` if no name of a file
     /// exists.
     pub(super) fn beside(&self, files: Vec<Vec<OsString>>) -> Result<Vec<(OsString, Input)>> {
-        let is_outside =
-            |name: &&OsString| row_indexes::beside(&self.path, name.as_ref()).is_none();
+        let is_outside = |name: &&OsString| content::beside(&self.path, name.as_ref()).is_none();
         if let Some(name) = files.iter().flatten().find(is_outside) {
             let name = name.display();
             let text = format!("it names a file outside of its folder: {name}");
@@ -222,7 +220,7 @@ impl Input {
             }
             let name = names.first().cloned().unwrap_or_default();
             // A missing local file is reported when it is opened.
-            let path = row_indexes::beside(&self.path, name.as_ref()).unwrap_or_default();
+            let path = content::beside(&self.path, name.as_ref()).unwrap_or_default();
             first.map_or(Ok((name, Input { path, object: None, ..self.clone() })), Err)
         })
     }
@@ -231,7 +229,7 @@ impl Input {
     fn find(&self, name: &Path) -> Result<Option<Input>> {
         let own = self.object.as_ref();
         let index = own.map_or(&*self.path, |own| Path::new(&own.object.key));
-        let Some(path) = row_indexes::beside(index, name) else { return Ok(None) };
+        let Some(path) = content::beside(index, name) else { return Ok(None) };
         if let Some(own) = own {
             let object = own.client.head(&path.to_string_lossy())?;
             let path = own.client.place().with_key(&*object.key).to_string().into();
@@ -256,11 +254,10 @@ impl Input {
     #[cfg(feature = "formats")]
     pub(super) fn read_index(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        let read =
-            self.read(0, None)?.take(row_indexes::MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
+        let read = self.read(0, None)?.take(content::MAX_INDEX_BYTES + 1).read_to_end(&mut bytes);
         self.check()?;
         let read = read.map_err(|error| self.named(error))?;
-        if read as u64 > row_indexes::MAX_INDEX_BYTES {
+        if read as u64 > content::MAX_INDEX_BYTES {
             let text = "an index of more than 1 GiB is not read";
             return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
         }

@@ -6,7 +6,7 @@
 //! | `arrow`   | Arrow files and streams, as Hugging Face keeps them       | `binary/ipc.rs`                  |
 //! | `mds`     | `index.json` of MosaicML Streaming, and its shards        | `binary/indexes.rs`, `binary/items.rs` |
 //! | `litdata` | `index.json` of LitData, and its chunks                   | `binary/indexes.rs`, `binary/items.rs` |
-//! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `megatron.rs`                    |
+//! | `megatron` | `PREFIX.idx` of Megatron-LM, beside `PREFIX.bin`         | `tokens.rs`                      |
 //! | `tokens`  | raw `.bin` and `.npy` files of tokens                     | `tokens.rs`                      |
 //! | `jsonl`   | JSON Lines, whose values may name files                   | `json_lines.rs`, `json.rs`       |
 //!
@@ -23,7 +23,6 @@ mod column;
 mod input;
 mod json;
 mod json_lines;
-mod megatron;
 mod rows;
 #[cfg_attr(not(feature = "tokens"), path = "without_texts.rs")]
 mod texts;
@@ -41,7 +40,7 @@ pub(in crate::import) use self::rows::RowSet;
 pub use self::rows::RowSource;
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
-use self::tokens::TokenFile;
+use self::tokens::{TokenFile, megatron_file};
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
@@ -116,7 +115,7 @@ pub(in crate::import) fn survey(
                 Arc::new(move |input, options, _| TokenFile::open(input, options, is_typed))
             }
             SourceKind::Megatron => {
-                rows.push(megatron::file(input, &name, is_typed, origins)?);
+                rows.push(megatron_file(input, &name, is_typed, origins)?);
                 continue;
             }
             #[cfg(feature = "formats")]

@@ -1,6 +1,6 @@
 //! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
-//! Files are classified by their bytes ([`content`](super::content), [`tree`](super::tree)). If the caller names a
+//! Files are classified by their bytes ([`content`](super::content), [`Tree`]). If the caller names a
 //! kind, files of other kinds are set aside. Otherwise only files that describe shards are set aside, and files of
 //! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
 
@@ -12,15 +12,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::compression::{self, Compression, is_stream};
-use super::content::{Content, is_side_file, is_tokens_name};
+use super::content::{self, Content, Indexed, MERGED, is_side_file, is_tokens_name};
 use super::expansion::Expansion;
+use super::folder::{self, DetectedFile, Survey, Tree};
 use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, PIPE, Role, SourceKind};
 use super::index::BadEntry;
-use super::row_indexes::{self, Indexed, MERGED};
 use super::shard::{self, FileAt, front_to_back};
 use super::tar::{self, Pair};
-use super::tree::{DetectedFile, Survey, Tree};
-use super::{Source, Store, folder, list};
+use super::{Source, Store, list};
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Expands `paths` and detects their kind.
@@ -60,7 +59,7 @@ struct Expanded {
 impl Expanded {
     fn expand(&mut self, path: &Path) -> Result<()> {
         let is_there = || path.symlink_metadata().is_ok();
-        let is_prefix = || row_indexes::megatron_index(path).is_some();
+        let is_prefix = || content::megatron_index(path).is_some();
         let is_one = path.is_dir() || is_stream(path) || is_there() || is_prefix();
         let one = is_one.then(|| vec![path.to_path_buf()]);
         for path in one.or_else(|| braces(path)).ok_or_else(|| absent(path))? {
@@ -73,7 +72,7 @@ impl Expanded {
     /// Replaces each file of Megatron's tokens, and each prefix, by its index.
     fn take_indexes(&mut self) {
         let mut taken = HashSet::new();
-        let index = |path: PathBuf| match row_indexes::megatron_index(&path) {
+        let index = |path: PathBuf| match content::megatron_index(&path) {
             Some(index) => taken.insert(index.clone()).then_some(index),
             None => Some(path),
         };
@@ -92,7 +91,7 @@ fn indexed(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
     let parts = |path: &Path| {
         // An index that cannot be read is reported when it is opened.
         let read = || Ok(std::fs::read(path).unwrap_or_default());
-        row_indexes::parts_of(path, read).unwrap_or_default()
+        content::parts_of(path, read).unwrap_or_default()
     };
     Indexed::new(paths.map(|path| (parts(&path), path)).collect())
 }

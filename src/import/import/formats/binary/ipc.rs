@@ -11,8 +11,7 @@ use arrow_ipc::Block;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType, Field};
 
-use super::ahead::{AheadRows, Batch, Batches, caught};
-use super::arrow_cells;
+use super::ahead::{self, AheadRows, Batch, Batches, caught};
 use super::blocks::{BlockReader, Blocks};
 use super::stated::StatedBuffers;
 use crate::import::formats::input::Input;
@@ -66,7 +65,7 @@ fn file(
     opened(|| Ok(check_footer(&mut from)?), input)?;
     let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
-    let columns = arrow_cells::columns(&reader.schema());
+    let columns = ahead::columns(&reader.schema());
     let input = input.clone();
     let decode = move |from: StreamPlace| {
         begin();
@@ -119,7 +118,7 @@ pub(super) fn stream(
         let each = StreamBatches { reader, has_entries, is_over: false };
         Ok(Batches { each: Box::new(each), unwanted: from.left_out })
     };
-    Ok(AheadRows::new(arrow_cells::columns(&schema), decode))
+    Ok(AheadRows::new(ahead::columns(&schema), decode))
 }
 
 /// Checks that the footer, and the blocks that it lists, fit in the file: the decoder allocates their stated lengths

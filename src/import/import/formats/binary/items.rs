@@ -16,7 +16,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use super::hashes::Stated;
+use super::indexes::Stated;
 use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
 use crate::import::formats::input::{Input, LOOKING_UP};
 use crate::import::formats::rows::{RowError, RowReader};

@@ -1,9 +1,7 @@
 //! Rows of binary files: Parquet, Arrow, and the shards of MDS and LitData.
 
 mod ahead;
-mod arrow_cells;
 mod blocks;
-mod hashes;
 mod indexes;
 mod ipc;
 mod items;

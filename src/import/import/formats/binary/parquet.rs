@@ -22,8 +22,7 @@ use parquet::file::metadata::{
 use parquet::file::page_index::offset_index::{OffsetIndexMetaData, PageLocation};
 use parquet::file::reader::{ChunkReader, Length};
 
-use super::ahead::{AheadRows, Batch, Batches, caught};
-use super::arrow_cells;
+use super::ahead::{self, AheadRows, Batch, Batches, caught};
 use super::blocks::{Blocks, PageFile};
 use super::stated::StatedPages;
 use crate::import::formats::column::{Column, is_wanted};
@@ -281,8 +280,8 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         let of_file =
             ArrowReaderMetadata::load(&from.from, ArrowReaderOptions::new()).map_err(text)?;
         check_rows(of_file.metadata())?;
-        let columns = arrow_cells::columns(of_file.schema());
-        let views = Arc::new(arrow_cells::with_views(of_file.schema()));
+        let columns = ahead::columns(of_file.schema());
+        let views = Arc::new(ahead::with_views(of_file.schema()));
         let views = ArrowReaderOptions::new().with_schema(views);
         // The decoder has no views for some types; then decode without views, which copies.
         let metadata = ArrowReaderMetadata::try_new(of_file.metadata().clone(), views);

@@ -23,12 +23,14 @@ pub(in crate::import) use self::read::{
     ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason,
 };
 use super::compression::decompressed;
-use super::content::{Content, is_shard_name, is_side_file, is_tokens_name, named_kind};
+use super::content::{
+    self, Content, INDEX, Indexed, MAX_INDEX_BYTES, MERGED, is_shard_name, is_side_file,
+    is_tokens_name, named_kind,
+};
 use super::detect::{SIDE, braces};
 use super::expansion::Expansion;
 use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, Role, SourceKind};
 use super::list;
-use super::row_indexes::{self, INDEX, Indexed, MAX_INDEX_BYTES, MERGED};
 use super::tar::{self, Pair};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -348,7 +350,7 @@ fn is_shard_of(kind: SourceKind, name: &str) -> bool {
 /// Returns whether an object has the name of an index of this kind.
 fn is_index_of(kind: SourceKind, name: &str) -> bool {
     match kind {
-        SourceKind::Megatron => row_indexes::tokens_of(Path::new(name)).is_some(),
+        SourceKind::Megatron => content::tokens_of(Path::new(name)).is_some(),
         kind => kind.has_index() && is_index(name.as_bytes()),
     }
 }
@@ -358,7 +360,7 @@ fn indexed(one: &Listed, kind: SourceKind) -> Result<Indexed> {
     let rows = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
     let indexes = rows.map(|row| {
         let path = PathBuf::from(one.name(row));
-        let parts = row_indexes::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
+        let parts = content::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
         Ok((parts, path))
     });
     Ok(Indexed::new(indexes.collect::<Result<_>>()?))
