@@ -119,17 +119,14 @@ impl Typing {
                 return refuse(format!("field {shown} is given two types"));
             }
             let given = spec.kind.clone().map_or(Kind::OfFirst, Kind::Is);
-            match (image.map(|_| &kinds[field]), &given) {
-                (None, _) => kinds[field] = given,
-                (Some(Kind::Is(own)), Kind::OfFirst) if own.form() == FileForm::Npy => {}
-                (Some(own), given) if own == given => {}
-                (Some(own), given) => {
-                    let own = own.shown();
-                    let given = given.shown();
-                    return refuse(format!(
-                        "field {shown} is {given}, and in the image it is {own}"
-                    ));
-                }
+            let own = &kinds[field];
+            let is_npy = matches!(own, Kind::Is(own) if own.form() == FileForm::Npy);
+            if image.is_none() {
+                kinds[field] = given;
+            } else if *own != given && !(is_npy && given == Kind::OfFirst) {
+                let own = own.shown();
+                let given = given.shown();
+                return refuse(format!("field {shown} is {given}, and in the image it is {own}"));
             }
         }
         Ok(Typing { names, kinds })
@@ -167,8 +164,7 @@ impl Typing {
             return Ok(Vec::new());
         }
         let mut take = |field: u16, front: &mut Front<'_>| self.elements(field.into(), front);
-        let bad = source.replace_payloads(&mut take, goes_on);
-        bad.ok_or_else(|| Error::new(ErrorKind::Interrupted, "the import was stopped"))
+        source.replace_payloads(&mut take, goes_on)
     }
 
     /// Replaces the files of the fields of a stream's sample by their elements.
@@ -186,23 +182,24 @@ impl Typing {
                 Ok(())
             };
             match self.elements(field, &mut Front { len, read: &mut read, buffer: &mut buffer })? {
-                Elements::All => {}
                 Elements::Behind(len) => bytes.skip(len as usize),
                 Elements::Are(elements) => *bytes = elements.into(),
             }
         }
         let unknown = self.kinds.iter().position(|kind| *kind == Kind::OfFirst);
         let what = "is not in the first sample: give its type as FIELD:TYPE";
-        unknown.map_or(Ok(()), |field| Err(self.wrong(field, what.to_owned())))
+        unknown.map_or(Ok(()), |field| Err(BadReason::field(&self.names[field], what)))
     }
 
     /// The elements in the file of a field.
     fn elements(&mut self, field: usize, front: &mut Front<'_>) -> Result<Elements, BadReason> {
         let found = match self.kinds.get(field) {
-            None | Some(Kind::Bytes) => return Ok(Elements::All),
+            None | Some(Kind::Bytes) => return Ok(Elements::Behind(0)),
             Some(Kind::OfFirst) => of_npy(None, front),
             Some(Kind::Is(kind)) => match kind.form() {
-                FileForm::Raw => Ok(kind.check_len(front.len).map(|()| (Elements::All, None))),
+                FileForm::Raw => {
+                    Ok(kind.check_len(front.len).map(|()| (Elements::Behind(0), None)))
+                }
                 FileForm::Text => of_text(kind, front),
                 FileForm::Npy => of_npy(Some(kind), front),
             },
@@ -213,12 +210,8 @@ impl Typing {
                 self.kinds[field] = Kind::Is(kind);
                 Ok(elements)
             }
-            Err(what) => Err(self.wrong(field, what)),
+            Err(what) => Err(BadReason::field(&self.names[field], what)),
         }
-    }
-
-    fn wrong(&self, field: usize, what: String) -> BadReason {
-        BadReason::Field { field: self.names[field].clone(), what }
     }
 }
 

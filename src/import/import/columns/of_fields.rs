@@ -98,7 +98,7 @@ impl FieldColumns {
         let value = |column: &OfField| {
             let value =
                 bytes(column.field)?.map_or(Ok(OwnedValue::None), |bytes| column.value(bytes));
-            value.map_err(|what| BadReason::Field { field: column.name.clone(), what })
+            value.map_err(|what| BadReason::field(&column.name, what))
         };
         let values: Vec<OwnedValue> = self.columns.iter().map(value).collect::<Result<_, _>>()?;
         self.check_texts(name, file, &values)?;
@@ -127,7 +127,7 @@ impl FieldColumns {
         }
         let what =
             format!("and other columns have {len} bytes of text, more than {MAX_TEXTS_BYTES}");
-        Err(BadReason::Field { field: column.name.clone(), what })
+        Err(BadReason::field(&column.name, what))
     }
 
     /// Appends the row of a sample: the values of `file`, and the sample's `own` values.
@@ -192,7 +192,7 @@ impl FieldColumns {
         let column = self.columns.iter().find(|column| column.field == field);
         let Some(column) = column.filter(|_| len > MAX_TEXTS_BYTES as u64) else { return Ok(()) };
         let what = format!("has {len} bytes, and a column takes {MAX_TEXTS_BYTES} at most");
-        Err(BadReason::Field { field: column.name.clone(), what })
+        Err(BadReason::field(&column.name, what))
     }
 }
 

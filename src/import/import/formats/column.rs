@@ -78,11 +78,10 @@ fn wider(a: &FieldType, b: &FieldType) -> Option<FieldType> {
 /// The element type for the numbers of both types. For integers and floats it is a float type, which holds only the
 /// integers that are exact in it.
 fn wider_element(a: Element, b: Element) -> Option<Element> {
-    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    use Element::{Bool, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     if a == b || a == Bool || b == Bool {
         return Some(a).filter(|_| a == b);
     }
-    let is_float = |element| matches!(element, F16 | Bf16 | F32 | F64);
     let is_signed = |element| matches!(element, I8 | I16 | I32 | I64);
     let holds = |wide: Element, narrow: Element| {
         let has_room = narrow.len_bytes() < wide.len_bytes();
@@ -186,12 +185,9 @@ impl Chosen {
             return Err(invalid(format!("column {name} is given twice as a field")));
         }
         let is_neither = |at: &&usize| matches!(columns[**at].kind, CellKind::Other(_));
-        let wrong: Vec<String> = self
-            .fields
-            .iter()
-            .filter(is_neither)
-            .map(|at| format!("{} is {}", columns[*at].name, columns[*at].shown()))
-            .collect();
+        let wrong = self.fields.iter().filter(is_neither).map(|at| &columns[*at]);
+        let wrong = wrong.map(|column| format!("{} is {}", column.name, column.shown()));
+        let wrong: Vec<String> = wrong.collect();
         if !wrong.is_empty() {
             let text = format!("columns are neither bytes nor numbers: {}", wrong.join(", "));
             return Err(invalid(text).hint("choose others with --fields"));
@@ -243,13 +239,15 @@ impl Column {
     fn holds_labels(&self) -> bool {
         match &self.kind {
             CellKind::Nothing | CellKind::Bytes => true,
-            CellKind::Elements(kind) => {
-                use Element::{Bf16, F16, F32, F64};
-                kind.dims().len() == 0 && !matches!(kind.element(), F16 | Bf16 | F32 | F64)
-            }
+            CellKind::Elements(kind) => kind.dims().len() == 0 && !is_float(kind.element()),
             CellKind::Other(_) => false,
         }
     }
+}
+
+/// Returns whether elements have fractions.
+pub(super) fn is_float(element: Element) -> bool {
+    matches!(element, Element::F16 | Element::Bf16 | Element::F32 | Element::F64)
 }
 
 /// The column that the file's metadata marks as classes, if there is exactly one and it is not selected as a field.
@@ -269,7 +267,7 @@ fn invalid(text: String) -> Error {
 }
 
 /// Conversion of labels to numbers, and the names of the classes.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Classes {
     pub(super) names: Vec<Vec<u8>>,
     pub(super) number_of: HashMap<Vec<u8>, i64>,
@@ -292,13 +290,7 @@ impl Classes {
             CellKind::Elements(kind) => Some(kind.element()),
             _ => None,
         });
-        let mut classes = Classes {
-            names: Vec::new(),
-            number_of: HashMap::new(),
-            element,
-            of_file: Vec::new(),
-            are_all: false,
-        };
+        let mut classes = Classes { element, ..Classes::default() };
         for name in image.map(Directory::classes).unwrap_or_default().iter().chain(given) {
             classes.number(name);
         }
@@ -337,8 +329,9 @@ impl Classes {
             return Err(BadReason::Syntax("its label is no integer"));
         };
         if self.of_file.is_empty() {
-            let number = i64::try_from(number)
-                .map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
+            let number = i64::try_from(number);
+            let number =
+                number.map_err(|_| BadReason::Syntax("its label is no number of 64 bits"))?;
             check_label(Some(number))
                 .map_err(|_| BadReason::Syntax("its label cannot be stored"))?;
             return Ok(Some(number));

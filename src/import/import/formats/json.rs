@@ -206,7 +206,7 @@ impl Survey {
             Some(key) => Some(key.clone()),
             None => Some(FILE_NAME.to_owned()).filter(|key| {
                 let is_wanted = |field: &String| field == FILE || field == key;
-                survey.has(key)
+                at(key, &columns).is_some_and(|at| columns[at].kind == CellKind::Bytes)
                     && (options.fields.is_empty() || options.fields.iter().any(is_wanted))
             }),
         };
@@ -268,10 +268,6 @@ impl Survey {
                 self.columns.push((key.to_owned(), seen));
             }
         }
-    }
-
-    fn has(&self, key: &str) -> bool {
-        self.columns.iter().any(|(own, seen)| own == key && seen.kind() == CellKind::Bytes)
     }
 
     fn columns(&self) -> Vec<Column> {

@@ -29,7 +29,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
-use super::column::{CellKind, Cells, Column};
+use super::column::{CellKind, Cells, Column, is_float};
 use super::input::{InStore, Input};
 use super::rows::{RowError, RowReader};
 use super::{RowFile, SharedOrigins};
@@ -52,8 +52,8 @@ pub(crate) const FIELD: &str = "tok";
 /// # Errors
 /// `BadSource`: rows of tokens are not made of this type.
 pub(super) fn column(element: Element, is_typed: bool) -> Result<Column> {
-    use Element::{Bf16, Bool, F16, F32, F64, I32, U8, U16, U32};
-    let is_integer = !matches!(element, F16 | Bf16 | F32 | F64 | Bool);
+    use Element::{Bool, I32, U8, U16, U32};
+    let is_integer = !is_float(element) && element != Bool;
     let is_taken = matches!(element, U8 | U16 | U32 | I32) || is_integer && is_typed;
     if !is_taken {
         let text = format!("tokens are u8, u16, u32 or i32, and these are {}", element.name());

@@ -28,7 +28,7 @@ use super::{SourceOptions, shard, tfrecord};
 use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::{Error, ErrorKind, Result};
 
-/// A compression that is supported.
+/// A compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compression {
     /// RFC 1952, any number of concatenated members.
@@ -36,33 +36,27 @@ pub(crate) enum Compression {
     /// RFC 1950, one stream; recognised only if it contains TFRecords, since TensorFlow compresses these so.
     Zlib,
     /// RFC 8878, any number of concatenated frames, windows of at most 128 MiB; with the feature `formats`.
-    #[cfg(feature = "formats")]
     Zstd,
     /// The .xz format, any number of concatenated streams; with the feature `formats`.
-    #[cfg(feature = "formats")]
     Xz,
     /// bzip2, any number of concatenated streams; with the feature `formats`.
-    #[cfg(feature = "formats")]
     Bzip2,
 }
 
 impl Compression {
     /// The compression of a file, from its first [`HEAD_BYTES`] bytes (`head`), or all bytes of a shorter file.
     pub(crate) fn of(head: &[u8]) -> Option<Compression> {
-        match head {
-            [0x1f, 0x8b, ..] => Some(Compression::Gzip),
-            [0x78, ..] if is_zlib(head) => Some(Compression::Zlib),
-            #[cfg(feature = "formats")]
+        let found = match head {
+            [0x1f, 0x8b, ..] => Compression::Gzip,
+            [0x78, ..] if is_zlib(head) => Compression::Zlib,
             // A frame, or a skippable frame: parallel compressors begin with one.
-            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
-                Some(Compression::Zstd)
-            }
-            #[cfg(feature = "formats")]
-            [0xfd, b'7', b'z', b'X', ..] => Some(Compression::Xz),
-            #[cfg(feature = "formats")]
-            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),
-            _ => None,
-        }
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
+            [0xfd, b'7', b'z', b'X', ..] => Compression::Xz,
+            [b'B', b'Z', b'h', b'1'..=b'9', ..] => Compression::Bzip2,
+            _ => return None,
+        };
+        let is_read = matches!(found, Compression::Gzip | Compression::Zlib);
+        (is_read || cfg!(feature = "formats")).then_some(found)
     }
 
     /// The name of the compression's program.
@@ -70,11 +64,8 @@ impl Compression {
         match self {
             Compression::Gzip => "gzip",
             Compression::Zlib => "zlib",
-            #[cfg(feature = "formats")]
             Compression::Zstd => "zstd",
-            #[cfg(feature = "formats")]
             Compression::Xz => "xz",
-            #[cfg(feature = "formats")]
             Compression::Bzip2 => "bzip2",
         }
     }
@@ -102,6 +93,8 @@ impl Compression {
             }
             #[cfg(feature = "formats")]
             Compression::Bzip2 => Box::new(MultiBzDecoder::new(from)),
+            #[cfg(not(feature = "formats"))]
+            _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(Box::new(Decompressed(plain, expansion.clone())))
     }
@@ -212,19 +205,17 @@ pub(crate) fn open_or_spool(
     let mut len_bytes = 0;
     let mut buffer = vec![0; COPY_BYTES];
     loop {
-        let read = match from.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => {
-                let message = "a compressed source is broken, ends early or needs too much memory";
-                let error = match BadReason::within(&error) {
-                    Some(reason) => Error::new(ErrorKind::BadSource, reason.to_string()),
-                    None => Error::new(ErrorKind::BadSource, message).source(error),
-                };
-                return Err(error.path(path));
-            }
-        };
+        let read = read_some(&mut *from, &mut buffer).map_err(|error| {
+            let message = "a compressed source is broken, ends early or needs too much memory";
+            let error = match BadReason::within(&error) {
+                Some(reason) => Error::new(ErrorKind::BadSource, reason.to_string()),
+                None => Error::new(ErrorKind::BadSource, message).source(error),
+            };
+            error.path(path)
+        })?;
+        if read == 0 {
+            break;
+        }
         hash.update(&buffer[..read]);
         len_bytes += read as u64;
         copy.write_all(&buffer[..read]).map_err(|error| Error::from(error).path(spool))?;

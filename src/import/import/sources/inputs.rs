@@ -22,8 +22,9 @@ pub(in crate::import) struct Inputs {
     objects: Option<ObjectStreams>,
     /// Number of streams begun, including skipped ones.
     begun: u64,
-    /// The way to read the first stream, if not from its beginning.
-    first: Option<First>,
+    /// Set if the first stream is not read from its beginning: decompressed bytes of it that are skipped; 0: it is not
+    /// compressed, and the store is asked for a part.
+    first: Option<u64>,
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
@@ -45,14 +46,6 @@ pub(super) enum Stream {
     Shard(Shard, Expansion),
     /// Any other stream.
     Bytes(Box<dyn Read + Send>),
-}
-
-/// The way to read a stream from an offset on.
-enum First {
-    /// The stream is not compressed; the store is asked for the bytes from the offset on.
-    Part,
-    /// The stream is compressed; so many decompressed bytes are skipped.
-    Without(u64),
 }
 
 impl Inputs {
@@ -83,18 +76,15 @@ impl Inputs {
         {
             let mut head = vec![0; object.len_bytes.min(HEAD_BYTES) as usize];
             client.fetch(object, 0..head.len() as u64).read_into(&mut head)?;
-            first = Some(match Compression::of(&head) {
-                Some(_) => First::Without(offset),
-                None if offset > object.len_bytes => {
-                    let text = "it is shorter than what was read of it";
-                    let address = client.place().with_key(&*object.key).to_string();
-                    return Err(Error::new(ErrorKind::BadSource, text).target(address));
-                }
-                None => {
-                    begin = offset;
-                    First::Part
-                }
-            });
+            if Compression::of(&head).is_some() {
+                first = Some(offset);
+            } else if offset > object.len_bytes {
+                let text = "it is shorter than what was read of it";
+                let address = client.place().with_key(&*object.key).to_string();
+                return Err(Error::new(ErrorKind::BadSource, text).target(address));
+            } else {
+                (first, begin) = (Some(0), offset);
+            }
         }
         let objects = Some(ObjectStreams::new(&files, begin));
         let files = files.into_iter();
@@ -113,7 +103,7 @@ impl Inputs {
         let objects = file.object.as_ref().map(|(client, object)| {
             ObjectStreams::of_shard(client.clone(), object.clone(), part.clone(), ahead_bytes)
         });
-        let first = part.as_ref().map(|_| First::Part);
+        let first = part.as_ref().map(|_| 0);
         let shard = Some(OneShard { part, is_packed });
         let files = vec![file].into_iter();
         Inputs { files, objects, first, expansion, shard, ..Inputs::default() }
@@ -200,24 +190,23 @@ impl Stream {
     /// The decompressed content of `shard`; `name` is for messages.
     fn of(
         mut shard: Shard,
-        first: Option<First>,
+        first: Option<u64>,
         name: &Path,
         expansion: &Expansion,
     ) -> Result<Stream> {
         let plain = |shard| Ok(Stream::Shard(shard, expansion.clone()));
-        let mut left_out = 0;
-        match first {
-            Some(First::Part) => return plain(shard),
-            Some(First::Without(bytes)) => left_out = bytes,
-            None => {
-                let head = shard.peek(HEAD_BYTES as usize)?;
-                let is_packed =
-                    Compression::of(&head).is_some() || compression::foreign(&head).is_some();
-                if !is_packed && head.len() as u64 == HEAD_BYTES {
-                    return plain(shard);
-                }
+        if first.is_none() {
+            let head = shard.peek(HEAD_BYTES as usize)?;
+            let is_packed =
+                Compression::of(&head).is_some() || compression::foreign(&head).is_some();
+            if !is_packed && head.len() as u64 == HEAD_BYTES {
+                return plain(shard);
             }
         }
+        let left_out = match first {
+            Some(0) => return plain(shard),
+            first => first.unwrap_or(0),
+        };
         let mut stream = decompressed(Box::new(shard), name, expansion)?;
         io::copy(&mut stream.by_ref().take(left_out), &mut io::sink())?;
         Ok(Stream::Bytes(stream))

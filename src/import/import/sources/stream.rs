@@ -240,15 +240,13 @@ impl StreamSource {
         }
         let mut payload = self.spare.take();
         payload.truncate(len_bytes as usize); // at most `MAX_SAMPLE_BYTES`
-        let mut filled = 0;
-        while (filled as u64) < len_bytes {
-            if filled == payload.len() {
-                let more = (len_bytes - filled as u64).min(PIECE_BYTES) as usize;
-                let has_room = payload.try_reserve(more);
-                has_room.map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
-                payload.resize(filled + more, 0);
-            }
-            filled += members.read_payload(&mut payload[filled..])?;
+        members.fill(&mut payload)?;
+        while (payload.len() as u64) < len_bytes {
+            let filled = payload.len();
+            let more = (len_bytes - filled as u64).min(PIECE_BYTES) as usize;
+            payload.try_reserve(more).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
+            payload.resize(filled + more, 0);
+            members.fill(&mut payload[filled..])?;
         }
         Ok(payload.into())
     }

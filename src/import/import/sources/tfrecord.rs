@@ -79,8 +79,7 @@ fn next_record(input: &mut FrontToBack, at: &mut u64) -> Result<Option<(u64, u64
     let len = next_len(input)?.ok_or(ENDS_IN_HEADER)?;
     let offset = *at + HEADER_BYTES as u64;
     let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
-    let end = end.filter(|&end| end <= shard_end);
-    let end = end.ok_or(BadReason::Truncated("the shard ends inside the record"))?;
+    let end = end.filter(|&end| end <= shard_end).ok_or(ENDS_INSIDE)?;
     input.skip(end - offset)?;
     *at = end;
     Ok(Some((offset, len)))
@@ -135,13 +134,8 @@ struct Open {
     /// Number of the next record.
     number: u64,
     offset: u64,
-    unread: Option<Unread>,
-}
-
-/// The unread rest of a record that is read in pieces, and the checksum of the bytes read.
-struct Unread {
-    left: u64,
-    crc: u32,
+    /// The unread rest of a record that is read in pieces, and the checksum of the bytes read.
+    unread: Option<(u64, u32)>,
 }
 
 impl RecordStream {
@@ -246,9 +240,8 @@ impl Open {
         spare: &mut Option<Vec<u8>>,
         most_at_once: u64,
     ) -> Result<Option<Record>, BadReason> {
-        if let Some(Unread { left, .. }) = self.unread.take() {
+        if let Some((left, _)) = self.unread.take() {
             self.pass_over(left)?;
-            self.checksum()?;
         }
         let Some(len) = next_len(&mut self.stream)? else { return Ok(None) };
         self.number += 1;
@@ -256,11 +249,10 @@ impl Open {
             self.offset.saturating_add((HEADER_BYTES + CRC_BYTES) as u64).saturating_add(len);
         if len > MAX_SAMPLE_BYTES {
             self.pass_over(len)?;
-            self.checksum()?;
             return Ok(Some(Err(BadReason::TooLarge(len))));
         }
         if len > most_at_once {
-            self.unread = Some(Unread { left: len, crc: 0 });
+            self.unread = Some((len, 0));
             return Ok(Some(Ok((Vec::new().into(), len))));
         }
         let payload = self.payload(len, spare)?;
@@ -273,21 +265,22 @@ impl Open {
 
     /// Reads the next piece of a record, and checks the checksum at the record's end.
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
-        let Some(Unread { left, crc }) = self.unread.take() else { return Ok(0) };
+        let Some((left, crc)) = self.unread.take() else { return Ok(0) };
         let most = left.min(into.len() as u64) as usize;
         self.fill(&mut into[..most])?;
         let left = left - most as u64;
         let crc = crc32c_append(crc, &into[..most]);
         if left > 0 {
-            self.unread = Some(Unread { left, crc });
+            self.unread = Some((left, crc));
             return Ok(most);
         }
         check_crc(crc, self.checksum()?).map(|()| most)
     }
 
+    /// Skips the rest of a record, and its checksum.
     fn pass_over(&mut self, len: u64) -> Result<(), BadReason> {
         let passed = io::copy(&mut (&mut self.stream).take(len), &mut io::sink())?;
-        if passed == len { Ok(()) } else { Err(ENDS_INSIDE) }
+        if passed == len { self.checksum().map(drop) } else { Err(ENDS_INSIDE) }
     }
 
     /// Reads the stored checksum that follows a payload.
