@@ -7,7 +7,8 @@ use crate::import::columns::{Number, number};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::FieldBytes;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::Result;
+use dlfs_base::error::invalid;
 use dlfs_format::directory::Directory;
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::builder::has_room_for_fields;
@@ -139,7 +140,7 @@ impl Chosen {
     ) -> Result<Chosen> {
         let find = |name: &String| {
             let found = columns.iter().position(|column| column.name == *name);
-            found.ok_or_else(|| no_column(name, columns))
+            found.ok_or_else(|| invalid(no_column(name, columns)))
         };
         let name = options.name.as_ref().map(find).transpose()?;
         let label = match &options.label {
@@ -257,13 +258,10 @@ fn only_class_label(columns: &[Column], options: &RowOptions) -> Option<usize> {
     (!options.fields.contains(&columns[only].name)).then_some(only)
 }
 
-fn no_column(name: &str, columns: &[Column]) -> Error {
+/// Describes the lack of a column.
+pub(super) fn no_column(name: &str, columns: &[Column]) -> String {
     let names: Vec<&str> = columns.iter().map(|column| &*column.name).collect();
-    invalid(format!("the rows have no column {name}: they have {}", names.join(", ")))
-}
-
-fn invalid(text: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, text)
+    format!("the rows have no column {name}: they have {}", names.join(", "))
 }
 
 /// Conversion of labels to numbers, and the names of the classes.

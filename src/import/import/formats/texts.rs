@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use super::RowFile;
-use super::column::{CellKind, Cells, Column};
+use super::column::{CellKind, Cells, Column, no_column};
 use super::input::Input;
 use super::rows::{RowError, RowReader};
 use super::tokens::FIELD;
@@ -160,21 +160,15 @@ impl Texts {
             Error::invalid(what, "--text-field names the column of texts for the tokenizer")
         };
         let Some(at) = own.iter().position(|column| column.name == text) else {
-            let names: Vec<&str> = own.iter().map(|column| &*column.name).collect();
-            return Err(wrong(format!(
-                "the rows have no column {text}: they have {}",
-                names.join(", ")
-            )));
+            return Err(wrong(no_column(text, own)));
         };
         if !matches!(own[at].kind, CellKind::Bytes | CellKind::Nothing) {
             return Err(wrong(format!("column {text} has {}, not texts", own[at].shown())));
         }
         if own.iter().any(|column| column.files_of.is_some()) {
             let text = "rows with texts for a tokenizer name no files";
-            return Err(Error::invalid(
-                text,
-                "leave out --files, or the key file_name of --fields",
-            ));
+            let hint = "leave out --files, or the key file_name of --fields";
+            return Err(Error::invalid(text, hint));
         }
         // Another column of the name is not taken.
         let places = (0..own.len()).filter(|place| *place == at || own[*place].name != FIELD);
@@ -258,7 +252,7 @@ impl Texts {
     }
 
     fn wrong(&self, what: String) -> RowError {
-        BadReason::Field { field: self.text.clone(), what }.into()
+        BadReason::field(&self.text, what).into()
     }
 }
 

@@ -46,48 +46,44 @@ pub(super) struct Batches {
     pub(super) unwanted: u64,
 }
 
-/// Batches that a thread decodes.
-struct Ahead(Receiver<Result<Batch, String>>);
-
-impl Ahead {
-    /// Starts a thread that decodes `batches`. It ends after the last batch, or when the result is dropped.
-    ///
-    /// # Errors
-    /// The operating system cannot start a thread.
-    fn start(
-        mut batches: impl Iterator<Item = Result<Batch, String>> + Send + 'static,
-    ) -> Result<Ahead> {
-        let (send, batch) = bounded(1);
-        std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
-            while let Some(next) = caught(|| batches.next().transpose()).transpose() {
-                let is_last = next.is_err();
-                if send.send(next).is_err() || is_last {
-                    return;
-                }
+/// Starts a thread that decodes `batches`. It ends after the last batch, or when the result is dropped.
+///
+/// # Errors
+/// The operating system cannot start a thread.
+fn decoded(
+    mut batches: impl Iterator<Item = Result<Batch, String>> + Send + 'static,
+) -> Result<Receiver<Result<Batch, String>>> {
+    let (send, batch) = bounded(1);
+    std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
+        while let Some(next) = caught(|| batches.next().transpose()).transpose() {
+            let is_last = next.is_err();
+            if send.send(next).is_err() || is_last {
+                return;
             }
-        })?;
-        Ok(Ahead(batch))
-    }
+        }
+    })?;
+    Ok(batch)
 }
 
 /// Decoder of a file from a place on.
 type Decode = Box<dyn FnOnce(StreamPlace) -> Result<Batches>>;
 
 /// The rows of decoded batches.
+#[derive(Default)]
 pub(super) struct AheadRows {
     columns: Vec<Column>,
     /// The columns of a batch that are read; `None`: all.
     read: Option<Vec<usize>>,
     /// The decoder, until it has begun.
     decode: Option<Decode>,
-    batches: Option<Ahead>,
+    batches: Option<Receiver<Result<Batch, String>>>,
     batch: Option<BatchCells>,
     /// The place of the next row.
     next: StreamPlace,
     /// Number of rows to skip before the next row.
     unwanted: u64,
     /// The first row and the offset of each row group, if places are rows of these.
-    groups: Vec<(u64, u64)>,
+    pub(super) groups: Vec<(u64, u64)>,
 }
 
 impl AheadRows {
@@ -96,23 +92,7 @@ impl AheadRows {
         columns: Vec<Column>,
         decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static,
     ) -> AheadRows {
-        let next = StreamPlace::default();
-        let decode = Some(Box::new(decode) as Decode);
-        AheadRows {
-            columns,
-            read: None,
-            decode,
-            batches: None,
-            batch: None,
-            next,
-            unwanted: 0,
-            groups: Vec::new(),
-        }
-    }
-
-    /// Takes these row groups for places: the first row and the offset of each.
-    pub(super) fn in_groups(self, groups: Vec<(u64, u64)>) -> AheadRows {
-        AheadRows { groups, ..self }
+        AheadRows { columns, decode: Some(Box::new(decode)), ..AheadRows::default() }
     }
 
     /// Reads only the columns that `options` select, so that a defect in another column rejects no row.
@@ -151,7 +131,7 @@ impl RowReader for AheadRows {
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let Some(decode) = self.decode.take() else { return Ok(()) };
         let Batches { each, unwanted } = decode(from)?;
-        self.batches = Some(Ahead::start(each)?);
+        self.batches = Some(decoded(each)?);
         self.unwanted = unwanted;
         self.next = StreamPlace { left_out: from.left_out.saturating_sub(unwanted), ..from };
         Ok(())
@@ -172,7 +152,7 @@ impl RowReader for AheadRows {
                 return row.map(|()| true).map_err(RowError::Row);
             }
             self.batch = None;
-            let Some(Ok(batch)) = self.batches.as_ref().map(|batches| batches.0.recv()) else {
+            let Some(Ok(batch)) = self.batches.as_ref().map(Receiver::recv) else {
                 return Ok(false);
             };
             let entered = batch.and_then(|batch| self.enter(&batch));

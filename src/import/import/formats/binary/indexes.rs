@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 use xxhash_rust::xxh32::Xxh32;
 use xxhash_rust::xxh64::Xxh64;
 
-use super::items::{HeaderForm, ItemFormat, Leaf, LeafForm, LeafLen, numpy_element, torch_element};
+use super::items::{ItemFormat, Leaf, LeafForm, LeafLen, numpy_element, torch_element};
 use crate::import::formats::column::CellKind;
 use crate::import::formats::input::Input;
 use crate::import::options::RowOptions;
@@ -162,7 +162,7 @@ fn mds_form(encoding: &str) -> LeafForm {
                     let dims = dims.collect::<Option<Vec<u32>>>();
                     elements(dims.and_then(|dims| FieldType::new(element, false, dims).ok()))
                 }
-                of => LeafForm::Array(HeaderForm::Mds(of)),
+                of => LeafForm::Mds(of),
             }
         }
         _ if more.is_empty() && Element::named(name).is_some() => scalar(name),
@@ -263,15 +263,14 @@ impl LitConfig {
 fn lit_form(format: &str) -> LeafForm {
     let (name, more) = format.split_once(':').unwrap_or((format, ""));
     let number = more.parse().ok();
-    let bare = |element| LeafForm::Array(HeaderForm::Bare(element));
     match name {
         "int" => scalar("i64"),
         "float" => scalar("f64"),
         "bool" => scalar("bool"),
-        "numpy" => LeafForm::Array(HeaderForm::Numpy),
-        "tensor" => LeafForm::Array(HeaderForm::Tensor),
-        "no_header_numpy" => number.and_then(numpy_element).map_or(BYTES, bare),
-        "no_header_tensor" => number.and_then(torch_element).map_or(BYTES, bare),
+        "numpy" => LeafForm::Numpy,
+        "tensor" => LeafForm::Tensor,
+        "no_header_numpy" => number.and_then(numpy_element).map_or(BYTES, LeafForm::Bare),
+        "no_header_tensor" => number.and_then(torch_element).map_or(BYTES, LeafForm::Bare),
         // Strings, pictures, sounds and pickles stay bytes.
         _ => BYTES,
     }
@@ -479,7 +478,7 @@ mod tests {
         let shown = |encoding: &str| match mds_form(encoding) {
             LeafForm::Is(CellKind::Elements(kind)) => kind.to_string(),
             LeafForm::Is(_) => "bytes".to_owned(),
-            LeafForm::Array(form) => format!("{form:?}"),
+            form => format!("{form:?}"),
         };
         for (encoding, form) in [
             ("int", "i64"),

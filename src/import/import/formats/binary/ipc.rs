@@ -97,7 +97,10 @@ pub(super) fn stream(
     let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
     let head = reader.get_mut().head.take().unwrap_or_default();
     if !has_our_byte_order(&head) {
-        return Err(other_byte_order(input));
+        let text = "its numbers have the byte order of another machine, which dlfs does not read";
+        return Err(Error::new(ErrorKind::BadSource, text).path(&input.path).hint(
+            "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
+        ));
     }
     let schema = reader.schema();
     let input = input.clone();
@@ -188,13 +191,6 @@ fn has_our_byte_order(head: &[u8]) -> bool {
     let message = arrow_ipc::root_as_message(message).ok();
     let schema = message.and_then(|message| message.header_as_schema());
     schema.is_some_and(|schema| schema.endianness().equals_to_target_endianness())
-}
-
-fn other_byte_order(input: &Input) -> Error {
-    let text = "its numbers have the byte order of another machine, which dlfs does not read";
-    Error::new(ErrorKind::BadSource, text).path(&input.path).hint(
-        "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
-    )
 }
 
 /// Reader that counts bytes, and records an attempt to read after the last byte.

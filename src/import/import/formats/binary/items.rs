@@ -10,7 +10,7 @@
 //! LitData puts rows without arrays and pictures into an Arrow file instead. It begins where the items would begin, and
 //! all items in the table are empty. After it are 4 bytes for its length, and `LDARW01` with a NUL.
 //!
-//! An array in an item has a header, with an element type and a shape: see [`HeaderForm`].
+//! An array in an item has a header, with an element type and a shape: see [`LeafForm`].
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -66,18 +66,17 @@ pub(super) enum LeafLen {
 pub(super) enum LeafForm {
     /// Plain values of this kind, without a header.
     Is(CellKind),
-    /// A header, then an array.
-    Array(HeaderForm),
-}
-
-impl Leaf {
-    /// The kind of its values; `Nothing` if it is known only from values.
-    fn known(&self) -> CellKind {
-        match &self.form {
-            LeafForm::Is(kind) => kind.clone(),
-            LeafForm::Array(form) => form.known().map_or(CellKind::Nothing, CellKind::Elements),
-        }
-    }
+    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the element type, unless `TYPE` names it; a byte with the number of
+    /// dimensions in the upper 6 bits, and log2 of the bytes of each dimension in the lower 2 bits; the dimensions; then
+    /// the array.
+    Mds(Option<Element>),
+    /// LitData `numpy`: the number of the element type, the number of dimensions, and the dimensions, 4 bytes each; then
+    /// the array.
+    Numpy,
+    /// LitData `tensor`: as `numpy`, but big-endian and with other numbers for the types.
+    Tensor,
+    /// LitData `no_header_numpy:N`, `no_header_tensor:N`: an array of one dimension, without a header.
+    Bare(Element),
 }
 
 impl ItemFormat {
@@ -102,7 +101,7 @@ impl ItemFormat {
         };
         let mut format = ItemFormat { leaves, columns: Vec::new(), is_arrow };
         let is_unknown = |leaf: &Leaf| {
-            leaf.known() == CellKind::Nothing
+            leaf.form.known() == CellKind::Nothing
                 && is_wanted(&Column::new(&leaf.name, CellKind::Bytes), options)
         };
         let looked_at: &[Input] = match inputs.first() {
@@ -110,7 +109,7 @@ impl ItemFormat {
             Some(first) if first.object.is_some() => &inputs[..1],
             _ => inputs,
         };
-        let mut kinds: Vec<CellKind> = format.leaves.iter().map(Leaf::known).collect();
+        let mut kinds: Vec<CellKind> = format.leaves.iter().map(|leaf| leaf.form.known()).collect();
         for found in map_at_once(LOOKING_UP, looked_at, |input| format.arrays(input))? {
             kinds.iter_mut().zip(found).for_each(|(all, found)| unite(all, found));
         }
@@ -132,8 +131,7 @@ impl ItemFormat {
         {
             let Ok(ranges) = self.ranges(&item) else { continue };
             for ((leaf, range), kind) in self.leaves.iter().zip(ranges).zip(&mut kinds) {
-                let LeafForm::Array(form) = leaf.form else { continue };
-                let Ok(header) = form.read(&item[range]) else { continue };
+                let Ok(Some(header)) = leaf.form.header(&item[range]) else { continue };
                 unite(kind, type_of(&header).map_or(CellKind::Bytes, CellKind::Elements));
             }
         }
@@ -171,8 +169,7 @@ impl ItemFormat {
         let item = Arc::new(item);
         cells.clear();
         for ((leaf, column), mut range) in self.leaves.iter().zip(&self.columns).zip(ranges) {
-            if let LeafForm::Array(form) = &leaf.form {
-                let header = form.read(&item[range.clone()])?;
+            if let Some(header) = leaf.form.header(&item[range.clone()])? {
                 range.start += header.len;
                 check(&header, &column.kind, range.len(), &leaf.name)?;
                 if let CellKind::Bytes = column.kind {
@@ -228,7 +225,7 @@ fn check(header: &ArrayHeader, kind: &CellKind, len: usize, name: &str) -> Resul
         }
         _ => return Ok(()),
     };
-    Err(BadReason::Field { field: name.to_owned(), what })
+    Err(BadReason::field(name, what))
 }
 
 /// The table of offsets of a shard, once a part of the shard was read; `None`: the shard is compressed, so that they
@@ -492,37 +489,28 @@ pub(super) struct ArrayHeader {
     pub(super) len: usize,
 }
 
-/// The encoding of a header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HeaderForm {
-    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the element type, unless `TYPE` names it; a byte with the number of
-    /// dimensions in the upper 6 bits, and log2 of the bytes of each dimension in the lower 2 bits; the dimensions.
-    Mds(Option<Element>),
-    /// LitData `numpy`: the number of the element type, the number of dimensions, and the dimensions, 4 bytes each.
-    Numpy,
-    /// LitData `tensor`: as `numpy`, but big-endian and with other numbers for the types.
-    Tensor,
-    /// LitData `no_header_numpy:N`, `no_header_tensor:N`: an array of one dimension, without a header.
-    Bare(Element),
-}
-
-impl HeaderForm {
-    /// The type of all arrays of this form, if it is known without reading one.
-    pub(super) fn known(self) -> Option<FieldType> {
+impl LeafForm {
+    /// The kind of the values; `Nothing` if it is known only from values.
+    fn known(&self) -> CellKind {
         match self {
-            HeaderForm::Bare(element) => FieldType::new(element, true, Vec::new()).ok(),
-            _ => None,
+            LeafForm::Is(kind) => kind.clone(),
+            LeafForm::Bare(element) => {
+                let kind = FieldType::new(*element, true, Vec::new());
+                kind.map_or(CellKind::Nothing, CellKind::Elements)
+            }
+            _ => CellKind::Nothing,
         }
     }
 
-    /// Reads the header of the array `bytes`.
+    /// Reads the header of the array `bytes`; `None`: they are plain values.
     ///
     /// # Errors
     /// The header is broken, or dlfs lacks its element type.
-    pub(super) fn read(self, bytes: &[u8]) -> Result<ArrayHeader, BadReason> {
+    fn header(&self, bytes: &[u8]) -> Result<Option<ArrayHeader>, BadReason> {
         let mut rest = bytes;
-        let (element, shape) = match self {
-            HeaderForm::Mds(element) => {
+        let (element, shape) = match *self {
+            LeafForm::Is(_) => return Ok(None),
+            LeafForm::Mds(element) => {
                 let element = match element {
                     Some(element) => element,
                     None => mds_element(take(&mut rest, 1)?[0]).ok_or(NO_TYPE)?,
@@ -532,19 +520,19 @@ impl HeaderForm {
                 let shape = (0..dims >> 2).map(|_| Ok(little(take(&mut rest, each)?)));
                 (element, shape.collect::<Result<_, BadReason>>()?)
             }
-            HeaderForm::Numpy => {
+            LeafForm::Numpy => {
                 let element = numpy_element(little(take(&mut rest, 4)?)).ok_or(NO_TYPE)?;
                 (element, words(&mut rest, little)?)
             }
-            HeaderForm::Tensor => {
+            LeafForm::Tensor => {
                 let element = torch_element(big(take(&mut rest, 4)?)).ok_or(NO_TYPE)?;
                 (element, words(&mut rest, big)?)
             }
-            HeaderForm::Bare(element) => {
+            LeafForm::Bare(element) => {
                 (element, vec![bytes.len() as u64 / u64::from(element.len_bytes())])
             }
         };
-        Ok(ArrayHeader { element, shape, len: bytes.len() - rest.len() })
+        Ok(Some(ArrayHeader { element, shape, len: bytes.len() - rest.len() }))
     }
 }
 

@@ -128,7 +128,7 @@ fn rows_of(
     let decode = move |from: StreamPlace| {
         caught(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
-    Ok(Box::new(AheadRows::new(columns, decode).in_groups(groups)))
+    Ok(Box::new(AheadRows { groups, ..AheadRows::new(columns, decode) }))
 }
 
 /// A file whose row groups are decoded one after the other.
