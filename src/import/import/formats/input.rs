@@ -1,6 +1,7 @@
 //! A row file as input: a local file, or an object of a store; and the files beside it, where MDS, LitData and
 //! Megatron keep the shards of an index.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -177,15 +178,20 @@ impl Input {
         failure.map_or(Ok(()), Err)
     }
 
+    /// A `BadSource` error that names this file.
+    pub(super) fn bad(&self, text: impl Into<Cow<'static, str>>) -> Error {
+        Error::new(ErrorKind::BadSource, text).path(&self.path)
+    }
+
     /// Converts an error of reading to an error that names this file.
     pub(super) fn named(&self, error: io::Error) -> Error {
         if let Some(reason) = BadReason::within(&error) {
-            return Error::new(ErrorKind::BadSource, reason.to_string()).path(&self.path);
+            return self.bad(reason.to_string());
         }
         let is_decoder = matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData);
         if is_decoder && error.raw_os_error().is_none() {
             let text = "the file is damaged, or not what it seems to be";
-            return Error::new(ErrorKind::BadSource, text).path(&self.path).source(error);
+            return self.bad(text).source(error);
         }
         Error::from(error).path(&self.path)
     }
@@ -201,7 +207,7 @@ impl Input {
         if let Some(name) = files.iter().flatten().find(is_outside) {
             let name = name.display();
             let text = format!("it names a file outside of its folder: {name}");
-            return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
+            return Err(self.bad(text));
         }
         map_at_once(LOOKING_UP, &files, |names| {
             let mut first = None;
@@ -241,7 +247,7 @@ impl Input {
             Ok(found) if found.is_file() => Ok(Some(Input { path, ..self.clone() })),
             Ok(_) => {
                 let text = format!("it names what is no file: {}", name.display());
-                Err(Error::new(ErrorKind::BadSource, text).path(&self.path))
+                Err(self.bad(text))
             }
             Err(_) => Ok(None),
         }
@@ -259,12 +265,13 @@ impl Input {
         let read = read.map_err(|error| self.named(error))?;
         if read as u64 > content::MAX_INDEX_BYTES {
             let text = "an index of more than 1 GiB is not read";
-            return Err(Error::new(ErrorKind::BadSource, text).path(&self.path));
+            return Err(self.bad(text));
         }
         Ok(bytes)
     }
 }
 
-const BUFFER_BYTES: usize = 1 << 20;
+/// Bytes that are read of a file at once.
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// The name of the threads that open row files, or look up files that an index or a line names.
 pub(super) const LOOKING_UP: &str = "dlfs-open";

@@ -12,7 +12,7 @@ use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
 use super::column::{CellKind, Column};
-use super::input::Input;
+use super::input::{BUFFER_BYTES, Input};
 use crate::import::columns::Number;
 use crate::import::options::RowOptions;
 use crate::import::sources::content::BYTE_ORDER_MARK;
@@ -240,8 +240,7 @@ impl Survey {
                 // An error that ends the lines early is reported when the lines are read as rows.
                 Ok(false) | Err(_) if !self.columns.is_empty() => break,
                 Ok(false) => {
-                    let text = "no line is a JSON object";
-                    return Err(Error::new(ErrorKind::BadSource, text).path(&input.path));
+                    return Err(input.bad("no line is a JSON object"));
                 }
                 Err(error) => return Err(input.named(error)),
             }
@@ -353,7 +352,6 @@ const WORDS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 const MAX_LINE_BYTES: usize = 1 << 30;
 /// Bytes by which the memory of a line grows.
 const STEP_BYTES: usize = 1 << 20;
-const BUFFER_BYTES: usize = 1 << 20;
 /// The key that names files in Hugging Face's image folders.
 const FILE_NAME: &str = "file_name";
 /// The name of the column that holds the files, unless it is a key of the lines, or the options name the column by

@@ -16,7 +16,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::column::{CellKind, Cells, Column, is_wanted, places};
-use super::input::{InStore, Input, LOOKING_UP};
+use super::input::{BUFFER_BYTES, InStore, Input, LOOKING_UP};
 use super::json::{Lines, Object, Survey, lines, number_of, parse, read_line, spelled, unmarked};
 use super::rows::{RowError, RowReader};
 use crate::import::columns::put_number;
@@ -513,6 +513,5 @@ fn put_value(element: Element, value: &Value, into: &mut Vec<u8>) -> bool {
     }
 }
 
-const BUFFER_BYTES: usize = 1 << 20;
 /// Most lines that are read ahead, to request their objects.
 const LINES_AHEAD: usize = 128;

@@ -98,7 +98,6 @@ impl TokenFile {
         is_typed: bool,
     ) -> Result<Box<dyn RowReader>> {
         let named = |error: Error| error.path(&input.path);
-        let bad = |text: String| named(Error::new(ErrorKind::BadSource, text));
         let invalid = |text: String| named(Error::new(ErrorKind::InvalidArgument, text));
         let Some(end) = options.end_of_document else {
             let text = "a file of tokens does not say where documents end".to_owned();
@@ -109,13 +108,13 @@ impl TokenFile {
         input.read_at(0, &mut head)?;
         if let Some(program) = packed(&head) {
             let text = format!("it is compressed with {program}, and tokens are read as they are");
-            return Err(bad(text).hint("decompress it first"));
+            return Err(input.bad(text).hint("decompress it first"));
         }
         let (element, begin) = match npy(input, &head, len_bytes)? {
             Some((element, _)) if options.tokens.is_some_and(|given| given != element) => {
                 let text =
                     format!("its tokens are {}, and --tokens says otherwise", element.name());
-                return Err(bad(text));
+                return Err(input.bad(text));
             }
             Some(found) => found,
             None => match options.tokens {
@@ -130,7 +129,7 @@ impl TokenFile {
         let name = element.name();
         if !(len_bytes - begin).is_multiple_of(each) {
             let text = format!("it has {len_bytes} bytes, and each {name} takes {each}");
-            return Err(bad(text));
+            return Err(input.bad(text));
         }
         let bits = 8 * element.len_bytes() - u32::from(name.starts_with('i'));
         if u128::from(end) >> bits != 0 {
@@ -219,23 +218,22 @@ fn npy(input: &Input, head: &[u8], len_bytes: u64) -> Result<Option<(Element, u6
     if !head.starts_with(b"\x93NUMPY") {
         return Ok(None);
     }
-    let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(&input.path);
     let header = NpyHeader::parse(head).map_err(|error| match error {
         NpyError::Needs(len) => {
-            bad(format!("its header takes {len} bytes, and it has {len_bytes}"))
+            input.bad(format!("its header takes {len} bytes, and it has {len_bytes}"))
         }
-        NpyError::Wrong(what) => bad(format!("it {what}")),
+        NpyError::Wrong(what) => input.bad(format!("it {what}")),
     })?;
-    let element = header.element().map_err(|what| bad(format!("it {what}")))?;
+    let element = header.element().map_err(|what| input.bad(format!("it {what}")))?;
     let shown = header.shown();
     let [tokens] = header.shape[..] else {
-        return Err(bad(format!("it is {shown}, and tokens have one dimension")));
+        return Err(input.bad(format!("it is {shown}, and tokens have one dimension")));
     };
     let each = u128::from(element.len_bytes());
     let needed = u128::from(header.len_bytes) + each * u128::from(tokens);
     if needed != len_bytes.into() {
         let text = format!("it is {shown}, which takes {needed} bytes, and it has {len_bytes}");
-        return Err(bad(text));
+        return Err(input.bad(text));
     }
     Ok(Some((element, header.len_bytes)))
 }
@@ -286,7 +284,7 @@ pub(super) fn megatron_file(
 ) -> Result<RowFile> {
     let Some(stem) = name.strip_suffix(b".idx") else {
         let text = "an index of Megatron is called PREFIX.idx, beside PREFIX.bin";
-        return Err(broken(&index, text.to_owned()));
+        return Err(index.bad(text.to_owned()));
     };
     let base = stem.rsplit(|byte| *byte == b'/').next().unwrap_or(stem);
     let tokens = OsString::from_vec([base, b".bin"].concat());
@@ -314,7 +312,7 @@ struct Tables {
 impl Tables {
     /// Reads the header of `index`, and checks that the tables fill the file.
     fn read(index: &Input) -> Result<Tables> {
-        let bad = |text: String| Err(broken(index, text));
+        let bad = |text: String| Err(index.bad(text));
         let len = index.len_bytes()?;
         if len < HEAD_BYTES {
             return bad(format!(
@@ -366,7 +364,7 @@ impl Tables {
             let text = format!(
                 "byte {at}: the documents end before sequence {last}, and {all} was expected"
             );
-            return Err(broken(index, text));
+            return Err(index.bad(text));
         }
         let mut end = 0;
         if let Some(sequence) = self.sequences.checked_sub(1) {
@@ -382,7 +380,7 @@ impl Tables {
         let tokens = tokens.path.display();
         let text =
             format!("its sequences end at byte {end} of {tokens}, which has {len_bytes} bytes");
-        Err(broken(index, text).hint("one of the two files was cut off, or is of another data set"))
+        Err(index.bad(text).hint("one of the two files was cut off, or is of another data set"))
     }
 }
 
@@ -491,7 +489,7 @@ impl RowReader for Documents {
             let text = format!(
                 "byte {at}: document {document} begins with sequence {sequence}, behind its place"
             );
-            return Err(broken(index, text));
+            return Err(index.bad(text));
         }
         let at = match document {
             0 => 0,
@@ -557,10 +555,6 @@ fn element_of(number: u8) -> Option<Element> {
 
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
-fn broken(index: &Input, text: String) -> Error {
-    Error::new(ErrorKind::BadSource, text).path(&index.path)
 }
 
 /// Bytes read at once: whole tokens of any type.

@@ -16,9 +16,9 @@ use xxhash_rust::xxh64::Xxh64;
 
 use super::items::{ItemFormat, Leaf, LeafForm, LeafLen, numpy_element, torch_element};
 use crate::import::formats::column::CellKind;
-use crate::import::formats::input::Input;
+use crate::import::formats::input::{BUFFER_BYTES, Input};
 use crate::import::options::RowOptions;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::Result;
 use dlfs_format::format::field_type::{Element, FieldType};
 
 /// A shard that an index names.
@@ -71,13 +71,12 @@ struct MdsPart {
 /// # Errors
 /// The index cannot be read, or has shards of another format or version.
 pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
-    let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(&index.path);
     let MdsIndex { version, shards } = read(index, "MDS shards")?;
     if version != 2 {
-        return Err(bad(format!("the index has version {version}, and dlfs reads 2")));
+        return Err(index.bad(format!("the index has version {version}, and dlfs reads 2")));
     }
     if let Some(shard) = shards.iter().find(|shard| shard.format != "mds") {
-        return Err(bad(format!("it has shards of the format {}, not mds", shard.format)));
+        return Err(index.bad(format!("it has shards of the format {}, not mds", shard.format)));
     }
     // A shard may exist only in its compressed form.
     let names = shards.iter().map(|shard| {
@@ -94,7 +93,9 @@ pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
         if let "br" | "snappy" = program.split(':').next().unwrap_or_default() {
             let text =
                 format!("its shards are compressed with {program}, which dlfs does not read");
-            return Err(bad(text).hint("write them again with zstd, gz or bz2, or uncompressed"));
+            return Err(index
+                .bad(text)
+                .hint("write them again with zstd, gz or bz2, or uncompressed"));
         }
         let MdsPart { basename, stated } = zip.unwrap_or(shard.raw_data);
         let known = layouts.iter().position(|(known, _)| *known == shard.layout);
@@ -106,7 +107,7 @@ pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
         files.push((known, basename, input, stated.with_items(shard.samples)));
     }
     let format = |(layout, inputs): &(MdsLayout, Vec<Input>)| -> Result<Arc<ItemFormat>> {
-        let leaves = layout.leaves().map_err(&bad)?;
+        let leaves = layout.leaves().map_err(|what| index.bad(what))?;
         Ok(Arc::new(ItemFormat::new(leaves, inputs, false, options)?))
     };
     let formats = layouts.iter().map(format).collect::<Result<Vec<_>>>()?;
@@ -118,10 +119,8 @@ pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
 }
 
 fn read<T: DeserializeOwned>(index: &Input, what: &str) -> Result<T> {
-    serde_json::from_slice(&index.read_index()?).map_err(|error| {
-        let text = format!("this is no index of {what}: {error}");
-        Error::new(ErrorKind::BadSource, text).path(&index.path)
-    })
+    serde_json::from_slice(&index.read_index()?)
+        .map_err(|error| index.bad(format!("this is no index of {what}: {error}")))
 }
 
 impl MdsLayout {
@@ -213,8 +212,7 @@ struct LitConfig {
 /// The index cannot be read, or its chunks have a form that is not supported.
 pub(super) fn litdata(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
     let LitIndex { chunks, config } = read(index, "LitData's chunks")?;
-    let leaves = config.leaves();
-    let leaves = leaves.map_err(|what| Error::new(ErrorKind::BadSource, what).path(&index.path))?;
+    let leaves = config.leaves().map_err(|what| index.bad(what))?;
     let names = chunks.iter().map(|chunk| vec![chunk.filename.clone().into()]);
     let found = index.beside(names.collect())?;
     let inputs: Vec<Input> = found.into_iter().map(|(_, input)| input).collect();
@@ -413,9 +411,7 @@ impl Stated {
 
 fn differs(input: &Input, what: &str) -> Result<()> {
     let text = format!("its {what}: it was damaged, or written again without its index");
-    Err(Error::new(ErrorKind::BadSource, text)
-        .path(&input.path)
-        .hint("copy the shard and its index again from where they come"))
+    Err(input.bad(text).hint("copy the shard and its index again from where they come"))
 }
 
 /// A hash that is computed from bytes in pieces.
@@ -467,7 +463,6 @@ fn sum(name: &str) -> Option<Box<dyn Sum>> {
 }
 
 const MAX_DEPTH: usize = 64;
-const BUFFER_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -14,13 +14,13 @@ use arrow_schema::{ArrowError, DataType, Field};
 use super::ahead::{self, AheadRows, Batch, Batches, caught};
 use super::blocks::{BlockReader, Blocks};
 use super::stated::StatedBuffers;
-use crate::import::formats::input::Input;
+use crate::import::formats::input::{BUFFER_BYTES, Input};
 use crate::import::formats::rows::RowReader;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Compressed;
 use crate::import::sources::sample_stream::StreamPlace;
 use crate::import::sources::shard::read_some;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::Result;
 
 /// Opens the Arrow file `input`.
 ///
@@ -98,7 +98,7 @@ pub(super) fn stream(
     let head = reader.get_mut().head.take().unwrap_or_default();
     if !has_our_byte_order(&head) {
         let text = "its numbers have the byte order of another machine, which dlfs does not read";
-        return Err(Error::new(ErrorKind::BadSource, text).path(&input.path).hint(
+        return Err(input.bad(text).hint(
             "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
         ));
     }
@@ -152,10 +152,8 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
 }
 
 fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Result<R> {
-    caught(|| open().map_err(|error| error.to_string())).map_err(|what| {
-        let text = format!("the Arrow file cannot be read: {what}");
-        Error::new(ErrorKind::BadSource, text).path(&input.path)
-    })
+    caught(|| open().map_err(|error| error.to_string()))
+        .map_err(|what| input.bad(format!("the Arrow file cannot be read: {what}")))
 }
 
 /// The batches of a stream up to its end-of-stream marker.
@@ -219,4 +217,3 @@ const NO_MARKER: &str = "the Arrow stream ends without its end-of-stream marker,
                          not close it: write it again, or import the rows up to here with --on-error skip";
 /// The magic bytes at the beginning of an Arrow file.
 const MAGIC: &[u8; 6] = b"ARROW1";
-const BUFFER_BYTES: usize = 1 << 20;

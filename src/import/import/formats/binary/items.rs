@@ -26,7 +26,7 @@ use crate::import::sources::compression::Compression;
 use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
 use crate::import::sources::shard::read_some;
 use dlfs_base::threads::map_at_once;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::{Error, Result};
 use dlfs_format::format::field_type::{Element, FieldType};
 use dlfs_format::format::npy;
 
@@ -383,7 +383,7 @@ impl Shard {
         input.check()?;
         if !is_arrow {
             let text = "the first shard holds rows of Arrow, and this one does not";
-            return Err(broken(text).path(&input.path));
+            return Err(input.bad(text));
         }
         // An Arrow file holds its rows as a stream, and a footer after them.
         Ok(Box::new(super::ipc::stream(self.from, input, false)?))
@@ -459,12 +459,11 @@ fn offsets(table: &[u8]) -> io::Result<Vec<u32>> {
 }
 
 fn no_table(error: io::Error, input: &Input) -> Error {
-    let error = match error.kind() {
-        io::ErrorKind::UnexpectedEof => broken("the shard ends within its table of offsets"),
-        io::ErrorKind::InvalidData => broken("the shard's table of offsets is broken"),
-        _ => Error::from(error),
-    };
-    error.path(&input.path)
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => input.bad("the shard ends within its table of offsets"),
+        io::ErrorKind::InvalidData => input.bad("the shard's table of offsets is broken"),
+        _ => Error::from(error).path(&input.path),
+    }
 }
 
 /// Bytes that are read at once to find the table of offsets: those of 16,383 items.
@@ -473,10 +472,6 @@ const TABLE_BYTES: u64 = 64 << 10;
 const LOOKED_AT_BYTES: u64 = 256 << 10;
 /// The magic bytes at the beginning of an Arrow file, before its messages.
 const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
-
-fn broken(what: &'static str) -> Error {
-    Error::new(ErrorKind::BadSource, what)
-}
 
 /// The element type and shape of an array, and the length of the header before its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
