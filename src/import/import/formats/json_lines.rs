@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::column::{CellKind, Cells, Column, is_wanted, places};
 use super::input::{BUFFER_BYTES, InStore, Input, LOOKING_UP};
 use super::json::{Lines, Object, Survey, lines, number_of, parse, read_line, spelled, unmarked};
-use super::rows::{RowError, RowReader};
+use super::rows::{OpenRows, RowError, RowReader};
 use crate::import::columns::put_number;
 use crate::import::options::RowOptions;
 use crate::import::sources::beneath::Root;
@@ -120,14 +120,14 @@ impl JsonLines {
         input: &Input,
         options: &RowOptions,
         known: Option<&[Column]>,
-    ) -> Result<Box<dyn RowReader>> {
+    ) -> Result<OpenRows> {
         let columns = match known {
             Some(known) => known.to_vec(),
             None => Survey::columns_of(input, options)?,
         };
         let of_files = columns.iter().position(|column| column.files_of.is_some());
         let files = of_files.map(|at| Files::new(at, &columns[at], input)).transpose()?;
-        Ok(Box::new(JsonLines {
+        let rows = JsonLines {
             is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
             read_files: HashSet::new(),
             filled: Vec::new(),
@@ -142,10 +142,11 @@ impl JsonLines {
             },
             next: 0,
             named: 0,
-            columns,
+            columns: columns.clone(),
             files,
             name: Vec::new(),
-        }))
+        };
+        Ok((columns, Box::new(rows)))
     }
 
     /// The next line, and the file that it names; `None` after the last line.
@@ -394,10 +395,6 @@ impl Ahead {
 }
 
 impl RowReader for JsonLines {
-    fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         self.lines.begin(&self.input, from.offset)?;
         (self.next, self.named) = (self.lines.at, from.named);

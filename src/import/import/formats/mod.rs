@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 use self::column::Column;
 use self::input::{Failure, FoundPages, InStore, Input};
 use self::json_lines::JsonLines;
-use self::rows::RowReader;
+use self::rows::OpenRows;
 pub(in crate::import) use self::rows::RowSet;
 pub use self::rows::RowSource;
 pub use self::texts::Encoder;
@@ -161,8 +161,7 @@ struct RowFile {
 }
 
 /// Opens a file and finds its columns. With known columns, a format may skip the search.
-type Open =
-    dyn Fn(&Input, &RowOptions, Option<&[Column]>) -> Result<Box<dyn RowReader>> + Send + Sync;
+type Open = dyn Fn(&Input, &RowOptions, Option<&[Column]>) -> Result<OpenRows> + Send + Sync;
 
 impl RowFile {
     /// The object, if it is one.
@@ -171,7 +170,7 @@ impl RowFile {
         Some((at.client.clone(), at.object.clone()))
     }
 
-    fn open(&self, options: &RowOptions, known: Option<&[Column]>) -> Result<Box<dyn RowReader>> {
+    fn open(&self, options: &RowOptions, known: Option<&[Column]>) -> Result<OpenRows> {
         let opened = (self.open)(&self.input, options, known);
         self.input.check()?;
         opened

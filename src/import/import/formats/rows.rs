@@ -1,6 +1,7 @@
 //! Samples from row files, read one file after the other.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
@@ -22,11 +23,11 @@ use dlfs_format::format::FieldTypes;
 use dlfs_format::format::field_type::{FieldType, FileForm};
 use dlfs_places::{Client, Object};
 
+/// The columns of each row of a file, and its reader.
+pub(super) type OpenRows = (Vec<Column>, Box<dyn RowReader>);
+
 /// Reads the rows of a file, front to back.
 pub(super) trait RowReader {
-    /// The columns of each row.
-    fn columns(&self) -> &[Column];
-
     /// Begins to read rows at `from`. Before, only the data that defines the columns was read.
     ///
     /// # Errors
@@ -102,9 +103,8 @@ pub(in crate::import) struct RowSet {
 /// The rows of files of one kind as samples.
 pub struct RowSource {
     set: Arc<RowSet>,
-    /// Index of the next file, and of the last one's successor.
-    next: usize,
-    end: usize,
+    /// Numbers of the files that are not opened yet.
+    left: Range<usize>,
     /// The file to open instead of the next one of the set.
     alone: Option<RowFile>,
     /// Number of the next input: index files come first, then the files opened or skipped so far.
@@ -217,9 +217,7 @@ impl RowSet {
         let path = first.input.path.clone();
         let objects = files.iter().filter(|_| indexes > 0).filter_map(RowFile::object);
         let shards = objects.collect();
-        let own = map_at_once(LOOKING_UP, &files, |file| {
-            Ok(file.open(options, None)?.columns().to_vec())
-        })?;
+        let own = map_at_once(LOOKING_UP, &files, |file| Ok(file.open(options, None)?.0))?;
         let types = Types { given: &given.field_types, image, kind };
         let columns = unified(&files, &own, options, &types)?;
         let stems = files.iter().map(|file| &file.stem).collect::<HashSet<_>>().len();
@@ -325,7 +323,7 @@ impl RowSet {
         let (mut file, _) = self.files[number].clone();
         file.input = file.input.anew(expansion, part);
         let mut rows = RowSource::of(self);
-        (rows.next, rows.end, rows.alone) = (number, number + 1, Some(file));
+        (rows.left, rows.alone) = (number..number + 1, Some(file));
         (rows.from, rows.is_unnumbered) = (from, false);
         rows.open_next()?;
         Ok(rows)
@@ -345,8 +343,7 @@ impl RowSource {
 
     fn of(set: &Arc<RowSet>) -> RowSource {
         RowSource {
-            next: 0,
-            end: set.files.len(),
+            left: 0..set.files.len(),
             alone: None,
             begun: set.indexes,
             go_on: None,
@@ -426,7 +423,7 @@ impl RowSource {
             }
             let is_there = place.input == self.begun;
             if !is_there && !names_objects {
-                self.next = self.end.min(self.next + 1);
+                self.left.next();
                 self.begun += 1;
             } else if !self.open_next()? {
                 break;
@@ -451,24 +448,21 @@ impl RowSource {
 
     /// Opens the next file; `false` after the last.
     fn open_next(&mut self) -> Result<bool> {
-        if self.next == self.end {
-            return Ok(false);
-        }
+        let Some(number) = self.left.next() else { return Ok(false) };
         let RowSet { files, columns, chosen, options, .. } = &*self.set;
-        let (file, mut own) = files[self.next].clone();
+        let (file, mut own) = files[number].clone();
         let file = self.alone.take().unwrap_or(file);
-        self.next += 1;
         let all = places(columns);
         for own in &mut own {
             if let Some(at) = all.get(&own.name) {
                 own.kind = columns[*at].kind.clone();
             }
         }
-        let reader = file.open(options, Some(&own))?;
-        let place_of = places(reader.columns());
+        let (own, reader) = file.open(options, Some(&own))?;
+        let place_of = places(&own);
         let place = |all: &Column| {
             let at = *place_of.get(&all.name)?;
-            let types = match (&reader.columns()[at].kind, &all.kind) {
+            let types = match (&own[at].kind, &all.kind) {
                 (CellKind::Elements(own), CellKind::Elements(all)) if !own.has_layout_of(all) => {
                     Some((own.clone(), all.clone()))
                 }
@@ -478,7 +472,7 @@ impl RowSource {
         };
         let places: Vec<Option<Place>> = columns.iter().map(place).collect();
         if let Some(place) = chosen.label.and_then(|at| places[at].as_ref()) {
-            self.classes.begin_file(&reader.columns()[place.at]);
+            self.classes.begin_file(&own[place.at]);
         }
         self.own_names.clear();
         self.is_first = false;
@@ -781,8 +775,8 @@ fn names_in(
     label: &str,
 ) -> Result<BTreeSet<Vec<u8>>> {
     let mut names = BTreeSet::new();
-    let mut reader = file.open(only, Some(columns))?;
-    let Some(at) = places(reader.columns()).get(label).copied() else { return Ok(names) };
+    let (own, mut reader) = file.open(only, Some(columns))?;
+    let Some(at) = places(&own).get(label).copied() else { return Ok(names) };
     reader.begin(StreamPlace::default())?;
     let mut cells = Cells::new();
     loop {

@@ -10,7 +10,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 use super::RowFile;
 use super::column::{CellKind, Cells, Column, no_column};
 use super::input::Input;
-use super::rows::{RowError, RowReader};
+use super::rows::{OpenRows, RowError, RowReader};
 use super::tokens::FIELD;
 use crate::import::columns::{Number, put_number};
 use crate::import::options::RowOptions;
@@ -74,7 +74,7 @@ impl Encoder {
             let known: Option<Vec<Column>> = known.map(|all| all.iter().map(column).collect());
             let rows = open(input, &own, known.as_deref())?;
             let texts = Texts::new(rows, text, kind.clone(), encoder.clone());
-            Ok(Box::new(texts.map_err(|error| error.path(&input.path))?) as Box<dyn RowReader>)
+            texts.map_err(|error| error.path(&input.path))
         };
         RowFile { input, stem, open: Arc::new(open) }
     }
@@ -112,10 +112,9 @@ type Encoded = Receiver<Result<FieldBytes, String>>;
 /// Rows with tokens in place of a text.
 struct Texts {
     rows: Box<dyn RowReader>,
-    columns: Vec<Column>,
     /// For each column, its index among those of `rows`.
     places: Vec<usize>,
-    /// The index of the tokens in `columns`.
+    /// The index of the tokens among the columns.
     tokens: usize,
     /// The name of the column of texts.
     text: String,
@@ -150,17 +149,16 @@ impl Texts {
     /// # Errors
     /// `InvalidArgument`: there is no such column, or it has no texts.
     fn new(
-        rows: Box<dyn RowReader>,
+        (own, rows): OpenRows,
         text: &str,
         kind: FieldType,
         encoder: Arc<Encoder>,
-    ) -> Result<Texts> {
-        let own = rows.columns();
+    ) -> Result<OpenRows> {
         let wrong = |what: String| {
             Error::invalid(what, "--text-field names the column of texts for the tokenizer")
         };
         let Some(at) = own.iter().position(|column| column.name == text) else {
-            return Err(wrong(no_column(text, own)));
+            return Err(wrong(no_column(text, &own)));
         };
         if !matches!(own[at].kind, CellKind::Bytes | CellKind::Nothing) {
             return Err(wrong(format!("column {text} has {}, not texts", own[at].shown())));
@@ -177,9 +175,8 @@ impl Texts {
         let mut columns: Vec<Column> = places.iter().map(|place| own[*place].clone()).collect();
         let tokens = places.iter().take_while(|place| **place != at).count();
         columns[tokens] = Column::new(FIELD, CellKind::Elements(kind));
-        Ok(Texts {
+        let rows = Texts {
             rows,
-            columns,
             places,
             tokens,
             text: text.to_owned(),
@@ -192,7 +189,8 @@ impl Texts {
             read: 0,
             next: StreamPlace::default(),
             own: Cells::new(),
-        })
+        };
+        Ok((columns, Box::new(rows)))
     }
 
     /// Starts the threads that encode. They end when the sender is dropped.
@@ -257,10 +255,6 @@ impl Texts {
 }
 
 impl RowReader for Texts {
-    fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         self.rows.begin(from)?;
         self.read = from.record;

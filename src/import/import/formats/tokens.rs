@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use super::column::{CellKind, Cells, Column, is_float};
 use super::input::{InStore, Input};
-use super::rows::{RowError, RowReader};
+use super::rows::{OpenRows, RowError, RowReader};
 use super::{RowFile, SharedOrigins};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
@@ -70,7 +70,6 @@ pub(super) fn column(element: Element, is_typed: bool) -> Result<Column> {
 /// The documents of a file of tokens.
 pub(super) struct TokenFile {
     input: Input,
-    columns: Vec<Column>,
     /// Bytes of a token.
     token_bytes: usize,
     /// The token that ends each document, little-endian.
@@ -92,11 +91,7 @@ impl TokenFile {
     ///
     /// # Errors
     /// The file cannot be read, its type is not known, or it does not consist of such tokens.
-    pub(super) fn open(
-        input: &Input,
-        options: &RowOptions,
-        is_typed: bool,
-    ) -> Result<Box<dyn RowReader>> {
+    pub(super) fn open(input: &Input, options: &RowOptions, is_typed: bool) -> Result<OpenRows> {
         let named = |error: Error| error.path(&input.path);
         let invalid = |text: String| named(Error::new(ErrorKind::InvalidArgument, text));
         let Some(end) = options.end_of_document else {
@@ -137,9 +132,9 @@ impl TokenFile {
                 "the end of documents is {end}, which {name} does not hold"
             )));
         }
-        Ok(Box::new(TokenFile {
+        let columns = vec![column(element, is_typed).map_err(named)?];
+        let rows = TokenFile {
             input: input.clone(),
-            columns: vec![column(element, is_typed).map_err(named)?],
             token_bytes: element.len_bytes() as usize,
             end: u64::from(end).to_le_bytes(),
             begin,
@@ -148,7 +143,8 @@ impl TokenFile {
             block: Vec::new(),
             taken: 0,
             at: begin,
-        }))
+        };
+        Ok((columns, Box::new(rows)))
     }
 
     /// Reads the next block, once all tokens are taken; `false` at the end of the file.
@@ -190,10 +186,6 @@ impl TokenFile {
 }
 
 impl RowReader for TokenFile {
-    fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         self.at = from.offset.clamp(self.begin, self.len_bytes);
         self.from = self.input.read_counted(self.at)?;
@@ -391,7 +383,6 @@ struct Documents {
     tables: Tables,
     /// Length of the tokens.
     len_bytes: u64,
-    columns: Vec<Column>,
     /// The place in the files, once reading has begun.
     front: Option<Front>,
 }
@@ -411,7 +402,7 @@ struct Front {
 }
 
 impl Documents {
-    fn open(index: &Input, tokens: &Input, is_typed: bool) -> Result<Box<dyn RowReader>> {
+    fn open(index: &Input, tokens: &Input, is_typed: bool) -> Result<OpenRows> {
         let tables = Tables::read(index)?;
         let len_bytes = tokens.len_bytes()?;
         tables.check_ends(index, tokens, len_bytes)?;
@@ -419,7 +410,7 @@ impl Documents {
         let columns = vec![column.map_err(|error| error.path(&index.path))?];
         let index = index.clone();
         let tokens = tokens.clone();
-        Ok(Box::new(Documents { index, tokens, tables, len_bytes, columns, front: None }))
+        Ok((columns, Box::new(Documents { index, tokens, tables, len_bytes, front: None })))
     }
 
     /// The length of the next document in bytes; `None` after the last.
@@ -473,10 +464,6 @@ impl Documents {
 }
 
 impl RowReader for Documents {
-    fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let Documents { index, tokens, tables, len_bytes, .. } = self;
         let document = from.left_out;

@@ -21,9 +21,8 @@ use crossbeam_channel::{Receiver, bounded};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
+use crate::import::formats::column::{CellKind, Cells, Column};
 use crate::import::formats::rows::{RowError, RowReader};
-use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::sample_stream::{FieldBytes, StreamPlace};
 use dlfs_base::Result;
@@ -71,9 +70,8 @@ type Decode = Box<dyn FnOnce(StreamPlace) -> Result<Batches>>;
 /// The rows of decoded batches.
 #[derive(Default)]
 pub(super) struct AheadRows {
-    columns: Vec<Column>,
     /// The columns of a batch that are read; `None`: all.
-    read: Option<Vec<usize>>,
+    pub(super) read: Option<Vec<usize>>,
     /// The decoder, until it has begun.
     decode: Option<Decode>,
     batches: Option<Receiver<Result<Batch, String>>>,
@@ -87,23 +85,9 @@ pub(super) struct AheadRows {
 }
 
 impl AheadRows {
-    /// The rows of the batches that `decode` returns, which have the columns `columns`.
-    pub(super) fn new(
-        columns: Vec<Column>,
-        decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static,
-    ) -> AheadRows {
-        AheadRows { columns, decode: Some(Box::new(decode)), ..AheadRows::default() }
-    }
-
-    /// Reads only the columns that `options` select, so that a defect in another column rejects no row.
-    pub(super) fn only(mut self, options: &RowOptions) -> AheadRows {
-        let wanted = |at: &usize| is_wanted(&self.columns[*at], options);
-        let read: Vec<usize> = (0..self.columns.len()).filter(wanted).collect();
-        if read.len() < self.columns.len() {
-            self.columns = read.iter().map(|at| self.columns[*at].clone()).collect();
-            self.read = Some(read);
-        }
-        self
+    /// The rows of the batches that `decode` returns.
+    pub(super) fn new(decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static) -> AheadRows {
+        AheadRows { decode: Some(Box::new(decode)), ..AheadRows::default() }
     }
 
     /// Continues with the rows of `batch`.
@@ -124,10 +108,6 @@ impl AheadRows {
 }
 
 impl RowReader for AheadRows {
-    fn columns(&self) -> &[Column] {
-        &self.columns
-    }
-
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let Some(decode) = self.decode.take() else { return Ok(()) };
         let Batches { each, unwanted } = decode(from)?;
@@ -347,7 +327,7 @@ impl Feature {
 }
 
 /// The rows of a batch.
-pub(super) struct BatchCells {
+struct BatchCells {
     columns: Vec<Values>,
     /// The rows that were not read yet.
     rows: Range<usize>,

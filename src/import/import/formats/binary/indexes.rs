@@ -346,7 +346,7 @@ pub(super) struct Stated {
 
 impl Stated {
     /// Adds the stated number of items.
-    pub(super) fn with_items(self, items: Option<u64>) -> Stated {
+    fn with_items(self, items: Option<u64>) -> Stated {
         Stated { items, ..self }
     }
 

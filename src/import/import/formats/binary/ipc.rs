@@ -14,8 +14,9 @@ use arrow_schema::{ArrowError, DataType, Field};
 use super::ahead::{self, AheadRows, Batch, Batches, caught};
 use super::blocks::{BlockReader, Blocks};
 use super::stated::StatedBuffers;
+use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{BUFFER_BYTES, Input};
-use crate::import::formats::rows::RowReader;
+use crate::import::formats::rows::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Compressed;
 use crate::import::sources::sample_stream::StreamPlace;
@@ -26,7 +27,7 @@ use dlfs_base::Result;
 ///
 /// # Errors
 /// The file cannot be read, or is not an Arrow file.
-pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowReader>> {
+pub(super) fn open(input: &Input, options: &RowOptions) -> Result<OpenRows> {
     let rows = match &input.object {
         None => {
             let from = File::open(&input.path).map_err(|error| input.named(error))?;
@@ -38,7 +39,12 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<Box<dyn RowRea
             file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.read_ahead())
         }
     };
-    Ok(Box::new(rows?.only(options)))
+    // Only these columns are read, so that a defect in another one rejects no row.
+    let (columns, rows) = rows?;
+    let is_read = |at: &usize| is_wanted(&columns[*at], options);
+    let read: Vec<usize> = (0..columns.len()).filter(is_read).collect();
+    let columns = read.iter().map(|at| columns[*at].clone()).collect();
+    Ok((columns, Box::new(AheadRows { read: Some(read), ..rows })))
 }
 
 /// Detects the format and opens the input. `begin` is called before rows of the file format are read.
@@ -46,7 +52,7 @@ fn file_or_stream(
     mut from: impl Read + Seek + Send + 'static,
     input: &Input,
     begin: impl FnOnce() + 'static,
-) -> Result<AheadRows> {
+) -> Result<(Vec<Column>, AheadRows)> {
     let mut head = [0; MAGIC.len()];
     read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
     if head == *MAGIC {
@@ -61,7 +67,7 @@ fn file(
     mut from: impl Read + Seek + Send + 'static,
     input: &Input,
     begin: impl FnOnce() + 'static,
-) -> Result<AheadRows> {
+) -> Result<(Vec<Column>, AheadRows)> {
     opened(|| Ok(check_footer(&mut from)?), input)?;
     let from = StatedBuffers::new(from, &input.expansion);
     let mut reader = opened(|| FileReader::try_new(from, None), input)?;
@@ -79,7 +85,7 @@ fn file(
         });
         Ok(Batches { each: Box::new(each), unwanted: from.left_out })
     };
-    Ok(AheadRows::new(columns, decode))
+    Ok((columns, AheadRows::new(decode)))
 }
 
 /// The rows of a stream, up to its end-of-stream marker. `is_file`: the stream is all of `input`, not a part of it.
@@ -90,7 +96,7 @@ pub(super) fn stream(
     from: impl Read + Send + 'static,
     input: &Input,
     is_file: bool,
-) -> Result<AheadRows> {
+) -> Result<(Vec<Column>, AheadRows)> {
     let head = Some(Vec::new());
     let from = Box::new(StatedBuffers::new(from, &input.expansion));
     let from = Counted { from, at: 0, has_ended: false, head };
@@ -102,7 +108,7 @@ pub(super) fn stream(
             "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
         ));
     }
-    let schema = reader.schema();
+    let columns = ahead::columns(&reader.schema());
     let input = input.clone();
     let decode = move |from: StreamPlace| {
         if is_file {
@@ -121,7 +127,7 @@ pub(super) fn stream(
         let each = StreamBatches { reader, has_entries, is_over: false };
         Ok(Batches { each: Box::new(each), unwanted: from.left_out })
     };
-    Ok(AheadRows::new(ahead::columns(&schema), decode))
+    Ok((columns, AheadRows::new(decode)))
 }
 
 /// Checks that the footer, and the blocks that it lists, fit in the file: the decoder allocates their stated lengths

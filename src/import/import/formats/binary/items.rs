@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use super::indexes::Stated;
 use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
 use crate::import::formats::input::{Input, LOOKING_UP};
-use crate::import::formats::rows::{RowError, RowReader};
+use crate::import::formats::rows::{OpenRows, RowError, RowReader};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::Compression;
@@ -254,7 +254,7 @@ impl ItemRows {
         stated: Stated,
         table: &Table,
         ahead_bytes: Option<u64>,
-    ) -> Result<Box<dyn RowReader>> {
+    ) -> Result<OpenRows> {
         if format.is_arrow {
             let shard = Shard::open(input, ahead_bytes)?;
             stated.check_items(shard.items(), input)?;
@@ -262,7 +262,8 @@ impl ItemRows {
         } else {
             let input = input.clone();
             let table = table.clone();
-            Ok(Box::new(ItemRows { format, input, stated, table, shard: None }))
+            let columns = format.columns.clone();
+            Ok((columns, Box::new(ItemRows { format, input, stated, table, shard: None })))
         }
     }
 
@@ -287,10 +288,6 @@ impl ItemRows {
 }
 
 impl RowReader for ItemRows {
-    fn columns(&self) -> &[Column] {
-        &self.format.columns
-    }
-
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let first = from.record;
         if self.input.part_end.is_some() {
@@ -378,7 +375,7 @@ impl Shard {
     }
 
     /// The rows of the Arrow file that follows the table.
-    fn into_arrow(mut self, input: &Input) -> Result<Box<dyn RowReader>> {
+    fn into_arrow(mut self, input: &Input) -> Result<OpenRows> {
         let is_arrow = self.is_arrow();
         input.check()?;
         if !is_arrow {
@@ -386,7 +383,8 @@ impl Shard {
             return Err(input.bad(text));
         }
         // An Arrow file holds its rows as a stream, and a footer after them.
-        Ok(Box::new(super::ipc::stream(self.from, input, false)?))
+        let (columns, rows) = super::ipc::stream(self.from, input, false)?;
+        Ok((columns, Box::new(rows)))
     }
 
     /// Skips `items` items, or all that are left; `input` is the shard's input.
@@ -475,7 +473,7 @@ const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 
 /// The element type and shape of an array, and the length of the header before its elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ArrayHeader {
+struct ArrayHeader {
     /// The type of an element.
     pub(super) element: Element,
     /// The length in each dimension.

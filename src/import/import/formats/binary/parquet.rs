@@ -27,7 +27,7 @@ use super::blocks::{Blocks, PageFile};
 use super::stated::StatedPages;
 use crate::import::formats::column::{Column, is_wanted};
 use crate::import::formats::input::{InStore, Input};
-use crate::import::formats::rows::RowReader;
+use crate::import::formats::rows::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::sample_stream::StreamPlace;
@@ -37,11 +37,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// The file cannot be read, or is not a Parquet file.
-pub(super) fn open(
-    input: &Input,
-    options: &RowOptions,
-    footer: &Footer,
-) -> Result<Box<dyn RowReader>> {
+pub(super) fn open(input: &Input, options: &RowOptions, footer: &Footer) -> Result<OpenRows> {
     match &input.object {
         Some(object) => {
             let blocks = footer.blocks(object, &input.expansion);
@@ -112,7 +108,7 @@ fn rows_of(
     input: &Input,
     options: &RowOptions,
     plan: impl FnOnce(Vec<Vec<Range<u64>>>) + 'static,
-) -> Result<Box<dyn RowReader>> {
+) -> Result<OpenRows> {
     let path = input.path.clone();
     let bad = move |what: String| {
         let text = format!("the Parquet file cannot be read: {what}");
@@ -128,7 +124,7 @@ fn rows_of(
     let decode = move |from: StreamPlace| {
         caught(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
-    Ok(Box::new(AheadRows { groups, ..AheadRows::new(columns, decode) }))
+    Ok((columns, Box::new(AheadRows { groups, ..AheadRows::new(decode) })))
 }
 
 /// A file whose row groups are decoded one after the other.
