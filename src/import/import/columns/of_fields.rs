@@ -17,7 +17,7 @@ use super::{ColumnFile, check_room, columns_of, joined};
 
 /// An import's columns whose values come from fields.
 #[derive(Debug)]
-pub(in crate::import) struct FieldColumns {
+pub(crate) struct FieldColumns {
     columns: Vec<OfField>,
     /// The columns of the file of values, then these columns.
     specs: Vec<ColumnSpec>,
@@ -38,7 +38,7 @@ impl FieldColumns {
     ///
     /// # Errors
     /// `InvalidArgument`: a field does not exist, or a column's name or type does not fit.
-    pub(in crate::import) fn new(
+    pub(crate) fn new(
         given: &[FieldColumn],
         fields: &[Vec<u8>],
         types: &FieldTypes,
@@ -70,17 +70,17 @@ impl FieldColumns {
     }
 
     /// Returns whether there are no columns.
-    pub(in crate::import) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
 
     /// `columns`, then these columns.
-    pub(in crate::import) fn join(&self, columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
+    pub(crate) fn join(&self, columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
         joined(columns, self.columns.iter().map(|own| &own.spec))
     }
 
     /// A table of these columns and those of the file, without rows.
-    pub(in crate::import) fn table(&self) -> ColumnTable {
+    pub(crate) fn table(&self) -> ColumnTable {
         ColumnTable::new(&self.specs)
     }
 
@@ -89,7 +89,7 @@ impl FieldColumns {
     ///
     /// # Errors
     /// `Field`: a field does not hold a value of its column.
-    pub(in crate::import) fn values<'b>(
+    pub(crate) fn values<'b>(
         &self,
         name: &[u8],
         file: Option<&ColumnFile>,
@@ -131,7 +131,7 @@ impl FieldColumns {
     }
 
     /// Appends the row of a sample: the values of `file`, and the sample's `own` values.
-    pub(in crate::import) fn push(
+    pub(crate) fn push(
         &self,
         table: &mut ColumnTable,
         name: &[u8],
@@ -149,7 +149,7 @@ impl FieldColumns {
     ///
     /// # Errors
     /// `Interrupted`: `goes_on` returned false.
-    pub(in crate::import) fn of_source(
+    pub(crate) fn of_source(
         &self,
         source: &mut Source,
         file: Option<&ColumnFile>,
@@ -188,7 +188,7 @@ impl FieldColumns {
     }
 
     /// Checks that a field of `len` bytes is not too long for its column.
-    pub(in crate::import) fn check_len(&self, field: u16, len: u64) -> Result<(), BadReason> {
+    pub(crate) fn check_len(&self, field: u16, len: u64) -> Result<(), BadReason> {
         let column = self.columns.iter().find(|column| column.field == field);
         let Some(column) = column.filter(|_| len > MAX_TEXTS_BYTES as u64) else { return Ok(()) };
         let what = format!("has {len} bytes, and a column takes {MAX_TEXTS_BYTES} at most");
@@ -265,7 +265,7 @@ fn kind_of(
 
 /// A number of a field.
 #[derive(Clone, Copy)]
-pub(in crate::import) enum Number {
+pub(crate) enum Number {
     /// Without a fraction.
     Int(i128),
     /// With a fraction.
@@ -282,7 +282,7 @@ impl fmt::Display for Number {
 }
 
 /// Decodes a number; `bytes` has the length of the element.
-pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
+pub(crate) fn number(element: Element, bytes: &[u8]) -> Number {
     let mut wide = [0; 8];
     wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
     let bits = u64::from_le_bytes(wide);
@@ -303,7 +303,7 @@ pub(in crate::import) fn number(element: Element, bytes: &[u8]) -> Number {
 
 /// Encodes `number` as an element and appends it; a float may be rounded within its range. `false`: the element type
 /// does not hold the number.
-pub(in crate::import) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
+pub(crate) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
     let whole = match number {
         Number::Int(number) => Some(number),
         // The limit excludes larger floats, whose conversion saturates at the largest i128.

@@ -36,7 +36,7 @@ use self::column::Column;
 use self::input::{Failure, FoundPages, InStore, Input};
 use self::json_lines::JsonLines;
 use self::rows::OpenRows;
-pub(in crate::import) use self::rows::RowSet;
+pub(crate) use self::rows::RowSet;
 pub use self::rows::RowSource;
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
@@ -75,7 +75,7 @@ pub fn open(
 ///
 /// # Errors
 /// As [`open`].
-pub(in crate::import) fn survey(
+pub(crate) fn survey(
     files: Vec<FoundFile>,
     kind: SourceKind,
     image: Option<&Directory>,

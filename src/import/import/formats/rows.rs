@@ -77,7 +77,7 @@ impl From<BadReason> for RowError {
 }
 
 /// The files of a source of rows, and the columns of all of them.
-pub(in crate::import) struct RowSet {
+pub(crate) struct RowSet {
     /// The files, with the columns found in them.
     files: Vec<(RowFile, Vec<Column>)>,
     /// Number of index files that name them; 0 if the user named the files.
@@ -246,12 +246,12 @@ impl RowSet {
     }
 
     /// Names of the fields, and the types that the files define.
-    pub(in crate::import) fn layout(&self) -> (Vec<Vec<u8>>, FieldTypes) {
+    pub(crate) fn layout(&self) -> (Vec<Vec<u8>>, FieldTypes) {
         (self.fields.clone(), self.types.clone())
     }
 
     /// The names of the classes that are known.
-    pub(in crate::import) fn classes(&self) -> &[Vec<u8>] {
+    pub(crate) fn classes(&self) -> &[Vec<u8>] {
         &self.classes.names
     }
 
@@ -259,7 +259,7 @@ impl RowSet {
     ///
     /// # Errors
     /// As [`RowSource::begin`].
-    pub(in crate::import) fn with_all_classes(mut self) -> Result<RowSet> {
+    pub(crate) fn with_all_classes(mut self) -> Result<RowSet> {
         let Some(label) = self.chosen.label else { return Ok(self) };
         let name = self.columns[label].name.clone();
         for (_, own) in &self.files {
@@ -295,7 +295,7 @@ impl RowSet {
     }
 
     /// The path, the object and the prefix of names of each file.
-    pub(in crate::import) fn files(&self) -> impl Iterator<Item = FoundFile> + '_ {
+    pub(crate) fn files(&self) -> impl Iterator<Item = FoundFile> + '_ {
         self.files.iter().map(|(file, _)| {
             let RowFile { input, stem, .. } = file;
             FoundFile { path: input.path.clone(), name: stem.clone(), object: file.object() }
@@ -303,7 +303,7 @@ impl RowSet {
     }
 
     /// The known pages of file number `number`; see [`FoundPages`].
-    pub(in crate::import) fn pages(&self, number: usize) -> &FoundPages {
+    pub(crate) fn pages(&self, number: usize) -> &FoundPages {
         &self.files[number].0.input.pages
     }
 
@@ -313,7 +313,7 @@ impl RowSet {
     ///
     /// # Errors
     /// The file does not open.
-    pub(in crate::import) fn alone(
+    pub(crate) fn alone(
         self: &Arc<Self>,
         number: usize,
         from: StreamPlace,
@@ -364,14 +364,14 @@ impl RowSource {
     }
 
     /// The objects that index files name. Places number them after the index files.
-    pub(in crate::import) fn shards(&self) -> &[(Client, Object)] {
+    pub(crate) fn shards(&self) -> &[(Client, Object)] {
         &self.set.shards
     }
 
     /// Resumes at `place`. `names` are the hashes of the names of earlier rows, and `classes` their
     /// [`found_classes`](SampleStream::found_classes). Only in the first file is it known which of these names the file
     /// itself has. Call this before any row is read.
-    pub(in crate::import) fn after(
+    pub(crate) fn after(
         mut self,
         place: &StreamPlace,
         names: HashSet<u128>,
@@ -389,7 +389,7 @@ impl RowSource {
     ///
     /// # Errors
     /// The next file does not open. `BadSource`: an object that rows named before an interruption has changed.
-    pub(in crate::import) fn begin(&mut self) -> Result<bool> {
+    pub(crate) fn begin(&mut self) -> Result<bool> {
         if std::mem::take(&mut self.is_unnumbered) {
             self.classes.numbers(self.set.label_names()?);
         }

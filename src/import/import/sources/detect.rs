@@ -362,9 +362,8 @@ fn unless_no_list(path: &Path) -> Result<()> {
     match content {
         Content::Unread(format) => {
             let article = if format.starts_with('A') { "an" } else { "a" };
-            return Err(
-                bad(format!("this is {article} {format}, which dlfs does not read")).hint(UNREAD)
-            );
+            let text = format!("this is {article} {format}, which dlfs does not read");
+            return Err(bad(text).hint(UNREAD));
         }
         Content::Empty => return Err(bad("the source is empty".to_owned())),
         _ => {}

@@ -117,19 +117,16 @@ fn tell_apart(files: &mut [FoundFile]) {
 
 /// The shortest suffixes of `paths`, in components, that are distinct; whole paths if no suffixes are.
 pub(super) fn ends_of(paths: &[&Path]) -> Vec<Vec<u8>> {
-    let absolute = |path: &Path| {
-        if Place::is_place(path) {
-            path.to_path_buf()
-        } else {
-            std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
-        }
+    let absolute = |path: &&Path| {
+        let absolute = std::path::absolute(path).ok().filter(|_| !Place::is_place(path));
+        absolute.unwrap_or_else(|| path.to_path_buf())
     };
-    let parts = |path: &&Path| {
-        let path = absolute(path);
+    let paths: Vec<PathBuf> = paths.iter().map(absolute).collect();
+    let parts = |path: &PathBuf| -> Vec<Vec<u8>> {
         let parts = path.as_os_str().as_bytes().split(|&byte| byte == b'/');
-        parts.filter(|part| !part.is_empty()).map(<[u8]>::to_vec).collect::<Vec<_>>()
+        parts.filter(|part| !part.is_empty()).map(<[u8]>::to_vec).collect()
     };
-    let parts: Vec<Vec<Vec<u8>>> = paths.iter().map(parts).collect();
+    let parts: Vec<_> = paths.iter().map(parts).collect();
     let most = parts.iter().map(Vec::len).max().unwrap_or(0);
     let mut ends = Vec::new();
     for count in 1..=most.max(1) {
@@ -150,7 +147,7 @@ pub struct FoundFile {
     /// Prefix of its records' names: its path beneath the given folder, or its file name.
     pub name: Vec<u8>,
     /// The object, if it is one.
-    pub(in crate::import) object: Option<(Client, Object)>,
+    pub(crate) object: Option<(Client, Object)>,
 }
 
 impl FoundFile {
@@ -248,8 +245,7 @@ impl FromStr for SourceKind {
         found.ok_or_else(|| {
             let names = SourceKind::ALL.map(SourceKind::name);
             let message = format!("{text:?} is not a kind of source");
-            Error::new(ErrorKind::InvalidArgument, message)
-                .hint(format!("one of {}", names.join(", ")))
+            Error::invalid(message, format!("one of {}", names.join(", ")))
         })
     }
 }
@@ -365,13 +361,13 @@ impl FileCounts {
     pub(crate) fn of_no_sample(self, kind: SourceKind) -> Error {
         let error = Error::new(ErrorKind::BadSource, format!("there is no sample in this {kind}"));
         let is_hidden = |count: &FileCount| [HIDDEN, HIDDEN_FOLDER].contains(&&*count.what);
-        match (self.0.is_empty(), self.0.iter().any(is_hidden)) {
-            (true, _) => error,
-            (_, false) => error.source(self),
-            (_, true) => error
-                .source(self)
-                .hint("--hidden takes hidden files, and what file systems and tools leave behind"),
+        if self.0.is_empty() {
+            return error;
         }
+        let hint = "--hidden takes hidden files, and what file systems and tools leave behind";
+        let has_hidden = self.0.iter().any(is_hidden);
+        let error = error.source(self);
+        if has_hidden { error.hint(hint) } else { error }
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Index {
     /// Files or folders that hold the payloads: shards, or the roots of folder trees.
     pub containers: Vec<Container>,
     /// Treatment of every file of the source.
-    pub(in crate::import) file_counts: FileCounts,
+    pub(crate) file_counts: FileCounts,
     /// Names of the fields; one field with an empty name if a sample is a file or a record.
     pub fields: Vec<Vec<u8>>,
     /// Names of the classes, indexed by label; empty if the source has numbers as labels.
@@ -42,7 +42,7 @@ pub struct Index {
     /// Bytes of fields that replace the payload's bytes.
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
-    pub(in crate::import) columns: Option<ColumnTable>,
+    pub(crate) columns: Option<ColumnTable>,
 }
 
 /// The bytes of one field of all rows, `width` bytes for each row.
@@ -198,7 +198,7 @@ impl BadReason {
     }
 
     /// The reason that a reader wrapped in its error, if it did.
-    pub(in crate::import) fn within(error: &io::Error) -> Option<&BadReason> {
+    pub(crate) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()
     }
 }
@@ -470,7 +470,7 @@ impl Index {
 
     /// An index of the rows `rows` only, in this order. Lacks the values of typed columns, the bad entries and the file
     /// counts.
-    pub(in crate::import) fn select(&self, rows: impl Iterator<Item = u64>) -> Index {
+    pub(crate) fn select(&self, rows: impl Iterator<Item = u64>) -> Index {
         let mut selected = Index {
             containers: self.containers.clone(),
             fields: self.fields.clone(),
@@ -681,8 +681,7 @@ pub(super) fn has_room_for_field(fields: &[Vec<u8>], name: &[u8]) -> bool {
 }
 
 /// The reason for rejecting a name longer than [`MAX_NAME_BYTES`].
-pub(in crate::import) const TOO_LONG_A_NAME: BadReason =
-    BadReason::Name("is longer than 4,096 bytes");
+pub(crate) const TOO_LONG_A_NAME: BadReason = BadReason::Name("is longer than 4,096 bytes");
 
 /// The reason for rejecting a member whose field exceeds the limit of fields.
 pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(

@@ -17,7 +17,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 
 /// Input streams, in order.
 #[derive(Default)]
-pub(in crate::import) struct Inputs {
+pub(crate) struct Inputs {
     files: std::vec::IntoIter<FoundFile>,
     objects: Option<ObjectStreams>,
     /// Number of streams begun, including skipped ones.
@@ -50,7 +50,7 @@ pub(super) enum Stream {
 
 impl Inputs {
     /// The streams `files` (`-`: standard input). Reading fails beyond the limit of `expansion`.
-    pub(in crate::import) fn new(files: Vec<FoundFile>, expansion: Expansion) -> Inputs {
+    pub(crate) fn new(files: Vec<FoundFile>, expansion: Expansion) -> Inputs {
         let are_objects = files.iter().any(|file| file.object.is_some());
         let objects = are_objects.then(|| ObjectStreams::new(&files, 0));
         Inputs { files: files.into_iter(), objects, expansion, ..Inputs::default() }
@@ -60,7 +60,7 @@ impl Inputs {
     ///
     /// # Errors
     /// Errors of the store. `BadSource`: the object is shorter.
-    pub(in crate::import) fn from(
+    pub(crate) fn from(
         files: Vec<FoundFile>,
         number: u64,
         offset: u64,
@@ -93,7 +93,7 @@ impl Inputs {
 
     /// The shard `file` alone, of which `part` is read; `None`: all of it. A store is asked for `ahead_bytes` ahead.
     /// Sets `is_packed` when the shard turns out to be compressed; it must not be if a part is read.
-    pub(in crate::import) fn of_shard(
+    pub(crate) fn of_shard(
         file: FoundFile,
         part: Option<Range<u64>>,
         ahead_bytes: u64,
@@ -148,7 +148,7 @@ impl Inputs {
     ///
     /// # Errors
     /// The stream does not open.
-    pub(in crate::import) fn pair_at_beginning(&mut self) -> Result<Option<Decided>> {
+    pub(crate) fn pair_at_beginning(&mut self) -> Result<Option<Decided>> {
         let first = self.files.as_slice().first();
         if self.objects.is_some() || first.is_none_or(|first| !is_stream(&first.path)) {
             return Ok(None);

@@ -231,7 +231,7 @@ impl fmt::Debug for FieldBytes {
 }
 
 /// A stream whose samples are shuffled within each window.
-pub(in crate::import) struct Shuffled<'a> {
+pub(crate) struct Shuffled<'a> {
     from: Box<dyn SampleStream + 'a>,
     key: Key,
     window_bytes: usize,
@@ -247,7 +247,7 @@ pub(in crate::import) struct Shuffled<'a> {
 
 impl<'a> Shuffled<'a> {
     /// Shuffles `from` in windows of `window_bytes`, after `windows` earlier windows.
-    pub(in crate::import) fn new(
+    pub(crate) fn new(
         from: Box<dyn SampleStream + 'a>,
         seed: u64,
         window_bytes: usize,

@@ -78,7 +78,7 @@ impl StreamSource {
 
     /// As [`new`](Self::new), for any inputs; `options` select the members and define their names. `is_open`: the kind
     /// was not given, so a pair of files with one key is an error.
-    pub(in crate::import) fn of_inputs(
+    pub(crate) fn of_inputs(
         inputs: Inputs,
         kind: SourceKind,
         fields: Option<Vec<Vec<u8>>>,
@@ -108,12 +108,7 @@ impl StreamSource {
 
     /// Resumes at byte `offset` of the first input, which is number `input` of all; `names` are the hashes of the names
     /// of the samples before it. Only in input 0 is it known which of these names the input itself has.
-    pub(in crate::import) fn after(
-        self,
-        input: u64,
-        offset: u64,
-        names: HashSet<u128>,
-    ) -> StreamSource {
+    pub(crate) fn after(self, input: u64, offset: u64, names: HashSet<u128>) -> StreamSource {
         StreamSource { begin_at: offset, is_first: input == 0, names, ..self }
     }
 

@@ -443,9 +443,7 @@ fn class_of(name: &[u8], above: &[u8], classes: &[Vec<u8>]) -> Option<i64> {
 pub type FolderClasses = (Vec<Vec<u8>>, Vec<Option<i64>>);
 
 /// The classes of the files of plain archives, as an import finds them, and the class of each file.
-pub(in crate::import) fn folder_classes<'n>(
-    names: impl Iterator<Item = &'n [u8]> + Clone,
-) -> FolderClasses {
+pub(crate) fn folder_classes<'n>(names: impl Iterator<Item = &'n [u8]> + Clone) -> FolderClasses {
     let mut rows = Rows::default();
     names.clone().for_each(|name| rows.note_folder_of(name));
     let (above, classes) = rows.classes();

@@ -116,7 +116,7 @@ fn masked(crc: u32) -> u32 {
 
 /// The records of streams, one after the other. A record is named after its stream and its number in the stream.
 #[derive(Default)]
-pub(in crate::import) struct RecordStream {
+pub(crate) struct RecordStream {
     inputs: Inputs,
     /// Offset and number of the record at which reading of the first input begins.
     begin_at: (u64, u64),
@@ -141,11 +141,7 @@ struct Open {
 impl RecordStream {
     /// The records of `inputs`. Records longer than `most_at_once` bytes are [read in pieces](SampleStream::read_on).
     /// `begin_at`: offset and number of the record at which reading of the first input begins.
-    pub(in crate::import) fn new(
-        inputs: Inputs,
-        most_at_once: u64,
-        begin_at: (u64, u64),
-    ) -> RecordStream {
+    pub(crate) fn new(inputs: Inputs, most_at_once: u64, begin_at: (u64, u64)) -> RecordStream {
         RecordStream { inputs, most_at_once, begin_at, ..RecordStream::default() }
     }
 

@@ -14,7 +14,7 @@ use dlfs_format::format::error::{at_most, equal};
 
 impl Index {
     /// Appends the data that all rows share: containers, fields and classes.
-    pub(in crate::import) fn save_shared(&self, out: &mut Vec<u8>) {
+    pub(crate) fn save_shared(&self, out: &mut Vec<u8>) {
         put_number(out, self.containers.len() as u64);
         for container in &self.containers {
             put_string(out, container.path.as_os_str().as_bytes());
@@ -28,7 +28,7 @@ impl Index {
     }
 
     /// Appends all rows with the data to read their payloads; leaves out the bad entries and the file counts.
-    pub(in crate::import) fn save_rows(&self, out: &mut Vec<u8>) {
+    pub(crate) fn save_rows(&self, out: &mut Vec<u8>) {
         put_string(out, &self.names.bytes);
         put_all(out, &self.names.blocks, |number| number.to_le_bytes());
         put_all(out, &self.names.starts, |number| number.to_le_bytes());
@@ -55,7 +55,7 @@ impl Index {
     ///
     /// # Errors
     /// The bytes are not an index.
-    pub(in crate::import) fn load_shared(from: &mut Cursor<'_>) -> Result<Index, FormatError> {
+    pub(crate) fn load_shared(from: &mut Cursor<'_>) -> Result<Index, FormatError> {
         let mut index = Index::default();
         for _ in 0..from.count(3)? {
             let path = PathBuf::from(OsStr::from_bytes(from.string()?));
@@ -76,7 +76,7 @@ impl Index {
     ///
     /// # Errors
     /// The bytes are not rows, or not rows of this index.
-    pub(in crate::import) fn load_rows(&self, from: &mut Cursor<'_>) -> Result<Index, FormatError> {
+    pub(crate) fn load_rows(&self, from: &mut Cursor<'_>) -> Result<Index, FormatError> {
         let mut index = self.select(std::iter::empty());
         index.names = Names {
             bytes: from.string()?.to_vec(),

@@ -177,7 +177,7 @@ pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
 
 /// Warns if the files, unless they are on the Hub, are shards of several splits: a user who imports the whole folder
 /// may want only one split.
-pub(in crate::import) fn warn_of_splits(files: &[FoundFile]) {
+pub(crate) fn warn_of_splits(files: &[FoundFile]) {
     let is_on_hub = |(client, _): &(Client, Object)| client.place().scheme() == Scheme::Hf;
     if files.iter().filter_map(|file| file.object.as_ref()).any(is_on_hub) {
         return;

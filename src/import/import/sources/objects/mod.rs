@@ -17,11 +17,9 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(in crate::import) use self::index::warn_of_splits;
+pub(crate) use self::index::warn_of_splits;
 use self::index::{ListText, Listed, only_splits, split_of};
-pub(in crate::import) use self::read::{
-    ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason,
-};
+pub(crate) use self::read::{ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason};
 use super::compression::decompressed;
 use super::content::{
     self, Content, INDEX, Indexed, MAX_INDEX_BYTES, MERGED, is_shard_name, is_side_file,
@@ -40,7 +38,7 @@ use dlfs_places::{Client, Object, Place, PlaceOptions};
 ///
 /// # Errors
 /// `InvalidArgument`: some are addresses and some are paths.
-pub(in crate::import) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Result<bool> {
+pub(crate) fn are_objects(paths: &[PathBuf], kind: SourceKind) -> Result<bool> {
     let places = paths.iter().filter(|path| Place::is_place(path)).count();
     if places > 0 && places < paths.len() {
         let text = "some of the sources are objects of a store and some are files";
@@ -68,7 +66,7 @@ fn is_list_of_objects(path: &Path) -> bool {
 /// # Errors
 /// Errors of the stores. `NotFound`: there is no object. `BadSource`, `InvalidArgument`, `Unsupported`: objects of
 /// several kinds, or of a kind that is not read from stores.
-pub(in crate::import) fn look(
+pub(crate) fn look(
     paths: &[PathBuf],
     splits: &[String],
     places: &PlaceOptions,

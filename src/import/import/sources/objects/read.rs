@@ -17,10 +17,10 @@ use dlfs_places::{Client, Object, Pending, Reader, Scheme};
 /// The location of the objects of some rows. A key is `prefix` followed by the row's name without its first `cut`
 /// bytes.
 #[derive(Debug, Clone)]
-pub(in crate::import) struct ObjectRoot {
+pub(crate) struct ObjectRoot {
     pub(super) client: Client,
     pub(super) prefix: String,
-    pub(in crate::import::sources) cut: usize,
+    pub(crate) cut: usize,
 }
 
 impl ObjectRoot {
@@ -35,7 +35,7 @@ impl ObjectRoot {
     }
 
     /// The address of a row's object, for messages.
-    pub(in crate::import) fn address_of(&self, name: &[u8]) -> String {
+    pub(crate) fn address_of(&self, name: &[u8]) -> String {
         self.client.place().with_key(self.key_of(name)).to_string()
     }
 
@@ -45,25 +45,21 @@ impl ObjectRoot {
 }
 
 /// Records an imported object.
-pub(in crate::import) fn push_origin(
-    origins: &mut OriginsBuilder,
-    client: &Client,
-    object: &Object,
-) {
+pub(crate) fn push_origin(origins: &mut OriginsBuilder, client: &Client, object: &Object) {
     let address = client.place().with_key(&*object.key).to_string();
     origins.push(&address, object.len_bytes, object.etag.as_deref());
 }
 
 /// The reads of one thread: outstanding requests by row, and the first failure of a store.
 #[derive(Debug, Default)]
-pub(in crate::import) struct ObjectReads {
+pub(crate) struct ObjectReads {
     asked: HashMap<u64, Pending>,
     failure: Option<Error>,
 }
 
 impl ObjectReads {
     /// Requests the payloads of `rows`, which will be read soon.
-    pub(in crate::import) fn ask(
+    pub(crate) fn ask(
         &mut self,
         roots: &[ObjectRoot],
         index: &Index,
@@ -83,7 +79,7 @@ impl ObjectReads {
     /// # Errors
     /// `Changed`: the object was replaced. `Unreadable`, `Name`: this object cannot be read. If the store failed,
     /// `Unreadable`, and [`take_failure`](Self::take_failure) returns the failure.
-    pub(in crate::import) fn read(
+    pub(crate) fn read(
         &mut self,
         roots: &[ObjectRoot],
         index: &Index,
@@ -105,7 +101,7 @@ impl ObjectReads {
     }
 
     /// The failure of the store, if it was the reason why the last payloads could not be read.
-    pub(in crate::import) fn take_failure(&mut self) -> Option<Error> {
+    pub(crate) fn take_failure(&mut self) -> Option<Error> {
         self.failure.take()
     }
 }
@@ -127,7 +123,7 @@ fn fetch(
 ///
 /// # Errors
 /// The failure concerns the whole store, not one object.
-pub(in crate::import) fn reason(error: Error) -> Result<BadReason> {
+pub(crate) fn reason(error: Error) -> Result<BadReason> {
     match error.kind() {
         ErrorKind::BadSource => Ok(BadReason::Changed),
         ErrorKind::NotFound => Ok(BadReason::Unreadable(libc::ENOENT)),
@@ -140,7 +136,7 @@ pub(in crate::import) fn reason(error: Error) -> Result<BadReason> {
 }
 
 /// Shards that are read one after the other.
-pub(in crate::import) struct ObjectStreams {
+pub(crate) struct ObjectStreams {
     /// The stores and their objects, in order.
     readers: std::vec::IntoIter<(Client, Vec<Object>)>,
     /// Offset in the first object at which reading begins.
@@ -153,7 +149,7 @@ pub(in crate::import) struct ObjectStreams {
 
 impl ObjectStreams {
     /// The objects among `files`, in order, the first one from byte `begin` on, which lies within it.
-    pub(in crate::import) fn new(files: &[FoundFile], begin: u64) -> ObjectStreams {
+    pub(crate) fn new(files: &[FoundFile], begin: u64) -> ObjectStreams {
         let mut stores: Vec<(Client, Vec<Object>)> = Vec::new();
         for (client, object) in files.iter().filter_map(|file| file.object.clone()) {
             match stores.last_mut() {
@@ -166,7 +162,7 @@ impl ObjectStreams {
     }
 
     /// One object, or a part of it. Asks for at most `ahead_bytes` ahead.
-    pub(in crate::import) fn of_shard(
+    pub(crate) fn of_shard(
         client: Client,
         object: Object,
         part: Option<Range<u64>>,
@@ -180,7 +176,7 @@ impl ObjectStreams {
     }
 
     /// The next shard; `None` after the last.
-    pub(in crate::import) fn next(&mut self) -> Option<Shard> {
+    pub(crate) fn next(&mut self) -> Option<Shard> {
         loop {
             if let Some(current) = &self.current
                 && current.lock().next_object().is_some()
@@ -204,20 +200,20 @@ impl ObjectStreams {
     ///
     /// # Errors
     /// The failure.
-    pub(in crate::import) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.failure.lock().take().map_or(Ok(()), Err)
     }
 }
 
 /// The shard that is being read.
-pub(in crate::import) struct Shard {
+pub(crate) struct Shard {
     reader: Arc<Mutex<Reader>>,
     failure: Arc<Mutex<Option<Error>>>,
 }
 
 impl Shard {
     /// The first object of `reader`. The first failure of its store is put in `failure`.
-    pub(in crate::import) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> Shard {
+    pub(crate) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> Shard {
         reader.next_object();
         Shard { reader: Arc::new(Mutex::new(reader)), failure }
     }
@@ -226,20 +222,20 @@ impl Shard {
     ///
     /// # Errors
     /// The store failed.
-    pub(in crate::import) fn peek(&mut self, len: usize) -> io::Result<Vec<u8>> {
+    pub(crate) fn peek(&mut self, len: usize) -> io::Result<Vec<u8>> {
         let mut reader = self.reader.lock();
         let bytes = reader.fill_buf().map_err(|error| Shard::failed(&self.failure, error))?;
         Ok(bytes[..len.min(bytes.len())].to_vec())
     }
 
     /// The next `len` bytes without a copy, if they are contiguous in memory. `None`: they must be read instead.
-    pub(in crate::import) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
+    pub(crate) fn lend(&mut self, len: usize) -> Option<FieldBytes> {
         let (bytes, range) = self.reader.lock().lend(len)?;
         Some(FieldBytes::Shared(bytes, range))
     }
 
     /// Keeps the store's error in `failure`; the returned error says only that the store failed.
-    pub(in crate::import) fn failed(failure: &Mutex<Option<Error>>, error: io::Error) -> io::Error {
+    pub(crate) fn failed(failure: &Mutex<Option<Error>>, error: io::Error) -> io::Error {
         let error = error.downcast::<Error>().unwrap_or_else(Error::from);
         failure.lock().get_or_insert(error);
         io::Error::other("the store failed")
