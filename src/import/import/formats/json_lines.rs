@@ -291,9 +291,8 @@ fn name_in(key: &str, object: &Object) -> Result<Option<String>, BadReason> {
     match object.0.iter().find(|(own, _)| own == key) {
         None => Ok(None),
         Some((_, Value::String(name))) => {
-            if name.starts_with('/') || name.split('/').any(|part| part == "..") {
-                return Err(BadReason::LeavesSource);
-            }
+            BadReason::LeavesSource
+                .unless(!name.starts_with('/') && name.split('/').all(|part| part != ".."))?;
             let clean = clean_name(name.as_bytes())?;
             Ok(Some(String::from_utf8_lossy(&clean).into_owned()))
         }
@@ -305,9 +304,7 @@ fn read_file(folder: &Root, name: &[u8]) -> Result<FieldBytes, BadReason> {
     folder.stat_file(name)?; // a pipe or a device has no length
     let file = File::from(folder.open_file(name)?);
     let len = file.metadata().map_err(BadReason::from)?.len();
-    if len > MAX_SAMPLE_BYTES {
-        return Err(BadReason::TooLarge(len));
-    }
+    BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
     let mut bytes = zeroed_vec(len).map_err(|_| BadReason::Unreadable(libc::ENOMEM))?;
     file.read_exact_at(&mut bytes, 0).map_err(|error| {
         BadReason::Unreadable(error.raw_os_error().unwrap_or(libc::EIO)) // EIO: the file is shorter now

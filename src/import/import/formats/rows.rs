@@ -551,9 +551,7 @@ impl RowSource {
         sample: &mut StreamSample,
         label: Option<FieldBytes>,
     ) -> Result<(), BadReason> {
-        if sample.name.is_empty() {
-            return Err(BadReason::Name("the row has none"));
-        }
+        BadReason::Name("the row has none").unless(!sample.name.is_empty())?;
         if sample.name.contains(&0) {
             return Err(BadReason::Name("holds a NUL"));
         }
@@ -568,9 +566,7 @@ impl RowSource {
             *only = Some(Vec::new().into());
         }
         let len = sample.len_bytes() as u64;
-        if len > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(len));
-        }
+        BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
         if let Some(open) = &self.open {
             open.input.expansion.make(Expands::Rows, len)?;
         }
@@ -579,9 +575,8 @@ impl RowSource {
             (Some(element), Some(label)) => sample.label = self.classes.label(element, &label)?,
             (_, label) => {
                 let is_known = |name: &FieldBytes| self.classes.number_of.contains_key(&name[..]);
-                if self.classes.are_all && label.as_ref().is_some_and(|name| !is_known(name)) {
-                    return Err(BadReason::Syntax(NO_CLASS));
-                }
+                BadReason::Syntax(NO_CLASS)
+                    .unless(!self.classes.are_all || label.as_ref().is_none_or(is_known))?;
                 self.class = label;
             }
         }
@@ -592,24 +587,18 @@ impl RowSource {
     /// rows define.
     fn put_in_front(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
         if self.set.is_numbered {
-            let is_long = sample.name.len() > MAX_NAME_BYTES;
-            return if is_long { Err(TOO_LONG_A_NAME) } else { Ok(()) };
+            return TOO_LONG_A_NAME.unless(sample.name.len() <= MAX_NAME_BYTES);
         }
         self.own_name = xxh3_128(&sample.name);
-        if self.own_names.contains(&self.own_name) {
-            return Err(BadReason::Twice);
-        }
+        BadReason::Twice.unless(!self.own_names.contains(&self.own_name))?;
         let Some(open) = &self.open else { return Ok(()) };
         let brings = self.set.chosen.name.is_some() || open.reader.row_name().is_some();
         let is_of_another = !self.is_first && self.names.contains(&self.own_name);
         if self.set.prefix && brings || is_of_another {
             sample.name = [&open.stem[..], b"/", &sample.name].concat();
         }
-        if sample.name.len() > MAX_NAME_BYTES {
-            return Err(TOO_LONG_A_NAME);
-        }
-        let is_taken = self.names.contains(&xxh3_128(&sample.name));
-        if is_taken { Err(BadReason::Twice) } else { Ok(()) }
+        TOO_LONG_A_NAME.unless(sample.name.len() <= MAX_NAME_BYTES)?;
+        BadReason::Twice.unless(!self.names.contains(&xxh3_128(&sample.name)))
     }
 }
 

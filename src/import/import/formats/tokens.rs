@@ -175,9 +175,7 @@ impl TokenFile {
             self.taken += taken;
             self.at += taken as u64;
             let is_whole = is_over || end.is_some();
-            if is_whole && len > MAX_SAMPLE_BYTES {
-                return Err(BadReason::TooLarge(len).into());
-            }
+            BadReason::TooLarge(len).unless(!is_whole || len <= MAX_SAMPLE_BYTES)?;
             if is_over || is_whole && len > 0 {
                 return Ok((len > 0).then_some(document));
             }
@@ -510,9 +508,7 @@ impl RowReader for Documents {
             let reason = BadReason::Truncated("the tokens end within the document");
             return Err(RowError::File(reason));
         }
-        if len > MAX_SAMPLE_BYTES {
-            return Err(BadReason::TooLarge(len).into());
-        }
+        BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES)?;
         cells.clear();
         cells.push(Some(document.into()));
         Ok(true)

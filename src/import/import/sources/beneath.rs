@@ -93,9 +93,7 @@ impl Root {
                 continue;
             };
             links += 1;
-            if links > MAX_LINKS {
-                return Err(BadReason::Cyclic);
-            }
+            BadReason::Cyclic.unless(links <= MAX_LINKS)?;
             let target = if target.starts_with(b"/") {
                 real.clear();
                 self.beneath(&target)?
@@ -111,9 +109,9 @@ impl Root {
 
     fn open_beneath(&self, relative: &[u8], flags: OFlags) -> Result<OwnedFd, BadReason> {
         // Not all of the opens below would refuse these.
-        if relative.starts_with(b"/") || components(relative).any(|name| name == b"..") {
-            return Err(BadReason::LeavesSource);
-        }
+        BadReason::LeavesSource.unless(
+            !relative.starts_with(b"/") && components(relative).all(|name| name != b".."),
+        )?;
         match self.open_strict(relative, flags) {
             Err(Errno::LOOP) => match self.links {
                 Links::Refuse => Err(BadReason::Special("link, which is not followed")),
@@ -197,9 +195,7 @@ pub(super) fn push(path: &mut Vec<u8>, name: &[u8]) {
 }
 
 fn pop(path: &mut Vec<u8>) -> Result<(), BadReason> {
-    if path.is_empty() {
-        return Err(BadReason::LeavesSource);
-    }
+    BadReason::LeavesSource.unless(!path.is_empty())?;
     let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
     path.truncate(end);
     Ok(())

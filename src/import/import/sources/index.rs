@@ -197,6 +197,11 @@ impl BadReason {
         BadReason::Field { field: field.to_owned(), what: what.into() }
     }
 
+    /// This reason, unless the entry `is_well`.
+    pub(crate) fn unless(self, is_well: bool) -> Result<(), BadReason> {
+        if is_well { Ok(()) } else { Err(self) }
+    }
+
     /// The reason that a reader wrapped in its error, if it did.
     pub(crate) fn within(error: &io::Error) -> Option<&BadReason> {
         error.get_ref()?.downcast_ref()
@@ -336,9 +341,7 @@ impl Index {
         offset_or_stamp: u64,
         container: u32,
     ) -> Result<(), BadReason> {
-        if name.len() > MAX_NAME_BYTES {
-            return Err(TOO_LONG_A_NAME);
-        }
+        TOO_LONG_A_NAME.unless(name.len() <= MAX_NAME_BYTES)?;
         if len > MAX_SAMPLE_BYTES {
             return Err(BadReason::TooLarge(len));
         }

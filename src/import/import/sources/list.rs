@@ -89,9 +89,7 @@ pub(crate) fn folder_of(list: &Path) -> &Path {
 
 fn push(line: &[u8], root: &Root, container: u32, index: &mut Index) -> Result<(), BadReason> {
     let (path, label) = labelled(line)?;
-    if path.starts_with(b"/") {
-        return Err(BadReason::Name("is not beneath the list's folder"));
-    }
+    BadReason::Name("is not beneath the list's folder").unless(!path.starts_with(b"/"))?;
     let name = clean_name(path)?;
     let stat = root.stat_file(&name)?;
     if stat.st_mode & 0o444 != 0o444 {

@@ -294,9 +294,7 @@ impl Rows {
         let mut payload = Payload { field: 0, len_bytes, offset_or_stamp, container: *container };
         if judge.grouped {
             let (key, field) = key_and_field(&name)?;
-            if target.is_some() {
-                return Err(BadReason::Special("link in a shard of grouped files"));
-            }
+            BadReason::Special("link in a shard of grouped files").unless(target.is_none())?;
             payload.field = index.field(&field).ok_or(TOO_MANY_FIELDS)?;
             self.push_grouped(key, payload);
             return Ok(field == b"cls");
@@ -384,9 +382,7 @@ fn follow(link: &Link, targets: &HashMap<u64, Option<u64>>) -> Result<u64, BadRe
 
 /// The name of the member that the link `name` with `target` leads to.
 fn beside(name: &[u8], target: &[u8]) -> Result<Vec<u8>, BadReason> {
-    if target.starts_with(b"/") {
-        return Err(BadReason::LeavesSource);
-    }
+    BadReason::LeavesSource.unless(!target.starts_with(b"/"))?;
     let mut at: Vec<&[u8]> = name.split(|&byte| byte == b'/').collect();
     at.pop();
     for part in target.split(|&byte| byte == b'/') {

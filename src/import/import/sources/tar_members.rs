@@ -7,6 +7,7 @@
 //! have a limit.
 
 use std::io::{self, Read};
+use std::ops::Range;
 
 use super::beneath::push;
 use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
@@ -137,7 +138,7 @@ impl<I: Input> Members<I> {
     }
 
     /// After an error: the byte range that was not read; empty if its end is unknown.
-    pub(crate) fn rest(&self) -> std::ops::Range<u64> {
+    pub(crate) fn rest(&self) -> Range<u64> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
     }
 
@@ -160,9 +161,8 @@ impl<I: Input> Members<I> {
                 _ => return Err(BadReason::Truncated("inside a header")),
             }
             if is_zero(&block) {
-                if !extended.is_empty() {
-                    return Err(BadReason::Syntax("an extended header without a member"));
-                }
+                BadReason::Syntax("an extended header without a member")
+                    .unless(extended.is_empty())?;
                 if !self.begin_next_archive(&mut block)? {
                     return Ok(None);
                 }
@@ -170,9 +170,8 @@ impl<I: Input> Members<I> {
             let header = Header::parse(&block)?;
             match header.kind {
                 b'x' | b'X' => {
-                    if extended.pax {
-                        return Err(BadReason::Syntax("two extended headers for one member"));
-                    }
+                    BadReason::Syntax("two extended headers for one member")
+                        .unless(!extended.pax)?;
                     extended.pax = true;
                     let records = self.read_extended(header.len_bytes)?;
                     extended.read_pax(&records)?;
@@ -181,11 +180,8 @@ impl<I: Input> Members<I> {
                     let records = self.read_extended(header.len_bytes)?;
                     let mut global = Extended::default();
                     global.read_pax(&records)?;
-                    if !global.is_empty() {
-                        return Err(BadReason::Syntax(
-                            "a global header that names or sizes members",
-                        ));
-                    }
+                    BadReason::Syntax("a global header that names or sizes members")
+                        .unless(global.is_empty())?;
                 }
                 b'L' => once(&mut extended.name, self.read_long(header.len_bytes)?, TWO_NAMES)?,
                 b'K' => once(&mut extended.link, self.read_long(header.len_bytes)?, TWO_LINKS)?,
@@ -209,9 +205,7 @@ impl<I: Input> Members<I> {
                 read => break read?,
             }
         };
-        if read == 0 {
-            return Err(BadReason::Truncated("inside a member"));
-        }
+        BadReason::Truncated("inside a member").unless(read != 0)?;
         self.position += read as u64;
         self.left -= read as u64;
         self.payload_left -= read as u64;
@@ -258,9 +252,8 @@ impl<I: Input> Members<I> {
             }
         }
         // Requires the magic: leftover buffer contents after the mark may resemble a v7 header.
-        if block[257..262] != *b"ustar" || check_sum(block).is_err() {
-            return Err(BadReason::Syntax("what follows the end mark is not an archive"));
-        }
+        BadReason::Syntax("what follows the end mark is not an archive")
+            .unless(block[257..262] == *b"ustar" && check_sum(block).is_ok())?;
         let from = self.header_at;
         self.appended.get_or_insert(Appended { archives: 0, from }).archives += 1;
         Ok(true)
@@ -291,18 +284,17 @@ impl<I: Input> Members<I> {
             _ => (MemberKind::File, true),
         };
         // Some tools skip the stated bytes and some do not; for hard links all agree.
-        if !has_payload && len_bytes != 0 && header.kind != b'1' {
-            return Err(BadReason::Syntax("a length where there can be no payload"));
-        }
+        BadReason::Syntax("a length where there can be no payload")
+            .unless(has_payload || len_bytes == 0 || header.kind == b'1')?;
         // If the archive ends within the map of a sparse member, return the member, so that its name is known; the next
         // read reports the end.
         let is_there = has_payload && self.pass_over_map(header.goes_on)?;
         let len_bytes = if is_there { len_bytes } else { 0 };
         let offset = self.position;
         self.enter(len_bytes)?;
-        if self.input.len_bytes().is_some_and(|len| offset.saturating_add(len_bytes) > len) {
-            return Err(BadReason::Truncated("inside a member"));
-        }
+        BadReason::Truncated("inside a member").unless(
+            !self.input.len_bytes().is_some_and(|len| offset.saturating_add(len_bytes) > len),
+        )?;
         Ok(Member { name, kind, len_bytes, offset })
     }
 
@@ -345,17 +337,15 @@ impl<I: Input> Members<I> {
     }
 
     fn read_extended(&mut self, len_bytes: u64) -> Result<Vec<u8>, BadReason> {
-        if len_bytes > MAX_EXTENDED_BYTES {
-            return Err(BadReason::Syntax("an extended header of more than 1 MiB"));
-        }
+        BadReason::Syntax("an extended header of more than 1 MiB")
+            .unless(len_bytes <= MAX_EXTENDED_BYTES)?;
         self.enter(len_bytes)?;
         self.payload_left = self.left;
         let mut bytes = vec![0; self.left as usize]; // at most 1 MiB and a block
         self.fill(&mut bytes)?;
         // Some tools stop at the stated length, others at the first NUL in the padding.
-        if bytes[len_bytes as usize..].iter().any(|&byte| byte != 0) {
-            return Err(BadReason::Syntax("an extended header that goes on behind its end"));
-        }
+        BadReason::Syntax("an extended header that goes on behind its end")
+            .unless(is_zero(&bytes[len_bytes as usize..]))?;
         bytes.truncate(len_bytes as usize);
         Ok(bytes)
     }
@@ -448,21 +438,19 @@ impl Header {
         let kind = block[156];
         // In GNU's old sparse format the map is at the prefix's place.
         let has_prefix = !prefix.is_empty() && kind != b'S';
-        if has_prefix && magic == b"ustar\0" {
-            name = [prefix, b"/", &name].concat();
-        } else if has_prefix {
+        if has_prefix {
             // Python's tarfile reads these bytes as a prefix; GNU tar does not, and writes them only in dumps.
-            return Err(BadReason::Syntax(
-                "a header with a name's prefix, of a format that has none",
-            ));
+            let what = "a header with a name's prefix, of a format that has none";
+            BadReason::Syntax(what).unless(magic == b"ustar\0")?;
+            name = [prefix, b"/", &name].concat();
         }
         let len_bytes =
             number(&block[124..136]).ok_or(BadReason::Syntax("a length is not a number"))?;
         // These fields are unused here, but Python's tarfile ends a listing if one is not a number.
         let others = [100..108, 108..116, 116..124, 136..148, 329..337, 337..345];
-        if others.into_iter().any(|at| block[at.start] != 0xff && number(&block[at]).is_none()) {
-            return Err(BadReason::Syntax("a header with an invalid number"));
-        }
+        let is_well = |at: Range<usize>| block[at.start] == 0xff || number(&block[at]).is_some();
+        BadReason::Syntax("a header with an invalid number")
+            .unless(others.into_iter().all(is_well))?;
         let link = until_nul(&block[157..257]).to_vec();
         let goes_on = kind == b'S' && block[482] != 0;
         Ok(Header { name, len_bytes, kind, link, goes_on })
@@ -488,11 +476,8 @@ fn check_sum(block: &[u8; BLOCK_BYTES]) -> Result<(), BadReason> {
     let signed: i64 = (0..BLOCK_BYTES).map(|at| i64::from(counted(at) as i8)).sum();
     let stored =
         number(&block[148..156]).ok_or(BadReason::Syntax("no header where one should be"))?;
-    if stored == unsigned || i64::try_from(stored) == Ok(signed) {
-        Ok(())
-    } else {
-        Err(BadReason::Syntax("a header's checksum differs"))
-    }
+    let is_right = stored == unsigned || i64::try_from(stored) == Ok(signed);
+    BadReason::Syntax("a header's checksum differs").unless(is_right)
 }
 
 /// A number field: octal with surrounding spaces or NULs, or base 256 with the top bit set.
@@ -521,9 +506,7 @@ fn until_nul(field: &[u8]) -> &[u8] {
 /// # Errors
 /// `Name`: it is empty, too long, or contains NUL or `..`.
 pub(crate) fn clean_name(name: &[u8]) -> Result<Vec<u8>, BadReason> {
-    if name.contains(&0) {
-        return Err(BadReason::Name("holds a NUL"));
-    }
+    BadReason::Name("holds a NUL").unless(!name.contains(&0))?;
     let mut clean = Vec::with_capacity(name.len());
     for part in name.split(|&byte| byte == b'/') {
         match part {

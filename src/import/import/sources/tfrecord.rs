@@ -106,7 +106,7 @@ fn length(header: &[u8; HEADER_BYTES]) -> Result<u64, BadReason> {
 fn check(what: &'static str, crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
     let found = u32::from_le_bytes(stored);
     let expected = masked(crc);
-    if expected == found { Ok(()) } else { Err(BadReason::BadCrc { what, expected, found }) }
+    BadReason::BadCrc { what, expected, found }.unless(expected == found)
 }
 
 /// TensorFlow masks stored checksums, since the CRC of data that contains its own CRC is weak.
@@ -252,9 +252,7 @@ impl Open {
             return Ok(Some(Ok((Vec::new().into(), len))));
         }
         let payload = self.payload(len, spare)?;
-        if payload.len() as u64 != len {
-            return Err(ENDS_INSIDE);
-        }
+        ENDS_INSIDE.unless(payload.len() as u64 == len)?;
         let sound = check_crc(crc32c(&payload), self.checksum()?);
         Ok(Some(sound.map(|()| (payload, 0))))
     }
@@ -276,7 +274,8 @@ impl Open {
     /// Skips the rest of a record, and its checksum.
     fn pass_over(&mut self, len: u64) -> Result<(), BadReason> {
         let passed = io::copy(&mut (&mut self.stream).take(len), &mut io::sink())?;
-        if passed == len { self.checksum().map(drop) } else { Err(ENDS_INSIDE) }
+        ENDS_INSIDE.unless(passed == len)?;
+        self.checksum().map(drop)
     }
 
     /// Reads the stored checksum that follows a payload.
@@ -287,7 +286,7 @@ impl Open {
     }
 
     fn fill(&mut self, into: &mut [u8]) -> Result<(), BadReason> {
-        if read_some(&mut self.stream, into)? == into.len() { Ok(()) } else { Err(ENDS_INSIDE) }
+        ENDS_INSIDE.unless(read_some(&mut self.stream, into)? == into.len())
     }
 
     /// The next `len` bytes, or fewer if the stream ends.

@@ -157,11 +157,8 @@ impl ItemFormat {
             ranges.push(at..end);
             at = end;
         }
-        if at == item.len() {
-            Ok(ranges)
-        } else {
-            Err(BadReason::Syntax("the item has more bytes than its columns"))
-        }
+        let what = "the item has more bytes than its columns";
+        BadReason::Syntax(what).unless(at == item.len()).map(|()| ranges)
     }
 
     fn cells(&self, item: Vec<u8>, cells: &mut Cells) -> Result<(), BadReason> {
@@ -409,9 +406,7 @@ impl Shard {
         let mut item = Vec::new();
         let read = self.from.by_ref().take(len).read_to_end(&mut item);
         let read = read.map_err(|error| BadReason::Decoder(error.to_string()))?;
-        if read as u64 != len {
-            return Err(BadReason::Truncated("the shard ends within an item"));
-        }
+        BadReason::Truncated("the shard ends within an item").unless(read as u64 == len)?;
         self.at += len;
         Ok(Some(item))
     }
@@ -532,9 +527,7 @@ impl LeafForm {
 /// Reads the number of dimensions and returns the dimensions.
 fn words(rest: &mut &[u8], number: fn(&[u8]) -> u64) -> Result<Vec<u64>, BadReason> {
     let dims = number(take(rest, 4)?);
-    if dims > MAX_DIMS {
-        return Err(BadReason::Syntax("an array has more than 64 dimensions"));
-    }
+    BadReason::Syntax("an array has more than 64 dimensions").unless(dims <= MAX_DIMS)?;
     (0..dims).map(|_| Ok(number(take(rest, 4)?))).collect()
 }
 
