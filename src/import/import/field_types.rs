@@ -319,11 +319,8 @@ fn fits_npy(
     let each = kind.or(found.as_ref()).map_or(0, |kind| kind.element().len_bytes().into());
     let needed = header.shape.iter().try_fold(each, |len: u64, dim| len.checked_mul(*dim));
     let there = len - header.len_bytes; // the header was read from these bytes
-    if needed == Some(there) {
-        Ok(found)
-    } else {
-        Err(format!("is {shown}, and has {there} bytes behind its header"))
-    }
+    let wrong = || format!("is {shown}, and has {there} bytes behind its header");
+    (needed == Some(there)).then_some(found).ok_or_else(wrong)
 }
 
 /// Maximum length of a decimal number, with whitespace around it.

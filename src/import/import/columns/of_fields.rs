@@ -256,11 +256,8 @@ fn kind_of(
         _ => &[ColumnType::Int, ColumnType::Float, ColumnType::Float32],
     };
     let kind = given.unwrap_or(fits[0]);
-    if fits.contains(&kind) {
-        Ok(kind)
-    } else {
-        Err(format!("column `{name}` is {kind}, and field {field} is {from}"))
-    }
+    let wrong = || format!("column `{name}` is {kind}, and field {field} is {from}");
+    fits.contains(&kind).then_some(kind).ok_or_else(wrong)
 }
 
 /// A number of a field.

@@ -292,9 +292,8 @@ impl<I: Input> Members<I> {
         let len_bytes = if is_there { len_bytes } else { 0 };
         let offset = self.position;
         self.enter(len_bytes)?;
-        BadReason::Truncated("inside a member").unless(
-            !self.input.len_bytes().is_some_and(|len| offset.saturating_add(len_bytes) > len),
-        )?;
+        let fits = |len| offset.saturating_add(len_bytes) <= len;
+        BadReason::Truncated("inside a member").unless(self.input.len_bytes().is_none_or(fits))?;
         Ok(Member { name, kind, len_bytes, offset })
     }
 

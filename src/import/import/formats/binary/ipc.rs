@@ -150,11 +150,8 @@ fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
         let sum = |sum: u64, part: i64| sum.checked_add(u64::try_from(part).ok()?);
         parts.into_iter().try_fold(0, sum).is_some_and(|end| end <= begin)
     };
-    if blocks.all(is_within) {
-        Ok(())
-    } else {
-        Err(bad("its footer lists a block that ends behind it"))
-    }
+    let behind = || bad("its footer lists a block that ends behind it");
+    blocks.all(is_within).then_some(()).ok_or_else(behind)
 }
 
 fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Result<R> {

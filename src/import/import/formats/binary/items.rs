@@ -444,11 +444,8 @@ fn offsets(table: &[u8]) -> io::Result<Vec<u32>> {
     let offsets: Vec<u32> =
         table.as_chunks::<4>().0.iter().map(|at| u32::from_le_bytes(*at)).collect();
     let is_behind = offsets.first().is_some_and(|first| *first as usize >= 4 + table.len());
-    if is_behind && offsets.is_sorted() {
-        Ok(offsets)
-    } else {
-        Err(io::ErrorKind::InvalidData.into())
-    }
+    let is_well = is_behind && offsets.is_sorted();
+    is_well.then_some(offsets).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn no_table(error: io::Error, input: &Input) -> Error {

@@ -376,11 +376,8 @@ fn check_rows(metadata: &ParquetMetaData) -> Result<(), String> {
     let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
     let stated = metadata.file_metadata().num_rows();
     let groups = groups.sum::<i128>();
-    if i128::from(stated) == groups {
-        Ok(())
-    } else {
-        Err(format!("it states {stated} rows, and its row groups {groups}"))
-    }
+    let differs = || format!("it states {stated} rows, and its row groups {groups}");
+    (i128::from(stated) == groups).then_some(()).ok_or_else(differs)
 }
 
 /// The number of rows that have so many bytes on average.

@@ -144,11 +144,9 @@ impl Body {
             end = *begin;
             is_before
         };
-        if begins.iter().all(fits) {
-            Ok(Some(Body { at: 0, len, begins, stated: Vec::new() }))
-        } else {
-            Err(BadReason::Decoder("the buffers of a message overlap".to_owned()))
-        }
+        let overlap = || BadReason::Decoder("the buffers of a message overlap".to_owned());
+        begins.iter().all(fits).then_some(()).ok_or_else(overlap)?;
+        Ok(Some(Body { at: 0, len, begins, stated: Vec::new() }))
     }
 
     /// Skips bytes of the body up to the next stated length, then reads the length and checks it.
