@@ -136,14 +136,16 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// The compression of a file.
+/// Opens the shard at `path`, and detects its compression.
 ///
 /// # Errors
-/// The file cannot be read.
-pub(crate) fn of_file(file: &File) -> io::Result<Option<Compression>> {
+/// As [`shard::open`]. The file cannot be read.
+pub(super) fn open(path: &Path) -> Result<(Arc<File>, Container, Option<Compression>)> {
+    let (file, container) = shard::open(path)?;
     let mut head = [0; HEAD_BYTES as usize];
-    let len = read_some(&mut FileAt::new(file), &mut head)?;
-    Ok(Compression::of(&head[..len]))
+    let len = read_some(&mut FileAt::new(&*file), &mut head)
+        .map_err(|error| Error::from(error).path(path))?;
+    Ok((file, container, Compression::of(&head[..len])))
 }
 
 /// Bytes at the start of a file that suffice to detect its compression.
@@ -185,13 +187,11 @@ pub(crate) fn open_or_spool(
     path: &Path,
     options: &SourceOptions,
 ) -> Result<(Arc<File>, Container, bool)> {
-    let name = |error: io::Error| Error::from(error).path(path);
-    if !is_stream(path) {
-        let (file, container) = shard::open(path)?;
-        if of_file(&file).map_err(name)?.is_none() {
-            options.expansion.read(container.len_bytes);
-            return Ok((file, container, false));
-        }
+    if !is_stream(path)
+        && let (file, container, None) = open(path)?
+    {
+        options.expansion.read(container.len_bytes);
+        return Ok((file, container, false));
     }
     let Some(spool) = &options.spool else {
         let message = "a pipe or compressed archive can be read only in its own order";

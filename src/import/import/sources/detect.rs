@@ -7,7 +7,6 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -399,13 +398,12 @@ pub(super) fn given_file(path: &Path) -> FoundFile {
 
 /// Two consecutive files with one key at the beginning of the archive: a sign of a WebDataset shard.
 fn pair_at_beginning(path: &Path) -> Result<Option<Pair>> {
-    let name = |error: io::Error| Error::from(error).path(path);
-    let (file, container) = shard::open(path)?;
-    Ok(match compression::of_file(&file).map_err(name)? {
+    let (file, container, packed) = compression::open(path)?;
+    Ok(match packed {
         None => tar::pair_at_beginning(front_to_back(file, 0..container.len_bytes)),
         Some(compression) => {
             let undone = compression.undo(FileAt::new(&*file), &Expansion::default());
-            tar::pair_at_beginning(undone.map_err(name)?)
+            tar::pair_at_beginning(undone.map_err(|error| Error::from(error).path(path))?)
         }
     })
 }

@@ -318,12 +318,7 @@ impl Index {
     pub(crate) fn push(&mut self, name: &[u8], label: Option<i64>) {
         let row = self.names.len();
         self.names.push(name);
-        if label.is_some() && self.labels.is_empty() {
-            self.labels.resize(row, NO_LABEL);
-        }
-        if label.is_some() || !self.labels.is_empty() {
-            self.labels.push(label.unwrap_or(NO_LABEL));
-        }
+        push_sparse(&mut self.labels, row, label.unwrap_or(NO_LABEL), NO_LABEL);
         if !self.payload_starts.is_empty() {
             self.payload_starts.push(self.payload_lens.len() as u64);
         }
@@ -362,12 +357,7 @@ impl Index {
         if !self.payload_starts.is_empty() {
             self.payload_fields.push(payload.field);
         }
-        if payload.container != 0 && self.payload_containers.is_empty() {
-            self.payload_containers.resize(payloads, 0);
-        }
-        if payload.container != 0 || !self.payload_containers.is_empty() {
-            self.payload_containers.push(payload.container);
-        }
+        push_sparse(&mut self.payload_containers, payloads, payload.container, 0);
         self.payload_lens.push(payload.len_bytes);
         self.payload_offsets.push(payload.offset_or_stamp);
     }
@@ -674,6 +664,14 @@ impl Index {
         let payloads = self.payload_lens.len() as u64;
         self.payload_starts = (0..rows).map(|row| row.min(payloads)).collect();
         self.payload_fields = vec![0; self.payload_lens.len()];
+    }
+}
+
+/// Appends a value to a column that is empty while all of its `len` values are the `usual` one.
+fn push_sparse<T: Copy + PartialEq>(column: &mut Vec<T>, len: usize, value: T, usual: T) {
+    if value != usual || !column.is_empty() {
+        column.resize(len, usual);
+        column.push(value);
     }
 }
 

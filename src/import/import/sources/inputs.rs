@@ -10,7 +10,7 @@ use super::compression::{self, Compression, HEAD_BYTES, decompressed, is_stream,
 use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
 use super::sample_stream::FieldBytes;
-use super::shard::{self, FileAt};
+use super::shard::FileAt;
 use super::tar_members::Input;
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -174,8 +174,7 @@ impl Inputs {
 impl OneShard {
     /// Opens the shard, a file.
     fn open(&self, path: &Path, expansion: &Expansion) -> Result<Stream> {
-        let (file, container) = shard::open(path)?;
-        let packed = compression::of_file(&file).map_err(|error| Error::from(error).path(path))?;
+        let (file, container, packed) = compression::open(path)?;
         self.is_packed.store(packed.is_some(), Ordering::Relaxed);
         let Range { start: offset, end } = self.part.clone().unwrap_or(0..container.len_bytes);
         let bytes = BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end });
