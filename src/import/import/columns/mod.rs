@@ -52,12 +52,8 @@ impl ColumnFile {
     /// # Errors
     /// The file cannot be read. `BadSource`: it is invalid; the error names the line.
     pub(super) fn read(from: &ColumnsFrom) -> Result<ColumnFile> {
-        ColumnFile::parse(from, &bytes_of(&from.path)?)
-    }
-
-    fn parse(from: &ColumnsFrom, bytes: &[u8]) -> Result<ColumnFile> {
-        parse(from, bytes)
-            .map_err(|what| Error::new(ErrorKind::BadSource, what).path(from.path.clone()))
+        let bytes = bytes_of(&from.path)?;
+        parse(from, &bytes).map_err(|what| Error::new(ErrorKind::BadSource, what).path(&from.path))
     }
 
     /// Adapts the file to an image: columns that the image has keep the image's types.
@@ -67,7 +63,7 @@ impl ColumnFile {
     pub(super) fn for_image(self, image: Option<&Directory>) -> Result<ColumnFile> {
         let Some(image) = image else { return Ok(self) };
         let path = self.from.path.clone();
-        let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(path.clone());
+        let bad = |what: String| Error::new(ErrorKind::BadSource, what).path(&path);
         let mut from = self.from.clone();
         let mut differs = false;
         from.only.clear();
@@ -89,7 +85,7 @@ impl ColumnFile {
             if xxh3_64(&bytes) != self.content {
                 return Err(bad("changed while it was imported".to_owned()));
             }
-            ColumnFile::parse(&from, &bytes)?
+            parse(&from, &bytes).map_err(bad)?
         } else {
             self
         };

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::SharedOrigins;
 use crate::import::sources::compression::{Compression, decompressed, is_stream};
 use crate::import::sources::expansion::{Compressed, Expansion};
-use crate::import::sources::objects::Shard;
+use crate::import::sources::objects::{Shard, push_origin};
 use crate::import::sources::{BadReason, content};
 use dlfs_base::folders::Links;
 use dlfs_base::threads::map_at_once;
@@ -167,6 +167,13 @@ impl Input {
         self.check()?;
         left_out.map_err(|error| self.named(error))?;
         Ok(from)
+    }
+
+    /// Records the object, if it is one, as an origin of samples.
+    pub(super) fn record(&self) {
+        if let Some(InStore { client, object, origins, .. }) = &self.object {
+            push_origin(&mut origins.lock(), client, object);
+        }
     }
 
     /// Checks that the store has not failed.

@@ -115,12 +115,12 @@ pub(crate) fn survey(
                 Arc::new(move |input, options, _| TokenFile::open(input, options, is_typed))
             }
             SourceKind::Megatron => {
-                rows.push(megatron_file(input, &name, is_typed, origins)?);
+                rows.push(megatron_file(input, &name, is_typed)?);
                 continue;
             }
             #[cfg(feature = "formats")]
             kind => {
-                rows.extend(binary::files(input, name, kind, &options.rows, origins)?);
+                rows.extend(binary::files(input, name, kind, &options.rows)?);
                 continue;
             }
             #[cfg(not(feature = "formats"))]

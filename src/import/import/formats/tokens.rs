@@ -29,16 +29,15 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
+use super::RowFile;
 use super::column::{CellKind, Cells, Column, is_float};
-use super::input::{InStore, Input};
+use super::input::Input;
 use super::rows::{OpenRows, RowError, RowReader};
-use super::{RowFile, SharedOrigins};
 use crate::import::options::RowOptions;
 use crate::import::sources::BadReason;
 use crate::import::sources::compression::{self, Compression};
 use crate::import::sources::content::MEGATRON_INDEX;
 use crate::import::sources::index::MAX_SAMPLE_BYTES;
-use crate::import::sources::objects::push_origin;
 use crate::import::sources::sample_stream::StreamPlace;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::field_type::{Element, FieldType};
@@ -262,16 +261,11 @@ fn position(tokens: &[u8], token: &[u8; 8], token_bytes: usize) -> Option<usize>
 }
 
 /// The tokens of the index `index`, whose documents are called `PREFIX/NUMBER`; the index is called `name`. `is_typed`:
-/// options or image define the type of the field. Adds the tokens to `origins` if they are an object.
+/// options or image define the type of the field. Records the tokens as an origin.
 ///
 /// # Errors
 /// The index has another name than an index. Errors of looking up the tokens.
-pub(super) fn megatron_file(
-    index: Input,
-    name: &[u8],
-    is_typed: bool,
-    origins: &SharedOrigins,
-) -> Result<RowFile> {
+pub(super) fn megatron_file(index: Input, name: &[u8], is_typed: bool) -> Result<RowFile> {
     let Some(stem) = name.strip_suffix(b".idx") else {
         let text = "an index of Megatron is called PREFIX.idx, beside PREFIX.bin";
         return Err(index.bad(text.to_owned()));
@@ -280,9 +274,7 @@ pub(super) fn megatron_file(
     let tokens = OsString::from_vec([base, b".bin"].concat());
     let found = index.beside(vec![vec![tokens]])?.pop();
     let (_, input) = found.expect("one name was given, and each has an input");
-    if let Some(InStore { client, object, .. }) = &input.object {
-        push_origin(&mut origins.lock(), client, object);
-    }
+    input.record();
     let open = Arc::new(move |tokens: &Input, _: &RowOptions, _: Option<&[Column]>| {
         Documents::open(&index, tokens, is_typed)
     });

@@ -12,30 +12,28 @@ use std::sync::Arc;
 
 use self::indexes::Shard;
 use self::items::{ItemRows, Table};
-use super::input::{InStore, Input};
-use super::{Column, Open, RowFile, SharedOrigins};
+use super::input::Input;
+use super::{Column, Open, RowFile};
 use crate::import::options::RowOptions;
 use crate::import::sources::SourceKind;
-use crate::import::sources::objects::push_origin;
 use dlfs_base::Result;
 
-/// The file `input`, whose rows' names begin with `stem`, or the shards that it names. Adds shards that are objects to
-/// `origins`.
+/// The file `input`, whose rows' names begin with `stem`, or the shards that it names, which it records
+/// as origins.
 pub(super) fn files(
     input: Input,
     stem: Vec<u8>,
     kind: SourceKind,
     options: &RowOptions,
-    origins: &SharedOrigins,
 ) -> Result<Vec<RowFile>> {
     let open: Arc<Open> = match kind {
         SourceKind::Parquet => {
             let footer = parquet::Footer::default();
             Arc::new(move |input, options, _| parquet::open(input, options, &footer))
         }
-        SourceKind::Mds => return Ok(shards(indexes::mds(&input, options)?, &stem, origins)),
+        SourceKind::Mds => return Ok(shards(indexes::mds(&input, options)?, &stem)),
         SourceKind::LitData => {
-            return Ok(shards(indexes::litdata(&input, options)?, &stem, origins));
+            return Ok(shards(indexes::litdata(&input, options)?, &stem));
         }
         _ => Arc::new(|input, options, _| ipc::open(input, options)),
     };
@@ -43,12 +41,10 @@ pub(super) fn files(
 }
 
 /// The shards of the index called `index`. Their rows are named as if they had been given themselves.
-fn shards(shards: Vec<Shard>, index: &[u8], origins: &SharedOrigins) -> Vec<RowFile> {
+fn shards(shards: Vec<Shard>, index: &[u8]) -> Vec<RowFile> {
     let folder = index.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let file = |Shard { name, input, format, stated }: Shard| {
-        if let Some(InStore { client, object, .. }) = &input.object {
-            push_origin(&mut origins.lock(), client, object);
-        }
+        input.record();
         let stem = [&index[..folder], name.as_bytes()].concat();
         let table = Table::default();
         let open = move |input: &Input, _: &RowOptions, known: Option<&[Column]>| {

@@ -31,7 +31,7 @@ use crate::import::formats::rows::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Expansion;
 use crate::import::sources::sample_stream::StreamPlace;
-use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_base::Result;
 
 /// Opens the Parquet file `input`.
 ///
@@ -109,11 +109,8 @@ fn rows_of(
     options: &RowOptions,
     plan: impl FnOnce(Vec<Vec<Range<u64>>>) + 'static,
 ) -> Result<OpenRows> {
-    let path = input.path.clone();
-    let bad = move |what: String| {
-        let text = format!("the Parquet file cannot be read: {what}");
-        Error::new(ErrorKind::BadSource, text).path(&path)
-    };
+    let own = input.clone();
+    let bad = move |what: String| own.bad(format!("the Parquet file cannot be read: {what}"));
     let found = Some(Arc::clone(&input.pages));
     let from = StatedPages { from, expansion: input.expansion.clone(), is_indexed: false, found };
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
