@@ -122,8 +122,8 @@ struct Texts {
     encoder: Arc<Encoder>,
     /// The threads that encode, once reading has begun.
     jobs: Option<Sender<Job>>,
-    /// Rows that were read ahead.
-    ahead: VecDeque<Row>,
+    /// Rows that were read ahead, each with the place behind it.
+    ahead: VecDeque<(Result<Row, RowError>, StreamPlace)>,
     /// Bytes of their texts.
     ahead_bytes: usize,
     /// Set once `rows` has no more.
@@ -135,13 +135,8 @@ struct Texts {
     own: Cells,
 }
 
-/// A row that was read ahead.
-struct Row {
-    cells: Result<(Cells, Encoded), RowError>,
-    text_bytes: usize,
-    /// The place behind it.
-    place: StreamPlace,
-}
+/// A row that was read ahead: its other values, the tokens of its text, and the bytes of the text.
+type Row = (Cells, Encoded, usize);
 
 impl Texts {
     /// The rows of `rows`, with tokens of type `kind` in place of the column `text`.
@@ -212,30 +207,21 @@ impl Texts {
     /// Reads rows, and hands their texts to the threads, until enough are under way.
     fn read_ahead(&mut self) {
         while !self.has_ended && self.ahead.len() < AHEAD_ROWS && self.ahead_bytes < AHEAD_BYTES {
-            let cells = match self.rows.next_row(&mut self.own) {
-                Ok(false) => {
-                    self.has_ended = true;
-                    return;
-                }
-                Ok(true) => self.hand_over(),
-                Err(error) => {
-                    self.has_ended = matches!(error, RowError::File(_));
-                    Err(error)
-                }
-            };
+            let read = self.rows.next_row(&mut self.own);
+            self.has_ended = matches!(read, Ok(false) | Err(RowError::File(_)));
+            if let Ok(false) = read {
+                return;
+            }
             self.read += 1;
             let place = self.rows.place(self.read);
-            let (cells, text_bytes) = match cells {
-                Ok((cells, tokens, text_bytes)) => (Ok((cells, tokens)), text_bytes),
-                Err(error) => (Err(error), 0),
-            };
-            self.ahead_bytes += text_bytes;
-            self.ahead.push_back(Row { cells, text_bytes, place });
+            let row = read.and_then(|_| self.hand_over());
+            self.ahead_bytes += row.as_ref().map_or(0, |(.., text_bytes)| *text_bytes);
+            self.ahead.push_back((row, place));
         }
     }
 
     /// Hands the text of the row just read to the threads. Returns its other values, and the bytes of the text.
-    fn hand_over(&mut self) -> Result<(Cells, Encoded, usize), RowError> {
+    fn hand_over(&mut self) -> Result<Row, RowError> {
         let mut cells: Cells =
             self.places.iter().map(|at| self.own.get_mut(*at).and_then(Option::take)).collect();
         let Some(text) = cells[self.tokens].take() else {
@@ -269,10 +255,10 @@ impl RowReader for Texts {
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {
         self.read_ahead();
-        let Some(row) = self.ahead.pop_front() else { return Ok(false) };
-        self.ahead_bytes -= row.text_bytes;
-        self.next = row.place;
-        let (others, tokens) = row.cells?;
+        let Some((row, place)) = self.ahead.pop_front() else { return Ok(false) };
+        self.next = place;
+        let (others, tokens, text_bytes) = row?;
+        self.ahead_bytes -= text_bytes;
         let tokens = tokens.recv().unwrap_or_else(|_| Err("crashes the tokenizer".to_owned()));
         let tokens = tokens.map_err(|what| self.wrong(what))?;
         *cells = others;
