@@ -16,7 +16,7 @@ use super::expansion::Expansion;
 use super::folder::{self, DetectedFile, Survey, Tree};
 use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, PIPE, Role, SourceKind};
 use super::index::BadEntry;
-use super::shard::{self, FileAt, front_to_back};
+use super::shard::{self, FileAt, front_to_back, read_some};
 use super::tar::{self, Pair};
 use super::{Source, Store, list};
 use dlfs_base::{Error, ErrorKind, Result};

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::index::{BadEntry, Index};
+use super::index::BadEntry;
 use super::objects::warn_of_splits;
 use super::tar::Pair;
 use super::{Source, SourceOptions};

@@ -40,11 +40,12 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<OpenRows> {
         }
     };
     // Only these columns are read, so that a defect in another one rejects no row.
-    let (columns, rows) = rows?;
+    let (columns, mut rows) = rows?;
     let is_read = |at: &usize| is_wanted(&columns[*at], options);
     let read: Vec<usize> = (0..columns.len()).filter(is_read).collect();
     let columns = read.iter().map(|at| columns[*at].clone()).collect();
-    Ok((columns, Box::new(AheadRows { read: Some(read), ..rows })))
+    rows.read = Some(read);
+    Ok((columns, Box::new(rows)))
 }
 
 /// Detects the format and opens the input. `begin` is called before rows of the file format are read.

@@ -121,7 +121,9 @@ fn rows_of(
     let decode = move |from: StreamPlace| {
         caught(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
-    Ok((columns, Box::new(AheadRows { groups, ..AheadRows::new(decode) })))
+    let mut rows = AheadRows::new(decode);
+    rows.groups = groups;
+    Ok((columns, Box::new(rows)))
 }
 
 /// A file whose row groups are decoded one after the other.

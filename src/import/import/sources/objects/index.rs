@@ -1,8 +1,9 @@
 //! Lists prefixes in compact form, since a bucket may hold many millions of objects; and indexes folders of objects, and
 //! lists of objects.
 //!
-//! On the Hugging Face Hub, names tell the splits of files. A split here is a named part of a data set, such as `train`, made by the author of the data set. dlfs's own
-//! splits, which divide samples by a hash, have nothing to do with it.
+//! On the Hugging Face Hub, names tell the splits of files. A split here is a named part of a data set, such as
+//! `train`, made by the author of the data set. dlfs's own splits, which divide samples by a hash, have nothing to do
+//! with it.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
