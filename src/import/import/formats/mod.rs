@@ -24,9 +24,11 @@ mod input;
 mod json;
 mod json_lines;
 mod rows;
-#[cfg_attr(not(feature = "tokens"), path = "without_texts.rs")]
+#[cfg(feature = "tokens")]
 mod texts;
 mod tokens;
+#[cfg(not(feature = "tokens"))]
+mod without_texts;
 
 use std::sync::Arc;
 
@@ -38,9 +40,12 @@ use self::json_lines::JsonLines;
 use self::rows::OpenRows;
 pub(crate) use self::rows::RowSet;
 pub use self::rows::RowSource;
+#[cfg(feature = "tokens")]
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
 use self::tokens::{TokenFile, megatron_file};
+#[cfg(not(feature = "tokens"))]
+pub use self::without_texts::Encoder;
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;

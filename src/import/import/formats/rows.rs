@@ -274,8 +274,8 @@ impl RowSet {
         Ok(self)
     }
 
-    /// The names of the classes that rows name. They are read before the rows, so that classes are numbered in the order
-    /// of their names, as folders are. Bad rows are reported when rows are read.
+    /// The names of the classes that rows name. They are read before the rows, so that classes are numbered in the
+    /// order of their names, as folders are. Bad rows are reported when rows are read.
     ///
     /// # Errors
     /// A file does not open. Errors of the store.

@@ -15,7 +15,7 @@ use serde::de::IgnoredAny;
 
 use super::compression::{self, Compression};
 use super::expansion::Expansion;
-use super::found::SourceKind;
+use super::file_counts::SourceKind;
 use super::shard::read_some;
 use super::{tar_members, tfrecord};
 use dlfs_base::Result;

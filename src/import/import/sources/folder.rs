@@ -4,10 +4,10 @@
 //! by path, within a folder the files sorted by name. Files outside class folders have no label and come
 //! last, so they shift no id. Several trees follow one another, and share their classes.
 //!
-//! A folder may hold shards instead of samples. Shards are recognised by their bytes. Reading the first bytes of every file in a folder of samples would
-//! take ten seconds per million files. So files are grouped by extension, and only the first, second, third,
-//! fifth, ninth and so on of each group are read. Files with a shard's extension are read, too, up to a limit.
-//! All files are read only if this finds a shard.
+//! A folder may hold shards instead of samples. Shards are recognised by their bytes. Reading the first bytes of every
+//! file in a folder of samples would take ten seconds per million files. So files are grouped by extension, and only
+//! the first, second, third, fifth, ninth and so on of each group are read. Files with a shard's extension are read,
+//! too, up to a limit. All files are read only if this finds a shard.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::beneath::{Root, kind_name, push};
 use super::content::{self, Content, is_shard_name, is_side_file};
 use super::expansion::Expands;
-use super::found::{FileCount, FileCounts, HIDDEN, HIDDEN_FOLDER, Indexing, LINK_OUT, Role};
+use super::file_counts::{FileCount, FileCounts, HIDDEN, HIDDEN_FOLDER, Indexing, LINK_OUT, Role};
 use super::index::{BadEntry, BadReason, Container, Index};
 use super::shard::{self, FileAt};
 use super::{SourceOptions, stamp};

@@ -12,7 +12,7 @@ use std::{fmt, io};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::found::{FileCounts, REPLACED, Role};
+use super::file_counts::{FileCounts, REPLACED, Role};
 use dlfs_format::format::builder::MAX_FIELD_NAMES_BYTES;
 use dlfs_format::format::columns::ColumnTable;
 

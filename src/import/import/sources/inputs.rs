@@ -10,8 +10,7 @@ use super::compression::{self, Compression, HEAD_BYTES, decompressed, is_stream,
 use super::expansion::Expansion;
 use super::objects::{ObjectStreams, Shard};
 use super::sample_stream::FieldBytes;
-use super::shard::FileAt;
-use super::tar_members::Input;
+use super::shard::{FileAt, Input};
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use super::beneath::Root;
-use super::found::Indexing;
+use super::file_counts::Indexing;
 use super::index::{BadEntry, BadReason, Container, Index};
 use super::tar_members::clean_name;
 use super::{FoundFile, Source, SourceKind, Store, stamp};

@@ -20,7 +20,7 @@ pub(crate) mod detect;
 pub mod expansion;
 pub(crate) mod file_counts;
 mod folder;
-pub(crate) mod found;
+mod found;
 pub(crate) mod index;
 mod inputs;
 mod list;

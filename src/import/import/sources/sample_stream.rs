@@ -1,13 +1,14 @@
 //! Streams of samples, which the streamed import reads once, in order.
 //!
-//! [`Shuffled`] shuffles them, a window at a time. A stream may be sorted by class, but the samples of a chunk should be a random choice. The order depends only on
-//! the seed and the samples, so that a resumed import writes the same chunks.
+//! [`Shuffled`] shuffles them, a window at a time. A stream may be sorted by class, but the samples of a chunk should
+//! be a random choice. The order depends only on the seed and the samples, so that a resumed import writes the same
+//! chunks.
 
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use super::found::FileCount;
+use super::file_counts::FileCount;
 use super::index::{BadEntry, BadReason};
 use dlfs_base::Result;
 use dlfs_base::permutation::{Key, Permutation};

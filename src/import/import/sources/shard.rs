@@ -12,7 +12,6 @@ use rustix::io::Errno;
 
 use super::index::{BadReason, Container, Payload};
 use super::stamp;
-use super::tar_members::Input;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// Opens the shard at `path`, a regular file.
@@ -47,6 +46,23 @@ pub(crate) fn front_to_back(file: Arc<File>, bytes: Range<u64>) -> FrontToBack {
     let Range { start: offset, end } = bytes;
     BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end })
 }
+
+/// The input of an archive.
+pub(crate) trait Input: Read + Sized {
+    /// Skips `bytes` bytes; may end up past the end.
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        io::copy(&mut self.by_ref().take(bytes), &mut io::sink()).map(drop)
+    }
+
+    /// Total length, if known.
+    fn len_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl Input for Box<dyn Read + Send + '_> {}
+
+impl<R: Read> Input for io::Take<R> {}
 
 impl Input for FrontToBack {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {

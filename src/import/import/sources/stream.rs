@@ -13,7 +13,7 @@ use super::SourceOptions;
 use super::compression::is_stream;
 use super::detect::given_file;
 use super::expansion::Expansion;
-use super::found::{FileCount, FileCounts, REPLACED, Role, SourceKind};
+use super::file_counts::{FileCount, FileCounts, REPLACED, Role, SourceKind};
 use super::index::{
     BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME, TOO_MANY_FIELDS, has_room_for_field,
 };

@@ -20,11 +20,11 @@ use std::sync::Arc;
 use super::SourceOptions;
 use super::content::{is_note, is_side_file, named_kind};
 use super::expansion::{Expands, Expansion};
+use super::file_counts::{FileCounts, HIDDEN, Indexing, NESTED, Role, SourceKind};
 use super::folder::join;
-use super::found::{FileCounts, HIDDEN, Indexing, NESTED, Role, SourceKind};
 use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
-use super::shard::front_to_back;
-use super::tar_members::{Appended, Input, Member, MemberKind, Members, clean_name};
+use super::shard::{Input, front_to_back};
+use super::tar_members::{Appended, Member, MemberKind, Members, clean_name};
 use dlfs_base::folders::{FolderOptions, is_dropping};
 use dlfs_base::{Error, ErrorKind};
 

@@ -6,29 +6,12 @@
 //! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
 //! have a limit.
 
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
 
 use super::beneath::push;
 use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
-use super::shard::read_some;
-
-/// The input of an archive.
-pub(crate) trait Input: Read + Sized {
-    /// Skips `bytes` bytes; may end up past the end.
-    fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        io::copy(&mut self.by_ref().take(bytes), &mut io::sink()).map(drop)
-    }
-
-    /// Total length, if known.
-    fn len_bytes(&self) -> Option<u64> {
-        None
-    }
-}
-
-impl Input for Box<dyn Read + Send + '_> {}
-
-impl<R: Read> Input for io::Take<R> {}
+use super::shard::{Input, read_some};
 
 /// Reads members one after the other.
 #[derive(Debug)]

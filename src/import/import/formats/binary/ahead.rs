@@ -1,8 +1,9 @@
 //! Decodes batches of rows on a separate thread, one batch ahead of the reader. The values of their Arrow arrays become
 //! cells: their bytes, without a copy if they are contiguous.
 //!
-//! Decoders of other crates panic on some damaged files: [`caught`] turns this into an error of the file. The panic hook
-//! that is set here suppresses the message and backtrace of such a panic; all other panics go to the previous hook.
+//! Decoders of other crates panic on some damaged files: [`caught`] turns this into an error of the file. The panic
+//! hook that is set here suppresses the message and backtrace of such a panic; all other panics go to the previous
+//! hook.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

@@ -16,7 +16,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use super::indexes::Stated;
+use super::hashes::Stated;
 use crate::import::formats::column::{CellKind, Cells, Column, is_wanted};
 use crate::import::formats::input::{Input, LOOKING_UP};
 use crate::import::formats::rows::{OpenRows, RowError, RowReader};
@@ -66,12 +66,12 @@ pub(super) enum LeafLen {
 pub(super) enum LeafForm {
     /// Plain values of this kind, without a header.
     Is(CellKind),
-    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the element type, unless `TYPE` names it; a byte with the number of
-    /// dimensions in the upper 6 bits, and log2 of the bytes of each dimension in the lower 2 bits; the dimensions; then
-    /// the array.
+    /// MDS `ndarray` and `ndarray:TYPE`: a byte for the element type, unless `TYPE` names it; a byte with the number
+    /// of dimensions in the upper 6 bits, and log2 of the bytes of each dimension in the lower 2 bits; the
+    /// dimensions; then the array.
     Mds(Option<Element>),
-    /// LitData `numpy`: the number of the element type, the number of dimensions, and the dimensions, 4 bytes each; then
-    /// the array.
+    /// LitData `numpy`: the number of the element type, the number of dimensions, and the dimensions, 4 bytes each;
+    /// then the array.
     Numpy,
     /// LitData `tensor`: as `numpy`, but big-endian and with other numbers for the types.
     Tensor,

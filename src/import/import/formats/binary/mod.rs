@@ -2,6 +2,7 @@
 
 mod ahead;
 mod blocks;
+mod hashes;
 mod indexes;
 mod ipc;
 mod items;

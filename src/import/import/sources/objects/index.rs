@@ -1,9 +1,5 @@
-//! Lists prefixes in compact form, since a bucket may hold many millions of objects; and indexes folders of objects, and
-//! lists of objects.
-//!
-//! On the Hugging Face Hub, names tell the splits of files. A split here is a named part of a data set, such as
-//! `train`, made by the author of the data set. dlfs's own splits, which divide samples by a hash, have nothing to do
-//! with it.
+//! Lists prefixes in compact form, since a bucket may hold many millions of objects; and indexes folders of objects,
+//! and lists of objects.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -15,7 +11,8 @@ use std::path::{Path, PathBuf};
 use super::Clients;
 use super::read::{ObjectRoot, push_origin};
 use crate::import::sources::content::is_side_file;
-use crate::import::sources::found::{FileCounts, FoundFile, HIDDEN, Indexing, Role};
+use crate::import::sources::file_counts::{FileCounts, HIDDEN, Indexing, Role};
+use crate::import::sources::found::{canonical, split_of};
 use crate::import::sources::index::{BadEntry, BadReason, Container, Index};
 use crate::import::sources::{Source, SourceKind, Store, list};
 use dlfs_base::folders::is_dropping;
@@ -23,7 +20,7 @@ use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
 use dlfs_format::format::origins::{put_tag, tag_at};
-use dlfs_places::{Client, Object, Place, Scheme, shown};
+use dlfs_places::{Client, Object, Place, shown};
 
 /// The objects beneath a prefix, or one object.
 #[derive(Debug)]
@@ -162,55 +159,6 @@ impl Listed {
     /// An object's address, for messages.
     pub(super) fn address_of(&self, row: usize) -> String {
         self.root.address_of(self.name(row).as_bytes())
-    }
-}
-
-/// The split of a file, detected from its path as the Hub's own library does: the name before a shard's numbers,
-/// otherwise a word that stands for a split. `None`: the path names no split.
-pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
-    if let Some(split) = of_shard(name) {
-        return Some(canonical(split).map_or(split.into(), Cow::from));
-    }
-    let is_end = |letter: char| !letter.is_ascii_alphanumeric();
-    // The last such word counts; it may be in a folder's name, as in `train/data.parquet`.
-    name.rsplit(is_end).find_map(canonical).map(Cow::from)
-}
-
-/// Warns if the files, unless they are on the Hub, are shards of several splits: a user who imports the whole folder
-/// may want only one split.
-pub(crate) fn warn_of_splits(files: &[FoundFile]) {
-    let is_on_hub = |(client, _): &(Client, Object)| client.place().scheme() == Scheme::Hf;
-    if files.iter().filter_map(|file| file.object.as_ref()).any(is_on_hub) {
-        return;
-    }
-    let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
-    let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
-    if splits.len() > 1 {
-        let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
-        tracing::warn!(
-            "files of the splits {splits} become one data set; name those of one split to have it alone"
-        );
-    }
-}
-
-/// `SPLIT`, if the last component of the path is `SPLIT-00000-of-00001.EXTENSION`.
-fn of_shard(name: &str) -> Option<&str> {
-    let last = name.rsplit('/').next().unwrap_or(name);
-    let stem = last.split('.').next().unwrap_or(last);
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (split, number) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number(number) && is_number(count) && !split.is_empty()).then_some(split)
-}
-
-/// The name of the split that a word stands for.
-fn canonical(word: &str) -> Option<&'static str> {
-    let is = |words: &[&str]| words.iter().any(|own| word.eq_ignore_ascii_case(own));
-    match () {
-        () if is(&["train", "training"]) => Some("train"),
-        () if is(&["validation", "valid", "val", "dev"]) => Some("validation"),
-        () if is(&["test", "testing", "eval", "evaluation"]) => Some("test"),
-        () => None,
     }
 }
 
@@ -472,20 +420,6 @@ const HEADS: &str = "dlfs-open";
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn splits_are_told_by_words_of_the_path_and_the_names_of_shards() {
-        let of = |name| split_of(name);
-        assert_eq!(of("data/train-00000-of-00002.parquet").as_deref(), Some("train"));
-        assert_eq!(of("mnist/Test-0.parquet").as_deref(), Some("test"));
-        assert_eq!(of("default/validation/0000.parquet").as_deref(), Some("validation"));
-        assert_eq!(of("data/val-00000-of-00001.parquet").as_deref(), Some("validation"));
-        assert_eq!(of("data/train_sft-00000-of-00003.parquet").as_deref(), Some("train_sft"));
-        assert_eq!(of("train/a-b-00002-of-00003.tar").as_deref(), Some("a-b"));
-        assert_eq!(of("data/constraints-trained.parquet"), None);
-        assert_eq!(of("data/-00000-of-00001.parquet"), None);
-        assert_eq!(of("0000.parquet"), None);
-    }
 
     #[test]
     fn names_are_ordered_as_those_of_a_local_folder() {

@@ -17,8 +17,7 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::index::warn_of_splits;
-use self::index::{ListText, Listed, only_splits, split_of};
+use self::index::{ListText, Listed, only_splits};
 pub(crate) use self::read::{ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason};
 use super::compression::decompressed;
 use super::content::{
@@ -27,7 +26,8 @@ use super::content::{
 };
 use super::detect::{SIDE, braces};
 use super::expansion::Expansion;
-use super::found::{Decided, FileCounts, Found, FoundFile, Indexing, Role, SourceKind};
+use super::file_counts::{FileCounts, Indexing, Role, SourceKind};
+use super::found::{Decided, Found, FoundFile, split_of};
 use super::list;
 use super::tar::{self, Pair};
 use dlfs_base::threads::map_at_once;

@@ -1,0 +1,165 @@
+//! Hashes, lengths and counts that an index states for its shards, and their verification.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use serde::Deserialize;
+use sha2::Digest;
+use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
+
+use crate::import::formats::input::{BUFFER_BYTES, Input};
+use dlfs_base::Result;
+
+/// The length and hashes that an index states for a file, named as in Python's `hashlib` and `xxhash`.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct Stated {
+    #[serde(default)]
+    bytes: Option<u64>,
+    #[serde(default)]
+    hashes: BTreeMap<String, String>,
+    #[serde(skip)]
+    items: Option<u64>,
+}
+
+impl Stated {
+    /// Adds the stated number of items.
+    pub(super) fn with_items(self, items: Option<u64>) -> Stated {
+        Stated { items, ..self }
+    }
+
+    /// Compares the stated number of items with the number that the file has.
+    ///
+    /// # Errors
+    /// `BadSource`: they differ.
+    pub(super) fn check_items(&self, found: u64, input: &Input) -> Result<()> {
+        match self.items.filter(|items| *items != found) {
+            Some(items) => {
+                differs(input, &format!("table has {found} items, and the index states {items}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the file and compares its hashes and length, if a hash is stated that dlfs knows.
+    ///
+    /// # Errors
+    /// `BadSource`: a hash or the length differs. Errors of reading.
+    pub(super) fn check(&self, input: &Input) -> Result<()> {
+        let known = self.hashes.iter().filter_map(|(name, hash)| Some((name, hash, sum(name)?)));
+        let mut sums: Vec<_> = known.collect();
+        if sums.is_empty() && !self.hashes.is_empty() {
+            let names: Vec<&str> = self.hashes.keys().map(String::as_str).collect();
+            let path = input.path.display();
+            tracing::warn!(
+                "{path}: hashes are not checked: dlfs knows none of {}",
+                names.join(", ")
+            );
+        }
+        if sums.is_empty() {
+            return Ok(());
+        }
+        let mut from = input.read(0, None)?;
+        let mut len = 0;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        loop {
+            let read = from.read(&mut buffer);
+            input.check()?;
+            let read = read.map_err(|error| input.named(error))?;
+            if read == 0 {
+                break;
+            }
+            len += read as u64;
+            sums.iter_mut().for_each(|(.., sum)| sum.add(&buffer[..read]));
+        }
+        if let Some(bytes) = self.bytes.filter(|bytes| *bytes != len) {
+            let what = format!("length is {len}, and the index states {bytes}");
+            return differs(input, &what);
+        }
+        for (name, hash, sum) in sums {
+            let found = sum.hex();
+            if found != hash.to_ascii_lowercase() {
+                let what = format!("{name} is {found}, and the index states {hash}");
+                return differs(input, &what);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn differs(input: &Input, what: &str) -> Result<()> {
+    let text = format!("its {what}: it was damaged, or written again without its index");
+    Err(input.bad(text).hint("copy the shard and its index again from where they come"))
+}
+
+/// A hash that is computed from bytes in pieces.
+trait Sum {
+    fn add(&mut self, bytes: &[u8]);
+    fn hex(self: Box<Self>) -> String;
+}
+
+/// A hash's state, a function that adds bytes to it, and one that returns the hash in hexadecimal.
+struct Of<H>(H, fn(&mut H, &[u8]), fn(&H) -> String);
+
+impl<H> Sum for Of<H> {
+    fn add(&mut self, bytes: &[u8]) {
+        self.1(&mut self.0, bytes);
+    }
+
+    fn hex(self: Box<Self>) -> String {
+        self.2(&self.0)
+    }
+}
+
+fn of<H: 'static>(hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String) -> Box<dyn Sum> {
+    Box::new(Of(hash, add, hex))
+}
+
+fn digest<D: Digest + Clone + 'static>(digest: D) -> Box<dyn Sum> {
+    let add = |digest: &mut D, bytes: &[u8]| digest.update(bytes);
+    of(digest, add, |digest| {
+        digest.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    })
+}
+
+fn sum(name: &str) -> Option<Box<dyn Sum>> {
+    Some(match name {
+        "md5" => digest(md5::Md5::new()),
+        "sha1" => digest(sha1::Sha1::new()),
+        "sha224" => digest(sha2::Sha224::new()),
+        "sha256" => digest(sha2::Sha256::new()),
+        "sha384" => digest(sha2::Sha384::new()),
+        "sha512" => digest(sha2::Sha512::new()),
+        "xxh32" => of(Xxh32::new(0), Xxh32::update, |hash| format!("{:08x}", hash.digest())),
+        "xxh64" => of(Xxh64::new(0), Xxh64::update, |hash| format!("{:016x}", hash.digest())),
+        "xxh3_64" => of(Xxh3::new(), Xxh3::update, |hash| format!("{:016x}", hash.digest())),
+        "xxh128" | "xxh3_128" => {
+            of(Xxh3::new(), Xxh3::update, |hash| format!("{:032x}", hash.digest128()))
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_pythons_libraries() {
+        for (name, hash) in [
+            ("md5", "900150983cd24fb0d6963f7d28e17f72"),
+            ("sha1", "a9993e364706816aba3e25717850c26c9cd0d89d"),
+            ("sha224", "23097d223405d8228642a477bda255b32aadbce4bda0b3f7e36c9da7"),
+            ("sha256", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+            ("xxh32", "32d153ff"),
+            ("xxh64", "44bc2cf5ad770999"),
+            ("xxh3_64", "78af5f94892f3950"),
+            ("xxh128", "06b05ab6733a618578af5f94892f3950"),
+        ] {
+            let mut sum = sum(name).unwrap();
+            sum.add(b"a");
+            sum.add(b"bc");
+            assert_eq!(sum.hex(), hash, "{name}");
+        }
+        assert!(sum("blake2b").is_none());
+    }
+}
