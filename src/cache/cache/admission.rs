@@ -13,15 +13,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::copier::{Job, MAX_QUEUED_BYTES};
-use super::holdings::Held;
 use super::opening::lacking;
 use super::share::Message;
-use super::{OWN, Shared};
+use super::{Held, OWN, Shared};
 use dlfs_base::buf::IoBuf;
 use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
-
-/// Pages of a unit that this process reads from the origin, to be kept.
-pub(super) type Claim = (u32, PageSet);
 
 impl Shared {
     /// Returns the part of `pages` that a tier is to keep. The caller is about to read `pages` from the

@@ -10,7 +10,6 @@
 
 mod checks;
 mod evicting;
-mod lent;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
@@ -19,9 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use checks::Checks;
 use crossbeam_channel::{Receiver, Sender};
-use lent::Lent;
 
 use super::Shared;
 use dlfs_base::buf::IoBuf;
@@ -29,6 +26,9 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::{PairScope, open_pairs};
 use dlfs_order::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
+
+use checks::Checks;
+use evicting::Lent;
 
 /// A message to the copier.
 pub(super) enum Job {

@@ -5,10 +5,9 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use super::opening::Tiers;
 use super::pair::{Requester, TieredPair};
-use super::running::Tiers;
-use super::sources::Source;
-use super::tier_pair::pair_of;
+use super::sources::{Source, pair_of};
 use dlfs_base::error::Result;
 use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
 use dlfs_order::tier::PAGE_BYTES;

@@ -8,19 +8,34 @@
 //!
 //! The folder itself is locked while files are created and removed. A file that does not begin with the
 //! magic number of a tier is not a tier, whatever its name: it is neither counted nor removed.
+//!
+//! Checks of a tier's storage before it is overwritten: a tier destroys no data that anybody could need.
+//!
+//! The path of a tier is checked before it is opened for writing: a file without data, a device with zeroes at
+//! both ends or an earlier tier may be used. Anything else needs the user's consent for this path
+//! (`file:PATH:SIZE:overwrite`). Storage that a file system uses, or that contains the data set itself, is
+//! always refused. The same holds for a remote namespace, but for its use by a file system, which cannot be
+//! seen from here.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, SeekFrom};
 use rustix::io::Errno;
 
+use super::options::TierSpec;
 use super::{Identity, own_files};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{NotInherited, mark_ours};
+use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use dlfs_format::format::superblock_set::SuperblockCopies;
+use dlfs_io::qpair::Device;
+use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::is_without_locks;
 use dlfs_order::tier::{Index, PAGE_BYTES};
 
@@ -185,7 +200,176 @@ fn no_lock(folder: &Path, errno: Errno) -> Error {
     }
 }
 
+/// Checks whether a tier may use `path`: a folder (for its file called `name`), a file, or a block device.
+/// Returns the path of the file or block device, without symbolic links. For a block device it also returns
+/// an exclusively opened file, which prevents mounting and other exclusive use. A file need not exist yet.
+///
+/// # Errors
+/// `NotFound`: the path is missing. `InvalidArgument`: it is the data set itself, lies within it,
+/// or is not a folder, file or block device. `Busy`: the block device is mounted or in use.
+/// `Refused`: it contains other data, and `overwrite` is not set.
+pub(super) fn take_over(
+    path: &Path,
+    name: &str,
+    overwrite: bool,
+    origins: &[Arc<dyn Device>],
+) -> Result<(PathBuf, Option<File>)> {
+    let io = |error: std::io::Error| {
+        Error::from(error).path(path).hint("make the folder of a tier before it is used")
+    };
+    let named = path;
+    let mut path = std::fs::canonicalize(named).map_err(io)?;
+    if path.is_dir() {
+        path = path.join(name);
+        match std::fs::canonicalize(&path) {
+            Ok(resolved) => path = resolved,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                refuse_own_data(&path, None, origins)?;
+                // A dangling symbolic link is not an empty file: opening it would create the link's target.
+                if path.is_symlink() {
+                    return Err(occupied(named, &path, "a symbolic link that leads nowhere"));
+                }
+                return Ok((path, None));
+            }
+            Err(error) => return Err(io(error)),
+        }
+    }
+    let metadata = std::fs::metadata(&path).map_err(io)?;
+    refuse_own_data(&path, Some(&metadata), origins)?;
+    let exclusive = match metadata.file_type() {
+        kind if kind.is_file() => None,
+        kind if kind.is_block_device() => Some(open_exclusively(&path)?),
+        _ => {
+            let text = "a tier is a folder, a file or a block device, and this is none of them";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+        }
+    };
+    if !overwrite && let Some(found) = content(&path, &metadata).map_err(io)? {
+        return Err(occupied(named, &path, found));
+    }
+    Ok((path, exclusive))
+}
+
+fn occupied(named: &Path, path: &Path, found: &str) -> Error {
+    let text = format!("a tier would destroy what lies here: {found}");
+    let hint = format!("use another path, or say file:{}:SIZE:overwrite", named.display());
+    Error::new(ErrorKind::Refused, text).path(path).hint(hint)
+}
+
+/// Refuses the data set itself, through any link: a tier must not overwrite its own origin.
+fn refuse_own_data(
+    path: &Path,
+    found: Option<&Metadata>,
+    origins: &[Arc<dyn Device>],
+) -> Result<()> {
+    for origin in origins {
+        let Some(data) = origin.capabilities().local_path else { continue };
+        let Ok(of_data) = std::fs::metadata(&data) else { continue };
+        let same = found.is_some_and(|found| is_same(found, &of_data));
+        let is_within = of_data.is_dir()
+            && std::fs::canonicalize(&data).is_ok_and(|data| path.starts_with(data));
+        if same || is_within {
+            let where_ = if is_within { "lies within" } else { "is" };
+            let text = format!("the tier {where_} the data set that it caches");
+            let hint = "a tier needs a folder, file or device of its own";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).path(path).hint(hint));
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether both are the same file, or device nodes of the same device.
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    let devices = a.file_type().is_block_device() && b.file_type().is_block_device();
+    if devices { a.rdev() == b.rdev() } else { (a.dev(), a.ino()) == (b.dev(), b.ino()) }
+}
+
+/// Opens a block device exclusively. The kernel refuses this if the device is mounted or part of a volume,
+/// and prevents both while it is open (`open(2)`, O_EXCL).
+fn open_exclusively(path: &Path) -> Result<File> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let text = "the block device is mounted, or part of a volume";
+            Error::new(ErrorKind::Busy, text).path(path).hint("use a device that nobody else uses")
+        }
+        _ => Error::from(error).path(path),
+    })
+}
+
+/// Describes existing data that somebody could need; `None` if there are no data, or an earlier tier.
+fn content(path: &Path, metadata: &Metadata) -> std::io::Result<Option<&'static str>> {
+    let mut file = File::open(path)?;
+    let len = std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0))?;
+    let mut head = vec![0; len.min(LOOK_BYTES) as usize];
+    file.read_exact_at(&mut head, 0)?;
+    if Index::is_tier(&head) {
+        return Ok(None);
+    }
+    if !superblocks(&head).is_blank() {
+        return Ok(Some("a dlfs image"));
+    }
+    if metadata.is_file() {
+        // A tier that was created but not written yet has a length, but no data.
+        let has_data = match rustix::fs::seek(&file, SeekFrom::Data(0)) {
+            Ok(_) => true,
+            Err(Errno::NXIO) => false,
+            Err(_) => len > 0,
+        };
+        return Ok(has_data.then_some("a file with content"));
+    }
+    // File systems, partition tables and volumes have their labels at either end.
+    let mut tail = vec![0; head.len()];
+    file.read_exact_at(&mut tail, len - head.len() as u64)?;
+    let is_blank = head.iter().chain(&tail).all(|&byte| byte == 0);
+    Ok((!is_blank).then_some("a block device with content"))
+}
+
+/// Checks whether a tier may use the remote namespace that `io` reads; `named` names the tier in errors.
+///
+/// # Errors
+/// `InvalidArgument`: it holds the data set itself. `Refused`: it contains other data, and `overwrite` is not
+/// set. Errors of reading.
+pub(super) fn take_over_namespace(
+    io: &mut Blocking,
+    named: &TierSpec,
+    identity: Identity,
+) -> Result<()> {
+    let len = io.namespace().len_bytes();
+    let look = len.min(LOOK_BYTES);
+    let head = io.read(0, look as usize)?;
+    if Index::is_tier(&head) {
+        return Ok(());
+    }
+    let copies = superblocks(&head);
+    let is_own = copies.copies.iter().flatten().any(|found| found.layout.uuid == identity.uuid);
+    if is_own {
+        let text = format!("the tier {named} is the data set that it caches");
+        let hint = "a tier needs a namespace of its own";
+        return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+    }
+    let tail = io.read(len - look, look as usize)?;
+    let is_blank = head.iter().chain(&tail[..]).all(|&byte| byte == 0);
+    if is_blank || named.overwrite {
+        return Ok(());
+    }
+    let found = if copies.is_blank() { "a namespace with content" } else { "a dlfs image" };
+    let text = format!("the tier {named} would destroy what lies there: {found}");
+    let hint = "use another namespace, or put :overwrite behind the size";
+    Err(Error::new(ErrorKind::Refused, text).hint(hint))
+}
+
+/// The copies of the superblock in the first bytes of a namespace.
+fn superblocks(head: &[u8]) -> SuperblockCopies {
+    let copy = |offset: u64| head.get(offset as usize..offset as usize + SUPERBLOCK_BYTES);
+    let [a, b] = COPY_OFFSETS.map(|offset| copy(offset).unwrap_or_default());
+    SuperblockCopies::parse(a, b)
+}
+
 const PREFIX: &str = "tier-";
 const SUFFIX: &str = ".dlfs";
 
 const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Bytes that must be zero at either end of a block device.
+const LOOK_BYTES: u64 = 1 << 20;

@@ -11,12 +11,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Identity;
-use super::folder::{self, Locked};
+use super::folder::{self, Locked, take_over, take_over_namespace};
 use super::options::{TierKind, TierSpec};
 use super::own_files::{self, OwnFiles};
 use super::share::{self, Listener, Place, SharedTier};
-use super::takeover::take_over;
-use super::takeover::take_over_namespace;
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics;

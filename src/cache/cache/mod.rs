@@ -7,7 +7,7 @@
 //! reads it from the origin and the others wait for its copy, with a time limit (`pair.rs`). Everything above
 //! a queue pair (readers, loaders, targets, all languages) uses tiers without changes.
 //!
-//! Small sequential reads of the origin are combined into few large ones (`read_ahead.rs`): a parallel
+//! Small sequential reads of the origin are combined into few large ones (`sources.rs`): a parallel
 //! file system then gets one request where the reader makes four.
 //!
 //! Copies are not trusted: the reader verifies every sample against the directory's checksum. It
@@ -17,22 +17,21 @@
 //!
 //! A tier in memory lends its copies to a target, which sends them without copying them first. Lent
 //! bytes never change: nothing overwrites corrupt or evicted copies before all borrowers are done
-//! (`copier/lent.rs`). Only the process that owns the tiers lends, since no other process knows which
+//! (`copier/evicting.rs`). Only the process that owns the tiers lends, since no other process knows which
 //! copies are lent.
 //!
 //! A folder holds the tiers of several data sets (`folder.rs`). In a folder, a tier keeps each file of
 //! a plain folder above 16 MiB as one file, which programs can open (`own_files.rs`). Environments are
-//! described in a TOML file (`config.rs`) or in HDMLP's configuration (`hdmlp.rs`, in the text format
-//! of `libconfig.rs`).
+//! described in a TOML file (`config.rs`) or in HDMLP's configuration (`hdmlp.rs`).
 //!
 //! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
 //! rates whether a copy or the origin is faster (`sources.rs`). This module only moves data.
 //!
 //! Processes of a node share their tiers (`share/`): the first process owns them; the others read its
 //! copies and send it the pages that they read from the origin. A forked child does the same
-//! (`running.rs`). If tiers are not shared, a forked child reads the existing copies and creates none.
+//! (`opening.rs`). If tiers are not shared, a forked child reads the existing copies and creates none.
 //!
-//! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `takeover.rs` says
+//! Read `device.rs` and `pair.rs` first, then `admission.rs`, `copier.rs` and `media.rs`; `folder.rs` says
 //! what a tier may overwrite.
 
 mod admission;
@@ -42,9 +41,6 @@ mod copier;
 mod device;
 mod folder;
 mod hdmlp;
-mod heir;
-mod holdings;
-mod libconfig;
 mod media;
 mod opening;
 mod options;
@@ -52,14 +48,9 @@ mod own_files;
 mod pair;
 mod plan;
 mod probe;
-mod read_ahead;
-mod running;
 mod share;
 mod sources;
 mod stats;
-mod takeover;
-mod tier_pair;
-mod vacated;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -98,11 +89,9 @@ pub use share::{Listener, connect_to};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Job, LAST_WRITES};
-use holdings::{Held, Holdings};
 use media::Media;
-use opening::Opening;
+use opening::{Opening, Tiers};
 use plan::{merged, pages_of};
-use running::Tiers;
 use share::{Link, Message};
 use sources::Sources;
 use stats::Counters;
@@ -725,5 +714,63 @@ const FLUSH_LOOK: Duration = Duration::from_millis(1);
 impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cache").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+/// The chunks that one process holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    chunks: Holding,
+    /// Set if the copier fetches all chunks by itself, not only the rest of chunks that somebody begins
+    /// to read.
+    fills: bool,
+}
+
+/// The chunks for which the owner of the tiers keeps room: all chunks that any process holds.
+#[derive(Debug, Default)]
+struct Holdings {
+    /// The chunks of each process, by connection number.
+    held: BTreeMap<u64, Held>,
+    /// The chunks for which room was last reserved.
+    applied: Option<Held>,
+}
+
+impl Holdings {
+    /// The holdings of a new owner, which has already reserved room for its own chunks.
+    fn of_owner(own: Option<Held>) -> Holdings {
+        Holdings { applied: own.clone(), held: own.into_iter().map(|own| (OWN, own)).collect() }
+    }
+
+    /// Returns the chunks that all processes hold together, if they have changed.
+    fn changed(&mut self) -> Option<Held> {
+        let together = self.held.values().cloned().reduce(|some, more| Held {
+            chunks: some.chunks.with(&more.chunks),
+            fills: some.fills || more.fills,
+        });
+        let is_new = together.is_some() && together != self.applied;
+        is_new.then(|| self.applied.insert(together.expect("just seen")).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(which: [bool; 2], fills: bool) -> Held {
+        Held { chunks: Holding::new([(0..2, 8, which[0]), (2..5, 9, which[1])]), fills }
+    }
+
+    #[test]
+    fn chunks_that_any_process_holds_are_held_and_nothing_is_applied_twice() {
+        let mut holdings = Holdings::of_owner(None);
+        assert_eq!(holdings.changed(), None);
+        holdings.held.insert(1, held([true, false], false));
+        assert_eq!(holdings.changed(), Some(held([true, false], false)));
+        holdings.held.insert(2, held([true, false], false));
+        assert_eq!(holdings.changed(), None, "another rank of the same node");
+        holdings.held.insert(OWN, held([false, true], true));
+        assert_eq!(holdings.changed(), Some(held([true, true], true)));
+        holdings.held.retain(|connection, _| *connection == OWN);
+        assert_eq!(holdings.changed(), Some(held([false, true], true)));
     }
 }

@@ -1,26 +1,31 @@
 //! Opening of the tiers: attaches to the process that owns them, or becomes their owner.
+//!
+//! Each process runs its part of the tiers: the process that opened them, and each forked child that uses them. In
+//! an attached process, the [`Heir`] takes over or attaches to the new owner when the owner of the tiers ends.
 
+use std::convert::Infallible;
 use std::ops::Range;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
 use parking_lot::Mutex;
 
-use super::copier::{Copier, Job};
-use super::holdings::{Held, Holdings};
+use super::copier::{self, Copier, Job};
 use super::media::{self, Media};
 use super::options::TierOptions;
-use super::own_files;
 use super::share::{self, Hello, Link, Listener, Owner, Sharing, Welcome};
 use super::sources::Sources;
 use super::stats::Counters;
-use super::{Identity, Shared, TierPlan};
+use super::{Held, Holdings, Identity, Shared, TierPlan, own_files};
 use dlfs_base::buf::SharedWords;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
-use dlfs_base::threads::{self, Thread, caught};
+use dlfs_base::threads::{self, Fate, Thread, caught};
 use dlfs_format::directory::Intact;
 use dlfs_io::qpair::Device;
+use dlfs_io::qpair::group::Waker;
 use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
 
 /// Everything that [`Cache::new`](super::Cache::new), takeovers and forked children need to open the
@@ -292,5 +297,231 @@ fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
 }
 
+/// The tiers of one data set, in this process and in the children that it forks.
+pub(super) struct Tiers {
+    pub(super) opening: Opening,
+    running: Forked<Running>,
+}
+
+/// The part of one process.
+struct Running {
+    /// The first state of a chain: each takeover adds one.
+    shared: Arc<Shared>,
+    /// The owner's threads, if this process owns the tiers.
+    owned: Arc<Mutex<Option<Owned>>>,
+    /// Waits for the owner's end, if another process is the owner.
+    heir: Mutex<Option<Heir>>,
+}
+
+impl Tiers {
+    /// Wraps the tiers that `opening` has opened.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub(super) fn new(
+        opening: Opening,
+        shared: Arc<Shared>,
+        owned: Option<Owned>,
+    ) -> Result<Tiers> {
+        let running = Running::start(&opening, shared, owned, Duration::ZERO)?;
+        Ok(Tiers { opening, running: Forked::new(running) })
+    }
+
+    /// The current state of the tiers. A forked child attaches at its first call.
+    pub(super) fn latest(&self) -> &Arc<Shared> {
+        let running = self.running.get_or_init(|| {
+            // Another thread of this child may be attaching, too; one of the two states is then dropped.
+            let known = self.running.inherited().or_else(|| self.running.get());
+            let known = known.expect("the process that opened the tiers has its part");
+            Running::in_child(&self.opening, known.shared.latest())
+        });
+        running.shared.latest()
+    }
+
+    /// Ends the threads of this process. Reads continue, and no more copies are made.
+    pub(super) fn stop(&self) {
+        // `get`: a forked child must not touch its parent's part, whose threads do not exist here and may
+        // have held a lock.
+        self.running.get().into_iter().for_each(Running::stop);
+    }
+}
+
+impl Running {
+    fn start(
+        opening: &Opening,
+        shared: Arc<Shared>,
+        owned: Option<Owned>,
+        yields: Duration,
+    ) -> Result<Running> {
+        let owned = Arc::new(Mutex::new(owned));
+        let heir = if shared.is_owner() {
+            None
+        } else {
+            Some(Heir::start(opening.clone(), &shared, &owned, yields)?)
+        };
+        Ok(Running { shared, owned, heir: Mutex::new(heir) })
+    }
+
+    /// Attaches as any other process does, since the inherited state does not follow takeovers. If the tiers
+    /// are not shared, the child only reads the existing copies.
+    fn in_child(opening: &Opening, of_parent: &Arc<Shared>) -> Running {
+        let not_followed =
+            |shared| Running { shared, owned: Arc::default(), heir: Mutex::default() };
+        if of_parent.waker.is_some() && !of_parent.is_shared {
+            return not_followed(Arc::clone(of_parent));
+        }
+        let attached = opening.attach().unwrap_or_else(|error| {
+            tracing::debug!(error = %error.report(), "a forked child is not attached yet");
+            None
+        });
+        let shared = attached.unwrap_or_else(|| opening.none());
+        let running = Running::start(opening, Arc::clone(&shared), None, YIELDS);
+        running.unwrap_or_else(|error| {
+            tracing::debug!(error = %error.report(), "a forked child follows no takeover");
+            not_followed(shared)
+        })
+    }
+
+    fn stop(&self) {
+        // First, so that this process does not take over any more.
+        if let Some(heir) = self.heir.lock().take() {
+            heir.stop();
+        }
+        let shared = self.shared.latest();
+        shared.link().into_iter().for_each(Link::finish);
+        let owned = self.owned.lock().take();
+        let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
+        // Before the copier ends, so that the copier also writes the pages that attached processes have sent.
+        owner.flatten().into_iter().for_each(Owner::stop);
+        shared.stop.store(true, Ordering::Release);
+        shared.waker.iter().for_each(Waker::wake);
+        copier.into_iter().for_each(|copier| {
+            copier.join_within(copier::LAST_WRITES + LAST_ITERATION);
+        });
+    }
+}
+
+impl Drop for Running {
+    /// Stops the threads: if two threads of a child create a `Running` at the same time, one of the two is
+    /// dropped.
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The thread of an attached process that waits for the owner's end.
+pub(super) struct Heir {
+    /// Dropped to end the thread.
+    running: Sender<Infallible>,
+    thread: Thread,
+}
+
+impl Heir {
+    /// Starts the thread. The state that it opens succeeds `shared` and its successors. For the
+    /// duration `yields` after an owner's end, the thread only attaches.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(
+        opening: Opening,
+        shared: &Arc<Shared>,
+        owned: &Arc<Mutex<Option<Owned>>>,
+        yields: Duration,
+    ) -> dlfs_base::Result<Heir> {
+        let (running, stopped) = bounded(0);
+        let shared = Arc::clone(shared);
+        let owned = Arc::clone(owned);
+        let waiting = Waiting { opening, shared, owned, yields, stopped };
+        let thread = threads::start(HEIR, &Fate::default(), waiting, Waiting::run)?;
+        Ok(Heir { running, thread })
+    }
+
+    /// Ends the thread, and waits for it.
+    pub(super) fn stop(self) {
+        drop(self.running);
+        self.thread.join_within(JOIN_TIMEOUT);
+    }
+}
+
+struct Waiting {
+    opening: Opening,
+    /// The current state of the tiers.
+    shared: Arc<Shared>,
+    owned: Arc<Mutex<Option<Owned>>>,
+    yields: Duration,
+    /// Disconnected when the thread must end.
+    stopped: Receiver<Infallible>,
+}
+
+impl Waiting {
+    fn run(&mut self) {
+        while !self.shared.is_owner() {
+            // Without a connection there is no owner to wait for.
+            if let Some(ended) = self.shared.link().map(|link| link.ended()) {
+                select! {
+                    recv(ended) -> _ => {}
+                    recv(self.stopped) -> _ => return,
+                }
+            }
+            if !self.succeed() {
+                return;
+            }
+        }
+    }
+
+    /// Opens the tiers again, and retries until that succeeds; `false`: the cache is being dropped.
+    fn succeed(&mut self) -> bool {
+        let mut pause = FIRST_PAUSE;
+        let ended = Instant::now();
+        let (next, owned) = loop {
+            let opened = if ended.elapsed() < self.yields {
+                self.opening.attach().map(|shared| Some((shared?, None)))
+            } else {
+                self.opening.attach_or_own().map(Some)
+            };
+            match opened {
+                Ok(Some(opened)) => break opened,
+                Ok(None) => {}
+                Err(error) => tracing::debug!(error = %error.report(), "the tiers stay without us"),
+            }
+            match self.stopped.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => pause = (pause * 2).min(LONGEST_PAUSE),
+                _ => return false,
+            }
+        };
+        match next.attached_to {
+            Some(owner) => tracing::debug!(owner, "attached to the next owner of the tiers"),
+            None => tracing::info!(
+                "the owner of the tiers has ended, so this process owns them now: copies in files \
+                 are used again, and tiers in memory begin empty"
+            ),
+        }
+        *self.owned.lock() = owned;
+        let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
+        // Cannot fail: only this thread sets it, once.
+        let _ = before.next.set(Arc::clone(&next));
+        // Must come after `next.set`: a plan that is set meanwhile is stored first, so either this call or
+        // its caller passes it on.
+        self.opening.tell_again(&next);
+        true
+    }
+}
+
 /// Name of the copier's thread.
 const COPIER: &str = "dlfs-tiers";
+
+/// Timeout of the copier's last iteration, after the last index writes; only a hanging device needs longer.
+const LAST_ITERATION: Duration = Duration::from_secs(5);
+
+/// Time in which a forked child, which may end soon, lets other processes take over first.
+const YIELDS: Duration = Duration::from_secs(2);
+
+/// Name of the thread.
+const HEIR: &str = "dlfs-tiers-heir";
+
+/// Short, since another process may be taking over, and will share the tiers soon.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Timeout of opening the tiers once.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(12);

@@ -11,11 +11,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::admission::Claim;
 use super::copier::Job;
-use super::read_ahead::{MAX_AHEAD_BYTES, ReadAhead, Waiting};
-use super::sources::Source;
-use super::tier_pair::pair_of;
+use super::sources::{Claim, MAX_AHEAD_BYTES, ReadAhead, Source, Waiting, pair_of};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::metrics::{Place, PlaceCounters};
 use dlfs_base::units::Lba;

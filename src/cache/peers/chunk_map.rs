@@ -1,10 +1,14 @@
-//! Map from the ranges of a namespace to the nodes that serve them, chunk by chunk.
+//! Maps from the ranges of a namespace to the nodes that serve them: chunk by chunk, or by the plan of a run.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
 
 use dlfs_format::directory::Directory;
 use dlfs_order::plan::ChunkHolders;
-use dlfs_order::tier::PAGE_BYTES;
+use dlfs_order::tier::{PAGE_BYTES, Units};
 
 /// The chunks of an image, by location.
 #[derive(Debug)]
@@ -111,4 +115,138 @@ pub fn live_page_bytes(directory: &Directory) -> Vec<u64> {
         count * PAGE_BYTES
     };
     (0..directory.num_chunks()).map(of_chunk).collect()
+}
+
+/// The node from which this node reads each portion: 2 bytes per portion.
+#[derive(Debug)]
+pub struct PlanMap {
+    units: Arc<Units>,
+    nodes: Vec<u16>,
+}
+
+impl PlanMap {
+    /// `nodes` has the index of a node for each portion, or [`NOBODY`](PlanMap::NOBODY) if this node reads
+    /// its own copy or the origin.
+    ///
+    /// # Panics
+    /// If `nodes` does not have one entry per portion.
+    pub fn new(units: Arc<Units>, nodes: Vec<u16>) -> PlanMap {
+        assert_eq!(nodes.len(), units.num_portions() as usize, "one for each portion");
+        PlanMap { units, nodes }
+    }
+
+    /// Entry of a portion that is read from no other node.
+    pub const NOBODY: u16 = u16::MAX;
+
+    /// Splits `range` of a namespace, which begins and ends at page boundaries, by node; calls `visit` with
+    /// each part in order.
+    pub(super) fn split(
+        &self,
+        namespace: u16,
+        range: Range<u64>,
+        mut visit: impl FnMut(Range<u64>, Option<u16>),
+    ) {
+        let mut part = range.start..range.start;
+        let mut of = PlanMap::NOBODY;
+        let mut add = |more: Range<u64>, node: u16| {
+            if more.is_empty() {
+                return;
+            }
+            if node != of && !part.is_empty() {
+                visit(part.clone(), (of != PlanMap::NOBODY).then_some(of));
+                part.start = part.end;
+            }
+            (part.end, of) = (more.end, node);
+            if more.end == range.end {
+                visit(part.clone(), (of != PlanMap::NOBODY).then_some(of));
+            }
+        };
+        let mut at = range.start;
+        for unit in self.units.within(namespace, &range) {
+            let bounds = self.units.get(unit);
+            add(at..bounds.start_bytes().clamp(at, range.end), PlanMap::NOBODY);
+            let of = self.units.together_with(unit).start;
+            let mut before = PlanMap::NOBODY;
+            for page in bounds.pages_in(&range).runs().flatten() {
+                let own = self.nodes[self.units.portion_at(of, page) as usize];
+                // A page that two portions share is also at the node that keeps the first portion.
+                let is_others = own == PlanMap::NOBODY && self.units.is_continued(of, page);
+                let node = if is_others { before } else { own };
+                before = own;
+                let end = bounds.start_bytes() + u64::from(page + 1) * PAGE_BYTES;
+                let start = (end - PAGE_BYTES).max(at);
+                at = end.min(range.end);
+                add(start..at, node);
+            }
+        }
+        debug_assert!(at.is_multiple_of(PAGE_BYTES), "units and reads are whole pages");
+        add(at..range.end, PlanMap::NOBODY);
+    }
+}
+
+/// The plan of the latest run. Queue pairs compare its number with each read, and take the plan if the number
+/// has changed.
+#[derive(Debug, Default)]
+pub(super) struct LatestPlan {
+    number: AtomicU32,
+    map: Mutex<Option<Arc<PlanMap>>>,
+}
+
+impl LatestPlan {
+    pub(super) fn set(&self, map: PlanMap) {
+        *self.map.lock() = Some(Arc::new(map));
+        self.number.fetch_add(1, Ordering::Release);
+    }
+
+    /// Updates a queue pair's `known` number and plan.
+    pub(super) fn follow(&self, known: &mut (u32, Option<Arc<PlanMap>>)) {
+        let number = self.number.load(Ordering::Acquire);
+        if number != known.0 {
+            *known = (number, self.map.lock().clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(map: &PlanMap, pages: Range<u64>) -> Vec<(Range<u64>, Option<u16>)> {
+        let mut parts = Vec::new();
+        let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
+        map.split(0, bytes, |part, node| {
+            parts.push((part.start / PAGE_BYTES..part.end / PAGE_BYTES, node));
+        });
+        parts
+    }
+
+    #[test]
+    fn a_range_is_split_where_another_node_keeps_the_units_and_where_there_is_none() {
+        let units = Units::from_pages([(1, 4), (5, 4), (9, 4), (20, 4), (24, 4)]);
+        let map = PlanMap::new(Arc::new(units), vec![3, 3, PlanMap::NOBODY, 7, 3]);
+        assert_eq!(split(&map, 1..9), [(1..9, Some(3))]);
+        assert_eq!(split(&map, 2..3), [(2..3, Some(3))]);
+        assert_eq!(
+            split(&map, 0..26),
+            [(0..1, None), (1..9, Some(3)), (9..20, None), (20..24, Some(7)), (24..26, Some(3))]
+        );
+        assert_eq!(split(&map, 26..40), [(26..28, Some(3)), (28..40, None)]);
+        assert_eq!(split(&map, 40..41), [(40..41, None)]);
+    }
+
+    #[test]
+    fn a_queue_pair_takes_the_latest_plan() {
+        let latest = LatestPlan::default();
+        let mut known = (0, None);
+        latest.follow(&mut known);
+        assert!(known.1.is_none());
+        latest.set(PlanMap::new(Arc::default(), Vec::new()));
+        latest.follow(&mut known);
+        let first = known.1.clone().unwrap();
+        latest.follow(&mut known);
+        assert!(Arc::ptr_eq(&first, known.1.as_ref().unwrap()));
+        latest.set(PlanMap::new(Arc::default(), Vec::new()));
+        latest.follow(&mut known);
+        assert!(!Arc::ptr_eq(&first, known.1.as_ref().unwrap()));
+    }
 }

@@ -1,23 +1,19 @@
 //! Joining a round: a rank listens, exchanges records with all other ranks, and reads through them.
 
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::chunk_map::{ChunkMap, live_page_bytes};
-use super::identity::{nguid_of, nqn_of};
+use super::chunk_map::{ChunkMap, LatestPlan, PlanMap, live_page_bytes};
 use super::job_key::{GROUPS, Hosts, JobKey, KeyMark, PeerKeys, RoundKeys};
 use super::links::{Links, Reached};
-use super::node;
 use super::pair::{PeersDevice, Shared};
-use super::plan_map::{LatestPlan, PlanMap};
-use super::record::Record;
 use super::rendezvous::{self, Rendezvous};
-use super::round::Round;
-use super::serving::Serving;
+use super::round::{self, Record, Round, nguid_of, nqn_of};
 use super::stats::{Counters, PeerStats};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
@@ -180,7 +176,7 @@ impl Peers {
         };
         let mut target = Target::bind(target_options, (served.views)(&nguids))?;
         let mark = |keys: &PeerKeys| KeyMark::new(keys, &options.round, options.rank);
-        let (node, host) = node::identity(options.node.as_deref());
+        let (node, host) = round::identity(options.node.as_deref());
         let mut process = [0; 8];
         draw(&mut process)?;
         let own = Record {
@@ -413,8 +409,73 @@ fn reached(round: &Round, rank: u32) -> Vec<Reached> {
     (0..).zip(round.nodes()).map(of_node).collect()
 }
 
+/// A node's answer to a peer that asks for data that its tiers lack, and the rule by which nodes hold data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Serving {
+    /// The node reads the data from the origin, keeps them if it holds their chunk, and answers.
+    #[default]
+    ReadThrough,
+    /// The node answers that it does not have the data. It serves only copies, and fetches the chunks that it
+    /// holds without being asked.
+    #[serde(rename = "copies")]
+    CopiesOnly,
+    /// Like `CopiesOnly`, but the plan of the run instead of a hash decides which node holds which data. Each
+    /// node keeps the data that its own ranks read most often, and serves these (NoPFS).
+    #[serde(rename = "plan")]
+    Planned,
+}
+
+impl Serving {
+    /// All modes, with their names in the command line, Python and C.
+    pub const NAMES: &[(&str, Serving)] = &[
+        ("read-through", Serving::ReadThrough),
+        ("copies", Serving::CopiesOnly),
+        ("plan", Serving::Planned),
+    ];
+
+    /// Returns whether peers can never make this node read the origin.
+    pub fn is_copies_only(self) -> bool {
+        self != Serving::ReadThrough
+    }
+}
+
+impl FromStr for Serving {
+    type Err = Error;
+
+    /// # Errors
+    /// `InvalidArgument`: no mode has this name.
+    fn from_str(text: &str) -> Result<Serving, Error> {
+        let found = Serving::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|&(_, serving)| serving).ok_or_else(|| {
+            let names: Vec<&str> = Serving::NAMES.iter().map(|&(name, _)| name).collect();
+            let text = format!("peers have no mode {text:?}");
+            Error::new(ErrorKind::InvalidArgument, text)
+                .hint(format!("one of {}", names.join(", ")))
+        })
+    }
+}
+
 /// Timeout of a peer's read that waits for memory; after it the peer reads elsewhere.
 const MAX_MEMORY_WAIT: Duration = Duration::from_millis(200);
 
 /// The version of the exchange between peers, and of the computation of holders.
 const PROTOCOL: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_has_the_same_name_everywhere_and_others_are_refused_with_the_names() {
+        for (name, serving) in Serving::NAMES {
+            assert_eq!(name.parse::<Serving>().unwrap(), *serving);
+            assert_eq!(serde_json::to_value(serving).unwrap(), *name);
+        }
+        let error = "through".parse::<Serving>().unwrap_err().report();
+        assert!(
+            error.contains("\"through\"") && error.contains("read-through, copies, plan"),
+            "{error}"
+        );
+    }
+}

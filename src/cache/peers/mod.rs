@@ -23,35 +23,23 @@
 //!
 //! Ranks that have a key of the job ([`JobKey`]) authenticate each other, or connect inside TLS.
 //!
-//! Read `launcher.rs` (the launcher's variables), `meeting.rs` (the user's options), `record.rs`, `round.rs`,
-//! `rendezvous/`, `join.rs`, then `pair.rs` (the path of a read), `links.rs` and `presence.rs` (peers that
-//! can be asked).
+//! Read `meeting.rs` (the launcher's variables and the user's options), `round.rs`, `rendezvous/`, `join.rs`, then
+//! `pair.rs` (the path of a read) and `links.rs` (peers that can be asked).
 
 mod chunk_map;
-mod identity;
 mod job_key;
 mod join;
-mod launcher;
 mod links;
 mod meeting;
-mod node;
 mod pair;
-mod plan_map;
-mod presence;
-mod record;
 pub mod rendezvous;
 mod round;
-mod serving;
 mod stats;
 
 pub(crate) use chunk_map::ChunkPlaces;
-pub use chunk_map::live_page_bytes;
+pub use chunk_map::{PlanMap, live_page_bytes};
 pub use job_key::{JobKey, KeyMark, PeerKeys};
-pub use join::{Pass, PeerOptions, Peers, Served};
-pub use launcher::Launched;
-pub use meeting::{JoinOptions, Means, Meeting};
-pub use plan_map::PlanMap;
-pub use record::{MAX_RECORD_BYTES, Record};
-pub use round::{Node, Round};
-pub use serving::Serving;
+pub use join::{Pass, PeerOptions, Peers, Served, Serving};
+pub use meeting::{JoinOptions, Launched, Means, Meeting};
+pub use round::{MAX_RECORD_BYTES, Node, Record, Round};
 pub use stats::{NodeStats, PeerStats};

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::chunk_map::ChunkMap;
+use super::chunk_map::{ChunkMap, LatestPlan, PlanMap};
 use super::links::{CONNECT_WAIT, Links, Slot};
-use super::plan_map::{LatestPlan, PlanMap};
 use super::stats::Counters;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::{Error, ErrorKind, Result};

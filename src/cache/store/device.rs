@@ -9,12 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use slab::Slab;
 
-use super::board::Count;
-use super::progress::PROGRESS_BYTES;
-use super::stats::add;
+use super::board::{Count, PROGRESS_BYTES};
+use super::{Shared, add};
 use crate::cache::{UNWRITTEN, to_peer};
 use dlfs_base::buf::{Pool, SharedBuf};
 use dlfs_base::error::Result;

@@ -16,7 +16,7 @@
 //! - *Nothing is lost.* A sample is deleted only after the rank that gets it has reported that it has the
 //!   sample; or, if that rank is gone, while the data set can be read. The rank reports this in the first page
 //!   of its first namespace, where an image has a superblock. Peers read that page like any other
-//!   (`progress`), so reads are the only messages.
+//!   ([`Progress`]), so reads are the only messages.
 //! - *Room is bounded.* The exchange of the next epoch begins when the samples of this epoch have left. So a
 //!   store takes about (1 + q) times its share, plus a page at each sample's end, and never more than its part
 //!   of the quota.
@@ -24,7 +24,7 @@
 //!   sample that has not arrived waits for it.
 //!
 //! Each rank has a store of its own. Ranks of one node use one folder, or the node's memory, and each rank
-//! has its own file in it. They share one quota equally, since their shares are equal (`place`). A single
+//! has its own file in it. They share one quota equally, since their shares are equal. A single
 //! store per node would avoid copying a sample that moves between two of its ranks, but the other ranks would
 //! depend on the store's owner. Forked children of a rank's process read from its store, too (`board`).
 //!
@@ -35,38 +35,38 @@ mod device;
 mod exchange;
 mod fetch;
 mod media;
-mod place;
-mod progress;
-mod stats;
 
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
+use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::cache::TierSpec;
+use crate::cache::{TierKind, TierSpec};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{ChunkPlaces, PeerOptions, Peers, Served, Serving};
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::metrics::{Measured, Snapshot};
+use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
 use dlfs_base::threads::{self, Fate, Thread};
 use dlfs_base::units::Epoch;
 use dlfs_format::directory::{Directory, Intact};
-use dlfs_io::qpair::Device;
+use dlfs_io::qpair::{Device, machine_uuid};
 use dlfs_order::order::{OrderSpec, Shares};
+use dlfs_order::tier::PAGE_BYTES;
 
-use board::{Board, Count, MAX_READERS};
 pub use board::{Reader, Ticket};
+
+use board::{Board, Count, MAX_READERS, Progress};
 use exchange::Exchange;
 use media::Media;
-use place::Place;
-use stats::Counters;
-pub use stats::{StoreCounts, StoreStats};
 
 /// Options of a rank's store.
 #[derive(Debug, Clone)]
@@ -130,7 +130,7 @@ struct Shared {
     /// The positions of the loaders, and the counters shared with forked children.
     board: Board,
     /// The progress that peers read in the first page.
-    progress: Mutex<progress::Progress>,
+    progress: Mutex<Progress>,
     counters: Counters,
     /// The process that stores and exchanges; forked children only read.
     home: Forked<()>,
@@ -433,6 +433,153 @@ fn join(
     Peers::join(&served, &options, meet.rendezvous)
 }
 
+/// The node of a rank, and the folder or memory of its store there. Each rank encodes it in `Record::host`, the
+/// name of its node in the round, so that the other ranks learn it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    /// The node's name; without one, the host's name and a hash of the machine's id.
+    node: String,
+    /// A hash that identifies the folder on its node, never 0; 0: memory.
+    folder: u64,
+}
+
+impl Place {
+    /// The place of the store `spec` on this machine, or on the part of the machine that is called `node`.
+    fn here(node: Option<&str>, spec: &TierSpec) -> Place {
+        let folder = match &spec.kind {
+            TierKind::File(folder) => id_of(folder),
+            TierKind::Ram | TierKind::Namespace(_) => 0,
+        };
+        let node = match node {
+            Some(name) => name.to_owned(),
+            None => {
+                let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+                let machine = format!("{:?}", machine_uuid());
+                format!("{} {:08x}", host.trim(), xxh3_64(machine.as_bytes()) as u32)
+            }
+        };
+        Place { node, folder }
+    }
+
+    /// The name of `rank`'s node in the round: each rank serves a store of its own, so each rank counts as a
+    /// node there.
+    fn name(&self, rank: u32) -> String {
+        format!("rank {rank} on {} {:016x}", self.node, self.folder)
+    }
+
+    /// Parses the name of a place; `None` if `name` is not a place's name.
+    fn from_name(name: &str) -> Option<Place> {
+        let (_, rest) = name.strip_prefix("rank ")?.split_once(" on ")?;
+        let (node, folder) = rest.rsplit_once(' ')?;
+        Some(Place { node: node.to_owned(), folder: u64::from_str_radix(folder, 16).ok()? })
+    }
+
+    /// Returns whether both are on one node, so that bytes between them cross no network.
+    fn is_on_node_of(&self, other: &Place) -> bool {
+        self.node == other.node
+    }
+}
+
+/// Hash that is the same for all paths to a folder. If the folder is missing, each path has its own hash.
+fn id_of(folder: &Path) -> u64 {
+    let text = match std::fs::metadata(folder) {
+        Ok(found) => format!("{} {}", found.dev(), found.ino()),
+        Err(_) => folder.display().to_string(),
+    };
+    xxh3_64(text.as_bytes()) | 1 // 0 means memory
+}
+
+/// Counters of a store since it was opened: its contents, and its exchanges.
+pub type StoreStats = StoreCounts<u64>;
+
+/// The counters behind [`StoreStats`].
+type Counters = StoreCounts<AtomicU64>;
+
+/// The counters of a store: values, or atomic counters for several threads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct StoreCounts<T> {
+    /// Bytes of the pages that are in the store now.
+    pub held_bytes: T,
+    /// Maximum of `held_bytes` so far.
+    pub peak_bytes: T,
+    /// Samples that were in the store when it was opened, and whose checksums matched.
+    pub found: T,
+    /// Samples that were fetched from the origin before an epoch began.
+    pub staged: T,
+    /// Bytes of the pages of those samples.
+    pub staged_bytes: T,
+    /// Samples that were received from other ranks.
+    pub received: T,
+    /// Bytes of the pages of those samples.
+    pub received_bytes: T,
+    /// The part of `received_bytes` from ranks on the same node, which crossed no network.
+    pub near_bytes: T,
+    /// Samples that were fetched from the origin because the rank that had them was late or dead, or because the
+    /// rank's or this store's copy was damaged.
+    pub from_origin: T,
+    /// Bytes of the pages of those samples.
+    pub from_origin_bytes: T,
+    /// Samples that were deleted after their new ranks had received them, or were gone.
+    pub deleted: T,
+    /// Samples from a peer with wrong checksums. They are never stored.
+    pub mismatched: T,
+    /// Steps of exchanges that have become due, including steps in which this rank keeps its own sample.
+    pub steps: T,
+    /// Reads that waited for a sample that had not arrived.
+    pub waits: T,
+}
+
+impl Measured for StoreStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        for (metric, value) in [
+            (&metrics::STORE_HELD_BYTES, self.held_bytes),
+            (&metrics::STORE_PEAK_BYTES, self.peak_bytes),
+            (&metrics::STORE_FOUND, self.found),
+            (&metrics::STORE_STAGED, self.staged),
+            (&metrics::STORE_STAGED_BYTES, self.staged_bytes),
+            (&metrics::STORE_RECEIVED, self.received),
+            (&metrics::STORE_RECEIVED_BYTES, self.received_bytes),
+            (&metrics::STORE_NEAR_BYTES, self.near_bytes),
+            (&metrics::STORE_FROM_ORIGIN, self.from_origin),
+            (&metrics::STORE_FROM_ORIGIN_BYTES, self.from_origin_bytes),
+            (&metrics::STORE_DELETED, self.deleted),
+            (&metrics::STORE_MISMATCHED, self.mismatched),
+            (&metrics::STORE_STEPS, self.steps),
+            (&metrics::STORE_WAITS, self.waits),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+    }
+}
+
+impl Counters {
+    fn read(&self, media: &Media) -> StoreStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (held, peak) = media.pages();
+        StoreStats {
+            held_bytes: held * PAGE_BYTES,
+            peak_bytes: peak * PAGE_BYTES,
+            found: of(&self.found),
+            staged: of(&self.staged),
+            staged_bytes: of(&self.staged_bytes),
+            received: of(&self.received),
+            received_bytes: of(&self.received_bytes),
+            near_bytes: of(&self.near_bytes),
+            from_origin: of(&self.from_origin),
+            from_origin_bytes: of(&self.from_origin_bytes),
+            deleted: of(&self.deleted),
+            mismatched: of(&self.mismatched),
+            steps: of(&self.steps),
+            waits: of(&self.waits),
+        }
+    }
+}
+
+/// Adds to a counter.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
 /// Interval at which the thread polls the progress of forked children.
 const LOOK_AT_CHILDREN: Duration = Duration::from_millis(10);
 
@@ -441,3 +588,27 @@ const THREAD: &str = "dlfs-exchange";
 
 /// Timeout of dropping a store: longer than a read of a peer that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_survives_its_name_and_paths_to_one_folder_are_one_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |node, path: &Path| {
+            Place::here(node, &format!("file:{}:1G", path.display()).parse().unwrap())
+        };
+        let here = place(None, folder.path());
+        assert_eq!(Place::from_name(&here.name(17)), Some(here.clone()));
+        assert_eq!(place(None, &folder.path().join(".")), here);
+        let ram = Place::here(None, &"ram:1G".parse().unwrap());
+        assert!(ram != here && ram.is_on_node_of(&here));
+        let other = place(Some("the other one on a rack"), folder.path());
+        assert_eq!(Place::from_name(&other.name(0)), Some(other.clone()));
+        assert!(other != here && !other.is_on_node_of(&here));
+        for name in ["", "node", "rank 1 on", "rank 1 on a", "rank 1 on a g"] {
+            assert_eq!(Place::from_name(name), None, "{name}");
+        }
+    }
+}

@@ -1,10 +1,17 @@
 //! Eviction of copies that a plan does not keep, or that take room from the chunks that this node holds
 //! for others.
+//!
+//! A tier in memory lends its copies, and a peer that reads them may take long to receive them. Nothing
+//! is written in their place until all buffers have come back. Until then a page whose copy was corrupt
+//! is not kept again, and readers get it from the origin; the room of an evicted unit stays reserved.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use super::Copier;
-use dlfs_order::tier::PageSet;
+use crate::cache::Shared;
+use dlfs_order::tier::{CopyLocation, OWN_FILES_PAGE, PageSet};
 
 impl Copier {
     /// Evicts the copies of a unit and of units kept together with it. Copies of units whose pages are being
@@ -38,5 +45,150 @@ impl Copier {
             self.shared.counters.left(location.tier);
             self.sum_again(unit, now);
         }
+    }
+}
+
+/// Pages and room that wait for lent buffers to come back. Nearly always empty.
+#[derive(Default)]
+pub(super) struct Lent {
+    /// Pages of units that will be written again.
+    pages: HashMap<u32, PageSet>,
+    /// Room of units that have no more copies.
+    room: Vec<Vacated>,
+}
+
+impl Lent {
+    /// Returns whether nothing is waiting.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.room.is_empty()
+    }
+
+    /// Returns whether all room of evicted units is free. Until then nothing is fetched ahead, for lack
+    /// of room.
+    pub(super) fn has_no_room(&self) -> bool {
+        self.room.is_empty()
+    }
+
+    /// The pages of the unit that must not be written now.
+    pub(super) fn pages_of(&self, unit: u32) -> PageSet {
+        self.pages.get(&unit).copied().unwrap_or_default()
+    }
+}
+
+impl Copier {
+    /// Ends the lending of `pages` of a unit. Returns whether they may be written: no buffer of an
+    /// older copy is outstanding. Otherwise they are not fetched until they may be written.
+    pub(super) fn take_back(&mut self, unit: u32, pages: PageSet) -> bool {
+        let Some(location) = self.shared.copies.location(unit) else { return true };
+        let is_back = self.is_back(location, pages);
+        if !is_back {
+            let waiting = self.lent.pages.entry(unit).or_default();
+            *waiting = waiting.with(pages);
+        }
+        is_back
+    }
+
+    /// Checks whether buffers have come back; returns whether any has.
+    pub(super) fn take_all_back(&mut self) -> bool {
+        if self.lent.is_empty() {
+            return false;
+        }
+        let Lent { mut pages, mut room } = std::mem::take(&mut self.lent);
+        let before = pages.len() + room.len();
+        pages.retain(|&unit, pages| {
+            let location = self.shared.copies.location(unit);
+            location.is_some_and(|location| !self.is_back(location, *pages))
+        });
+        room.retain(|room| !self.shared.free(room));
+        let has_moved = pages.len() + room.len() < before;
+        self.lent = Lent { pages, room };
+        has_moved
+    }
+
+    /// Removes all copies of the unit and frees its room once no borrower has any of it.
+    pub(super) fn drop_copies(&mut self, unit: u32) {
+        self.end_filling(unit);
+        let Some(location) = self.shared.copies.location(unit) else { return };
+        self.set_entry(location.tier, unit, None);
+        self.lent.pages.remove(&unit);
+        let room = self.shared.vacate(unit).filter(|room| !self.shared.free(room));
+        self.lent.room.extend(room);
+    }
+
+    fn is_back(&self, location: CopyLocation, pages: PageSet) -> bool {
+        let media = &self.shared.media[usize::from(location.tier)];
+        // Calls `thaw` for every range, without stopping at the first that is lent: this ends all
+        // lending.
+        location.ranges(pages).filter(|range| !media.thaw(range)).count() == 0
+    }
+}
+
+/// Room in a tier whose copies were removed.
+pub(super) struct Vacated {
+    unit: u32,
+    tier: u8,
+    pages: Range<u64>,
+    /// Reserved pages, which count towards the quota.
+    reserved: u64,
+}
+
+impl Shared {
+    /// Removes all copies of a unit; returns its room, which the caller must free.
+    pub(super) fn vacate(&self, unit: u32) -> Option<Vacated> {
+        let _ledger = self.ledger.lock();
+        let location = self.copies.location(unit)?;
+        let reserved = self.copies.reserved(unit).len().into();
+        self.copies.clear(unit);
+        let space = u64::from(self.units.get(unit).pages() - u32::from(location.first));
+        let pages = location.page..location.page + space;
+        Some(Vacated { unit, tier: location.tier, pages, reserved })
+    }
+
+    /// Removes the copies of some pages of a unit that keeps other pages, and frees their storage, unless any
+    /// of them is lent.
+    pub(super) fn vacate_pages(&self, unit: u32, pages: PageSet) {
+        let mut ledger = self.ledger.lock();
+        let Some(location) = self.copies.location(unit) else { return };
+        let media = &self.media[usize::from(location.tier)];
+        let withdrawn = self.copies.unpublish(unit, pages);
+        if location.ranges(withdrawn).filter(|range| !media.thaw(range)).count() > 0 {
+            location.ranges(withdrawn).for_each(|range| media.freeze(&range));
+            return self.copies.publish(unit, withdrawn);
+        }
+        let reserved = self.copies.reserved(unit).and(pages);
+        self.copies.clear_pages(unit, pages);
+        // After `clear_pages`, by which readers notice the eviction, and before the pages are reserved again.
+        let mut ranges = location.ranges(withdrawn);
+        let freed = ranges.try_for_each(|range| media.deallocate(range));
+        ledger.unreserve(unit, location.tier, reserved.len().into());
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        if let Err(error) = freed {
+            self.switch_off(location.tier, &error.report());
+        }
+    }
+
+    /// Frees the room of a unit; returns `false` if any of its copies is lent.
+    pub(super) fn free(&self, room: &Vacated) -> bool {
+        let Vacated { unit, tier, ref pages, reserved } = *room;
+        let media = &self.media[usize::from(tier)];
+        if !media.thaw(pages) {
+            return false;
+        }
+        let mut ledger = self.ledger.lock();
+        // After `vacate`, by which readers notice the eviction, and before the room is reserved again.
+        let freed = if pages.start >= OWN_FILES_PAGE {
+            self.remove_own_file(tier, unit)
+        } else {
+            media.deallocate(pages.clone())
+        };
+        ledger.unreserve(unit, tier, reserved);
+        ledger.give_back(unit, tier, pages.clone());
+        self.copies.set_room(ledger.room());
+        drop(ledger);
+        if let Err(error) = freed {
+            self.switch_off(tier, &error.report());
+        }
+        true
     }
 }

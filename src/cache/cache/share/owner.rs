@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::frames::{Frame, HEAD_BYTES, parse};
-use super::hello::{self, Hello};
+use super::Hello;
+use super::link::{Frame, HEAD_BYTES, parse};
 use super::socket::{Listener, MAX_ATTACHED, is_same_user};
-use crate::cache::Shared;
 use crate::cache::copier::{Job, MAX_QUEUED_BYTES};
+use crate::cache::{Shared, share};
 use dlfs_base::error::Result;
 use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::threads::{self, Fate, Thread};
@@ -162,7 +162,7 @@ impl Server {
             let welcomed = stream
                 .set_nonblocking(true)
                 .map_err(Into::into)
-                .and_then(|()| hello::send(&stream, &self.sharing.hello, &files));
+                .and_then(|()| share::send(&stream, &self.sharing.hello, &files));
             match welcomed {
                 Ok(()) => {
                     self.last += 1;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Rendezvous;
 use crate::peers::job_key::{GROUPS, PeerKeys, RoundKeys, host_of_all};
-use crate::peers::record::Record;
+use crate::peers::round::Record;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Nsid;
 use dlfs_io::address::{Address, TcpAddress};
@@ -256,7 +256,7 @@ const FAREWELL_PAUSE: Duration = Duration::from_millis(5);
 mod tests {
     use super::super::gather;
     use super::*;
-    use crate::peers::record::tests::record;
+    use crate::peers::round::tests::record;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
