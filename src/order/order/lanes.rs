@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::hash::HexId;
+use super::spec::HexId;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;

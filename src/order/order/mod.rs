@@ -23,12 +23,8 @@ mod aligned;
 pub mod budget;
 mod by_node;
 mod chunked;
-mod exchange;
-mod hash;
 pub mod lanes;
 pub mod mixture;
-mod partial;
-mod reads;
 pub mod report;
 mod shard;
 mod shares;
@@ -43,18 +39,16 @@ use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{Epoch, SampleId};
 
-pub use aligned::{Aligner, Counted};
+pub use aligned::{Aligner, Counted, Reads};
 pub use by_node::{ByNode, Locality, deal};
 pub use chunked::Pick;
-pub use hash::HexId;
-pub use reads::Reads;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
-pub use spec::{LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
+pub use spec::{HexId, LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
 pub use state::State;
 
 use chunked::Chunked;
-use partial::Partial;
+use shares::Partial;
 use weighted::{Weighted, Weights};
 
 /// The samples of an order: the live samples of one generation.

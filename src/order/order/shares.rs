@@ -1,16 +1,32 @@
 //! Shares of the ranks in `local` and `partial` order, and their exchanges in an epoch. They are computed, with the
 //! same result on every rank, so an exchange needs no message besides the reads themselves.
 //!
-//! `partial.rs` defines shares and exchanges. A [`Shares`] answers for any rank and epoch: the samples of the rank
+//! A [`Shares`] answers for any rank and epoch: the samples of the rank
 //! ([`Shares::ids`]), and for each step of an epoch, the sample that it sends, the receiver, the sample that it
 //! receives, and the sender ([`Shares::exchanges`]). Consequences:
 //!
 //! - in a step each rank sends one sample and receives one, or keeps its own, so shares keep their lengths;
 //! - in every epoch, the shares of all ranks together contain each sample once;
 //! - during an exchange, a rank has at most its share and the samples received so far.
+//!
+//! # Local shuffling, and partial local shuffling (PLS)
+//!
+//! The live samples, in slot order, are divided into one contiguous share per rank (the first N mod W shares have
+//! one more), so that a rank stages whole chunks. A share is a list of *entries*, numbered from 0. In epoch e:
+//!
+//! - rank r reads its entries in an order shuffled by (seed, e, r); position p belongs to rank p mod W, and is its
+//!   sample p / W;
+//! - the first floor(q * n) entries of a shuffle of 0..n by (seed, e), the same on every rank, are exchanged; n is
+//!   the length of the shortest share. For the i-th exchanged entry, the ranks are permuted by (seed, e, i): each
+//!   rank sends its sample of that entry to one rank and receives one from another (or keeps its own), so shares
+//!   keep their lengths;
+//! - a rank reads received samples from the next epoch on.
+//!
+//! A sample changes its rank, but never its entry. So the holder of a sample is found without a table: its entry is
+//! followed back through the epochs, in about 15 ns per epoch.
 
-use super::exchange::Exchange;
 use super::{OrderKind, OrderSpec, Population, SlotRanks};
+use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{Epoch, SampleId};
 
 /// The shares of all ranks of a run, in each epoch.
@@ -154,3 +170,95 @@ impl Shares {
         self.world_size.into()
     }
 }
+
+#[derive(Debug, Clone)]
+pub(super) struct Partial {
+    shares: Shares,
+    /// The exchanges of all earlier epochs.
+    past: Vec<Exchange>,
+    key: Key,
+    /// The last rank that was looked up, and the order in which it reads its entries.
+    reading: Option<(u32, Permutation)>,
+}
+
+impl Partial {
+    pub(super) fn new(shares: Shares, epoch: Epoch) -> Partial {
+        let key = epoch_key(shares.seed, epoch.0).with(READ);
+        Partial { past: shares.past(epoch), shares, key, reading: None }
+    }
+
+    /// The chunk of the sample at `position`, and its index in the chunk.
+    pub(super) fn locate(&mut self, position: u64) -> (u32, u32) {
+        let ranks = u64::from(self.shares.world_size());
+        let rank = (position % ranks) as u32;
+        let entries = match self.reading {
+            Some((last, entries)) if last == rank => entries,
+            _ => {
+                let len = self.shares.len_of(rank);
+                self.reading.insert((rank, Permutation::new(len, self.key.with(rank.into())))).1
+            }
+        };
+        self.shares.locate(&self.past, rank, entries.forward(position / ranks))
+    }
+}
+
+/// The exchange of one epoch.
+#[derive(Debug, Clone)]
+pub(super) struct Exchange {
+    key: Key,
+    /// The entry at index i < `num_exchanged` is the i-th to be exchanged.
+    entries: Permutation,
+    num_exchanged: u64,
+}
+
+impl Exchange {
+    /// The number of exchanged samples among `samples`: floor(`q` * `samples`).
+    pub(super) fn count(samples: u64, q: f64) -> u64 {
+        // IEEE 754 defines the product, so it is the same on every machine; q <= 1, so its floor fits.
+        (samples as f64 * q).floor() as u64
+    }
+
+    /// The exchange of `num_exchanged` entries in `epoch`; `shortest` is the length of the shortest share.
+    pub(super) fn new(seed: u64, epoch: u64, shortest: u64, num_exchanged: u64) -> Exchange {
+        let key = epoch_key(seed, epoch).with(EXCHANGE);
+        Exchange { key, entries: Permutation::new(shortest, key), num_exchanged }
+    }
+
+    /// The exchanges of all epochs before `epoch`; none if `num` is 0.
+    pub(super) fn before(seed: u64, epoch: Epoch, shortest: u64, num: u64) -> Vec<Exchange> {
+        let epochs = if num == 0 { 0..0 } else { 0..epoch.0 };
+        epochs.map(|epoch| Exchange::new(seed, epoch, shortest, num)).collect()
+    }
+
+    /// The entry that is exchanged in `step`.
+    pub(super) fn entry(&self, step: u64) -> u64 {
+        self.entries.forward(step)
+    }
+
+    /// The rank that each rank sends to in `step`.
+    pub(super) fn ranks(&self, step: u64, world_size: u64) -> Permutation {
+        Permutation::new(world_size, self.key.with(step))
+    }
+
+    /// The rank that held, in epoch 0, the sample that `rank` holds at `entry` after the exchanges `past`.
+    pub(super) fn first_holder(past: &[Exchange], rank: u64, entry: u64, world_size: u64) -> u64 {
+        let exchanges = past.iter().rev().filter(|exchange| entry < exchange.entries.len());
+        exchanges.fold(rank, |rank, exchange| {
+            let step = exchange.entries.inverse(entry);
+            if step >= exchange.num_exchanged {
+                return rank;
+            }
+            exchange.ranks(step, world_size).inverse(rank)
+        })
+    }
+}
+
+pub(super) fn epoch_key(seed: u64, epoch: u64) -> Key {
+    Key::derive(seed, &[super::OrderKind::Local { world_size: 1 }.label(), epoch])
+}
+
+/// A word of the keys. Frozen.
+const READ: u64 = 0;
+
+/// A word of the keys. Frozen.
+const EXCHANGE: u64 = 1;

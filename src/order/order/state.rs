@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::budget::{Budget, RowPlace, wrong_place};
-use super::hash::HexId;
 use super::mixture::MixtureSpec;
+use super::spec::HexId;
 use super::{OrderKind, OrderSpec};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::permutation::Key;

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use crate::order::{
     Aligner, ByNode, EpochOrder, Locality, OrderKind, OrderSpec, Population, Shard, Sharding, Tail,
 };
+use crate::tier::Units;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Epoch, SampleId};
+use dlfs_format::directory::Directory;
 
 /// The access strings of all ranks of a run.
 ///
@@ -151,13 +153,88 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
     }
 }
 
+/// The access strings of a run, with each sample replaced by its portion.
+///
+/// A portion is read as often as all its samples together, and first with the first of its samples.
+#[derive(Debug)]
+pub struct ByPortion<'a, A: ?Sized> {
+    accesses: &'a A,
+    portion_of: &'a [u32],
+}
+
+impl<'a, A: Accesses + ?Sized> ByPortion<'a, A> {
+    /// `portion_of` has the portion of each sample, by id: see [`Units::by_sample`].
+    pub fn new(accesses: &'a A, portion_of: &'a [u32]) -> ByPortion<'a, A> {
+        ByPortion { accesses, portion_of }
+    }
+}
+
+impl<A: Accesses + ?Sized> Accesses for ByPortion<'_, A> {
+    fn num_ranks(&self) -> u32 {
+        self.accesses.num_ranks()
+    }
+
+    fn walk(&self, rank: u32, visit: &mut dyn FnMut(&[SampleId])) {
+        let mut portions = Vec::new();
+        self.accesses.walk(rank, &mut |ids| {
+            portions.clear();
+            let there = ids.iter().map(|id| self.portion_of[id.0 as usize]);
+            let there = there.filter(|&portion| portion != Units::NO_UNIT);
+            portions.extend(there.map(|portion| SampleId(portion.into())));
+            visit(&portions);
+        });
+    }
+}
+
+impl Population for Directory {
+    fn num_live(&self) -> u64 {
+        Directory::num_live(self)
+    }
+
+    fn num_chunks(&self) -> u32 {
+        Directory::num_chunks(self)
+    }
+
+    fn live_in_chunk(&self, chunk: u32) -> u32 {
+        Directory::live_in_chunk(self, chunk)
+    }
+
+    fn span_of_chunk(&self, chunk: u32) -> u32 {
+        let cell = u64::from(self.layout().chunk_size_bytes);
+        u32::try_from(self.chunk(chunk).len_bytes.div_ceil(cell)).unwrap_or(u32::MAX)
+    }
+
+    fn id_of_live(&self, rank: u64) -> SampleId {
+        Directory::id_of_live(self, rank)
+    }
+
+    fn id_in_chunk(&self, chunk: u32, nth: u32) -> SampleId {
+        Directory::id_in_chunk(self, chunk, nth)
+    }
+
+    fn chunk_of(&self, id: SampleId) -> Option<u32> {
+        Directory::chunk_of(self, id)
+    }
+
+    fn blocks_of(&self, chunk: u32, nth: u32) -> u32 {
+        let extent = self.extent_in_chunk(chunk, nth);
+        let within = extent.offset_bytes % BLOCK_BYTES;
+        (within + u64::from(extent.len_bytes)).div_ceil(BLOCK_BYTES) as u32
+    }
+}
+
 /// The number of samples in a piece: few enough for the L1 cache.
 const PIECE: u64 = 1024;
+
+/// The block length for comparing samples that are read alone: the largest of usual media.
+const BLOCK_BYTES: u64 = 4096;
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::order::HexId;
+    use crate::order::{HexId, Tail};
+    use crate::plan::TrainingRun;
+    use crate::plan::access::tests::{GLOBAL, Samples, string};
 
     /// Samples in chunks of 64, ids in slot order.
     #[derive(Debug)]
@@ -287,5 +364,17 @@ pub(super) mod tests {
         let order = OrderSpec { kind, seed: 3 };
         let error = TrainingRun::new(&Samples(9), order, 0..1, 1, Tail::Keep).unwrap_err();
         assert!(error.to_string().contains("weighted"), "{error}");
+    }
+
+    #[test]
+    fn a_portion_is_read_with_each_of_its_samples() {
+        let samples = Samples(100);
+        let portion_of: Vec<u32> =
+            (0..100).map(|id| if id == 7 { Units::NO_UNIT } else { id / 10 }).collect();
+        let run = TrainingRun::new(&samples, GLOBAL, 0..3, 1, Tail::Keep).unwrap();
+        let portions = string(&ByPortion::new(&run, &portion_of), 0);
+        let ids = string(&run, 0);
+        let expected = ids.into_iter().filter(|&id| id != 7).map(|id| id / 10);
+        assert!(portions.into_iter().eq(expected));
     }
 }

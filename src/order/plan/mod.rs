@@ -25,24 +25,14 @@
 //! 30 bytes for each of its samples. The holder map does this for every rank, one after the other, and keeps 8
 //! bytes per sample. Nothing grows with F * E.
 //!
-//! Read `access.rs`, `planner.rs` and `holders.rs`, in this order. `chunk_holders.rs` can be read alone, and so can
-//! `model.rs` with `sources.rs`.
+//! Read `access.rs`, then `planner.rs`. `chunk_holders.rs` and `model.rs` can be read alone.
 
 mod access;
-mod by_portion;
 mod chunk_holders;
-mod frequency;
-mod holders;
 mod model;
 mod planner;
-mod population;
-mod sources;
 
-pub use access::{Accesses, TrainingRun};
-pub use by_portion::ByPortion;
+pub use access::{Accesses, ByPortion, TrainingRun};
 pub use chunk_holders::{ChunkHolders, Member};
-pub use frequency::Frequencies;
-pub use holders::{Holder, HolderMap, PlannedCopy};
-pub use model::{Curve, Model, Rate, Source, Stage};
-pub use planner::Planner;
-pub use sources::{OriginClient, SourceRates};
+pub use model::{Curve, Model, OriginClient, Rate, Source, SourceRates, Stage};
+pub use planner::{Frequencies, Holder, HolderMap, PlannedCopy, Planner};

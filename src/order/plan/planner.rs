@@ -9,8 +9,7 @@
 
 use std::cmp::Reverse;
 
-use super::holders::{MAX_BLOCKS, MAX_RANKS, MAX_TIERS, PlannedCopy};
-use super::{Accesses, Frequencies};
+use super::Accesses;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Lba, SampleId};
 use dlfs_format::directory::IdSet;
@@ -126,14 +125,133 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
     }
 }
 
+/// Access frequencies of one rank: one count per sample, 2 bytes each.
+///
+/// Counts are small numbers around E / N with a binomial distribution (E epochs, N ranks). Its variance makes a
+/// plan better than chance. Counts saturate at 65,535.
+#[derive(Debug, Clone, Default)]
+pub struct Frequencies {
+    counts: Vec<u16>,
+}
+
+impl Frequencies {
+    /// Counts of zero for all ids below `num_samples`.
+    pub fn new(num_samples: usize) -> Frequencies {
+        Frequencies { counts: vec![0; num_samples] }
+    }
+
+    /// Counts the accesses of `rank`; clears earlier counts. Costs one walk.
+    ///
+    /// # Panics
+    /// If the access string contains a sample that does not exist.
+    pub fn count(&mut self, accesses: &(impl Accesses + ?Sized), rank: u32) {
+        self.counts.fill(0);
+        let counts = &mut self.counts;
+        accesses.walk(rank, &mut |ids| {
+            for id in ids {
+                let count = &mut counts[id.0 as usize];
+                *count = count.saturating_add(1);
+            }
+        });
+    }
+
+    /// The number of times that `sample` is read.
+    pub fn of(&self, sample: SampleId) -> u16 {
+        self.counts[sample.0 as usize]
+    }
+}
+
+/// A copy that a rank plans to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedCopy {
+    /// The sample.
+    pub sample: SampleId,
+    /// The tier, 0 being the fastest.
+    pub tier: u8,
+    /// Its first block in the tier.
+    pub lba: Lba,
+    /// Position of its first access in the rank's access string, from 0.
+    pub first_access: u64,
+    /// The number of times that the rank reads it.
+    pub frequency: u16,
+}
+
+/// A planned copy as seen by another rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// The rank that holds the copy.
+    pub rank: u32,
+    /// The tier, 0 being the fastest.
+    pub tier: u8,
+    /// Its first block in the tier. Tiers fill from block 0 up, so a lower block is copied earlier.
+    pub lba: Lba,
+}
+
+/// The best copy of each sample among those of all ranks: 8 bytes per sample, for any world size.
+///
+/// The best copy has the fastest tier, then the lowest address, then the lowest rank. Tiers of different ranks are
+/// compared by their numbers, so a number should mean the same kind of tier on all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HolderMap {
+    packed: Vec<u64>,
+}
+
+impl HolderMap {
+    /// A map without copies.
+    pub fn empty(num_samples: u64) -> HolderMap {
+        HolderMap { packed: vec![NONE; num_samples as usize] }
+    }
+
+    /// Adds a copy that `rank` plans, unless the map has a better one.
+    pub fn add(&mut self, rank: u32, copy: &PlannedCopy) {
+        let entry = &mut self.packed[copy.sample.0 as usize];
+        *entry = (*entry).min(pack(rank, copy));
+    }
+
+    /// The best copy of `sample`; `None` if no rank plans one.
+    pub fn holder(&self, sample: SampleId) -> Option<Holder> {
+        unpack(self.packed[sample.0 as usize])
+    }
+
+    /// Memory of the map in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.packed.capacity() * size_of::<u64>()
+    }
+}
+
+/// Tier, address and rank in one word, most significant first: the smaller word is the better copy.
+fn pack(rank: u32, copy: &PlannedCopy) -> u64 {
+    u64::from(copy.tier) << (LBA_BITS + RANK_BITS) | copy.lba.0 << RANK_BITS | u64::from(rank)
+}
+
+fn unpack(packed: u64) -> Option<Holder> {
+    (packed != NONE).then(|| Holder {
+        rank: (packed & (MAX_RANKS as u64 - 1)) as u32,
+        tier: (packed >> (LBA_BITS + RANK_BITS)) as u8,
+        lba: Lba(packed >> RANK_BITS & (MAX_BLOCKS - 1)),
+    })
+}
+
+/// The most ranks that an address can encode: 24 bits.
+pub(super) const MAX_RANKS: usize = 1 << 24;
+/// The most tiers that an address can encode: 4 bits; all ones mean no copy.
+pub(super) const MAX_TIERS: usize = 15;
+/// The most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
+pub(super) const MAX_BLOCKS: u64 = 1 << 36;
+const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
+const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
+const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);
+
+/// No copy: tier 15, which does not exist.
+const NONE: u64 = u64::MAX;
+
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::order::{OrderKind, OrderSpec, Tail};
-    use crate::plan::TrainingRun;
     use crate::plan::access::tests::{GLOBAL, Samples, string};
+    use crate::plan::{Planner, TrainingRun};
+    use proptest::prelude::*;
 
     /// The definition, in memory: sort, fill, then assign addresses by first access.
     fn by_definition(string: &[u64], lengths: &[u32], tiers: &[u64]) -> Vec<PlannedCopy> {
@@ -236,5 +354,167 @@ mod tests {
         plan(&[MAX_BLOCKS]).unwrap();
         let error = plan(&[MAX_BLOCKS + 1]).unwrap_err().to_string();
         assert!(error.contains("blocks, not 68719476737"), "{error}");
+    }
+
+    /// A fraction of integers, so that a threshold is rounded alike on all machines.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct Ratio {
+        /// The numerator.
+        numerator: u32,
+        /// The denominator, not 0.
+        denominator: u32,
+    }
+
+    /// The expected number of `samples` that a rank reads strictly more than (1 + `excess`) *
+    /// `epochs` / `ranks` times, if each epoch gives each sample to one of `ranks` at random.
+    ///
+    /// The thesis prints ceil((1 + d) E / N) as the lower limit of the sum, which also counts samples read exactly
+    /// that often. Its example and its text count only samples read more often. Costs `epochs` steps. `ranks` and
+    /// the denominator are not 0.
+    fn expected_readers_above(samples: u64, epochs: u32, ranks: u32, excess: Ratio) -> f64 {
+        let n = u64::from(ranks);
+        let d = u64::from(excess.denominator);
+        let limit = u128::from(d + u64::from(excess.numerator)) * u128::from(epochs);
+        let least = (limit / u128::from(n * d)) as u64 + 1;
+        if ranks == 1 {
+            return if u64::from(epochs) >= least { samples as f64 } else { 0.0 };
+        }
+        let p = 1.0 / f64::from(ranks);
+        // Terms as logarithms: C(1000, 500) alone exceeds a double.
+        let mut ln_term = f64::from(epochs) * (-p).ln_1p();
+        let mut sum = if least == 0 { ln_term.exp() } else { 0.0 };
+        for k in 1..=epochs {
+            let step = f64::from(epochs - k + 1) / f64::from(k);
+            ln_term += (step * p / (1.0 - p)).ln();
+            if u64::from(k) >= least {
+                sum += ln_term.exp();
+            }
+        }
+        samples as f64 * sum
+    }
+
+    const EIGHT_TENTHS: Ratio = Ratio { numerator: 8, denominator: 10 };
+    const ONE_TENTH: Ratio = Ratio { numerator: 1, denominator: 10 };
+
+    #[test]
+    fn sixteen_nodes_read_31_635_images_of_imagenet_more_than_ten_times_in_90_epochs() {
+        let expected = expected_readers_above(1_281_167, 90, 16, EIGHT_TENTHS);
+        assert_eq!(expected.round(), 31_635.0, "the value printed in SC'21, section 3.1");
+    }
+
+    #[test]
+    fn four_nodes_read_323_of_10_000_samples_more_than_275_times_in_1_000_epochs() {
+        let expected = expected_readers_above(10_000, 1_000, 4, ONE_TENTH);
+        assert_eq!(expected.round(), 323.0, "the value printed in the thesis, section 3.2.1");
+        // Samples read exactly 275 times do not count; with them it would be 378.
+        let just_below = Ratio { numerator: 99, denominator: 1_000 };
+        assert_eq!(expected_readers_above(10_000, 1_000, 4, just_below).round(), 378.0);
+    }
+
+    #[test]
+    fn the_order_gives_ranks_the_frequencies_that_chance_has() {
+        let samples = Samples(1_281_167);
+        let run = TrainingRun::new(&samples, GLOBAL, 0..90, 16, Tail::Keep).unwrap();
+        let mut frequencies = Frequencies::new(1_281_167);
+        frequencies.count(&run, 5);
+        let above = (0..1_281_167).filter(|&id| frequencies.of(SampleId(id)) > 10).count() as f64;
+        let expected = expected_readers_above(1_281_167, 90, 16, EIGHT_TENTHS);
+        // The authors' simulation gave 31,863; a standard deviation is 176.
+        assert!((above - expected).abs() < 6.0 * 176.0, "{above} samples, {expected} expected");
+    }
+
+    /// For each sample, the number of times that each rank reads it.
+    fn by_sample(samples: u64, epochs: u64, ranks: u32, order: OrderSpec) -> Vec<Vec<u64>> {
+        let population = Samples(samples);
+        let run = TrainingRun::new(&population, order, 0..epochs, ranks, Tail::Keep).unwrap();
+        let mut frequencies = Frequencies::new(samples as usize);
+        let mut by_sample = vec![Vec::new(); samples as usize];
+        for rank in 0..ranks {
+            frequencies.count(&run, rank);
+            let counts = (0..samples).map(|id| u64::from(frequencies.of(SampleId(id))));
+            by_sample.iter_mut().zip(counts).for_each(|(ranks, count)| ranks.push(count));
+        }
+        by_sample
+    }
+
+    /// Pairs the reads of each rank with those of all other ranks.
+    fn each_and_others(counts: &[u64]) -> impl Iterator<Item = (u64, Vec<u64>)> + '_ {
+        (0..counts.len())
+            .map(|rank| (counts[rank], [&counts[..rank], &counts[rank + 1..]].concat()))
+    }
+
+    // If a rank reads x = (1 + d) E / N times, the (N - 1 - d) / (N - 1) * E / N of lemma 1 is (E - x) / (N - 1):
+    // the mean over the other ranks. Lemma 2 has -d for d.
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn lemma_1_a_rank_that_reads_a_sample_often_leaves_another_that_reads_it_seldom(
+            samples in 1_u64..300, epochs in 1_u64..60, ranks in 2_u32..9, seed: u64,
+            grouped: bool,
+        ) {
+            let kind =
+                if grouped { OrderKind::Grouped { lanes: 2, group: 2 } } else { OrderKind::Global };
+            for counts in by_sample(samples, epochs, ranks, OrderSpec { kind, seed }) {
+                for (often, others) in each_and_others(&counts) {
+                    let at_most = (epochs - often).div_ceil(u64::from(ranks) - 1);
+                    prop_assert!(others.iter().any(|&count| count <= at_most), "{:?}", counts);
+                }
+            }
+        }
+
+        #[test]
+        fn lemma_2_a_rank_that_reads_a_sample_seldom_leaves_another_that_reads_it_often(
+            samples in 1_u64..300, epochs in 1_u64..60, ranks in 2_u32..9, seed: u64,
+        ) {
+            let order = OrderSpec { kind: OrderKind::Global, seed };
+            for counts in by_sample(samples, epochs, ranks, order) {
+                for (seldom, others) in each_and_others(&counts) {
+                    let at_least = (epochs - seldom) / (u64::from(ranks) - 1);
+                    prop_assert!(others.iter().any(|&count| count >= at_least), "{:?}", counts);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_rank_finds_the_best_copy_of_every_sample() {
+        let samples = Samples(3_000);
+        let lengths: Vec<u32> = (0..3_000).map(|i| i * 7 % 5_000).collect();
+        let run = TrainingRun::new(&samples, GLOBAL, 0..9, 5, Tail::Keep).unwrap();
+        let mut planner = Planner::new(&run, &lengths[..], 512).unwrap();
+        // Ranks may have different tiers.
+        let tiers = |rank: u32| [500 + 300 * u64::from(rank), 900];
+        let mut map = HolderMap::empty(3_000);
+        let mut best: Vec<Option<(u8, u64, u32)>> = vec![None; 3_000];
+        for rank in 0..5 {
+            let mut own = |planned: PlannedCopy| {
+                map.add(rank, &planned);
+                let best = &mut best[planned.sample.0 as usize];
+                let copy = (planned.tier, planned.lba.0, rank);
+                *best = Some(best.map_or(copy, |best| best.min(copy)));
+            };
+            planner.plan(rank, &tiers(rank), &mut own).unwrap();
+        }
+        let found = (0..3_000).map(|id| map.holder(SampleId(id)));
+        let found: Vec<_> = found.map(|h| h.map(|h| (h.tier, h.lba.0, h.rank))).collect();
+        assert_eq!(found, best);
+        assert!(found.iter().any(Option::is_none) && found.iter().flatten().any(|h| h.0 == 1));
+        assert_eq!(map.memory_bytes(), 8 * 3_000);
+    }
+
+    #[test]
+    fn the_largest_address_that_can_be_named_comes_back() {
+        let largest = PlannedCopy {
+            sample: SampleId(0),
+            tier: 14,
+            lba: Lba(MAX_BLOCKS - 1),
+            first_access: 0,
+            frequency: 1,
+        };
+        let rank = MAX_RANKS as u32 - 1;
+        let holder = Holder { rank, tier: 14, lba: largest.lba };
+        assert_eq!(unpack(pack(rank, &largest)), Some(holder));
+        assert_eq!(unpack(NONE), None);
     }
 }

@@ -28,24 +28,21 @@
 //! *By source.* As stratified, but units of one global batch are dealt instead of single positions.
 //!
 //! Read [`Mixture`] first, then `segments.rs`.
+//!
+//! Permutes the positions of a window before a word deals them to sources.
 
-mod count;
 mod segments;
 mod spec;
-mod text;
-mod weight;
-mod window;
 mod word;
-
-pub use count::Count;
-pub use spec::{Batching, MixtureSpec, Part, Phase, Source};
-pub use weight::Weight;
 
 use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::Epoch;
+
+pub use segments::Count;
+pub use spec::{Batching, MixtureSpec, Part, Phase, Source, Weight};
+
 use segments::{Segment, Segments};
-use window::Window;
 use word::{Walk, Word};
 
 /// The sequence of a run over a mixture: position -> source, and position in the source's epoch.
@@ -257,6 +254,63 @@ const RANDOM_WINDOW: u64 = 1 << 14;
 /// The seed of the order of `source`, counted from 0, in a run with `seed`. Frozen.
 pub fn source_seed(seed: u64, source: usize) -> u64 {
     Key::derive(seed, &[LABEL_SOURCE, source as u64]).word()
+}
+
+/// A window of a segment. All its positions are computed at once: the number of a draw depends on all earlier
+/// positions of its source.
+#[derive(Debug, Clone, Default)]
+struct Window {
+    /// The first position of the segment in the run, and the first position of the window in the segment.
+    place: (u64, u64),
+    /// The source of each position, and the number of its earlier occurrences in the window: 128 KiB.
+    dealt: Vec<(u32, u32)>,
+    /// By source: the number of occurrences in the segment before the window.
+    before: Vec<u64>,
+    /// Scratch memory: the sources in the word's sequence, and the number of positions dealt to each source.
+    sources: Vec<u32>,
+    counts: Vec<u32>,
+    walk: Walk,
+}
+
+impl Window {
+    /// Fills this window, and reuses its memory: the window from position `first` on, in the segment that begins at
+    /// `segment` and that `word` deals to `sources` sources.
+    fn refilled(
+        mut self,
+        (segment, first): (u64, u64),
+        permutation: Permutation,
+        word: &Word,
+        sources: usize,
+    ) -> Window {
+        self.place = (segment, first);
+        word.walk_from(first, sources, &mut self.walk);
+        self.before.clone_from(&self.walk.counts);
+        self.sources.clear();
+        self.sources.extend((0..permutation.len()).map(|_| word.step(&mut self.walk).0));
+        self.counts.clear();
+        self.counts.resize(sources, 0);
+        self.dealt.clear();
+        let Window { dealt, sources, counts, .. } = &mut self;
+        dealt.extend((0..permutation.len()).map(|at| {
+            let source = sources[permutation.forward(at) as usize];
+            let count = &mut counts[source as usize];
+            *count += 1;
+            (source, *count - 1)
+        }));
+        self
+    }
+
+    fn begins_at(&self, segment: u64, first: u64) -> bool {
+        self.place == (segment, first)
+    }
+
+    /// The source of position `at` of the segment, a position in this window, and the number of its earlier
+    /// occurrences in the segment.
+    #[inline]
+    fn at(&self, at: u64) -> (u32, u64) {
+        let (source, rank) = self.dealt[(at - self.place.1) as usize];
+        (source, self.before[source as usize] + u64::from(rank))
+    }
 }
 
 /// The first words of keys. Orders have 0 to 5. Weighted order shares the 5, but orders of sources have other seeds

@@ -14,20 +14,14 @@
 //! The order is not stratified: a class of weight 1/10 gets a tenth of an epoch on average, as with
 //! `torch.utils.data.WeightedRandomSampler`. For exact shares, use a [mixture](super::mixture) of views.
 
-mod alias;
-mod shuffle;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::hash::HexId;
-use super::spec::{MAX_EPOCH_SIZE, OrderKind, OrderSpec};
+use super::spec::{HexId, MAX_EPOCH_SIZE, OrderKind, OrderSpec};
 use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::permutation::Key;
-
-use alias::Alias;
 
 /// The weight of each sample in weighted order.
 ///
@@ -255,7 +249,7 @@ pub(super) struct Weighted {
 impl Weighted {
     pub(super) fn new(weights: &Arc<Weights>, key: Key) -> Weighted {
         let shuffled = match &weights.drawn {
-            Drawn::Once(each) => Some(shuffle::weighted(each, weights.epoch_size(), key).into()),
+            Drawn::Once(each) => Some(shuffled(each, weights.epoch_size(), key).into()),
             Drawn::Samples(_) | Drawn::Classes(_) => None,
         };
         Weighted { weights: Arc::clone(weights), key, shuffled }
@@ -355,9 +349,121 @@ fn of_members(len: u64, members: &BTreeMap<i64, Vec<u32>>, shares: &[f64]) -> Ve
     weights
 }
 
+/// N equal slots; each is divided between its own index and one other index.
+#[derive(Debug)]
+struct Alias {
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    /// The part of the slot that belongs to its own index, in units of 2^-32. The rest belongs to `other`.
+    own: u32,
+    other: u32,
+}
+
+impl Alias {
+    /// The table of `weights`: from 0 to 1, the largest being 1; at most 2^32 - 1 of them.
+    fn new(weights: &[f64]) -> Alias {
+        let sum: f64 = weights.iter().sum();
+        let mean = sum / weights.len() as f64;
+        let mut left: Vec<f64> = weights.iter().map(|weight| weight / mean).collect();
+        let heaviest = weights.iter().position(|weight| *weight == 1.0).unwrap_or(0) as u32;
+        let mut slots: Vec<Slot> =
+            (0..weights.len() as u32).map(|index| Slot { own: 0, other: index }).collect();
+        let mut small = Vec::new();
+        let mut large = Vec::new();
+        for (&weight, index) in left.iter().zip(0_u32..) {
+            if weight < 1.0 { small.push(index) } else { large.push(index) }
+        }
+        while let (Some(&low), Some(&high)) = (small.last(), large.last()) {
+            small.pop();
+            let part = left[low as usize];
+            // `part` is below 1, so `own` is at most 2^32 - 1; a part of 0 is never drawn.
+            slots[low as usize] = Slot { own: (part * UNIT) as u32, other: high };
+            left[high as usize] -= 1.0 - part;
+            if left[high as usize] < 1.0 {
+                large.pop();
+                small.push(high);
+            }
+        }
+        // Only rounding has left these as small: their slots belong to themselves, unless their weight is 0.
+        for low in small {
+            if weights[low as usize] == 0.0 {
+                slots[low as usize].other = heaviest;
+            }
+        }
+        Alias { slots }
+    }
+
+    /// The index that the random number `word` draws.
+    #[inline]
+    fn draw(&self, word: u64) -> u64 {
+        let product = u128::from(word) * self.slots.len() as u128;
+        let index = (product >> 64) as u64;
+        let within = (product as u64) >> 32;
+        let Slot { own, other } = self.slots[index as usize];
+        // Without a branch: the outcome cannot be predicted.
+        let is_other = u64::from(within >= u64::from(own));
+        index ^ ((index ^ u64::from(other)) & is_other.wrapping_neg())
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of_val(&self.slots[..])
+    }
+}
+
+/// The first `count` samples of a sequence of draws without replacement: each draw is in proportion to the
+/// remaining samples' `weights`. At least `count` weights are above 0.
+fn shuffled(weights: &[f64], count: u64, key: Key) -> Vec<u32> {
+    let mut drawn: Vec<(u64, u32)> = Vec::with_capacity(weights.len());
+    drawn.extend(weights.iter().zip(0_u32..).filter(|(weight, _)| **weight > 0.0).map(
+        |(weight, index)| {
+            // The bits of non-negative numbers are in the order of the numbers.
+            (((0.0 - ln(unit(key.with(index.into()).word()))) / weight).to_bits(), index)
+        },
+    ));
+    let count = count as usize;
+    if count < drawn.len() {
+        drawn.select_nth_unstable(count);
+        drawn.truncate(count);
+    }
+    drawn.sort_unstable();
+    drawn.into_iter().map(|(_, index)| index).collect()
+}
+
+/// A number from 2^-53 to 1.
+fn unit(word: u64) -> f64 {
+    ((word >> 11) + 1) as f64 / (1_u64 << 53) as f64
+}
+
+/// The natural logarithm of a normal number above 0, within 2e-15. Its arithmetic is the same on all machines. The
+/// last bit of the C library's logarithm differs between versions, which could change the order of two samples.
+fn ln(x: f64) -> f64 {
+    let mut exponent = (x.to_bits() >> 52) as i64 - 1023;
+    let mut mantissa = f64::from_bits(x.to_bits() & MANTISSA | ONE);
+    if mantissa > std::f64::consts::SQRT_2 {
+        (exponent, mantissa) = (exponent + 1, mantissa / 2.0);
+    }
+    // ln m = 2 artanh((m - 1) / (m + 1)); its series up to the 19th power is exact enough.
+    let s = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = s * s;
+    let mut sum = 0.0;
+    for odd in [19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        sum = sum * square + 1.0 / odd;
+    }
+    2.0 * s * sum + exponent as f64 * std::f64::consts::LN_2
+}
+
 const ALL_ZERO: &str = "no sample has a weight above 0, so none can be drawn";
 /// The most samples: entries of tables have 32 bits.
 const MAX_SAMPLES: u64 = u32::MAX as u64;
+
+const UNIT: f64 = (1_u64 << 32) as f64;
+
+const MANTISSA: u64 = (1 << 52) - 1;
+/// The bits of 1.0.
+const ONE: u64 = 1023 << 52;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
-use super::super::{EpochOrder, Population, Positions, State};
 use super::*;
+use crate::order::{EpochOrder, Population, Positions, State};
 use dlfs_base::units::{Epoch, Generation, SampleId};
 
 /// A number of samples whose ids differ from their ranks.
@@ -329,4 +329,15 @@ fn time_of_a_position() {
              {memory:.1} bytes a sample"
         );
     }
+}
+
+#[test]
+fn the_logarithm_is_that_of_the_library() {
+    for i in 0..100_000 {
+        let x = unit(Key::new(7).with(i).word() >> (i % 53));
+        let own = ln(x);
+        let other = x.ln();
+        assert!((own - other).abs() <= 2e-15 * other.abs().max(1.0), "ln {x}: {own}, {other}");
+    }
+    assert_eq!(ln(1.0), 0.0);
 }
