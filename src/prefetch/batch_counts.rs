@@ -5,19 +5,15 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::Result;
-use dlfs_tokens::{RowCounts, count_rows};
-
 use crate::order::budget::{Budget, Dealt, RowPlace, count_batches, within_batch};
 use crate::order::{OrderSpec, Shard, State};
 use crate::units::Epoch;
+use dlfs_tokens::{RowCounts, count_rows};
 
 use super::LoaderOptions;
-use super::budgeted::{TokenLengths, each};
-use super::mix::{Mix, drawn};
-use super::mix_budget::SourceLengths;
-use super::rows::Deals;
-use super::run_order::order_of;
-use super::source_ids::SourceIds;
+use super::budgeted::{Deals, TokenLengths, each};
+use super::mixture::SourceLengths;
+use super::run_order::{Mix, SourceIds, drawn, order_of};
 
 /// Counts the batches of epochs.
 #[derive(Debug, Clone)]

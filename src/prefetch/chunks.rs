@@ -21,13 +21,13 @@ use crate::units::Slot;
 
 use super::OnError;
 use super::driver::{
-    Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, SourceDriver,
+    Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, Residency,
+    SourceDriver,
 };
-use super::head::Head;
-use super::memory::{Memory, Priority};
-use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
+use super::walk::Head;
+use super::window::{Memory, Priority};
 
 /// Issues one read per chunk.
 pub(super) struct ChunkDriver {

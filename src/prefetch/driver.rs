@@ -1,17 +1,19 @@
 //! The interface of a driver, which decides what data stays in memory, and the planning loop that most drivers
 //! share.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::reader::{Batch, Fetched, Pump};
+use crate::units::Slot;
 
 use super::READY_BATCHES;
-use super::head::Head;
-use super::memory::Memory;
-use super::residency::Residency;
 use super::stream::Stream;
+use super::walk::Head;
+use super::window::Memory;
 
 /// A batch for the consumer.
 pub(super) struct Delivery {
@@ -97,6 +99,49 @@ pub(super) trait Planner {
     }
 }
 
+/// The bits. The poller writes them; any thread reads them.
+#[derive(Debug)]
+pub(super) struct Residency {
+    words: Vec<AtomicU64>,
+}
+
+impl Residency {
+    pub(super) fn new(num_slots: u64) -> Residency {
+        let words = num_slots.div_ceil(64) as usize;
+        Residency { words: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(super) fn set(&self, slots: Range<u64>) {
+        self.update(slots, |word, mask| word | mask);
+    }
+
+    pub(super) fn clear(&self, slots: Range<u64>) {
+        self.update(slots, |word, mask| word & !mask);
+    }
+
+    /// Only one thread writes, so a plain load and store suffice; they are cheaper than a locked instruction.
+    fn update(&self, slots: Range<u64>, change: impl Fn(u64, u64) -> u64) {
+        let mut next = slots.start;
+        while next < slots.end {
+            let bit = next % 64;
+            let end = slots.end.min((next / 64 + 1) * 64);
+            let mask = (!0 >> (64 - (end - next))) << bit;
+            let word = &self.words[(next / 64) as usize];
+            word.store(change(word.load(Ordering::Relaxed), mask), Ordering::Relaxed);
+            next = end;
+        }
+    }
+
+    pub(super) fn contains(&self, Slot(slot): Slot) -> bool {
+        let word = self.words.get((slot / 64) as usize);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (slot % 64) & 1 == 1)
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+}
+
 /// The most batches planned ahead, if they are small.
 pub(super) const MAX_PLANNED: usize = 4096;
 
@@ -109,3 +154,25 @@ const PLANNED_PER_TURN: usize = 2 << 10;
 
 /// The most empty batches kept for reuse: as many as can be in flight and ready, and one per thread.
 pub(super) const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_set_and_cleared_to_the_bit() {
+        let residency = Residency::new(300);
+        for range in [0..1, 0..64, 3..300, 63..65, 64..128, 128..130, 5..5] {
+            residency.set(range.clone());
+            let there: Vec<u64> = (0..300).filter(|&slot| residency.contains(Slot(slot))).collect();
+            assert_eq!(there, range.clone().collect::<Vec<_>>());
+            assert_eq!(residency.count(), range.end - range.start);
+            residency.clear(range);
+            assert_eq!(residency.count(), 0);
+        }
+        residency.set(0..300);
+        residency.clear(70..71);
+        assert!(!residency.contains(Slot(70)) && !residency.contains(Slot(300)));
+        assert_eq!(residency.count(), 299);
+    }
+}

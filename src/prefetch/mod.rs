@@ -4,64 +4,54 @@
 //! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data
 //! stays in memory: `samples` reads each batch by itself, `chunks` reads whole chunks and hands samples out of
 //! them, and `passes` reads chunks that do not fit the window, and tiny samples in global order, in several passes.
-//! `batching` selects the driver, and `working_set` estimates the chunks that a grouped order has open.
+//! `working_set` selects the driver, and estimates the chunks that a grouped order has open.
 //!
 //! | files | what |
 //! |---|---|
 //! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
-//! | `mix`, `mixture`, `fed`, `source_ids` | the samples of each source in the batches of a mixture |
-//! | `budgeted`, `mix_budget`, `batch_counts` | batches by a token budget, those of a mixture, and their number |
-//! | `rows` | rows of tokens instead of such batches |
-//! | `mix_driver`, `mixed` | a driver that reads a mixture through one driver per source |
+//! | `run_order`, `mixture` | the samples of each source in the batches of a mixture |
+//! | `budgeted`, `batch_counts` | batches by a token budget or rows of tokens, and their number |
+//! | `mix_driver` | a driver that reads a mixture through one driver per source |
 //! | `driver` | the trait of drivers |
-//! | `start`, `poller` | construction of a prefetcher, and its thread |
-//! | `window`, `memory`, `kept` | memory and its background faulting, allocation by priority, later verification |
-//! | `pinned` | the driver of accelerators that registers this memory |
-//! | `copy` | each batch in one buffer, if the caller wants that |
-//! | `waits`, `trace` | the causes of the consumer's waits, and events of both threads |
-//! | `node`, `node_place` | one prefetcher for all ranks of a node |
+//! | `start`, `poller` | construction of a prefetcher, its thread, and each batch in one buffer for those who want that |
+//! | `window` | memory and its background faulting, allocation by priority |
+//! | `waits` | the causes of the consumer's waits, and events of both threads |
+//! | `node` | one prefetcher for all ranks of a node |
 //!
 //! Invariants: batches are delivered in the order's sequence, whatever arrives first. The first
 //! error is final. The end of a run is an explicit message, and the samples are counted: a channel that closes without
 //! that message is an error.
 //!
 //! Read `chunks.rs` first: it is the driver of grouped order.
+//!
+//! Samples in memory kept from an earlier epoch are verified a second time, on the caller's thread. A batch is
+//! read-only, but a view of it in C or Python can be made writable (`torch.frombuffer`,
+//! DLPack, a NumPy flag). A write through it changes a chunk that later epochs use. The poller may
+//! have assembled a later batch before that write, so only the caller's thread can detect it, just before it
+//! returns the batch. Overwritten samples are read again: at once for this batch, and into other memory for later
+//! ones. A write after that changes a batch that the caller already holds.
 
 mod batch_counts;
-mod batching;
 mod budgeted;
 mod chunks;
-mod copy;
 mod driver;
-mod fed;
-mod head;
-mod kept;
-mod memory;
-mod mix;
-mod mix_budget;
 mod mix_driver;
-mod mixed;
 mod mixture;
 mod node;
-mod node_place;
 mod options;
 mod passes;
-mod pinned;
 mod poller;
-mod residency;
-mod rows;
 mod run_order;
 mod samples;
-mod source_ids;
 mod start;
-mod stats;
 mod stream;
-mod trace;
 mod waits;
 mod walk;
 mod window;
 mod working_set;
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -69,38 +59,35 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use parking_lot::Mutex;
 
+use crate::buf::Pages;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::metrics::Recorder;
+use crate::metrics::{self, Histogram, Measured, Recorder, Snapshot};
 use crate::order::State;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
-use crate::reader::{Batch, OnError, ReadStats, timed_out};
+use crate::reader::{Batch, OnError, ReadStats, Reader, ReaderOptions, timed_out};
+use crate::report::Stalls;
 use crate::threads::Fate;
 use crate::units::SampleId;
 
-use driver::Delivery;
-use head::Head;
-use kept::{Kept, Rewritten};
-use poller::Poller;
-use residency::Residency;
-use waits::Seen;
-
 pub(crate) use batch_counts::BatchCounts;
-pub use budgeted::TokenLengths;
 pub(crate) use budgeted::samples_of_batch;
-pub use mix::Mix;
-pub(crate) use mix::MixSource;
+pub use budgeted::{Layouts, TokenLengths};
 pub(crate) use mixture::MixIds;
 pub(crate) use node::{NodeClient, Origin, reading};
-pub use node_place::NodePlace;
-pub use options::{Batching, LoaderOptions};
-pub use rows::Layouts;
-pub use stats::LoaderStats;
+pub use options::{Batching, LoaderOptions, NodePlace};
+pub use run_order::Mix;
+pub(crate) use run_order::MixSource;
 pub(crate) use stream::Stream;
-pub use trace::Trace;
+pub use waits::Trace;
 pub(crate) use window::Window;
+
+use driver::{Delivery, Residency};
+use poller::Poller;
+use waits::Seen;
+use walk::Head;
 
 /// The result of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -445,5 +432,196 @@ enum Received {
     End,
 }
 
+/// Counters of a loader.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct LoaderStats {
+    /// Counters of reads.
+    #[serde(flatten)]
+    pub read: ReadStats,
+    /// Latency of the read commands, from submission to completion.
+    pub latency: Histogram,
+    /// Batches delivered.
+    pub batches: u64,
+    /// Samples delivered.
+    pub samples: u64,
+    /// Bytes of the delivered samples.
+    pub sample_bytes: u64,
+    /// Samples skipped because they could not be read.
+    pub skipped: u64,
+    /// Bytes copied to gather batches into one buffer.
+    pub copied_bytes: u64,
+    /// Buffers that did not fit the window and were allocated outside it.
+    pub over_window: u64,
+    /// Samples in kept memory that were overwritten and had to be read again.
+    pub rewritten: u64,
+    /// Time that consumers have waited for batches, in seconds: the sum of `stalls`.
+    pub stall_s: f64,
+    /// The consumers' waits, in seconds by cause.
+    #[serde(rename = "stalls_s")]
+    pub stalls: Stalls,
+    /// Time that the loader has slept because ready batches waited for the consumer, or the window was full, in
+    /// seconds.
+    pub blocked_s: f64,
+    /// The memory of the window, in bytes; 0 before the first read.
+    pub window_bytes: u64,
+    /// Bytes of the window that hold reads, ready batches, and batches that the consumer has.
+    pub window_used_bytes: u64,
+    /// Bytes of the window that are registered with the driver of accelerators: all or none.
+    pub registered_bytes: u64,
+    /// Samples whose verified bytes are in the window now; always 0 unless whole chunks are read.
+    pub resident: u64,
+    /// The pages that back the window; `None` before the first read.
+    pub pages: Option<Pages>,
+}
+
+impl Measured for LoaderStats {
+    fn measure(&self, snapshot: &mut Snapshot) {
+        self.read.measure("loader", snapshot);
+        snapshot.durations(&metrics::READ_COMMAND_SECONDS, &["loader"], &self.latency);
+        for (metric, value) in [
+            (&metrics::LOADER_BATCHES, self.batches),
+            (&metrics::LOADER_SAMPLES, self.samples),
+            (&metrics::LOADER_SAMPLE_BYTES, self.sample_bytes),
+            (&metrics::LOADER_SKIPPED, self.skipped),
+            (&metrics::LOADER_COPIED_BYTES, self.copied_bytes),
+            (&metrics::LOADER_OVER_WINDOW, self.over_window),
+            (&metrics::LOADER_REWRITTEN, self.rewritten),
+            (&metrics::LOADER_WINDOW_BYTES, self.window_bytes),
+            (&metrics::LOADER_WINDOW_USED_BYTES, self.window_used_bytes),
+            (&metrics::LOADER_RESIDENT, self.resident),
+        ] {
+            snapshot.count(metric, &[], value);
+        }
+        snapshot.seconds(&metrics::LOADER_BLOCKED_SECONDS, &[], self.blocked_s);
+        snapshot.seconds(&metrics::LOADER_STALL_SECONDS, &[], self.stall_s);
+        for (cause, waited) in self.stalls.each() {
+            let waited_s = waited.as_secs_f64();
+            snapshot.seconds(&metrics::LOADER_STALLS_SECONDS, &[cause.name()], waited_s);
+        }
+    }
+}
+
+impl LoaderStats {
+    /// The counters after the loader has ended: its window and resident samples are gone.
+    pub fn ended(self) -> LoaderStats {
+        LoaderStats {
+            window_bytes: 0,
+            window_used_bytes: 0,
+            registered_bytes: 0,
+            resident: 0,
+            ..self
+        }
+    }
+}
+
+/// The readers that read overwritten samples again, created when first needed.
+#[derive(Default)]
+struct Kept {
+    /// By source; only one, unless the run is over a mixture.
+    readers: BTreeMap<u32, Reader>,
+}
+
+/// Overwritten chunks that the poller is to read again: source, chunk number, and number of the read that filled
+/// the memory.
+#[derive(Default)]
+struct Rewritten {
+    any: AtomicBool,
+    chunks: Mutex<Vec<(u32, u32, u32)>>,
+}
+
+impl Rewritten {
+    fn add(&self, chunks: impl Iterator<Item = (u32, u32, u32)>) {
+        self.chunks.lock().extend(chunks);
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn each(&self, mut tell: impl FnMut(u32, u32, u32)) {
+        if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::Acquire) {
+            let chunks = std::mem::take(&mut *self.chunks.lock());
+            chunks.into_iter().for_each(|(source, chunk, load)| tell(source, chunk, load));
+        }
+    }
+}
+
+impl Prefetcher {
+    /// Verifies the kept samples of a received batch, and reads overwritten ones again.
+    ///
+    /// # Errors
+    /// As [`Reader::read_batch`].
+    fn verified(&mut self, mut received: Received) -> Result<Received> {
+        if let Received::Batch(delivery) = &mut received {
+            delivery.skipped += self.verify_kept(&mut delivery.batch)?;
+        }
+        Ok(received)
+    }
+
+    /// Returns the number of samples that could not be read again and were skipped.
+    fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
+        let mut wrong = batch.rewritten();
+        if wrong.is_empty() {
+            return Ok(0);
+        }
+        if self.stats.rewritten == 0 {
+            tracing::warn!(
+                sample = batch.id(wrong[0].index as usize).0,
+                "somebody wrote to the memory of a batch (torch.frombuffer, DLPack or a writable NumPy view \
+                 of it): it is kept for later epochs, so what was changed is read again, now and whenever \
+                 that happens; copy samples before changing them"
+            );
+        }
+        self.stats.rewritten += wrong.len() as u64;
+        let mut num_failed = 0;
+        wrong.sort_by_key(|kept| kept.source);
+        for wrong in wrong.chunk_by(|one, other| one.source == other.source) {
+            let ids: Vec<SampleId> =
+                wrong.iter().map(|kept| batch.id(kept.index as usize)).collect();
+            let mut fresh = Batch::new();
+            let reader = self.reader_again(wrong[0].source)?;
+            let mut failures = reader.read_batch_each(&ids, &mut fresh)?;
+            if self.options.on_error == OnError::Raise && !failures.is_empty() {
+                return Err(failures.swap_remove(0).1);
+            }
+            for (nth, kept) in wrong.iter().enumerate() {
+                batch.replace(kept.index as usize, &fresh, nth);
+            }
+            for (nth, error) in &failures {
+                tracing::warn!(%error, "a sample is left out");
+                batch.clear_location(wrong[*nth].index as usize);
+            }
+            num_failed += failures.len() as u64;
+        }
+        batch.remove_missing();
+        wrong.sort_unstable_by_key(|kept| (kept.source, kept.chunk, kept.load));
+        wrong.dedup_by_key(|kept| (kept.source, kept.chunk, kept.load));
+        if let Some(poller) = self.poller() {
+            let chunks = wrong.iter().map(|kept| (kept.source, kept.chunk, kept.load));
+            poller.shared.rewritten.add(chunks);
+            poller.waker.wake();
+        }
+        Ok(num_failed)
+    }
+
+    fn reader_again(&mut self, source: u32) -> Result<&mut Reader> {
+        let (directory, devices) = match &self.options.mixture {
+            Some(mix) => mix.source(source),
+            None => (&self.directory, &self.devices[..]),
+        };
+        match self.kept.readers.entry(source) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
+                let options = ReaderOptions {
+                    window_bytes: WINDOW_BYTES,
+                    deadline: self.options.deadline,
+                    ..ReaderOptions::default()
+                };
+                Ok(place.insert(Reader::new(Arc::clone(directory), devices.to_vec(), options)?))
+            }
+        }
+    }
+}
+
 /// The most batches in the ready queue, however small they are.
 const READY_BATCHES: usize = 64;
+
+/// Memory for samples read again; larger batches allocate the rest from the system.
+const WINDOW_BYTES: usize = 16 << 20;

@@ -33,9 +33,9 @@ use crate::units::SampleId;
 
 use super::OnError;
 use super::driver::{Delivery, Driver, MAX_RECYCLED};
-use super::head::Head;
-use super::memory::{Memory, Priority};
 use super::stream::Stream;
+use super::walk::Head;
+use super::window::{Memory, Priority};
 
 /// Issues one read per pass.
 pub(super) struct PassDriver {

@@ -14,9 +14,9 @@ use crate::units::SampleId;
 
 use super::OnError;
 use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner, SourceDriver};
-use super::head::Head;
-use super::memory::{Memory, Priority};
 use super::stream::Stream;
+use super::walk::Head;
+use super::window::{Memory, Priority};
 
 /// Plans the reads of one batch at a time.
 pub(super) struct SampleDriver {

@@ -8,19 +8,17 @@ use crate::process::Forked;
 use crate::qpair::Device;
 use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
-use super::batching::page_cached;
 use super::chunks::ChunkDriver;
-use super::driver::{Driver, Parts};
-use super::kept::Kept;
-use super::memory::Memory;
+use super::driver::{Driver, Parts, Residency};
 use super::passes::PassDriver;
 use super::poller::Poller;
-use super::residency::Residency;
 use super::samples::SampleDriver;
 use super::stream::Stream;
-use super::window::{Place, Window};
-use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS};
-use super::{Batching, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mixed};
+use super::window::{Memory, Place, Window};
+use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS, page_cached};
+use super::{
+    Batching, Kept, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mix_driver,
+};
 
 impl Prefetcher {
     /// Allocates the window of a loader with these options. A background thread faults it in.
@@ -33,7 +31,7 @@ impl Prefetcher {
         options: &LoaderOptions,
     ) -> Result<Arc<Window>> {
         if let Some(mix) = &options.mixture {
-            return mixed::window(mix, options);
+            return mix_driver::window(mix, options);
         }
         let batching = options.batching_on(directory, devices)?;
         if batching == Batching::Chunk {
@@ -109,7 +107,7 @@ impl Prefetcher {
         let options = &self.options;
         let pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
         let Parts { mut pump, mut driver, residency, directories } = match &options.mixture {
-            Some(mix) => mixed::parts(pump, mix, options, &self.state)?,
+            Some(mix) => mix_driver::parts(pump, mix, options, &self.state)?,
             None => self.parts(pump)?,
         };
         // As many as a burst needs. Otherwise the first burst would allocate them, late in an epoch.

@@ -8,6 +8,9 @@
 //! The thread takes memory from the pool like any user before it touches the memory, so that no page is zeroed
 //! twice. It does not use `madvise`, which holds the lock of the address space that the poller's next allocation
 //! needs.
+//!
+//! [`Memory`] grants memory of the window by priority. A read that is the only one able to proceed may get memory outside the
+//! window.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,15 +18,18 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::buf::{HugePages, Pool, PoolOptions, Registrar};
-use crate::error::{Error, ErrorKind, Result};
+use crate::buf::{HugePages, IoBuf, Pool, PoolOptions, Registrar};
+use crate::directory::Directory;
+use crate::error::{Error, ErrorKind, Result, no_memory};
+use crate::gpu::{Driver, Pin};
 use crate::process::Forked;
 use crate::qpair::Cpus;
 use crate::qpair::group::Waker;
+use crate::reader::{Fetch, no_room};
 use crate::threads::{self, Fate, Thread, caught};
-use crate::units::ALIGN_BYTES;
+use crate::units::{ALIGN_BYTES, SampleId};
 
-use super::{LoaderOptions, pinned};
+use super::LoaderOptions;
 
 /// The pool, and the thread that faults it in. The thread ends when all is faulted in, or when this window is
 /// dropped.
@@ -48,9 +54,9 @@ impl Place {
     /// The place of the window of a loader with these options.
     pub(super) fn of(options: &LoaderOptions) -> Place {
         Place {
-            cpus: pinned::cpus(options),
+            cpus: cpus(options),
             is_shared: options.seats.is_some(),
-            registrar: pinned::registrar(options),
+            registrar: registrar(options),
         }
     }
 }
@@ -86,7 +92,7 @@ impl Window {
             let options = PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto };
             let pool = if *is_shared { Pool::shared(options)? } else { Pool::new(options)? };
             let registered = registrar.map_or(Ok(()), |registrar| pool.register(registrar));
-            registered.unwrap_or_else(|error| pinned::warn_of_refusal(&error));
+            registered.unwrap_or_else(|error| warn_of_refusal(&error));
             Ok(pool)
         };
         let pool = match cpus {
@@ -181,6 +187,160 @@ impl Drop for Window {
     }
 }
 
+/// The urgency of a request for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Priority {
+    /// Readahead: uses only memory that is already faulted in, and may wait.
+    Readahead,
+    /// For the next batch to deliver, and for single samples: may fault memory in.
+    Next,
+    /// For the next batch to deliver, if no other read can proceed: if it starves, the system allocates its memory
+    /// outside the window.
+    Sole,
+}
+
+/// Memory for reads, bounded by the window.
+pub(super) struct Memory {
+    window: Arc<Window>,
+    /// The consumer waits and nothing is outstanding, so the next read must get memory at once.
+    starving: bool,
+    warned: bool,
+    over_window: u64,
+    exhausted: bool,
+    /// The first sample of the next read, for error messages.
+    next: Option<SampleId>,
+    /// The length that the system could not allocate.
+    missing: Option<usize>,
+}
+
+impl Memory {
+    pub(super) fn new(window: Arc<Window>) -> Memory {
+        let next = None;
+        let missing = None;
+        let starving = false;
+        let warned = false;
+        let exhausted = false;
+        Memory { window, starving, warned, over_window: 0, exhausted, next, missing }
+    }
+
+    /// Notes the read that the next memory is for.
+    pub(super) fn set_next(&mut self, fetch: &Fetch) {
+        self.next = fetch.samples.first().map(|sample| sample.id);
+    }
+
+    /// Returns `done`, unless the system had no memory for the next read; `directories` are those of the sources.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; the error names the data that was to be read.
+    pub(super) fn check<T>(&self, done: T, directories: &[Arc<Directory>]) -> Result<T> {
+        match (self.missing, directories) {
+            (None, _) => Ok(done),
+            (Some(len), [only]) => Err(no_room(only, len, self.next)),
+            (Some(len), _) => Err(no_memory(len, "what is read next")),
+        }
+    }
+
+    /// A buffer of `len` bytes, or `None` until enough memory is returned.
+    ///
+    /// If [`Priority::Sole`] starves, since one sample is larger than the window or the consumer keeps batches, the
+    /// system allocates the buffer. The first time, a warning is logged.
+    pub(super) fn take(&mut self, len: usize, priority: Priority) -> Option<IoBuf> {
+        let buf = self.pool().take(len).filter(|buf| self.may_touch(buf, priority));
+        self.exhausted = buf.is_none();
+        if buf.is_some() {
+            return buf;
+        }
+        if !(priority == Priority::Sole && self.starving) {
+            return None;
+        }
+        self.over_window += 1;
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(
+                window_bytes = self.pool().capacity_bytes(),
+                needed_bytes = len,
+                "what is read next does not fit the window: it is read alone, outside it"
+            );
+        }
+        let buf = self.pool().outside(len).ok();
+        self.missing = buf.is_none().then_some(len);
+        buf
+    }
+
+    /// Returns whether this many bytes are free, contiguous or not.
+    pub(super) fn has(&mut self, bytes: usize) -> bool {
+        self.exhausted = self.pool().free_bytes() < bytes;
+        !self.exhausted
+    }
+
+    /// Returns whether `buf` is already faulted in, or `priority` permits faulting it in.
+    fn may_touch(&self, buf: &IoBuf, priority: Priority) -> bool {
+        let end = self.pool().offset_of(buf).map_or(0, |at| at + buf.len());
+        priority != Priority::Readahead || self.window.is_faulted_to(end)
+    }
+
+    /// The window's pool.
+    pub(super) fn pool(&self) -> &Pool {
+        self.window.pool()
+    }
+
+    pub(super) fn set_starving(&mut self, starving: bool) {
+        // The background thread soon returns the memory that it faults in, so no eviction is needed meanwhile.
+        self.starving = starving && self.window.is_faulted_to(usize::MAX);
+    }
+
+    pub(super) fn is_starving(&self) -> bool {
+        self.starving
+    }
+
+    /// Returns whether the last request was refused.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.exhausted
+    }
+
+    /// Returns whether the last request was refused because others have the window's memory.
+    pub(super) fn is_full(&self) -> bool {
+        self.exhausted && self.window.is_faulted_to(usize::MAX)
+    }
+
+    /// The number of buffers allocated outside the window.
+    pub(super) fn over_window(&self) -> u64 {
+        self.over_window
+    }
+}
+
+/// The driver that registers memory for a loader with these options. If it is not there, warns, and returns `None`;
+/// [`Pin::Auto`] says nothing in a process that uses no device.
+pub(super) fn registrar(options: &LoaderOptions) -> Option<&'static dyn Registrar> {
+    let found = Driver::find(options.pin?).and_then(|driver| {
+        if let (Some(driver), Some(ordinal)) = (driver, options.device) {
+            driver.use_device(ordinal)?;
+        }
+        Ok(driver)
+    });
+    match found {
+        Ok(driver) => driver.map(|driver| driver as &dyn Registrar),
+        Err(error) => {
+            warn_of_refusal(&error);
+            None
+        }
+    }
+}
+
+/// Says that memory is not registered.
+pub(super) fn warn_of_refusal(error: &crate::Error) {
+    tracing::warn!(%error, "batches are in memory that is not pinned, so devices copy them more slowly");
+}
+
+/// The processors near which a loader with these options allocates its window.
+pub(super) fn cpus(options: &LoaderOptions) -> Option<Cpus> {
+    let near_device = || {
+        let ordinal = options.device?;
+        let driver = Driver::find(options.pin.unwrap_or(Pin::Auto)).ok()??;
+        Cpus::of_node(driver.numa_node(ordinal)?).ok()
+    };
+    options.cpus.clone().or_else(near_device)
+}
+
 /// Bytes faulted in at a time: a huge page.
 const STEP_BYTES: usize = 2 << 20;
 
@@ -217,5 +377,29 @@ mod tests {
         let place = Place::default();
         let pool = Window::new(1 << 30, 4096, usize::MAX, &place).unwrap().pool().clone();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+    }
+
+    #[test]
+    fn readahead_waits_for_faulted_memory_and_the_next_batch_does_not() {
+        let window = Window::with_faulted(8 << 20, 1 << 20, 1 << 20);
+        let mut memory = Memory::new(Arc::new(window));
+        let first = memory.take(1 << 20, Priority::Readahead).expect("it is faulted in");
+        assert!(memory.take(1 << 20, Priority::Readahead).is_none() && memory.is_exhausted());
+        let second = memory.take(1 << 20, Priority::Next).expect("it may touch new pages");
+        assert!(memory.take(1 << 20, Priority::Sole).is_some() && memory.over_window() == 0);
+        drop((first, second));
+        assert!(memory.take(1 << 20, Priority::Readahead).is_some(), "used memory is faulted in");
+    }
+
+    #[test]
+    fn nothing_is_read_outside_the_window_while_its_memory_is_faulted_in() {
+        for (faulted, outside) in [(1 << 20, false), (usize::MAX, true)] {
+            let mut memory = Memory::new(Arc::new(Window::with_faulted(8 << 20, 1 << 20, faulted)));
+            let held_by_thread = memory.pool().take_at(4 << 20, 1 << 20);
+            memory.set_starving(true);
+            assert_eq!(memory.take(8 << 20, Priority::Sole).is_some(), outside);
+            assert_eq!((memory.over_window(), memory.is_starving()), (u64::from(outside), outside));
+            drop(held_by_thread);
+        }
     }
 }

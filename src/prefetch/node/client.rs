@@ -3,25 +3,25 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Link, Received, unknown};
-use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner};
-use super::owner::Owner;
-use super::place::{reading, seat, socket_name};
-use super::puller::Origin;
 use crate::buf::{IoBuf, Loan, SealedBytes, SealedLocation, SharedBuf};
 use crate::cache::{Listener, connect_to};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::prefetch::copy::gather;
-use crate::prefetch::head::Head;
-use crate::prefetch::pinned::registrar;
-use crate::prefetch::walk::Walk;
+use crate::prefetch::poller::gather;
+use crate::prefetch::walk::{Head, Walk};
+use crate::prefetch::window::registrar;
 use crate::prefetch::{LoaderOptions, LoaderStats, NextBatch, NodePlace};
 use crate::reader::{Batch, SampleLocation};
 use crate::report::Cause;
 use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId};
+
+use super::link::{Link, Received, unknown};
+use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner};
+use super::owner::Owner;
+use super::puller::Origin;
+use super::{reading, seat, socket_name};
 
 /// A run of one rank, read by its node's loader.
 pub(crate) struct NodeClient {

@@ -14,11 +14,12 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
 };
 
-use super::messages::{PROTOCOL, ToClient, ToOwner};
 use crate::buf::{HugePages, Loan, Registrar, SharedBytes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::prefetch::pinned::warn_of_refusal;
+use crate::prefetch::window::warn_of_refusal;
 use crate::process::{NotInherited, process_id};
+
+use super::messages::{PROTOCOL, ToClient, ToOwner};
 
 /// The connection of a client that has a seat.
 pub(super) struct Link {

@@ -14,17 +14,18 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::deal::{Deal, Part, Share, Step};
-use super::messages::{BatchHead, PROTOCOL, SamplePlace, TO_OWNER_BYTES, ToClient, ToOwner};
-use super::puller::{Command, Entry, Origin, Pulled, Puller, What, ring};
 use crate::buf::Pool;
 use crate::cache::Listener;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::prefetch::head::Head;
+use crate::prefetch::walk::Head;
 use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
 use crate::process::{NotInherited, mark_ours};
 use crate::threads::{self, Fate, Thread};
+
+use super::deal::{Deal, Part, Share, Step};
+use super::messages::{BatchHead, PROTOCOL, SamplePlace, TO_OWNER_BYTES, ToClient, ToOwner};
+use super::puller::{Command, Entry, Origin, Pulled, Puller, What, ring};
 
 /// The two threads. They end when it is dropped, and with them the connections.
 pub(super) struct Owner {

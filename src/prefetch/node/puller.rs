@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 
-use super::messages::{LOOSE, Position};
 use crate::buf::{Pool, SealedBytes};
 use crate::error::{Error, Result};
 use crate::order::State;
-use crate::prefetch::head::Head;
+use crate::prefetch::walk::Head;
 use crate::prefetch::{Layouts, LoaderStats, NextBatch, Prefetcher, Returns, Window};
 use crate::reader::{Batch, TICK};
 use crate::report::{Cause, Stalls};
 use crate::tokens::Layout;
 use crate::units::Epoch;
+
+use super::messages::{LOOSE, Position};
 
 /// Opens the prefetcher of a node.
 #[derive(Clone)]
