@@ -211,7 +211,7 @@ impl Default for TokenOptions {
 impl TokenLoader {
     fn over(over: Over, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
         options.rules().check()?;
-        let names = || over.mix().into_iter().flat_map(|mix| &mix.spec().sources);
+        let names = || over.mix().into_iter().flat_map(|mix| &mix.spec.sources);
         let of_source = |source: usize, error: Error| match names().nth(source) {
             Some(source) => error.target(source.name.clone()),
             None => error,

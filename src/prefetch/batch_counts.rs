@@ -52,7 +52,7 @@ impl BatchCounts {
             }
             Some(mix) => {
                 let lengths = SourceLengths::new(mix, budget, options.too_long)?;
-                (Over::Mixture(Arc::clone(mix), lengths), mix.mixture().epoch_size())
+                (Over::Mixture(Arc::clone(mix), lengths), mix.mixture.epoch_size())
             }
         };
         let budget = Arc::clone(budget);
@@ -79,11 +79,11 @@ impl BatchCounts {
     /// A document has no length.
     pub(crate) fn of_sources(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<(u64, u64)>> {
         let Over::Mixture(mix, lengths) = &self.over else { return Ok(Vec::new()) };
-        let mut mixture = mix.mixture().clone();
+        let mut mixture = mix.mixture.clone();
         let mut ids = SourceIds::new(mix, order);
         let mut samples = Vec::new();
         let mut tokens = Vec::new();
-        let mut sums = vec![(0, 0); mix.directories().len()];
+        let mut sums = vec![(0, 0); mix.directories.len()];
         let separator = u64::from(self.budget.rows.is_some_and(|rows| rows.separated));
         let first = epoch.0 * self.len;
         for at in (first..first + self.len).step_by(self.budget.window as usize) {
@@ -203,7 +203,7 @@ impl BatchCounts {
                 }))
             }
             Over::Mixture(mix, lengths) => {
-                let mut mixture = mix.mixture().clone();
+                let mut mixture = mix.mixture.clone();
                 let mut ids = SourceIds::new(mix, spec);
                 let mut samples = Vec::new();
                 let first = epoch.0 * self.len;

@@ -23,7 +23,7 @@ use dlfs_tokens::{Layout, RowDeal};
 #[derive(Debug, Clone)]
 pub struct TokenLengths {
     directory: Arc<Directory>,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     of: Of,
     too_long: TooLong,
     /// Bytes of a sample before its tokens: the table of lengths of several fields.
@@ -66,11 +66,6 @@ impl TokenLengths {
         // At most 8 KiB of names, so a few thousand fields.
         let table_bytes = if num_fields > 1 { 4 * num_fields as u32 } else { 0 };
         Ok(TokenLengths { directory, budget, of, too_long, table_bytes })
-    }
-
-    /// The budget that these lengths are counted against.
-    pub(super) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
     }
 
     /// The tokens of a sample: at least 1, but for the documents of rows.

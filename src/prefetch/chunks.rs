@@ -178,7 +178,7 @@ impl ChunkDriver {
                 if pump.is_busy() {
                     return false;
                 }
-                let is_first = age == 0 || self.stream.is_awaited(memory.is_starving());
+                let is_first = age == 0 || self.stream.is_awaited(memory.starving);
                 let Some(new) = self.read_chunk(pick, epoch, is_first, pump, memory) else {
                     return false;
                 };
@@ -252,7 +252,7 @@ impl ChunkDriver {
     fn take_memory(&mut self, len: usize, first: bool, memory: &mut Memory) -> Option<IoBuf> {
         loop {
             // Evict a chunk that no planned batch uses rather than exceed the window.
-            let must = first && memory.is_starving();
+            let must = first && memory.starving;
             let priority = match first {
                 true if must && !self.has_unpinned() => Priority::Sole,
                 true => Priority::Next,

@@ -114,12 +114,12 @@ impl MixDriver {
         (on_error, verify_kept): (OnError, bool),
     ) -> MixDriver {
         let mut next = 0;
-        let first_namespace = mix.sources().iter().map(|source| {
+        let first_namespace = mix.sources.iter().map(|source| {
             let first = next;
             next += source.devices.len();
             first
         });
-        let num_sources = mix.sources().len();
+        let num_sources = mix.sources.len();
         MixDriver {
             first_namespace: first_namespace.collect(),
             drivers: (0..num_sources).map(|_| None).collect(),
@@ -179,10 +179,10 @@ impl MixDriver {
     }
 
     fn new_driver(&self, source: usize) -> Box<dyn SourceDriver> {
-        let directory = Arc::clone(&self.mix.directories()[source]);
+        let directory = Arc::clone(&self.mix.directories[source]);
         let first = self.first_namespace[source];
         let geometry =
-            self.geometry[first..first + self.mix.sources()[source].devices.len()].to_vec();
+            self.geometry[first..first + self.mix.sources[source].devices.len()].to_vec();
         let stream = Stream::fed(Arc::clone(&directory), self.mix.order_of(source, &self.order));
         // Failed samples keep their places in a part: their errors belong to one batch of the span.
         let on_error = OnError::Blank;
@@ -210,7 +210,7 @@ impl MixDriver {
         pump: &mut Pump,
         memory: &mut Memory,
     ) -> Result<(bool, bool)> {
-        if memory.is_starving() {
+        if memory.starving {
             // Evict chunks of other sources that no batch waits for, before memory outside the window is used.
             self.evict_but(source);
         }
@@ -233,7 +233,7 @@ impl MixDriver {
         let span = self.planned.front_mut()?;
         let (head, end) = span.batches.pop_front()?;
         let mut batch = self.recycled.pop().unwrap_or_default();
-        batch.reset_mixed(self.mix.directories(), head.epoch);
+        batch.reset_mixed(&self.mix.directories, head.epoch);
         batch.reserve(end - span.delivered);
         let number = span.batches.len() as u32; // differs from those of the span's other batches
         let mut skipped = 0;
@@ -410,13 +410,13 @@ pub(super) fn parts(
     options: &LoaderOptions,
     state: &State,
 ) -> Result<Parts> {
-    pump.divide(mix.sources().iter().map(|source| source.devices.len()))?;
-    for (at, directory) in (0..).zip(mix.directories().iter()) {
+    pump.divide(mix.sources.iter().map(|source| source.devices.len()))?;
+    for (at, directory) in (0..).zip(mix.directories.iter()) {
         pump.select(at);
         pump.learn(directory);
     }
     if page_cached(&mix.devices()) {
-        let of_one = mix.sources().iter().map(|source| source.devices.len()).max();
+        let of_one = mix.sources.iter().map(|source| source.devices.len()).max();
         pump.count_queues(of_one.unwrap_or(1).saturating_mul(options.queue_pairs));
     }
     let plan = plan(mix, options)?;
@@ -429,7 +429,7 @@ pub(super) fn parts(
     let geometry = pump.geometry();
     let driver = MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how);
     let residency = Arc::new(Residency::new(0));
-    let directories = Arc::clone(mix.directories());
+    let directories = Arc::clone(&mix.directories);
     Ok(Parts { pump, driver: Box::new(driver), residency, directories })
 }
 
@@ -437,7 +437,7 @@ pub(super) fn parts(
 pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> {
     let plan = plan(mix, options)?;
     let by_chunk =
-        || mix.directories().iter().zip(&plan.batching).filter(|(_, how)| **how == Batching::Chunk);
+        || mix.directories.iter().zip(&plan.batching).filter(|(_, how)| **how == Batching::Chunk);
     let chunk_lens = by_chunk().map(|(directory, _)| directory.layout().chunk_size_bytes as usize);
     let shortest = chunk_lens.clone().min();
     let longest = chunk_lens.max();
@@ -450,7 +450,7 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
     let data = |directory: &Arc<crate::directory::Directory>| {
         u64::from(directory.num_chunks()) * u64::from(directory.layout().chunk_size_bytes)
     };
-    let all: u64 = mix.directories().iter().map(data).sum();
+    let all: u64 = mix.directories.iter().map(data).sum();
     let used = usize::try_from(all).unwrap_or(usize::MAX);
     Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, &Place::of(options))?))
 }
@@ -468,9 +468,9 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         resume: None,
         ..options.clone()
     };
-    let mut batching = Vec::with_capacity(mix.sources().len());
-    let mut open = Vec::with_capacity(mix.sources().len());
-    for (at, source) in mix.sources().iter().enumerate() {
+    let mut batching = Vec::with_capacity(mix.sources.len());
+    let mut open = Vec::with_capacity(mix.sources.len());
+    for (at, source) in mix.sources.iter().enumerate() {
         let options = of_source(at);
         open.push(working_set::kept_bytes(&source.directory, &options));
         // Modes for one data set alone, such as passes, are not used here.
@@ -489,7 +489,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
     let room = (window_bytes as u64).saturating_sub(sorted);
     let mut by_use: Vec<usize> =
         (0..batching.len()).filter(|&at| batching[at] == Batching::Chunk).collect();
-    let shares = mix.mixture().counts(crate::units::Epoch(0));
+    let shares = mix.mixture.counts(crate::units::Epoch(0));
     // Descending by samples per open byte: a/b > c/d, compared as a*d > c*b.
     by_use.sort_by(|&one, &other| {
         let of = |a: usize, b: usize| u128::from(shares[a]) * u128::from(open[b]);
@@ -528,7 +528,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
 /// 1 / [`SPANS_A_WINDOW`] of the window.
 fn span_of(mix: &Mix, options: &LoaderOptions, window_bytes: usize) -> usize {
     let batch_size = options.batch_size.max(1);
-    let for_parts = (PART_SAMPLES * mix.sources().len()).div_ceil(batch_size);
+    let for_parts = (PART_SAMPLES * mix.sources.len()).div_ceil(batch_size);
     let batch_bytes = mean_bytes(mix).saturating_mul(batch_size as u64).max(1);
     let for_window = window_bytes as u64 / SPANS_A_WINDOW / batch_bytes;
     for_parts.min(usize::try_from(for_window).unwrap_or(usize::MAX)).clamp(1, MAX_SPAN)
@@ -536,12 +536,12 @@ fn span_of(mix: &Mix, options: &LoaderOptions, window_bytes: usize) -> usize {
 
 /// The mean length of a sample of the mixture, in bytes.
 fn mean_bytes(mix: &Mix) -> u64 {
-    let counts = mix.mixture().counts(crate::units::Epoch(0));
-    let bytes = counts.iter().zip(mix.directories().iter()).map(|(&count, directory)| {
+    let counts = mix.mixture.counts(crate::units::Epoch(0));
+    let bytes = counts.iter().zip(mix.directories.iter()).map(|(&count, directory)| {
         u128::from(count) * u128::from(working_set::mean_sample_bytes(directory))
     });
     let all: u128 = bytes.sum();
-    (all / u128::from(mix.mixture().epoch_size().max(1))) as u64
+    (all / u128::from(mix.mixture.epoch_size().max(1))) as u64
 }
 
 const NONE: u32 = u32::MAX;

@@ -31,7 +31,7 @@ impl Mix {
     /// difference.
     pub(crate) fn start_state(&self, options: &LoaderOptions) -> Result<State> {
         let start = self.first_state(options);
-        Walk::new(self.mixture().epoch_size(), options, &start)?;
+        Walk::new(self.mixture.epoch_size(), options, &start)?;
         check(options)?;
         let Some(state) = &options.resume else { return Ok(start) };
         self.check_state(state, options)?;
@@ -45,7 +45,7 @@ impl Mix {
         let order = options.order.started(options.world_size);
         State {
             epoch: Epoch(options.epochs.start),
-            mixture: Some(Arc::clone(self.spec())),
+            mixture: Some(Arc::clone(&self.spec)),
             ..State::start(self.hash().0, Generation(0), order).by_budget(options.budget.clone())
         }
     }
@@ -59,12 +59,12 @@ impl Mix {
             let text = format!("the state belongs to image {}, and this is a mixture", state.image);
             return Err(Error::invalid(text, "start anew, without the state"));
         };
-        let len = self.mixture().epoch_size();
+        let len = self.mixture.epoch_size();
         // Rows do not tell how many positions they took: the whole epoch counts as consumed.
         let is_begun = options.has_rows() && state.consumed > 0;
         let of_epoch = if is_begun { len } else { state.consumed };
         let consumed = state.epoch.0.saturating_mul(len).saturating_add(of_epoch);
-        self.spec().check_resumed(spec, consumed)?;
+        self.spec.check_resumed(spec, consumed)?;
         state.check_budget(options.budget.as_deref())?;
         state.check_order(&options.order, options.world_size, len)
     }
@@ -126,7 +126,7 @@ impl MixStream {
         let lanes_of = |source| mix.order_of(source, &start.order).kind.lanes_and_group();
         let lanes: Option<Vec<u32>> = match options.shard()?.num_ranks() {
             1 => None,
-            _ => (0..mix.sources().len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
+            _ => (0..mix.sources.len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
         };
         let dealing = match &options.budget {
             Some(budget) => {
@@ -136,10 +136,10 @@ impl MixStream {
             None => None,
         };
         Ok(MixStream {
-            mixture: mix.mixture().clone(),
+            mixture: mix.mixture.clone(),
             lanes: lanes.unwrap_or_default(),
-            walk: Walk::new(mix.mixture().epoch_size(), options, start)?,
-            unit: match mix.spec().batching {
+            walk: Walk::new(mix.mixture.epoch_size(), options, start)?,
+            unit: match mix.spec.batching {
                 DealtBy::PerSource { batch } => batch,
                 DealtBy::Stratified | DealtBy::Random => 1,
             },
@@ -183,7 +183,7 @@ impl MixStream {
         let len = mixture.epoch_size();
         let first = head.epoch.0 * len;
         let is_padded = batch.first + batch.count > len;
-        let batch_size = walk.batch_size() / u64::from(shard.seats);
+        let batch_size = walk.batch_size / u64::from(shard.seats);
         let units = units_of(shard.num_ranks(), batch_size, batch.count, *unit);
         if let (Some(units), false) = (units, is_padded) {
             let own = |rank| own_of_units((rank, shard.num_ranks()), batch.first, *unit, units);
@@ -338,7 +338,7 @@ impl SourceLengths {
     /// range.
     pub(super) fn new(mix: &Mix, budget: &Arc<Budget>, too_long: TooLong) -> Result<SourceLengths> {
         budget.check()?;
-        let lengths = mix.directories().iter().enumerate().map(|(source, directory)| {
+        let lengths = mix.directories.iter().enumerate().map(|(source, directory)| {
             TokenLengths::new(directory, budget, too_long)
                 .map_err(|error| of_source(mix, source, error))
         });
@@ -371,7 +371,7 @@ impl Mix {
         let Some(budget) = &options.budget else { return Ok(options) };
         let SourceLengths { of_source: lengths, .. } =
             SourceLengths::new(self, budget, options.too_long)?;
-        if let DealtBy::PerSource { .. } = self.spec().batching {
+        if let DealtBy::PerSource { .. } = self.spec.batching {
             let text =
                 "batches by tokens have samples of all sources, and batches per source of one";
             let hint = if options.has_rows() {
@@ -381,13 +381,13 @@ impl Mix {
             };
             return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
         }
-        let counts = self.mixture().counts(Epoch(options.epochs.start));
+        let counts = self.mixture.counts(Epoch(options.epochs.start));
         let mut tokens = 0_u128;
         for (source, (lengths, count)) in lengths.iter().zip(counts).enumerate() {
             let all = lengths.measure().map_err(|error| of_source(self, source, error))?;
             tokens += u128::from(count) * u128::from(all.mean_tokens());
         }
-        let mean = tokens / u128::from(self.mixture().epoch_size().max(1));
+        let mean = tokens / u128::from(self.mixture.epoch_size().max(1));
         // At most the u64 of a source.
         let batch_size = samples_of_batch(budget, &options.rows, mean as u64);
         Ok(LoaderOptions { batch_size, ..options })
@@ -396,7 +396,7 @@ impl Mix {
 
 /// `error`, with the name of this source.
 fn of_source(mix: &Mix, source: usize, error: Error) -> Error {
-    match mix.spec().sources.get(source) {
+    match mix.spec.sources.get(source) {
         Some(source) => error.target(source.name.clone()),
         None => error,
     }

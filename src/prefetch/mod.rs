@@ -306,7 +306,7 @@ impl Prefetcher {
             stats.blocked_s = poller.shared.blocked_ns.load(Ordering::Relaxed) as f64 / 1e9;
             stats.copied_bytes = poller.shared.copied_bytes.load(Ordering::Relaxed);
             stats.resident = poller.shared.residency.count();
-            let pool = poller.window.pool();
+            let pool = &poller.window.pool;
             stats.window_bytes = pool.capacity_bytes() as u64;
             stats.window_used_bytes =
                 pool.capacity_bytes().saturating_sub(pool.free_bytes()) as u64;
@@ -334,7 +334,7 @@ impl Prefetcher {
 
     /// The size of the window in bytes.
     pub(crate) fn window_bytes(&self) -> usize {
-        self.poller().map_or(0, |poller| poller.window.pool().capacity_bytes())
+        self.poller().map_or(0, |poller| poller.window.pool.capacity_bytes())
     }
 
     /// Returns whether the verified bytes of the sample are in the window now. Always `false` unless whole chunks

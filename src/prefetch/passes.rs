@@ -395,7 +395,7 @@ impl PassDriver {
         pump: &mut Pump,
         memory: &mut Memory,
     ) -> Result<bool> {
-        let must = next && memory.is_starving();
+        let must = next && memory.starving;
         // After memory ran out for this section, a further try needs enough for its pass; for the next batch, half.
         let is_short = self.short.is_some_and(|(of, bytes)| {
             of == (index, nth) && !must && !memory.has(if next { bytes / 2 } else { bytes })

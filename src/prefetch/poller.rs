@@ -43,7 +43,7 @@ impl Poller {
         options: &LoaderOptions,
         window: Arc<Window>,
     ) -> Result<Poller> {
-        let (copiers, ready) = Copiers::start(options.copy_threads, &shared, window.pool())?;
+        let (copiers, ready) = Copiers::start(options.copy_threads, &shared, &window.pool)?;
         let cpus = options.cpus.clone();
         let (recycle, recycled) = bounded(MAX_RECYCLED);
         let waker = pump.waker();
@@ -271,12 +271,12 @@ impl PollerThread {
 
     fn publish(&self) {
         *self.shared.read.lock() = self.pump.stats();
-        self.shared.over_window.store(self.memory.over_window(), Ordering::Relaxed);
+        self.shared.over_window.store(self.memory.over_window, Ordering::Relaxed);
     }
 
     /// Sleeps until a completion arrives or the consumer takes a batch.
     fn sleep(&mut self) {
-        let blocked = self.held.is_some() || self.memory.is_exhausted();
+        let blocked = self.held.is_some() || self.memory.exhausted;
         let was_blocked = self.shared.blocked.swap(blocked, Ordering::AcqRel);
         if blocked && !was_blocked {
             return; // the next turn sees everything that the consumer did before it could see this flag

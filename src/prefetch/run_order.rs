@@ -14,10 +14,10 @@ use crate::units::{Epoch, SampleId};
 /// The order of a data set or of a source. The next epoch reuses the memory of this one.
 pub(super) struct RunOrder {
     directory: Arc<Directory>,
-    spec: OrderSpec,
+    pub(super) spec: OrderSpec,
     /// The weights that a weighted order draws by.
     weights: Option<Arc<Weights>>,
-    current: Option<EpochOrder>,
+    pub(super) current: Option<EpochOrder>,
     /// A source of a mixture also keeps the order of its previous epoch: around an epoch's end, batches may
     /// alternate between both.
     other: Option<EpochOrder>,
@@ -36,15 +36,6 @@ impl RunOrder {
     /// The order of a source of a mixture.
     pub(super) fn of_source(directory: Arc<Directory>, spec: OrderSpec) -> RunOrder {
         RunOrder { alternates: true, ..RunOrder::new(directory, spec, None) }
-    }
-
-    pub(super) fn spec(&self) -> &OrderSpec {
-        &self.spec
-    }
-
-    /// The order of the current epoch.
-    pub(super) fn current(&self) -> Option<&EpochOrder> {
-        self.current.as_ref()
     }
 
     /// Makes `epoch` the current one; returns its order and the directory.
@@ -96,11 +87,11 @@ pub(super) struct SourceIds {
 impl SourceIds {
     /// The orders of a run along `order`.
     pub(super) fn new(mix: &Mix, order: &OrderSpec) -> SourceIds {
-        let sources = 0..mix.sources().len();
+        let sources = 0..mix.sources.len();
         SourceIds {
             orders: sources.clone().map(|_| None).collect(),
             specs: sources.map(|source| mix.order_of(source, order)).collect(),
-            directories: Arc::clone(mix.directories()),
+            directories: Arc::clone(&mix.directories),
             by_source: Vec::new(),
             ids: Vec::new(),
         }
@@ -143,10 +134,10 @@ impl SourceIds {
 
 /// Data sets that are read as one sequence.
 pub struct Mix {
-    spec: Arc<MixtureSpec>,
-    mixture: Mixture,
-    sources: Vec<MixSource>,
-    directories: Arc<[Arc<Directory>]>,
+    pub(crate) spec: Arc<MixtureSpec>,
+    pub(crate) mixture: Mixture,
+    pub(crate) sources: Vec<MixSource>,
+    pub(crate) directories: Arc<[Arc<Directory>]>,
 }
 
 impl std::fmt::Debug for Mix {
@@ -188,29 +179,10 @@ impl Mix {
         Ok(Mix { spec: Arc::new(spec), mixture, sources, directories })
     }
 
-    /// The definition of the mixture.
-    pub(crate) fn spec(&self) -> &Arc<MixtureSpec> {
-        &self.spec
-    }
-
-    /// The sequence.
-    pub(crate) fn mixture(&self) -> &Mixture {
-        &self.mixture
-    }
-
-    /// The directories of the sources.
-    pub(crate) fn directories(&self) -> &Arc<[Arc<Directory>]> {
-        &self.directories
-    }
-
     /// The directory and the namespaces of a source.
     pub(crate) fn source(&self, source: u32) -> (&Arc<Directory>, &[Arc<dyn Device>]) {
         let MixSource { directory, devices } = &self.sources[source as usize];
         (directory, devices)
-    }
-
-    pub(super) fn sources(&self) -> &[MixSource] {
-        &self.sources
     }
 
     /// The namespaces of all sources.

@@ -115,7 +115,7 @@ impl Planner for SampleDriver {
             while !pump.is_busy()
                 && let Some(fetch) = under_way.unstarted.pop_front()
             {
-                let is_first = age == 0 || self.stream.is_awaited(memory.is_starving());
+                let is_first = age == 0 || self.stream.is_awaited(memory.starving);
                 let priority = if is_first && under_way.outstanding == 0 {
                     Priority::Sole
                 } else {

@@ -75,7 +75,7 @@ impl Prefetcher {
     ) -> Result<Prefetcher> {
         options.check()?;
         let (start, len) = match &options.mixture {
-            Some(mix) => (mix.start_state(&options)?, mix.mixture().epoch_size()),
+            Some(mix) => (mix.start_state(&options)?, mix.mixture.epoch_size()),
             None => {
                 let len = options.epoch_len(directory.num_live());
                 (Stream::start_state(&directory, &options)?, len)
@@ -119,7 +119,7 @@ impl Prefetcher {
         let window = window
             .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
-        pump.use_pool(window.pool());
+        pump.use_pool(&window.pool);
         pump.record_latency(&shared.latency);
         let memory = Memory::new(Arc::clone(&window));
         Poller::start((pump, memory), driver, shared, directories, options, window)

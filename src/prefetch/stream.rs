@@ -211,7 +211,7 @@ impl Stream {
                 ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
             }
             Shares::Local(by_node) if !is_partly_dropped => {
-                order.local_ids(directory, by_node, &shard, (batch, walk.batch_size()), ids);
+                order.local_ids(directory, by_node, &shard, (batch, walk.batch_size), ids);
             }
             _ => order.ids(directory, positions, ids),
         }
@@ -221,7 +221,7 @@ impl Stream {
     /// Replaces `picks` with the samples of the next batch. Unlike [`Stream::next_picks`], works in every kind of
     /// order.
     pub(super) fn next_places(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
-        if self.order.spec().kind.lanes_and_group().is_some() {
+        if self.order.spec.kind.lanes_and_group().is_some() {
             return self.next_picks(picks);
         }
         picks.clear();
@@ -255,7 +255,7 @@ impl Stream {
                 order.aligned_picks(directory, aligner, &shard, batch, picks);
             }
             Shares::Local(by_node) if !is_partly_dropped => {
-                order.local_picks(by_node, &shard, (batch, walk.batch_size()), picks);
+                order.local_picks(by_node, &shard, (batch, walk.batch_size), picks);
             }
             Shares::Aligned(_) => {
                 order.picks(positions, picks);
@@ -289,7 +289,7 @@ impl Stream {
     fn order(&self) -> Option<&EpochOrder> {
         match &self.fed {
             Some(fed) => fed.order(),
-            None => self.order.current(),
+            None => self.order.current.as_ref(),
         }
     }
 
@@ -301,14 +301,14 @@ impl Stream {
     ) -> Result<Option<Head>> {
         let Stream { walk, order, lengths, dealing, rows, layouts, .. } = self;
         let Some(lengths) = lengths else { return Ok(None) };
-        let seed = order.spec().seed;
+        let seed = order.spec.seed;
         walk.next_dealt(|epoch, shard, place| {
             let (order, _) = order.enter(epoch)?;
             let dealing = match &mut *dealing {
                 Some((at, dealing)) if *at == epoch => dealing,
                 other => {
                     let of = (seed, &*order);
-                    let new = Dealing::new((lengths.budget(), rows), of, shard, place);
+                    let new = Dealing::new((&lengths.budget, rows), of, shard, place);
                     &mut other.insert((epoch, new)).1
                 }
             };
@@ -399,7 +399,7 @@ impl Fed {
 
     /// The order of the piece that was returned last.
     pub(super) fn order(&self) -> Option<&EpochOrder> {
-        self.order.current()
+        self.order.current.as_ref()
     }
 
     /// Appends the ids of the next piece.

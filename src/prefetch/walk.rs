@@ -14,7 +14,7 @@ pub(super) struct Walk {
     shard: Shard,
     /// The number of positions of an epoch.
     len: u64,
-    batch_size: u64,
+    pub(super) batch_size: u64,
     drop_short: bool,
     epochs: Range<u64>,
     /// The positions of the first epoch that all ranks had consumed before.
@@ -93,10 +93,6 @@ impl Walk {
     /// The rank's share of the current epoch.
     pub(super) fn shard(&self) -> Option<&Shard> {
         self.current.as_ref().map(|current| &current.shard)
-    }
-
-    pub(super) fn batch_size(&self) -> u64 {
-        self.batch_size
     }
 
     fn current(&mut self) -> &mut CurrentEpoch {

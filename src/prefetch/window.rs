@@ -34,7 +34,7 @@ use super::LoaderOptions;
 /// The pool, and the thread that faults it in. The thread ends when all is faulted in, or when this window is
 /// dropped.
 pub(crate) struct Window {
-    pool: Pool,
+    pub(super) pool: Pool,
     progress: Arc<FaultProgress>,
     thread: Option<Forked<Thread>>,
 }
@@ -125,10 +125,6 @@ impl Window {
         Ok(Window { pool, progress, thread: thread.map(Forked::new) })
     }
 
-    pub(super) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     /// Wakes the poller through `waker` whenever more memory is faulted in.
     pub(super) fn wakes(&self, waker: Waker) {
         *self.progress.waker.lock() = Some(waker);
@@ -203,10 +199,10 @@ pub(super) enum Priority {
 pub(super) struct Memory {
     window: Arc<Window>,
     /// The consumer waits and nothing is outstanding, so the next read must get memory at once.
-    starving: bool,
+    pub(super) starving: bool,
     warned: bool,
-    over_window: u64,
-    exhausted: bool,
+    pub(super) over_window: u64,
+    pub(super) exhausted: bool,
     /// The first sample of the next read, for error messages.
     next: Option<SampleId>,
     /// The length that the system could not allocate.
@@ -280,7 +276,7 @@ impl Memory {
 
     /// The window's pool.
     pub(super) fn pool(&self) -> &Pool {
-        self.window.pool()
+        &self.window.pool
     }
 
     pub(super) fn set_starving(&mut self, starving: bool) {
@@ -288,23 +284,9 @@ impl Memory {
         self.starving = starving && self.window.is_faulted_to(usize::MAX);
     }
 
-    pub(super) fn is_starving(&self) -> bool {
-        self.starving
-    }
-
-    /// Returns whether the last request was refused.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.exhausted
-    }
-
     /// Returns whether the last request was refused because others have the window's memory.
     pub(super) fn is_full(&self) -> bool {
         self.exhausted && self.window.is_faulted_to(usize::MAX)
-    }
-
-    /// The number of buffers allocated outside the window.
-    pub(super) fn over_window(&self) -> u64 {
-        self.over_window
     }
 }
 
@@ -361,7 +343,7 @@ mod tests {
     fn all_memory_is_faulted_in_and_the_poller_is_woken() {
         let mut group = PollGroup::new().unwrap();
         let window = Window::new(32 << 20, 1 << 20, usize::MAX, &Place::default()).unwrap();
-        let held = window.pool().take(1 << 20);
+        let held = window.pool.take(1 << 20);
         window.wakes(group.waker());
         let limit = Instant::now() + Duration::from_secs(60);
         while !window.is_faulted_to(usize::MAX) && Instant::now() < limit {
@@ -369,13 +351,13 @@ mod tests {
         }
         assert!(window.is_faulted_to(usize::MAX));
         drop(held);
-        assert_eq!(window.pool().free_bytes(), 32 << 20, "nothing is held any more");
+        assert_eq!(window.pool.free_bytes(), 32 << 20, "nothing is held any more");
     }
 
     #[test]
     fn the_thread_ends_when_the_window_is_dropped() {
         let place = Place::default();
-        let pool = Window::new(1 << 30, 4096, usize::MAX, &place).unwrap().pool().clone();
+        let pool = Window::new(1 << 30, 4096, usize::MAX, &place).unwrap().pool.clone();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
     }
 
@@ -384,9 +366,9 @@ mod tests {
         let window = Window::with_faulted(8 << 20, 1 << 20, 1 << 20);
         let mut memory = Memory::new(Arc::new(window));
         let first = memory.take(1 << 20, Priority::Readahead).expect("it is faulted in");
-        assert!(memory.take(1 << 20, Priority::Readahead).is_none() && memory.is_exhausted());
+        assert!(memory.take(1 << 20, Priority::Readahead).is_none() && memory.exhausted);
         let second = memory.take(1 << 20, Priority::Next).expect("it may touch new pages");
-        assert!(memory.take(1 << 20, Priority::Sole).is_some() && memory.over_window() == 0);
+        assert!(memory.take(1 << 20, Priority::Sole).is_some() && memory.over_window == 0);
         drop((first, second));
         assert!(memory.take(1 << 20, Priority::Readahead).is_some(), "used memory is faulted in");
     }
@@ -398,7 +380,7 @@ mod tests {
             let held_by_thread = memory.pool().take_at(4 << 20, 1 << 20);
             memory.set_starving(true);
             assert_eq!(memory.take(8 << 20, Priority::Sole).is_some(), outside);
-            assert_eq!((memory.over_window(), memory.is_starving()), (u64::from(outside), outside));
+            assert_eq!((memory.over_window, memory.starving), (u64::from(outside), outside));
             drop(held_by_thread);
         }
     }

@@ -309,7 +309,7 @@ impl NodeClient {
                 .hint("start all ranks of a node with the same options and data"));
         }
         match &self.options.mixture {
-            Some(mix) => batch.reset_mixed(mix.directories(), Epoch(head.epoch)),
+            Some(mix) => batch.reset_mixed(&mix.directories, Epoch(head.epoch)),
             None => batch.reset(&self.directory, Epoch(head.epoch)),
         }
         let mut bytes = Bytes { loan, loose: 0, copied: 0, run: None };

@@ -33,7 +33,7 @@ pub(super) struct Deal {
     begun: bool,
     ended: bool,
     is_pulling: bool,
-    gathering: bool,
+    pub(super) gathering: bool,
 }
 
 /// A rank of the node.
@@ -135,11 +135,6 @@ impl Deal {
         let line = std::mem::take(&mut seat.line);
         line.iter().for_each(|share| self.forget(share.entry));
         has
-    }
-
-    /// Returns whether the owner still waits for ranks that have not come.
-    pub(super) fn is_gathering(&self) -> bool {
-        self.gathering
     }
 
     /// Stops to wait for ranks that have not come.
@@ -471,7 +466,7 @@ mod tests {
         let mut node = Node::new(2, 250);
         node.join(0, (0, 0));
         (0..3).for_each(|_| _ = node.take(0));
-        assert!(node.sent[0].is_empty() && node.deal.is_gathering());
+        assert!(node.sent[0].is_empty() && node.deal.gathering);
         assert_eq!(node.deal.holders(0), [1]);
         node.deal.stop_gathering();
         assert_eq!(node.take(0), (1, 0));

@@ -49,7 +49,7 @@ impl Owner {
         gather: Duration,
     ) -> Result<Owner> {
         let window = (origin.window)()?;
-        let pool = window.pool().clone();
+        let pool = window.pool.clone();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = Arc::new(eventfd(0, flags).map_err(std::io::Error::from)?);
         mark_ours(&bell);
@@ -183,7 +183,7 @@ impl Server {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            if self.deal.is_gathering() && Instant::now() >= self.gather_until {
+            if self.deal.gathering && Instant::now() >= self.gather_until {
                 self.deal.stop_gathering();
             }
             self.step();
@@ -205,7 +205,7 @@ impl Server {
         let listens = Instant::now() >= self.listens_from;
         let listener = self.listener.as_ref().filter(|_| listens).map(Listener::socket);
         fds.extend(listener.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let limit = if self.deal.is_gathering() { GATHER_TICK } else { IDLE_WAIT };
+        let limit = if self.deal.gathering { GATHER_TICK } else { IDLE_WAIT };
         let limit = if listens { limit } else { limit.min(LISTEN_AGAIN) };
         let limit = Timespec::try_from(limit).expect("a few seconds");
         if poll(&mut fds, Some(&limit)).is_err() {

@@ -148,7 +148,7 @@ impl Puller {
         let skipped = now.skipped - before.skipped;
         let Some(head) = prefetcher.head() else { return Ok(None) };
         let layout = prefetcher.layouts().and_then(Layouts::take).unwrap_or_default();
-        let (offsets, loose) = places(&batch, self.window.pool())?;
+        let (offsets, loose) = places(&batch, &self.window.pool)?;
         let entry = Entry { batch, head, layout, skipped, offsets, loose, cause };
         Ok(Some(What::Batch(Box::new(entry))))
     }
