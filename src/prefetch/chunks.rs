@@ -21,11 +21,11 @@ use crate::units::Slot;
 
 use super::OnError;
 use super::driver::{
-    Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, Residency,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, Residency,
     SourceDriver,
 };
 use super::samples::SampleDriver;
-use super::stream::Stream;
+use super::stream::{Fed, Stream};
 use super::walk::Head;
 use super::window::{Memory, Priority};
 
@@ -437,9 +437,7 @@ impl ChunkDriver {
         batch.reserve(planned.picks.len());
         // Rounded up, since the number of residents varies: the steady state must not allocate.
         batch.reserve_bufs(self.residents.len().next_power_of_two().min(planned.picks.len()));
-        let mut error = None;
-        let mut skipped = 0;
-        let mut failures = Vec::new();
+        let mut left_out = LeftOut::new(self.on_error);
         for pick in &planned.picks {
             let index = self.find(*pick);
             let resident = &mut self.residents[index as usize];
@@ -451,17 +449,9 @@ impl ChunkDriver {
             if !resident.failures.is_empty()
                 && let Some(failure) = resident.take_failure(pick.nth - resident.samples.start)
             {
-                match self.on_error {
-                    OnError::Raise => error = error.or(Some(failure)),
-                    OnError::Skip => {
-                        tracing::warn!(error = %failure, "a sample is left out");
-                        skipped += 1;
-                    }
-                    OnError::Blank => {
-                        skipped += 1;
-                        failures.push((batch.len() as u32, failure));
-                        batch.push_missing(self.directory.id_in_chunk(pick.chunk, pick.nth));
-                    }
+                left_out.add(batch.len(), failure);
+                if self.on_error == OnError::Blank {
+                    batch.push_missing(self.directory.id_in_chunk(pick.chunk, pick.nth));
                 }
                 continue;
             }
@@ -477,9 +467,6 @@ impl ChunkDriver {
                 offset: sample.buf_offset,
             });
         }
-        if planned.head.ends_epoch {
-            batch.set_ends_epoch();
-        }
         for pick in planned.picks.iter().filter(|pick| pick.alone) {
             let index = self.find(*pick);
             // Another resident of its chunk may hold it, too.
@@ -489,10 +476,7 @@ impl ChunkDriver {
         }
         self.free_picks.push(planned.picks);
         self.evict(|resident| resident.closed);
-        match error {
-            Some(error) => Err(error),
-            None => Ok(Delivery { batch, head: planned.head, skipped, failures }),
-        }
+        left_out.deliver(batch, planned.head)
     }
 }
 
@@ -542,7 +526,7 @@ impl Planner for ChunkDriver {
     fn has_enough(&self) -> bool {
         // If all chunks fit the window, memory never limits planning; this does.
         let enough = self.num_planned >= MAX_PLANNED_SAMPLES && self.planned.len() > 1;
-        (enough || self.planned.len() >= MAX_PLANNED) && !self.stream.is_fed()
+        (enough || self.planned.len() >= MAX_PLANNED) && self.stream.fed.is_none()
     }
 
     fn num_planned(&self) -> usize {
@@ -551,8 +535,8 @@ impl Planner for ChunkDriver {
 }
 
 impl SourceDriver for ChunkDriver {
-    fn stream(&mut self) -> &mut Stream {
-        &mut self.stream
+    fn fed(&mut self) -> &mut Fed {
+        self.stream.fed.as_mut().expect("only sources of mixtures are fed")
     }
 
     fn has_requested_all(&self) -> bool {

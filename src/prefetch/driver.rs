@@ -10,10 +10,10 @@ use crate::error::{Error, Result};
 use crate::reader::{Batch, Fetched, Pump};
 use crate::units::Slot;
 
-use super::READY_BATCHES;
-use super::stream::Stream;
+use super::stream::Fed;
 use super::walk::Head;
 use super::window::Memory;
+use super::{OnError, READY_BATCHES};
 
 /// A batch for the consumer.
 pub(super) struct Delivery {
@@ -22,6 +22,53 @@ pub(super) struct Delivery {
     pub(super) skipped: u64,
     /// With `OnError::Blank`: the places of samples that could not be read, ascending, and their errors.
     pub(super) failures: Vec<(u32, Error)>,
+}
+
+/// The samples of a batch that could not be read, by the loader's choice what becomes of them.
+pub(super) struct LeftOut {
+    on_error: OnError,
+    error: Option<Error>,
+    skipped: u64,
+    failures: Vec<(u32, Error)>,
+}
+
+impl LeftOut {
+    pub(super) fn new(on_error: OnError) -> LeftOut {
+        LeftOut { on_error, error: None, skipped: 0, failures: Vec::new() }
+    }
+
+    /// Leaves the sample at `index` of the batch out.
+    pub(super) fn add(&mut self, index: usize, failure: Error) {
+        match self.on_error {
+            OnError::Raise => self.error = self.error.take().or(Some(failure)),
+            OnError::Skip => {
+                tracing::warn!(error = %failure, "a sample is left out");
+                self.skipped += 1;
+            }
+            OnError::Blank => {
+                self.skipped += 1;
+                self.failures.push((index as u32, failure));
+            }
+        }
+    }
+
+    /// The batch without them.
+    ///
+    /// # Errors
+    /// With `OnError::Raise`, the first one's.
+    pub(super) fn deliver(mut self, mut batch: Batch, head: Head) -> Result<Delivery> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        if head.ends_epoch {
+            batch.set_ends_epoch();
+        }
+        if self.skipped > 0 && self.on_error != OnError::Blank {
+            batch.remove_missing();
+        }
+        self.failures.sort_unstable_by_key(|(index, _)| *index);
+        Ok(Delivery { batch, head, skipped: self.skipped, failures: self.failures })
+    }
 }
 
 /// Decides how batches are read. All calls come from the poller.
@@ -46,8 +93,8 @@ pub(super) trait Driver: Send {
 
 /// A driver of one source of a mixture, which is fed its parts of batches.
 pub(super) trait SourceDriver: Driver {
-    /// The stream that is fed.
-    fn stream(&mut self) -> &mut Stream;
+    /// Its parts of batches.
+    fn fed(&mut self) -> &mut Fed;
     /// Returns whether reads have been started for everything fed to its stream, and for all overwritten memory.
     fn has_requested_all(&self) -> bool;
     /// Evicts the data that is needed latest, among data that no batch waits for. `false`: there is none.

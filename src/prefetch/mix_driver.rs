@@ -23,8 +23,8 @@ use crate::units::Epoch;
 use super::OnError;
 use super::chunks::ChunkDriver;
 use super::driver::{
-    Delivery, Driver, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Parts, Planner, Residency,
-    SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Parts, Planner,
+    Residency, SourceDriver,
 };
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
@@ -160,8 +160,8 @@ impl MixDriver {
 
     #[cold]
     fn new_part(&mut self, parts: &mut Vec<Part>, (source, epoch): (u32, u64), before: u32) -> u32 {
-        let positions = self.driver(source).stream().free_positions();
-        let piece = Some(Piece { epoch: Epoch(epoch), positions, is_last: true });
+        let positions = self.driver(source).fed().free.pop().unwrap_or_default();
+        let piece = Some(Piece { epoch: Epoch(epoch), positions });
         let batch = BatchOfSource::default();
         let failures = VecDeque::new();
         parts.push(Part { source, epoch, before, piece, batch, failures });
@@ -236,38 +236,23 @@ impl MixDriver {
         batch.reset_mixed(&self.mix.directories, head.epoch);
         batch.reserve(end - span.delivered);
         let number = span.batches.len() as u32; // differs from those of the span's other batches
-        let mut skipped = 0;
-        let mut failure = None;
+        let mut left_out = LeftOut::new(self.on_error);
         for &index in &span.part_of[span.delivered..end] {
             let part = &mut span.parts[index as usize];
             let nth = batch.push_next_of(&mut part.batch, number);
-            if part.failures.front().is_some_and(|(failed, _)| *failed == nth) {
-                skipped += 1;
+            if part.failures.front().is_some_and(|(failed, _)| *failed == nth)
+                && let Some((_, error)) = part.failures.pop_front()
+            {
                 self.suspect = part.source;
-                let failed = part.failures.pop_front().map(|(_, error)| error);
-                match self.on_error {
-                    OnError::Raise => failure = failure.or(failed),
-                    OnError::Skip | OnError::Blank => {
-                        failed.inspect(|error| tracing::warn!(%error, "a sample is left out"));
-                    }
-                }
+                left_out.add(batch.len(), error);
             }
         }
         self.num_planned -= end - span.delivered;
         span.delivered = end;
-        if head.ends_epoch {
-            batch.set_ends_epoch();
-        }
-        if skipped > 0 {
-            batch.remove_missing();
-        }
         if span.batches.is_empty() {
             self.forget_first();
         }
-        match failure {
-            Some(error) => Some(Err(error)),
-            None => Some(Ok(Delivery { batch, head, skipped, failures: Vec::new() })),
-        }
+        Some(left_out.deliver(batch, head))
     }
 
     /// Drops the oldest span, whose batches have been delivered.
@@ -324,7 +309,7 @@ impl Planner for MixDriver {
         for part in &mut span.parts {
             self.part_of[part.source as usize] = NONE;
             if let Some(piece) = part.piece.take() {
-                self.driver(part.source).stream().feed(piece);
+                self.driver(part.source).fed().pieces.push_back(piece);
             }
         }
         self.num_planned += span.part_of.len();

@@ -255,9 +255,9 @@ impl Prefetcher {
         if self.ended {
             return Ok(NextBatch::End);
         }
-        let result = self.receive(std::mem::take(batch), limit).and_then(|it| self.verified(it));
+        let result = self.receive(std::mem::take(batch), limit);
         match result {
-            Ok(Received::Batch(delivery)) => {
+            Ok(Some(Message::Batch(delivery))) => {
                 self.stats.batches += 1;
                 self.stats.samples += delivery.batch.len() as u64;
                 self.stats.sample_bytes += delivery.batch.len_bytes();
@@ -267,12 +267,12 @@ impl Prefetcher {
                 *batch = delivery.batch;
                 Ok(NextBatch::Ready)
             }
-            Ok(Received::End) => {
+            Ok(Some(Message::End)) => {
                 self.ended = true;
                 Ok(NextBatch::End)
             }
-            Ok(Received::Later) => Ok(NextBatch::Later),
-            Err(error) => {
+            Ok(None) => Ok(NextBatch::Later),
+            Ok(Some(Message::Failed(error))) | Err(error) => {
                 self.failed = Some((error.kind(), error.to_string()));
                 Err(error)
             }
@@ -355,14 +355,14 @@ impl Prefetcher {
         self.poller.as_ref().and_then(Forked::get)
     }
 
-    fn receive(&mut self, emptied: Batch, limit: Duration) -> Result<Received> {
+    fn receive(&mut self, emptied: Batch, limit: Duration) -> Result<Option<Message>> {
         self.notice_fork()?;
         let Some(poller) = self.poller.as_mut().and_then(Forked::get_mut) else {
             let text = "the loader could not be started again after a fork";
             return Err(Error::new(ErrorKind::Internal, text));
         };
         poller.give_back(emptied);
-        let message = match poller.ready[poller.next].try_recv() {
+        let mut message = match poller.ready[poller.next].try_recv() {
             Ok(message) => message,
             Err(TryRecvError::Disconnected) => return Err(poller.death()),
             Err(TryRecvError::Empty) => {
@@ -374,7 +374,7 @@ impl Prefetcher {
                 poller.divider.divide(waited, seen, then_copied, &mut self.stats.stalls);
                 match received {
                     Ok(message) => message,
-                    Err(RecvTimeoutError::Timeout) => return Ok(Received::Later),
+                    Err(RecvTimeoutError::Timeout) => return Ok(None),
                     Err(RecvTimeoutError::Disconnected) => return Err(poller.death()),
                 }
             }
@@ -383,11 +383,14 @@ impl Prefetcher {
         if poller.shared.blocked.load(Ordering::Acquire) {
             poller.waker.wake();
         }
-        match message {
-            Message::Batch(delivery) => Ok(Received::Batch(delivery)),
-            Message::Failed(error) => Err(error),
-            Message::End => self.check_complete().map(|()| Received::End),
+        match &mut message {
+            Message::Batch(delivery) => {
+                delivery.skipped += self.verify_kept(&mut delivery.batch)?;
+            }
+            Message::End => self.check_complete()?,
+            Message::Failed(_) => {}
         }
+        Ok(Some(message))
     }
 
     /// Checks a second time that the run is complete: as many samples were delivered as the order has.
@@ -422,14 +425,6 @@ impl std::fmt::Debug for Prefetcher {
             .field("stats", &self.stats())
             .finish()
     }
-}
-
-/// The result of waiting for the poller.
-#[allow(clippy::large_enum_variant)] // one at a time, and it is taken apart at once
-enum Received {
-    Batch(Delivery),
-    Later,
-    End,
 }
 
 /// Counters of a loader.
@@ -544,17 +539,6 @@ impl Rewritten {
 }
 
 impl Prefetcher {
-    /// Verifies the kept samples of a received batch, and reads overwritten ones again.
-    ///
-    /// # Errors
-    /// As [`Reader::read_batch`].
-    fn verified(&mut self, mut received: Received) -> Result<Received> {
-        if let Received::Batch(delivery) = &mut received {
-            delivery.skipped += self.verify_kept(&mut delivery.batch)?;
-        }
-        Ok(received)
-    }
-
     /// Returns the number of samples that could not be read again and were skipped.
     fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
         let mut wrong = batch.rewritten();

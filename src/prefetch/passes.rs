@@ -32,7 +32,7 @@ use crate::reader::{
 use crate::units::SampleId;
 
 use super::OnError;
-use super::driver::{Delivery, Driver, MAX_RECYCLED};
+use super::driver::{Delivery, Driver, LeftOut, MAX_RECYCLED};
 use super::stream::Stream;
 use super::walk::Head;
 use super::window::{Memory, Priority};
@@ -644,8 +644,7 @@ impl PassDriver {
         let mut batch = self.recycled.pop().unwrap_or_default();
         batch.reset(&self.directory, planned.head.epoch);
         batch.reserve(planned.sections.len());
-        let mut error = None;
-        let mut skipped = 0;
+        let mut left_out = LeftOut::new(self.on_error);
         for &(index, nth) in &planned.sections {
             let open = &mut self.chunks[index as usize];
             let held = open.sections[nth as usize].held.pop_front().expect("it has arrived");
@@ -655,8 +654,8 @@ impl PassDriver {
             }
             let failure =
                 if self.failures.is_empty() { None } else { self.failures.remove(&held.number) };
-            match (failure, self.on_error) {
-                (None, _) => {
+            match failure {
+                None => {
                     let buf = match self.copies.get_mut(held.copies as usize) {
                         Some(copies) => copies.buf_of(&mut batch, of_batch),
                         None => 0,
@@ -666,22 +665,12 @@ impl PassDriver {
                     let offset = held.offset as usize;
                     batch.push(SampleLocation { id, buf, len_bytes, offset });
                 }
-                (Some(failure), OnError::Raise) => error = error.or(Some(failure)),
-                (Some(failure), OnError::Skip | OnError::Blank) => {
-                    tracing::warn!(error = %failure, "a sample is left out");
-                    skipped += 1;
-                }
+                Some(failure) => left_out.add(batch.len(), failure),
             }
             release(&mut self.copies, held.copies);
         }
-        if planned.head.ends_epoch {
-            batch.set_ends_epoch();
-        }
         self.free_lists.push(planned.sections);
-        match error {
-            Some(error) => Err(error),
-            None => Ok(Delivery { batch, head: planned.head, skipped, failures: Vec::new() }),
-        }
+        left_out.deliver(batch, planned.head)
     }
 
     /// Closes a chunk without planned samples or copies.

@@ -155,9 +155,9 @@ impl PollerThread {
             moved = true;
         }
         match self.hand_over() {
-            Handed::Over => return Turn::Over,
-            Handed::Some => moved = true,
-            Handed::Nothing => {}
+            Turn::Over => return Turn::Over,
+            Turn::Moved => moved = true,
+            Turn::Idle => {}
         }
         let before = self.pump.in_flight();
         let is_idle = before == 0;
@@ -197,8 +197,8 @@ impl PollerThread {
     }
 
     /// Sends the complete batches until the queue is full.
-    fn hand_over(&mut self) -> Handed {
-        let mut handed = Handed::Nothing;
+    fn hand_over(&mut self) -> Turn {
+        let mut handed = Turn::Idle;
         loop {
             self.take_back();
             let Some(next) = self.held.take().or_else(|| self.next_message()) else {
@@ -210,7 +210,7 @@ impl PollerThread {
             // used for it. Cleared before the batch is sent, since the consumer's next wait sets it again.
             let awaited = self.shared.waiting.swap(false, Ordering::AcqRel);
             match self.copiers.pass_on(next) {
-                Ok(()) if last => return Handed::Over,
+                Ok(()) if last => return Turn::Over,
                 Ok(()) => {
                     self.clock.sent();
                     if awaited {
@@ -218,13 +218,13 @@ impl PollerThread {
                         // memory: the memory it returns is still cached.
                         std::thread::yield_now();
                     }
-                    handed = Handed::Some;
+                    handed = Turn::Moved;
                 }
                 Err(TrySendError::Full(next)) => {
                     self.held = Some(next);
                     return handed;
                 }
-                Err(TrySendError::Disconnected(_)) => return Handed::Over,
+                Err(TrySendError::Disconnected(_)) => return Turn::Over,
             }
         }
     }
@@ -293,12 +293,6 @@ impl PollerThread {
 enum Turn {
     Moved,
     Idle,
-    Over,
-}
-
-enum Handed {
-    Nothing,
-    Some,
     Over,
 }
 

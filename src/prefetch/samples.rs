@@ -13,8 +13,8 @@ use crate::reader::{
 use crate::units::SampleId;
 
 use super::OnError;
-use super::driver::{Delivery, Driver, MAX_RECYCLED, Planner, SourceDriver};
-use super::stream::Stream;
+use super::driver::{Delivery, Driver, LeftOut, MAX_RECYCLED, Planner, SourceDriver};
+use super::stream::{Fed, Stream};
 use super::walk::Head;
 use super::window::{Memory, Priority};
 
@@ -41,9 +41,7 @@ struct UnderWay {
     /// Planned reads that have no memory yet.
     unstarted: VecDeque<Fetch>,
     outstanding: usize,
-    error: Option<Error>,
-    skipped: u64,
-    failures: Vec<(u32, Error)>,
+    left_out: LeftOut,
 }
 
 impl SampleDriver {
@@ -100,9 +98,7 @@ impl SampleDriver {
             batch,
             unstarted,
             outstanding: 0,
-            error: None,
-            skipped: 0,
-            failures: Vec::new(),
+            left_out: LeftOut::new(self.on_error),
         });
         Ok(())
     }
@@ -146,7 +142,7 @@ impl Planner for SampleDriver {
 
     /// A fed stream is planned to its end, since another source's part may wait for it.
     fn has_enough(&self) -> bool {
-        self.under_way.len() >= self.max_under_way && !self.stream.is_fed()
+        self.under_way.len() >= self.max_under_way && self.stream.fed.is_none()
     }
 
     fn num_planned(&self) -> usize {
@@ -155,8 +151,8 @@ impl Planner for SampleDriver {
 }
 
 impl SourceDriver for SampleDriver {
-    fn stream(&mut self) -> &mut Stream {
-        &mut self.stream
+    fn fed(&mut self) -> &mut Fed {
+        self.stream.fed.as_mut().expect("only sources of mixtures are fed")
     }
 
     fn has_requested_all(&self) -> bool {
@@ -177,19 +173,10 @@ impl Driver for SampleDriver {
         add_fetched(&fetched, &mut under_way.batch);
         for (index, error) in fetched.failures {
             let index = fetched.fetch.samples[index].index as usize;
-            match self.on_error {
-                OnError::Raise => under_way.error = under_way.error.take().or(Some(error)),
-                OnError::Skip => {
-                    tracing::warn!(%error, "a sample is left out");
-                    under_way.batch.clear_location(index);
-                    under_way.skipped += 1;
-                }
-                OnError::Blank => {
-                    under_way.batch.clear_location(index);
-                    under_way.skipped += 1;
-                    under_way.failures.push((index as u32, error));
-                }
+            if self.on_error != OnError::Raise {
+                under_way.batch.clear_location(index);
             }
+            under_way.left_out.add(index, error);
         }
         self.plans.recycle(fetched.fetch);
     }
@@ -199,21 +186,10 @@ impl Driver for SampleDriver {
         if front.outstanding > 0 || !front.unstarted.is_empty() {
             return None;
         }
-        let mut front = self.under_way.pop_front()?;
+        let front = self.under_way.pop_front()?;
         self.first += 1;
         self.free_lists.push(front.unstarted);
-        if let Some(error) = front.error {
-            return Some(Err(error));
-        }
-        if front.head.ends_epoch {
-            front.batch.set_ends_epoch();
-        }
-        if front.skipped > 0 && self.on_error != OnError::Blank {
-            front.batch.remove_missing();
-        }
-        front.failures.sort_unstable_by_key(|(index, _)| *index);
-        let UnderWay { head, batch, skipped, failures, .. } = front;
-        Some(Ok(Delivery { batch, head, skipped, failures }))
+        Some(front.left_out.deliver(front.batch, front.head))
     }
 
     fn is_done(&self) -> bool {

@@ -35,7 +35,7 @@ pub(crate) struct Stream {
     rows: Vec<u32>,
     layouts: Option<LayoutSink>,
     /// For a source of a mixture: supplies positions instead of the order.
-    fed: Option<Box<Fed>>,
+    pub(super) fed: Option<Fed>,
 }
 
 /// The computation of this rank's share of a batch.
@@ -124,39 +124,22 @@ impl Stream {
         self.layouts = layouts.map(LayoutSink::new);
     }
 
-    /// A source's part of a mixture: positions from [`Stream::feed`], along `spec`.
+    /// A source's part of a mixture: positions from [`Fed::pieces`], along `spec`.
     pub(super) fn fed(directory: Arc<Directory>, spec: OrderSpec) -> Stream {
-        let fed = Some(Box::new(Fed::new(Arc::clone(&directory), spec)));
+        let fed = Some(Fed::default());
         let order = RunOrder::of_source(Arc::clone(&directory), spec);
         Stream { fed, ..Stream::along(directory, order, Walk::ended(), Shares::Strided) }
-    }
-
-    /// Appends a piece to a fed stream.
-    pub(super) fn feed(&mut self, piece: Piece) {
-        if let Some(fed) = &mut self.fed {
-            fed.push(piece);
-        }
-    }
-
-    /// An empty list of positions, for [`Stream::feed`].
-    pub(super) fn free_positions(&mut self) -> Vec<Placed> {
-        self.fed.as_mut().map(|fed| fed.free_positions()).unwrap_or_default()
-    }
-
-    /// Returns whether its batches are fed to it.
-    pub(super) fn is_fed(&self) -> bool {
-        self.fed.is_some()
     }
 
     /// Returns whether a consumer that waits (`starving`) waits for the next read of this stream. True for fed
     /// streams: they get parts of the next span only after all parts of the span before were requested.
     pub(super) fn is_awaited(&self, starving: bool) -> bool {
-        starving && self.is_fed()
+        starving && self.fed.is_some()
     }
 
     /// Returns whether it was fed with batches that it has not returned yet.
     pub(super) fn has_pieces(&self) -> bool {
-        self.fed.as_ref().is_some_and(|fed| fed.has_pieces())
+        self.fed.as_ref().is_some_and(|fed| !fed.pieces.is_empty())
     }
 
     /// The number of samples that this rank reads from `start` on in a run with these options, if epochs have `len`
@@ -190,7 +173,9 @@ impl Stream {
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
         ids.clear();
         if let Some(fed) = &mut self.fed {
-            return fed.next_ids(ids);
+            return fed.next(&mut self.order, |order, directory, positions| {
+                order.ids(directory, positions.iter().map(|placed| placed.position), ids);
+            });
         }
         if self.lengths.is_some() {
             let mut picks = std::mem::take(&mut self.aligned);
@@ -241,7 +226,12 @@ impl Stream {
     pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         picks.clear();
         if let Some(fed) = &mut self.fed {
-            return fed.next_picks(picks);
+            return fed.next(&mut self.order, |order, _, positions| {
+                order.picks(positions.iter().map(|placed| placed.position), picks);
+                for (pick, placed) in picks.iter_mut().zip(positions) {
+                    pick.alone = placed.alone;
+                }
+            });
         }
         if self.lengths.is_some() {
             return self.next_dealt(&mut Vec::new(), picks);
@@ -271,25 +261,17 @@ impl Stream {
 
     /// The lane of `group`, a group of the current epoch.
     pub(super) fn lane_of(&self, group: u32) -> u32 {
-        self.order().map_or(0, |order| order.lane_of(group))
+        self.order.current.as_ref().map_or(0, |order| order.lane_of(group))
     }
 
     /// The samples of `chunk` in `group`, a group of the current epoch, that this rank reads together.
     pub(super) fn samples_in_group(&self, group: u32, chunk: u32) -> Range<u32> {
-        let Some(order) = self.order() else { return 0..0 };
+        let Some(order) = &self.order.current else { return 0..0 };
         match (&self.shares, self.walk.shard()) {
             (Shares::Aligned(_), Some(shard)) => {
                 order.aligned_samples_in_group(shard, group, chunk)
             }
             _ => order.samples_in_group(group, chunk),
-        }
-    }
-
-    /// The order of the current epoch.
-    fn order(&self) -> Option<&EpochOrder> {
-        match &self.fed {
-            Some(fed) => fed.order(),
-            None => self.order.current.as_ref(),
         }
     }
 
@@ -360,8 +342,6 @@ fn locality_of(options: &LoaderOptions) -> Result<Arc<Locality>> {
 pub(super) struct Piece {
     pub(super) epoch: Epoch,
     pub(super) positions: Vec<Placed>,
-    /// True for the last piece fed for this batch.
-    pub(super) is_last: bool,
 }
 
 /// A position of a source's epoch.
@@ -373,65 +353,25 @@ pub(super) struct Placed {
 }
 
 /// The batches that a source was fed with.
+#[derive(Default)]
 pub(super) struct Fed {
-    order: RunOrder,
-    pieces: VecDeque<Piece>,
-    free: Vec<Vec<Placed>>,
+    pub(super) pieces: VecDeque<Piece>,
+    /// Empty lists of positions, for new pieces.
+    pub(super) free: Vec<Vec<Placed>>,
 }
 
 impl Fed {
-    pub(super) fn new(directory: Arc<Directory>, spec: OrderSpec) -> Fed {
-        let order = RunOrder::of_source(directory, spec);
-        Fed { order, pieces: VecDeque::new(), free: Vec::new() }
-    }
-
-    pub(super) fn push(&mut self, piece: Piece) {
-        self.pieces.push_back(piece);
-    }
-
-    pub(super) fn free_positions(&mut self) -> Vec<Placed> {
-        self.free.pop().unwrap_or_default()
-    }
-
-    pub(super) fn has_pieces(&self) -> bool {
-        !self.pieces.is_empty()
-    }
-
-    /// The order of the piece that was returned last.
-    pub(super) fn order(&self) -> Option<&EpochOrder> {
-        self.order.current.as_ref()
-    }
-
-    /// Appends the ids of the next piece.
-    pub(super) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
-        self.next(|order, directory, positions| {
-            order.ids(directory, positions.iter().map(|placed| placed.position), ids);
-        })
-    }
-
-    /// Appends the picks of the next piece.
-    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
-        self.next(|order, _, positions| {
-            let first = picks.len();
-            order.picks(positions.iter().map(|placed| placed.position), picks);
-            for (pick, placed) in picks[first..].iter_mut().zip(positions) {
-                pick.alone = placed.alone;
-            }
-        })
-    }
-
     fn next(
         &mut self,
+        order: &mut RunOrder,
         visit: impl FnOnce(&mut EpochOrder, &Directory, &[Placed]),
     ) -> Result<Option<Head>> {
-        let Some(Piece { epoch, mut positions, is_last }) = self.pieces.pop_front() else {
-            return Ok(None);
-        };
-        let (order, directory) = self.order.enter(epoch)?;
+        let Some(Piece { epoch, mut positions }) = self.pieces.pop_front() else { return Ok(None) };
+        let (order, directory) = order.enter(epoch)?;
         visit(order, directory, &positions);
         positions.clear();
         self.free.push(positions);
         // Chunks of the next piece may belong to another epoch.
-        Ok(Some(Head { epoch, ends_epoch: is_last, after: (epoch, 0), place: None, left: 0 }))
+        Ok(Some(Head { epoch, ends_epoch: true, after: (epoch, 0), place: None, left: 0 }))
     }
 }
