@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::job_key::{PeerKeys, without_keys};
 use super::join::{PeerOptions, Serving};
 use super::rendezvous::{Blocks, DEFAULT_TIMEOUT, Folder, Rendezvous, end_of};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_io::qpair::ConnectOptions;
 
 /// The means by which the ranks of a round find each other.
@@ -94,13 +94,15 @@ impl Means {
             let list = entries.filter(|entry| !entry.is_empty()).map(|entry| {
                 entry_of(entry).ok_or_else(|| {
                     let text = format!("{entry:?} is no address of a rank");
-                    invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
+                    Error::invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
                 })
             });
             let list = list.collect::<Result<Vec<_>>>()?;
             if list.is_empty() {
                 let text = "the list of ranks is empty".to_owned();
-                return Err(invalid(text, "one HOST:PORT a line, in the order of ranks").path(path));
+                return Err(
+                    Error::invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
+                );
             }
             return Ok(Means::List(list));
         }
@@ -142,7 +144,7 @@ impl JoinOptions {
         };
         if rank >= world_size {
             let text = format!("rank {rank} of world size {world_size}");
-            return Err(invalid(text, "ranks count from 0"));
+            return Err(Error::invalid(text, "ranks count from 0"));
         }
         let master = launched.and_then(|launched| launched.master.as_ref());
         let place = match &self.means {
@@ -170,7 +172,7 @@ impl JoinOptions {
             (None, ..) if world_size == 1 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             (None, ..) => {
                 let text = "nothing says where peers reach this rank".to_owned();
-                return Err(invalid(
+                return Err(Error::invalid(
                     text,
                     "add --peer-address IP (peer_address in Python and C), or set MASTER_ADDR and MASTER_PORT",
                 ));
@@ -187,7 +189,7 @@ impl JoinOptions {
             None if !matches!(place, Place::Folder(_)) => "start".to_owned(),
             None => {
                 let text = "nothing names this start of the job".to_owned();
-                return Err(invalid(
+                return Err(Error::invalid(
                     text,
                     "add --round NAME (round in Python and C), a new one for each start",
                 ));
@@ -209,7 +211,7 @@ impl JoinOptions {
             Some(port) if port > 0 => port,
             _ => {
                 let text = format!("no port follows {port}");
-                return Err(invalid(
+                return Err(Error::invalid(
                     text,
                     "add --rendezvous-port PORT (rendezvous_port in Python and C)",
                 ));
@@ -289,10 +291,10 @@ fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
                 "the list of peers has {} ranks, and the world size is {world_size}",
                 list.len()
             );
-            return Err(invalid(text, "name each rank in it, in their order"));
+            return Err(Error::invalid(text, "name each rank in it, in their order"));
         }
         let Some(entry) = list.get(rank as usize) else {
-            return Err(invalid(
+            return Err(Error::invalid(
                 format!("rank {rank} of world size {world_size}"),
                 "ranks count from 0",
             ));
@@ -304,7 +306,7 @@ fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
             "the list of peers says {} for rank {rank}, which is not an address of this machine",
             name(entry)
         );
-        return Err(invalid(text, "put the ranks' addresses in the order of ranks"));
+        return Err(Error::invalid(text, "put the ranks' addresses in the order of ranks"));
     }
     let mut own = Vec::new();
     for (rank, entry) in (0..).zip(list) {
@@ -321,11 +323,14 @@ fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
                 list.len(),
                 named.join(", ")
             );
-            Err(invalid(text, "add this machine's address, as its peers reach it"))
+            Err(Error::invalid(text, "add this machine's address, as its peers reach it"))
         }
         [first, second, ..] => {
             let text = format!("ranks {first} and {second} of the list are both on this machine");
-            Err(invalid(text, "say which one this is: --rank R --world-size W (rank, world_size)"))
+            Err(Error::invalid(
+                text,
+                "say which one this is: --rank R --world-size W (rank, world_size)",
+            ))
         }
     }
 }
@@ -377,21 +382,14 @@ fn no_launcher() -> Error {
     let text = "peers \"auto\": no launcher has said which rank this is. Looked for RANK and WORLD_SIZE (torchrun), \
                 OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (Open MPI), PMI_RANK and PMI_SIZE, and SLURM_PROCID, \
                 SLURM_NTASKS and SLURM_STEP_ID (srun)";
-    invalid(
-        text.to_owned(),
-        "start it by a launcher, or name a folder or the ranks' addresses instead",
-    )
+    Error::invalid(text, "start it by a launcher, or name a folder or the ranks' addresses instead")
 }
 
 fn no_master() -> Error {
     let text =
         "peers \"auto\": the launcher has set a rank, but MASTER_ADDR and MASTER_PORT are missing";
     let hint = "export rank 0's host and a free port in them, or name a folder or the ranks' addresses instead";
-    invalid(text.to_owned(), hint)
-}
-
-fn invalid(text: String, hint: &str) -> Error {
-    Error::new(ErrorKind::InvalidArgument, text).hint(hint.to_owned())
+    Error::invalid(text, hint)
 }
 
 /// The place of this process in its job.
@@ -524,10 +522,6 @@ fn number(name: &str, value: Option<&str>) -> Result<u32> {
     value
         .parse()
         .map_err(|_| invalid(format!("{name} is {value:?}, and not a whole number below 2^32")))
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, message)
 }
 
 /// Limit of the list entries that a message names.
