@@ -25,8 +25,7 @@ use super::driver::{
     SourceDriver,
 };
 use super::samples::SampleDriver;
-use super::stream::{Fed, Stream};
-use super::walk::Head;
+use super::stream::{Fed, Head, Stream};
 use super::window::{Memory, Priority};
 
 /// Issues one read per chunk.

@@ -10,8 +10,7 @@ use crate::error::{Error, Result};
 use crate::reader::{Batch, Fetched, Pump};
 use crate::units::Slot;
 
-use super::stream::Fed;
-use super::walk::Head;
+use super::stream::{Fed, Head};
 use super::window::Memory;
 use super::{OnError, READY_BATCHES};
 

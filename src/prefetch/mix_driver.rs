@@ -30,8 +30,7 @@ use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::run_order::{Drawn, Mix};
 use super::samples::{MAX_UNDER_WAY, SampleDriver};
-use super::stream::{Piece, Placed, Stream};
-use super::walk::Head;
+use super::stream::{Head, Piece, Placed, Stream};
 use super::window::{Memory, Place, Window};
 use super::working_set::{self, page_cached};
 

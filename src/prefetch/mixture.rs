@@ -21,7 +21,7 @@ use crate::units::{Epoch, Generation, SampleId};
 use super::LoaderOptions;
 use super::budgeted::{Deals, LayoutSink, Layouts, TokenLengths, samples_of_batch};
 use super::run_order::{Drawn, Mix, SourceIds, drawn};
-use super::walk::{Head, Taken, Walk};
+use super::stream::{Head, Taken, Walk};
 
 impl Mix {
     /// The state in which a run with these options begins. Its image is the hash of the mixture's definition.

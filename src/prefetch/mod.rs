@@ -8,7 +8,7 @@
 //!
 //! | files | what |
 //! |---|---|
-//! | `walk`, `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
+//! | `run_order`, `stream` | the positions of a rank batch by batch, and their samples along an order |
 //! | `run_order`, `mixture` | the samples of each source in the batches of a mixture |
 //! | `budgeted`, `batch_counts` | batches by a token budget or rows of tokens, and their number |
 //! | `mix_driver` | a driver that reads a mixture through one driver per source |
@@ -46,7 +46,6 @@ mod samples;
 mod start;
 mod stream;
 mod waits;
-mod walk;
 mod window;
 mod working_set;
 
@@ -86,8 +85,8 @@ pub(crate) use window::Window;
 
 use driver::{Delivery, Residency};
 use poller::Poller;
+use stream::Head;
 use waits::Seen;
-use walk::Head;
 
 /// The result of [`Prefetcher::next_within`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

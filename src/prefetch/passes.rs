@@ -33,8 +33,7 @@ use crate::units::SampleId;
 
 use super::OnError;
 use super::driver::{Delivery, Driver, LeftOut, MAX_RECYCLED};
-use super::stream::Stream;
-use super::walk::Head;
+use super::stream::{Head, Stream};
 use super::window::{Memory, Priority};
 
 /// Issues one read per pass.

@@ -406,7 +406,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use super::super::walk::Head;
+    use super::super::stream::Head;
     use super::super::{Delivery, Residency};
     use super::*;
     use crate::buf::{HugePages, PoolOptions};

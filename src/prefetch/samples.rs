@@ -14,8 +14,7 @@ use crate::units::SampleId;
 
 use super::OnError;
 use super::driver::{Delivery, Driver, LeftOut, MAX_RECYCLED, Planner, SourceDriver};
-use super::stream::{Fed, Stream};
-use super::walk::Head;
+use super::stream::{Fed, Head, Stream};
 use super::window::{Memory, Priority};
 
 /// Plans the reads of one batch at a time.

@@ -8,7 +8,6 @@
 //! no reader waits for the origin. If a tier has a number of threads, its fetches in flight are limited
 //! to that number, and so are its writes of up to 1 MiB.
 
-mod checks;
 mod evicting;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -27,8 +26,7 @@ use dlfs_io::qpair::calls::{Calls, Ticket};
 use dlfs_io::qpair::{PairScope, open_pairs};
 use dlfs_order::tier::{CopyLocation, Kept, PAGE_BYTES, PageSet, sum_of_pages};
 
-use checks::Checks;
-use evicting::Lent;
+use evicting::{Checks, Lent};
 
 /// A message to the copier.
 pub(super) enum Job {

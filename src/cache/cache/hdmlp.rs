@@ -13,12 +13,12 @@
 //!
 //! The policy is always HDMLP's, `clairvoyant`. Any other key is refused by name.
 //!
-//! Parser of libconfig's text format, in which HDMLP's configuration is written.
-//!
-//! It accepts settings `name = value` or `name : value`, each ended by `;`, by `,` or by nothing;
+//! It is written in libconfig's text format, whose parser accepts settings `name = value` or `name : value`, each ended by `;`, by `,` or by nothing;
 //! groups `{ }`, lists `( )` and arrays `[ ]`.
 
-use super::config::{Environment, Point, TierTable};
+use std::path::Path;
+
+use super::options::{self, Environment, Point, TierTable};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// Returns whether the text is a configuration of HDMLP: it has `storage_classes`, a key that our TOML
@@ -375,6 +375,34 @@ fn number(word: &str) -> Option<f64> {
     }
     let is_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
     digits.parse().ok().filter(|_| digits.chars().all(is_number))
+}
+
+impl Environment {
+    /// Parses TOML, or HDMLP's own configuration.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: neither of the two, an unknown key or backend, an invalid size, an empty or
+    /// unsorted table, or a rate of 0 or less. The message says where.
+    pub fn parse(text: &str) -> Result<Environment> {
+        let environment: Environment = if is_hdmlp(text) {
+            environment(text)?
+        } else {
+            toml::from_str(text).map_err(|error| options::refuse(error.to_string()))?
+        };
+        environment.options()?;
+        Ok(environment)
+    }
+
+    /// Reads and parses a file.
+    ///
+    /// # Errors
+    /// `NotFound`, `Refused`: errors of the operating system. `InvalidArgument`: see
+    /// [`Environment::parse`].
+    pub fn read(path: impl AsRef<Path>) -> Result<Environment> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
+        Environment::parse(&text).map_err(|error| error.path(path))
+    }
 }
 
 /// Keys without an effect here.

@@ -11,9 +11,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Identity;
-use super::folder::{self, Locked, take_over, take_over_namespace};
+use super::folder::{self, Locked, OwnFiles, take_over, take_over_namespace};
 use super::options::{TierKind, TierSpec};
-use super::own_files::{self, OwnFiles};
 use super::share::{self, Listener, Place, SharedTier};
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -539,7 +538,7 @@ fn read_index(
 fn room_on_disk(path: &Path) -> Option<(u64, u64)> {
     let has_bytes = match std::fs::metadata(path) {
         Ok(found) if found.is_file() => {
-            blocks_bytes(&found).saturating_add(own_files::bytes_beside(path))
+            blocks_bytes(&found).saturating_add(folder::bytes_beside(path))
         }
         Ok(_) => return None,
         Err(_) => 0,

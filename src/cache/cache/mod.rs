@@ -21,8 +21,8 @@
 //! copies are lent.
 //!
 //! A folder holds the tiers of several data sets (`folder.rs`). In a folder, a tier keeps each file of
-//! a plain folder above 16 MiB as one file, which programs can open (`own_files.rs`). Environments are
-//! described in a TOML file (`config.rs`) or in HDMLP's configuration (`hdmlp.rs`).
+//! a plain folder above 16 MiB as one file, which programs can open (`folder.rs`). Environments are
+//! described in a TOML file (`options.rs`) or in HDMLP's configuration (`hdmlp.rs`).
 //!
 //! `dlfs_order::tier` decides quota, admission and locations; `dlfs_order::plan` decides from known
 //! rates whether a copy or the origin is faster (`sources.rs`). This module only moves data.
@@ -35,8 +35,6 @@
 //! what a tier may overwrite.
 
 mod admission;
-mod config;
-mod config_file;
 mod copier;
 mod device;
 mod folder;
@@ -44,7 +42,6 @@ mod hdmlp;
 mod media;
 mod opening;
 mod options;
-mod own_files;
 mod pair;
 mod plan;
 mod probe;
@@ -78,9 +75,8 @@ use dlfs_order::tier::{
     copies_to_evict,
 };
 
-pub use config::{Environment, Point, TierTable};
 pub(crate) use options::TierKind;
-pub use options::{TierOptions, TierSpec};
+pub use options::{Environment, Point, TierOptions, TierSpec, TierTable};
 pub(crate) use pair::{UNWRITTEN, to_peer};
 pub use plan::{TierPlan, TierRooms};
 pub use probe::{Probe, probe};

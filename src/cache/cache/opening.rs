@@ -18,7 +18,7 @@ use super::options::TierOptions;
 use super::share::{self, Hello, Link, Listener, Owner, Sharing, Welcome};
 use super::sources::Sources;
 use super::stats::Counters;
-use super::{Held, Holdings, Identity, Shared, TierPlan, own_files};
+use super::{Held, Holdings, Identity, Shared, TierPlan, folder};
 use dlfs_base::buf::SharedWords;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
@@ -127,7 +127,7 @@ impl Opening {
             is_restored
         });
         let forget = |tier: u8, unit: u32| media[usize::from(tier)].forget(unit);
-        let incomplete = own_files::complete(units, &mut ledger, &copies, &mut to_check, &forget);
+        let incomplete = folder::complete(units, &mut ledger, &copies, &mut to_check, &forget);
         for (number, media) in (0..).zip(&media) {
             media.deallocate_all_but(&pages_of(number, &to_check))?;
         }

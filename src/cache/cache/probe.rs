@@ -4,16 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::config::{Environment, Point, TierTable};
-use super::options::{TierKind, TierSpec};
+use super::options::{Environment, Point, TierKind, TierSpec, TierTable};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::threads::caught;
-use dlfs_io::qpair::Device;
-use dlfs_io::qpair::Direct;
 use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::MemNamespace;
+use dlfs_io::qpair::{Device, Direct};
 
 /// The parameters of a measurement.
 #[derive(Debug, Clone)]

@@ -14,7 +14,7 @@ use super::links::{Links, Reached};
 use super::pair::{PeersDevice, Shared};
 use super::rendezvous::{self, Rendezvous};
 use super::round::{self, Record, Round, nguid_of, nqn_of};
-use super::stats::{Counters, PeerStats};
+use super::{Counters, PeerStats};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::random::draw;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use super::Counters;
 use super::chunk_map::{ChunkMap, LatestPlan, PlanMap};
 use super::links::{CONNECT_WAIT, Links, Slot};
-use super::stats::Counters;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{Measured, Place, PlaceCounters, Snapshot};

@@ -419,7 +419,7 @@ impl Exchange {
 
     fn progress_of(&mut self, rank: u32) -> Result<Progress, String> {
         let mut place = self.place_of(rank)?;
-        // A peer that reads the first page of a store gets the progress of its rank: see `device.rs`.
+        // A peer that reads the first page of a store gets the progress of its rank: see `media.rs`.
         match place.read_page(0, 0) {
             Ok(page) => {
                 self.peers.entry(rank).or_default().is_back(place);

@@ -28,10 +28,9 @@
 //! store per node would avoid copying a sample that moves between two of its ranks, but the other ranks would
 //! depend on the store's owner. Forked children of a rank's process read from its store, too (`board`).
 //!
-//! Read `media.rs` (bytes and presence), `device.rs` (reads), `fetch.rs`, then `exchange.rs` (the thread).
+//! Read `media.rs` (bytes, presence and reads), `fetch.rs`, then `exchange.rs` (the thread).
 
 mod board;
-mod device;
 mod exchange;
 mod fetch;
 mod media;
@@ -199,7 +198,7 @@ impl Store {
             called,
             fate: Fate::default(),
         });
-        let devices = device::devices(&shared, None);
+        let devices = media::devices(&shared, None);
         let mut peers = None;
         let mut near = Vec::new();
         if let Some(meet) = meet {
@@ -418,7 +417,7 @@ fn join(
         directory,
         intact: Arc::clone(intact),
         cache: devices,
-        views: Box::new(|nguids| device::devices(shared, Some(nguids))),
+        views: Box::new(|nguids| media::devices(shared, Some(nguids))),
         // The order decides which samples a rank serves, not the round.
         room_pages: Vec::new(),
         tiers: 0,

@@ -14,20 +14,19 @@
 //! reads the ids or [`Pick`]s, and `report` measures how random an order is.
 //!
 //! Read [`EpochOrder`] first, then `chunked.rs` (the algorithm of grouped order); `shard.rs` divides an epoch among
-//! ranks by position, `aligned.rs` by chunk, and `by_node.rs` by holder. `shares.rs` computes the samples and
+//! ranks by position, `sharing.rs` by chunk or by holder. `shares.rs` computes the samples and
 //! exchanges of ranks with their own shares. [`mixture`] makes one sequence of several data sets. [`weighted`]
 //! draws samples by weights, and keeps a few bytes per sample. [`budget`] cuts any order into batches by a token
 //! budget. [`lanes`] goes over shards whose samples nobody knows yet.
 
-mod aligned;
 pub mod budget;
-mod by_node;
 mod chunked;
 pub mod lanes;
 pub mod mixture;
 pub mod report;
 mod shard;
 mod shares;
+mod sharing;
 mod spec;
 mod state;
 pub mod weighted;
@@ -39,11 +38,10 @@ use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_base::units::{Epoch, SampleId};
 
-pub use aligned::{Aligner, Counted, Reads};
-pub use by_node::{ByNode, Locality, deal};
 pub use chunked::Pick;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
+pub use sharing::{Aligner, ByNode, Counted, Locality, Reads, deal};
 pub use spec::{HexId, LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
 pub use state::State;
 
@@ -363,7 +361,7 @@ impl EpochOrder {
     /// # Panics
     /// If the order [is not chunked](EpochOrder::is_chunked).
     pub fn aligned_samples_in_group(&self, shard: &Shard, group: u32, chunk: u32) -> Range<u32> {
-        aligned::own_in_group(self.chunked(), shard, group, chunk)
+        sharing::own_in_group(self.chunked(), shard, group, chunk)
     }
 
     fn chunked(&self) -> &Chunked {

@@ -9,7 +9,7 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::poller::gather;
-use crate::prefetch::walk::{Head, Walk};
+use crate::prefetch::stream::{Head, Walk};
 use crate::prefetch::window::registrar;
 use crate::prefetch::{LoaderOptions, LoaderStats, NextBatch, NodePlace};
 use crate::reader::{Batch, SampleLocation};
@@ -17,8 +17,7 @@ use crate::report::Cause;
 use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId};
 
-use super::link::{Link, Received, unknown};
-use super::messages::{BatchHead, LOOSE, SamplePlace, ToClient, ToOwner};
+use super::link::{BatchHead, LOOSE, Link, Received, SamplePlace, ToClient, ToOwner, unknown};
 use super::owner::Owner;
 use super::puller::Origin;
 use super::{reading, seat, socket_name};

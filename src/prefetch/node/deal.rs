@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::messages::Position;
+use super::link::Position;
 
 /// The shares and the clients of a node.
 pub(super) struct Deal {

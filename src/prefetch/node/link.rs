@@ -1,4 +1,15 @@
 //! A client's connection to the owner of its node's loader, and the window that it maps.
+//!
+//! All numbers of the messages are little-endian. A client's message has 24 bytes:
+//!
+//! | bytes   | field  | meaning                                                                       |
+//! |---------|--------|-------------------------------------------------------------------------------|
+//! | 0..4    | `kind` | 1 hello, 2 want, 3 took, 4 release, 5 why, 6 leave                            |
+//! | 4..8    | `turn` | hello: the version of the messages; want, took: counts the client's positions |
+//! | 8..16   | `a`    | hello: the seat; want: an epoch; release: the entry                           |
+//! | 16..24  | `b`    | want: the consumed positions of the epoch                                     |
+//!
+//! An owner's message has its whole length (4 bytes), its kind (4 bytes) and the fields of its variant of [`ToClient`].
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -14,12 +25,12 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
 };
 
-use crate::buf::{HugePages, Loan, Registrar, SharedBytes};
+use crate::buf::{HugePages, Loan, Registrar, SealedLocation, SharedBytes};
 use crate::error::{Error, ErrorKind, Result};
+use crate::order::budget::RowPlace;
 use crate::prefetch::window::warn_of_refusal;
 use crate::process::{NotInherited, process_id};
-
-use super::messages::{PROTOCOL, ToClient, ToOwner};
+use crate::tokens::{Layout, Segment};
 
 /// The connection of a client that has a seat.
 pub(super) struct Link {
@@ -274,6 +285,264 @@ pub(super) fn unknown() -> Error {
     Error::new(ErrorKind::Internal, text)
 }
 
+/// A position in the run: an epoch, and its consumed positions.
+pub(super) type Position = (u64, u64);
+
+/// A message of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ToOwner {
+    /// The first message.
+    Hello { protocol: u32, seat: u64 },
+    /// The client goes on from this position. Batches that were sent for earlier turns are released unread.
+    Want { turn: u32, position: Position },
+    /// The client has taken a batch of this turn.
+    Took { turn: u32 },
+    /// The client has dropped its part of an entry.
+    Release { entry: u64 },
+    /// The client asks why it gets no batch.
+    Why,
+    /// The client takes no more batches, and still has some.
+    Leave,
+}
+
+/// A message of the owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ToClient {
+    /// The answer to a hello: the version of the messages, and the length of the window, whose file comes with it.
+    Welcome { protocol: u32, window_len: u64 },
+    /// A batch, and the layout of its rows if it has rows of tokens.
+    Batch(BatchHead, Vec<SamplePlace>, Layout),
+    /// No batch of this turn follows.
+    End { turn: u32 },
+    /// The owner failed in this turn, or refuses the client.
+    Failed { turn: u32, kind: ErrorKind, text: String },
+    /// The answer to `Why`: the seats that are waited for.
+    Holders(Vec<u32>),
+}
+
+/// A batch without its samples.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BatchHead {
+    pub(super) turn: u32,
+    /// The number of the cause for which the owner waited most.
+    pub(super) cause: u32,
+    pub(super) ends_epoch: bool,
+    pub(super) entry: u64,
+    pub(super) epoch: u64,
+    /// The state of the rank behind the batch.
+    pub(super) after: Position,
+    /// Its place, if batches are rows of tokens.
+    pub(super) place: Option<RowPlace>,
+    pub(super) skipped: u64,
+    /// Bytes that do not lie in the window.
+    pub(super) loose: Option<SealedLocation>,
+}
+
+/// A sample: its source, if the batch is of a mixture, and where its bytes lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SamplePlace {
+    pub(super) id: u64,
+    /// An offset in the window; with [`LOOSE`], in the loose bytes.
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) source: u32,
+}
+
+impl ToOwner {
+    pub(super) fn to_bytes(self) -> [u8; TO_OWNER_BYTES] {
+        let (kind, turn, a, b) = match self {
+            ToOwner::Hello { protocol, seat } => (1_u32, protocol, seat, 0),
+            ToOwner::Want { turn, position } => (2, turn, position.0, position.1),
+            ToOwner::Took { turn } => (3, turn, 0, 0),
+            ToOwner::Release { entry } => (4, 0, entry, 0),
+            ToOwner::Why => (5, 0, 0, 0),
+            ToOwner::Leave => (6, 0, 0, 0),
+        };
+        let mut bytes = [0; TO_OWNER_BYTES];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        bytes[4..8].copy_from_slice(&turn.to_le_bytes());
+        bytes[8..16].copy_from_slice(&a.to_le_bytes());
+        bytes[16..].copy_from_slice(&b.to_le_bytes());
+        bytes
+    }
+
+    /// `None`: no client sends this.
+    pub(super) fn parse(bytes: &[u8; TO_OWNER_BYTES]) -> Option<ToOwner> {
+        let mut rest = Reader(bytes);
+        let kind = rest.u32()?;
+        let turn = rest.u32()?;
+        let a = rest.u64()?;
+        let b = rest.u64()?;
+        match kind {
+            1 => Some(ToOwner::Hello { protocol: turn, seat: a }),
+            2 => Some(ToOwner::Want { turn, position: (a, b) }),
+            3 => Some(ToOwner::Took { turn }),
+            4 => Some(ToOwner::Release { entry: a }),
+            5 => Some(ToOwner::Why),
+            6 => Some(ToOwner::Leave),
+            _ => None,
+        }
+    }
+}
+
+/// An error: the owner sent what no owner sends.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+impl ToClient {
+    /// Appends the message to `out`.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let begin = out.len();
+        out.extend([0; 8]);
+        let kind = match self {
+            ToClient::Welcome { protocol, window_len } => {
+                out.extend(protocol.to_le_bytes());
+                out.extend(window_len.to_le_bytes());
+                1_u32
+            }
+            ToClient::Batch(head, samples, layout) => {
+                head.write(samples, layout, out);
+                2
+            }
+            ToClient::End { turn } => {
+                out.extend(turn.to_le_bytes());
+                3
+            }
+            ToClient::Failed { turn, kind, text } => {
+                out.extend(turn.to_le_bytes());
+                let kind = KINDS.iter().position(|known| known == kind).unwrap_or(KINDS.len());
+                out.extend((kind as u32).to_le_bytes());
+                out.extend(text.as_bytes());
+                4
+            }
+            ToClient::Holders(seats) => {
+                out.extend(seats.iter().flat_map(|seat| seat.to_le_bytes()));
+                5
+            }
+        };
+        let len = (out.len() - begin) as u32;
+        out[begin..begin + 4].copy_from_slice(&len.to_le_bytes());
+        out[begin + 4..begin + 8].copy_from_slice(&kind.to_le_bytes());
+    }
+
+    /// The first message in `bytes` and its length; `None`: it is not complete yet.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Option<(ToClient, usize)>, Malformed> {
+        let mut rest = Reader(bytes);
+        let (Some(len), Some(kind)) = (rest.u32(), rest.u32()) else { return Ok(None) };
+        let len = len as usize;
+        if !(8..=MAX_MESSAGE_BYTES).contains(&len) {
+            return Err(Malformed);
+        }
+        let Some(body) = bytes.get(8..len) else { return Ok(None) };
+        let message = ToClient::of_body(kind, Reader(body)).ok_or(Malformed)?;
+        Ok(Some((message, len)))
+    }
+
+    fn of_body(kind: u32, mut rest: Reader<'_>) -> Option<ToClient> {
+        Some(match kind {
+            1 => ToClient::Welcome { protocol: rest.u32()?, window_len: rest.u64()? },
+            2 => {
+                let head = BatchHead::read(&mut rest)?;
+                let count = rest.u32()?;
+                let num_rows = rest.u32()?;
+                let seq_len = rest.u32()?;
+                let samples = (0..count).map(|_| SamplePlace::read(&mut rest));
+                let samples = samples.collect::<Option<_>>()?;
+                let count = rest.0.len() / SEGMENT_BYTES;
+                let segments = (0..count).map(|_| read_segment(&mut rest));
+                let segments = segments.collect::<Option<_>>()?;
+                ToClient::Batch(head, samples, Layout { num_rows, seq_len, segments })
+            }
+            3 => ToClient::End { turn: rest.u32()? },
+            4 => {
+                let turn = rest.u32()?;
+                let kind = KINDS.get(rest.u32()? as usize).copied().unwrap_or(ErrorKind::Internal);
+                ToClient::Failed { turn, kind, text: String::from_utf8_lossy(rest.0).into_owned() }
+            }
+            5 => ToClient::Holders(std::iter::from_fn(|| rest.u32()).collect()),
+            _ => return None,
+        })
+    }
+}
+
+impl BatchHead {
+    fn write(&self, samples: &[SamplePlace], layout: &Layout, out: &mut Vec<u8>) {
+        let SealedLocation { pid, fd, dev, ino } = self.loose.unwrap_or(NOWHERE);
+        for word in [self.turn, self.cause, self.ends_epoch.into(), pid, fd] {
+            out.extend(word.to_le_bytes());
+        }
+        let BatchHead { entry, epoch, after, skipped, .. } = *self;
+        let RowPlace { position, tokens, rows, .. } = self.place.unwrap_or(NO_PLACE);
+        for word in [entry, epoch, after.0, after.1, skipped, dev, ino, position, tokens, rows] {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend((samples.len() as u32).to_le_bytes());
+        out.extend(layout.num_rows.to_le_bytes());
+        out.extend(layout.seq_len.to_le_bytes());
+        for SamplePlace { id, offset, len, source } in samples {
+            out.extend(id.to_le_bytes());
+            out.extend(offset.to_le_bytes());
+            out.extend(len.to_le_bytes());
+            out.extend(source.to_le_bytes());
+        }
+        for Segment { row, column, document, from, len } in &layout.segments {
+            for number in [row, column, document, from, len] {
+                out.extend(number.to_le_bytes());
+            }
+        }
+    }
+
+    fn read(rest: &mut Reader<'_>) -> Option<BatchHead> {
+        let turn = rest.u32()?;
+        let cause = rest.u32()?;
+        let ends_epoch = rest.u32()? != 0;
+        let pid = rest.u32()?;
+        let fd = rest.u32()?;
+        let entry = rest.u64()?;
+        let epoch = rest.u64()?;
+        let after = (rest.u64()?, rest.u64()?);
+        let skipped = rest.u64()?;
+        let location = SealedLocation { pid, fd, dev: rest.u64()?, ino: rest.u64()? };
+        let loose = (location != NOWHERE).then_some(location);
+        let position = rest.u64()?;
+        let place = RowPlace { position, tokens: rest.u64()?, rows: rest.u64()?, ..NO_PLACE };
+        let place = (place != NO_PLACE).then_some(place);
+        Some(BatchHead { turn, cause, ends_epoch, entry, epoch, after, place, skipped, loose })
+    }
+}
+
+impl SamplePlace {
+    fn read(rest: &mut Reader<'_>) -> Option<SamplePlace> {
+        let id = rest.u64()?;
+        let offset = rest.u64()?;
+        Some(SamplePlace { id, offset, len: rest.u32()?, source: rest.u32()? })
+    }
+}
+
+fn read_segment(rest: &mut Reader<'_>) -> Option<Segment> {
+    let row = rest.u32()?;
+    let column = rest.u32()?;
+    let document = rest.u32()?;
+    Some(Segment { row, column, document, from: rest.u32()?, len: rest.u32()? })
+}
+
+/// Takes numbers off the front of bytes.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn u32(&mut self) -> Option<u32> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*number))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*number))
+    }
+}
+
 /// The timeout of the owner's first answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
@@ -281,3 +550,121 @@ const LONGEST_POLL: Duration = Duration::from_secs(1);
 
 /// Room for several batches.
 const RECEIVE_BYTES: usize = 64 << 10;
+
+/// The version of these messages.
+pub(super) const PROTOCOL: u32 = 2;
+
+pub(super) const TO_OWNER_BYTES: usize = 24;
+
+/// The bit of an offset that lies in the loose bytes.
+pub(super) const LOOSE: u64 = 1 << 63;
+
+const SEGMENT_BYTES: usize = 20;
+
+/// More samples than any batch has.
+const MAX_MESSAGE_BYTES: usize = 1 << 30;
+
+/// The check is made anew by the state that a client moves to.
+const NO_PLACE: RowPlace =
+    RowPlace { position: u64::MAX, tokens: u64::MAX, rows: u64::MAX, check: 0 };
+
+const NOWHERE: SealedLocation = SealedLocation { pid: 0, fd: 0, dev: 0, ino: 0 };
+
+/// The kinds of errors by number.
+const KINDS: [ErrorKind; 16] = [
+    ErrorKind::NotFound,
+    ErrorKind::InvalidArgument,
+    ErrorKind::Corrupt,
+    ErrorKind::Unsupported,
+    ErrorKind::Disconnected,
+    ErrorKind::TimedOut,
+    ErrorKind::Refused,
+    ErrorKind::Busy,
+    ErrorKind::Stale,
+    ErrorKind::NoSpace,
+    ErrorKind::OutOfMemory,
+    ErrorKind::BadSource,
+    ErrorKind::Interrupted,
+    ErrorKind::Io,
+    ErrorKind::Internal,
+    ErrorKind::DeviceLost,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn messages() -> Vec<ToClient> {
+        let loose = Some(SealedLocation { pid: 1, fd: 2, dev: 3, ino: 4 });
+        let head = BatchHead {
+            turn: 7,
+            cause: 2,
+            ends_epoch: true,
+            entry: 1 << 40,
+            epoch: 3,
+            after: (4, 0),
+            place: Some(RowPlace { position: 1, tokens: 2, rows: 3, check: 0 }),
+            skipped: 1,
+            loose,
+        };
+        let sample = SamplePlace { id: 9, offset: LOOSE | 4096, len: 17, source: 1 };
+        let segment = Segment { row: 0, column: 2, document: 1, from: 7, len: 5 };
+        let rows = Layout {
+            num_rows: 2,
+            seq_len: 9,
+            segments: vec![segment, Segment { row: 1, ..segment }],
+        };
+        let mut all = vec![
+            ToClient::Welcome { protocol: PROTOCOL, window_len: 256 << 20 },
+            ToClient::Batch(head, vec![sample, SamplePlace { id: 10, ..sample }], rows),
+            ToClient::Batch(
+                BatchHead { loose: None, place: None, ends_epoch: false, ..head },
+                Vec::new(),
+                Layout::default(),
+            ),
+            ToClient::End { turn: 3 },
+            ToClient::Holders(vec![1, 5]),
+        ];
+        all.extend(KINDS.map(|kind| ToClient::Failed { turn: 7, kind, text: "why: ä".into() }));
+        all
+    }
+
+    #[test]
+    fn messages_are_read_as_written_once_they_are_complete() {
+        for message in messages() {
+            let mut bytes = Vec::new();
+            message.write(&mut bytes);
+            for len in 0..bytes.len() {
+                assert_eq!(ToClient::parse(&bytes[..len]), Ok(None));
+            }
+            let len = bytes.len();
+            bytes.push(1);
+            assert_eq!(ToClient::parse(&bytes), Ok(Some((message, len))));
+        }
+        for message in [
+            ToOwner::Hello { protocol: PROTOCOL, seat: 3 },
+            ToOwner::Want { turn: 2, position: (5, 6) },
+            ToOwner::Took { turn: 2 },
+            ToOwner::Release { entry: 1 << 40 },
+            ToOwner::Why,
+            ToOwner::Leave,
+        ] {
+            assert_eq!(ToOwner::parse(&message.to_bytes()), Some(message));
+        }
+        assert_eq!(ToOwner::parse(&[9; TO_OWNER_BYTES]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..7) {
+            let _ = ToClient::parse(&bytes);
+            let len = bytes.len() as u32;
+            if len >= 8 {
+                bytes[..4].copy_from_slice(&len.to_le_bytes());
+                bytes[4..8].copy_from_slice(&u32::from(kind).to_le_bytes());
+                let _ = ToClient::parse(&bytes);
+            }
+        }
+    }
+}

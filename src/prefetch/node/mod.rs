@@ -10,9 +10,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `deal` | decides which batches are read, sent, dropped and read again; no socket |
-//! | `messages` | the messages as bytes |
 //! | `owner`, `puller` | the two threads of the owner: one serves clients, one waits for the prefetcher |
-//! | `client`, `link` | a rank that takes its batches, and its connection |
+//! | `client`, `link` | a rank that takes its batches; its connection, and the messages as bytes |
 //!
 //! Invariants: memory is reused only after every connected rank that had a part of it has dropped its batch, or is
 //! gone; so what a client maps never changes under it. Each client says the position that it goes on from, and gets
@@ -27,7 +26,6 @@
 mod client;
 mod deal;
 mod link;
-mod messages;
 mod owner;
 mod puller;
 

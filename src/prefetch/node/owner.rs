@@ -18,13 +18,13 @@ use crate::buf::Pool;
 use crate::cache::Listener;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::prefetch::walk::Head;
+use crate::prefetch::stream::Head;
 use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
 use crate::process::{NotInherited, mark_ours};
 use crate::threads::{self, Fate, Thread};
 
 use super::deal::{Deal, Part, Share, Step};
-use super::messages::{BatchHead, PROTOCOL, SamplePlace, TO_OWNER_BYTES, ToClient, ToOwner};
+use super::link::{BatchHead, PROTOCOL, SamplePlace, TO_OWNER_BYTES, ToClient, ToOwner};
 use super::puller::{Command, Entry, Origin, Pulled, Puller, What, ring};
 
 /// The two threads. They end when it is dropped, and with them the connections.

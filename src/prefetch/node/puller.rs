@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use crate::buf::{Pool, SealedBytes};
 use crate::error::{Error, Result};
 use crate::order::State;
-use crate::prefetch::walk::Head;
+use crate::prefetch::stream::Head;
 use crate::prefetch::{Layouts, LoaderStats, NextBatch, Prefetcher, Returns, Window};
 use crate::reader::{Batch, TICK};
 use crate::report::{Cause, Stalls};
 use crate::tokens::Layout;
 use crate::units::Epoch;
 
-use super::messages::{LOOSE, Position};
+use super::link::{LOOSE, Position};
 
 /// Opens the prefetcher of a node.
 #[derive(Clone)]
