@@ -158,8 +158,9 @@ impl ChunkDriver {
             let run = directory.layout().chunk_size_bytes as usize;
             let stream = Stream::fed(Arc::clone(&directory), spec);
             let geometry = self.geometry.clone();
-            let early = SampleDriver::new(directory, geometry, stream, false, run, self.on_error);
-            let mut early = early.numbered_from(EARLY_TOKEN);
+            let mut early =
+                SampleDriver::new(directory, geometry, stream, false, run, self.on_error);
+            early.first = EARLY_TOKEN;
             early.plan(head, &ids)?;
             self.early = Some(Box::new(early));
         }
@@ -172,7 +173,7 @@ impl ChunkDriver {
         let number = self.first + age as u64;
         let epoch = self.planned[age].head.epoch.0;
         while let Some(&pick) = self.planned[age].picks.get(self.planned[age].requested) {
-            let mut index = self.find(pick);
+            let mut index = find(&self.first_of, &self.residents, pick);
             if index == NONE {
                 if pump.is_busy() {
                     return false;
@@ -319,10 +320,6 @@ impl ChunkDriver {
         take_or_make(&mut self.free_fetches, self.residents.len(), with_room)
     }
 
-    fn find(&self, pick: Pick) -> u32 {
-        find(&self.first_of, &self.residents, pick)
-    }
-
     /// Appends the resident at `index` to the list of `chunk`.
     fn link(&mut self, chunk: u32, index: u32) {
         let ChunkDriver { first_of, residents, .. } = self;
@@ -438,7 +435,7 @@ impl ChunkDriver {
         batch.reserve_bufs(self.residents.len().next_power_of_two().min(planned.picks.len()));
         let mut left_out = LeftOut::new(self.on_error);
         for pick in &planned.picks {
-            let index = self.find(*pick);
+            let index = find(&self.first_of, &self.residents, *pick);
             let resident = &mut self.residents[index as usize];
             if resident.used_by != number {
                 resident.used_by = number;
@@ -467,7 +464,7 @@ impl ChunkDriver {
             });
         }
         for pick in planned.picks.iter().filter(|pick| pick.alone) {
-            let index = self.find(*pick);
+            let index = find(&self.first_of, &self.residents, *pick);
             // Another resident of its chunk may hold it, too.
             if self.residents.get(index as usize).is_some_and(|it| it.alone && it.pins == 0) {
                 self.remove(index);

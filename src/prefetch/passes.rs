@@ -298,7 +298,8 @@ impl PassDriver {
         let mut sections = self.free_lists.pop().unwrap_or_default();
         sections.clear();
         let first = self.next_number;
-        let is_early = self.num_planned_batches() < self.lengths.early_batches as u64;
+        let num_planned = self.next_batch - 1 + self.planned.len() as u64;
+        let is_early = num_planned < self.lengths.early_batches as u64;
         for pick in &picks {
             let index = self.open(pick.chunk);
             let open = &mut self.chunks[index as usize];
@@ -322,11 +323,6 @@ impl PassDriver {
     fn is_beginning(&self) -> bool {
         let next = self.planned.get(self.requested);
         self.short.is_none() && next.is_some_and(|next| next.first < self.early_until)
-    }
-
-    /// The number of batches planned so far, in the whole run.
-    fn num_planned_batches(&self) -> u64 {
-        self.next_batch - 1 + self.planned.len() as u64
     }
 
     /// The index of the open chunk `chunk`; opens it and divides it into sections if necessary.

@@ -27,7 +27,7 @@ pub(super) struct SampleDriver {
     on_error: OnError,
     under_way: VecDeque<UnderWay>,
     /// Token of `under_way[0]`.
-    first: u64,
+    pub(super) first: u64,
     max_under_way: usize,
     ids: Vec<SampleId>,
     free_lists: Vec<VecDeque<Fetch>>,
@@ -66,11 +66,6 @@ impl SampleDriver {
             free_lists: Vec::new(),
             recycled: Vec::new(),
         }
-    }
-
-    /// Numbers its fetches from `token` on, to keep them apart from those of another driver.
-    pub(super) fn numbered_from(self, token: u64) -> SampleDriver {
-        SampleDriver { first: token, ..self }
     }
 
     /// Plans the reads of a batch.

@@ -48,7 +48,7 @@ pub(super) enum Job {
 }
 
 pub(super) struct Copier {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     calls: Calls,
     /// Index of the first tier's queue pair in `calls`; those of the origins come before it.
     first_tier: usize,
@@ -211,10 +211,6 @@ impl Copier {
             next_fetch: Instant::now(),
             shared,
         })
-    }
-
-    pub(super) fn shared(&self) -> &Shared {
-        &self.shared
     }
 
     pub(super) fn run(&mut self) {
@@ -631,7 +627,7 @@ impl Copier {
             }
             _ => false,
         };
-        self.active.iter().filter(is_into).count() < limit.threads()
+        self.active.iter().filter(is_into).count() < limit.threads
     }
 
     fn is_filled(&self, unit: u32) -> bool {
@@ -689,7 +685,7 @@ impl Copier {
     }
 
     fn may_fetch_ahead(&self) -> bool {
-        self.lent.has_no_room()
+        self.lent.room.is_empty()
             && self.leaving.is_empty()
             && self.shared.queued_bytes.load(Ordering::Acquire) < MAX_AHEAD_BYTES
             && self.shared.demand.load(Ordering::Acquire) == 0
@@ -703,7 +699,7 @@ impl Copier {
         let copies = &self.shared.copies;
         let is_under_way = copies.under_way(unit);
         let absent = copies.reserved(unit).without(is_under_way).without(copies.there(unit));
-        absent.without(self.lent.pages_of(unit))
+        absent.without(self.lent.pages.get(&unit).copied().unwrap_or_default())
     }
 
     /// Reads missing pages of a unit from the origin. If they reach the unit's end, also reads the

@@ -542,7 +542,7 @@ impl Cache {
         if !is_there || !shared.is_unchanged_since(evictions) {
             return None;
         }
-        shared.counters.opened(tier);
+        shared.counters.count(tier, |of| &of.opens);
         Some((tier, opened))
     }
 

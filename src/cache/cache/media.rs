@@ -50,7 +50,7 @@ pub(super) struct Media {
     /// The index that survives a restart; none for a tier in memory, or of another process.
     pub(super) index: Option<Mutex<Index>>,
     /// The address of a tier in a remote namespace.
-    remote: Option<String>,
+    pub(super) remote: Option<String>,
     /// The lock on the remote namespace among the processes of this node.
     _claim: Option<Listener>,
     /// Prevents mounting a block device while the tier uses it.
@@ -79,11 +79,6 @@ impl Media {
     /// The place that metrics attribute the tier's bytes to.
     pub(super) fn kind(&self) -> metrics::Place {
         if self.name.starts_with("ram:") { metrics::Place::Memory } else { metrics::Place::Drive }
-    }
-
-    /// Returns whether the tier is in a remote namespace, which may be lost at any time.
-    pub(super) fn is_remote(&self) -> bool {
-        self.remote.is_some()
     }
 
     /// Returns whether only written pages take room.

@@ -214,7 +214,18 @@ impl Cache {
     /// them are written; or, if another process owns the tiers, until they are sent to it. Dropping the
     /// cache does the same.
     pub fn flush(&self) {
-        self.tiers.latest().flush();
+        let shared = self.tiers.latest();
+        let until = Instant::now() + LAST_WRITES;
+        if let Some(link) = shared.link() {
+            let is_sent = || !link.is_alive() || link.queued_bytes.load(Ordering::Acquire) == 0;
+            while !is_sent() && Instant::now() < until {
+                std::thread::sleep(FLUSH_LOOK);
+            }
+        } else if shared.has_copier() {
+            let (written, flushed) = crossbeam_channel::bounded(0);
+            shared.send(Job::Flush(written));
+            let _ = flushed.recv_deadline(until); // nothing is sent: it returns when all is written, or at the deadline
+        }
     }
 
     /// The process that owns the tiers, if this one has attached to it.
@@ -539,14 +550,9 @@ impl Shared {
         latest
     }
 
-    /// Returns whether this is the process that opened the tiers, not a forked child of it.
-    fn is_at_home(&self) -> bool {
-        self.home.is_ours()
-    }
-
     /// Returns whether this process has the copier.
     fn is_owner(&self) -> bool {
-        self.is_at_home() && self.waker.is_some()
+        self.home.is_ours() && self.waker.is_some()
     }
 
     /// The connection to the owner, if this process has one.
@@ -567,7 +573,7 @@ impl Shared {
     /// process can take over.
     fn is_detached(&self) -> bool {
         match self.waker {
-            Some(_) => self.is_shared && !self.is_at_home(),
+            Some(_) => self.is_shared && !self.home.is_ours(),
             None => !self.link().is_some_and(Link::is_alive),
         }
     }
@@ -597,7 +603,7 @@ impl Shared {
 
     /// Bytes that wait for the copier.
     fn queued_bytes(&self) -> &AtomicUsize {
-        self.link().map_or(&self.queued_bytes, Link::queued_bytes)
+        self.link().map_or(&self.queued_bytes, |link| &link.queued_bytes)
     }
 
     /// The number of reserved pages, and of pages with copies, of each tier.
@@ -619,20 +625,6 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         for tier in 0..self.media.len() {
             self.switch_off(tier as u8, error);
-        }
-    }
-
-    fn flush(&self) {
-        let until = Instant::now() + LAST_WRITES;
-        if let Some(link) = self.link() {
-            let is_sent = || !link.is_alive() || link.queued_bytes().load(Ordering::Acquire) == 0;
-            while !is_sent() && Instant::now() < until {
-                std::thread::sleep(FLUSH_LOOK);
-            }
-        } else if self.has_copier() {
-            let (written, flushed) = crossbeam_channel::bounded(0);
-            self.send(Job::Flush(written));
-            let _ = flushed.recv_deadline(until); // nothing is sent: it returns when all is written, or at the deadline
         }
     }
 

@@ -161,7 +161,7 @@ impl Opening {
         let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
             let who = format!("the thread {COPIER}");
             if let Err(error) = caught(&who, || copier.run()) {
-                copier.shared().copier_died(&error);
+                copier.shared.copier_died(&error);
             }
         })?;
         let owner = match sharing {
@@ -457,7 +457,7 @@ impl Waiting {
     fn run(&mut self) {
         while !self.shared.is_owner() {
             // Without a connection there is no owner to wait for.
-            if let Some(ended) = self.shared.link().map(|link| link.ended()) {
+            if let Some(ended) = self.shared.link().map(|link| link.ended.clone()) {
                 select! {
                     recv(ended) -> _ => {}
                     recv(self.stopped) -> _ => return,

@@ -645,7 +645,7 @@ impl TieredPair {
             let pages = shared.units.get(unit).pages_in(range);
             let removed = shared.copies.unpublish(unit, pages);
             if !removed.is_empty() {
-                shared.counters.damaged(location.tier);
+                shared.counters.count(location.tier, |of| &of.damaged);
                 if shared.has_copier() {
                     shared.send(Job::Corrupt(unit, removed));
                 }

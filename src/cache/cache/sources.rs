@@ -95,23 +95,18 @@ impl Sources {
 
 /// A limit of the bytes in flight at a tier, shared by all queue pairs of a process.
 pub(super) struct Limit {
-    threads: u32,
+    pub(super) threads: usize,
     in_flight: AtomicUsize,
 }
 
 impl Limit {
     fn of(threads: u32) -> Limit {
-        Limit { threads, in_flight: AtomicUsize::new(0) }
-    }
-
-    /// The number of reads of up to 1 MiB.
-    pub(super) fn threads(&self) -> usize {
-        self.threads as usize
+        Limit { threads: threads as usize, in_flight: AtomicUsize::new(0) }
     }
 
     /// The limit in bytes.
     pub(super) fn most_bytes(&self) -> usize {
-        self.threads().saturating_mul(THREAD_BYTES)
+        self.threads.saturating_mul(THREAD_BYTES)
     }
 
     /// Adds `len` bytes if they fit, or if `must` is set: a queue pair with nothing in flight may always
@@ -208,7 +203,7 @@ impl Drop for Source {
 pub(super) fn pair_of(shared: &Shared, tier: u8, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
     let media = &shared.media[usize::from(tier)];
     match media.device.queue_pair_in(scope) {
-        Err(error) if media.is_remote() && error.kind() != ErrorKind::Refused => {
+        Err(error) if media.remote.is_some() && error.kind() != ErrorKind::Refused => {
             shared.switch_off(tier, &error.report());
             let namespace = media.device.namespace();
             Ok(Box::new(Plain(Lost { namespace, taken: Vec::new(), why: error.to_string() })))

@@ -151,17 +151,17 @@ pub(super) struct Counters {
 }
 
 #[derive(Default)]
-struct TierCounters {
-    opens: AtomicU64,
+pub(super) struct TierCounters {
+    pub(super) opens: AtomicU64,
     hits: AtomicU64,
     hit_bytes: AtomicU64,
     hit_ns: AtomicU64,
     fills: AtomicU64,
     fill_bytes: AtomicU64,
     fill_ns: AtomicU64,
-    restored: AtomicU64,
-    left: AtomicU64,
-    damaged: AtomicU64,
+    pub(super) restored: AtomicU64,
+    pub(super) left: AtomicU64,
+    pub(super) damaged: AtomicU64,
 }
 
 impl Counters {
@@ -170,8 +170,9 @@ impl Counters {
         Counters { tiers, ..Counters::default() }
     }
 
-    pub(super) fn opened(&self, tier: u8) {
-        add(&self.tiers[usize::from(tier)].opens, 1);
+    /// Counts one event of a tier.
+    pub(super) fn count(&self, tier: u8, of: impl Fn(&TierCounters) -> &AtomicU64) {
+        add(of(&self.tiers[usize::from(tier)]), 1);
     }
 
     pub(super) fn hit(&self, tier: u8, len: usize, took: Duration) {
@@ -213,18 +214,6 @@ impl Counters {
         add(&tier.fills, is_whole.into());
         add(&tier.fill_bytes, len as u64);
         add(&tier.fill_ns, took.as_nanos() as u64);
-    }
-
-    pub(super) fn restored(&self, tier: u8) {
-        add(&self.tiers[usize::from(tier)].restored, 1);
-    }
-
-    pub(super) fn left(&self, tier: u8) {
-        add(&self.tiers[usize::from(tier)].left, 1);
-    }
-
-    pub(super) fn damaged(&self, tier: u8) {
-        add(&self.tiers[usize::from(tier)].damaged, 1);
     }
 
     /// Adds `by`, possibly negative, to the copier's outstanding work.

@@ -57,18 +57,13 @@ impl ChunkPlaces {
 #[derive(Debug)]
 pub(super) struct ChunkMap {
     places: ChunkPlaces,
-    holders: ChunkHolders,
+    pub(super) holders: ChunkHolders,
 }
 
 impl ChunkMap {
     /// The chunks of `directory` with these holders.
     pub(super) fn new(directory: &Directory, holders: ChunkHolders) -> ChunkMap {
         ChunkMap { places: ChunkPlaces::new(directory), holders }
-    }
-
-    /// The holders of the chunks.
-    pub(super) fn holders(&self) -> &ChunkHolders {
-        &self.holders
     }
 
     /// Splits `range` of a namespace by chunk, and calls `visit` with each part and its chunk, in order; the

@@ -280,7 +280,7 @@ impl Peers {
     /// `Disconnected`, `TimedOut`: the node cannot be reached. `Stale`: it serves another image or
     /// generation.
     pub fn devices_of(&self, rank: u32) -> Result<Vec<Arc<dyn Device>>> {
-        self.shared.links.open_node(self.round.node_of(rank))
+        self.shared.links.open(self.round.node_of(rank))
     }
 
     /// The ranks and nodes of the round.
@@ -290,7 +290,7 @@ impl Peers {
 
     /// The nodes that hold the chunks.
     pub fn holders(&self) -> &dlfs_order::plan::ChunkHolders {
-        self.shared.map.holders()
+        &self.shared.map.holders
     }
 
     /// The node that each rank is on, and the node that holds each chunk.

@@ -112,11 +112,6 @@ impl Links {
         false
     }
 
-    /// Records that `node` has failed: nobody asks it until it has connected again.
-    pub(super) fn set_away(&self, node: u16, now: Instant, why: &str) {
-        self.set_away_for(None, node, now, why);
-    }
-
     /// Records that `node` has delivered wrong bytes. After the third time within a minute nobody asks it for
     /// ten minutes.
     pub(super) fn mismatched(&self, node: u16, now: Instant) {
@@ -129,10 +124,10 @@ impl Links {
         times.clear();
         drop(times);
         let why = "it has delivered wrong bytes several times";
-        self.set_away_for(Some(SET_ASIDE), node, now, why);
+        self.set_away(Some(SET_ASIDE), node, now, why);
     }
 
-    fn set_away_for(&self, span: Option<Duration>, node: u16, now: Instant, why: &str) {
+    pub(super) fn set_away(&self, span: Option<Duration>, node: u16, now: Instant, why: &str) {
         let peer = &self.peers[usize::from(node)];
         if peer.presence().set_away(now, span) {
             tracing::warn!(
@@ -155,7 +150,7 @@ impl Links {
             let who = format!("the thread {CONNECT}");
             let opened = threads::caught(&who, || {
                 let mut devices = peer.devices.get_or_init(Mutex::default).lock();
-                *devices = Some(links.open(peer)?);
+                *devices = Some(links.open(node)?);
                 Ok(())
             });
             match opened.and_then(|opened: Result<()>| opened) {
@@ -202,7 +197,7 @@ impl Links {
         let opened = match &mut *devices {
             Some(opened) => opened,
             none => {
-                let opened = self.open(peer)?;
+                let opened = self.open(node)?;
                 none.insert(opened)
             }
         };
@@ -212,13 +207,9 @@ impl Links {
         device.queue_pair_in(scope)
     }
 
-    /// Connects to `node` again; returns the namespaces that it serves, in the order of the image.
-    pub(super) fn open_node(&self, node: u16) -> Result<Namespaces> {
-        self.open(&self.peers[usize::from(node)])
-    }
-
     /// Connects to a peer, and checks that it serves the image and generation that this process reads.
-    fn open(&self, peer: &Peer) -> Result<Namespaces> {
+    pub(super) fn open(&self, node: u16) -> Result<Namespaces> {
+        let peer = &self.peers[usize::from(node)];
         let Some((address, rank)) = &peer.address else {
             let error = Error::new(ErrorKind::Disconnected, "it serves nothing");
             return Err(error.target(peer.host.clone()));

@@ -108,7 +108,7 @@ struct PeerScope {
 
 impl PeerScope {
     fn new(shared: &Arc<Shared>) -> PeerScope {
-        let nodes = shared.map.holders().members();
+        let nodes = shared.map.holders.members();
         let bytes = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
         PeerScope { _owner: Arc::clone(shared), scope: Arc::default(), bytes }
     }
@@ -301,14 +301,14 @@ impl PeersPair {
                 return if is_asked { Source::Peer(node) } else { Source::Cache };
             }
         };
-        let Some(holder) = map.holders().holder(chunk) else { return Source::Cache };
+        let Some(holder) = map.holders.holder(chunk) else { return Source::Cache };
         if holder == *own {
             return Source::Cache;
         }
         if failed.is_none() && links.is_there(holder, now) {
             return Source::Peer(holder);
         }
-        let order = map.holders().order_of(chunk);
+        let order = map.holders.order_of(chunk);
         let after = failed.and_then(|failed| order.iter().position(|&node| node == failed));
         let others = &order[after.map_or(0, |at| at + 1)..];
         let next = others.iter().find(|&&node| node == *own || links.is_there(node, now));
@@ -386,7 +386,7 @@ impl PeersPair {
     /// Handles a `node` that cannot be reached: reads not yet submitted to it go elsewhere. Submitted reads
     /// end with errors.
     fn lost(&mut self, node: u16, why: &str, now: Instant) {
-        self.shared.links.set_away(node, now, why);
+        self.shared.links.set_away(None, node, now, why);
         let peer = &mut self.peers[usize::from(node)];
         let is_idle = match &peer.state {
             Link::Open(pair) => pair.outstanding() == 0,

@@ -186,7 +186,7 @@ impl EpochOrder {
                 (self.len, self.epoch) = (population.num_live(), epoch);
             }
             (_, Sequence::Weighted(weighted)) => {
-                let weights = Arc::clone(weighted.weights());
+                let weights = Arc::clone(&weighted.weights);
                 *self = EpochOrder::weighted(spec, epoch, population, &weights)?;
             }
             _ => *self = EpochOrder::new(spec, epoch, population)?,
@@ -296,7 +296,7 @@ impl EpochOrder {
         (batch, batch_size): (GlobalBatch, u64),
         out: &mut Vec<SampleId>,
     ) {
-        let locality = Arc::clone(by_node.locality());
+        let locality = Arc::clone(&by_node.locality);
         let size = (self.len, batch_size);
         let own = by_node.share(shard, batch, size, |position| {
             self.chunk_at(population, position).and_then(|chunk| locality.holder(chunk))
@@ -316,7 +316,7 @@ impl EpochOrder {
         (batch, batch_size): (GlobalBatch, u64),
         out: &mut Vec<Pick>,
     ) {
-        let locality = Arc::clone(by_node.locality());
+        let locality = Arc::clone(&by_node.locality);
         let len = self.len;
         let chunked = self.chunked_mut();
         let own = by_node.share(shard, batch, (len, batch_size), |position| {

@@ -125,7 +125,7 @@ impl Shares {
         let past = self.past(epoch);
         let exchange = Exchange::new(self.seed, epoch.0, self.shortest(), self.num_steps());
         let of_step = |step| {
-            let entry = exchange.entry(step);
+            let entry = exchange.entries.forward(step);
             let ranks = exchange.ranks(step, self.ranks());
             let to = ranks.forward(rank.into()) as u32;
             let from = ranks.inverse(rank.into()) as u32;
@@ -158,8 +158,10 @@ impl Shares {
         self.slots.locate(first * self.shortest() + first.min(extra) + entry)
     }
 
-    pub(super) fn past(&self, epoch: Epoch) -> Vec<Exchange> {
-        Exchange::before(self.seed, epoch, self.shortest(), self.num_steps())
+    fn past(&self, epoch: Epoch) -> Vec<Exchange> {
+        let num = self.num_steps();
+        let epochs = if num == 0 { 0..0 } else { 0..epoch.0 };
+        epochs.map(|epoch| Exchange::new(self.seed, epoch, self.shortest(), num)).collect()
     }
 
     fn shortest(&self) -> u64 {
@@ -222,17 +224,6 @@ impl Exchange {
     pub(super) fn new(seed: u64, epoch: u64, shortest: u64, num_exchanged: u64) -> Exchange {
         let key = epoch_key(seed, epoch).with(EXCHANGE);
         Exchange { key, entries: Permutation::new(shortest, key), num_exchanged }
-    }
-
-    /// The exchanges of all epochs before `epoch`; none if `num` is 0.
-    pub(super) fn before(seed: u64, epoch: Epoch, shortest: u64, num: u64) -> Vec<Exchange> {
-        let epochs = if num == 0 { 0..0 } else { 0..epoch.0 };
-        epochs.map(|epoch| Exchange::new(seed, epoch, shortest, num)).collect()
-    }
-
-    /// The entry that is exchanged in `step`.
-    pub(super) fn entry(&self, step: u64) -> u64 {
-        self.entries.forward(step)
     }
 
     /// The rank that each rank sends to in `step`.

@@ -146,11 +146,6 @@ impl Class {
 }
 
 impl Aligner {
-    /// Statistics of the last batch, over all ranks of its class.
-    pub fn counted(&self) -> Counted {
-        self.counted
-    }
-
     /// Appends the samples that the rank of `shard` takes of `batch`, by position.
     ///
     /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after
@@ -345,7 +340,7 @@ impl EpochOrder {
             let mut picks = Vec::new();
             let batch = shard.global_batch(len, 0, batch_size);
             aligner.share(chunked, |_, _| 1, &shard, batch, len, &mut picks);
-            let counted = aligner.counted();
+            let counted = aligner.counted;
             let alone = counted.strays as f64 / counted.samples.max(1) as f64;
             return Some(Reads { ranks_a_chunk: 1.0, alone });
         }
@@ -410,7 +405,7 @@ impl Locality {
 /// Computes shares by node, and reuses its memory from batch to batch.
 #[derive(Debug, Clone)]
 pub struct ByNode {
-    locality: Arc<Locality>,
+    pub(super) locality: Arc<Locality>,
     /// For each node: the number of samples that its ranks still take.
     room: Vec<u64>,
     /// The node that takes each sample of the batch.
@@ -423,11 +418,6 @@ impl ByNode {
     /// Shares for the ranks of `locality`.
     pub fn new(locality: Arc<Locality>) -> ByNode {
         ByNode { locality, room: Vec::new(), nodes: Vec::new(), own: Vec::new() }
-    }
-
-    /// The nodes of ranks and chunks.
-    pub fn locality(&self) -> &Arc<Locality> {
-        &self.locality
     }
 
     /// The positions that the rank of `shard` takes of `batch` in an epoch of `len`, ascending, followed by those

@@ -186,7 +186,7 @@ impl Ledger {
         let on = self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
         on.fold(Lacking::default(), |sum, tier| Lacking {
             pages: sum.pages + tier.free(),
-            space: sum.space + tier.space.free_pages(),
+            space: sum.space + tier.space.num_free,
         })
     }
 
@@ -315,7 +315,7 @@ impl Ledger {
             return Room::default();
         }
         let tiers = self.tiers.iter().filter(|tier| !tier.is_off && tier.is_used);
-        let contiguous = |tier: &Tier| if self.is_stable { 0 } else { tier.space.largest() };
+        let contiguous = |tier: &Tier| if self.is_stable { 0 } else { tier.space.largest };
         Room {
             pages: tiers.clone().map(Tier::free).max().unwrap_or(0),
             contiguous: tiers.map(contiguous).max().unwrap_or(0),
@@ -427,16 +427,6 @@ impl PageAllocator {
     /// Returns whether this many contiguous pages are free.
     pub(super) fn fits(&self, pages: u64) -> bool {
         pages <= self.largest
-    }
-
-    /// The number of free pages.
-    pub(super) fn free_pages(&self) -> u64 {
-        self.num_free
-    }
-
-    /// The longest range of free pages.
-    pub(super) fn largest(&self) -> u64 {
-        self.largest
     }
 
     /// Allocates the first range that fits.
@@ -683,9 +673,9 @@ mod tests {
         room.give_back(0..3);
         room.give_back(6..10);
         assert!(room.fits(4) && !room.fits(5));
-        assert_eq!(room.free_pages(), 7);
+        assert_eq!(room.num_free, 7);
         room.give_back(3..6);
-        assert_eq!((room.free_pages(), room.take(10), room.free_pages()), (10, Some(0), 0));
+        assert_eq!((room.num_free, room.take(10), room.num_free), (10, Some(0), 0));
     }
 
     #[test]
@@ -693,7 +683,7 @@ mod tests {
         let mut room = PageAllocator::new(10);
         assert!(room.take_at(4..6) && !room.take_at(5..7) && !room.take_at(9..11));
         assert!(room.take_at(0..4) && room.take_at(9..10));
-        assert_eq!((room.largest(), room.take(3), room.take(1)), (3, Some(6), None));
+        assert_eq!((room.largest, room.take(3), room.take(1)), (3, Some(6), None));
     }
 
     proptest! {

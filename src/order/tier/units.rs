@@ -352,7 +352,7 @@ impl Units {
     /// Returns whether the portion of the previous page continues in this page of `unit`, even if another portion
     /// begins in it.
     pub fn is_continued(&self, unit: u32, page: u32) -> bool {
-        self.portions.as_ref().is_some_and(|portions| portions.is_continued(unit, page))
+        self.portions.as_ref().is_some_and(|it| it.continued[unit as usize].0 >> page & 1 == 1)
     }
 
     /// For each sample, by id, its portion: the one that begins in the sample's first page. `NO_UNIT` if the sample
@@ -517,11 +517,6 @@ impl Portions {
         let behind = PageSet::range(start + 1..64).without(self.continued[unit]);
         let end = behind.0.trailing_zeros().min(next + 1).min(64);
         (unit as u32, PageSet::range(start..end))
-    }
-
-    /// Returns whether a portion of the page before continues in `page` of `unit`.
-    pub(super) fn is_continued(&self, unit: u32, page: u32) -> bool {
-        self.continued[unit as usize].0 >> page & 1 == 1
     }
 }
 

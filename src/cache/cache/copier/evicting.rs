@@ -33,7 +33,7 @@ impl Copier {
                 self.shared.counters.unsettle(-1);
             }
             self.drop_copies(unit);
-            self.shared.counters.left(location.tier);
+            self.shared.counters.count(location.tier, |of| &of.left);
         }
     }
 
@@ -48,7 +48,7 @@ impl Copier {
             self.evict(unit);
         } else if !is_moving && let Some(location) = self.shared.copies.location(unit) {
             self.shared.vacate_pages(unit, pages);
-            self.shared.counters.left(location.tier);
+            self.shared.counters.count(location.tier, |of| &of.left);
             self.sum_again(unit, now);
         }
     }
@@ -58,26 +58,15 @@ impl Copier {
 #[derive(Default)]
 pub(super) struct Lent {
     /// Pages of units that will be written again.
-    pages: HashMap<u32, PageSet>,
+    pub(super) pages: HashMap<u32, PageSet>,
     /// Room of units that have no more copies.
-    room: Vec<Vacated>,
+    pub(super) room: Vec<Vacated>,
 }
 
 impl Lent {
     /// Returns whether nothing is waiting.
     pub(super) fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.room.is_empty()
-    }
-
-    /// Returns whether all room of evicted units is free. Until then nothing is fetched ahead, for lack
-    /// of room.
-    pub(super) fn has_no_room(&self) -> bool {
-        self.room.is_empty()
-    }
-
-    /// The pages of the unit that must not be written now.
-    pub(super) fn pages_of(&self, unit: u32) -> PageSet {
-        self.pages.get(&unit).copied().unwrap_or_default()
     }
 }
 
@@ -288,14 +277,14 @@ impl Copier {
         let first = kept.pages.0.trailing_zeros();
         self.checks.reading.remove(&kept.unit);
         if result.is_ok_and(|bytes| sum_of_pages(kept.pages, first, &bytes) == kept.sum) {
-            self.shared.counters.restored(tier);
+            self.shared.counters.count(tier, |of| &of.restored);
             self.shared.copies.publish(kept.unit, kept.pages);
             self.shared.copies.end_check(kept.unit);
             if self.shared.units.long_of(kept.unit).is_some() {
                 self.fill(kept.unit, now); // a killed process may have left only a part of the sample
             }
         } else {
-            self.shared.counters.damaged(tier);
+            self.shared.counters.count(tier, |of| &of.damaged);
             self.shared.copies.release(kept.unit, kept.pages);
             self.shared.copies.end_check(kept.unit);
             if self.shared.is_filled_behind(kept.unit) {

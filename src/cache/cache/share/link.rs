@@ -46,8 +46,8 @@ pub(in crate::cache) struct Link {
     messages: Sender<Option<Message>>,
     connection: Arc<Connection>,
     is_alive: Arc<AtomicBool>,
-    queued_bytes: Arc<AtomicUsize>,
-    ended: Receiver<Infallible>,
+    pub(in crate::cache) queued_bytes: Arc<AtomicUsize>,
+    pub(in crate::cache) ended: Receiver<Infallible>,
     /// The threads end with the connection; nobody joins them.
     _threads: [Thread; 2],
 }
@@ -96,19 +96,9 @@ impl Link {
         self.is_alive.load(Ordering::Acquire)
     }
 
-    /// Channel that is disconnected when the connection has ended.
-    pub(in crate::cache) fn ended(&self) -> Receiver<Infallible> {
-        self.ended.clone()
-    }
-
     /// Queues a message; messages are sent in order.
     pub(in crate::cache) fn send(&self, message: Message) {
         let _ = self.messages.send(Some(message)); // fails only when the connection has ended
-    }
-
-    /// Bytes of queued messages.
-    pub(in crate::cache) fn queued_bytes(&self) -> &AtomicUsize {
-        &self.queued_bytes
     }
 
     /// Returns whether no message is queued.

@@ -113,7 +113,7 @@ impl Mixture {
 
     /// The number of positions of an epoch.
     pub fn epoch_size(&self) -> u64 {
-        self.segments.epoch_size()
+        self.segments.epoch_size
     }
 
     /// The number of sources.
@@ -211,7 +211,7 @@ impl Mixture {
         let at = position - start;
         let first = at - at % RANDOM_WINDOW;
         let window = match &mut self.window {
-            Some(window) if window.begins_at(*start, first) => window,
+            Some(window) if window.place == (*start, first) => window,
             other => {
                 let key = Key::derive(self.seed, &[LABEL_WINDOW, start + first]);
                 let permutation = Permutation::new(RANDOM_WINDOW.min(len - first), key);
@@ -298,10 +298,6 @@ impl Window {
             (source, *count - 1)
         }));
         self
-    }
-
-    fn begins_at(&self, segment: u64, first: u64) -> bool {
-        self.place == (segment, first)
     }
 
     /// The source of position `at` of the segment, a position in this window, and the number of its earlier

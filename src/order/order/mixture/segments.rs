@@ -44,7 +44,7 @@ impl Segment {
 /// All segments of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Segments {
-    epoch_size: u64,
+    pub(super) epoch_size: u64,
     stretches: Vec<Stretch>,
 }
 
@@ -77,10 +77,6 @@ impl Segments {
             segments.add_phase(*from, end, weights, unit);
         }
         Ok(segments)
-    }
-
-    pub(super) fn epoch_size(&self) -> u64 {
-        self.epoch_size
     }
 
     /// Adds the positions `from`..`end`, with the proportions of `weights`.

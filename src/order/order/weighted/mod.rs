@@ -206,9 +206,9 @@ impl Weights {
     /// begins.
     pub fn memory_bytes(&self) -> u64 {
         let len = match &self.drawn {
-            Drawn::Samples(alias) => alias.memory_bytes(),
+            Drawn::Samples(alias) => size_of_val(&alias.slots[..]),
             Drawn::Classes(Classes { alias, starts, members }) => {
-                alias.memory_bytes() + size_of_val(&starts[..]) + size_of_val(&members[..])
+                size_of_val(&alias.slots[..]) + size_of_val(&starts[..]) + size_of_val(&members[..])
             }
             Drawn::Once(weights) => size_of_val(&weights[..]),
         };
@@ -240,7 +240,7 @@ impl Classes {
 /// The sequence of one epoch: position -> rank of a sample.
 #[derive(Debug, Clone)]
 pub(super) struct Weighted {
-    weights: Arc<Weights>,
+    pub(super) weights: Arc<Weights>,
     key: Key,
     /// Without replacement: the samples of the epoch.
     shuffled: Option<Arc<[u32]>>,
@@ -249,14 +249,12 @@ pub(super) struct Weighted {
 impl Weighted {
     pub(super) fn new(weights: &Arc<Weights>, key: Key) -> Weighted {
         let shuffled = match &weights.drawn {
-            Drawn::Once(each) => Some(shuffled(each, weights.epoch_size(), key).into()),
+            Drawn::Once(each) => {
+                Some(shuffled(each, weights.kind.epoch_len(weights.len), key).into())
+            }
             Drawn::Samples(_) | Drawn::Classes(_) => None,
         };
         Weighted { weights: Arc::clone(weights), key, shuffled }
-    }
-
-    pub(super) fn weights(&self) -> &Arc<Weights> {
-        &self.weights
     }
 
     /// The rank of the sample at `position`; the position is below the epoch's size.
@@ -270,15 +268,6 @@ impl Weighted {
             Drawn::Classes(classes) => classes.draw(at.word(), at.with(1)),
             Drawn::Samples(alias) => alias.draw(at.word()),
             Drawn::Once(_) => 0, // unreachable: `shuffled` is set
-        }
-    }
-}
-
-impl Weights {
-    pub(super) fn epoch_size(&self) -> u64 {
-        match self.kind {
-            OrderKind::Weighted { epoch_size, .. } => epoch_size,
-            _ => self.len,
         }
     }
 }
@@ -406,10 +395,6 @@ impl Alias {
         // Without a branch: the outcome cannot be predicted.
         let is_other = u64::from(within >= u64::from(own));
         index ^ ((index ^ u64::from(other)) & is_other.wrapping_neg())
-    }
-
-    fn memory_bytes(&self) -> usize {
-        size_of_val(&self.slots[..])
     }
 }
 
