@@ -22,9 +22,8 @@ use crate::units::Slot;
 use super::OnError;
 use super::driver::{
     Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, Residency,
-    SourceDriver,
+    SampleDriver, SourceDriver,
 };
-use super::samples::SampleDriver;
 use super::stream::{Fed, Head, Stream};
 use super::window::{Memory, Priority};
 

@@ -23,13 +23,12 @@ use crate::units::Epoch;
 use super::OnError;
 use super::chunks::ChunkDriver;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Parts, Planner,
-    Residency, SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, MAX_UNDER_WAY,
+    Parts, Planner, Residency, SampleDriver, SourceDriver,
 };
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::run_order::{Drawn, Mix};
-use super::samples::{MAX_UNDER_WAY, SampleDriver};
 use super::stream::{Head, Piece, Placed, Stream};
 use super::window::{Memory, Place, Window};
 use super::working_set::{self, page_cached};

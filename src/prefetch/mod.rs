@@ -2,7 +2,7 @@
 //!
 //! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them
 //! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data
-//! stays in memory: `samples` reads each batch by itself, `chunks` reads whole chunks and hands samples out of
+//! stays in memory: `driver` has one that reads each batch by itself, `chunks` reads whole chunks and hands samples out of
 //! them, and `passes` reads chunks that do not fit the window, and tiny samples in global order, in several passes.
 //! `working_set` selects the driver, and estimates the chunks that a grouped order has open.
 //!
@@ -42,7 +42,6 @@ mod options;
 mod passes;
 mod poller;
 mod run_order;
-mod samples;
 mod start;
 mod stream;
 mod waits;

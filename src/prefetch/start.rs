@@ -9,10 +9,9 @@ use crate::qpair::Device;
 use crate::reader::{Batch, FETCH_LEN_BYTES, Pump, SLOT_LEN_BYTES};
 
 use super::chunks::ChunkDriver;
-use super::driver::{Driver, Parts, Residency};
+use super::driver::{Driver, Parts, Residency, SampleDriver};
 use super::passes::PassDriver;
 use super::poller::Poller;
-use super::samples::SampleDriver;
 use super::stream::Stream;
 use super::window::{Memory, Place, Window};
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS, page_cached};

@@ -233,8 +233,6 @@ const BLOCK_BYTES: u64 = 4096;
 pub(super) mod tests {
     use super::*;
     use crate::order::{HexId, Tail};
-    use crate::plan::TrainingRun;
-    use crate::plan::access::tests::{GLOBAL, Samples, string};
 
     /// Samples in chunks of 64, ids in slot order.
     #[derive(Debug)]

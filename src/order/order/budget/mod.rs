@@ -24,19 +24,19 @@
 //! A sample of more than T tokens is a batch of its own; the caller decides whether it is allowed.
 //!
 //! This module has no access to a data set: its caller draws the samples of a window with their lengths, and gets
-//! them back batch by batch. Read `deal.rs` next: one window, and an epoch on one rank.
+//! them back batch by batch. Read [`Budget`], then [`Deal`].
 
-mod deal;
-
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Shard, Tail};
 use dlfs_base::error::{Error, Result, invalid};
-use dlfs_base::permutation::Key;
-
-pub(crate) use deal::{Cut, Cutter};
-pub use deal::{Deal, Dealt, count_batches};
+use dlfs_base::permutation::{Key, Permutation};
+use dlfs_base::units::Epoch;
 
 /// The definition of batches of samples of different lengths: equal budgets give equal batches.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -382,6 +382,337 @@ impl fmt::Display for Pack {
     }
 }
 
+/// The batches of one rank in an epoch, from a point between two batches on.
+///
+/// Keeps the windows that the rank or the current round still needs: usually two.
+#[derive(Debug, Clone)]
+pub struct Deal<T> {
+    budget: Arc<Budget>,
+    seed: u64,
+    epoch: Epoch,
+    /// The number of positions of the epoch.
+    len: u64,
+    /// Rank and world size. Batches are counted from `consumed`. A place of several ranks has the batches of its ranks
+    /// in turn.
+    shard: Shard,
+    /// The windows with batches that are not dealt yet, or that belong to the current round.
+    windows: VecDeque<Window<T>>,
+    /// The number of batches before those of `windows`.
+    before: u64,
+    /// The number of batches before the end of `windows`.
+    known: u64,
+    /// The first position after `windows`.
+    next: u64,
+    /// The number of batches that the rank has taken.
+    taken: u64,
+    cutter: Cutter,
+    tokens: Vec<u32>,
+    /// Memory of windows that were dealt, for reuse.
+    free: Vec<Window<T>>,
+}
+
+/// The result of [`Deal::next`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dealt {
+    /// Positions of the epoch that are consumed once all ranks have had their batches of this round.
+    pub consumed: u64,
+    /// True if the rank of this batch has no more batches in the epoch.
+    pub ends_epoch: bool,
+    /// The place behind this round, if batches are of rows and more follow.
+    pub place: Option<RowPlace>,
+}
+
+#[derive(Debug, Clone)]
+struct Window<T> {
+    /// Its first position.
+    first: u64,
+    samples: Vec<T>,
+    cut: Cut,
+    /// The number of its batches that were consumed before.
+    skipped: usize,
+}
+
+impl<T> Window<T> {
+    fn num_batches(&self) -> u64 {
+        (self.cut.ends.len() - self.skipped) as u64
+    }
+}
+
+impl<T: Copy> Deal<T> {
+    /// The batches of the rank of `shard` in `epoch`, which has `len` positions, after the consumed positions.
+    pub fn new(budget: &Arc<Budget>, seed: u64, epoch: Epoch, len: u64, shard: Shard) -> Deal<T> {
+        let window = u64::from(budget.window.max(1));
+        Deal {
+            budget: Arc::clone(budget),
+            seed,
+            epoch,
+            len,
+            shard,
+            windows: VecDeque::new(),
+            before: 0,
+            known: 0,
+            next: shard.consumed / window * window,
+            taken: 0,
+            cutter: Cutter::default(),
+            tokens: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Appends the samples of the rank's next batch to `out`. `None`: it has no more in this epoch.
+    ///
+    /// `draw` appends the samples at consecutive positions, and the tokens of each.
+    ///
+    /// # Errors
+    /// Errors of `draw`. The position after the consumed ones does not begin a batch; the first call checks this.
+    pub fn next(
+        &mut self,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+        out: &mut Vec<T>,
+    ) -> Result<Option<Dealt>> {
+        let ranks = self.shard.num_ranks();
+        // Cut until the end of the next round is known: this tells which ranks have a batch in that round.
+        let places = u64::from(self.shard.world_size.max(1));
+        let number = self.taken * places + u64::from(self.shard.rank);
+        let round = number / ranks;
+        while self.known < (round + 2).saturating_mul(ranks) && self.next < self.len {
+            self.cut_next(draw)?;
+        }
+        if !self.has(number) {
+            return Ok(None);
+        }
+        let end = (round + 1) * ranks;
+        if number < self.known {
+            self.take(number, out)
+        } else {
+            self.repeat(number - self.known, draw, out)?
+        }
+        let consumed = self.end_of(end.min(self.known) - 1);
+        self.taken += 1;
+        let ends_epoch = !self.has(number + ranks);
+        let is_last_of_round = (number + places) / ranks > round;
+        if is_last_of_round {
+            self.forget_before(end);
+        }
+        Ok(Some(Dealt { consumed, ends_epoch, place: None }))
+    }
+
+    /// Returns whether batch `number` is read. Enough batches must be known to tell.
+    fn has(&self, number: u64) -> bool {
+        let ranks = self.shard.num_ranks();
+        let first = number / ranks * ranks;
+        match self.shard.tail {
+            Tail::Keep => number < self.known,
+            Tail::DropLast => first.saturating_add(ranks) <= self.known,
+            Tail::Pad => first < self.known,
+        }
+    }
+
+    /// Cuts the next window.
+    fn cut_next(
+        &mut self,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+    ) -> Result<()> {
+        let samples = Vec::new();
+        let cut = Cut::default();
+        let empty = || Window { first: 0, samples, cut, skipped: 0 };
+        let mut window = self.free.pop().unwrap_or_else(empty);
+        let size = u64::from(self.budget.window.max(1));
+        let end = self.len.min(self.next + size);
+        window.samples.clear();
+        self.tokens.clear();
+        draw(self.next..end, &mut window.samples, &mut self.tokens)?;
+        let place = (self.seed, self.epoch.0, self.next / size);
+        self.cutter.cut(&self.budget, place, &self.tokens, &mut window.cut);
+        window.first = self.next;
+        window.skipped = match self.shard.consumed.checked_sub(self.next) {
+            None | Some(0) => 0,
+            Some(had) => {
+                let ends = window.cut.ends.binary_search(&(had as u32));
+                let consumed = self.shard.consumed;
+                ends.map_err(|_| within_batch(consumed))? + 1
+            }
+        };
+        self.next = end;
+        self.known += window.num_batches();
+        self.windows.push_back(window);
+        Ok(())
+    }
+
+    /// The window of batch `number`, which must be in `windows`, and the number of the batch within the window.
+    fn window_of(&self, number: u64) -> (&Window<T>, usize) {
+        let mut left = number - self.before;
+        for window in &self.windows {
+            if left < window.num_batches() {
+                return (window, window.skipped + left as usize);
+            }
+            left -= window.num_batches();
+        }
+        unreachable!("batch {number} of {} is in no window", self.known)
+    }
+
+    fn take(&self, number: u64, out: &mut Vec<T>) {
+        let (window, nth) = self.window_of(number);
+        out.extend(window.cut.batch(nth).iter().map(|&at| window.samples[at as usize]));
+    }
+
+    /// The number of positions that are consumed after batch `number`.
+    fn end_of(&self, number: u64) -> u64 {
+        let (window, nth) = self.window_of(number);
+        window.first + u64::from(window.cut.ends[nth])
+    }
+
+    /// Appends the `nth` batch of the epoch, starting over if the epoch has fewer: the padding of its last round.
+    fn repeat(
+        &self,
+        nth: u64,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+        out: &mut Vec<T>,
+    ) -> Result<()> {
+        let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep, seats: 1 };
+        let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
+        let mut deal = begin();
+        let start = out.len();
+        for _ in 0..=nth {
+            out.truncate(start);
+            if deal.next(draw, out)?.is_none() {
+                deal = begin();
+                deal.next(draw, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the windows whose batches are all before `number`.
+    fn forget_before(&mut self, number: u64) {
+        while let Some(window) = self.windows.front()
+            && self.before + window.num_batches() <= number
+        {
+            self.before += window.num_batches();
+            self.free.extend(self.windows.pop_front());
+        }
+    }
+}
+
+/// The number of batches in each window of an epoch of `len` positions. `draw` appends the tokens of the samples at
+/// consecutive positions.
+///
+/// # Errors
+/// Errors of `draw`.
+pub fn count_batches(
+    budget: &Budget,
+    seed: u64,
+    epoch: Epoch,
+    len: u64,
+    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<()>,
+) -> Result<Vec<u32>> {
+    let mut cutter = Cutter::default();
+    let mut tokens = Vec::new();
+    let size = u64::from(budget.window.max(1));
+    let count = |window: u64| {
+        tokens.clear();
+        draw(window * size..len.min((window + 1) * size), &mut tokens)?;
+        // A window has at most MAX_WINDOW batches.
+        Ok(cutter.count(budget, (seed, epoch.0, window), &tokens) as u32)
+    };
+    (0..budget.num_windows(len)).map(count).collect()
+}
+
+/// A window divided into batches.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Indices of the window's samples, batch after batch.
+    pub(crate) order: Vec<u32>,
+    /// The end of each batch in `order`.
+    pub(crate) ends: Vec<u32>,
+}
+
+impl Cut {
+    /// The indices of the samples of batch `number`, ascending by length.
+    pub(crate) fn batch(&self, number: usize) -> &[u32] {
+        let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.order[start as usize..self.ends[number] as usize]
+    }
+}
+
+/// Cuts windows, and reuses its memory.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cutter {
+    /// Tokens and tie-breaker of each sample, and its index.
+    keyed: Vec<(u64, u32)>,
+    /// The end of each batch in `keyed`.
+    ends: Vec<u32>,
+}
+
+impl Cutter {
+    /// Replaces `cut` with the batches of window `window` of the epoch; its samples have these numbers of tokens.
+    ///
+    /// Takes some 50 ns per sample, mostly for sorting.
+    pub(crate) fn cut(
+        &mut self,
+        budget: &Budget,
+        (seed, epoch, window): (u64, u64, u64),
+        tokens: &[u32],
+        cut: &mut Cut,
+    ) {
+        let key = Budget::key(seed, epoch, window);
+        self.divide(budget, key.with(TIES), tokens);
+        let Cut { order, ends } = cut;
+        order.clear();
+        ends.clear();
+        let shuffle = Permutation::new(self.ends.len() as u64, key.with(BATCHES));
+        for number in 0..shuffle.len() {
+            let number = shuffle.forward(number) as usize;
+            let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
+            let samples = &self.keyed[start as usize..self.ends[number] as usize];
+            order.extend(samples.iter().map(|(_, index)| *index));
+            ends.push(order.len() as u32);
+        }
+    }
+
+    /// The number of batches that [`cut`](Self::cut) would make.
+    pub(crate) fn count(
+        &mut self,
+        budget: &Budget,
+        (seed, epoch, window): (u64, u64, u64),
+        tokens: &[u32],
+    ) -> u64 {
+        self.divide(budget, Budget::key(seed, epoch, window).with(TIES), tokens);
+        self.ends.len() as u64
+    }
+
+    /// Sorts the samples, and finds the ends of batches.
+    fn divide(&mut self, budget: &Budget, ties: Key, tokens: &[u32]) {
+        let Cutter { keyed, ends } = self;
+        keyed.clear();
+        ends.clear();
+        keyed.extend(tokens.iter().zip(0_u32..).map(|(&tokens, index)| {
+            let tie = ties.with(index.into()).word() >> 32;
+            (u64::from(tokens.max(1)) << 32 | tie, index)
+        }));
+        keyed.sort_unstable();
+        let most = budget.max_samples.map_or(u64::MAX, u64::from);
+        let mut samples = 0;
+        let mut sum = 0;
+        for (at, (key, _)) in keyed.iter().enumerate() {
+            let tokens = key >> 32;
+            let cost = match budget.cost {
+                Cost::Padded => tokens * (samples + 1), // both factors are below 2^32
+                Cost::Sum => sum + tokens,
+            };
+            if samples > 0 && (samples == most || cost > budget.tokens) {
+                ends.push(at as u32);
+                (samples, sum) = (0, 0);
+            }
+            samples += 1;
+            sum += tokens;
+        }
+        if samples > 0 {
+            ends.push(keyed.len() as u32);
+        }
+    }
+}
+
 /// The default number of positions sorted together: enough that the samples of a batch have nearly the same length.
 pub const DEFAULT_WINDOW: u32 = 8192;
 
@@ -393,6 +724,10 @@ const MAX_CAPACITY: u64 = 1 << 24;
 
 /// The first word of the keys of windows. Frozen.
 const LABEL: u64 = 0x6275_6467;
+
+/// Words of the keys. Frozen.
+const TIES: u64 = 0;
+const BATCHES: u64 = 1;
 
 #[cfg(test)]
 mod tests;

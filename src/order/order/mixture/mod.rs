@@ -14,9 +14,9 @@
 //!
 //! All numbers are integers, and weights are decimal numbers ([`Weight`]). The mapping of positions is frozen;
 //! `tests/golden/mixtures.txt` pins it, and a Python program in the same folder computes it from this page and
-//! `word.rs`.
+//! [`Word`].
 //!
-//! *Stratified.* `word.rs` deals the positions of a segment, so that each global batch has its share of each
+//! *Stratified.* A [`Word`] deals the positions of a segment, so that each global batch has its share of each
 //! source, with an error of one or two samples. The key of a node's phase is derived from {seed, 5, the segment's
 //! first position} and the number of the node.
 //!
@@ -28,12 +28,9 @@
 //! *By source.* As stratified, but units of one global batch are dealt instead of single positions.
 //!
 //! Read [`Mixture`] first, then `segments.rs`.
-//!
-//! Permutes the positions of a window before a word deals them to sources.
 
 mod segments;
 mod spec;
-mod word;
 
 use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
@@ -43,7 +40,6 @@ pub use segments::Count;
 pub use spec::{Batching, MixtureSpec, Part, Phase, Source, Weight};
 
 use segments::{Segment, Segments};
-use word::{Walk, Word};
 
 /// The sequence of a run over a mixture: position -> source, and position in the source's epoch.
 ///
@@ -306,6 +302,184 @@ impl Window {
     fn at(&self, at: u64) -> (u32, u64) {
         let (source, rank) = self.dealt[(at - self.place.1) as usize];
         (source, self.before[source as usize] + u64::from(rank))
+    }
+}
+
+/// A word: position -> (source, number of earlier positions of that source).
+///
+/// It is a binary tree whose leaves are the sources. A node divides its positions between its two sides as
+/// Bresenham's line divides steps: of its first p positions, floor((p * left + phase) / len) belong to the left
+/// side. So of any m consecutive positions, m * left / len belong to the left side, with an error of less than one.
+/// The tree is a Huffman tree of the counts: frequent sources are near the root, where few errors add up.
+#[derive(Debug, Clone)]
+struct Word {
+    nodes: Vec<Node>,
+    root: Side,
+    len: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    len: u64,
+    left: u64,
+    /// The start of the line; less than `len`.
+    phase: u64,
+    sides: [Side; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Node(u32),
+    Source(u32),
+}
+
+impl Word {
+    /// The word in which source i occurs `counts[i]` times. The sum of the counts is positive and fits 64 bits.
+    fn new(counts: &[u64], key: Key) -> Word {
+        let sources = (0..).zip(counts).filter(|&(_, &count)| count > 0);
+        let leaves: Vec<(u64, Side)> =
+            sources.map(|(i, &count)| (count, Side::Source(i))).collect();
+        let mut word = Word { nodes: Vec::with_capacity(leaves.len()), root: leaves[0].1, len: 0 };
+        (word.len, word.root) = word.join_all(leaves);
+        word.begin(key);
+        word
+    }
+
+    /// Draws the phase of each node from `key`.
+    fn begin(&mut self, key: Key) {
+        for (i, node) in (0..).zip(&mut self.nodes) {
+            let draw = u128::from(key.with(i).word());
+            node.phase = ((draw * u128::from(node.len)) >> 64) as u64;
+        }
+    }
+
+    /// Joins the two smallest parts until one is left: Huffman's algorithm. Of equal parts, the earlier comes
+    /// first; a joined part is later than all parts before it.
+    fn join_all(&mut self, mut leaves: Vec<(u64, Side)>) -> (u64, Side) {
+        leaves.sort_by_key(|leaf| leaf.0);
+        let mut leaves = leaves.into_iter().peekable();
+        let mut joined = std::collections::VecDeque::new();
+        loop {
+            let mut smallest = |joined: &mut std::collections::VecDeque<(u64, Side)>| {
+                let leaf_first = match (leaves.peek(), joined.front()) {
+                    (Some(leaf), Some(part)) => leaf.0 <= part.0,
+                    (leaf, _) => leaf.is_some(),
+                };
+                if leaf_first { leaves.next() } else { joined.pop_front() }
+            };
+            let first = smallest(&mut joined).expect("there is at least one part");
+            let Some(second) = smallest(&mut joined) else { return first };
+            let len = first.0 + second.0;
+            let side = Side::Node(self.nodes.len() as u32);
+            self.nodes.push(Node { len, left: first.0, phase: 0, sides: [first.1, second.1] });
+            joined.push_back((len, side));
+        }
+    }
+
+    /// The source at `position`, and the number of its earlier occurrences. `position` is below the sum of all
+    /// counts.
+    #[inline]
+    fn locate(&self, position: u64) -> (u32, u64) {
+        debug_assert!(position < self.len);
+        let mut side = self.root;
+        let mut rank = position;
+        loop {
+            match side {
+                Side::Source(source) => return (source, rank),
+                Side::Node(node) => {
+                    let node = &self.nodes[node as usize];
+                    let (left, is_left) = node.split(rank);
+                    rank = if is_left { left } else { rank - left };
+                    side = node.sides[usize::from(!is_left)];
+                }
+            }
+        }
+    }
+
+    /// The number of occurrences of each of `sources` sources before `position`; `position` is at most the sum of
+    /// all counts.
+    fn counts_before(&self, position: u64, sources: usize) -> Vec<u64> {
+        let mut walk = Walk::default();
+        self.walk_from(position, sources, &mut walk);
+        walk.counts
+    }
+}
+
+/// Reads a word position by position, without a division for each.
+#[derive(Debug, Clone, Default)]
+struct Walk {
+    /// By node: the remainder of the division in [`Node::split`] at its next position.
+    rests: Vec<u64>,
+    /// By source: the number of occurrences before the next position.
+    counts: Vec<u64>,
+}
+
+impl Word {
+    /// Sets `walk` to `position`; the word has `sources` sources.
+    fn walk_from(&self, position: u64, sources: usize, walk: &mut Walk) {
+        walk.rests.clear();
+        walk.rests.resize(self.nodes.len(), 0);
+        walk.counts.clear();
+        walk.counts.resize(sources, 0);
+        let mut parts = vec![(self.root, position)];
+        while let Some((side, rank)) = parts.pop() {
+            match side {
+                Side::Source(source) => walk.counts[source as usize] = rank,
+                Side::Node(number) => {
+                    let node = &self.nodes[number as usize];
+                    let (left, rest) = node.divide(rank);
+                    walk.rests[number as usize] = rest;
+                    parts.extend([(node.sides[0], left), (node.sides[1], rank - left)]);
+                }
+            }
+        }
+    }
+
+    /// As [`Word::locate`], for the next position of `walk`.
+    #[inline]
+    fn step(&self, walk: &mut Walk) -> (u32, u64) {
+        let mut side = self.root;
+        loop {
+            match side {
+                Side::Source(source) => {
+                    let count = &mut walk.counts[source as usize];
+                    *count += 1;
+                    return (source, *count - 1);
+                }
+                Side::Node(number) => {
+                    let Node { len, left, sides, .. } = &self.nodes[number as usize];
+                    let rest = &mut walk.rests[number as usize];
+                    *rest += left;
+                    let is_left = *rest >= *len;
+                    *rest -= if is_left { *len } else { 0 };
+                    side = sides[usize::from(!is_left)];
+                }
+            }
+        }
+    }
+}
+
+impl Node {
+    /// The number of the first `position` positions that belong to the left side, and whether the next one does.
+    #[inline]
+    fn split(&self, position: u64) -> (u64, bool) {
+        let (left, rest) = self.divide(position);
+        (left, rest + self.left >= self.len) // lengths are far below 2^63
+    }
+
+    /// The quotient and the remainder of (`position` * `left` + `phase`) / `len`.
+    #[inline]
+    fn divide(&self, position: u64) -> (u64, u64) {
+        let Node { len, left, phase, .. } = *self;
+        if len <= u64::from(u32::MAX) {
+            // `len` - 1 + `len` * (`len` - 1) fits 64 bits.
+            let scaled = position * left + phase;
+            return (scaled / len, scaled % len);
+        }
+        let len = u128::from(len);
+        let left = u128::from(left);
+        let scaled = u128::from(position) * left + u128::from(phase);
+        ((scaled / len) as u64, (scaled % len) as u64)
     }
 }
 

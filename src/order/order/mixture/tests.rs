@@ -304,3 +304,66 @@ fn what_makes_no_mixture_is_said_with_its_source() {
         "{message}"
     );
 }
+
+fn check(counts: &[u64], seed: u64) {
+    let word = Word::new(counts, Key::new(seed));
+    let total: u64 = counts.iter().sum();
+    let mut seen = vec![0; counts.len()];
+    for position in 0..total {
+        let before = word.counts_before(position, counts.len());
+        assert_eq!(before, seen, "before {position} of {counts:?}, seed {seed}");
+        let (source, rank) = word.locate(position);
+        assert_eq!(rank, seen[source as usize], "{position} of {counts:?}, seed {seed}");
+        seen[source as usize] += 1;
+    }
+    assert_eq!(seen, counts, "seed {seed}");
+}
+
+#[test]
+fn each_source_stands_as_often_as_it_should() {
+    for seed in 0..20 {
+        let cases: [&[u64]; 7] =
+            [&[1], &[5, 5], &[0, 3, 0], &[1, 1000], &[7, 2, 1], &[1; 16], &[900, 90, 9, 1]];
+        cases.iter().for_each(|counts| check(counts, seed));
+    }
+}
+
+#[test]
+fn a_walk_finds_what_single_positions_have() {
+    let mut walk = Walk::default();
+    for counts in [&[1_u64][..], &[5, 5], &[0, 3, 0], &[7, 2, 1], &[900, 90, 9, 1]] {
+        for seed in 0..20 {
+            let word = Word::new(counts, Key::new(seed));
+            for first in [0, 1, word.len / 2, word.len] {
+                word.walk_from(first, counts.len(), &mut walk);
+                for position in first..word.len {
+                    let found = word.step(&mut walk);
+                    assert_eq!(
+                        found,
+                        word.locate(position),
+                        "{position} of {counts:?}, seed {seed}"
+                    );
+                }
+                assert_eq!(walk.counts, counts, "seed {seed}");
+            }
+        }
+    }
+    let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
+    long.walk_from(5 << 40, 3, &mut walk);
+    for position in (5 << 40)..(5 << 40) + 10_000 {
+        assert_eq!(long.step(&mut walk), long.locate(position));
+    }
+}
+
+#[test]
+fn long_words_are_dealt_as_short_ones() {
+    // The same proportions, with counts that need arithmetic of 128 bits.
+    let long = Word::new(&[7 << 40, 2 << 40, 1 << 40], Key::new(3));
+    assert_eq!(long.counts_before(10 << 40, 3), [7 << 40, 2 << 40, 1 << 40]);
+    let mut seen = long.counts_before(5 << 40, 3);
+    for position in (5 << 40)..(5 << 40) + 10_000 {
+        let (source, rank) = long.locate(position);
+        assert_eq!(rank, seen[source as usize]);
+        seen[source as usize] += 1;
+    }
+}
