@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::budget::{Budget, Deal, Dealt, LengthsOf, Pack, RowPlace, RowSpec, TooLong};
-use crate::order::{EpochOrder, Pick, Shard};
+use crate::order::{Pick, Shard};
 use crate::process::Forked;
 use crate::units::{Epoch, SampleId, Slot};
 use dlfs_tokens::{Layout, RowDeal};
@@ -23,7 +23,7 @@ use dlfs_tokens::{Layout, RowDeal};
 #[derive(Debug, Clone)]
 pub struct TokenLengths {
     directory: Arc<Directory>,
-    pub(super) budget: Arc<Budget>,
+    budget: Arc<Budget>,
     of: Of,
     too_long: TooLong,
     /// Bytes of a sample before its tokens: the table of lengths of several fields.
@@ -90,7 +90,7 @@ impl TokenLengths {
 
     /// As [`TokenLengths::of`], for the live sample `nth` of `chunk`: its length in bytes needs no id.
     #[inline]
-    fn in_chunk(&self, pick: &Pick) -> Result<u32> {
+    pub(super) fn in_chunk(&self, pick: &Pick) -> Result<u32> {
         let id = || self.directory.id_in_chunk(pick.chunk, pick.nth);
         let Of::Bytes(token_bytes) = self.of else { return self.of(id()) };
         self.of_bytes(id, self.directory.len_in_chunk(pick.chunk, pick.nth), token_bytes)
@@ -312,66 +312,43 @@ fn too_long(sample: SampleId, tokens: u32, budget: u64) -> Error {
     )
 }
 
-/// The batches of a rank in an epoch.
-#[derive(Debug, Clone)]
-pub(super) enum Dealing {
-    Ids(Deals<SampleId>),
-    /// Batches of an order that visits whole chunks.
-    Picks(Deals<Pick>),
+/// The batches of a rank, in one epoch after the other.
+pub(super) struct Dealing<T> {
+    budget: Arc<Budget>,
+    /// The rows of a batch in each phase, if the budget is of rows.
+    rows: Vec<u32>,
+    seed: u64,
+    current: Option<(Epoch, Deals<T>)>,
 }
 
-impl Dealing {
-    /// The batches of `order` for the rank of `shard`, after the consumed ones. `rows`: those of a batch in each phase,
-    /// if the budget is of rows, which begin at `place`.
-    pub(super) fn new(
-        (budget, rows): (&Arc<Budget>, &[u32]),
-        (seed, order): (u64, &EpochOrder),
-        shard: Shard,
-        place: Option<RowPlace>,
-    ) -> Dealing {
-        let of = (seed, order.epoch());
-        let len = order.len();
-        let from = (shard, place);
-        if order.is_chunked() {
-            Dealing::Picks(Deals::new(budget, rows, of, len, from))
-        } else {
-            Dealing::Ids(Deals::new(budget, rows, of, len, from))
-        }
+impl<T: Copy> Dealing<T> {
+    pub(super) fn new(budget: &Arc<Budget>, rows: &[u32], seed: u64) -> Dealing<T> {
+        Dealing { budget: Arc::clone(budget), rows: rows.to_vec(), seed, current: None }
     }
 
-    /// Appends the samples of the next batch to `ids`, or to `picks` if the order visits whole chunks. The layout of
-    /// rows goes to `sink`.
+    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`; rows begin at `place`, and
+    /// their layout goes to `sink`. The epoch has `len` positions, whose samples and lengths `draw` gives. `None`: it
+    /// has no more.
     ///
     /// # Errors
-    /// Errors of [`TokenLengths::of`]; the consumed positions do not end with a batch.
+    /// Errors of `draw`; the consumed positions do not end with a batch, or the place is not theirs.
     pub(super) fn next(
         &mut self,
         sink: Option<&LayoutSink>,
-        order: &mut EpochOrder,
-        lengths: &TokenLengths,
-        (ids, picks): (&mut Vec<SampleId>, &mut Vec<Pick>),
+        (epoch, shard, place): (Epoch, Shard, Option<RowPlace>),
+        len: u64,
+        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
+        out: &mut Vec<T>,
     ) -> Result<Option<Dealt>> {
-        let directory = &*lengths.directory;
-        match self {
-            Dealing::Ids(deals) => deals.next(
-                sink,
-                &mut |range, ids, tokens| {
-                    let start = ids.len();
-                    order.ids(directory, range, ids);
-                    each(&ids[start..], tokens, |&id| lengths.of(id))
-                },
-                ids,
-            ),
-            Dealing::Picks(deals) => deals.next(
-                sink,
-                &mut |range, picks, tokens| {
-                    let start = picks.len();
-                    order.picks(range, picks);
-                    each(&picks[start..], tokens, |pick| lengths.in_chunk(pick))
-                },
-                picks,
-            ),
-        }
+        let deals = match &mut self.current {
+            Some((at, deals)) if *at == epoch => deals,
+            other => {
+                let of = (self.seed, epoch);
+                let new = Deals::new(&self.budget, &self.rows, of, len, (shard, place));
+                &mut other.insert((epoch, new)).1
+            }
+        };
+        deals.next(sink, draw, out)
     }
 }
 

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::budget::{Budget, Dealt, RowPlace, TooLong};
 use crate::order::mixture::{Batching as DealtBy, Mixture};
-use crate::order::{OrderKind, OrderSpec, Positions, Shard, Sharding, State};
+use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Deals, LayoutSink, Layouts, TokenLengths, samples_of_batch};
+use super::budgeted::{Dealing, LayoutSink, Layouts, TokenLengths, samples_of_batch};
 use super::run_order::{Drawn, Mix, SourceIds, drawn};
 use super::stream::{Head, Taken, Walk};
 
@@ -129,10 +129,12 @@ impl MixStream {
             _ => (0..mix.sources.len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
         };
         let dealing = match &options.budget {
-            Some(budget) => {
-                let lengths = SourceLengths::new(mix, budget, options.too_long)?;
-                Some(Box::new(MixDealing::new(mix, lengths, &start.order, &options.rows)))
-            }
+            Some(budget) => Some(Box::new(MixDealing {
+                lengths: SourceLengths::new(mix, budget, options.too_long)?,
+                ids: SourceIds::new(mix, &start.order),
+                deal: Dealing::new(budget, &options.rows, start.order.seed),
+                layouts: None,
+            })),
             None => None,
         };
         Ok(MixStream {
@@ -151,7 +153,7 @@ impl MixStream {
     /// Gives the layouts of rows to `layouts` from now on.
     pub(super) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
         if let (Some(dealing), Some(layouts)) = (&mut self.dealing, layouts) {
-            dealing.give_layouts_to(layouts);
+            dealing.layouts = Some(LayoutSink::new(layouts));
         }
     }
 
@@ -325,10 +327,7 @@ fn rank_of(position: u64, lanes: u64, ranks: u64) -> u64 {
 
 /// The tokens of each sample of each source.
 #[derive(Debug, Clone)]
-pub(super) struct SourceLengths {
-    budget: Arc<Budget>,
-    of_source: Arc<[TokenLengths]>,
-}
+pub(super) struct SourceLengths(Arc<[TokenLengths]>);
 
 impl SourceLengths {
     /// The lengths that `budget` counts. Constant time for each source.
@@ -342,8 +341,7 @@ impl SourceLengths {
             TokenLengths::new(directory, budget, too_long)
                 .map_err(|error| of_source(mix, source, error))
         });
-        let of_source = lengths.collect::<Result<Vec<TokenLengths>>>()?.into();
-        Ok(SourceLengths { budget: Arc::clone(budget), of_source })
+        Ok(SourceLengths(lengths.collect::<Result<_>>()?))
     }
 
     /// Appends the tokens of each of `samples`; `ids` maps them to ids.
@@ -356,7 +354,7 @@ impl SourceLengths {
         let from = tokens.len();
         tokens.resize(from + samples.len(), 0);
         ids.each(samples, |at, id| {
-            tokens[from + at] = self.of_source[samples[at].source as usize].of(id)?;
+            tokens[from + at] = self.0[samples[at].source as usize].of(id)?;
             Ok(())
         })
     }
@@ -369,8 +367,7 @@ impl Mix {
     /// `InvalidArgument`: a sample has no length, or is longer than the budget; the error names its source.
     pub(crate) fn measured(&self, options: LoaderOptions) -> Result<LoaderOptions> {
         let Some(budget) = &options.budget else { return Ok(options) };
-        let SourceLengths { of_source: lengths, .. } =
-            SourceLengths::new(self, budget, options.too_long)?;
+        let SourceLengths(lengths) = SourceLengths::new(self, budget, options.too_long)?;
         if let DealtBy::PerSource { .. } = self.spec.batching {
             let text =
                 "batches by tokens have samples of all sources, and batches per source of one";
@@ -402,61 +399,30 @@ fn of_source(mix: &Mix, source: usize, error: Error) -> Error {
     }
 }
 
-/// The batches of a rank in the current epoch of a mixture.
-pub(super) struct MixDealing {
-    seed: u64,
+/// Cuts batches of a mixture by a token budget.
+struct MixDealing {
     lengths: SourceLengths,
     ids: SourceIds,
-    deal: Option<(Epoch, Deals<Drawn>)>,
-    /// The rows of a batch in each phase, if the budget is of rows, and the taker of their layouts.
-    rows: Vec<u32>,
+    deal: Dealing<Drawn>,
     layouts: Option<LayoutSink>,
 }
 
 impl MixDealing {
-    /// The batches of a run along `order`.
-    pub(super) fn new(
-        mix: &Mix,
-        lengths: SourceLengths,
-        order: &OrderSpec,
-        rows: &[u32],
-    ) -> MixDealing {
-        let ids = SourceIds::new(mix, order);
-        let rows = rows.to_vec();
-        MixDealing { seed: order.seed, lengths, ids, deal: None, rows, layouts: None }
-    }
-
-    /// Gives the layouts of rows to `layouts` from now on.
-    pub(super) fn give_layouts_to(&mut self, layouts: &Arc<Layouts>) {
-        self.layouts = Some(LayoutSink::new(layouts));
-    }
-
-    /// Appends the samples of the next batch in `epoch` for the rank of `shard` to `out`; rows begin at `place`.
-    /// `None`: it has no more.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: the consumed positions do not end with a batch, or the place is not theirs.
-    pub(super) fn next(
+    /// See [`Dealing::next`].
+    fn next(
         &mut self,
         mixture: &mut Mixture,
-        (epoch, shard, place): (Epoch, Shard, Option<RowPlace>),
+        at: (Epoch, Shard, Option<RowPlace>),
         out: &mut Vec<Drawn>,
     ) -> Result<Option<Dealt>> {
-        let MixDealing { seed, lengths, ids, deal, rows, layouts } = self;
+        let MixDealing { lengths, ids, deal, layouts } = self;
         let len = mixture.epoch_size();
-        let first = epoch.0 * len;
-        let deal = match deal {
-            Some((at, deal)) if *at == epoch => deal,
-            other => {
-                let new = Deals::new(&lengths.budget, rows, (*seed, epoch), len, (shard, place));
-                &mut other.insert((epoch, new)).1
-            }
-        };
+        let first = at.0.0 * len;
         let mut draw = |range: Range<u64>, samples: &mut Vec<Drawn>, tokens: &mut Vec<u32>| {
             let from = samples.len();
             samples.extend(range.map(|at| drawn(mixture, first + at)));
             lengths.of_drawn(ids, &samples[from..], tokens)
         };
-        deal.next(layouts.as_ref(), &mut draw, out)
+        deal.next(layouts.as_ref(), at, len, &mut draw, out)
     }
 }

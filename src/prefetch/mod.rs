@@ -102,7 +102,7 @@ pub(crate) enum NextBatch {
 pub struct Prefetcher {
     directory: Arc<Directory>,
     devices: Vec<Arc<dyn Device>>,
-    options: LoaderOptions,
+    pub(crate) options: LoaderOptions,
     poller: Option<Forked<Poller>>,
     /// The state of the run after the last delivered batch.
     state: State,
@@ -110,11 +110,11 @@ pub struct Prefetcher {
     /// after reading.
     owed: Option<u64>,
     ended: bool,
-    failed: Option<(ErrorKind, String)>,
+    pub(crate) failed: Option<(ErrorKind, String)>,
     /// The position of the last delivered batch.
-    head: Option<Head>,
+    pub(crate) head: Option<Head>,
     kept: Kept,
-    stats: LoaderStats,
+    pub(crate) stats: LoaderStats,
 }
 
 /// State that the poller and the consumer share.
@@ -283,16 +283,6 @@ impl Prefetcher {
         self.state.clone()
     }
 
-    /// The layouts of the batches that are to be delivered, if batches are rows of tokens.
-    pub(crate) fn layouts(&self) -> Option<&Layouts> {
-        self.options.layouts.as_deref()
-    }
-
-    /// Returns whether a call has failed; every later call returns the same error.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed.is_some()
-    }
-
     /// The counters so far.
     pub fn stats(&self) -> LoaderStats {
         let mut stats = self.stats;
@@ -314,20 +304,10 @@ impl Prefetcher {
         stats
     }
 
-    /// The position of the last delivered batch.
-    pub(crate) fn head(&self) -> Option<Head> {
-        self.head
-    }
-
     /// A handle with which another thread says that it has dropped a batch.
     pub(crate) fn returns(&self) -> Option<Returns> {
         let poller = self.poller()?;
         Some(Returns { shared: Arc::clone(&poller.shared), waker: poller.waker.clone() })
-    }
-
-    /// The counters that the consumer's thread keeps: deliveries and stalls. Takes no lock.
-    pub(crate) fn delivered(&self) -> &LoaderStats {
-        &self.stats
     }
 
     /// The size of the window in bytes.

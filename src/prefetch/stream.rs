@@ -19,7 +19,7 @@ use crate::order::{
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, LayoutSink, Layouts, TokenLengths};
+use super::budgeted::{Dealing, LayoutSink, Layouts, TokenLengths, each};
 use super::run_order::RunOrder;
 
 /// The batches that are still to be planned.
@@ -30,15 +30,21 @@ pub(crate) struct Stream {
     shares: Shares,
     aligned: Vec<Pick>,
     ids: Vec<SampleId>,
-    /// The lengths of samples, if batches have a token budget.
-    lengths: Option<TokenLengths>,
-    /// The epoch of the current batches by budget, and those batches.
-    dealing: Option<(Epoch, Dealing)>,
-    /// The rows of a batch in each phase, if the budget is of rows, and the taker of their layouts.
-    rows: Vec<u32>,
+    /// `None` if batches have a fixed number of samples.
+    budgeted: Option<Box<Budgeted>>,
+    /// The taker of the layouts of rows.
     layouts: Option<LayoutSink>,
     /// For a source of a mixture: supplies positions instead of the order.
     pub(super) fed: Option<Fed>,
+}
+
+/// Batches by a token budget.
+struct Budgeted {
+    lengths: TokenLengths,
+    /// Of an order that does not visit whole chunks.
+    ids: Dealing<SampleId>,
+    /// Of an order that does.
+    picks: Dealing<Pick>,
 }
 
 /// The computation of this rank's share of a batch.
@@ -97,13 +103,16 @@ impl Stream {
         {
             return Err(not_one_each(weighed, samples));
         }
-        let lengths = match &options.budget {
-            Some(budget) => Some(TokenLengths::new(&directory, budget, options.too_long)?),
+        let budgeted = match &options.budget {
+            Some(budget) => Some(Box::new(Budgeted {
+                lengths: TokenLengths::new(&directory, budget, options.too_long)?,
+                ids: Dealing::new(budget, &options.rows, start.order.seed),
+                picks: Dealing::new(budget, &options.rows, start.order.seed),
+            })),
             None => None,
         };
         let order = RunOrder::new(Arc::clone(&directory), start.order, options.weights.clone());
-        let rows = options.rows.clone();
-        Ok(Stream { lengths, rows, ..Stream::along(directory, order, walk, shares) })
+        Ok(Stream { budgeted, ..Stream::along(directory, order, walk, shares) })
     }
 
     fn along(directory: Arc<Directory>, order: RunOrder, walk: Walk, shares: Shares) -> Stream {
@@ -114,9 +123,7 @@ impl Stream {
             shares,
             aligned: Vec::new(),
             ids: Vec::new(),
-            lengths: None,
-            dealing: None,
-            rows: Vec::new(),
+            budgeted: None,
             layouts: None,
             fed: None,
         }
@@ -180,7 +187,7 @@ impl Stream {
                 order.ids(directory, positions.iter().map(|placed| placed.position), ids);
             });
         }
-        if self.lengths.is_some() {
+        if self.budgeted.is_some() {
             let mut picks = std::mem::take(&mut self.aligned);
             picks.clear();
             let head = self.next_dealt(ids, &mut picks);
@@ -236,7 +243,7 @@ impl Stream {
                 }
             });
         }
-        if self.lengths.is_some() {
+        if self.budgeted.is_some() {
             return self.next_dealt(&mut Vec::new(), picks);
         }
         let Stream { order, shares, walk, .. } = self;
@@ -284,20 +291,28 @@ impl Stream {
         ids: &mut Vec<SampleId>,
         picks: &mut Vec<Pick>,
     ) -> Result<Option<Head>> {
-        let Stream { walk, order, lengths, dealing, rows, layouts, .. } = self;
-        let Some(lengths) = lengths else { return Ok(None) };
-        let seed = order.spec.seed;
+        let Stream { walk, order, budgeted, layouts, .. } = self;
+        let Some(budgeted) = budgeted else { return Ok(None) };
+        let Budgeted { lengths, ids: of_ids, picks: of_picks } = &mut **budgeted;
+        let sink = layouts.as_ref();
         walk.next_dealt(|epoch, shard, place| {
-            let (order, _) = order.enter(epoch)?;
-            let dealing = match &mut *dealing {
-                Some((at, dealing)) if *at == epoch => dealing,
-                other => {
-                    let of = (seed, &*order);
-                    let new = Dealing::new((&lengths.budget, rows), of, shard, place);
-                    &mut other.insert((epoch, new)).1
-                }
+            let (order, directory) = order.enter(epoch)?;
+            let at = (epoch, shard, place);
+            let len = order.len();
+            if order.is_chunked() {
+                let mut draw = |range: Range<u64>, picks: &mut Vec<Pick>, tokens: &mut Vec<u32>| {
+                    let start = picks.len();
+                    order.picks(range, picks);
+                    each(&picks[start..], tokens, |pick| lengths.in_chunk(pick))
+                };
+                return of_picks.next(sink, at, len, &mut draw, picks);
+            }
+            let mut draw = |range: Range<u64>, ids: &mut Vec<SampleId>, tokens: &mut Vec<u32>| {
+                let start = ids.len();
+                order.ids(directory, range, ids);
+                each(&ids[start..], tokens, |&id| lengths.of(id))
             };
-            dealing.next(layouts.as_ref(), order, lengths, (&mut *ids, &mut *picks))
+            of_ids.next(sink, at, len, &mut draw, ids)
         })
     }
 }

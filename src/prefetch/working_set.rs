@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{EpochOrder, OrderKind, Reads, SequentialBy, Sharding};
+use crate::order::{EpochOrder, OrderKind, Reads, SequentialBy, Sharding, gcd};
 use crate::qpair::Device;
 use crate::units::Epoch;
 
@@ -190,7 +190,7 @@ fn open_bytes(directory: &Directory, options: &LoaderOptions) -> u64 {
 fn lanes_of(options: &LoaderOptions) -> u32 {
     let Some((lanes, _)) = options.order.kind.lanes_and_group() else { return 0 };
     let world_size = options.world_size.max(1);
-    let classes = gcd(lanes, world_size);
+    let classes = gcd(lanes.into(), world_size.into()) as u32;
     match options.sharding {
         Sharding::Aligned if classes < world_size => (lanes / world_size + 2).min(lanes / classes),
         // The chunks that the node holds, of all lanes.
@@ -280,13 +280,6 @@ pub(super) fn stray_cost(directory: &Directory) -> f64 {
 pub(super) fn mean_sample_bytes(directory: &Directory) -> u64 {
     let lengths = (0..directory.num_chunks()).map(|c| directory.chunk(c).len_bytes);
     lengths.sum::<u64>() / directory.num_samples().max(1)
-}
-
-fn gcd(mut a: u32, mut b: u32) -> u32 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 /// Bytes of `chunks` chunks, or of all chunks if there are fewer.

@@ -12,6 +12,7 @@ use dlfs_io::qpair::blocking::Blocking;
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::{Device, Direct};
+use dlfs_order::order::gcd;
 
 /// The parameters of a measurement.
 #[derive(Debug, Clone)]
@@ -200,10 +201,6 @@ impl Offsets {
         self.next = (offset + self.step) % self.count;
         offset * IO_BYTES
     }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Reads or writes of one thread, with one buffer that is already faulted in, as in sample readers.

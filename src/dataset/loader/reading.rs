@@ -78,20 +78,20 @@ impl Reading {
     pub(super) fn take_layout(&mut self, layout: &mut Layout) {
         match self {
             Reading::Alone(alone) => {
-                if let Some(layouts) = alone.layouts()
+                if let Some(layouts) = &alone.options.layouts
                     && let Some(of_batch) = layouts.take()
                 {
                     layouts.recycle(std::mem::replace(layout, of_batch));
                 }
             }
-            Reading::Node(node) => node.swap_layout(layout),
+            Reading::Node(node) => std::mem::swap(&mut node.layout, layout),
         }
     }
 
     pub(super) fn has_failed(&self) -> bool {
         match self {
-            Reading::Alone(alone) => alone.has_failed(),
-            Reading::Node(node) => node.has_failed(),
+            Reading::Alone(alone) => alone.failed.is_some(),
+            Reading::Node(node) => node.failed.is_some(),
         }
     }
 
@@ -105,8 +105,8 @@ impl Reading {
     /// The counters of deliveries and stalls. Takes no lock.
     pub(super) fn delivered(&self) -> &LoaderStats {
         match self {
-            Reading::Alone(alone) => alone.delivered(),
-            Reading::Node(node) => node.delivered_stats(),
+            Reading::Alone(alone) => &alone.stats,
+            Reading::Node(node) => &node.stats,
         }
     }
 
@@ -114,7 +114,7 @@ impl Reading {
     pub(super) fn moved(&self) -> LoaderStats {
         match self {
             Reading::Alone(alone) => alone.stats().ended(),
-            Reading::Node(node) => *node.delivered_stats(),
+            Reading::Node(node) => node.stats,
         }
     }
 

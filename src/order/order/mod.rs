@@ -41,7 +41,7 @@ use dlfs_base::units::{Epoch, SampleId};
 pub use chunked::Pick;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
-pub use sharing::{Aligner, ByNode, Counted, Locality, Reads, deal};
+pub use sharing::{Aligner, ByNode, Locality, Reads, deal, gcd};
 pub use spec::{HexId, LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
 pub use state::State;
 

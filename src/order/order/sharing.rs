@@ -60,11 +60,11 @@ pub struct Aligner {
 
 /// Statistics of the last batch, over all ranks of the class.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Counted {
+struct Counted {
     /// Samples of the batch.
-    pub samples: u64,
+    samples: u64,
     /// Samples that go to another rank than their owner.
-    pub strays: u64,
+    strays: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -294,7 +294,8 @@ pub(super) fn own_in_group(order: &Chunked, shard: &Shard, group: u32, chunk: u3
     all.start + within(from)..all.start + within(to)
 }
 
-pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
+/// The greatest common divisor.
+pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
     }

@@ -50,10 +50,10 @@ pub(crate) struct NodeClient {
     /// Set once it has had a connection: ranks then need not be awaited again for long.
     was_connected: bool,
     ended: bool,
-    failed: Option<(ErrorKind, String)>,
+    pub(crate) failed: Option<(ErrorKind, String)>,
     /// The layout of the last batch, if batches are rows of tokens.
-    layout: Layout,
-    stats: LoaderStats,
+    pub(crate) layout: Layout,
+    pub(crate) stats: LoaderStats,
 }
 
 impl NodeClient {
@@ -382,24 +382,9 @@ impl NodeClient {
         }
     }
 
-    /// Swaps the layout of the last batch for `layout`.
-    pub(crate) fn swap_layout(&mut self, layout: &mut Layout) {
-        std::mem::swap(&mut self.layout, layout);
-    }
-
     /// The state behind the batches delivered so far.
     pub(crate) fn state(&self) -> State {
         self.state.clone()
-    }
-
-    /// Returns whether a call has failed; every later call returns the same error.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed.is_some()
-    }
-
-    /// The counters that the consumer's thread keeps.
-    pub(crate) fn delivered_stats(&self) -> &LoaderStats {
-        &self.stats
     }
 
     /// The counters of this rank, with those of the reads of the whole node if this process reads for it.

@@ -12,7 +12,7 @@ use crate::buf::{Pool, SealedBytes};
 use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::stream::Head;
-use crate::prefetch::{Layouts, LoaderStats, NextBatch, Prefetcher, Returns, Window};
+use crate::prefetch::{LoaderStats, NextBatch, Prefetcher, Returns, Window};
 use crate::reader::{Batch, TICK};
 use crate::report::{Cause, Stalls};
 use crate::tokens::Layout;
@@ -130,7 +130,7 @@ impl Puller {
     /// Waits for the next batch; `None`: the thread is to do something else.
     fn pull(&mut self) -> Result<Option<What>> {
         let Some(prefetcher) = &mut self.prefetcher else { return Ok(None) };
-        let before = *prefetcher.delivered();
+        let before = prefetcher.stats;
         let mut batch = Batch::new();
         loop {
             match prefetcher.next_within(&mut batch, TICK)? {
@@ -143,11 +143,16 @@ impl Puller {
                 }
             }
         }
-        let now = prefetcher.delivered();
+        let now = &prefetcher.stats;
         let cause = longest(&now.stalls.since(&before.stalls));
         let skipped = now.skipped - before.skipped;
-        let Some(head) = prefetcher.head() else { return Ok(None) };
-        let layout = prefetcher.layouts().and_then(Layouts::take).unwrap_or_default();
+        let Some(head) = prefetcher.head else { return Ok(None) };
+        let layout = prefetcher
+            .options
+            .layouts
+            .as_ref()
+            .and_then(|layouts| layouts.take())
+            .unwrap_or_default();
         let (offsets, loose) = places(&batch, &self.window.pool)?;
         let entry = Entry { batch, head, layout, skipped, offsets, loose, cause };
         Ok(Some(What::Batch(Box::new(entry))))
