@@ -171,11 +171,8 @@ impl JoinOptions {
             }
             (None, ..) if world_size == 1 => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             (None, ..) => {
-                let text = "nothing says where peers reach this rank".to_owned();
-                return Err(Error::invalid(
-                    text,
-                    "add --peer-address IP (peer_address in Python and C), or set MASTER_ADDR and MASTER_PORT",
-                ));
+                let hint = "add --peer-address IP (peer_address in Python and C), or set MASTER_ADDR and MASTER_PORT";
+                return Err(Error::invalid("nothing says where peers reach this rank", hint));
             }
         };
         let round = self.round.clone().or_else(|| {
@@ -188,11 +185,8 @@ impl JoinOptions {
             // program's own object.
             None if !matches!(place, Place::Folder(_)) => "start".to_owned(),
             None => {
-                let text = "nothing names this start of the job".to_owned();
-                return Err(Error::invalid(
-                    text,
-                    "add --round NAME (round in Python and C), a new one for each start",
-                ));
+                let hint = "add --round NAME (round in Python and C), a new one for each start";
+                return Err(Error::invalid("nothing names this start of the job", hint));
             }
         };
         Ok(Meeting { options: self.clone(), rank, world_size, round, listen, place })
@@ -210,11 +204,8 @@ impl JoinOptions {
         let port = match self.rendezvous_port.or(port.checked_add(1)) {
             Some(port) if port > 0 => port,
             _ => {
-                let text = format!("no port follows {port}");
-                return Err(Error::invalid(
-                    text,
-                    "add --rendezvous-port PORT (rendezvous_port in Python and C)",
-                ));
+                let hint = "add --rendezvous-port PORT (rendezvous_port in Python and C)";
+                return Err(Error::invalid(format!("no port follows {port}"), hint));
             }
         };
         Ok(Place::RankZero(host.clone(), port))

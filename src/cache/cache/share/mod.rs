@@ -58,8 +58,6 @@ pub(super) use link::{Link, Message};
 pub(super) use owner::{Owner, Sharing};
 pub use socket::{Listener, connect_to};
 
-use socket::{self, connect_at_path};
-
 /// Name of the socket on which the owner of these tiers listens; `None` if the first tier in a file has no
 /// file yet, or its path is neither a file nor a block device.
 pub(super) fn socket_name(options: &TierOptions, identity: Identity) -> Option<String> {
@@ -219,12 +217,7 @@ impl Hello {
 /// `TimedOut`, `Disconnected`, `Internal`: there is no answer within a second, the owner has just ended, or the
 /// answer is not an owner's. Errors of the operating system.
 pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
-    let welcomes = socket::paths_of(name).into_iter().map(|path| connect_at(&path));
-    welcomes.filter_map(Result::transpose).next().transpose()
-}
-
-fn connect_at(path: &Path) -> Result<Option<Welcome>> {
-    let stream = match connect_at_path(path) {
+    let stream = match connect_to(name) {
         Ok(Some(stream)) => stream,
         Ok(None) => return Ok(None),
         Err(error) if error.kind() == IoKind::PermissionDenied => {

@@ -109,7 +109,7 @@ pub fn connect_to(name: &str) -> std::io::Result<Option<UnixStream>> {
 }
 
 /// As [`connect_to`], at this path.
-pub(super) fn connect_at_path(path: &Path) -> std::io::Result<Option<UnixStream>> {
+fn connect_at_path(path: &Path) -> std::io::Result<Option<UnixStream>> {
     let socket = unix_socket()?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Ok(()) => {}
@@ -143,12 +143,12 @@ pub(super) fn is_same_user(stream: &std::os::unix::net::UnixStream) -> bool {
 /// # Errors
 /// `PermissionDenied`: another user has taken the folder's name, or can access the folder. Errors of the
 /// operating system.
-pub(super) fn path_of(name: &str) -> io::Result<PathBuf> {
+fn path_of(name: &str) -> io::Result<PathBuf> {
     Ok(folder(runtime().as_deref(), &std::env::temp_dir())?.join(name))
 }
 
 /// The paths at which another process of this user, with another environment, may have created the socket.
-pub(super) fn paths_of(name: &str) -> Vec<PathBuf> {
+fn paths_of(name: &str) -> Vec<PathBuf> {
     let logged_in = Path::new("/run/user").join(user().to_string());
     let mut folders: Vec<PathBuf> =
         runtime().into_iter().chain([logged_in]).map(|folder| folder.join("dlfs")).collect();
