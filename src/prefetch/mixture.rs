@@ -41,7 +41,7 @@ impl Mix {
     }
 
     /// The state before the first epoch of `options`.
-    pub(crate) fn first_state(&self, options: &LoaderOptions) -> State {
+    fn first_state(&self, options: &LoaderOptions) -> State {
         let order = options.order.started(options.world_size);
         State {
             epoch: Epoch(options.epochs.start),
@@ -81,6 +81,35 @@ impl Mix {
         let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
         let options = LoaderOptions { epochs, ..options.clone() };
         MixStream::new(self, &options, state)?.next(&mut Vec::new()).map(drop)
+    }
+
+    /// `options` with an estimate of the samples per batch, if batches have a budget. Reads all lengths.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a sample has no length, or is longer than the budget; the error names its source.
+    pub(crate) fn measured(&self, options: LoaderOptions) -> Result<LoaderOptions> {
+        let Some(budget) = &options.budget else { return Ok(options) };
+        let SourceLengths(lengths) = SourceLengths::new(self, budget, options.too_long)?;
+        if let DealtBy::PerSource { .. } = self.spec.batching {
+            let text =
+                "batches by tokens have samples of all sources, and batches per source of one";
+            let hint = if options.has_rows() {
+                "take the stratified or the random batching"
+            } else {
+                "take the stratified or the random batching, or batch_size instead of batch_tokens"
+            };
+            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
+        }
+        let counts = self.mixture.counts(Epoch(options.epochs.start));
+        let mut tokens = 0_u128;
+        for (source, (lengths, count)) in lengths.iter().zip(counts).enumerate() {
+            let all = lengths.measure().map_err(|error| of_source(self, source, error))?;
+            tokens += u128::from(count) * u128::from(all.mean_tokens());
+        }
+        let mean = tokens / u128::from(self.mixture.epoch_size().max(1));
+        // At most the u64 of a source.
+        let batch_size = samples_of_batch(budget, &options.rows, mean as u64);
+        Ok(LoaderOptions { batch_size, ..options })
     }
 }
 
@@ -357,37 +386,6 @@ impl SourceLengths {
             tokens[from + at] = self.0[samples[at].source as usize].of(id)?;
             Ok(())
         })
-    }
-}
-
-impl Mix {
-    /// `options` with an estimate of the samples per batch, if batches have a budget. Reads all lengths.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: a sample has no length, or is longer than the budget; the error names its source.
-    pub(crate) fn measured(&self, options: LoaderOptions) -> Result<LoaderOptions> {
-        let Some(budget) = &options.budget else { return Ok(options) };
-        let SourceLengths(lengths) = SourceLengths::new(self, budget, options.too_long)?;
-        if let DealtBy::PerSource { .. } = self.spec.batching {
-            let text =
-                "batches by tokens have samples of all sources, and batches per source of one";
-            let hint = if options.has_rows() {
-                "take the stratified or the random batching"
-            } else {
-                "take the stratified or the random batching, or batch_size instead of batch_tokens"
-            };
-            return Err(Error::new(ErrorKind::InvalidArgument, text).hint(hint));
-        }
-        let counts = self.mixture.counts(Epoch(options.epochs.start));
-        let mut tokens = 0_u128;
-        for (source, (lengths, count)) in lengths.iter().zip(counts).enumerate() {
-            let all = lengths.measure().map_err(|error| of_source(self, source, error))?;
-            tokens += u128::from(count) * u128::from(all.mean_tokens());
-        }
-        let mean = tokens / u128::from(self.mixture.epoch_size().max(1));
-        // At most the u64 of a source.
-        let batch_size = samples_of_batch(budget, &options.rows, mean as u64);
-        Ok(LoaderOptions { batch_size, ..options })
     }
 }
 

@@ -394,6 +394,70 @@ impl Prefetcher {
         }
         Ok(())
     }
+
+    /// Returns the number of samples that could not be read again and were skipped.
+    fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
+        let mut wrong = batch.rewritten();
+        if wrong.is_empty() {
+            return Ok(0);
+        }
+        if self.stats.rewritten == 0 {
+            tracing::warn!(
+                sample = batch.id(wrong[0].index as usize).0,
+                "somebody wrote to the memory of a batch (torch.frombuffer, DLPack or a writable NumPy view \
+                 of it): it is kept for later epochs, so what was changed is read again, now and whenever \
+                 that happens; copy samples before changing them"
+            );
+        }
+        self.stats.rewritten += wrong.len() as u64;
+        let mut num_failed = 0;
+        wrong.sort_by_key(|kept| kept.source);
+        for wrong in wrong.chunk_by(|one, other| one.source == other.source) {
+            let ids: Vec<SampleId> =
+                wrong.iter().map(|kept| batch.id(kept.index as usize)).collect();
+            let mut fresh = Batch::new();
+            let reader = self.reader_again(wrong[0].source)?;
+            let mut failures = reader.read_batch_each(&ids, &mut fresh)?;
+            if self.options.on_error == OnError::Raise && !failures.is_empty() {
+                return Err(failures.swap_remove(0).1);
+            }
+            for (nth, kept) in wrong.iter().enumerate() {
+                batch.replace(kept.index as usize, &fresh, nth);
+            }
+            for (nth, error) in &failures {
+                tracing::warn!(%error, "a sample is left out");
+                batch.clear_location(wrong[*nth].index as usize);
+            }
+            num_failed += failures.len() as u64;
+        }
+        batch.remove_missing();
+        wrong.sort_unstable_by_key(|kept| (kept.source, kept.chunk, kept.load));
+        wrong.dedup_by_key(|kept| (kept.source, kept.chunk, kept.load));
+        if let Some(poller) = self.poller() {
+            let chunks = wrong.iter().map(|kept| (kept.source, kept.chunk, kept.load));
+            poller.shared.rewritten.add(chunks);
+            poller.waker.wake();
+        }
+        Ok(num_failed)
+    }
+
+    fn reader_again(&mut self, source: u32) -> Result<&mut Reader> {
+        let (directory, devices) = match &self.options.mixture {
+            Some(mix) => mix.source(source),
+            None => (&self.directory, &self.devices[..]),
+        };
+        match self.kept.readers.entry(source) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
+                let options = ReaderOptions {
+                    window_bytes: WINDOW_BYTES,
+                    deadline: self.options.deadline,
+                    ..ReaderOptions::default()
+                };
+                Ok(place.insert(Reader::new(Arc::clone(directory), devices.to_vec(), options)?))
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Prefetcher {
@@ -512,72 +576,6 @@ impl Rewritten {
         if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::Acquire) {
             let chunks = std::mem::take(&mut *self.chunks.lock());
             chunks.into_iter().for_each(|(source, chunk, load)| tell(source, chunk, load));
-        }
-    }
-}
-
-impl Prefetcher {
-    /// Returns the number of samples that could not be read again and were skipped.
-    fn verify_kept(&mut self, batch: &mut Batch) -> Result<u64> {
-        let mut wrong = batch.rewritten();
-        if wrong.is_empty() {
-            return Ok(0);
-        }
-        if self.stats.rewritten == 0 {
-            tracing::warn!(
-                sample = batch.id(wrong[0].index as usize).0,
-                "somebody wrote to the memory of a batch (torch.frombuffer, DLPack or a writable NumPy view \
-                 of it): it is kept for later epochs, so what was changed is read again, now and whenever \
-                 that happens; copy samples before changing them"
-            );
-        }
-        self.stats.rewritten += wrong.len() as u64;
-        let mut num_failed = 0;
-        wrong.sort_by_key(|kept| kept.source);
-        for wrong in wrong.chunk_by(|one, other| one.source == other.source) {
-            let ids: Vec<SampleId> =
-                wrong.iter().map(|kept| batch.id(kept.index as usize)).collect();
-            let mut fresh = Batch::new();
-            let reader = self.reader_again(wrong[0].source)?;
-            let mut failures = reader.read_batch_each(&ids, &mut fresh)?;
-            if self.options.on_error == OnError::Raise && !failures.is_empty() {
-                return Err(failures.swap_remove(0).1);
-            }
-            for (nth, kept) in wrong.iter().enumerate() {
-                batch.replace(kept.index as usize, &fresh, nth);
-            }
-            for (nth, error) in &failures {
-                tracing::warn!(%error, "a sample is left out");
-                batch.clear_location(wrong[*nth].index as usize);
-            }
-            num_failed += failures.len() as u64;
-        }
-        batch.remove_missing();
-        wrong.sort_unstable_by_key(|kept| (kept.source, kept.chunk, kept.load));
-        wrong.dedup_by_key(|kept| (kept.source, kept.chunk, kept.load));
-        if let Some(poller) = self.poller() {
-            let chunks = wrong.iter().map(|kept| (kept.source, kept.chunk, kept.load));
-            poller.shared.rewritten.add(chunks);
-            poller.waker.wake();
-        }
-        Ok(num_failed)
-    }
-
-    fn reader_again(&mut self, source: u32) -> Result<&mut Reader> {
-        let (directory, devices) = match &self.options.mixture {
-            Some(mix) => mix.source(source),
-            None => (&self.directory, &self.devices[..]),
-        };
-        match self.kept.readers.entry(source) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(place) => {
-                let options = ReaderOptions {
-                    window_bytes: WINDOW_BYTES,
-                    deadline: self.options.deadline,
-                    ..ReaderOptions::default()
-                };
-                Ok(place.insert(Reader::new(Arc::clone(directory), devices.to_vec(), options)?))
-            }
         }
     }
 }

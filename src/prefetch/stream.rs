@@ -586,7 +586,7 @@ impl Head {
     }
 
     /// The head of a batch by a budget.
-    pub(super) fn of_dealt(epoch: Epoch, dealt: &Dealt) -> Head {
+    fn of_dealt(epoch: Epoch, dealt: &Dealt) -> Head {
         let Dealt { consumed, ends_epoch, place } = *dealt;
         Head { place, ..Head::new(epoch, ends_epoch, consumed) }
     }

@@ -131,7 +131,7 @@ impl Window {
     }
 
     /// Returns whether the bytes before `end` are faulted in.
-    pub(super) fn is_faulted_to(&self, end: usize) -> bool {
+    fn is_faulted_to(&self, end: usize) -> bool {
         end <= self.progress.faulted_bytes.load(Ordering::Relaxed)
     }
 }
@@ -139,11 +139,7 @@ impl Window {
 #[cfg(test)]
 impl Window {
     /// A window whose thread stops after `faulted_bytes`.
-    pub(super) fn with_faulted(
-        bytes: usize,
-        slot_len_bytes: usize,
-        faulted_bytes: usize,
-    ) -> Window {
+    fn with_faulted(bytes: usize, slot_len_bytes: usize, faulted_bytes: usize) -> Window {
         let window = Window::new(bytes, slot_len_bytes, 0, &Place::default()).expect("memory");
         window.progress.faulted_bytes.store(faulted_bytes, Ordering::Relaxed);
         window

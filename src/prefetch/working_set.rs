@@ -59,7 +59,7 @@ pub(super) fn kept_bytes(directory: &Directory, options: &LoaderOptions) -> u64 
 
 /// Returns whether batches by a budget are better read by samples. Either the window cannot hold the chunks of the
 /// samples sorted by length, or each of several ranks would read all chunks, since each has samples of every batch.
-pub(super) fn budget_declines_chunks(directory: &Directory, options: &LoaderOptions) -> bool {
+fn budget_declines_chunks(directory: &Directory, options: &LoaderOptions) -> bool {
     if options.budget.is_none() {
         return false;
     }
@@ -100,7 +100,7 @@ pub(super) fn patience(options: &LoaderOptions) -> u64 {
 
 /// Returns whether the open chunks of a grouped order exceed the window, so that they cannot stay until their last
 /// sample is handed out.
-pub(super) fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
+fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
     (window_bytes(directory, options) as u64) < open_bytes(directory, options)
 }
 
@@ -121,10 +121,7 @@ pub(super) fn pass_lengths(directory: &Directory, options: &LoaderOptions) -> Op
 
 /// Lengths of buffers if tiny samples in global order are read in passes. `None` in other orders, if the options
 /// select a batching, or if one pass would use too few samples of each block.
-pub(super) fn global_pass_lengths(
-    directory: &Directory,
-    options: &LoaderOptions,
-) -> Option<PassLengths> {
+fn global_pass_lengths(directory: &Directory, options: &LoaderOptions) -> Option<PassLengths> {
     let is_open = options.batching.is_none() && options.order.kind == OrderKind::Global;
     if !is_open {
         return None;
@@ -157,7 +154,7 @@ pub(super) fn reads_first_batch_apart(directory: &Directory, options: &LoaderOpt
 }
 
 /// The number of samples in whole chunks per live sample: deleted samples and those outside a view are not live.
-pub(super) fn samples_for_a_live_one(directory: &Directory) -> f64 {
+fn samples_for_a_live_one(directory: &Directory) -> f64 {
     directory.num_samples() as f64 / directory.num_live().max(1) as f64
 }
 
@@ -207,7 +204,7 @@ fn lanes_of(options: &LoaderOptions) -> u32 {
 
 /// The number of times that all ranks together read the chunks of this run, if the lanes are not a multiple of the
 /// ranks; `None` if each chunk is read once.
-pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
+fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Option<Reads> {
     let (lanes, _) = options.order.kind.lanes_and_group()?;
     if options.budget.is_some() {
         return None; // ranks have batches of all lanes
@@ -221,7 +218,7 @@ pub(super) fn shared_reads(directory: &Directory, options: &LoaderOptions) -> Op
 
 /// Returns whether other processes of this node use samples of the same chunks: with local shares, each process
 /// uses a part of every chunk that the node holds.
-pub(super) fn shares_chunks_on_node(options: &LoaderOptions) -> bool {
+fn shares_chunks_on_node(options: &LoaderOptions) -> bool {
     options.sharding == Sharding::Local
         && options.locality.as_ref().is_some_and(|locality| {
             let processes = options.world_size / locality.num_ranks();
@@ -272,7 +269,7 @@ pub(super) fn sample_cost(directory: &Directory) -> f64 {
 }
 
 /// The same for a sample that aligned shares give to another rank: they choose one that touches few blocks.
-pub(super) fn stray_cost(directory: &Directory) -> f64 {
+fn stray_cost(directory: &Directory) -> f64 {
     let mean = mean_sample_bytes(directory).max(1) as f64;
     (mean / BLOCK_BYTES).ceil() * BLOCK_BYTES / mean
 }

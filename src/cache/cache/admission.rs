@@ -243,9 +243,7 @@ impl Shared {
         ledger.unreserve(unit, location.tier, pages.len().into());
         self.copies.set_room(ledger.room());
     }
-}
 
-impl Shared {
     /// Sets the chunks that this process holds: here, or at the owner.
     pub(super) fn set_held(&self, held: Held) {
         if let Some(link) = self.link() {

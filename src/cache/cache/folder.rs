@@ -462,7 +462,7 @@ fn name_of(sample: &LongSample) -> String {
 }
 
 /// Removes the files beside the tier at `path`.
-pub(super) fn remove_beside(path: &Path) -> std::io::Result<()> {
+fn remove_beside(path: &Path) -> std::io::Result<()> {
     match fs::remove_dir_all(folder_of(path)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -23,7 +23,7 @@ use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// Returns whether the text is a configuration of HDMLP: it has `storage_classes`, a key that our TOML
 /// lacks.
-pub(super) fn is_hdmlp(text: &str) -> bool {
+fn is_hdmlp(text: &str) -> bool {
     let names = |line: &str| line.trim_start().starts_with("storage_classes");
     text.lines().any(names)
 }

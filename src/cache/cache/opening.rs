@@ -78,7 +78,7 @@ impl Opening {
     }
 
     /// After a takeover, sets this process's last plan and the chunks that this node holds again.
-    pub(super) fn tell_again(&self, shared: &Shared) {
+    fn tell_again(&self, shared: &Shared) {
         let plan = self.plan.get().and_then(|plan| plan.lock().clone());
         plan.into_iter().for_each(|plan| shared.set_plan(plan));
         let held = self.holding.lock().clone();

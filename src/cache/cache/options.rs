@@ -143,10 +143,8 @@ impl FromStr for TierSpec {
 #[serde(deny_unknown_fields)]
 pub struct Environment {
     /// `none`, `first-touch` or `clairvoyant`; `None`: the program decides.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Limit of the copier's reads of the origin, as a size per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_bandwidth: Option<String>,
     /// Ends admission for good when a sample first fits no tier, as in Monarch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -155,13 +153,10 @@ pub struct Environment {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub origin: Vec<Point>,
     /// Clients of the table `origin`: `threads`, or `processes` (with any number of threads).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_by: Option<String>,
     /// Maximum rate at which one process reads from the origin, in 10^6 bytes per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin_link_mb_per_s: Option<f64>,
     /// Maximum rate at which one process reads from another node, in 10^6 bytes per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_mb_per_s: Option<f64>,
     /// The tiers, fastest first.
     #[serde(default, rename = "tier")]
@@ -185,7 +180,6 @@ pub struct TierTable {
     /// `memory` or `filesystem`: the backend, by HDMLP's name.
     pub backend: String,
     /// Path of a `filesystem` tier.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Quota, as a size: `20G`.
     pub capacity: String,

@@ -305,7 +305,7 @@ impl Presence {
 
     /// Returns whether it is time to connect again. The caller that gets `true` must connect, and report the
     /// result.
-    pub(super) fn begin_connecting(&self, now: Instant) -> bool {
+    fn begin_connecting(&self, now: Instant) -> bool {
         let mut absence = self.absence.lock();
         let is_due = absence.again_at.is_some_and(|at| now >= at);
         if is_due {
@@ -315,7 +315,7 @@ impl Presence {
     }
 
     /// Records that the peer could not be reached again.
-    pub(super) fn stays_away(&self, now: Instant) {
+    fn stays_away(&self, now: Instant) {
         self.absence.lock().fail(now, None);
     }
 

@@ -191,7 +191,7 @@ impl Media {
     }
 
     /// Number of deletions: a read during a deletion may have returned zeroes.
-    pub(super) fn deletions(&self) -> u64 {
+    fn deletions(&self) -> u64 {
         self.counter(DELETIONS).load(Ordering::Acquire)
     }
 

@@ -161,7 +161,7 @@ impl Chunked {
 
     /// The chunk of sample `index` of `lane`, as an index into `chunks`, and the index of the sample in the chunk.
     #[inline]
-    pub(super) fn locate_in_lane(&mut self, lane: u32, index: u64) -> (usize, u32) {
+    fn locate_in_lane(&mut self, lane: u32, index: u64) -> (usize, u32) {
         let (_, shuffled) = self.place_in_group(lane, index);
         let cursor = &self.cursors[lane as usize];
         let first = self.groups[cursor.group as usize] as usize;
@@ -238,7 +238,7 @@ impl Chunked {
     }
 
     /// Indices of the chunks of `group`: the first, and one past the last.
-    pub(super) fn chunk_range(&self, group: u32) -> (usize, usize) {
+    fn chunk_range(&self, group: u32) -> (usize, usize) {
         (self.groups[group as usize] as usize, self.groups[group as usize + 1] as usize)
     }
 
@@ -253,7 +253,7 @@ impl Chunked {
     }
 
     /// The group that holds sample `index` of `lane`.
-    pub(super) fn group_of(&self, lane: u32, index: u64) -> u32 {
+    fn group_of(&self, lane: u32, index: u64) -> u32 {
         let first = self.lanes[lane as usize];
         let end = self.lanes[lane as usize + 1];
         let groups = &self.groups[first as usize + 1..=end as usize];

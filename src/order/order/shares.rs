@@ -232,7 +232,7 @@ impl Exchange {
     }
 
     /// The rank that held, in epoch 0, the sample that `rank` holds at `entry` after the exchanges `past`.
-    pub(super) fn first_holder(past: &[Exchange], rank: u64, entry: u64, world_size: u64) -> u64 {
+    fn first_holder(past: &[Exchange], rank: u64, entry: u64, world_size: u64) -> u64 {
         let exchanges = past.iter().rev().filter(|exchange| entry < exchange.entries.len());
         exchanges.fold(rank, |rank, exchange| {
             let step = exchange.entries.inverse(entry);
@@ -244,7 +244,7 @@ impl Exchange {
     }
 }
 
-pub(super) fn epoch_key(seed: u64, epoch: u64) -> Key {
+fn epoch_key(seed: u64, epoch: u64) -> Key {
     Key::derive(seed, &[super::OrderKind::Local { world_size: 1 }.label(), epoch])
 }
 

@@ -114,9 +114,7 @@ impl OrderSpec {
         }
         Err(invalid(format!("epochs of this order go to {}, not {}", limit - 1, epoch.0)))
     }
-}
 
-impl OrderSpec {
     /// The order with which a run of `world_size` ranks starts: grouped order without a number of lanes gets
     /// [`LANES_A_RANK`] lanes per rank, or fewer within the limit on lanes.
     #[must_use]

@@ -235,9 +235,9 @@ fn unpack(packed: u64) -> Option<Holder> {
 /// The most ranks that an address can encode: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
 /// The most tiers that an address can encode: 4 bits; all ones mean no copy.
-pub(super) const MAX_TIERS: usize = 15;
+const MAX_TIERS: usize = 15;
 /// The most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
-pub(super) const MAX_BLOCKS: u64 = 1 << 36;
+const MAX_BLOCKS: u64 = 1 << 36;
 const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
 const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
 const _: () = assert!(RANK_BITS + LBA_BITS + 4 == u64::BITS);

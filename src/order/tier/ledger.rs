@@ -388,7 +388,7 @@ impl Holding {
     }
 
     /// The number of pages of the chunk of `unit`, if the chunk has not begun.
-    pub(super) fn unbegun(&self, unit: u32) -> Option<u64> {
+    fn unbegun(&self, unit: u32) -> Option<u64> {
         let chunk = &self.chunks[self.find(unit)?];
         (!chunk.has_begun).then_some(chunk.pages)
     }
@@ -442,7 +442,7 @@ impl PageAllocator {
     }
 
     /// Allocates exactly these pages; returns `false` if some of them are not free.
-    pub(super) fn take_at(&mut self, pages: Range<u64>) -> bool {
+    fn take_at(&mut self, pages: Range<u64>) -> bool {
         let has = |free: &Range<u64>| free.start <= pages.start && pages.end <= free.end;
         let Some(at) = self.free.iter().position(has) else { return false };
         let free = self.free[at].clone();
@@ -453,7 +453,7 @@ impl PageAllocator {
     }
 
     /// Frees allocated pages.
-    pub(super) fn give_back(&mut self, pages: Range<u64>) {
+    fn give_back(&mut self, pages: Range<u64>) {
         let at = self.free.partition_point(|free| free.start < pages.start);
         self.free.insert(at, pages);
         let mut merge = |at: usize| {

@@ -52,25 +52,48 @@ impl Copier {
             self.sum_again(unit, now);
         }
     }
-}
 
-/// Pages and room that wait for lent buffers to come back. Nearly always empty.
-#[derive(Default)]
-pub(super) struct Lent {
-    /// Pages of units that will be written again.
-    pub(super) pages: HashMap<u32, PageSet>,
-    /// Room of units that have no more copies.
-    pub(super) room: Vec<Vacated>,
-}
-
-impl Lent {
-    /// Returns whether nothing is waiting.
-    pub(super) fn is_empty(&self) -> bool {
-        self.pages.is_empty() && self.room.is_empty()
+    pub(super) fn start_checks(&mut self, now: Instant) {
+        while self.num_reads() < MAX_READS {
+            let Some((tier, kept)) = self.checks.next(&self.shared.copies) else { return };
+            match self.begin_read_copies(kept.location(tier), kept.pages) {
+                Ok(ticket) => {
+                    let what = What::Check { tier, kept };
+                    self.active.push(Active { ticket, began: now, what });
+                }
+                Err(error) => self.checked(tier, kept, Err(error), now),
+            }
+        }
     }
-}
 
-impl Copier {
+    /// Publishes copies of an earlier run if they match their checksum in the index.
+    pub(super) fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
+        let first = kept.pages.0.trailing_zeros();
+        self.checks.reading.remove(&kept.unit);
+        if result.is_ok_and(|bytes| sum_of_pages(kept.pages, first, &bytes) == kept.sum) {
+            self.shared.counters.count(tier, |of| &of.restored);
+            self.shared.copies.publish(kept.unit, kept.pages);
+            self.shared.copies.end_check(kept.unit);
+            if self.shared.units.long_of(kept.unit).is_some() {
+                self.fill(kept.unit, now); // a killed process may have left only a part of the sample
+            }
+        } else {
+            self.shared.counters.count(tier, |of| &of.damaged);
+            self.shared.copies.release(kept.unit, kept.pages);
+            self.shared.copies.end_check(kept.unit);
+            if self.shared.is_filled_behind(kept.unit) {
+                self.set_entry(tier, kept.unit, None);
+                self.fill(kept.unit, now);
+            } else {
+                self.drop_copies(kept.unit);
+            }
+        }
+        if let Some(pages) = self.leaving.remove(&kept.unit) {
+            self.evict_pages(kept.unit, pages, now);
+        }
+        self.shared.counters.unsettle(-1); // last: a thread that sees everything settled also sees the result
+    }
+
     /// Ends the lending of `pages` of a unit. Returns whether they may be written: no buffer of an
     /// older copy is outstanding. Otherwise they are not fetched until they may be written.
     pub(super) fn take_back(&mut self, unit: u32, pages: PageSet) -> bool {
@@ -118,6 +141,22 @@ impl Copier {
     }
 }
 
+/// Pages and room that wait for lent buffers to come back. Nearly always empty.
+#[derive(Default)]
+pub(super) struct Lent {
+    /// Pages of units that will be written again.
+    pub(super) pages: HashMap<u32, PageSet>,
+    /// Room of units that have no more copies.
+    pub(super) room: Vec<Vacated>,
+}
+
+impl Lent {
+    /// Returns whether nothing is waiting.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.room.is_empty()
+    }
+}
+
 /// Room in a tier whose copies were removed.
 pub(super) struct Vacated {
     unit: u32,
@@ -129,7 +168,7 @@ pub(super) struct Vacated {
 
 impl Shared {
     /// Removes all copies of a unit; returns its room, which the caller must free.
-    pub(super) fn vacate(&self, unit: u32) -> Option<Vacated> {
+    fn vacate(&self, unit: u32) -> Option<Vacated> {
         let _ledger = self.ledger.lock();
         let location = self.copies.location(unit)?;
         let reserved = self.copies.reserved(unit).len().into();
@@ -141,7 +180,7 @@ impl Shared {
 
     /// Removes the copies of some pages of a unit that keeps other pages, and frees their storage, unless any
     /// of them is lent.
-    pub(super) fn vacate_pages(&self, unit: u32, pages: PageSet) {
+    fn vacate_pages(&self, unit: u32, pages: PageSet) {
         let mut ledger = self.ledger.lock();
         let Some(location) = self.copies.location(unit) else { return };
         let media = &self.media[usize::from(location.tier)];
@@ -255,48 +294,5 @@ impl Checks {
         let taken = *kept;
         kept.pages = PageSet::NONE;
         (!taken.pages.is_empty()).then_some((*tier, taken))
-    }
-}
-
-impl Copier {
-    pub(super) fn start_checks(&mut self, now: Instant) {
-        while self.num_reads() < MAX_READS {
-            let Some((tier, kept)) = self.checks.next(&self.shared.copies) else { return };
-            match self.begin_read_copies(kept.location(tier), kept.pages) {
-                Ok(ticket) => {
-                    let what = What::Check { tier, kept };
-                    self.active.push(Active { ticket, began: now, what });
-                }
-                Err(error) => self.checked(tier, kept, Err(error), now),
-            }
-        }
-    }
-
-    /// Publishes copies of an earlier run if they match their checksum in the index.
-    pub(super) fn checked(&mut self, tier: u8, kept: Kept, result: Result<IoBuf>, now: Instant) {
-        let first = kept.pages.0.trailing_zeros();
-        self.checks.reading.remove(&kept.unit);
-        if result.is_ok_and(|bytes| sum_of_pages(kept.pages, first, &bytes) == kept.sum) {
-            self.shared.counters.count(tier, |of| &of.restored);
-            self.shared.copies.publish(kept.unit, kept.pages);
-            self.shared.copies.end_check(kept.unit);
-            if self.shared.units.long_of(kept.unit).is_some() {
-                self.fill(kept.unit, now); // a killed process may have left only a part of the sample
-            }
-        } else {
-            self.shared.counters.count(tier, |of| &of.damaged);
-            self.shared.copies.release(kept.unit, kept.pages);
-            self.shared.copies.end_check(kept.unit);
-            if self.shared.is_filled_behind(kept.unit) {
-                self.set_entry(tier, kept.unit, None);
-                self.fill(kept.unit, now);
-            } else {
-                self.drop_copies(kept.unit);
-            }
-        }
-        if let Some(pages) = self.leaving.remove(&kept.unit) {
-            self.evict_pages(kept.unit, pages, now);
-        }
-        self.shared.counters.unsettle(-1); // last: a thread that sees everything settled also sees the result
     }
 }

@@ -209,7 +209,7 @@ impl<B: Deref<Target = [u8]>> Frame<B> {
     }
 
     /// The bytes that follow the head.
-    pub(super) fn body(&self) -> Cow<'_, [u8]> {
+    fn body(&self) -> Cow<'_, [u8]> {
         match self {
             Frame::Corrupt(..) | Frame::Expect(..) | Frame::Gone(..) => Cow::Borrowed(&[]),
             Frame::Piece { bytes, .. } => Cow::Borrowed(bytes),

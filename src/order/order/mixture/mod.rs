@@ -403,18 +403,7 @@ impl Word {
         self.walk_from(position, sources, &mut walk);
         walk.counts
     }
-}
 
-/// Reads a word position by position, without a division for each.
-#[derive(Debug, Clone, Default)]
-struct Walk {
-    /// By node: the remainder of the division in [`Node::split`] at its next position.
-    rests: Vec<u64>,
-    /// By source: the number of occurrences before the next position.
-    counts: Vec<u64>,
-}
-
-impl Word {
     /// Sets `walk` to `position`; the word has `sources` sources.
     fn walk_from(&self, position: u64, sources: usize, walk: &mut Walk) {
         walk.rests.clear();
@@ -457,6 +446,15 @@ impl Word {
             }
         }
     }
+}
+
+/// Reads a word position by position, without a division for each.
+#[derive(Debug, Clone, Default)]
+struct Walk {
+    /// By node: the remainder of the division in [`Node::split`] at its next position.
+    rests: Vec<u64>,
+    /// By source: the number of occurrences before the next position.
+    counts: Vec<u64>,
 }
 
 impl Node {

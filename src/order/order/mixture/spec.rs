@@ -106,6 +106,19 @@ impl Source {
             _ => self.chosen() == Some(0),
         }
     }
+
+    /// The difference, in words, between this source (of a state) and `new`.
+    fn differs(&self, new: &Source) -> Option<String> {
+        let name = &new.name;
+        if self.identity != new.identity {
+            return Some(format!("source {name} is {}, and was {}", new.identity, self.identity));
+        }
+        if self.samples != new.samples {
+            let [old, new] = [self.samples, new.samples];
+            return Some(format!("source {name} has {new} samples, and had {old}"));
+        }
+        (self.part != new.part).then(|| format!("source {name} has another part"))
+    }
 }
 
 impl MixtureSpec {
@@ -159,9 +172,7 @@ impl MixtureSpec {
         }
         Ok(())
     }
-}
 
-impl MixtureSpec {
     /// Checks that a run over this mixture can resume where a run over `old` has consumed `consumed` positions.
     /// Phases that begin later may differ; earlier ones may not.
     ///
@@ -199,21 +210,6 @@ impl MixtureSpec {
             return None;
         };
         Some(format!("{what} differs"))
-    }
-}
-
-impl Source {
-    /// The difference, in words, between this source (of a state) and `new`.
-    fn differs(&self, new: &Source) -> Option<String> {
-        let name = &new.name;
-        if self.identity != new.identity {
-            return Some(format!("source {name} is {}, and was {}", new.identity, self.identity));
-        }
-        if self.samples != new.samples {
-            let [old, new] = [self.samples, new.samples];
-            return Some(format!("source {name} has {new} samples, and had {old}"));
-        }
-        (self.part != new.part).then(|| format!("source {name} has another part"))
     }
 }
 
