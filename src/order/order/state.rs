@@ -364,7 +364,7 @@ const VERSION_OF_ROWS: u32 = 4;
 #[cfg(test)]
 mod tests {
     use super::super::SequentialBy;
-    use super::super::{Cost, Pack, RowPhase, RowSpec};
+    use super::super::budget::{Cost, Pack, RowPhase, RowSpec};
     use super::*;
 
     const IMAGE: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff];
