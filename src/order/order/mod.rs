@@ -41,7 +41,7 @@ use dlfs_base::units::{Epoch, SampleId};
 pub use chunked::Pick;
 pub use shard::{GlobalBatch, Positions, Shard, Sharding, Tail};
 pub use shares::{Exchanged, Shares};
-pub use sharing::{Aligner, ByNode, Locality, Reads, deal, gcd};
+pub use sharing::{Aligner, ByNode, Counted, Locality, Reads, deal, gcd};
 pub use spec::{HexId, LANES_A_RANK, MAX_EPOCHS, OrderKind, OrderSpec, SequentialBy};
 pub use state::State;
 
@@ -296,7 +296,7 @@ impl EpochOrder {
         (batch, batch_size): (GlobalBatch, u64),
         out: &mut Vec<SampleId>,
     ) {
-        let locality = Arc::clone(&by_node.locality);
+        let locality = Arc::clone(by_node.locality());
         let size = (self.len, batch_size);
         let own = by_node.share(shard, batch, size, |position| {
             self.chunk_at(population, position).and_then(|chunk| locality.holder(chunk))
@@ -316,7 +316,7 @@ impl EpochOrder {
         (batch, batch_size): (GlobalBatch, u64),
         out: &mut Vec<Pick>,
     ) {
-        let locality = Arc::clone(&by_node.locality);
+        let locality = Arc::clone(by_node.locality());
         let len = self.len;
         let chunked = self.chunked_mut();
         let own = by_node.share(shard, batch, (len, batch_size), |position| {

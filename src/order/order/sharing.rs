@@ -15,7 +15,8 @@
 //!    ranks take equally many, but a batch draws from the chunks of shared lanes at random. (From each owned lane
 //!    it draws equally many.) A rank gives away samples that touch few blocks of the medium.
 //!
-//! [`ByNode`] divides a global batch among ranks so that each rank reads samples that its own node holds, within equal shares.
+//! [`ByNode`] divides a global batch among ranks so that each rank reads samples that its own node holds, within equal
+//! shares.
 //!
 //! Yang and Cong, "Accelerating Data Loading in Deep Neural Network Training" (HiPC 2019), assign samples to the
 //! nodes that hold them, and then even out the shares of the ranks. Here the order still defines the global batch,
@@ -60,11 +61,11 @@ pub struct Aligner {
 
 /// Statistics of the last batch, over all ranks of the class.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Counted {
+pub struct Counted {
     /// Samples of the batch.
-    samples: u64,
+    pub samples: u64,
     /// Samples that go to another rank than their owner.
-    strays: u64,
+    pub strays: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -146,6 +147,11 @@ impl Class {
 }
 
 impl Aligner {
+    /// Statistics of the last batch, over all ranks of its class.
+    pub fn counted(&self) -> Counted {
+        self.counted
+    }
+
     /// Appends the samples that the rank of `shard` takes of `batch`, by position.
     ///
     /// `shard` must be the one from the start of the run: the batch begins a multiple of the world size after
@@ -295,6 +301,7 @@ pub(super) fn own_in_group(order: &Chunked, shard: &Shard, group: u32, chunk: u3
 }
 
 /// The greatest common divisor.
+#[doc(hidden)]
 pub fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -341,7 +348,7 @@ impl EpochOrder {
             let mut picks = Vec::new();
             let batch = shard.global_batch(len, 0, batch_size);
             aligner.share(chunked, |_, _| 1, &shard, batch, len, &mut picks);
-            let counted = aligner.counted;
+            let counted = aligner.counted();
             let alone = counted.strays as f64 / counted.samples.max(1) as f64;
             return Some(Reads { ranks_a_chunk: 1.0, alone });
         }
@@ -406,7 +413,7 @@ impl Locality {
 /// Computes shares by node, and reuses its memory from batch to batch.
 #[derive(Debug, Clone)]
 pub struct ByNode {
-    pub(super) locality: Arc<Locality>,
+    locality: Arc<Locality>,
     /// For each node: the number of samples that its ranks still take.
     room: Vec<u64>,
     /// The node that takes each sample of the batch.
@@ -419,6 +426,11 @@ impl ByNode {
     /// Shares for the ranks of `locality`.
     pub fn new(locality: Arc<Locality>) -> ByNode {
         ByNode { locality, room: Vec::new(), nodes: Vec::new(), own: Vec::new() }
+    }
+
+    /// The nodes of ranks and chunks.
+    pub fn locality(&self) -> &Arc<Locality> {
+        &self.locality
     }
 
     /// The positions that the rank of `shard` takes of `batch` in an epoch of `len`, ascending, followed by those
