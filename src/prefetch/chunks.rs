@@ -65,6 +65,7 @@ pub(super) struct ChunkDriver {
 }
 
 /// A range of a chunk's samples in memory; usually all of them.
+#[derive(Default)]
 struct Resident {
     chunk: u32,
     /// Its samples, counted from the start of the chunk.
@@ -229,15 +230,7 @@ impl ChunkDriver {
             group,
             load: self.num_reads,
             read_for: epoch,
-            fetch: Fetch::default(),
-            buf: SharedBuf::empty(),
-            failures: Vec::new(),
-            ready: false,
-            pins: 0,
-            closed: false,
-            pinned_by: 0,
-            used_by: 0,
-            buf_index: 0,
+            ..Resident::default()
         });
         self.link(chunk, index as u32);
         if !alone {

@@ -153,7 +153,7 @@ pub(super) trait Planner {
 }
 
 /// The bits. The poller writes them; any thread reads them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Residency {
     words: Vec<AtomicU64>,
 }

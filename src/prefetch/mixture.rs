@@ -6,8 +6,9 @@
 //! chunks. So each sample goes to the rank of its lane, within equal shares; the few remaining samples are read
 //! alone. This changes neither the samples of a global batch nor the number of samples of each rank.
 //!
-//! In batches by a token budget, positions of the mixture take the place of positions of one order. A window of them is sorted by length across
-//! all sources, so a batch has samples of several sources. The share of each source in an epoch stays exact.
+//! In batches by a token budget, positions of the mixture take the place of positions of one order. A window of them is
+//! sorted by length across all sources, so a batch has samples of several sources. The share of each source in an epoch
+//! stays exact.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Reads batches ahead along an order, across epochs, within a bounded window of memory.
 //!
-//! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them
-//! through the `reader`'s pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data
-//! stays in memory: `driver` has one that reads each batch by itself, `chunks` reads whole chunks and hands samples out of
-//! them, and `passes` reads chunks that do not fit the window, and tiny samples in global order, in several passes.
-//! `working_set` selects the driver, and estimates the chunks that a grouped order has open.
+//! A [`Prefetcher`] has one thread, the *poller*. It plans batches from the order, reads them through the `reader`'s
+//! pump and queues them, in order, for [`Prefetcher::next`]. A `Driver` decides which data stays in memory: `driver`
+//! has one that reads each batch by itself, `chunks` reads whole chunks and hands samples out of them, and `passes`
+//! reads chunks that do not fit the window, and tiny samples in global order, in several passes. `working_set` selects
+//! the driver, and estimates the chunks that a grouped order has open.
 //!
 //! | files | what |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `budgeted`, `batch_counts` | batches by a token budget or rows of tokens, and their number |
 //! | `mix_driver` | a driver that reads a mixture through one driver per source |
 //! | `driver` | the trait of drivers |
-//! | `start`, `poller` | construction of a prefetcher, its thread, and each batch in one buffer for those who want that |
+//! | `start`, `poller` | construction of a prefetcher, its thread, and batches in one buffer for those who want them |
 //! | `window` | memory and its background faulting, allocation by priority |
 //! | `waits` | the causes of the consumer's waits, and events of both threads |
 //! | `node` | one prefetcher for all ranks of a node |
@@ -118,6 +118,7 @@ pub struct Prefetcher {
 }
 
 /// State that the poller and the consumer share.
+#[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     /// Set while the consumer waits for a batch.
@@ -137,25 +138,6 @@ struct Shared {
     rewritten: Rewritten,
     /// The reason that the poller or a copying thread died.
     fate: Fate,
-}
-
-impl Shared {
-    fn new(residency: Arc<Residency>) -> Shared {
-        Shared {
-            stop: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            blocked: AtomicBool::new(false),
-            seen: Seen::new(),
-            residency,
-            read: Mutex::new(ReadStats::default()),
-            latency: Arc::default(),
-            over_window: AtomicU64::new(0),
-            blocked_ns: AtomicU64::new(0),
-            copied_bytes: AtomicU64::new(0),
-            rewritten: Rewritten::default(),
-            fate: Fate::default(),
-        }
-    }
 }
 
 /// Wakes the poller when memory of the window was returned.

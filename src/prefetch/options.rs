@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::gpu::Pin;
 use crate::order::budget::{Budget, TooLong};
 use crate::order::weighted::Weights;
@@ -229,8 +229,7 @@ impl LoaderOptions {
         } else {
             return Ok(());
         };
-        let text = format!("batches by a budget of tokens go to ranks as wholes: {what}");
-        Err(Error::new(ErrorKind::InvalidArgument, text))
+        Err(invalid(format!("batches by a budget of tokens go to ranks as wholes: {what}")))
     }
 
     /// Checks that the other options permit rows of tokens.

@@ -1,8 +1,8 @@
 //! The poller thread: it advances the driver, hands batches to the consumer, and sleeps when nothing moves: when
 //! the window is full or nothing is outstanding.
 //!
-//! If the caller wants each batch in one buffer, copying threads gather them, in the poller's order: batch k goes to thread k mod n, and the consumer receives from the threads in turn, so batches keep their order
-//! without sorting.
+//! If the caller wants each batch in one buffer, copying threads gather them, in the poller's order: batch k goes to
+//! thread k mod n, and the consumer receives from the threads in turn, so batches keep their order without sorting.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -406,8 +406,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use super::super::Delivery;
     use super::super::stream::Head;
-    use super::super::{Delivery, Residency};
     use super::*;
     use crate::buf::{HugePages, PoolOptions};
     use crate::error::ErrorKind;
@@ -415,7 +415,7 @@ mod tests {
     use crate::units::Epoch;
 
     fn shared() -> Arc<Shared> {
-        Arc::new(Shared::new(Arc::new(Residency::new(0))))
+        Arc::<Shared>::default()
     }
 
     fn pool() -> Pool {

@@ -114,7 +114,7 @@ impl Prefetcher {
             let room = options.batch_size.min(ROOM_SAMPLES);
             driver.recycle(Batch::with_capacity(room, ROOM_BUFFERS));
         }
-        let shared = Arc::new(Shared::new(residency));
+        let shared = Arc::new(Shared { residency, ..Shared::default() });
         let window = window
             .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());

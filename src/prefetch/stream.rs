@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::order::budget::{Dealt, RowPlace};
 use crate::order::weighted::not_one_each;
 use crate::order::{
@@ -41,9 +41,9 @@ pub(crate) struct Stream {
 /// Batches by a token budget.
 struct Budgeted {
     lengths: TokenLengths,
-    /// Of an order that does not visit whole chunks.
+    /// For an order that does not visit whole chunks.
     ids: Dealing<SampleId>,
-    /// Of an order that does.
+    /// For an order that does.
     picks: Dealing<Pick>,
 }
 
@@ -438,8 +438,7 @@ impl Walk {
     /// `InvalidArgument`: the batch size is 0; the rank does not exist.
     pub(super) fn new(len: u64, options: &LoaderOptions, start: &State) -> Result<Walk> {
         if options.batch_size == 0 {
-            let text = "a batch has at least one sample";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid("a batch has at least one sample"));
         }
         let shard = options.shard()?;
         Ok(Walk {

@@ -17,7 +17,6 @@ use crate::report::{Cause, Event, Events, Stalls, Timeline, What, trace_to_json}
 
 /// The causes of the consumer's waits, as the poller sees them. Only the poller writes; one cache line.
 #[repr(align(64))]
-#[derive(Default)]
 pub(super) struct Seen {
     /// Nanoseconds by cause, ascending.
     ns: [AtomicU64; Cause::COUNT],
@@ -107,9 +106,9 @@ impl TurnClock {
     }
 }
 
-impl Seen {
-    pub(super) fn new() -> Seen {
-        Seen { now: AtomicU8::new(Cause::Order as u8), ..Seen::default() }
+impl Default for Seen {
+    fn default() -> Seen {
+        Seen { ns: Default::default(), now: AtomicU8::new(Cause::Order as u8) }
     }
 }
 
@@ -286,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_divided_as_the_poller_saw_it_and_only_what_was_waited() {
-        let seen = Seen::new();
+        let seen = Seen::default();
         let mut clock = TurnClock::new();
         let mut divider = Divider::default();
         let full = AfterTurn { is_exhausted: true, ..reading() };
@@ -306,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_begins_within_a_turn_has_that_turn_as_a_share() {
-        let seen = Seen::new();
+        let seen = Seen::default();
         let mut clock = TurnClock::new();
         let mut divider = Divider::default();
         let planning = AfterTurn { planned_when_idle: true, ..reading() };
@@ -324,7 +323,7 @@ mod tests {
 
     #[test]
     fn what_copying_threads_take_is_what_the_poller_has_not_seen() {
-        let seen = Seen::new();
+        let seen = Seen::default();
         let mut clock = TurnClock::new();
         let mut divider = Divider::default();
         turns(&mut clock, &seen, &[(0, true, reading()), (3, true, reading())]);

@@ -9,8 +9,8 @@
 //! twice. It does not use `madvise`, which holds the lock of the address space that the poller's next allocation
 //! needs.
 //!
-//! [`Memory`] grants memory of the window by priority. A read that is the only one able to proceed may get memory outside the
-//! window.
+//! [`Memory`] grants memory of the window by priority. A read that is the only one able to proceed may get memory
+//! outside the window.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -13,8 +13,8 @@
 //!
 //! The policy is always HDMLP's, `clairvoyant`. Any other key is refused by name.
 //!
-//! It is written in libconfig's text format, whose parser accepts settings `name = value` or `name : value`, each ended by `;`, by `,` or by nothing;
-//! groups `{ }`, lists `( )` and arrays `[ ]`.
+//! It is written in libconfig's text format, whose parser accepts settings `name = value` or `name : value`, each ended
+//! by `;`, by `,` or by nothing; groups `{ }`, lists `( )` and arrays `[ ]`.
 
 use std::path::Path;
 

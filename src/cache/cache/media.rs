@@ -15,7 +15,7 @@ use super::folder::{self, Locked, OwnFiles, take_over, take_over_namespace};
 use super::options::{TierKind, TierSpec};
 use super::share::{self, Listener, Place, SharedTier};
 use dlfs_base::buf::HugePages;
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics;
 use dlfs_base::process::NotInherited;
 use dlfs_io::address::Address;
@@ -405,10 +405,7 @@ fn in_namespace(
     identity: Identity,
     units: &Units,
 ) -> Result<(Media, Vec<Kept>)> {
-    let refuse = |why: String| {
-        let text = format!("the tier {spec} {why}");
-        Err(Error::new(ErrorKind::InvalidArgument, text))
-    };
+    let refuse = |why: String| Err(invalid(format!("the tier {spec} {why}")));
     let len_bytes = device.namespace().len_bytes();
     let data_offset = Index::data_offset(units);
     let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;

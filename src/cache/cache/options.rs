@@ -1,6 +1,6 @@
-//! Options of tiers, from a command line or a program, or from the TOML description of an environment: tiers in HDMLP's terms (capacity, threads, bandwidth tables) and
-//! the origin's bandwidth table. `dlfs probe` writes it, `--tiers-file FILE` reads it, people may edit
-//! it.
+//! Options of tiers, from a command line or a program, or from the TOML description of an environment: tiers in HDMLP's
+//! terms (capacity, threads, bandwidth tables) and the origin's bandwidth table. `dlfs probe` writes it, people may
+//! edit it, and `--tiers-file FILE` reads it.
 
 use std::fmt;
 use std::path::PathBuf;

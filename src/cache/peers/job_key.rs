@@ -10,7 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::random::draw;
 use dlfs_io::qpair::ConnectOptions;
 use dlfs_nvme::auth::{ConfiguredPsk, Group, Hash, Secret};
@@ -154,8 +154,7 @@ impl RoundKeys {
             JobKey::Given { key, .. } => Derived::of(key),
             JobKey::Drawn => {
                 let drawn = first.and_then(|mark| mark.drawn.as_ref()).ok_or_else(|| {
-                    let text = "the record of rank 0 has no key for the job";
-                    Error::new(ErrorKind::InvalidArgument, text)
+                    invalid("the record of rank 0 has no key for the job")
                         .hint("start all ranks of a job alike")
                 })?;
                 Derived::of(&read_job_key(&drawn.0)?)
@@ -279,6 +278,7 @@ const MEETING: &str = "rendezvous of ranks";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dlfs_base::error::ErrorKind;
     use dlfs_target::keys::generate_secret;
 
     fn given() -> PeerKeys {

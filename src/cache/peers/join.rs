@@ -15,7 +15,7 @@ use super::pair::{PeersDevice, Shared};
 use super::rendezvous::{self, Rendezvous};
 use super::round::{self, Record, Round, nguid_of, nqn_of};
 use super::{Counters, PeerStats};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::process::Forked;
 use dlfs_base::random::draw;
 use dlfs_base::registry::Registration;
@@ -217,8 +217,7 @@ impl Peers {
     pub fn attach(served: &Served<'_>, pass: Pass, connect: &ConnectOptions) -> Result<Peers> {
         let ranks = pass.records.iter().map(|record| record.rank);
         if pass.rank as usize >= pass.records.len() || !ranks.eq(0..pass.records.len() as u32) {
-            let text = "these are not the records of all ranks of a round";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid("these are not the records of all ranks of a round"));
         }
         let (image, generation) = identity_of(served.directory);
         let Record { image: joined, generation: of, .. } = pass.records[pass.rank as usize];
@@ -449,8 +448,7 @@ impl FromStr for Serving {
         let found = Serving::NAMES.iter().find(|(name, _)| *name == text);
         found.map(|&(_, serving)| serving).ok_or_else(|| {
             let names: Vec<&str> = Serving::NAMES.iter().map(|&(name, _)| name).collect();
-            let text = format!("peers have no mode {text:?}");
-            Error::new(ErrorKind::InvalidArgument, text)
+            invalid(format!("peers have no mode {text:?}"))
                 .hint(format!("one of {}", names.join(", ")))
         })
     }

@@ -1,7 +1,7 @@
 //! Options of peers: the user's options, completed by the launcher's variables and this machine's addresses.
 //!
-//! Names and meanings of the launcher's variables: torchrun's from PyTorch's "torchrun (Elastic Launch)", Open MPI's from its FAQ
-//! "Running MPI jobs", PMI's from MPICH's Hydra and Intel MPI, Slurm's from srun(1).
+//! Names and meanings of the launcher's variables: torchrun's from PyTorch's "torchrun (Elastic Launch)", Open MPI's
+//! from its FAQ "Running MPI jobs", PMI's from MPICH's Hydra and Intel MPI, Slurm's from srun(1).
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};

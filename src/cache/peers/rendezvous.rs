@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use super::job_key::{GROUPS, PeerKeys, RoundKeys, host_of_all};
 use super::round::{MAX_RECORD_BYTES, Record};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::Nsid;
 use dlfs_io::address::{Address, TcpAddress};
 use dlfs_io::qpair::blocking::Blocking;
@@ -365,8 +365,7 @@ impl Blocks {
 impl Rendezvous for Blocks {
     fn set(&mut self, rank: u32, record: &[u8]) -> Result<()> {
         if rank >= self.world_size {
-            let text = format!("rank {rank} of {}: ranks count from 0", self.world_size);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid(format!("rank {rank} of {}: ranks count from 0", self.world_size)));
         }
         // The first `get` writes the record: rank 0 may not listen yet.
         self.own = Some((rank, record.to_vec()));

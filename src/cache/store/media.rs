@@ -1,9 +1,9 @@
 //! Storage of a store: pages at the same offsets as on their namespaces, in a sparse file or in memory, with
 //! a bitmap of the pages that are present.
 //!
-//! The devices of the data set's namespaces read from the store alone. A read of pages that are not in the store waits for them, since the exchange fetches them. For a peer such
-//! a read ends with *Deallocated or Unwritten Logical Block*. A peer that reads the first page of the first
-//! namespace gets this rank's progress.
+//! The devices of the data set's namespaces read from the store alone. A read of pages that are not in the store
+//! waits for them, since the exchange fetches them. For a peer such a read ends with *Deallocated or Unwritten
+//! Logical Block*. A peer that reads the first page of the first namespace gets this rank's progress.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use slab::Slab;
 use super::board::{Count, PROGRESS_BYTES};
 use super::{Shared, add};
 use crate::cache::{TierKind, TierSpec, UNWRITTEN, to_peer};
-use dlfs_base::buf::{Pool, SharedBuf, SharedWords};
+use dlfs_base::buf::{Pool, SharedWords};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{Place, PlaceCounters};
 use dlfs_base::process::NotInherited;
@@ -25,10 +25,11 @@ use dlfs_base::units::Lba;
 use dlfs_format::directory::{Directory, ViewMark, by_word};
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::SharedMemory;
+use dlfs_io::qpair::plain::{Plain, PlainEngine};
 use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{
-    Capabilities, Completion, Device, Direct, Fence, Io, IoError, IoOp, Namespace, Notice,
-    PairScope, QueuePair,
+    Capabilities, Completion, Device, Direct, Io, IoError, IoOp, Namespace, Notice, PairScope,
+    QueuePair,
 };
 use dlfs_order::tier::PAGE_BYTES;
 
@@ -334,7 +335,7 @@ impl Device for StoreDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        Ok(Box::new(StorePair {
+        Ok(Box::new(Plain(StorePair {
             shared: Arc::clone(&self.shared),
             number: self.number,
             for_peers: self.for_peers,
@@ -345,7 +346,7 @@ impl Device for StoreDevice {
             waiting: VecDeque::new(),
             taken: Slab::new(),
             ready: VecDeque::new(),
-        }))
+        })))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -360,6 +361,7 @@ impl Device for StoreDevice {
     }
 }
 
+/// A queue pair of the device. It lends nothing, since any sample may be deleted.
 struct StorePair {
     shared: Arc<Shared>,
     number: u16,
@@ -457,7 +459,7 @@ impl StorePair {
     }
 }
 
-impl QueuePair for StorePair {
+impl PlainEngine for StorePair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -491,9 +493,6 @@ impl QueuePair for StorePair {
         self.media.use_pool(pool);
     }
 
-    /// Fences concern writes; only reads are allowed.
-    fn use_fence(&mut self, _: &Arc<Fence>) {}
-
     fn outstanding(&self) -> usize {
         self.waiting.len() + self.pending.len() + self.ready.len() + self.media.outstanding()
     }
@@ -513,15 +512,6 @@ impl QueuePair for StorePair {
             self.shared.board.add(Count::Damaged, 1);
             self.shared.notify();
         }
-    }
-
-    /// Lends nothing: any sample may be deleted.
-    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
-        None
-    }
-
-    fn has_copies(&self, _: Lba, _: usize) -> bool {
-        false
     }
 
     fn register(&mut self, registry: &Registry) {

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::link::Position;
 
 /// The shares and the clients of a node.
+#[derive(Default)]
 pub(super) struct Deal {
     seats: Vec<Seat>,
     /// The bytes of each entry, and the number of its shares that are not released.
@@ -99,17 +100,11 @@ impl Deal {
     pub(super) fn new(seats: u32, end: Position, least: usize, most_bytes: u64) -> Deal {
         Deal {
             seats: (0..seats).map(|_| Seat::default()).collect(),
-            entries: BTreeMap::new(),
-            next_entry: 0,
-            freed: Vec::new(),
-            bytes: 0,
             least,
             most_bytes,
             end,
-            begun: false,
-            ended: false,
-            is_pulling: false,
             gathering: true,
+            ..Deal::default()
         }
     }
 

@@ -1,5 +1,5 @@
-//! Existing copies: verification after a restart, and eviction of copies that a plan does not keep, or that take room from the chunks that this node holds
-//! for others.
+//! Existing copies: verification after a restart, and eviction of copies that a plan does not keep, or that take room
+//! from the chunks that this node holds for others.
 //!
 //! A tier in memory lends its copies, and a peer that reads them may take long to receive them. Nothing
 //! is written in their place until all buffers have come back. Until then a page whose copy was corrupt
