@@ -17,8 +17,7 @@
 //! | 8..12  | `flags`    | 3:0 type (0 command, 1 reply), bit 5 error          |
 //! | 12..16 | `error`    | error number of a reply with the error flag         |
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -26,10 +25,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
 
 use crate::fault::Fault;
 use crate::memory::DmaRegion;
@@ -37,7 +32,7 @@ use crate::registers::{
     Bus, CONFIGURATION, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
 };
 use dlfs_base::buf::FileMemory;
-use dlfs_base::process::mark_ours;
+use dlfs_base::process::{mark_ours, receive_files, send_files};
 
 /// The connection to a device.
 pub struct VfioUser {
@@ -239,39 +234,19 @@ impl Link {
         text.extend((size as u32).to_le_bytes());
         text.extend([0; 8]);
         text.extend(body);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(files));
-        }
-        let parts = [IoSlice::new(&text)];
-        let flags = SendFlags::NOSIGNAL;
-        let sent = rustix::io::retry_on_intr(|| {
-            rustix::net::sendmsg(&self.stream, &parts, &mut control, flags)
-        })?;
+        let sent = send_files(&self.stream, &text, files)?;
         self.stream.write_all(&text[sent..])
     }
 
     /// Receives a header with its file descriptors, and what follows it.
     fn receive(&mut self) -> std::io::Result<([u8; HEADER_LEN], Reply)> {
         let mut head = [0; HEADER_LEN];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut head)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let found = rustix::io::retry_on_intr(|| {
-            rustix::net::recvmsg(&self.stream, &mut parts, &mut control, flags)
-        })?;
         let mut files = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(found) = message {
-                files.extend(found);
-            }
-        }
-        if found.bytes == 0 {
+        let count = receive_files(&self.stream, &mut head, &mut files)?;
+        if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        self.stream.read_exact(&mut head[found.bytes..])?;
+        self.stream.read_exact(&mut head[count..])?;
         let size = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
         let len = size.checked_sub(HEADER_LEN).filter(|len| *len <= MOST_BODY);
         let Some(len) = len else { return Err(ErrorKind::InvalidData.into()) };
@@ -353,7 +328,6 @@ const SPARSE_MAP: u32 = 1;
 
 /// Our abilities: file descriptors of a message, and bytes of a register access.
 const ABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
-const MAX_FILES: usize = 8;
 const REGION_INFO_MOST: u32 = 1024;
 const MOST_BODY: usize = 64 << 10;
 const MOST_CAPABILITIES: usize = 16;

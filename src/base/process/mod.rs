@@ -5,9 +5,11 @@
 //! uses. [`Forked`] holds such a value and gives access only to the process that created it; a child leaks
 //! the inherited value and creates its own. The creating code may look at the inherited value with
 //! [`Forked::inherited`], but must not wait for its locks. [`NotInherited`] keeps locks and connections out
-//! of the child. Threads that may wait for long while the process forks use `Condvar`.
+//! of the child. Threads that may wait for long while the process forks use `Condvar`. [`send_files`] gives file
+//! descriptors to another process.
 
 mod at_fork;
+mod files;
 mod id;
 mod memory;
 mod ours;
@@ -18,6 +20,7 @@ use std::convert::Infallible;
 use std::sync::OnceLock;
 
 pub use at_fork::NotInherited;
+pub use files::{receive_files, send_files};
 pub use id::process_id;
 pub use memory::memory_bytes;
 pub use ours::{is_ours, mark_ours};

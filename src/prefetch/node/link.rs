@@ -11,9 +11,8 @@
 //!
 //! An owner's message has its whole length (4 bytes), its kind (4 bytes) and the fields of its variant of [`ToClient`].
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::ErrorKind as IoKind;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,15 +20,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::buf::{HugePages, Loan, Registrar, SealedLocation, SharedBytes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::budget::RowPlace;
 use crate::prefetch::window::warn_of_refusal;
-use crate::process::{NotInherited, process_id};
+use crate::process::{NotInherited, process_id, receive_files};
 use crate::tokens::{Layout, Segment};
 
 /// The connection of a client that has a seat.
@@ -81,14 +78,16 @@ impl Link {
             if let Some(found) = ToClient::parse(&inbox).map_err(|_| unknown())? {
                 break found;
             }
-            match receive_files(&outbox.stream, &mut inbox, &mut files) {
-                Ok(0) | Err(Errno::CONNRESET) => return Ok(None),
-                Ok(_) => {}
-                Err(Errno::AGAIN) => {
+            let mut room = [0; 4096];
+            match receive_files(&outbox.stream, &mut room, &mut files) {
+                Ok(0) => return Ok(None),
+                Ok(count) => inbox.extend(&room[..count]),
+                Err(error) if error.kind() == IoKind::ConnectionReset => return Ok(None),
+                Err(error) if error.kind() == IoKind::WouldBlock => {
                     let text = "the process that reads for this node does not answer";
                     return Err(Error::new(ErrorKind::TimedOut, text).hint("is it stopped?"));
                 }
-                Err(errno) => return Err(std::io::Error::from(errno).into()),
+                Err(error) => return Err(error.into()),
             }
         };
         let window_len = match message {
@@ -246,28 +245,6 @@ impl Drop for Lease {
     }
 }
 
-/// Receives bytes, and the files that come with them.
-fn receive_files(
-    stream: &UnixStream,
-    bytes: &mut Vec<u8>,
-    files: &mut Vec<OwnedFd>,
-) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut room = [0; 4096];
-    let mut parts = [IoSliceMut::new(&mut room)];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let count =
-        rustix::io::retry_on_intr(|| recvmsg(stream, &mut parts, &mut control, flags))?.bytes;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(found) = message {
-            files.extend(found);
-        }
-    }
-    bytes.extend(&room[..count]);
-    Ok(count)
-}
-
 fn refused(kind: ErrorKind, text: String) -> Error {
     let error = Error::new(kind, text);
     match kind {
@@ -369,10 +346,8 @@ impl ToOwner {
     /// `None`: no client sends this.
     pub(super) fn parse(bytes: &[u8; TO_OWNER_BYTES]) -> Option<ToOwner> {
         let mut rest = Reader(bytes);
-        let kind = rest.u32()?;
-        let turn = rest.u32()?;
-        let a = rest.u64()?;
-        let b = rest.u64()?;
+        let [kind, turn] = rest.u32s()?;
+        let [a, b] = rest.u64s()?;
         match kind {
             1 => Some(ToOwner::Hello { protocol: turn, seat: a }),
             2 => Some(ToOwner::Want { turn, position: (a, b) }),
@@ -428,7 +403,7 @@ impl ToClient {
     /// The first message in `bytes` and its length; `None`: it is not complete yet.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(ToClient, usize)>, Malformed> {
         let mut rest = Reader(bytes);
-        let (Some(len), Some(kind)) = (rest.u32(), rest.u32()) else { return Ok(None) };
+        let Some([len, kind]) = rest.u32s() else { return Ok(None) };
         let len = len as usize;
         if !(8..=MAX_MESSAGE_BYTES).contains(&len) {
             return Err(Malformed);
@@ -440,26 +415,38 @@ impl ToClient {
 
     fn of_body(kind: u32, mut rest: Reader<'_>) -> Option<ToClient> {
         Some(match kind {
-            1 => ToClient::Welcome { protocol: rest.u32()?, window_len: rest.u64()? },
+            1 => {
+                let [protocol] = rest.u32s()?;
+                let [window_len] = rest.u64s()?;
+                ToClient::Welcome { protocol, window_len }
+            }
             2 => {
                 let head = BatchHead::read(&mut rest)?;
-                let count = rest.u32()?;
-                let num_rows = rest.u32()?;
-                let seq_len = rest.u32()?;
-                let samples = (0..count).map(|_| SamplePlace::read(&mut rest));
-                let samples = samples.collect::<Option<_>>()?;
+                let [count, num_rows, seq_len] = rest.u32s()?;
+                let sample = |_| {
+                    let [id, offset] = rest.u64s()?;
+                    let [len, source] = rest.u32s()?;
+                    Some(SamplePlace { id, offset, len, source })
+                };
+                let samples = (0..count).map(sample).collect::<Option<_>>()?;
                 let count = rest.0.len() / SEGMENT_BYTES;
-                let segments = (0..count).map(|_| read_segment(&mut rest));
-                let segments = segments.collect::<Option<_>>()?;
+                let segment = |_| {
+                    let [row, column, document, from, len] = rest.u32s()?;
+                    Some(Segment { row, column, document, from, len })
+                };
+                let segments = (0..count).map(segment).collect::<Option<_>>()?;
                 ToClient::Batch(head, samples, Layout { num_rows, seq_len, segments })
             }
-            3 => ToClient::End { turn: rest.u32()? },
+            3 => {
+                let [turn] = rest.u32s()?;
+                ToClient::End { turn }
+            }
             4 => {
-                let turn = rest.u32()?;
-                let kind = KINDS.get(rest.u32()? as usize).copied().unwrap_or(ErrorKind::Internal);
+                let [turn, kind] = rest.u32s()?;
+                let kind = KINDS.get(kind as usize).copied().unwrap_or(ErrorKind::Internal);
                 ToClient::Failed { turn, kind, text: String::from_utf8_lossy(rest.0).into_owned() }
             }
-            5 => ToClient::Holders(std::iter::from_fn(|| rest.u32()).collect()),
+            5 => ToClient::Holders(std::iter::from_fn(|| rest.u32s::<1>()).flatten().collect()),
             _ => return None,
         })
     }
@@ -493,53 +480,34 @@ impl BatchHead {
     }
 
     fn read(rest: &mut Reader<'_>) -> Option<BatchHead> {
-        let turn = rest.u32()?;
-        let cause = rest.u32()?;
-        let ends_epoch = rest.u32()? != 0;
-        let pid = rest.u32()?;
-        let fd = rest.u32()?;
-        let entry = rest.u64()?;
-        let epoch = rest.u64()?;
-        let after = (rest.u64()?, rest.u64()?);
-        let skipped = rest.u64()?;
-        let location = SealedLocation { pid, fd, dev: rest.u64()?, ino: rest.u64()? };
+        let [turn, cause, ends, pid, fd] = rest.u32s()?;
+        let [entry, epoch, of, at, skipped, dev, ino, position, tokens, rows] = rest.u64s()?;
+        let after = (of, at);
+        let location = SealedLocation { pid, fd, dev, ino };
         let loose = (location != NOWHERE).then_some(location);
-        let position = rest.u64()?;
-        let place = RowPlace { position, tokens: rest.u64()?, rows: rest.u64()?, ..NO_PLACE };
+        let place = RowPlace { position, tokens, rows, ..NO_PLACE };
         let place = (place != NO_PLACE).then_some(place);
+        let ends_epoch = ends != 0;
         Some(BatchHead { turn, cause, ends_epoch, entry, epoch, after, place, skipped, loose })
     }
-}
-
-impl SamplePlace {
-    fn read(rest: &mut Reader<'_>) -> Option<SamplePlace> {
-        let id = rest.u64()?;
-        let offset = rest.u64()?;
-        Some(SamplePlace { id, offset, len: rest.u32()?, source: rest.u32()? })
-    }
-}
-
-fn read_segment(rest: &mut Reader<'_>) -> Option<Segment> {
-    let row = rest.u32()?;
-    let column = rest.u32()?;
-    let document = rest.u32()?;
-    Some(Segment { row, column, document, from: rest.u32()?, len: rest.u32()? })
 }
 
 /// Takes numbers off the front of bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
-    fn u32(&mut self) -> Option<u32> {
-        let (number, rest) = self.0.split_first_chunk()?;
+    fn u32s<const N: usize>(&mut self) -> Option<[u32; N]> {
+        let (numbers, rest) = self.0.split_at_checked(4 * N)?;
         self.0 = rest;
-        Some(u32::from_le_bytes(*number))
+        let (numbers, _) = numbers.as_chunks();
+        Some(std::array::from_fn(|at| u32::from_le_bytes(numbers[at])))
     }
 
-    fn u64(&mut self) -> Option<u64> {
-        let (number, rest) = self.0.split_first_chunk()?;
+    fn u64s<const N: usize>(&mut self) -> Option<[u64; N]> {
+        let (numbers, rest) = self.0.split_at_checked(8 * N)?;
         self.0 = rest;
-        Some(u64::from_le_bytes(*number))
+        let (numbers, _) = numbers.as_chunks();
+        Some(std::array::from_fn(|at| u64::from_le_bytes(numbers[at])))
     }
 }
 

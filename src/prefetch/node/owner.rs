@@ -1,8 +1,7 @@
 //! The owner of a node's loader: serves clients on a thread of its own, and reads on another (`puller.rs`).
 
 use std::collections::HashMap;
-use std::io::{ErrorKind as IoKind, IoSlice, Read};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind as IoKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::SendFlags;
 
 use crate::buf::Pool;
 use crate::cache::Listener;
@@ -20,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::stream::Head;
 use crate::prefetch::{LoaderOptions, LoaderStats, Returns};
-use crate::process::{NotInherited, mark_ours};
+use crate::process::{NotInherited, mark_ours, send_files};
 use crate::threads::{self, Fate, Thread};
 
 use super::deal::{Deal, Part, Share, Step};
@@ -492,11 +491,7 @@ impl Client {
         let mut bytes = Vec::new();
         ToClient::Welcome { protocol: PROTOCOL, window_len }.write(&mut bytes);
         let files = [pool.file().ok_or(IoKind::Unsupported)?];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        let parts = [IoSlice::new(&bytes)];
-        let sent = rustix::net::sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        let sent = send_files(&self.stream, &bytes, &files)?;
         if sent == bytes.len() { Ok(()) } else { Err(IoKind::WriteZero.into()) }
     }
 

@@ -4,20 +4,19 @@
 //! its own session has ended.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use dlfs::process::receive_files;
 use dlfs::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 /// A mounted folder.
 #[derive(Debug)]
@@ -170,18 +169,9 @@ fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> 
 
 /// The file descriptor that is sent over `socket`; `None` if the socket is closed instead.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
-    let mut byte = [0];
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-    })?;
-    let received = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut sent) => sent.next(),
-        _ => None,
-    });
-    Ok(received)
+    let mut files = Vec::new();
+    receive_files(socket, &mut [0], &mut files)?;
+    Ok(files.into_iter().next())
 }
 
 /// Runs `fusermount3`, or `fusermount` if only that is installed.

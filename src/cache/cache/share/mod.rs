@@ -33,25 +33,20 @@ mod link;
 mod owner;
 mod socket;
 
-use std::io::{ErrorKind as IoKind, IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind as IoKind, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::options::{MAX_TIERS, TierKind, TierOptions};
+use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
 use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::{receive_files, send_files};
 use dlfs_order::tier::Policy;
 
 pub(super) use link::{Link, Message};
@@ -245,39 +240,22 @@ pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
 /// a new socket.
 fn send(stream: &UnixStream, hello: &Hello, files: &[BorrowedFd<'_>]) -> Result<()> {
     let text = serde_json::to_vec(hello).map_err(std::io::Error::other)?;
-    let len = (text.len() as u32).to_le_bytes();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(failed(ErrorKind::Internal, "too many files"));
-    }
-    let parts = [IoSlice::new(&len), IoSlice::new(&text)];
-    let sent = rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL);
-    match sent.map_err(std::io::Error::from)? {
-        sent if sent == len.len() + text.len() => Ok(()),
+    let bytes = [&(text.len() as u32).to_le_bytes()[..], &text[..]].concat();
+    match send_files(stream, &bytes, files)? {
+        sent if sent == bytes.len() => Ok(()),
         _ => Err(failed(ErrorKind::Internal, "the first message did not fit")),
     }
 }
 
 fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut head = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut head)];
-    let found = rustix::io::retry_on_intr(|| {
-        rustix::net::recvmsg(stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-    });
-    let count = found.map_err(|errno| match errno {
-        Errno::AGAIN => failed(ErrorKind::TimedOut, "it does not answer"),
-        errno => std::io::Error::from(errno).into(),
-    })?;
     let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(found) = message {
-            files.extend(found);
-        }
-    }
-    if count.bytes != head.len() {
+    let count = receive_files(stream, &mut head, &mut files);
+    let count = count.map_err(|error| match error.kind() {
+        IoKind::WouldBlock => failed(ErrorKind::TimedOut, "it does not answer"),
+        _ => error.into(),
+    })?;
+    if count != head.len() {
         return Err(failed(ErrorKind::Disconnected, "it has just ended"));
     }
     let len = u32::from_le_bytes(head) as usize;
@@ -314,9 +292,6 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 /// Version of the first message, the table of copies and the frames.
 pub(in crate::cache) const PROTOCOL: u32 = 7;
 
-/// Limit of descriptors in the first message: the table, and each tier's memory.
-const MAX_FILES: usize = 1 + MAX_TIERS;
-
 const MAX_HELLO_BYTES: usize = 64 << 10;
 
 /// Timeout of the owner's answer.
@@ -324,6 +299,7 @@ const HELLO_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::MAX_TIERS;
     use std::os::fd::AsFd;
 
     use super::*;
@@ -351,7 +327,7 @@ mod tests {
     #[test]
     fn the_first_message_arrives_with_its_files() {
         let (here, there) = UnixStream::pair().unwrap();
-        let files: Vec<_> = (0..MAX_FILES).map(|_| tempfile::tempfile().unwrap()).collect();
+        let files: Vec<_> = (0..1 + MAX_TIERS).map(|_| tempfile::tempfile().unwrap()).collect();
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         send(&here, &hello(), &borrowed).unwrap();
         let (text, found) = receive(&there).unwrap();

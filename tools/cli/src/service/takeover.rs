@@ -12,21 +12,17 @@
 
 use std::error::Error as StdError;
 use std::fs;
-use std::io::{self, IoSlice, IoSliceMut, Read as _};
-use std::mem::MaybeUninit;
+use std::io::{self, Read as _};
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::cmsg_space;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
-};
+use rustix::net::sockopt;
 use serde_json::{Value, json};
 
+use dlfs::process::{receive_files, send_files};
 use dlfs::{Error, ErrorKind, Result};
 
 use super::control::{bind_private, call};
@@ -131,11 +127,7 @@ pub(super) fn send(sockets: &[&TcpListener], place: &Path) -> Result<UnixStream>
     let about = |error: io::Error| Error::from(error).path(place);
     let stream = UnixStream::connect(place).map_err(about)?;
     let fds: Vec<BorrowedFd<'_>> = sockets.iter().map(|socket| socket.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SOCKETS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    let byte = [IoSlice::new(&[1])];
-    sendmsg(&stream, &byte, &mut control, SendFlags::NOSIGNAL).map_err(|e| about(e.into()))?;
+    send_files(&stream, &[1], &fds).map_err(about)?;
     stream.set_nonblocking(true)?;
     Ok(stream)
 }
@@ -147,15 +139,9 @@ pub(super) fn is_closed(mut stream: &UnixStream) -> bool {
 
 /// Receives what [`send`] has sent.
 fn receive(stream: &UnixStream) -> io::Result<Vec<TcpListener>> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_SOCKETS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let rights = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    Ok(rights.flatten().map(TcpListener::from).collect())
+    let mut sockets = Vec::new();
+    receive_files(stream, &mut [0], &mut sockets)?;
+    Ok(sockets.into_iter().map(TcpListener::from).collect())
 }
 
 /// Time limit for a service to end: it sends hosts away within 5 s, and its threads end within another 5 s.
