@@ -97,7 +97,6 @@ use stats::Counters;
 pub struct Cache {
     tiers: Arc<Tiers>,
     devices: Vec<Arc<dyn Device>>,
-    policy: Policy,
     _metered: Registration,
 }
 
@@ -207,7 +206,7 @@ impl Cache {
         let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
         let metered = Registration::new(&tiers);
         let devices = device::devices(&tiers, None);
-        Ok(Cache { devices, tiers, policy: options.policy, _metered: metered })
+        Ok(Cache { devices, tiers, _metered: metered })
     }
 
     /// Waits, for up to 15 s, until all pages that readers have brought so far and the index that lists
@@ -253,7 +252,7 @@ impl Cache {
 
     /// The policy that decides which units are kept.
     pub fn policy(&self) -> Policy {
-        self.policy
+        self.tiers.opening.options.policy
     }
 
     /// The units of the data set.
@@ -334,7 +333,7 @@ impl Cache {
             (units_of, pages, is_held)
         };
         let chunks = Holding::new(chunks.into_iter().map(chunk));
-        if self.policy == Policy::FirstTouch {
+        if self.policy() == Policy::FirstTouch {
             let held = Held { chunks, fills };
             // Stored before the current state is looked up: a state that succeeds it sets the stored
             // chunks again.
@@ -701,7 +700,7 @@ const FLUSH_LOOK: Duration = Duration::from_millis(1);
 
 impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cache").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Cache").field("policy", &self.policy()).finish_non_exhaustive()
     }
 }
 

@@ -309,8 +309,9 @@ struct Running {
     shared: Arc<Shared>,
     /// The owner's threads, if this process owns the tiers.
     owned: Arc<Mutex<Option<Owned>>>,
-    /// Waits for the owner's end, if another process is the owner.
-    heir: Mutex<Option<Heir>>,
+    /// The thread that waits for the owner's end, if another process is the owner, and the channel whose sender is
+    /// dropped to end it.
+    heir: Mutex<Option<(Sender<Infallible>, Thread)>>,
 }
 
 impl Tiers {
@@ -347,6 +348,7 @@ impl Tiers {
 }
 
 impl Running {
+    /// For the duration `yields` after an owner's end, the heir only attaches.
     fn start(
         opening: &Opening,
         shared: Arc<Shared>,
@@ -357,7 +359,12 @@ impl Running {
         let heir = if shared.is_owner() {
             None
         } else {
-            Some(Heir::start(opening.clone(), &shared, &owned, yields)?)
+            let (running, stopped) = bounded(0);
+            let opening = opening.clone();
+            let shared = Arc::clone(&shared);
+            let owned = Arc::clone(&owned);
+            let heir = Heir { opening, shared, owned, yields, stopped };
+            Some((running, threads::start(HEIR, &Fate::default(), heir, Heir::run)?))
         };
         Ok(Running { shared, owned, heir: Mutex::new(heir) })
     }
@@ -384,8 +391,9 @@ impl Running {
 
     fn stop(&self) {
         // First, so that this process does not take over any more.
-        if let Some(heir) = self.heir.lock().take() {
-            heir.stop();
+        if let Some((running, thread)) = self.heir.lock().take() {
+            drop(running);
+            thread.join_within(JOIN_TIMEOUT);
         }
         let shared = self.shared.latest();
         shared.link().into_iter().for_each(Link::finish);
@@ -409,41 +417,8 @@ impl Drop for Running {
     }
 }
 
-/// The thread of an attached process that waits for the owner's end.
-pub(super) struct Heir {
-    /// Dropped to end the thread.
-    running: Sender<Infallible>,
-    thread: Thread,
-}
-
-impl Heir {
-    /// Starts the thread. The state that it opens succeeds `shared` and its successors. For the
-    /// duration `yields` after an owner's end, the thread only attaches.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub(super) fn start(
-        opening: Opening,
-        shared: &Arc<Shared>,
-        owned: &Arc<Mutex<Option<Owned>>>,
-        yields: Duration,
-    ) -> dlfs_base::Result<Heir> {
-        let (running, stopped) = bounded(0);
-        let shared = Arc::clone(shared);
-        let owned = Arc::clone(owned);
-        let waiting = Waiting { opening, shared, owned, yields, stopped };
-        let thread = threads::start(HEIR, &Fate::default(), waiting, Waiting::run)?;
-        Ok(Heir { running, thread })
-    }
-
-    /// Ends the thread, and waits for it.
-    pub(super) fn stop(self) {
-        drop(self.running);
-        self.thread.join_within(JOIN_TIMEOUT);
-    }
-}
-
-struct Waiting {
+/// The thread of an attached process that waits for the owner's end. The states that it opens succeed `shared`.
+struct Heir {
     opening: Opening,
     /// The current state of the tiers.
     shared: Arc<Shared>,
@@ -453,7 +428,7 @@ struct Waiting {
     stopped: Receiver<Infallible>,
 }
 
-impl Waiting {
+impl Heir {
     fn run(&mut self) {
         while !self.shared.is_owner() {
             // Without a connection there is no owner to wait for.
