@@ -5,13 +5,12 @@ mod rest;
 mod turns;
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -32,8 +31,8 @@ use super::subsystem::Subsystem;
 use super::warnings::WarningKind;
 use dlfs_base::buf::{HugePages, Pool, PoolOptions};
 use dlfs_base::error::{Error, Result};
+use dlfs_io::qpair::group::Spinning;
 use dlfs_io::qpair::readiness::Readiness;
-use dlfs_io::qpair::spinning::Spinning;
 use dlfs_io::qpair::{Completion, Notice, PairScope};
 use dlfs_nvme::tcp::budget::{TARGET_MAX_COMPLETIONS, target_completions};
 

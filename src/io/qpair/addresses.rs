@@ -1,4 +1,4 @@
-//! Opens addresses as devices; addresses of one subsystem share a controller.
+//! Opens addresses as devices, by the engines of this build; addresses of one subsystem share a controller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -201,6 +201,50 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
     }
 }
 
+/// One engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// Its name: the first word of [`super::Namespace::engine`].
+    pub name: &'static str,
+    /// True if this build includes it.
+    pub compiled_in: bool,
+    /// The addresses that it supports, or what is missing.
+    pub reaches: String,
+}
+
+/// All engines that addresses select, including those that this build lacks.
+pub fn engines() -> Vec<Engine> {
+    let engine =
+        |name, reaches: &str| Engine { name, compiled_in: true, reaches: reaches.to_owned() };
+    vec![
+        engine("file", "image files and block devices, by io_uring or pread"),
+        engine("folder", "folders of files, read without an import"),
+        engine("tcp", "nvme-tcp:// and trtype:TCP: NVMe/TCP by this library's own host"),
+        engine("pcie", "pcie: drives by VFIO; trtype:VFIOUSER: controllers that a process plays"),
+        spdk(),
+    ]
+}
+
+#[cfg(feature = "spdk")]
+fn spdk() -> Engine {
+    let transports: Vec<String> = crate::spdk::transports()
+        .into_iter()
+        .map(|trtype| match trtype {
+            "TCP" => "spdk:nvme-tcp://".to_owned(),
+            "VFIOUSER" => "spdk:trtype:VFIOUSER".to_owned(),
+            trtype => format!("trtype:{trtype}"),
+        })
+        .collect();
+    let reaches = format!("{}, by SPDK {}", transports.join(", "), crate::spdk::version());
+    Engine { name: "spdk", compiled_in: true, reaches }
+}
+
+#[cfg(not(feature = "spdk"))]
+fn spdk() -> Engine {
+    let reaches = "spdk:nvme-tcp:// and trtype:PCIE|RDMA need a build with --features spdk";
+    Engine { name: "spdk", compiled_in: false, reaches: reaches.to_owned() }
+}
+
 /// The name of the threads that open namespaces in parallel.
 const OPENING: &str = "dlfs-open";
 
@@ -220,6 +264,7 @@ mod tests {
     }
 
     const A: &str = "nvme-tcp://one/nqn.2026-11.io.dlfs:a";
+
     const B: &str = "nvme-tcp://two/nqn.2026-11.io.dlfs:a";
 
     #[test]
@@ -235,5 +280,15 @@ mod tests {
         let addresses = format!("{A}?ns=1,{A}?ns=2,{A}?ns=3");
         assert_eq!(places(&addresses, &format!("{B}?ns=1,{B}?ns=2")), [vec![0, 1], vec![2]]);
         assert_eq!(places(&format!("{A}?ns=1"), &format!("{B}?ns=7")), [vec![0]]);
+    }
+
+    #[test]
+    fn every_engine_is_listed_once_and_missing_ones_say_what_they_need() {
+        let found = engines();
+        let names: Vec<&str> = found.iter().map(|engine| engine.name).collect();
+        assert_eq!(names, ["file", "folder", "tcp", "pcie", "spdk"]);
+        for engine in found {
+            assert_eq!(engine.compiled_in, !engine.reaches.contains("--features"), "{engine:?}");
+        }
     }
 }

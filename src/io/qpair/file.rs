@@ -1,6 +1,6 @@
 //! An image file or a block device as a namespace.
 //!
-//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`pread.rs`) if io_uring is
+//! Queue pairs transfer bytes by io_uring (`uring.rs`), or by `pread` and `pwrite` (`transfer.rs`) if io_uring is
 //! not available or is slower, as for reads of tmpfs. A device opened with O_DIRECT keeps a second descriptor
 //! without it, for the few I/Os whose memory or offset is not aligned for O_DIRECT.
 //!
@@ -21,8 +21,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::plain::Plain;
-use super::pread::PreadPair;
-use super::transfer::{DirectFile, Files, QUEUE_DEPTH};
+use super::transfer::{DirectFile, Files, PreadPair, QUEUE_DEPTH};
 use super::uring::UringPair;
 use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
 use dlfs_base::error::{Error, ErrorKind, Result};

@@ -1,7 +1,7 @@
 //! Polled queue pairs: the I/O trait of dlfs ([`QueuePair`]) and its engines.
 //!
 //! An I/O owns its buffer, and its completion returns the buffer. The trait has no lifetimes and no callbacks.
-//! No method blocks, except that `pread.rs` waits for the file system in `poll`. The trait transfers blocks
+//! No method blocks, except that `transfer.rs` waits for the file system in `poll`. The trait transfers blocks
 //! and knows nothing of samples.
 //!
 //! Read [`QueuePair`] below first, then `device.rs`, then `mem.rs`, the smallest engine. `addresses.rs` chooses the
@@ -16,46 +16,36 @@ mod broken;
 pub mod calls;
 mod cpus;
 mod device;
-mod engines;
-mod fence;
 pub mod file;
 pub mod folder;
 pub mod group;
 pub mod mem;
-mod opening;
 mod options;
 mod outstanding;
 pub mod pcie;
 #[doc(hidden)]
 pub mod pieces;
 pub mod plain;
-mod pread;
 pub mod readiness;
 mod remote;
-mod scope;
 pub mod session;
 pub mod shared;
 #[cfg(feature = "spdk")]
 pub mod spdk;
-#[doc(hidden)]
-pub mod spinning;
 pub mod tcp;
 mod transfer;
 mod uring;
 mod wake;
 
-pub use addresses::{open, open_all};
+pub use addresses::{Engine, engines, open, open_all};
 pub use cpus::Cpus;
-pub use device::{Capabilities, Device, ambiguous};
-pub use engines::{Engine, engines};
-pub use fence::Fence;
 #[doc(hidden)]
-pub use opening::open_pairs;
+pub use device::open_pairs;
+pub use device::{Capabilities, Device, Fence, PairScope, ambiguous};
 pub use options::{ConnectOptions, Direct, SpdkOptions};
 pub use remote::host_identity;
 #[doc(hidden)]
 pub use remote::{hostnqn, machine_uuid};
-pub use scope::PairScope;
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -305,7 +295,7 @@ pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Resul
 }
 
 /// A polled submission and completion queue pair. One thread at a time uses it. No method blocks, but for the
-/// engine in `pread.rs`.
+/// engine in `transfer.rs`.
 ///
 /// No method has a default implementation: a queue pair that wraps others must answer or forward each call. An engine
 /// implements [`plain::PlainEngine`] instead, with the methods that it needs.

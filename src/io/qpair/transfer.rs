@@ -1,14 +1,20 @@
 //! The files of a namespace and the progress of an I/O on them: the common part of `pread` and io_uring.
+//!
+//! The file engine without io_uring: each I/O is a `pread`, `pwrite` or `fdatasync` in `poll`, which blocks.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::{Io, IoError, IoOp, Namespace};
+use super::plain::PlainEngine;
+use super::{Completion, Io, IoError, IoOp, Namespace};
 use dlfs_base::units::Lba;
 
 /// The descriptors of a namespace and the state that its queue pairs share.
@@ -186,12 +192,91 @@ fn os_error(errno: Errno) -> IoError {
     IoError::Os(errno.raw_os_error())
 }
 
+/// A queue pair that makes plain system calls.
+pub(super) struct PreadPair {
+    files: Arc<Files>,
+    namespace: Namespace,
+    taken: VecDeque<Io>,
+}
+
+impl PreadPair {
+    pub(super) fn new(files: Arc<Files>, namespace: Namespace) -> PreadPair {
+        let taken = VecDeque::with_capacity(usize::from(namespace.queue_depth));
+        PreadPair { files, namespace, taken }
+    }
+
+    fn run(&self, io: Io) -> Completion {
+        if let Err(error) = self.namespace.check(&io) {
+            return Completion { tag: io.tag, buf: io.buf, result: Err(error) };
+        }
+        let mut transfer = Transfer::new(io, self.namespace.block_len_bytes);
+        let result = self.finish(&mut transfer);
+        Completion { tag: transfer.io.tag, buf: transfer.io.buf, result }
+    }
+
+    fn finish(&self, transfer: &mut Transfer) -> Result<(), IoError> {
+        loop {
+            let result = self.call(transfer);
+            if let Step::Ended(result) = transfer.advance(result) {
+                return result;
+            }
+        }
+    }
+
+    fn call(&self, transfer: &mut Transfer) -> Result<usize, Errno> {
+        let file = transfer.file(&self.files);
+        let offset = transfer.offset();
+        let moved = transfer.moved;
+        match transfer.io.op {
+            IoOp::Read => rustix::io::pread(file, &mut transfer.io.buf[moved..], offset),
+            IoOp::Write => rustix::io::pwrite(file, &transfer.io.buf[moved..], offset),
+            IoOp::Flush => rustix::fs::fdatasync(file).map(|()| 0),
+        }
+    }
+}
+
+impl PlainEngine for PreadPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        self.files.refresh(&mut self.namespace);
+        let room = usize::from(self.namespace.queue_depth) - self.taken.len();
+        let count = room.min(pending.len());
+        self.taken.extend(pending.drain(..count));
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = max.min(self.taken.len()).min(BURST);
+        for _ in 0..count {
+            let io = self.taken.pop_front().expect("counted above");
+            done.push(self.run(io));
+        }
+        count
+    }
+
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        self.files.drop_cached(slba, len_bytes, &self.namespace);
+    }
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+}
+
 /// The queue depth of a queue pair.
 pub(super) const QUEUE_DEPTH: u16 = 128;
+
 /// The most interruptions of one I/O before it fails.
 const MAX_RETRIES: u8 = 100;
+
 /// `STATX_DIOALIGN`, which rustix does not name yet.
 const STATX_DIOALIGN: u32 = 0x2000;
+
+/// The most I/Os of one `poll`, so that the caller regains control between slow I/Os.
+const BURST: usize = 16;
 
 #[cfg(test)]
 mod tests {

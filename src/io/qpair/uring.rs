@@ -6,13 +6,16 @@
 //! even with outstanding I/O.
 //!
 //! Buffers of the pool that the queue pair knows are registered with the ring when they are first used
-//! (`pinned.rs`): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
+//! ([`Pinned`]): then the kernel neither looks up their pages nor, with O_DIRECT, pins them. Small reads
 //! from the page cache then take less processor time than `pread`; without registration they take slightly
 //! more. One turn starts a burst that fits in the second-level cache, so that bytes from the page cache are
 //! used while they are in the processor's cache.
-#![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns
-
-mod pinned;
+//!
+//! A piece of the pool is registered when a buffer in it is first used, so a pool that is never full is never pinned as a
+//! whole, and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for
+//! ordinary users: once the kernel refuses a piece, all further pieces stay ordinary memory. A fork copies
+//! pinned pages at once, not when they are written.
+#![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -21,12 +24,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, FsyncFlags};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, Submitter, opcode, squeue};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use slab::Slab;
 
-use self::pinned::Pinned;
 use super::plain::PlainEngine;
 use super::readiness::{Registry, Watched};
 use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
@@ -341,6 +343,61 @@ fn build_ring(entries: u32) -> std::io::Result<IoUring> {
     }
 }
 
+/// The registered pieces of a pool. Buffer index i of the ring is piece i.
+struct Pinned {
+    /// Kept as long as the ring, so that its addresses refer to the pages that were registered.
+    pool: Pool,
+    piece_len: usize,
+    registered: Vec<bool>,
+    /// Set once the kernel has refused a piece.
+    refused: bool,
+}
+
+impl Pinned {
+    /// Prepares the ring for the pieces of `pool`; `None` if the kernel does not support it.
+    fn new(pool: &Pool, ring: &Submitter<'_>) -> Option<Pinned> {
+        let len = pool.capacity_bytes();
+        let piece_len = len.div_ceil(MAX_PIECES).next_power_of_two().max(MIN_PIECE_LEN);
+        let piece_len = piece_len.max(pool.slot_len_bytes().next_power_of_two());
+        let count = len.div_ceil(piece_len);
+        ring.register_buffers_sparse(u32::try_from(count).ok()?).ok()?;
+        let registered = vec![false; count];
+        Some(Pinned { pool: pool.clone(), piece_len, registered, refused: false })
+    }
+
+    /// Returns the piece that contains `bytes`, and registers it if it is not registered yet. `None`: `bytes`
+    /// are not in the pool, or cross pieces, or the kernel refuses the piece.
+    fn index_of(&mut self, bytes: &[u8], ring: &Submitter<'_>) -> Option<u16> {
+        let offset = self.pool.offset_of(bytes)?;
+        let piece = offset / self.piece_len;
+        let start = piece * self.piece_len;
+        if bytes.is_empty() || offset + bytes.len() > start + self.piece_len {
+            return None;
+        }
+        if !self.registered[piece] {
+            self.register(piece, ring)?;
+        }
+        u16::try_from(piece).ok()
+    }
+
+    fn register(&mut self, piece: usize, ring: &Submitter<'_>) -> Option<()> {
+        if self.refused {
+            return None;
+        }
+        let start = piece * self.piece_len;
+        let memory = libc::iovec {
+            iov_base: self.pool.address_of(start).as_ptr().cast(),
+            iov_len: self.piece_len.min(self.pool.capacity_bytes() - start),
+        };
+        // SAFETY: the piece lies in the pool's mapping, and stays mapped as long as `self.pool`. The ring writes
+        // only into buffers whose I/Os it holds, and these keep the pool, too.
+        let result = unsafe { ring.register_buffers_update(piece as u32, &[memory], None) };
+        self.refused = result.is_err();
+        self.registered[piece] = result.is_ok();
+        result.ok()
+    }
+}
+
 /// The most bytes that one turn starts: with their page cache pages, half of a small second-level cache.
 const BURST_BYTES: usize = 128 << 10;
 
@@ -349,6 +406,12 @@ const LAST_IOS: Duration = Duration::from_secs(10);
 
 /// The longest single sleep of that wait.
 const NAP: Duration = Duration::from_millis(50);
+
+/// The length of a huge page, so that a piece is pinned and mapped as a whole.
+const MIN_PIECE_LEN: usize = 2 << 20;
+
+/// The most buffers that a ring accepts.
+const MAX_PIECES: usize = 1 << 14;
 
 #[cfg(test)]
 mod tests {

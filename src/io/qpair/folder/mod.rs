@@ -8,40 +8,39 @@
 //! system, so threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a
 //! file that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
-//! Objects under a prefix of a store form such a folder, too. `objects.rs` reads them; the same threads wait
-//! for the store.
+//! Objects under a prefix of a store form such a folder, too ([`Store`]); the same threads wait for the store, and
+//! one I/O requests all its byte ranges at once.
 //!
-//! Read `listing.rs` first, then `files.rs`.
+//! Read `listing.rs` first, then [`Files`], which compares what it reads with the listing.
 
-mod files;
 pub(super) mod helpers;
 mod listing;
-mod objects;
+
+pub use helpers::helped_pair;
+pub use listing::{FOLDER_CELL_BYTES, FolderFile};
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-pub use files::LentFile;
-pub use helpers::helped_pair;
-pub use listing::{FOLDER_CELL_BYTES, FolderFile};
-
-use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
-use dlfs_base::error::{Error, Result};
+use super::{
+    Capabilities, ConnectOptions, Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair,
+};
+use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::folders::FolderOptions;
 use dlfs_base::metrics::{self, Measured, Snapshot};
-use dlfs_base::process::Forked;
+use dlfs_base::process::{Forked, mark_ours};
 use dlfs_base::registry::Registration;
-use dlfs_places::{Client, Place};
-use files::Files;
+use dlfs_places::{Client, Pending, Place, PlaceOptions};
 use helpers::MAX_THREADS;
 use listing::{Listing, Stamp};
-use objects::Store;
 
 /// An open folder, with its listing at the time of opening.
 pub struct FolderNamespace {
@@ -163,7 +162,7 @@ impl FolderNamespace {
     /// listing, or the files are objects.
     pub fn open_listed(&self, index: usize) -> Option<File> {
         let is_folder = self.folder.store.is_none();
-        let file = is_folder.then(|| files::open(&self.folder.path_of(index)).ok()).flatten()?;
+        let file = is_folder.then(|| open(&self.folder.path_of(index)).ok()).flatten()?;
         self.is_listed(index, &file).then_some(file)
     }
 
@@ -250,12 +249,218 @@ impl Folder {
     }
 }
 
+/// An open file that its owner lends: [`FolderNamespace::lend`](FolderNamespace::lend).
+pub trait LentFile: Send + Sync {
+    /// Calls `work` with the file, unless the owner has closed it. The owner may have replaced the file, so
+    /// `work` must check it.
+    fn with(&self, work: &mut dyn FnMut(&File));
+}
+
+/// The files of a folder for one queue pair, used by all of its threads.
+struct Files {
+    folder: Arc<Folder>,
+    namespace: Namespace,
+    /// Open files that were not read to their end, each with its index; the most recently used last.
+    open: Mutex<VecDeque<(usize, Arc<File>)>>,
+}
+
+impl Files {
+    fn new(folder: Arc<Folder>, namespace: Namespace) -> Files {
+        Files { folder, namespace, open: Mutex::default() }
+    }
+
+    /// Runs `io`; blocks until the file system has finished.
+    fn run(&self, io: &mut Io) -> Result<(), IoError> {
+        self.namespace.check(io)?;
+        if io.op != IoOp::Read {
+            return Ok(());
+        }
+        let start = io.slba.0 * u64::from(self.namespace.block_len_bytes);
+        let end = start + io.buf.len() as u64;
+        let files = &self.folder.listing.files;
+        let mut asked = match &self.folder.store {
+            Some(store) => store.ask(files, start..end)?,
+            None => VecDeque::new(),
+        };
+        let first = files.partition_point(|file| file.offset_bytes + file.len_bytes <= start);
+        let mut done = 0;
+        for (index, file) in (first..).zip(&files[first..]) {
+            if file.offset_bytes >= end {
+                break;
+            }
+            if file.len_bytes == 0 {
+                continue;
+            }
+            let from = file.offset_bytes.saturating_sub(start) as usize;
+            let skip = start.saturating_sub(file.offset_bytes);
+            let len = (file.len_bytes - skip).min(end - start - from as u64) as usize;
+            io.buf[done..from].fill(0);
+            let into = &mut io.buf[from..from + len];
+            match asked.pop_front() {
+                Some(pending) => self.take(index, pending, into)?,
+                None => self.read(index, skip, into)?,
+            }
+            done = from + len;
+        }
+        io.buf[done..].fill(0);
+        Ok(())
+    }
+
+    /// Waits for the requested bytes of one object.
+    fn take(&self, index: usize, pending: Pending, into: &mut [u8]) -> Result<(), IoError> {
+        self.folder.counters.reads.fetch_add(1, Ordering::Relaxed);
+        let name = || self.folder.path_of(index);
+        pending.read_into(into).map_err(|error| io_error(&error, &name()))?;
+        self.folder.counters.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reads bytes of one file, which must match the listing after the read.
+    fn read(&self, index: usize, skip: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        if let Some(lent) = self.folder.lent(index) {
+            let mut result = Err(IoError::Os(libc::EBADF));
+            lent.with(&mut |file| result = self.read_from(file, index, skip, bytes));
+            if result.is_ok() {
+                return Ok(());
+            }
+            self.folder.give_back(index); // its owner may have closed it
+        }
+        let file = self.file(index)?;
+        self.read_from(&file, index, skip, bytes)?;
+        let len = self.folder.listing.files[index].len_bytes;
+        let whole = skip == 0 && bytes.len() as u64 == len;
+        if !whole {
+            let is_at_end = skip + (bytes.len() as u64) == len;
+            self.keep(index, (!is_at_end).then_some(file));
+        }
+        Ok(())
+    }
+
+    fn read_from(
+        &self,
+        file: &File,
+        index: usize,
+        skip: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), IoError> {
+        let listed = &self.folder.listing.files[index];
+        let result = file.read_exact_at(bytes, skip);
+        self.folder.counters.reads.fetch_add(1, Ordering::Relaxed);
+        let same = file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == listed.stamp);
+        match result {
+            Ok(()) if same => {}
+            Err(error) if same => return Err(os_error(&error)),
+            _ => return Err(changed(&self.folder.path_of(index))),
+        }
+        self.folder.counters.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn file(&self, index: usize) -> Result<Arc<File>, IoError> {
+        if let Some((_, file)) = self.open.lock().iter().find(|(open, _)| *open == index) {
+            return Ok(Arc::clone(file));
+        }
+        let path = self.folder.path_of(index);
+        self.folder.counters.opens.fetch_add(1, Ordering::Relaxed);
+        let file = open(&path).map_err(|error| match error.raw_os_error() {
+            // The listed file is gone, or something else has taken its place.
+            Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENXIO | libc::ENODEV) => {
+                changed(&path)
+            }
+            _ => os_error(&error),
+        })?;
+        mark_ours(&file);
+        Ok(Arc::new(file))
+    }
+
+    /// Keeps a file open as the most recently used, or closes it.
+    fn keep(&self, index: usize, file: Option<Arc<File>>) {
+        let mut open = self.open.lock();
+        open.retain(|(other, _)| *other != index);
+        let Some(file) = file else { return };
+        if open.len() == MAX_OPEN {
+            open.pop_front();
+        }
+        open.push_back((index, file));
+    }
+}
+
+/// Opens a file. If a FIFO has replaced the file, this does not block, and the stamp differs.
+fn open(path: &Path) -> std::io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        // Another process has a lease on the file; a blocking open breaks the lease.
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => File::open(path),
+        opened => opened,
+    }
+}
+
+fn changed(path: &Path) -> IoError {
+    IoError::Changed(path.display().to_string())
+}
+
+fn os_error(error: &std::io::Error) -> IoError {
+    IoError::Os(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// The store of a folder of objects.
+struct Store {
+    place: Place,
+    options: PlaceOptions,
+    /// The prefix of all files' keys.
+    prefix: String,
+    /// A forked child has none of the client's threads, so it creates its own client.
+    client: Forked<Client>,
+}
+
+impl Store {
+    fn new(client: Client, prefix: String, options: &PlaceOptions) -> Store {
+        let place = client.place().clone();
+        let options = options.clone();
+        Store { place, options, prefix, client: Forked::new(client) }
+    }
+
+    /// Requests all bytes of `files` in the range `wanted`. Returns a pending read for each file in the range
+    /// that is not empty, in order.
+    fn ask(&self, files: &[FolderFile], wanted: Range<u64>) -> Result<VecDeque<Pending>, IoError> {
+        let client = self.client.get_or_try_init(|| Client::open(&self.place, &self.options));
+        let client = client.map_err(|error| IoError::Disconnected(error.report()))?;
+        let first =
+            files.partition_point(|file| file.offset_bytes + file.len_bytes <= wanted.start);
+        let inside = files[first..].iter().take_while(|file| file.offset_bytes < wanted.end);
+        let ask = |file: &FolderFile| {
+            let key = format!("{}{}", self.prefix, String::from_utf8_lossy(&file.name));
+            let skip = wanted.start.saturating_sub(file.offset_bytes);
+            let end = file.len_bytes.min(wanted.end - file.offset_bytes);
+            client.fetch_stamped(&key, file.len_bytes, file.stamp.object_stamp(), skip..end)
+        };
+        Ok(inside.filter(|file| file.len_bytes > 0).map(ask).collect())
+    }
+}
+
+/// The error of an I/O for the file shown as `name`.
+fn io_error(error: &Error, name: &Path) -> IoError {
+    match error.kind() {
+        ErrorKind::BadSource | ErrorKind::NotFound => IoError::Changed(name.display().to_string()),
+        ErrorKind::Refused => IoError::Os(libc::EACCES),
+        ErrorKind::TimedOut => IoError::Os(libc::ETIMEDOUT),
+        ErrorKind::OutOfMemory => IoError::Os(libc::ENOMEM),
+        _ => IoError::Disconnected(error.report()),
+    }
+}
+
 const BLOCK_LEN_BYTES: u32 = 4096;
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
 /// Longer than for files: a request to a store takes long, whatever its length.
 const MAX_OBJECT_TRANSFER_BYTES: u32 = 4 << 20;
+
 /// The most I/Os of a queue pair that wait for a store at a time.
 const MOST_AT_ONCE: usize = 32;
 const QUEUE_DEPTH: u16 = 128;
+
 /// The most lent files that are kept.
 pub(crate) const MOST_LENT: usize = 64;
+
+/// The most files that a queue pair keeps open because it has not read them to their end.
+const MAX_OPEN: usize = 16;

@@ -14,19 +14,30 @@
 //! All namespaces of a controller share it, within a process: a device takes one process at a time. A forked child
 //! cannot use it.
 //!
-//! Read `queue.rs` first, then `drive.rs`.
+//! Read `queue.rs` first, then [`Drive`].
 
-mod drive;
 mod queue;
 
-use std::sync::Arc;
+use std::io::ErrorKind::OutOfMemory;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::plain::Plain;
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::address::{Address, PcieAddress, VfioUserAddress};
+use dlfs_base::buf::{self, HugePages, PageSource as _, Pool, PoolOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::process::{Forked, process_id};
 use dlfs_base::units::Nsid;
-use drive::{Drive, Place};
+use dlfs_pcie::memory::window_memory;
+use dlfs_pcie::registers::{Bus, Clock};
+use dlfs_pcie::vfio::Vfio;
+use dlfs_pcie::vfio_user::VfioUser;
+use dlfs_pcie::{Controller, DmaRegion, Fault, Settings};
 use queue::PciePair;
 
 /// A namespace of a controller with queues in memory.
@@ -54,7 +65,7 @@ impl PcieNamespace {
             _ => None,
         };
         let found = controller.namespace(nsid);
-        let (nsid, identity) = found.map_err(|fault| failed(drive::error_of(fault)))?;
+        let (nsid, identity) = found.map_err(|fault| failed(error_of(fault)))?;
         let namespace = Namespace {
             address: address.to_string(),
             block_len_bytes: identity.block_len_bytes(),
@@ -96,7 +107,7 @@ fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
 pub fn identify(address: &Address, options: &ConnectOptions) -> Result<Vec<(Nsid, Vec<u8>)>> {
     let drive = open(address, options)?;
     let pages = drive.controller.lock().pages();
-    let pages = pages.map_err(|fault| drive::error_of(fault).target(address.to_string()))?;
+    let pages = pages.map_err(|fault| error_of(fault).target(address.to_string()))?;
     Ok(pages.into_iter().map(|(nsid, page)| (nsid, page.to_vec())).collect())
 }
 
@@ -119,3 +130,294 @@ impl Device for PcieNamespace {
         Capabilities { max_queue_pairs, late_writes, ..Capabilities::default() }
     }
 }
+
+/// A controller, shared by the namespaces and queue pairs of this process.
+struct Drive {
+    place: Place,
+    bus: Arc<dyn Bus>,
+    controller: Mutex<Controller>,
+    /// Memory for the data of buffers that the device does not reach.
+    bounce: Pool,
+    num_queues: usize,
+    /// The time after which a command is aborted, and then given up.
+    limit: Duration,
+    /// Regions of pools that the device reaches, and those that it refused.
+    mapped: Mutex<Vec<(Arc<DmaRegion>, bool)>>,
+    /// Counts the resets: a queue of an earlier epoch does not exist any more.
+    epoch: AtomicU64,
+    /// The resets since a command succeeded.
+    vain_resets: AtomicU32,
+    /// The reason why the controller was given up.
+    lost: OnceLock<String>,
+    /// The process that opened it.
+    pid: u32,
+    /// The memory of all queues.
+    _queues: Arc<DmaRegion>,
+}
+
+/// Addresses of this process's memory that a device reaches.
+#[derive(Debug, Clone, Copy)]
+struct Reach {
+    start: usize,
+    len: usize,
+    address: u64,
+}
+
+impl Reach {
+    /// The address by which the device knows `bytes`.
+    fn address_of(&self, bytes: &[u8]) -> Option<u64> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.start)?;
+        (offset + bytes.len() <= self.len).then(|| self.address + offset as u64)
+    }
+}
+
+/// The place of a controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// Its PCI address.
+    Pci(String),
+    /// The socket of the process that plays it.
+    Socket(PathBuf),
+}
+
+impl Place {
+    /// The place at the address, if that names one.
+    fn of(address: &Address) -> Option<Place> {
+        match address {
+            Address::Pcie(PcieAddress { traddr, .. }) => Some(Place::Pci(traddr.clone())),
+            Address::VfioUser(VfioUserAddress { traddr, .. }) => Some(Place::Socket(traddr.into())),
+            _ => None,
+        }
+    }
+
+    /// The way to it, for display.
+    fn bus_name(&self) -> &'static str {
+        match self {
+            Place::Pci(_) => "vfio",
+            Place::Socket(_) => "vfio-user",
+        }
+    }
+
+    fn connect(&self, limit: Duration) -> Result<Arc<dyn Bus>, Fault> {
+        match self {
+            Place::Pci(address) => Ok(Arc::new(Vfio::open(address)?)),
+            Place::Socket(path) => Ok(Arc::new(VfioUser::connect(path, limit)?)),
+        }
+    }
+
+    /// The library's error for a fault while the controller is opened.
+    fn error_of(&self, fault: Fault) -> Error {
+        let hint = match (self, &fault) {
+            (Place::Pci(_), Fault::Io { source, .. }) if source.kind() == OutOfMemory => MEMLOCK,
+            (Place::Pci(_), Fault::Io { .. } | Fault::Unready(_)) => {
+                "dlfs doctor with this address says what is missing, and the commands that help"
+            }
+            (Place::Socket(_), Fault::Io { .. }) => {
+                "is the target running, and is this its socket, or its folder?"
+            }
+            (Place::Socket(_), Fault::TimedOut { .. }) => {
+                "a device takes one connection at a time: does another process use it?"
+            }
+            _ => return error_of(fault),
+        };
+        error_of(fault).hint(hint)
+    }
+}
+
+/// Controllers of this process.
+type Drives = Vec<Weak<Drive>>;
+
+static DRIVES: Forked<Mutex<Drives>> = Forked::empty();
+
+impl Drive {
+    /// The controller at `place`; starts it unless this process has.
+    fn open(place: Place, options: &ConnectOptions) -> Result<Arc<Drive>> {
+        // Held while connecting, since a device takes one connection at a time.
+        let mut drives = DRIVES.get_or_init(Mutex::default).lock();
+        drives.retain(|drive| drive.strong_count() > 0);
+        let mut live = drives.iter().filter_map(Weak::upgrade);
+        if let Some(drive) = live.find(|drive| drive.place == place && !drive.is_lost()) {
+            return Ok(drive);
+        }
+        let drive = Arc::new(Drive::start(place, options)?);
+        drives.push(Arc::downgrade(&drive));
+        Ok(drive)
+    }
+
+    fn start(place: Place, options: &ConnectOptions) -> Result<Drive> {
+        let memory = window_memory();
+        if memory.is_foreign() {
+            let message = "a child process cannot use devices after its parent has";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let limit = options.io_timeout.min(options.connect_timeout);
+        let failed = |fault| place.error_of(fault);
+        let bus = place.connect(limit).map_err(failed)?;
+        let settings = Settings {
+            queues: options.nr_io_queues.clamp(1, MOST_QUEUES),
+            entries: options.queue_size.clamp(2, dlfs_pcie::queue::MAX_ENTRIES),
+            limit: options.io_timeout,
+        };
+        let (area, queues) = DmaRegion::for_queues(Controller::area_bytes(&settings))?;
+        bus.map(&queues).map_err(failed)?;
+        let registers = Arc::clone(&bus);
+        let clock = Arc::new(SystemClock);
+        let controller = Controller::start(registers, clock, &area, settings).map_err(failed)?;
+        buf::use_pages_of(memory);
+        let slots =
+            PoolOptions { bytes: BOUNCE_BYTES, slot_len_bytes: 4096, huge_pages: HugePages::Off };
+        let bounce = Pool::of_source(slots, memory)?;
+        let drive = Drive {
+            place,
+            bus,
+            num_queues: controller.num_queues(),
+            controller: Mutex::new(controller),
+            bounce,
+            limit: options.io_timeout,
+            mapped: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            vain_resets: AtomicU32::new(0),
+            lost: OnceLock::new(),
+            pid: process_id(),
+            _queues: queues,
+        };
+        let probe = drive.bounce.take(1).expect("a new pool has room");
+        if !drive.reaches().iter().any(|reach| reach.address_of(&probe).is_some()) {
+            let message = "the device does not take the memory for data";
+            let error = Error::new(ErrorKind::Refused, message);
+            return Err(match drive.place {
+                Place::Pci(_) => error.hint(MEMLOCK),
+                Place::Socket(_) => error,
+            });
+        }
+        Ok(drive)
+    }
+
+    /// The memory of pools that the device reaches now. Maps what is new, and takes back what pools have freed.
+    fn reaches(&self) -> Vec<Reach> {
+        let mut mapped = self.mapped.lock();
+        let regions = window_memory().regions();
+        mapped.retain(|(known, taken)| {
+            let stays = regions.iter().any(|region| Arc::ptr_eq(region, known));
+            if !stays && *taken {
+                // A device that refuses keeps memory that nobody else uses.
+                self.bus.unmap(known).unwrap_or(());
+            }
+            stays
+        });
+        for region in regions {
+            if !mapped.iter().any(|(known, _)| Arc::ptr_eq(&region, known)) {
+                let taken = self.bus.map(&region);
+                if let Err(fault) = &taken {
+                    let len = region.len();
+                    tracing::warn!("a device does without a pool of {len} bytes: {fault}");
+                }
+                mapped.push((region, taken.is_ok()));
+            }
+        }
+        let taken = mapped.iter().filter(|(_, taken)| *taken);
+        let reach = |region: &DmaRegion| Reach {
+            start: region.start().addr().get(),
+            len: region.len(),
+            address: region.address(),
+        };
+        taken.map(|(region, _)| reach(region)).collect()
+    }
+
+    /// The number of resets.
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Records that a command succeeded.
+    fn works(&self) {
+        if self.vain_resets.load(Ordering::Relaxed) > 0 {
+            self.vain_resets.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether this process opened it.
+    fn is_ours(&self) -> bool {
+        self.pid == process_id()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.get().is_some()
+    }
+
+    /// The reason why no further command can be sent, if there is one.
+    fn why_over(&self) -> Option<&str> {
+        if !self.is_ours() {
+            return Some("the controller belongs to the parent process");
+        }
+        self.lost.get().map(String::as_str)
+    }
+
+    /// Resets the controller after a fault, or gives it up.
+    fn recover(&self, controller: &mut Controller, fault: &Fault) {
+        let in_vain = self.vain_resets.fetch_add(1, Ordering::Relaxed);
+        if !fault.is_of_the_controller() || in_vain >= MOST_VAIN_RESETS {
+            return self.give_up(fault);
+        }
+        tracing::warn!("a controller is reset: {fault}");
+        let restarted = controller.restart().or_else(|fault| {
+            if !fault.is_of_the_controller() || self.bus.reset().is_err() {
+                return Err(fault);
+            }
+            controller.restart()
+        });
+        match restarted {
+            Ok(()) => {
+                self.epoch.fetch_add(1, Ordering::Release);
+            }
+            Err(fault) => self.give_up(&fault),
+        }
+    }
+
+    /// Gives the controller up for good; the first reason is kept.
+    fn give_up(&self, fault: &Fault) {
+        let _ = self.lost.set(fault.to_string()); // an earlier reason stays
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        if self.is_ours() && !self.is_lost() {
+            // Its process resets it when the connection ends, in any case.
+            self.controller.get_mut().shut_down().unwrap_or(());
+        }
+    }
+}
+
+/// The library's error for a fault of a controller.
+fn error_of(fault: Fault) -> Error {
+    Error::new(fault.kind(), fault.to_string())
+}
+
+struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn nap(&self) {
+        std::thread::sleep(NAP);
+    }
+}
+
+/// The remedy where the kernel pins too little memory.
+const MEMLOCK: &str =
+    "raise the limit of locked memory (ulimit -l): queues, buffers and pools are pinned";
+
+/// The time between looks at a controller that is busy with a reset or an admin command.
+const NAP: Duration = Duration::from_micros(50);
+
+/// The most I/O queues of a controller.
+const MOST_QUEUES: u16 = 32;
+
+/// Resets without a success between them after which a controller is given up.
+const MOST_VAIN_RESETS: u32 = 3;
+
+/// The size of the memory for data of buffers that the device does not reach.
+const BOUNCE_BYTES: usize = 8 << 20;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::drive::{Drive, Reach, error_of};
+use super::{Drive, Reach, error_of};
 use crate::qpair::plain::PlainEngine;
 use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice};
 use dlfs_base::buf::IoBuf;

@@ -75,7 +75,7 @@ pub struct Answer {
 /// While the connection is down, I/Os are taken and wait. Reads that were on the lost connection are issued
 /// again. Writes and flushes are not, because the target may still apply them: they complete with
 /// `Disconnected`, and the caller must read back to know. A connection on a path that became inaccessible is not lost:
-/// see `underway.rs`.
+/// see `durability.rs`.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     /// I/Os that wait to be issued, in order.

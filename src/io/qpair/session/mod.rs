@@ -17,30 +17,26 @@
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | `paths` | the choice of a path for an I/O | the queue |
-//! | `underway` | the writes that delay leaving a path | the session |
+//! | `durability` | the writes that are under way, or not durable yet | the session |
 //! | `Backlog` | an I/O that is not on a connection | the queue |
 //!
 //! Read [`lifecycle`] first, then [`queue`].
 
 mod backlog;
-mod backoff;
 pub mod connect;
 pub mod controller;
 mod durability;
-mod failure;
 mod identification;
 pub mod keeping;
 pub mod lifecycle;
 mod paths;
 pub mod queue;
 mod shared;
-mod underway;
 
 pub(crate) use backlog::Backlog;
 pub use backlog::{Answer, Attempt};
 pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, JoinInfo};
-pub use failure::Failure;
 pub use identification::Goal;
 pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
@@ -48,13 +44,15 @@ pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
 pub use shared::{PathStats, Shared};
 
+use std::fmt;
 use std::time::Duration;
 
 use super::Namespace;
+use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::auth::TlsPsk;
 use dlfs_nvme::nvme::Nqn;
-use dlfs_nvme::tcp::Digests;
+use dlfs_nvme::tcp::{Digests, ProtocolError};
 
 /// The identity of this host. One NQN always has the same identifier.
 #[derive(Debug, Clone)]
@@ -213,10 +211,78 @@ impl Namespace {
     }
 }
 
+/// A failure that several callers may have to report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The kind that a caller acts on.
+    pub kind: ErrorKind,
+    /// Describes the failure, and its place.
+    pub message: String,
+    /// Advice for the user.
+    pub hint: Option<&'static str>,
+    /// The namespace that it concerns, if not the whole controller.
+    pub nsid: Option<Nsid>,
+}
+
+impl Failure {
+    /// A failure without a hint.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Failure {
+        Failure { kind, message: message.into(), hint: None, nsid: None }
+    }
+
+    /// The same failure with a hint for the user.
+    pub fn hint(mut self, hint: &'static str) -> Failure {
+        self.hint = Some(hint);
+        self
+    }
+
+    /// The same failure, attributed to one namespace.
+    pub fn of(mut self, nsid: Nsid) -> Failure {
+        self.nsid = Some(nsid);
+        self
+    }
+
+    /// The same failure, prefixed by the step that failed.
+    pub fn at(mut self, what: impl fmt::Display) -> Failure {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// The library's error for `target`.
+    pub(crate) fn to_error(&self, target: &str) -> Error {
+        let error = Error::new(self.kind, self.message.clone()).target(target);
+        match self.hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<ProtocolError> for Failure {
+    fn from(error: ProtocolError) -> Failure {
+        let failure = |kind| Failure::new(kind, error.to_string());
+        match error {
+            ProtocolError::TimedOut(_) => failure(ErrorKind::TimedOut),
+            ProtocolError::DigestDeclined => {
+                failure(ErrorKind::Unsupported).hint("leave out --hdr-digest and --data-digest")
+            }
+            _ => failure(ErrorKind::Corrupt),
+        }
+    }
+}
+
 /// Larger transfers are no faster, and some targets close the connection over them although they state no
 /// limit.
 const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
 /// The range of the 0-based 16-bit block count of a read or write.
 const MAX_BLOCKS: u32 = 1 << 16;
+
 /// The most entries of a queue: the CID has 12 bits for the slot.
 const MAX_QUEUE_ENTRIES: u32 = 4096;

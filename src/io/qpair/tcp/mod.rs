@@ -19,16 +19,14 @@
 //! Read `queue.rs` first, then `admin.rs`.
 
 mod admin;
-mod discover;
 mod link;
 mod queue;
 
-pub use discover::{ana_state, discover, identify};
+pub use admin::{ana_state, discover, identify};
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use self::admin::Admin;
