@@ -11,9 +11,8 @@ use std::time::Duration;
 use zerocopy::FromZeros as _;
 
 use crate::area::Area;
-use crate::fault::Fault;
 use crate::queue::{Ended, MAX_SPAN_BYTES, PAGE_LEN, Queue, Span, area_bytes};
-use crate::registers::{ACQ, AQA, ASQ, Clock, Registers};
+use crate::registers::{ACQ, AQA, ASQ, Clock, Fault, Registers};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::identify::{IDENTIFY_LEN_BYTES, decode_namespace_list};
 use dlfs_nvme::nvme::sqe::{admin, cns};

@@ -16,7 +16,6 @@
 
 pub mod area;
 pub mod controller;
-pub mod fault;
 pub mod memory;
 pub mod queue;
 pub mod registers;
@@ -25,7 +24,6 @@ pub mod vfio_user;
 
 pub use area::{Area, Words};
 pub use controller::{Controller, Settings};
-pub use fault::Fault;
 pub use memory::DmaRegion;
 pub use queue::{Ended, Queue, Span};
-pub use registers::{Bus, Clock, Registers};
+pub use registers::{Bus, Clock, Fault, Registers};

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes as _;
 
 use crate::area::Area;
-use crate::fault::Fault;
-use crate::registers::{DOORBELLS, Registers};
+use crate::registers::{DOORBELLS, Fault, Registers};
 use dlfs_nvme::nvme::{Sgl, Sqe, Status};
 
 /// The data of a command: contiguous for the device, at an address that is a multiple of 4.

@@ -12,10 +12,9 @@ use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::fault::Fault;
 use crate::memory::DmaRegion;
 use crate::registers::{
-    Bus, CONFIGURATION, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
+    Bus, CONFIGURATION, Fault, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
 };
 use dlfs_base::buf::FileMemory;
 use dlfs_base::process::mark_ours;

@@ -26,10 +26,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::fault::Fault;
 use crate::memory::DmaRegion;
 use crate::registers::{
-    Bus, CONFIGURATION, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
+    Bus, CONFIGURATION, Fault, MAPPABLE, PCI_COMMAND, PCI_MASTER, REGISTERS, Registers,
 };
 use dlfs_base::buf::FileMemory;
 use dlfs_base::process::{mark_ours, receive_files, send_files};

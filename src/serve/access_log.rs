@@ -1,16 +1,25 @@
 //! Events for a log of a target's hosts: each host that connects, is refused, fails to authenticate, is
 //! evicted, violates the protocol, times out or leaves.
 //!
-//! The lines of `warnings.rs` are for people and rate-limited. These events are for programs and complete.
-//! An [`AccessLog`] decides where they go.
+//! These events are for programs and complete; an [`AccessLog`] decides where they go. [`Warnings`] are for people and
+//! rate-limited: one line per kind and interval, with the number of warnings suppressed before it. Suppressed
+//! warnings still go to the log at level `INFO`, and to the access log.
+//!
+//! A controller's connections may belong to several pollers. Each connection adds its counters when it
+//! ends. The last one drops the controller, which writes the totals to the access log ([`ControllerEnd`]).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tracing::field::display;
 
-use dlfs_nvme::nvme::Nqn;
+use dlfs_nvme::nvme::fabrics::InvalidParameter;
+use dlfs_nvme::nvme::{Nqn, Status};
 
 /// Receives the events of a target.
 ///
@@ -145,5 +154,229 @@ impl Teller {
         if self.log.is_some() {
             self.tell(who, None, kind(&why.to_string()));
         }
+    }
+}
+
+/// The kind of a warning; each kind has a rate limit of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WarningKind {
+    /// A host is not on the allow-list.
+    HostNotAllowed,
+    /// A host failed to authenticate.
+    NotAuthenticated,
+    /// A controller was refused because a limit was reached.
+    NoController,
+    /// A connection was refused: a limit was reached, or no file descriptor was left.
+    NoConnection,
+    /// A controller or connection was closed to free a controller, a connection, a file descriptor or memory.
+    Evicted,
+    /// A host violated the protocol.
+    Protocol,
+    /// A host exceeded a time limit.
+    TimedOut,
+}
+
+impl WarningKind {
+    /// The verb for the target's action against the host.
+    fn verb(self) -> &'static str {
+        match self {
+            WarningKind::HostNotAllowed | WarningKind::NotAuthenticated => "refused",
+            WarningKind::NoController | WarningKind::NoConnection => "refused",
+            WarningKind::Evicted => "evicted",
+            WarningKind::Protocol => "closed",
+            WarningKind::TimedOut => "dropped",
+        }
+    }
+
+    /// The constructor of the access log's event.
+    fn event(self) -> fn(&str) -> AccessKind<'_> {
+        match self {
+            WarningKind::HostNotAllowed | WarningKind::NoController | WarningKind::NoConnection => {
+                |why| AccessKind::Refused { why }
+            }
+            WarningKind::NotAuthenticated => |why| AccessKind::NotAuthenticated { why },
+            WarningKind::Evicted => |why| AccessKind::Evicted { why },
+            WarningKind::Protocol => |why| AccessKind::BrokeProtocol { why },
+            WarningKind::TimedOut => |why| AccessKind::TimedOut { why },
+        }
+    }
+}
+
+/// Logs one line per kind and [`INTERVAL`] at `WARN`, and counts the others.
+#[derive(Debug)]
+pub(super) struct Warnings {
+    start: Instant,
+    access: Arc<Teller>,
+    kinds: [Kind; 7],
+}
+
+#[derive(Debug, Default)]
+struct Kind {
+    /// Earliest time of the next line, in milliseconds since `start`.
+    next_ms: AtomicU64,
+    suppressed: AtomicU64,
+}
+
+impl Warnings {
+    pub(super) fn new(start: Instant, access: Arc<Teller>) -> Warnings {
+        Warnings { start, access, kinds: Default::default() }
+    }
+
+    /// Logs at `WARN` why the host was refused, evicted or dropped, with the number of suppressed warnings
+    /// of this kind. Within the interval, counts the warning and logs at `INFO`. The access log gets every
+    /// one.
+    pub(super) fn warn(
+        &self,
+        now: Instant,
+        kind: WarningKind,
+        who: Who<'_>,
+        why: fmt::Arguments<'_>,
+    ) {
+        self.access.tell_why(who, why, kind.event());
+        let verb = kind.verb();
+        let peer = who.peer.map(display);
+        let host = who.host.map(Nqn::as_str);
+        match self.due(now, kind) {
+            Some(suppressed) => tracing::warn!(peer, host, suppressed, "{verb}: {why}"),
+            None => tracing::info!(peer, host, "{verb}: {why}"),
+        }
+    }
+
+    /// If a line is due at `WARN`, returns how many warnings of this kind were suppressed since the last one.
+    fn due(&self, now: Instant, kind: WarningKind) -> Option<u64> {
+        let kind = &self.kinds[kind as usize];
+        let now_ms = now.saturating_duration_since(self.start).as_millis() as u64;
+        let next_ms = kind.next_ms.load(Ordering::Relaxed);
+        let then_ms = now_ms + INTERVAL.as_millis() as u64;
+        let relaxed = Ordering::Relaxed;
+        // If several pollers warn at the same time, the exchange succeeds for one of them.
+        let is_time = now_ms >= next_ms
+            && kind.next_ms.compare_exchange(next_ms, then_ms, relaxed, relaxed).is_ok();
+        if !is_time {
+            kind.suppressed.fetch_add(1, relaxed);
+        }
+        is_time.then(|| kind.suppressed.swap(0, relaxed))
+    }
+}
+
+/// Commands and bytes that crossed a connection.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Traffic {
+    /// Commands on an I/O queue.
+    pub(super) commands: u64,
+    pub(super) sent_bytes: u64,
+    pub(super) received_bytes: u64,
+}
+
+/// The reason and the counters that a controller collects until it ends.
+#[derive(Debug)]
+pub(super) struct ControllerEnd {
+    access: Arc<Teller>,
+    why: OnceLock<Cow<'static, str>>,
+    commands: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+}
+
+impl ControllerEnd {
+    pub(super) fn new(access: Arc<Teller>) -> ControllerEnd {
+        ControllerEnd {
+            access,
+            why: OnceLock::new(),
+            commands: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Sets the reason why the controller ends. Only the first call counts: later reasons are its
+    /// consequences.
+    pub(super) fn because(&self, why: impl Into<Cow<'static, str>>) {
+        let _ = self.why.set(why.into()); // a reason is set already
+    }
+
+    /// Adds the counters of one of its connections, which ends.
+    pub(super) fn add(&self, traffic: &Traffic) {
+        let Traffic { commands, sent_bytes, received_bytes } = *traffic;
+        self.commands.fetch_add(commands, Ordering::Relaxed);
+        self.sent_bytes.fetch_add(sent_bytes, Ordering::Relaxed);
+        self.received_bytes.fetch_add(received_bytes, Ordering::Relaxed);
+    }
+
+    /// Writes to the access log that all connections have ended.
+    pub(super) fn tell(
+        &self,
+        (host, peer): (&Nqn, SocketAddr),
+        cntlid: u16,
+        discovery: bool,
+        since: Instant,
+    ) {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let kind = AccessKind::Disconnected {
+            discovery,
+            why: self.why.get().map_or("", |why| why),
+            seconds: since.elapsed().as_secs(),
+            commands: value(&self.commands),
+            sent_bytes: value(&self.sent_bytes),
+            received_bytes: value(&self.received_bytes),
+        };
+        self.access.tell(Who { peer: Some(peer), host: Some(host) }, Some(cntlid), kind);
+    }
+}
+
+/// Reason for refusing a Connect, with dword 0 of the response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) status: Status,
+    pub(super) dw0: u32,
+    /// The kind of the warning. `None`: the refusal appears in the access log only.
+    pub(super) kind: Option<WarningKind>,
+    /// The reason, for the operator's log.
+    pub(super) why: Cow<'static, str>,
+}
+
+impl Refusal {
+    pub(super) fn command(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: false }, why)
+    }
+
+    pub(super) fn data(offset: u16, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal::invalid(InvalidParameter { offset, in_data: true }, why)
+    }
+
+    fn invalid(parameter: InvalidParameter, why: impl Into<Cow<'static, str>>) -> Refusal {
+        let refusal = Refusal::of(Status::CONNECT_INVALID_PARAMETERS, why);
+        Refusal { dw0: parameter.to_wire(), ..refusal }
+    }
+
+    /// A permanent refusal: a retry would fail again.
+    pub(super) fn of(status: Status, why: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal { status: status.do_not_retry(), dw0: 0, kind: None, why: why.into() }
+    }
+}
+
+/// A refusal because of a limit or of draining: a retry may succeed later.
+pub(super) fn busy(why: impl Into<Cow<'static, str>>) -> Refusal {
+    let status = Status::CONNECT_CONTROLLER_BUSY;
+    Refusal { status, dw0: 0, kind: Some(WarningKind::NoController), why: why.into() }
+}
+
+const INTERVAL: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_warnings_are_one_line_and_a_count_in_the_next() {
+        let start = Instant::now();
+        let nobody = Teller::new(Nqn::discovery(), None);
+        let warnings = Warnings::new(start, Arc::new(nobody));
+        let after = |number| start + Duration::from_millis(number);
+        let due = |number| warnings.due(after(number), WarningKind::NoConnection);
+        let said: Vec<u64> = (0..1000).filter_map(due).collect();
+        assert_eq!(said, [0]);
+        assert_eq!(warnings.due(start, WarningKind::HostNotAllowed), Some(0), "another kind");
+        assert_eq!(warnings.due(start + INTERVAL, WarningKind::NoConnection), Some(999));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::ana::AnaState;
+use super::events::AnaState;
 use super::subsystem::{Controller, Subsystem};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::fabrics::{DiscoveryLogHeader, DiscoveryRecord, Property};

@@ -1,8 +1,6 @@
 //! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
 mod authentication;
-mod events;
-mod progress;
 mod security;
 mod waiting;
 
@@ -14,17 +12,12 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use zerocopy::FromBytes;
 
-use super::access_log::Who;
+use super::access_log::{Refusal, Traffic, WarningKind, Who};
 use super::admin::{self, Answer, IO_CAPSULE_DATA_BYTES, MAX_ASYNC_EVENTS};
-use super::controller_end::Traffic;
-use super::hosts::HostId;
+use super::hosts::{HostId, Peer};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
-use super::latency::Arrivals;
-use super::peers::Peer;
-use super::refusal::Refusal;
-use super::stats::{Commands, Counters};
+use super::stats::{Arrivals, Commands, Counters};
 use super::subsystem::Queue;
-use super::warnings::WarningKind;
 use authentication::{Authentication, is_authentication};
 use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_io::qpair::Completion;
@@ -37,10 +30,9 @@ use dlfs_nvme::tcp::controller::{
     CommandId, Connection, ConnectionOptions, DataTransfer, Event, FABRICS_CAPSULE_DATA_BYTES,
 };
 use dlfs_nvme::tcp::{Digests, ProtocolError};
-use progress::{Arrived, Progress};
 pub(super) use security::Scratch;
 use security::{Carriage, LATE_HANDSHAKE};
-use waiting::{Need, Waiting};
+use waiting::{Arrived, Need, Progress, Waiting};
 
 /// One connection of a host.
 pub(super) struct HostConnection {

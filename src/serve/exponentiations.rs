@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::peers::Peer;
+use super::hosts::Peer;
 use super::stats::Counters;
 use dlfs_nvme::auth::{Exponentiation, Power};
 use dlfs_nvme::nvme::Nqn;

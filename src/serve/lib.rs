@@ -32,27 +32,18 @@
 
 mod access_log;
 mod admin;
-mod ana;
 mod connection;
-mod controller_end;
 mod events;
 mod exponentiations;
-mod generated_keys;
 mod hosts;
 mod io;
 pub mod keys;
-mod latency;
-mod namespaces;
 mod options;
-mod peers;
 mod poller;
-mod refusal;
 mod shares;
 mod sharing;
 mod stats;
 mod subsystem;
-mod tls_keys;
-mod warnings;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -62,13 +53,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 pub use access_log::{AccessEvent, AccessKind, AccessLog};
-pub use ana::AnaState;
-pub use latency::CommandLatency;
-pub use namespaces::{MAX_NSID, PreparedNamespace, ServedNamespace};
-pub use options::{Access, HostKeys, TargetOptions};
-pub use shares::bucket::Limits;
+pub use events::AnaState;
+pub use options::{Access, HostKeys, MAX_NSID, PreparedNamespace, ServedNamespace, TargetOptions};
+pub use shares::Limits;
 pub use shares::rules::{HostPattern, HostRule, HostUsage, Limiter, Rules};
-pub use stats::{Commands, TargetStats};
+pub use stats::{CommandLatency, Commands, TargetStats};
 pub use subsystem::ConnectedController;
 
 use dlfs_base::error::{Error, ErrorKind, Result, cannot_listen};
@@ -273,7 +262,7 @@ impl Target {
     /// # Errors
     /// The errors of [`Target::add_namespace`].
     pub fn prepare_namespace(&self, served: ServedNamespace) -> Result<PreparedNamespace> {
-        namespaces::check_one(&served)?;
+        options::check_one(&served)?;
         let nsid = served.nsid;
         let subsystem = &self.subsystem;
         let takes = served.device.namespace().max_transfer_bytes;
@@ -571,5 +560,5 @@ fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespa
         return Err(invalid(message)
             .hint("name the hosts (--allow-host NQN), or allow all (--allow-any-host)"));
     }
-    namespaces::check(served)
+    options::check(served)
 }

@@ -1,7 +1,5 @@
 //! A poller thread: moves data between sockets and queue pairs.
 
-mod changes;
-mod rest;
 mod turns;
 
 use std::collections::VecDeque;
@@ -17,18 +15,16 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use slab::Slab;
 
-use super::access_log::Who;
+use super::access_log::{WarningKind, Who};
 use super::connection::{Closed, HostConnection, Scratch, is_transient};
 use super::exponentiations::Computed;
-use super::hosts::{Hosts, MemoryWait};
+use super::hosts::{Hosts, Limit, MemoryWait, Peer, PeerLimits};
 use super::io::{
     Backend, Change, GENERATION_MASK, MAX_CONNECTIONS, NamespaceQueue, RESERVE_BYTES, SILENCE, Tag,
 };
-use super::peers::{Limit, Peer, PeerLimits};
 use super::sharing::Sharing;
 use super::stats::{Counters, Tally};
 use super::subsystem::Subsystem;
-use super::warnings::WarningKind;
 use dlfs_base::buf::{HugePages, Pool, PoolOptions};
 use dlfs_base::error::{Error, Result};
 use dlfs_io::qpair::group::Spinning;

@@ -16,10 +16,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::hosts::HostId;
-use super::shares::bucket::{Class, TICKS_PER_NANOSECOND};
 use super::shares::pace::{Paces, Runner};
 use super::shares::rules::{Limiter, Usage};
-use super::shares::{DEFAULT_WEIGHT, Turns};
+use super::shares::{Class, DEFAULT_WEIGHT, TICKS_PER_NANOSECOND, Turns};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
 

@@ -11,18 +11,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::access_log::{AccessKind, Teller, Who};
-use super::ana::{Ana, AnaState};
-use super::controller_end::{ControllerEnd, Traffic};
-use super::events::{ANA, Events, NAMESPACES};
+use super::access_log::{
+    AccessKind, ControllerEnd, Refusal, Teller, Traffic, WarningKind, Warnings, Who, busy,
+};
+use super::events::{ANA, Ana, AnaState, Events, NAMESPACES};
 use super::exponentiations::Exponentiations;
-use super::generated_keys::GeneratedKeys;
-use super::namespaces::{Namespaces, ServedNamespace};
-use super::options::{Access, HostKeys, TargetOptions};
-use super::peers::{Limit, Peer, PeerLimits};
-use super::refusal::{Refusal, busy};
+use super::hosts::{Limit, Peer, PeerLimits};
+use super::keys::GeneratedKeys;
+use super::options::{Access, HostKeys, Namespaces, ServedNamespace, TargetOptions};
 use super::stats::Counters;
-use super::warnings::{WarningKind, Warnings};
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::{Namespace, machine_uuid};
 use dlfs_nvme::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};

@@ -7,12 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::access_log::AccessKind;
+use super::super::access_log::{AccessKind, WarningKind};
 use super::super::exponentiations::Job;
-use super::super::peers::Peer;
+use super::super::hosts::Peer;
 use super::super::stats::Counters;
 use super::super::subsystem::Subsystem;
-use super::super::warnings::WarningKind;
 use super::{Closed, HostConnection};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::random;

@@ -12,13 +12,14 @@ use std::time::Instant;
 
 use rustix::net::{SendFlags, send};
 
+use super::super::access_log::WarningKind;
 use super::super::io::Backend;
 use super::super::stats::Counters;
 use super::super::subsystem::{Names, Subsystem};
-use super::super::warnings::WarningKind;
 use super::{BROKE_PROTOCOL, Closed, HostConnection, MISCOUNTED, is_transient};
-use dlfs_io::tls::{FIRST_BYTE, HANDSHAKE_LIMIT, RECORD_LEN_BYTES, Session, TlsError};
-use dlfs_nvme::auth::IdentityParts;
+use dlfs_io::tls::{FIRST_BYTE, HANDSHAKE_LIMIT, Keys, RECORD_LEN_BYTES, Session, TlsError};
+use dlfs_nvme::auth::{Derivation, IdentityParts, IdentityVersion, Origin, TlsPsk};
+use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::tcp::budget::{TARGET_RECEIVE_BYTES, TARGET_SEND_SLICES};
 
 /// Buffers that a poller lends its connections while it serves them.
@@ -293,6 +294,34 @@ fn flush(stream: &TcpStream, session: &mut Session) -> Result<bool, Closed> {
             Err(rustix::io::Errno::AGAIN) => return Ok(false),
             Err(errno) => return Err(Closed::Lost(std::io::Error::from(errno).kind())),
         }
+    }
+}
+
+impl Keys for Subsystem {
+    /// A version 1 identity determines the PSK and its derivation. A version 0 identity does not: it means
+    /// the host's first PSK with its hash, derived as the options say.
+    fn find(&self, identity: &str) -> Option<TlsPsk> {
+        let parts = IdentityParts::parse(identity)?;
+        let is_ours = parts.subnqn == self.options.nqn || parts.subnqn.as_str() == Nqn::DISCOVERY;
+        if !is_ours {
+            return None;
+        }
+        if parts.origin == Origin::Generated {
+            return Some((*self.generated.hold(identity, Instant::now())?).clone());
+        }
+        let keys = self.keys_of(&parts.hostnqn)?;
+        let derivations = match parts.version {
+            IdentityVersion::V0 => &[self.options.tls_derivation][..],
+            IdentityVersion::V1 => &[Derivation::Specification, Derivation::Compatible],
+        };
+        let mut of_hash = keys.tls_keys.iter().filter(|key| key.hash() == parts.hash);
+        of_hash.find_map(|key| {
+            let of = |derivation: &Derivation| {
+                key.tls_psk(parts.version, *derivation, &parts.hostnqn, &parts.subnqn)
+            };
+            let mut psks = derivations.iter().filter_map(of);
+            psks.find(|psk| psk.identity() == identity)
+        })
     }
 }
 

@@ -1,9 +1,19 @@
-//! Turns of the poller's connections: commands that waited begin, and responses are sent.
+//! Turns of the poller's connections: commands that waited begin, and responses are sent. Between them come changes:
+//! namespaces added or removed, no more accepting, controllers' events.
+//!
+//! Rest: a poller whose connections are all idle checks their time limits rarely.
+//!
+//! A connection is idle if nothing but its host, or its Keep Alive Timeout, can change anything. An event
+//! that leaves a connection with something to do ends the rest.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::super::sharing::{SLICE_BYTES, cost_of};
-use super::{Poller, watch};
+use rustix::event::epoll;
+
+use super::{IDLE_TICK, Poller, TICK, watch};
+use crate::io::{Change, What};
+use crate::sharing::{SLICE_BYTES, cost_of};
+use dlfs_base::units::Nsid;
 
 impl Poller {
     /// Starts commands for which memory is free now, and whose limits and turns permit it. Returns how many.
@@ -98,3 +108,86 @@ impl Poller {
         }
     }
 }
+
+impl Poller {
+    /// Applies a change and confirms it.
+    pub(super) fn apply(&mut self, change: Change, now: Instant) {
+        match change.what {
+            What::Add(queue) => {
+                let index = self.backend.add_queue(queue);
+                let registry = self.devices.registry(index);
+                self.backend.queues[index].queue_pair.register(&registry);
+            }
+            What::Remove(nsid) => self.remove(nsid, now),
+            What::StopListening => self.stop_listening(),
+        }
+        let _ = change.applied.send(()); // the thread that asked may have given up
+    }
+
+    /// Accepts no more connections.
+    pub(super) fn stop_listening(&mut self) {
+        for listener in self.listeners.drain(..) {
+            // A clone of the listener elsewhere would keep its registration alive after closing. The call
+            // cannot fail: the listener is registered.
+            let _ = epoll::delete(&self.epoll, &listener);
+        }
+    }
+
+    /// Removes a namespace: its new commands fail, and so do its commands that wait for memory.
+    fn remove(&mut self, nsid: Nsid, now: Instant) {
+        let Some(number) = self.backend.remove_queue(nsid) else { return };
+        let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
+        for index in indices {
+            self.connections[index].give_up_queue(number, &mut self.backend, now);
+            self.mark_dirty(index);
+        }
+        self.forget_if_over(number);
+    }
+
+    /// Drops the queue pair of a removed namespace once its last I/O has completed.
+    pub(super) fn forget_if_over(&mut self, number: usize) {
+        let queue = &self.backend.queues[number];
+        if queue.is_removed && !queue.is_busy() {
+            self.backend.queues.remove(number);
+        }
+    }
+
+    /// Sends the asynchronous events that controllers have to report, and finds controllers that have ended.
+    pub(super) fn report_events(&mut self, now: Instant) {
+        let admins = self.connections.iter().filter(|(_, c)| c.is_admin()).map(|(index, _)| index);
+        for index in admins.collect::<Vec<_>>() {
+            self.connections[index].report_events();
+            self.mark_dirty(index);
+        }
+        self.next_tick = self.next_tick.min(now);
+    }
+}
+
+impl Poller {
+    /// The time of the next check of time limits.
+    pub(super) fn following_tick(&self, now: Instant) -> Instant {
+        if self.connections.is_empty() {
+            return now + IDLE_TICK;
+        }
+        let subsystem = &self.backend.subsystem;
+        let is_busy = subsystem.draining_since().is_some()
+            || self.connections.iter().any(|(_, connection)| !connection.is_idle());
+        if is_busy {
+            return now + TICK;
+        }
+        let ends = self.connections.iter().filter_map(|(_, c)| c.keep_alive_deadline());
+        ends.min().map_or(now + REST, |end| end.clamp(now + TICK, now + REST))
+    }
+
+    /// Checks time limits soon if the connection has something to do.
+    pub(super) fn end_rest_if_busy(&mut self, index: usize, now: Instant) {
+        let soon = now + TICK;
+        if self.next_tick > soon && !self.connections[index].is_idle() {
+            self.next_tick = soon;
+        }
+    }
+}
+
+/// Interval between checks while all connections are idle: a poller learns late of a controller that another
+/// poller has evicted or disabled.
+const REST: Duration = Duration::from_secs(5);

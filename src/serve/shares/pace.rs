@@ -16,8 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::bucket::TICKS_PER_SECOND;
-use super::{SCALE, Tag};
+use super::{SCALE, TICKS_PER_SECOND, Tag};
 
 /// The paces at a namespace: of reads and of writes at their rates, and of both at its device. A group has no device.
 #[derive(Debug, Default)]

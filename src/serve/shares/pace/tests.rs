@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::bucket::{Class, Limits};
-use super::super::{Flow, Others, Turns};
+use super::super::{Class, Flow, Limits, Others, Turns};
 use super::*;
 
 const MS: u64 = TICKS_PER_SECOND / 1000;
