@@ -30,22 +30,19 @@
 
 mod controller;
 mod group;
-mod hash;
 mod host;
 mod message;
 mod psk;
 mod response;
-mod secret;
-mod text;
 
 pub use controller::{Controller, ControllerTerms};
 pub use group::{Exponentiation, Group, Power};
-pub use hash::{Digest, Hash};
 pub use host::{Host, HostTerms};
 pub use message::{Explanation, Message, MessageError};
-pub use psk::{ConfiguredPsk, Derivation, IdentityParts, IdentityVersion, Origin, TlsPsk};
-pub use secret::Secret;
-pub use text::KeyError;
+pub use psk::{
+    ConfiguredPsk, Derivation, IdentityParts, IdentityVersion, KeyError, Origin, Secret, TlsPsk,
+};
+pub use response::{Digest, Hash};
 
 use std::fmt;
 
