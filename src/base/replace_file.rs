@@ -1,11 +1,13 @@
 //! Replaces a small file atomically: a crash leaves the old file or the new one.
+//! Files without a name disappear, however the process ends.
 
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::io::{ErrorKind as IoErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, ErrorKind, Result};
+use super::error::{Error, ErrorKind, Result};
 
 /// The permissions of a file that did not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,8 +123,34 @@ fn cannot_write(path: &Path, error: std::io::Error) -> Error {
     Error::of_file("cannot write the file", path, error)
 }
 
+/// A file in `folder` that disappears when it is closed.
+///
+/// # Errors
+/// Errors of the file system.
+pub fn nameless_file(folder: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
+        Ok(file) => return Ok(file),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        Err(error) => return Err(error),
+    }
+    // Some file systems do not support O_TMPFILE: creates a named file and unlinks it. If the process dies in
+    // between, an empty file remains.
+    for attempt in 0..100 {
+        let path = folder.join(format!(".dlfs-spool-{}-{attempt}", std::process::id()));
+        match options.clone().create_new(true).open(&path) {
+            Ok(file) => return std::fs::remove_file(&path).map(|()| file),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
 /// Names of drafts that a process has for a file.
 const MAX_DRAFTS: u32 = 256;
+
 /// Linux's limit on nested symbolic links.
 const MAX_LINKS: usize = 40;
 

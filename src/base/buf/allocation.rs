@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use super::handles::Handles;
 use super::pages::{Mapping, PageSource};
-use super::pool::Inner;
-use super::spares::Spares;
+use super::pool::{Inner, Spares};
 use crate::units::ALIGN_BYTES;
 
 /// A counted handle on an allocation. Dropping the last handle returns the memory.

@@ -18,30 +18,25 @@
 mod allocation;
 mod file_memory;
 mod handles;
-mod lends;
 mod pages;
 mod pool;
-mod registered;
 mod sealed_bytes;
 mod shared;
 mod shared_bytes;
 mod shared_map;
 mod shared_words;
 mod slots;
-mod spares;
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 pub use file_memory::FileMemory;
-pub use lends::Lender;
-pub use pages::{PageSource, Pages, use_pages_of};
+pub use pages::{PageSource, Pages, Registered, Registrar, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
-pub use registered::{Registered, Registrar};
 pub use sealed_bytes::{SealedBytes, SealedLocation};
 pub use shared::SharedBuf;
-pub use shared_bytes::{Loan, SharedBytes};
+pub use shared_bytes::{Lender, Loan, SharedBytes};
 pub use shared_words::SharedWords;
 
 pub use crate::error::zeroed_vec;

@@ -1,5 +1,6 @@
-//! Mapped memory of pools and of large buffers, in huge pages where available.
-#![allow(unsafe_code)] // maps memory
+//! Mapped memory of pools and of large buffers, in huge pages where available. The driver of an accelerator may know it,
+//! and then copies from it by DMA.
+#![allow(unsafe_code)] // maps memory, and promises that it stays mapped while a driver knows it
 
 use std::ffi::c_void;
 use std::fmt;
@@ -8,8 +9,8 @@ use std::sync::OnceLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::registered::{Registrar, Registration};
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::process_id;
 
 /// The kind of pages that a pool uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -78,6 +79,7 @@ pub(super) struct Mapping {
 
 // SAFETY: plain memory, whose owner decides who may access which bytes; `source` is `Sync`.
 unsafe impl Send for Mapping {}
+
 // SAFETY: as above. `&Mapping` reads the fields only; for `lend_pages`, see there.
 unsafe impl Sync for Mapping {}
 
@@ -258,6 +260,88 @@ pub(super) fn shared_pages() -> Pages {
     let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let is_huge = modes.is_ok_and(|modes| !modes.contains("[never]") && !modes.contains("[deny]"));
     if is_huge { Pages::Transparent } else { Pages::Base }
+}
+
+/// A driver that pins host memory once, so that its devices copy it without a detour.
+///
+/// # Safety
+/// Neither method reads, writes or moves the bytes. After [`Registrar::unregister`] no device accesses them.
+pub unsafe trait Registrar: Send + Sync {
+    /// Pins `len` bytes from `start`, whole pages that stay mapped until [`Registrar::unregister`].
+    ///
+    /// # Errors
+    /// The driver refuses, for example because a limit of the container is reached.
+    fn register(&self, start: NonNull<u8>, len: usize) -> Result<Registered>;
+
+    /// Undoes a [`Registrar::register`] that returned [`Registered::Ours`], with the same arguments. Nobody can act on
+    /// a failure: at the process's end, the driver may have ended before.
+    fn unregister(&self, start: NonNull<u8>, len: usize);
+}
+
+/// The owner of a registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registered {
+    /// The caller: it has to undo it.
+    Ours,
+    /// Somebody else registered the same pages before, and undoes it.
+    Others,
+}
+
+/// A registered mapping, until dropped. Drop it before the mapping.
+///
+/// It is registered as one range: CUDA refuses a copy that crosses the border of two, even of neighbours.
+///
+/// Private memory must not be inherited: a device would go on reading the pages from before the fork if a write of this
+/// process copied them. A child neither unregisters nor unmaps anything.
+pub(super) struct Registration {
+    registrar: &'static dyn Registrar,
+    start: NonNull<u8>,
+    len: usize,
+    owner: Registered,
+    /// The process that registered them.
+    pid: u32,
+}
+
+// SAFETY: the address is only passed on to `registrar`, which any thread may call.
+unsafe impl Send for Registration {}
+
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Registers `len` mapped bytes from `start`.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until the registration is dropped, except in forked children.
+    pub(super) unsafe fn new(
+        registrar: &'static dyn Registrar,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> Result<Registration> {
+        let owner = registrar.register(start, len)?;
+        Ok(Registration { registrar, start, len, owner, pid: process_id() })
+    }
+
+    /// The length of the registered memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether the parent process registered the memory, which this process then does not have.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.pid != process_id()
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if !self.is_foreign() && self.owner == Registered::Ours {
+            self.registrar.unregister(self.start, self.len);
+        }
+    }
 }
 
 /// The size of a huge page: 2 MiB on x86-64.

@@ -10,8 +10,7 @@ use std::sync::OnceLock;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use super::pages::{HUGE_LEN, Pages, shared_pages};
-use super::registered::{Registrar, Registration};
+use super::pages::{HUGE_LEN, Pages, Registrar, Registration, shared_pages};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The mapping of shared memory.

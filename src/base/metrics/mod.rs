@@ -13,15 +13,13 @@
 mod histogram;
 mod openmetrics;
 mod place;
-mod recorder;
 mod table;
 
 use std::collections::BTreeMap;
 
-pub use histogram::{Histogram, Summary};
+pub use histogram::{Histogram, Recorder, Summary};
 pub use openmetrics::CONTENT_TYPE;
 pub use place::{Place, PlaceBytes, PlaceCounters};
-pub use recorder::Recorder;
 pub use table::*;
 
 /// A metric. The meaning of its name never changes.
