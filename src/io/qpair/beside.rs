@@ -20,10 +20,9 @@ use parking_lot::Mutex;
 use super::folder::helpers::{Helpers, MAX_THREADS};
 use super::readiness::Registry;
 use super::{
-    Capabilities, Completion, Device, Fence, Io, IoError, IoOp, Namespace, Notice, PairScope,
-    QueuePair,
+    Capabilities, Completion, Device, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
 };
-use dlfs_base::buf::{Pool, SharedBuf};
+use dlfs_base::buf::SharedBuf;
 use dlfs_base::error::Result;
 use dlfs_base::process::mark_ours;
 use dlfs_base::units::Lba;
@@ -162,6 +161,15 @@ impl Pair {
 }
 
 impl QueuePair for Pair {
+    /// A fence applies to the medium only: the files hold copies, which need none.
+    fn below(&self) -> Option<&dyn QueuePair> {
+        Some(&*self.medium)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn QueuePair> {
+        Some(&mut *self.medium)
+    }
+
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -205,25 +213,8 @@ impl QueuePair for Pair {
         count + refused
     }
 
-    fn start(&mut self) {
-        self.medium.start();
-    }
-
-    fn use_pool(&mut self, pool: &Pool) {
-        self.medium.use_pool(pool);
-    }
-
-    /// Applies the fence to the medium only: the files hold copies, which need no fence.
-    fn use_fence(&mut self, fence: &Arc<Fence>) {
-        self.medium.use_fence(fence);
-    }
-
     fn outstanding(&self) -> usize {
         self.medium.outstanding() + self.with_helpers + self.ready.len()
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        self.medium.shared_queue()
     }
 
     fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {

@@ -15,12 +15,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::plain::{Plain, PlainEngine};
-use super::readiness::Registry;
-use super::{
-    Capabilities, Completion, Device, Fence, Io, IoError, Namespace, Notice, PairScope, QueuePair,
-};
-use dlfs_base::buf::Pool;
+use super::{Capabilities, Completion, Device, Io, IoError, Namespace, PairScope, QueuePair};
+use dlfs_base::buf::SharedBuf;
 use dlfs_base::error::Result;
 use dlfs_base::units::Lba;
 
@@ -72,7 +68,7 @@ impl Device for Broken {
         let fault = self.fault;
         let healthy = self.healthy;
         let thread = Arc::clone(&self.thread);
-        Ok(Box::new(Plain(BrokenPair { pair, fault, healthy, thread, is_broken: false })))
+        Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -94,7 +90,15 @@ struct BrokenPair {
     is_broken: bool,
 }
 
-impl PlainEngine for BrokenPair {
+impl QueuePair for BrokenPair {
+    fn below(&self) -> Option<&dyn QueuePair> {
+        Some(&*self.pair)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn QueuePair> {
+        Some(&mut *self.pair)
+    }
+
     fn namespace(&self) -> &Namespace {
         self.pair.namespace()
     }
@@ -126,39 +130,11 @@ impl PlainEngine for BrokenPair {
         count
     }
 
-    fn start(&mut self) {
-        self.pair.start();
-    }
-
-    fn use_pool(&mut self, pool: &Pool) {
-        self.pair.use_pool(pool);
-    }
-
     fn outstanding(&self) -> usize {
         self.pair.outstanding()
     }
 
-    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
-        self.pair.report_corrupt(slba, len_bytes);
-    }
-
-    fn use_fence(&mut self, fence: &Arc<Fence>) {
-        self.pair.use_fence(fence);
-    }
-
-    fn shared_queue(&self) -> Option<usize> {
-        self.pair.shared_queue()
-    }
-
-    fn register(&mut self, registry: &Registry) {
-        self.pair.register(registry);
-    }
-
-    fn notice(&self) -> Notice {
-        self.pair.notice()
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        self.pair.next_timeout()
+    fn borrow(&self, _: Lba, _: usize) -> Option<SharedBuf> {
+        None
     }
 }

@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
-use super::plain::Plain;
 use super::transfer::{DirectFile, Files, PreadPair, QUEUE_DEPTH};
 use super::uring::UringPair;
 use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
@@ -181,13 +180,13 @@ impl Device for FileNamespace {
         let mut namespace = self.namespace();
         if self.calls == FileCalls::Auto {
             match UringPair::new(Arc::clone(&files), namespace.clone()) {
-                Ok(pair) => return Ok(Box::new(Plain(pair))),
+                Ok(pair) => return Ok(Box::new(pair)),
                 Err(error) => tracing::warn!(%error, "cannot create another io_uring; using pread \
                                                       instead"),
             }
         }
         namespace.engine = engine(FileCalls::Pread, files.is_direct());
-        Ok(Box::new(Plain(PreadPair::new(files, namespace))))
+        Ok(Box::new(PreadPair::new(files, namespace)))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {

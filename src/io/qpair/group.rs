@@ -400,7 +400,6 @@ mod tests {
 
     use super::*;
     use crate::qpair::mem::MemNamespace;
-    use crate::qpair::plain::{Plain, PlainEngine};
     use crate::qpair::readiness::{Registry, Watched};
     use crate::qpair::{Device, IoOp, Namespace};
     use dlfs_base::buf::IoBuf;
@@ -467,7 +466,7 @@ mod tests {
     /// A queue pair that never completes an I/O and never becomes ready, but has a timeout.
     struct Stuck(Namespace, Option<Instant>);
 
-    impl PlainEngine for Stuck {
+    impl QueuePair for Stuck {
         fn namespace(&self) -> &Namespace {
             &self.0
         }
@@ -505,7 +504,7 @@ mod tests {
         owed: usize,
     }
 
-    impl PlainEngine for Handle {
+    impl QueuePair for Handle {
         fn namespace(&self) -> &Namespace {
             &self.namespace
         }
@@ -564,7 +563,7 @@ mod tests {
         for is_first in [true, false] {
             let shared = Arc::clone(&shared);
             let namespace = namespace.clone();
-            group.add(Box::new(Plain(Handle { shared, namespace, is_first, owed: 0 })));
+            group.add(Box::new(Handle { shared, namespace, is_first, owed: 0 }));
         }
         let far = Instant::now() + Duration::from_secs(3600);
         let mut done = Vec::new();
@@ -606,7 +605,7 @@ mod tests {
         let namespace = MemNamespace::new(512, 512).unwrap().namespace();
         let mut group = PollGroup::new().unwrap();
         let wanted = Instant::now() + Duration::from_millis(5);
-        group.add(Box::new(Plain(Stuck(namespace, Some(wanted)))));
+        group.add(Box::new(Stuck(namespace, Some(wanted))));
         let far = wanted + Duration::from_secs(3600);
         while Instant::now() < wanted {
             group.wait(far);

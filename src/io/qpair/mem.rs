@@ -18,7 +18,6 @@ use std::time::Instant;
 
 use parking_lot::RwLock;
 
-use super::plain::{Plain, PlainEngine};
 use super::{Completion, Cpus, Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
 use dlfs_base::buf::{
     HugePages, IoBuf, Lender, Pool, PoolOptions, SharedBuf, SharedBytes, prefetch,
@@ -90,7 +89,7 @@ impl Device for MemNamespace {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let namespace = self.namespace.clone();
         let memory = OwnMemory { stripes: Arc::clone(&self.stripes), lends: namespace.read_only };
-        Ok(Box::new(Plain(MemPair::new(memory, namespace))))
+        Ok(Box::new(MemPair::new(memory, namespace)))
     }
 }
 
@@ -176,7 +175,7 @@ impl<M: Memory> MemPair<M> {
     }
 }
 
-impl<M: Memory> PlainEngine for MemPair<M> {
+impl<M: Memory> QueuePair for MemPair<M> {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }
@@ -374,7 +373,7 @@ impl Device for SharedMemory {
 
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let memory = Lending { bytes: Arc::clone(&self.bytes), lender: self.bytes.lender() };
-        Ok(Box::new(Plain(MemPair::new(memory, self.namespace.clone()))))
+        Ok(Box::new(MemPair::new(memory, self.namespace.clone())))
     }
 }
 

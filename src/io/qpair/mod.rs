@@ -25,7 +25,6 @@ mod outstanding;
 pub mod pcie;
 #[doc(hidden)]
 pub mod pieces;
-pub mod plain;
 pub mod readiness;
 mod remote;
 pub mod session;
@@ -297,9 +296,20 @@ pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Resul
 /// A polled submission and completion queue pair. One thread at a time uses it. No method blocks, but for the
 /// engine in `transfer.rs`.
 ///
-/// No method has a default implementation: a queue pair that wraps others must answer or forward each call. An engine
-/// implements [`plain::PlainEngine`] instead, with the methods that it needs.
+/// An engine implements the methods that it needs: by default it completes I/Os only in [`QueuePair::poll`], and ignores
+/// optional requests. A queue pair that wraps another one names it in `below`, which then answers the calls that are
+/// not implemented; one that wraps several must answer or forward each call.
 pub trait QueuePair: Send {
+    /// The only queue pair that this one wraps.
+    fn below(&self) -> Option<&dyn QueuePair> {
+        None
+    }
+
+    /// As [`QueuePair::below`].
+    fn below_mut(&mut self) -> Option<&mut dyn QueuePair> {
+        None
+    }
+
     /// The namespace. A file may grow; limits may change when the engine reconnects; all else stays.
     fn namespace(&self) -> &Namespace;
 
@@ -319,15 +329,27 @@ pub trait QueuePair: Send {
 
     /// Starts the I/Os that were taken, on devices that transfer bytes by themselves; completes none. Other
     /// engines start them with the next [`QueuePair::poll`].
-    fn start(&mut self);
+    fn start(&mut self) {
+        if let Some(below) = self.below_mut() {
+            below.start();
+        }
+    }
 
     /// Announces that most buffers will come from `pool`. An engine that can use this, for example by
     /// registering the memory, does so and may keep the pool. Buffers from elsewhere stay allowed.
-    fn use_pool(&mut self, pool: &Pool);
+    fn use_pool(&mut self, pool: &Pool) {
+        if let Some(below) = self.below_mut() {
+            below.use_pool(pool);
+        }
+    }
 
     /// Writes submitted from now on are not sent while `fence` is closed: they end with [`IoError::Fenced`].
     /// An engine that never holds writes back does nothing.
-    fn use_fence(&mut self, fence: &Arc<Fence>);
+    fn use_fence(&mut self, fence: &Arc<Fence>) {
+        if let Some(below) = self.below_mut() {
+            below.use_fence(fence);
+        }
+    }
 
     /// The number of I/Os taken and not yet completed.
     fn outstanding(&self) -> usize;
@@ -335,33 +357,51 @@ pub trait QueuePair: Send {
     /// Identifies the I/O queue that this queue pair shares with others of its [`PairScope`]. Queue pairs
     /// with the same value together take at most one [`Namespace::queue_depth`]. `None`: it has a queue of
     /// its own.
-    fn shared_queue(&self) -> Option<usize>;
+    fn shared_queue(&self) -> Option<usize> {
+        self.below()?.shared_queue()
+    }
 
     /// Reports that a read of this range returned corrupt data. If there is another copy, the next read of the
     /// range uses it.
-    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize);
+    fn report_corrupt(&mut self, slba: Lba, len_bytes: usize) {
+        if let Some(below) = self.below_mut() {
+            below.report_corrupt(slba, len_bytes);
+        }
+    }
 
     /// Borrows the bytes of a read in place, without copying them: `len_bytes` from `slba`, whole blocks
     /// within the namespace.
     ///
     /// Borrowed bytes never change: a later write goes to other memory, or has to wait. `None`: the engine does not
     /// hold these bytes contiguously in memory, so submit a read.
-    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf>;
+    fn borrow(&self, slba: Lba, len_bytes: usize) -> Option<SharedBuf> {
+        self.below()?.borrow(slba, len_bytes)
+    }
 
     /// Returns whether copies on this machine alone would probably serve a read of these blocks.
-    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool;
+    fn has_copies(&self, slba: Lba, len_bytes: usize) -> bool {
+        self.below().is_some_and(|below| below.has_copies(slba, len_bytes))
+    }
 
     /// Registers every descriptor that signals work with the poller's `registry`, including those of later
     /// connections. Called again after a fork, with the child's registry.
     ///
     /// A queue pair that receives a completion of another queue pair marks the other one: [`Registry::mark`].
-    fn register(&mut self, registry: &Registry);
+    fn register(&mut self, registry: &Registry) {
+        if let Some(below) = self.below_mut() {
+            below.register(registry);
+        }
+    }
 
     /// The way in which the poller learns that an outstanding I/O can advance.
-    fn notice(&self) -> Notice;
+    fn notice(&self) -> Notice {
+        self.below().map_or(Notice::Poll, |below| below.notice())
+    }
 
     /// The time at which `poll` must be called again, even if no descriptor becomes ready.
-    fn next_timeout(&self) -> Option<Instant>;
+    fn next_timeout(&self) -> Option<Instant> {
+        self.below()?.next_timeout()
+    }
 }
 
 /// The way in which a poller learns that a queue pair has work. For several queue pairs the largest value

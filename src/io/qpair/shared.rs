@@ -440,7 +440,6 @@ mod tests {
     use super::*;
     use crate::qpair::blocking::Blocking;
     use crate::qpair::mem::MemNamespace;
-    use crate::qpair::plain::{Plain, PlainEngine};
     use crate::qpair::{Io, IoOp};
     use dlfs_base::buf::IoBuf;
 
@@ -499,7 +498,7 @@ mod tests {
         polls: Arc<AtomicUsize>,
     }
 
-    impl PlainEngine for Slow {
+    impl QueuePair for Slow {
         fn namespace(&self) -> &Namespace {
             &self.namespace
         }
@@ -547,7 +546,7 @@ mod tests {
         }
 
         fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
-            Ok(Box::new(Plain(self.0.lock().take().expect("one queue pair"))))
+            Ok(Box::new(self.0.lock().take().expect("one queue pair")))
         }
 
         fn capabilities(&self) -> Capabilities {

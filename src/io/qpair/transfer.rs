@@ -13,8 +13,7 @@ use std::time::Instant;
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::plain::PlainEngine;
-use super::{Completion, Io, IoError, IoOp, Namespace};
+use super::{Completion, Io, IoError, IoOp, Namespace, QueuePair};
 use dlfs_base::units::Lba;
 
 /// The descriptors of a namespace and the state that its queue pairs share.
@@ -235,7 +234,7 @@ impl PreadPair {
     }
 }
 
-impl PlainEngine for PreadPair {
+impl QueuePair for PreadPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -29,10 +29,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::plain::PlainEngine;
 use super::readiness::{Registry, Watched};
 use super::transfer::{Files, QUEUE_DEPTH, Step, Transfer};
-use super::{Completion, Io, IoOp, Namespace, Notice};
+use super::{Completion, Io, IoOp, Namespace, Notice, QueuePair};
 use dlfs_base::buf::Pool;
 use dlfs_base::process::{Forked, mark_ours};
 use dlfs_base::units::Lba;
@@ -61,7 +60,7 @@ impl UringPair {
     }
 }
 
-impl PlainEngine for UringPair {
+impl QueuePair for UringPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use dlfs::Result;
 use dlfs::format::superblock::COPY_OFFSETS;
-use dlfs::qpair::plain::{Plain, PlainEngine};
 use dlfs::qpair::{Capabilities, Completion, Device, Io, IoOp, Namespace, PairScope, QueuePair};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -203,7 +202,7 @@ impl Device for Disk {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let disk = self.disk;
         let disks = self.disks.clone();
-        Ok(Box::new(Plain(Pair { disk, disks, submitted: VecDeque::new() })))
+        Ok(Box::new(Pair { disk, disks, submitted: VecDeque::new() }))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -282,7 +281,7 @@ fn pages_of(io: &Io) -> (usize, Vec<Arc<Page>>) {
     (offset / PAGE_BYTES, io.buf.chunks(PAGE_BYTES).map(page).collect())
 }
 
-impl PlainEngine for Pair {
+impl QueuePair for Pair {
     fn namespace(&self) -> &Namespace {
         &self.disks.namespace
     }

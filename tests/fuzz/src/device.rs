@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use dlfs::qpair::plain::{Plain, PlainEngine};
 use dlfs::qpair::{Capabilities, Completion, Device, Io, IoOp, Namespace, PairScope, QueuePair};
 use dlfs::{Error, ErrorKind, Result};
 
@@ -47,7 +46,7 @@ impl Device for Plate {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let plate = self.clone();
         let namespace = self.namespace();
-        Ok(Box::new(Plain(Pair { plate, namespace, taken: VecDeque::new() })))
+        Ok(Box::new(Pair { plate, namespace, taken: VecDeque::new() }))
     }
 
     fn grow(&self, len_bytes: u64) -> Result<()> {
@@ -80,7 +79,7 @@ struct Pair {
     taken: VecDeque<Io>,
 }
 
-impl PlainEngine for Pair {
+impl QueuePair for Pair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::qpair::plain::{Plain, PlainEngine};
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::{Completion, Io, IoError, Namespace, Notice, QueuePair};
 use dlfs_base::error::{Error, Result};
@@ -220,7 +219,7 @@ pub fn helped_pair(
     most_threads: usize,
 ) -> Result<Box<dyn QueuePair>> {
     let helpers = Helpers::start(Box::new(call), most_threads)?;
-    Ok(Box::new(Plain(HelpedPair { namespace, helpers, outstanding: 0 })))
+    Ok(Box::new(HelpedPair { namespace, helpers, outstanding: 0 }))
 }
 
 struct HelpedPair {
@@ -229,7 +228,7 @@ struct HelpedPair {
     outstanding: usize,
 }
 
-impl PlainEngine for HelpedPair {
+impl QueuePair for HelpedPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::plain::Plain;
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::address::{Address, PcieAddress, VfioUserAddress};
 use dlfs_base::buf::{self, HugePages, PageSource as _, Pool, PoolOptions};
@@ -120,7 +119,7 @@ impl Device for PcieNamespace {
     fn queue_pair_in(&self, _: &PairScope) -> Result<Box<dyn QueuePair>> {
         let pair = PciePair::create(Arc::clone(&self.drive), self.nsid, self.namespace.clone());
         let pair = pair.map_err(|error| error.target(self.namespace.address.clone()))?;
-        Ok(Box::new(Plain(pair)))
+        Ok(Box::new(pair))
     }
 
     fn capabilities(&self) -> Capabilities {

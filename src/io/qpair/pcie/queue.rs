@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Drive, Reach, error_of};
-use crate::qpair::plain::PlainEngine;
-use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Nsid;
@@ -235,7 +234,7 @@ impl PciePair {
     }
 }
 
-impl PlainEngine for PciePair {
+impl QueuePair for PciePair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -18,7 +18,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::plain::Plain;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Failure, Identified, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
@@ -88,7 +87,7 @@ impl Device for SpdkNamespace {
             spdk::start(options.memory_bytes, options.huge_pages)?;
         }
         let pair = SpdkQueuePair::connect(Arc::clone(&self.remote), self.namespace())?;
-        Ok(Box::new(Plain(pair)))
+        Ok(Box::new(pair))
     }
 
     fn capabilities(&self) -> Capabilities {

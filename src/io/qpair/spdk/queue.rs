@@ -6,9 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Failure, PLACE, Portal, Remote, Spdk};
-use crate::qpair::plain::PlainEngine;
 use crate::qpair::session::{self, Attempt, Backlog, Lifecycle, SessionState};
-use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice};
+use crate::qpair::{Completion, Fence, Io, IoError, IoOp, Namespace, Notice, QueuePair};
 use crate::spdk::{self, Command, Controller, IoQueue, Payload, Refusal};
 use dlfs_base::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs_base::error::{ErrorKind, Result};
@@ -442,7 +441,7 @@ impl SpdkQueuePair {
     }
 }
 
-impl PlainEngine for SpdkQueuePair {
+impl QueuePair for SpdkQueuePair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -31,7 +31,6 @@ use std::time::{Duration, Instant};
 
 use self::admin::Admin;
 use self::queue::TcpQueuePair;
-use super::plain::Plain;
 use super::remote::keeper::Keepers;
 use super::remote::{self, Remote, Selection, Transport};
 use super::session::{
@@ -374,7 +373,7 @@ impl Device for TcpNamespace {
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let of = (self.ns_index, self.namespace());
         let pair = TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?;
-        Ok(Box::new(Plain(pair)))
+        Ok(Box::new(pair))
     }
 
     fn capabilities(&self) -> Capabilities {

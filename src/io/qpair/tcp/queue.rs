@@ -23,12 +23,11 @@ use rustix::event::{PollFd, Timespec};
 use super::link::{Link, SCRATCH_LEN};
 use super::{Counters, Tcp};
 use crate::qpair::outstanding::Outstanding;
-use crate::qpair::plain::PlainEngine;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
 use crate::qpair::session::lifecycle::NUM_SLOTS;
 use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, Lifecycle};
-use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope};
+use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, QueuePair};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;
 use dlfs_base::units::{Lba, deadline};
@@ -105,7 +104,7 @@ impl Member {
     }
 }
 
-impl PlainEngine for TcpQueuePair {
+impl QueuePair for TcpQueuePair {
     fn namespace(&self) -> &Namespace {
         &self.member.namespace
     }

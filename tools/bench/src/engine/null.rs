@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use dlfs::qpair::plain::PlainEngine;
-use dlfs::qpair::{Completion, Io, Namespace};
+use dlfs::qpair::{Completion, Io, Namespace, QueuePair};
 
 pub(super) struct NullPair {
     namespace: Namespace,
@@ -17,7 +16,7 @@ impl NullPair {
     }
 }
 
-impl PlainEngine for NullPair {
+impl QueuePair for NullPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

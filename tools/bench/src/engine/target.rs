@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dlfs::address::Address;
-use dlfs::qpair::plain::Plain;
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, Namespace, QueuePair};
 
 use super::consent::{check_blank, check_unmounted};
@@ -31,7 +30,7 @@ impl Target {
     /// A queue pair for one thread.
     pub(crate) fn open_pair(&self) -> Result<Box<dyn QueuePair>, String> {
         match &self.device {
-            None => Ok(Box::new(Plain(NullPair::new(self.namespace.clone())))),
+            None => Ok(Box::new(NullPair::new(self.namespace.clone()))),
             Some(device) => device.queue_pair().map_err(|error| error.report()),
         }
     }
