@@ -6,14 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
-use super::shared_map::{Map, len_of_file};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::pages::{Mapping, len_of_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::{mark_ours, process_id};
 
 /// Mapped memory of a file, as atomic words. Forked children do not have it.
 pub struct FileMemory {
     /// Not unmapped in a child, where other memory may be by then.
-    map: ManuallyDrop<Map>,
+    map: ManuallyDrop<Mapping>,
     file: OwnedFd,
     len: usize,
     /// The process that mapped it.
@@ -26,7 +28,7 @@ impl FileMemory {
     /// # Errors
     /// `OutOfMemory`, or another error of the operating system.
     pub fn new(len: usize) -> Result<FileMemory> {
-        let (map, file, _) = Map::new(len)?;
+        let (map, file) = Mapping::shared(len)?;
         FileMemory::of(map, file, len_of_file(len)?)
     }
 
@@ -49,12 +51,13 @@ impl FileMemory {
     /// # Errors
     /// Errors of the operating system.
     pub fn of_device(file: OwnedFd, offset: u64, len: usize) -> Result<FileMemory> {
-        let map = Map::of_part(&file, offset, len)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let map = Mapping::of_part(&file, offset, len, protection, MapFlags::SHARED)?;
         FileMemory::of(map, file, len)
     }
 
-    fn of(map: Map, file: OwnedFd, len: usize) -> Result<FileMemory> {
-        map.keep_from_children(len);
+    fn of(map: Mapping, file: OwnedFd, len: usize) -> Result<FileMemory> {
+        map.keep_from_children();
         mark_ours(&file);
         Ok(FileMemory { map: ManuallyDrop::new(map), file, len, pid: process_id() })
     }

@@ -23,7 +23,6 @@ mod pool;
 mod sealed_bytes;
 mod shared;
 mod shared_bytes;
-mod shared_map;
 mod shared_words;
 mod slots;
 

@@ -1,13 +1,17 @@
-//! Mapped memory of pools and of large buffers, in huge pages where available. The driver of an accelerator may know it,
+//! Mapped memory of pools, of large buffers and of files, in huge pages where available. The driver of an accelerator may know it,
 //! and then copies from it by DMA.
+//! Several processes share the memory of a file, a `memfd` of sealed length.
 #![allow(unsafe_code)] // maps memory, and promises that it stays mapped while a driver knows it
 
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::process_id;
@@ -65,15 +69,17 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Zeroed, private memory; dropping it unmaps it, or returns it to the driver.
+/// Mapped memory, private or shared with other processes by a file; dropping it unmaps it, or returns it to the driver.
 pub(super) struct Mapping {
     /// The whole mapping. It exceeds the used part if that is aligned to 2 MiB.
     mapped: NonNull<c_void>,
     mapped_len: usize,
     start: NonNull<u8>,
-    pages: Pages,
+    pub(super) pages: Pages,
     /// The source to which the memory returns; `None`: the operating system.
     source: Option<&'static dyn PageSource>,
+    /// True for memory of a file, which children share unless [`Mapping::keep_from_children`].
+    is_shared: bool,
     registration: OnceLock<Registration>,
 }
 
@@ -132,10 +138,6 @@ impl Mapping {
         let _ = lent; // on an error the pages just stay
     }
 
-    pub(super) fn pages(&self) -> Pages {
-        self.pages
-    }
-
     /// The driver whose memory it is.
     pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
         self.source
@@ -147,45 +149,46 @@ impl Mapping {
             || self.registration.get().is_some_and(Registration::is_foreign)
     }
 
-    /// Registers the first `len` bytes, once, until the mapping is dropped.
+    /// Registers the first `len` bytes, once, until the mapping is dropped. Children must not have shared ones, see
+    /// [`Mapping::keep_from_children`].
     ///
     /// # Errors
     /// The driver's refusal.
     pub(super) fn register(&self, registrar: &'static dyn Registrar, len: usize) -> Result<()> {
         assert!(len <= self.len(), "registered past the end");
-        self.advise_own(Advice::LinuxDontFork)?;
+        let is_inherited = self.source.is_none() && !self.is_shared;
+        if is_inherited {
+            self.advise(Advice::LinuxDontFork)?;
+        }
         // SAFETY: the range is mapped, and `drop` ends the registration before the mapping.
         let registration = unsafe { Registration::new(registrar, self.start, len) };
         let registration = registration.inspect_err(|_| {
-            // If this fails, children do without the memory.
-            self.advise_own(Advice::LinuxDoFork).unwrap_or(());
+            if is_inherited {
+                // If this fails, children do without the memory.
+                self.advise(Advice::LinuxDoFork).unwrap_or(());
+            }
         })?;
         assert!(self.registration.set(registration).is_ok(), "registered twice");
         Ok(())
     }
 
-    /// Gives advice on forks for memory that is not a driver's.
-    fn advise_own(&self, advice: Advice) -> Result<()> {
-        if self.source.is_none() {
-            // SAFETY: the range is mapped; the advice changes no bytes of this process.
-            unsafe { madvise(self.start.as_ptr().cast(), self.len(), advice) }
-                .map_err(std::io::Error::from)?;
-        }
-        Ok(())
+    /// Gives advice on forks.
+    fn advise(&self, advice: Advice) -> std::io::Result<()> {
+        // SAFETY: the range is mapped; the advice changes no bytes of this process.
+        Ok(unsafe { madvise(self.start.as_ptr().cast(), self.len(), advice) }?)
     }
 
     /// The length of the registered part.
     pub(super) fn registered_bytes(&self) -> usize {
-        self.registration.get().map_or(0, Registration::bytes)
+        self.registration.get().map_or(0, |registration| registration.len)
     }
 
     /// Allocates `len` bytes of the driver's memory.
     pub(super) fn of(source: &'static dyn PageSource, len: usize) -> Option<Mapping> {
         let start = source.allocate(len)?;
-        let mapped = start.cast();
-        let pages = Pages::Driver;
-        let registration = OnceLock::new();
-        Some(Mapping { mapped, mapped_len: len, start, pages, source: Some(source), registration })
+        let mut mapping = Mapping::from_system(start.cast(), len, start, Pages::Driver);
+        mapping.source = Some(source);
+        Some(mapping)
     }
 
     fn from_system(
@@ -195,7 +198,7 @@ impl Mapping {
         pages: Pages,
     ) -> Mapping {
         let registration = OnceLock::new();
-        Mapping { mapped, mapped_len, start, pages, source: None, registration }
+        Mapping { mapped, mapped_len, start, pages, source: None, is_shared: false, registration }
     }
 
     fn huge(len: usize) -> Option<Mapping> {
@@ -222,6 +225,12 @@ impl Mapping {
     }
 }
 
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({} bytes at {:?})", self.len(), self.start)
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.registration.take().is_some_and(|registration| registration.is_foreign()) {
@@ -231,7 +240,7 @@ impl Drop for Mapping {
             // SAFETY: it came from this source, in `of`, and nobody uses it any more, see below.
             return unsafe { source.free(self.start) };
         }
-        // SAFETY: mapped with this length by `map`. No buffer is left in it: each keeps alive the pool or the
+        // SAFETY: mapped with this length. No buffer is left in it: each keeps alive the pool, the shared bytes or the
         // allocation's header that owns the mapping, and `Spares` own only mappings without buffers.
         let unmapped = unsafe { munmap(self.mapped.as_ptr(), self.mapped_len) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
@@ -256,7 +265,7 @@ fn transparent_is_allowed() -> bool {
 
 /// The pages of large shared memory without reserved ones. An administrator enables huge ones apart from those of
 /// other memory.
-pub(super) fn shared_pages() -> Pages {
+fn shared_pages() -> Pages {
     let modes = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let is_huge = modes.is_ok_and(|modes| !modes.contains("[never]") && !modes.contains("[deny]"));
     if is_huge { Pages::Transparent } else { Pages::Base }
@@ -293,7 +302,7 @@ pub enum Registered {
 ///
 /// Private memory must not be inherited: a device would go on reading the pages from before the fork if a write of this
 /// process copied them. A child neither unregisters nor unmaps anything.
-pub(super) struct Registration {
+struct Registration {
     registrar: &'static dyn Registrar,
     start: NonNull<u8>,
     len: usize,
@@ -316,7 +325,7 @@ impl Registration {
     ///
     /// # Safety
     /// The bytes stay mapped until the registration is dropped, except in forked children.
-    pub(super) unsafe fn new(
+    unsafe fn new(
         registrar: &'static dyn Registrar,
         start: NonNull<u8>,
         len: usize,
@@ -325,13 +334,8 @@ impl Registration {
         Ok(Registration { registrar, start, len, owner, pid: process_id() })
     }
 
-    /// The length of the registered memory.
-    pub(super) fn bytes(&self) -> usize {
-        self.len
-    }
-
     /// Returns whether the parent process registered the memory, which this process then does not have.
-    pub(super) fn is_foreign(&self) -> bool {
+    fn is_foreign(&self) -> bool {
         self.pid != process_id()
     }
 }
@@ -344,23 +348,172 @@ impl Drop for Registration {
     }
 }
 
+impl Mapping {
+    /// Maps `len` zero bytes of a new file for writing, in huge pages if available.
+    pub(super) fn shared(len: usize) -> Result<(Mapping, OwnedFd)> {
+        must_fit(len)?;
+        // Mapping takes reserved huge pages; if there are too few, other pages are used.
+        if len >= HUGE_LEN {
+            let kind = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+            if let Ok((mut mapping, file)) = Mapping::of_new_file(len, kind, true) {
+                mapping.pages = Pages::Huge;
+                return Ok((mapping, file));
+            }
+        }
+        let (mut mapping, file) = Mapping::of_new_file(len, MemfdFlags::empty(), true)?;
+        mapping.pages = shared_pages();
+        Ok((mapping, file))
+    }
+
+    /// Maps a new file of `len` bytes for writing; `is_huge`: in huge pages, if available.
+    pub(super) fn of_new_file(
+        len: usize,
+        kind: MemfdFlags,
+        is_huge: bool,
+    ) -> Result<(Mapping, OwnedFd)> {
+        let file = sealed_file(len_of_file(len)?, kind)?;
+        Ok((Mapping::of_file(&file, len, true, is_huge)?, file))
+    }
+
+    /// Maps a file of sealed length at an address aligned for huge pages.
+    pub(super) fn of_file(
+        file: &OwnedFd,
+        len: usize,
+        is_writable: bool,
+        is_huge: bool,
+    ) -> Result<Mapping> {
+        let file_len = len_of_file(len)?;
+        let mapped_len = file_len.checked_add(HUGE_LEN).ok_or_else(|| too_long(len))?;
+        let nothing = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let mapped = unsafe { mmap_anonymous(null_mut(), mapped_len, nothing.0, nothing.1) };
+        let mapped = NonNull::new(mapped.map_err(std::io::Error::from)?);
+        let mapped = mapped.expect("a mapping is not at address 0");
+        let skip = mapped.cast::<u8>().align_offset(HUGE_LEN);
+        // SAFETY: `skip` is below 2 MiB, and 2 MiB more than the file's length are mapped.
+        let start = unsafe { mapped.cast::<u8>().add(skip) };
+        // From here on, dropping `mapping` unmaps the memory.
+        let mut mapping = Mapping::from_system(mapped, mapped_len, start, Pages::Base);
+        mapping.is_shared = true;
+        let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let protection = ProtFlags::READ | write;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let at = start.as_ptr().cast();
+        // SAFETY: replaces a part of the mapping made above, to which nobody else has the address; the seals
+        // keep the file at its length, so all of it stays backed.
+        if let Err(errno) = unsafe { mmap(at, file_len, protection, flags, file, 0) } {
+            mapping.unmap_around(file_len);
+            return Err(std::io::Error::from(errno).into());
+        }
+        let advice = if is_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        // SAFETY: the range was just mapped; the advice changes no bytes.
+        let advised = unsafe { madvise(at, file_len, advice) };
+        advised.unwrap_or(()); // without the advice, the kernel chooses the pages
+        Ok(mapping)
+    }
+
+    /// Maps `len` bytes of a file from `offset` on. A process that may truncate the file ends this process at the next
+    /// access, so it must be trusted as far as a device is.
+    pub(super) fn of_part(
+        file: &OwnedFd,
+        offset: u64,
+        len: usize,
+        protection: ProtFlags,
+        flags: MapFlags,
+    ) -> std::io::Result<Mapping> {
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let mapped = unsafe { mmap(null_mut(), len, protection, flags, file, offset) }?;
+        let mapped = NonNull::new(mapped).expect("a mapping is not at address 0");
+        let mut mapping = Mapping::from_system(mapped, len, mapped.cast(), Pages::Base);
+        mapping.is_shared = true;
+        Ok(mapping)
+    }
+
+    /// Unmaps all but the used part, of `len` bytes: where Linux failed to replace it, nothing is mapped any more, and
+    /// another thread may have memory there by now.
+    fn unmap_around(self, len: usize) {
+        let map = ManuallyDrop::new(self);
+        let skip = map.start.addr().get() - map.mapped.addr().get();
+        for (offset, len) in [(0, skip), (skip + len, map.mapped_len - skip - len)] {
+            if len > 0 {
+                // SAFETY: within the mapping that `of_file` made, and nobody else has the address of these parts.
+                let unmapped = unsafe { munmap(map.mapped.byte_add(offset).as_ptr(), len) };
+                debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+            }
+        }
+    }
+
+    /// Leaves the memory out of children that are forked from now on.
+    pub(super) fn keep_from_children(&self) {
+        // Without the advice, children see what this process's memory becomes.
+        self.advise(Advice::LinuxDontFork).unwrap_or(());
+    }
+}
+
+/// A new file of `len` bytes, whose length is sealed.
+pub(super) fn sealed_file(len: usize, kind: MemfdFlags) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
+    let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
+    rustix::fs::ftruncate(&file, len as u64).map_err(std::io::Error::from)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;
+    Ok(file)
+}
+
+/// Refuses a file that is not `file_len` bytes long, or whose length is not sealed. `len`: the length as its user knows
+/// it.
+pub(super) fn check_sealed(file: &OwnedFd, file_len: usize, len: usize) -> Result<()> {
+    let found = rustix::fs::fstat(file).map_err(std::io::Error::from)?.st_size as u64;
+    let seals = rustix::fs::fcntl_get_seals(file).map_err(std::io::Error::from)?;
+    if found == file_len as u64 && seals.contains(SEALS) {
+        return Ok(());
+    }
+    let text = format!("the shared memory has {found} bytes in place of {len}, or is not sealed");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Refuses more than this machine's memory.
+pub(super) fn must_fit(len: usize) -> Result<()> {
+    let memory = rustix::system::sysinfo();
+    let most = u128::from(memory.totalram) * u128::from(memory.mem_unit.max(1));
+    if len as u128 <= most {
+        return Ok(());
+    }
+    let text = format!("cannot share {len} bytes of memory: this machine has {most}");
+    Err(Error::new(ErrorKind::OutOfMemory, text))
+}
+
+/// The length of the file: whole huge pages if it may use them.
+pub(super) fn len_of_file(len: usize) -> Result<usize> {
+    let unit = if len >= HUGE_LEN { HUGE_LEN } else { PAGE_LEN };
+    len.max(1).checked_next_multiple_of(unit).ok_or_else(|| too_long(len))
+}
+
+fn too_long(len: usize) -> Error {
+    Error::new(ErrorKind::OutOfMemory, format!("cannot map {len} bytes of shared memory"))
+}
+
 /// The size of a huge page: 2 MiB on x86-64.
 pub(super) const HUGE_LEN: usize = 2 << 20;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+const PAGE_LEN: usize = 4096;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
     use super::*;
 
     #[test]
     fn small_or_unwanted_mappings_use_base_pages() {
-        assert_eq!(Mapping::new(8192, true).unwrap().pages(), Pages::Base);
-        assert_eq!(Mapping::new(8 << 20, false).unwrap().pages(), Pages::Base);
+        assert_eq!(Mapping::new(8192, true).unwrap().pages, Pages::Base);
+        assert_eq!(Mapping::new(8 << 20, false).unwrap().pages, Pages::Base);
     }
 
     #[test]
     fn large_mappings_of_huge_pages_are_aligned_to_them() {
         let mapping = Mapping::new(3 << 20, true).unwrap();
-        if mapping.pages() != Pages::Base {
+        if mapping.pages != Pages::Base {
             assert_eq!(mapping.start().addr().get() % HUGE_LEN, 0);
         }
     }
@@ -369,5 +522,40 @@ mod tests {
     fn more_than_the_address_space_is_an_error() {
         let error = Mapping::new(1 << 60, true).err().expect("no machine has this much");
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    }
+
+    /// Without reserved huge pages, each mapping fails first, and others of this process map memory meanwhile.
+    #[test]
+    fn a_mapping_that_fails_takes_no_memory_of_other_threads() {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        drop(Mapping::shared(4 * HUGE_LEN).unwrap());
+                    }
+                });
+            }
+            let replaced = (0..500).filter(|_| !keeps_its_bytes()).count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(replaced, 0, "mappings were replaced");
+        });
+    }
+
+    fn keeps_its_bytes() -> bool {
+        let nothing = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let page = unsafe { mmap_anonymous(null_mut(), HUGE_LEN, nothing.0, nothing.1) };
+        let page = page.unwrap().cast::<u64>();
+        let keeps = (0..5).all(|number| {
+            // SAFETY: mapped above, and unmapped below.
+            unsafe { page.write_volatile(number) };
+            thread::yield_now();
+            // SAFETY: as above.
+            unsafe { page.read_volatile() == number }
+        });
+        // SAFETY: mapped above, and nobody else has the address.
+        unsafe { munmap(page.cast(), HUGE_LEN) }.unwrap();
+        keeps
     }
 }

@@ -12,8 +12,7 @@ use rustix::fs::SealFlags;
 
 use super::IoBuf;
 use super::allocation::{Allocation, Header};
-use super::pages::{HUGE_LEN, Mapping, PageSource, Pages, Registrar, Registration};
-use super::shared_map::Map;
+use super::pages::{HUGE_LEN, Mapping, PageSource, Pages, Registrar};
 use super::slots::Slots;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{AtomicUsize, Ordering};
@@ -53,44 +52,11 @@ pub(super) struct Inner {
     headers: Box<[Header]>,
     slots: Slots,
     slot_len_bytes: usize,
-    mapping: Memory,
+    mapping: Mapping,
+    /// The file of memory that other processes can map.
+    file: Option<OwnedFd>,
     /// Memory of dropped buffers outside the pool, for reuse.
     spares: Arc<Spares>,
-}
-
-/// The memory of a pool.
-enum Memory {
-    Own(Mapping),
-    /// Memory that other processes can map.
-    Shared {
-        map: Map,
-        file: OwnedFd,
-        pages: Pages,
-    },
-}
-
-impl Memory {
-    fn start(&self) -> NonNull<u8> {
-        match self {
-            Memory::Own(mapping) => mapping.start(),
-            Memory::Shared { map, .. } => map.start(),
-        }
-    }
-
-    fn pages(&self) -> Pages {
-        match self {
-            Memory::Own(mapping) => mapping.pages(),
-            Memory::Shared { pages, .. } => *pages,
-        }
-    }
-
-    /// Returns whether the memory belongs to the parent process.
-    fn is_foreign(&self) -> bool {
-        match self {
-            Memory::Own(mapping) => mapping.is_foreign(),
-            Memory::Shared { map, .. } => map.registration().is_some_and(Registration::is_foreign),
-        }
-    }
 }
 
 impl Pool {
@@ -101,7 +67,7 @@ impl Pool {
     /// more. `OutOfMemory`: the operating system does not have that much memory.
     pub fn new(options: PoolOptions) -> Result<Pool> {
         let huge = options.huge_pages == HugePages::Auto;
-        Pool::with_pages(options, |len| Mapping::new(len, huge).map(Memory::Own))
+        Pool::with_pages(options, |len| Ok((Mapping::new(len, huge)?, None)))
     }
 
     /// A pool whose memory other processes can map for reading: see [`Pool::file`]. Forked children do not have it.
@@ -110,12 +76,12 @@ impl Pool {
     /// The errors of [`Pool::new`].
     pub fn shared(options: PoolOptions) -> Result<Pool> {
         Pool::with_pages(options, |len| {
-            let (map, file, pages) = Map::new(len)?;
-            map.keep_from_children(len);
+            let (mapping, file) = Mapping::shared(len)?;
+            mapping.keep_from_children();
             // From here on it can be mapped for reading only (Linux 5.1); the mapping of this process stays writable.
             let sealed = rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE);
             sealed.unwrap_or(()); // an older kernel has only the mappings of clients for reading
-            Ok(Memory::Shared { map, file, pages })
+            Ok((mapping, Some(file)))
         })
     }
 
@@ -126,11 +92,14 @@ impl Pool {
     pub fn of_source(options: PoolOptions, source: &'static dyn PageSource) -> Result<Pool> {
         Pool::with_pages(options, |len| {
             let none = || Error::new(ErrorKind::OutOfMemory, "the driver has no memory left");
-            Mapping::of(source, len).map(Memory::Own).ok_or_else(none)
+            Ok((Mapping::of(source, len).ok_or_else(none)?, None))
         })
     }
 
-    fn with_pages(options: PoolOptions, map: impl FnOnce(usize) -> Result<Memory>) -> Result<Pool> {
+    fn with_pages(
+        options: PoolOptions,
+        map: impl FnOnce(usize) -> Result<(Mapping, Option<OwnedFd>)>,
+    ) -> Result<Pool> {
         let PoolOptions { bytes, slot_len_bytes, .. } = options;
         let invalid = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
         if slot_len_bytes == 0 || slot_len_bytes % ALIGN_BYTES != 0 {
@@ -143,11 +112,11 @@ impl Pool {
                  pool has 1 to 2^32 - 1"
             ));
         }
-        let mapping = map(num_slots * slot_len_bytes)?;
+        let (mapping, file) = map(num_slots * slot_len_bytes)?;
         let headers = (0..num_slots).map(|_| Header::of_free_slot()).collect();
         let slots = Slots::new(num_slots);
         let spares = Arc::default();
-        Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, spares })))
+        Ok(Pool(Arc::new(Inner { headers, slots, slot_len_bytes, mapping, file, spares })))
     }
 
     /// Registers the pool's memory with a driver, and from now on also that of [`Pool::outside`], until it is unmapped.
@@ -157,21 +126,14 @@ impl Pool {
     /// # Errors
     /// The driver's refusal; the pool then works without it.
     pub fn register(&self, registrar: &'static dyn Registrar) -> Result<()> {
-        let len = self.capacity_bytes();
-        match &self.0.mapping {
-            Memory::Own(mapping) => mapping.register(registrar, len)?,
-            Memory::Shared { map, .. } => map.register(registrar, len)?,
-        }
+        self.0.mapping.register(registrar, self.capacity_bytes())?;
         self.0.spares.register_later(registrar);
         Ok(())
     }
 
     /// The length of the memory of slots that is registered with a driver: all of it or none.
     pub fn registered_bytes(&self) -> usize {
-        match &self.0.mapping {
-            Memory::Own(mapping) => mapping.registered_bytes(),
-            Memory::Shared { map, .. } => map.registration().map_or(0, Registration::bytes),
-        }
+        self.0.mapping.registered_bytes()
     }
 
     /// A buffer of `len` bytes in contiguous slots, aligned to 4,096, with arbitrary contents.
@@ -255,10 +217,7 @@ impl Pool {
     /// The file of a shared pool, of [`Pool::capacity_bytes`], for [`SharedBytes::open`](super::SharedBytes::open) in
     /// another process.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
-        match &self.0.mapping {
-            Memory::Own(_) => None,
-            Memory::Shared { file, .. } => Some(file.as_fd()),
-        }
+        self.0.file.as_ref().map(OwnedFd::as_fd)
     }
 
     /// Total length of all slots.
@@ -278,7 +237,7 @@ impl Pool {
 
     /// The kind of pages that the pool uses.
     pub fn pages(&self) -> Pages {
-        self.0.mapping.pages()
+        self.0.mapping.pages
     }
 
     /// Returns whether pages are allocated when first touched, instead of when the pool is created.
@@ -299,10 +258,7 @@ impl std::fmt::Debug for Pool {
 impl Inner {
     /// The device driver that the memory belongs to.
     pub(super) fn source(&self) -> Option<&'static dyn PageSource> {
-        match &self.mapping {
-            Memory::Own(mapping) => mapping.source(),
-            Memory::Shared { .. } => None,
-        }
+        self.mapping.source()
     }
 
     /// Frees the slots of the allocation with this header.

@@ -1,14 +1,14 @@
 //! Immutable bytes that other processes may map: a `memfd` sealed against writes.
-#![allow(unsafe_code)] // maps memory
+#![allow(unsafe_code)] // reads mapped memory
 
-use std::ffi::c_void;
 use std::io::Error;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::{NonNull, null_mut};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, Stat};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::pages::Mapping;
 
 /// Immutable bytes in memory that other processes of the same user can map instead of making their own copy.
 ///
@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// change its length. The memory is freed when the last process drops it.
 #[derive(Debug)]
 pub struct SealedBytes {
-    start: NonNull<c_void>,
+    mapping: Mapping,
     len: usize,
     file: OwnedFd,
 }
@@ -34,11 +34,6 @@ pub struct SealedLocation {
     /// another one has its identifier.
     pub ino: u64,
 }
-
-// SAFETY: only `drop` unmaps the bytes, and no process can change them.
-unsafe impl Send for SealedBytes {}
-// SAFETY: as above.
-unsafe impl Sync for SealedBytes {}
 
 impl SealedBytes {
     /// A copy of `bytes`.
@@ -76,10 +71,8 @@ impl SealedBytes {
     fn map(file: OwnedFd, len: usize) -> std::io::Result<SealedBytes> {
         // Private, since older kernels refuse a shared mapping of a sealed file; clean pages are shared
         // anyway.
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe { mmap(null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) }?;
-        let start = NonNull::new(start).expect("a mapping is not at address 0");
-        Ok(SealedBytes { start, len, file })
+        let mapping = Mapping::of_part(&file, 0, len, ProtFlags::READ, MapFlags::PRIVATE)?;
+        Ok(SealedBytes { mapping, len, file })
     }
 
     /// The location by which another process can open the bytes while the calling process holds them.
@@ -111,15 +104,7 @@ impl Deref for SealedBytes {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped until drop; the seals keep the file at this length and its bytes as they are.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len) }
-    }
-}
-
-impl Drop for SealedBytes {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `SealedBytes::map` with this length, and nobody borrows it any more.
-        let unmapped = unsafe { munmap(self.start.as_ptr(), self.len) };
-        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+        unsafe { std::slice::from_raw_parts(self.mapping.start().as_ptr(), self.len) }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Bytes shared by several processes: a `memfd` of sealed length that one process writes and others read.
 //!
-//! Pages are lent without a copy. A page is *frozen* once it holds valid bytes: it may be lent, and nobody writes it. Thawing it ends the
-//! lending. The page is writable again when all earlier loans have ended. Nobody blocks on this: the writer
-//! asks again.
+//! Pages are lent without a copy. A page is *frozen* once it holds valid bytes: it may be lent, and nobody writes it.
+//! Thawing it ends the lending. The page is writable again when all earlier loans have ended. Nobody blocks on this:
+//! the writer asks again.
 //!
 //! Loans are counted per lender, not per page. A lender has one allocation, and each buffer that it lends
 //! is a handle on it. Thawing gives each lender with outstanding buffers a new allocation; the page is
@@ -21,8 +21,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
 use super::allocation::Allocation;
-use super::pages::{Registrar, Registration};
-use super::shared_map::{Map, SEALS, len_of_file, must_fit};
+use super::pages::{Mapping, Registrar, check_sealed, len_of_file, must_fit};
 use super::slots::words_of;
 use super::{HugePages, SharedBuf, SharedWords, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};
@@ -41,7 +40,7 @@ use crate::sync::{Mutex, Ordering};
 /// The writing process may lend frozen pages without a copy ([`SharedBytes::freeze`]). They are written
 /// again only after they were thawed and all lent buffers were dropped ([`SharedBytes::thaw`]).
 pub struct SharedBytes {
-    map: Arc<Map>,
+    map: Arc<Mapping>,
     len: usize,
     file: OwnedFd,
     /// The loans of pages; `None` if another process writes.
@@ -54,7 +53,7 @@ impl SharedBytes {
     /// # Errors
     /// `OutOfMemory`: `len` exceeds this machine's memory. Otherwise errors of the operating system.
     pub fn new(len: usize) -> Result<SharedBytes> {
-        let (map, file, _) = Map::new(len)?;
+        let (map, file) = Mapping::shared(len)?;
         SharedBytes::writable(map, len, file)
     }
 
@@ -66,11 +65,11 @@ impl SharedBytes {
     /// the operating system.
     pub fn sparse(len: usize, used: usize) -> Result<SharedBytes> {
         must_fit(used)?;
-        let (map, file) = Map::create(len, MemfdFlags::empty(), false)?;
+        let (map, file) = Mapping::of_new_file(len, MemfdFlags::empty(), false)?;
         SharedBytes::writable(map, len, file)
     }
 
-    fn writable(map: Map, len: usize, file: OwnedFd) -> Result<SharedBytes> {
+    fn writable(map: Mapping, len: usize, file: OwnedFd) -> Result<SharedBytes> {
         let lends = Some(Lends::new(len_of_file(len)? / PAGE_LEN)?);
         Ok(SharedBytes { map: Arc::new(map), len, file, lends })
     }
@@ -82,22 +81,14 @@ impl SharedBytes {
     /// `InvalidArgument`: the file has another length, or its length is not sealed. Otherwise errors of the
     /// operating system.
     pub fn open(file: OwnedFd, len: usize, pages: HugePages) -> Result<SharedBytes> {
-        let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
-        let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
-        if found != len_of_file(len)? as u64 || !seals.contains(SEALS) {
-            let text = format!(
-                "the shared memory has {found} bytes in place of {len}, or is not \
-                 sealed"
-            );
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let map = Arc::new(Map::of(&file, len, false, pages == HugePages::Auto)?);
+        check_sealed(&file, len_of_file(len)?, len)?;
+        let map = Arc::new(Mapping::of_file(&file, len, false, pages == HugePages::Auto)?);
         Ok(SharedBytes { map, len, file, lends: None })
     }
 
     /// Leaves the memory out of children that are forked from now on: an access there ends the child.
     pub fn keep_from_children(&self) {
-        self.map.keep_from_children(self.len);
+        self.map.keep_from_children();
     }
 
     /// Registers the memory with a driver until it is unmapped; at most once, behind
@@ -111,7 +102,7 @@ impl SharedBytes {
 
     /// The length of the registered memory: all or none.
     pub fn registered_bytes(&self) -> usize {
-        self.map.registration().map_or(0, Registration::bytes)
+        self.map.registered_bytes()
     }
 
     /// The number of bytes.
@@ -258,7 +249,7 @@ impl SharedBytes {
 
 /// Bytes of another process that it has lent to this one.
 pub struct Loan {
-    map: Arc<Map>,
+    map: Arc<Mapping>,
     len: usize,
     end: Allocation,
 }

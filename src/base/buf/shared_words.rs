@@ -1,12 +1,12 @@
 //! Atomic words shared by several processes: a `memfd` of sealed length that each of them maps.
-#![allow(unsafe_code)] // maps memory
+#![allow(unsafe_code)] // reads mapped memory
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::{NonNull, null_mut};
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
 
+use super::pages::{Mapping, check_sealed, sealed_file};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::AtomicU64;
 
@@ -16,15 +16,10 @@ use crate::sync::AtomicU64;
 /// truncate it while others use it.
 #[derive(Debug)]
 pub struct SharedWords {
-    start: NonNull<AtomicU64>,
+    mapping: Mapping,
     len: usize,
     file: OwnedFd,
 }
-
-// SAFETY: plain mapped memory, accessed only as atomics.
-unsafe impl Send for SharedWords {}
-// SAFETY: as above.
-unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
     /// Creates `len` words of zeroes.
@@ -32,10 +27,7 @@ impl SharedWords {
     /// # Errors
     /// Errors of the operating system, including `OutOfMemory`.
     pub fn new(len: usize) -> Result<SharedWords> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("dlfs", flags).map_err(std::io::Error::from)?;
-        rustix::fs::ftruncate(&file, bytes_of(len)? as u64).map_err(std::io::Error::from)?;
-        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(std::io::Error::from)?;
+        let file = sealed_file(bytes_of(len)?, MemfdFlags::empty())?;
         SharedWords::open(file, len)
     }
 
@@ -46,22 +38,10 @@ impl SharedWords {
     /// operating system.
     pub fn open(file: OwnedFd, len: usize) -> Result<SharedWords> {
         let bytes = bytes_of(len)?;
-        let found = rustix::fs::fstat(&file).map_err(std::io::Error::from)?.st_size as u64;
-        let seals = rustix::fs::fcntl_get_seals(&file).map_err(std::io::Error::from)?;
-        if found != bytes as u64 || !seals.contains(SEALS) {
-            let text = format!(
-                "the shared memory has {found} bytes in place of {bytes}, or is \
-                 not sealed"
-            );
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
+        check_sealed(&file, bytes, bytes)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; the seals keep
-        // the file at its length, so all of the mapping stays backed.
-        let mapped = unsafe { mmap(null_mut(), bytes, protection, MapFlags::SHARED, &file, 0) };
-        let mapped = mapped.map_err(std::io::Error::from)?;
-        let start = NonNull::new(mapped.cast()).expect("a mapping is not at address 0");
-        Ok(SharedWords { start, len, file })
+        let mapping = Mapping::of_part(&file, 0, bytes, protection, MapFlags::SHARED)?;
+        Ok(SharedWords { mapping, len, file })
     }
 
     /// The file, to be passed to another process.
@@ -74,16 +54,7 @@ impl AsRef<[AtomicU64]> for SharedWords {
     fn as_ref(&self) -> &[AtomicU64] {
         // SAFETY: mapped in `open` with this length, page-aligned, until drop; an `AtomicU64` is
         // valid with any bytes, and other processes access the words as atomics only.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for SharedWords {
-    fn drop(&mut self) {
-        let bytes = self.len * size_of::<AtomicU64>();
-        // SAFETY: mapped in `open` with this length, and nobody else has the address.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), bytes) };
-        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+        unsafe { std::slice::from_raw_parts(self.mapping.start().as_ptr().cast(), self.len) }
     }
 }
 
@@ -92,8 +63,6 @@ fn bytes_of(len: usize) -> Result<usize> {
     let bytes = len.checked_mul(size_of::<AtomicU64>()).filter(|bytes| *bytes > 0);
     bytes.ok_or_else(|| Error::new(ErrorKind::OutOfMemory, format!("{len} shared words")))
 }
-
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 #[cfg(test)]
 mod tests {
