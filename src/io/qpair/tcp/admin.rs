@@ -36,7 +36,7 @@ impl remote::Admin<Tcp> for Admin {
     fn poll(&mut self, now: Instant, scratch: &mut [u8]) -> Result<AdminEvent, Failure> {
         let Admin { link, controller, .. } = self;
         let moved = link.poll(now, &mut controller.channel, scratch, false);
-        if link.refuses_identity()
+        if link.refuses_identity
             && let Some(psk) = controller.terms.psk_v0.take()
         {
             return self.connect_again(now, psk);

@@ -1,7 +1,8 @@
 //! The socket of an admin or I/O queue, and the transfer of bytes between the socket and a channel, with or
 //! without TLS.
-
-mod secured;
+//!
+//! With TLS, ciphertext is received into memory of the link. OpenSSL decrypts it into the buffers that the connection
+//! names, mostly the buffers of reads.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -16,12 +17,11 @@ use super::TcpStats;
 use crate::qpair::readiness::{Registry, Watched};
 use crate::qpair::session::connect::Payload;
 use crate::qpair::session::{Channel, Failure};
-use crate::tls::TlsError;
+use crate::tls::{RECORD_LEN_BYTES, Session, TlsError};
 use dlfs_base::error::ErrorKind;
 use dlfs_base::process::mark_ours;
 use dlfs_nvme::tcp::budget::{HOST_RECEIVE_BYTES, HOST_RECEIVE_SLICES, HOST_SEND_SLICES};
 use dlfs_nvme::tcp::host::Connection;
-use secured::Secured;
 
 /// Errors that end a connection.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -72,6 +72,16 @@ pub(super) struct Link {
     receives: TcpStats,
     /// The TLS session, if the channel has a PSK.
     secured: Option<Box<Secured>>,
+    /// Set if the handshake ended as it does when the target does not know the PSK identity, so that another identity
+    /// may be tried.
+    pub(super) refuses_identity: bool,
+}
+
+/// The TLS session of a socket.
+struct Secured {
+    session: Session,
+    /// Memory for received ciphertext.
+    memory: Vec<u8>,
 }
 
 impl Link {
@@ -81,7 +91,8 @@ impl Link {
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {
                 let receives = TcpStats::default();
-                Ok(Link { socket: Watched::new(socket), receives, secured: None })
+                let socket = Watched::new(socket);
+                Ok(Link { socket, receives, secured: None, refuses_identity: false })
             }
             Err(error) => Err(LinkError::Connect(error).into()),
         }
@@ -119,12 +130,11 @@ impl Link {
             return result.and_then(|()| channel.handle_timeout(now));
         }
         let Some(connection) = channel.connection() else { return Ok(()) };
-        let socket = &self.socket;
-        let receives = &mut self.receives;
-        let result = match (&mut self.secured, is_ready) {
-            (_, false) => Ok(()),
-            (None, true) => receive(socket, connection, now, scratch, receives),
-            (Some(secured), true) => secured.receive(socket, connection, now, scratch, receives),
+        let result = if is_ready {
+            let secured = self.secured.as_deref_mut();
+            receive(&self.socket, secured, connection, now, scratch, &mut self.receives)
+        } else {
+            Ok(())
         };
         match result.and_then(|()| channel.handle_timeout(now)) {
             Ok(()) => self.send(now, channel),
@@ -146,9 +156,17 @@ impl Link {
         let Some(psk) = channel.psk() else { return Ok(()) };
         let secured = match &mut self.secured {
             Some(secured) => secured,
-            None => self.secured.insert(Box::new(Secured::new(psk)?)),
+            None => {
+                let session = Session::host(psk).map_err(LinkError::Tls)?;
+                self.secured.insert(Box::new(Secured { session, memory: vec![0; MEMORY_LEN] }))
+            }
         };
         let result = secured.handshake(&self.socket, is_ready, &mut self.receives);
+        self.refuses_identity = match &result {
+            Err(LinkError::Tls(error)) => error.may_be_identity(),
+            Err(LinkError::Closed | LinkError::Os(Errno::CONNRESET)) => true,
+            _ => false,
+        };
         let explain = |error| match error {
             // Linux's target refuses a host without an alert.
             LinkError::Closed | LinkError::Os(Errno::CONNRESET) => {
@@ -163,11 +181,6 @@ impl Link {
         Ok(())
     }
 
-    /// Returns whether the target has refused the PSK identity, so that another identity may be tried.
-    pub(super) fn refuses_identity(&self) -> bool {
-        self.secured.as_ref().is_some_and(|secured| secured.refuses_identity())
-    }
-
     /// Sends queued bytes until the socket is full.
     pub(super) fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
@@ -175,10 +188,7 @@ impl Link {
         channel: &mut Channel<B>,
     ) -> Result<(), Failure> {
         let Some(connection) = channel.connection() else { return Ok(()) };
-        let result = match &mut self.secured {
-            None => send(&self.socket, connection, now),
-            Some(secured) => secured.send(&self.socket, connection, now),
-        };
+        let result = send(&self.socket, self.secured.as_deref_mut(), connection, now);
         self.set_writable(channel.wants_writable());
         Ok(result?)
     }
@@ -191,7 +201,7 @@ impl Link {
     }
 
     fn has_outgoing(&self) -> bool {
-        self.secured.as_ref().is_some_and(|secured| secured.has_outgoing())
+        self.secured.as_ref().is_some_and(|secured| !secured.session.outgoing().is_empty())
     }
 
     /// Registers the socket with a poller.
@@ -269,8 +279,74 @@ fn is_connected(socket: &Socket) -> Result<bool, LinkError> {
     }
 }
 
+impl Secured {
+    /// Advances the handshake; returns whether it is complete. `is_ready`: the socket may have received data.
+    fn handshake(
+        &mut self,
+        socket: &Socket,
+        is_ready: bool,
+        receives: &mut TcpStats,
+    ) -> Result<bool, LinkError> {
+        let mut result = self.session.handshake();
+        self.flush(socket)?;
+        while is_ready && result == Ok(false) {
+            let Some(len) = self.read(socket, receives)? else { break };
+            self.session.give(std::mem::take(&mut self.memory), len);
+            result = self.session.handshake();
+            self.memory = self.session.take_back();
+            self.flush(socket)?; // also an alert with the reason of a failure
+        }
+        result.map_err(LinkError::Tls)
+    }
+
+    /// Reads ciphertext once; `None`: no bytes are available.
+    fn read(
+        &mut self,
+        socket: &Socket,
+        receives: &mut TcpStats,
+    ) -> Result<Option<usize>, LinkError> {
+        let memory = &mut self.memory[..];
+        receives.count(memory.len(), || rustix::io::read(socket, &mut *memory))
+    }
+
+    /// Decrypts all available ciphertext into the buffers that the connection names.
+    fn decrypt<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        connection: &mut Connection<Payload<B>>,
+        now: Instant,
+        scratch: &mut [u8],
+    ) -> Result<(), Failure> {
+        loop {
+            let session = &mut self.session;
+            let (filled, asked) = fill(connection, scratch, |slices, _| {
+                session.open(slices).map_err(LinkError::Tls)
+            })?;
+            connection.handle_filled(now, scratch, filled)?;
+            if filled < asked {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends ciphertext; returns whether all is sent.
+    fn flush(&mut self, socket: &Socket) -> Result<bool, LinkError> {
+        loop {
+            let outgoing = self.session.outgoing();
+            if outgoing.is_empty() {
+                return Ok(true);
+            }
+            let flags = rustix::net::SendFlags::NOSIGNAL;
+            let sent = call(outgoing.len(), || rustix::net::send(socket, outgoing, flags))?;
+            let Some(len) = sent else { return Ok(false) };
+            self.session.sent(len);
+        }
+    }
+}
+
+/// Receives bytes, up to the limit of one turn, and passes them to the connection.
 fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     socket: &Socket,
+    mut secured: Option<&mut Secured>,
     connection: &mut Connection<Payload<B>>,
     now: Instant,
     scratch: &mut [u8],
@@ -278,16 +354,22 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
 ) -> Result<(), Failure> {
     let mut budget = HOST_RECEIVE_BYTES;
     while budget > 0 {
-        let (received, asked) = {
-            let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
-                std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let used = connection.poll_receive(scratch, &mut slices);
-            let slices = &mut slices[..used];
-            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-            (receives.count(asked, || rustix::io::readv(socket, slices))?, asked)
+        let (received, asked) = match &mut secured {
+            Some(secured) => (secured.read(socket, receives)?, MEMORY_LEN),
+            None => fill(connection, scratch, |slices, asked| {
+                receives.count(asked, || rustix::io::readv(socket, slices))
+            })?,
         };
         let Some(len) = received else { return Ok(()) };
-        connection.handle_filled(now, scratch, len)?;
+        match &mut secured {
+            Some(secured) => {
+                secured.session.give(std::mem::take(&mut secured.memory), len);
+                let result = secured.decrypt(connection, now, scratch);
+                secured.memory = secured.session.take_back();
+                result?;
+            }
+            None => connection.handle_filled(now, scratch, len)?,
+        }
         if len < asked {
             return Ok(()); // the socket is drained: another read would return nothing
         }
@@ -296,24 +378,52 @@ fn receive<B: AsRef<[u8]> + AsMut<[u8]>>(
     Ok(())
 }
 
+/// Calls `work` with the buffers that the connection names, and their length; returns its result, and the length.
+fn fill<B: AsRef<[u8]> + AsMut<[u8]>, T>(
+    connection: &mut Connection<Payload<B>>,
+    scratch: &mut [u8],
+    work: impl FnOnce(&mut [IoSliceMut<'_>], usize) -> Result<T, LinkError>,
+) -> Result<(T, usize), LinkError> {
+    let mut slices: [IoSliceMut<'_>; HOST_RECEIVE_SLICES] =
+        std::array::from_fn(|_| IoSliceMut::new(&mut []));
+    let used = connection.poll_receive(scratch, &mut slices);
+    let slices = &mut slices[..used];
+    let asked = slices.iter().map(|slice| slice.len()).sum();
+    Ok((work(slices, asked)?, asked))
+}
+
+/// Sends queued bytes until the socket is full.
 fn send<B: AsRef<[u8]> + AsMut<[u8]>>(
     socket: &Socket,
+    mut secured: Option<&mut Secured>,
     connection: &mut Connection<Payload<B>>,
     now: Instant,
 ) -> Result<(), LinkError> {
-    while connection.wants_transmit() {
+    loop {
+        let is_flushed = match &mut secured {
+            Some(secured) => secured.flush(socket)?,
+            None => true,
+        };
+        if !is_flushed || !connection.wants_transmit() {
+            return Ok(());
+        }
         let mut slices = [IoSlice::new(&[]); HOST_SEND_SLICES];
         let used = connection.poll_transmit(&mut slices);
-        let slices = &slices[..used];
-        let asked = slices.iter().map(|slice| slice.len()).sum();
-        let mut control = rustix::net::SendAncillaryBuffer::default();
-        let sent = call(asked, || {
-            rustix::net::sendmsg(socket, slices, &mut control, rustix::net::SendFlags::NOSIGNAL)
-        });
-        let Some(len) = sent? else { return Ok(()) };
+        let slices = &mut slices[..used];
+        let sent = match &mut secured {
+            Some(secured) => {
+                Some(secured.session.seal(slices, SEAL_BYTES).map_err(LinkError::Tls)?)
+            }
+            None => {
+                let asked = slices.iter().map(|slice| slice.len()).sum();
+                let mut control = rustix::net::SendAncillaryBuffer::default();
+                let flags = rustix::net::SendFlags::NOSIGNAL;
+                call(asked, || rustix::net::sendmsg(socket, slices, &mut control, flags))?
+            }
+        };
+        let Some(len) = sent else { return Ok(()) };
         connection.transmitted(now, len);
     }
-    Ok(())
 }
 
 /// Repeats a system call that moves at most `asked` bytes until no signal interrupts it; `None`: the socket has no
@@ -364,3 +474,9 @@ const NOT_TLS: &str = "the target has no TLS key for any host, or no NVMe/TCP ta
 
 /// The length of the scratch buffer of [`Link::poll`].
 pub(super) const SCRATCH_LEN: usize = dlfs_nvme::tcp::host::SCRATCH_LEN;
+
+/// The most ciphertext of one receive: small enough to stay in the second-level cache.
+const MEMORY_LEN: usize = 8 * RECORD_LEN_BYTES;
+
+/// The most plaintext that is encrypted before it is sent.
+const SEAL_BYTES: usize = 4 * RECORD_LEN_BYTES;
