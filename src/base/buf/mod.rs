@@ -20,26 +20,20 @@ mod file_memory;
 mod handles;
 mod pages;
 mod pool;
-mod sealed_bytes;
-mod shared;
 mod shared_bytes;
-mod shared_words;
 mod slots;
 
-use std::alloc::{Layout, handle_alloc_error};
-use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
-
-pub use file_memory::FileMemory;
+pub use crate::error::zeroed_vec;
+pub use file_memory::{FileMemory, SealedBytes, SealedLocation, SharedWords};
 pub use pages::{PageSource, Pages, Registered, Registrar, use_pages_of};
 pub use pool::{HugePages, Pool, PoolOptions};
-pub use sealed_bytes::{SealedBytes, SealedLocation};
-pub use shared::SharedBuf;
 pub use shared_bytes::{Lender, Loan, SharedBytes};
-pub use shared_words::SharedWords;
 
-pub use crate::error::zeroed_vec;
-use crate::error::{Result, no_memory};
+use std::alloc::{Layout, handle_alloc_error};
+use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
+
+use super::error::{Result, no_memory};
 use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
 /// Owned bytes for I/O: an allocation, or a range of one.
@@ -54,6 +48,7 @@ pub struct IoBuf {
 // SAFETY: an `IoBuf` is the only owner of its bytes, so it may move to another thread like a `Vec`;
 // `Allocation` may, too.
 unsafe impl Send for IoBuf {}
+
 // SAFETY: through `&IoBuf` the bytes are only read, and `Allocation` is `Sync`.
 unsafe impl Sync for IoBuf {}
 
@@ -227,6 +222,95 @@ fn prefetch_lines(start: *const u8, len: usize) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (start, len); // a hint only
+}
+
+/// Read-only bytes: a frozen [`IoBuf`] or a part of one, or bytes that [`SharedBytes`] lends.
+///
+/// A clone or slice costs one atomic increment. The memory returns to its owner, such as a pool, when the
+/// last clone or slice, and the last other buffer of its allocation, is dropped.
+///
+/// The inner buffer is not the only owner of its bytes: clones may share them, so nobody writes them.
+#[derive(Default)]
+pub struct SharedBuf(IoBuf);
+
+impl SharedBuf {
+    /// An empty buffer without memory.
+    pub fn empty() -> SharedBuf {
+        SharedBuf::default()
+    }
+
+    /// The bytes `start..start + len` of `allocation`.
+    ///
+    /// # Safety
+    /// The range is initialised memory that `allocation` keeps alive, and nobody writes it while a handle on
+    /// `allocation` exists.
+    unsafe fn of_range(
+        allocation: Option<Allocation>,
+        start: NonNull<u8>,
+        len: usize,
+    ) -> SharedBuf {
+        SharedBuf(IoBuf { allocation, start, len })
+    }
+
+    /// The part `range`, which shares the memory. An empty part holds no memory.
+    ///
+    /// # Panics
+    /// If the range is reversed or exceeds the buffer, as with slices.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> SharedBuf {
+        let from = match range.start_bound() {
+            Bound::Included(&from) => from,
+            Bound::Excluded(&from) => from.checked_add(1).expect("range within the buffer"),
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&to) => to.checked_add(1).expect("range within the buffer"),
+            Bound::Excluded(&to) => to,
+            Bound::Unbounded => self.len(),
+        };
+        assert!(from <= to && to <= self.len(), "{from}..{to} of {} bytes", self.len());
+        if from == to {
+            return SharedBuf::empty();
+        }
+        let IoBuf { allocation, start, .. } = &self.0;
+        // SAFETY: `from` is within this buffer.
+        let start = unsafe { start.add(from) };
+        SharedBuf(IoBuf { allocation: allocation.clone(), start, len: to - from })
+    }
+
+    /// Makes the bytes writable again: the inverse of [`IoBuf::freeze`].
+    ///
+    /// # Errors
+    /// `self`, if another handle on the same allocation exists, or if the bytes are lent by
+    /// [`SharedBytes`].
+    pub fn thaw(self) -> Result<IoBuf, SharedBuf> {
+        let is_ours = |of: &Allocation| of.is_only_handle() && of.is_owned();
+        if self.0.allocation.as_ref().is_none_or(is_ours) { Ok(self.0) } else { Err(self) }
+    }
+}
+
+impl Clone for SharedBuf {
+    fn clone(&self) -> SharedBuf {
+        self.slice(..)
+    }
+}
+
+impl Deref for SharedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for SharedBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for SharedBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SharedBuf({} bytes)", self.len())
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -14,15 +14,13 @@ pub mod cqe;
 pub mod fabrics;
 pub mod identify;
 pub mod nqn;
-pub mod sgl;
 pub mod sqe;
 
 pub use cqe::{Cqe, RetryClass, Status};
 pub use fabrics::{Cap, Cc, ConnectData, Csts, Property, VERSION_1_4};
 pub use identify::{IdentifyController, IdentifyError, IdentifyNamespace};
 pub use nqn::{Nqn, NqnError};
-pub use sgl::Sgl;
-pub use sqe::Sqe;
+pub use sqe::{Sgl, Sqe};
 
 #[cfg(test)]
 mod tests {

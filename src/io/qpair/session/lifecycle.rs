@@ -3,7 +3,7 @@
 //! It decides which path to try when; `keeping.rs` performs its actions, and `shared.rs` lets threads share it.
 //!
 //! With several paths there may be two sessions at a time, on two paths, each in a *slot*. Reads use either:
-//! `paths.rs` chooses. Writes and flushes use the *main* session only, since a flush says nothing about writes
+//! the queue chooses. Writes and flushes use the *main* session only, since a flush says nothing about writes
 //! that another controller has in its cache; a host that writes also reads there, so that it finds what it wrote.
 //! When the main session is lost, the other one becomes the main session at once, and its slot is filled again in
 //! the background.

@@ -16,7 +16,6 @@
 //! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
-//! | `paths` | the choice of a path for an I/O | the queue |
 //! | `durability` | the writes that are under way, or not durable yet | the session |
 //! | `Backlog` | an I/O that is not on a connection | the queue |
 //!
@@ -29,7 +28,6 @@ mod durability;
 mod identification;
 pub mod keeping;
 pub mod lifecycle;
-mod paths;
 pub mod queue;
 mod shared;
 

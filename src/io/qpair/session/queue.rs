@@ -1,6 +1,7 @@
 //! An I/O queue over NVMe/TCP: it joins sessions, issues I/Os in them and leaves them.
 //!
 //! Read [`IoQueue::turn`] first. `qpair/tcp/queue.rs` has the socket, and the queue pairs that share the queue.
+//! [`choose`] has the path of each I/O: by ANA state first, then by latency and queue depth.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +15,6 @@ use slab::Slab;
 
 use super::connect::Event;
 use super::lifecycle::NUM_SLOTS;
-use super::paths::{Candidate, PathLoad, choose};
 use super::{
     Answer, Attempt, Backlog, Channel, Failure, JoinInfo, Session, SessionState, Shared, Terms,
 };
@@ -44,7 +44,9 @@ impl fmt::Display for Portal {
 
 /// The shared state of the queues of an NVMe/TCP controller.
 pub type TcpShared = Shared<Portal, JoinInfo>;
+
 type TcpSession = Session<Portal, JoinInfo>;
+
 type QueueChannel = Channel<Attempt>;
 
 /// The connections of a queue, one for each lane: sockets in the engine `tcp`, or a simulated network in tests.
@@ -78,7 +80,7 @@ pub trait Carrier {
 /// Its members submit to it, each for one namespace of the session; a completion names its member.
 ///
 /// It has a *lane* for each slot of the sessions, which follows the session of that slot. Each read goes to the lane
-/// that `paths.rs` chooses; writes and flushes, and all I/Os of a host that writes, to that of the main session.
+/// that [`choose`] names; writes and flushes, and all I/Os of a host that writes, to that of the main session.
 ///
 /// [`IoQueue::turn`] advances it, with the [`Carrier`] of its lanes.
 #[derive(Debug)]
@@ -675,6 +677,74 @@ fn command(session: &TcpSession, attempt: &Attempt) -> (Sqe, Transfer) {
     }
 }
 
+/// The load and the latency of an I/O queue on one path.
+#[derive(Debug, Default)]
+struct PathLoad {
+    /// A moving average of the latency; 0: not measured.
+    latency_ns: u64,
+    /// I/Os that were sent and have not ended.
+    outstanding: u64,
+    /// I/Os that have ended since the last [`PathLoad::take`].
+    num_done: u64,
+    /// The sum of their latencies.
+    done_ns: u64,
+}
+
+/// A path that can take an I/O now, or could if its queue were not full.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    is_optimized: bool,
+    has_room: bool,
+    cost: u64,
+}
+
+impl PathLoad {
+    /// Forgets the I/Os of a lost connection.
+    fn lose(&mut self) {
+        self.outstanding = 0;
+    }
+
+    fn sent(&mut self) {
+        self.outstanding += 1;
+    }
+
+    fn done(&mut self, took: Duration) {
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.outstanding = self.outstanding.saturating_sub(1);
+        self.num_done += 1;
+        self.done_ns = self.done_ns.saturating_add(took_ns);
+        self.latency_ns = match self.latency_ns {
+            0 => took_ns,
+            before => before - before / SMOOTHING + took_ns / SMOOTHING,
+        };
+    }
+
+    /// The time that one more I/O would wait, roughly.
+    fn cost(&self) -> u64 {
+        self.latency_ns.max(1).saturating_mul(self.outstanding + 1)
+    }
+
+    /// Notes that the other path was preferred: an old measurement fades, so that the path is tried again.
+    fn passed_over(&mut self) {
+        self.latency_ns -= self.latency_ns >> FADING;
+    }
+
+    /// The number and the summed latency of the I/Os that have ended since the last call.
+    fn take(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.num_done), std::mem::take(&mut self.done_ns))
+    }
+}
+
+/// The path for an I/O; `None`: it waits. A path that is not optimized is used only if no other one is.
+fn choose(paths: [Option<Candidate>; NUM_SLOTS]) -> Option<usize> {
+    let any_optimized = paths.iter().flatten().any(|path| path.is_optimized);
+    let allowed = paths.iter().enumerate().filter_map(|(slot, path)| {
+        let path = path.filter(|path| path.has_room && (path.is_optimized || !any_optimized))?;
+        Some((path.cost, slot))
+    });
+    allowed.min().map(|(_, slot)| slot)
+}
+
 /// The most ranges of corrupt blocks that a member remembers. A reader rereads at once the blocks that it
 /// reports.
 const MAX_CORRUPT: usize = 1024;
@@ -687,3 +757,84 @@ const MAX_JOIN_ATTEMPTS: u32 = 10;
 
 /// The wait after a refused Connect.
 const JOIN_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The weight of older measurements in the moving average.
+const SMOOTHING: u64 = 8;
+
+/// A measurement loses 1/2^FADING of itself each time that the path is passed over.
+const FADING: u32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(is_optimized: bool, has_room: bool, cost: u64) -> Option<Candidate> {
+        Some(Candidate { is_optimized, has_room, cost })
+    }
+
+    #[test]
+    fn an_optimized_path_is_preferred_even_if_it_is_slower_or_full() {
+        assert_eq!(choose([path(false, true, 1), path(true, true, 9)]), Some(1));
+        assert_eq!(choose([path(false, true, 1), path(true, false, 9)]), None);
+        assert_eq!(choose([path(false, true, 1), None]), Some(0));
+        assert_eq!(choose([path(true, true, 2), path(true, true, 1)]), Some(1));
+        assert_eq!(choose([path(true, true, 2), path(true, false, 1)]), Some(0));
+        assert_eq!(choose([None, None]), None);
+    }
+
+    /// Two paths whose queues serve one I/O at a time, with 32 outstanding: the number of I/Os of each.
+    fn shares(latency_ns: [u64; 2], num: u64) -> [u64; 2] {
+        let mut loads = [PathLoad::default(), PathLoad::default()];
+        let mut free_at = [0; 2];
+        let mut ends: Vec<(u64, usize, u64)> = Vec::new();
+        let mut counts = [0; 2];
+        let mut now = 0;
+        for _ in 0..num {
+            if ends.len() == 32 {
+                ends.sort_unstable();
+                let (at, slot, sent) = ends.remove(0);
+                now = at;
+                loads[slot].done(Duration::from_nanos(at - sent));
+            }
+            let slot = choose([0, 1].map(|slot| path(true, true, loads[slot].cost()))).unwrap();
+            loads[1 - slot].passed_over();
+            loads[slot].sent();
+            counts[slot] += 1;
+            free_at[slot] = now.max(free_at[slot]) + latency_ns[slot];
+            ends.push((free_at[slot], slot, now));
+        }
+        counts
+    }
+
+    #[test]
+    fn equal_paths_share_the_load_and_a_slower_one_gets_less_but_some() {
+        let [one, two] = shares([100_000, 100_000], 10_000);
+        assert!(one.abs_diff(two) < 2_000, "{one} and {two}");
+        let [fast, slow] = shares([100_000, 400_000], 10_000);
+        assert!(slow * 2 < fast && slow > 100, "{fast} and {slow}");
+    }
+
+    #[test]
+    fn a_path_that_was_slow_is_tried_again() {
+        let mut slow = PathLoad::default();
+        let mut fast = PathLoad::default();
+        slow.done(Duration::from_millis(100));
+        fast.done(Duration::from_micros(100));
+        let mut passed = 0;
+        while choose([path(true, true, slow.cost()), path(true, true, fast.cost())]) == Some(1) {
+            slow.passed_over();
+            passed += 1;
+        }
+        assert!((1_000..20_000).contains(&passed), "{passed}");
+    }
+
+    #[test]
+    fn what_a_lost_connection_owed_is_no_load() {
+        let mut load = PathLoad::default();
+        load.done(Duration::from_nanos(50));
+        (0..3).for_each(|_| load.sent());
+        assert_eq!(load.cost(), 200);
+        load.lose();
+        assert_eq!((load.cost(), load.take(), load.take()), (50, (1, 50), (0, 0)));
+    }
+}
