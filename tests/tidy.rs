@@ -81,14 +81,8 @@ const ROOTS: &[(&str, &str)] = &[
 ];
 
 /// Circles of modules that stay: folder, modules, reason.
-const CIRCLES: &[(&str, &str, &str)] = &[
-    (
-        "src/base/buf",
-        "allocation pool",
-        "an allocation returns to its pool, which has the headers of its allocations",
-    ),
-    ("src/io/qpair/session", "backlog shared", "a backlog asks its session, which lets it in"),
-];
+const CIRCLES: &[(&str, &str, &str)] =
+    &[("src/io/qpair/session", "backlog shared", "a backlog asks its session, which lets it in")];
 
 /// Modules that only compute: bytes, time and seeds are arguments.
 const PURE: &str = "units checksum percent permutation metrics nvme address auth tcp format directory view order \

@@ -7,7 +7,8 @@
 //! while others wait for it.
 //!
 //! An address is not easily invented, so limits of connections and controllers count addresses ([`Peers`]): there is
-//! a limit per address and a total limit. One address cannot exhaust the total limit. When the total is reached, the address with the most loses one to an address with few.
+//! a limit per address and a total limit. One address cannot exhaust the total limit. When the total is reached, the
+//! address with the most loses one to an address with few.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

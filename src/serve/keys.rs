@@ -3,8 +3,6 @@
 //! A key file holds one key as printed by nvme-cli (`nvme gen-dhchap-key`, `nvme gen-tls-key`) or
 //! `dlfs key gen`. It must belong to the user or root, and nobody else may read it. Errors name the file
 //! and never repeat any of its contents.
-//!
-//! TLS PSKs are configured, or authentications have generated them (secure channel concatenation: [`GeneratedKeys`]).
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -12,19 +10,16 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
 use zeroize::Zeroizing;
 
-use super::{Access, HostKeys};
+use crate::{Access, HostKeys};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::ConnectOptions;
 use dlfs_io::tls::keyring;
-use dlfs_nvme::auth::{ConfiguredPsk, Hash, KeyError, Secret, TlsPsk};
+use dlfs_nvme::auth::{ConfiguredPsk, Hash, KeyError, Secret};
 use dlfs_nvme::nvme::Nqn;
 
 /// A new DH-HMAC-CHAP secret from the operating system's random numbers.
@@ -298,49 +293,6 @@ fn refuse_other_kinds(path: &Path, metadata: &Metadata) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidArgument, message).path(path).hint(OWN))
 }
 
-/// Generated PSKs, by identity.
-///
-/// A PSK is valid while a controller uses it, and for [`UNUSED_FOR`] after its generation, so that its host
-/// can connect.
-#[derive(Default)]
-pub(super) struct GeneratedKeys(Mutex<BTreeMap<String, Generated>>);
-
-struct Generated {
-    psk: Arc<TlsPsk>,
-    since: Instant,
-}
-
-impl Generated {
-    fn is_valid(&self, now: Instant) -> bool {
-        Arc::strong_count(&self.psk) > 1 || now.saturating_duration_since(self.since) < UNUSED_FOR
-    }
-}
-
-impl GeneratedKeys {
-    /// Adds a PSK.
-    pub(super) fn add(&self, psk: TlsPsk, now: Instant) {
-        let identity = psk.identity().to_owned();
-        self.valid(now).insert(identity, Generated { psk: Arc::new(psk), since: now });
-    }
-
-    /// The valid PSK with this identity. It stays valid while the returned handle exists.
-    pub(super) fn hold(&self, identity: &str, now: Instant) -> Option<Arc<TlsPsk>> {
-        self.valid(now).get(identity).map(|generated| Arc::clone(&generated.psk))
-    }
-
-    /// Returns whether no PSK is valid.
-    pub(super) fn is_empty(&self, now: Instant) -> bool {
-        self.valid(now).is_empty()
-    }
-
-    /// The valid PSKs; drops the others.
-    fn valid(&self, now: Instant) -> MutexGuard<'_, BTreeMap<String, Generated>> {
-        let mut keys = self.0.lock();
-        keys.retain(|_, generated| generated.is_valid(now));
-        keys
-    }
-}
-
 const PREFIX: &str = "DHHC-1:";
 const TLS_PREFIX: &str = "NVMeTLSkey-1:";
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -349,15 +301,11 @@ const MAKE_ONE: &str = "`dlfs key gen` and `nvme gen-dhchap-key` make keys";
 const MAKE_ONE_FOR_TLS: &str = "`dlfs key gen --tls` and `nvme gen-tls-key` make keys";
 const HOSTS: &str = "see `dlfs serve --help` for an example of a hosts file";
 
-/// Validity of a generated PSK that no connection uses.
-const UNUSED_FOR: Duration = Duration::from_secs(60);
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use dlfs_nvme::auth::{Derivation, IdentityVersion};
 
     fn file(text: &str, mode: u32) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -456,31 +404,5 @@ mod tests {
             assert!(error.to_string().contains(why), "{error}");
             assert!(!format!("{error:?}").contains(&key[20..]), "{error:?}");
         }
-    }
-
-    fn psk(byte: u8) -> TlsPsk {
-        let nqn = |name: &str| Nqn::new(format!("nqn.2026-11.io.dlfs:{name}")).unwrap();
-        let key = ConfiguredPsk::generate(&[byte; 64], Hash::Sha256);
-        let derivation = Derivation::Specification;
-        key.tls_psk(IdentityVersion::V1, derivation, &nqn("host"), &nqn("subsystem")).unwrap()
-    }
-
-    #[test]
-    fn a_generated_key_is_valid_for_a_minute_and_while_a_controller_holds_it() {
-        let keys = GeneratedKeys::default();
-        let now = Instant::now();
-        let [one, other] = [psk(1), psk(2)];
-        let identity = |psk: &TlsPsk| psk.identity().to_owned();
-        keys.add(one.clone(), now);
-        keys.add(other.clone(), now);
-        let held = keys.hold(&identity(&one), now + UNUSED_FOR / 2).unwrap();
-        let late = now + UNUSED_FOR;
-        assert!(keys.hold(&identity(&other), late).is_none());
-        assert!(keys.hold(&identity(&one), late).is_some());
-        assert_eq!(keys.0.lock().len(), 1, "the other is dropped");
-        drop(held);
-        assert!(keys.is_empty(late) && keys.0.lock().is_empty(), "none is kept");
-        keys.add(psk(3), late);
-        assert!(!keys.is_empty(late));
     }
 }

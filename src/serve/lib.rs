@@ -35,6 +35,7 @@ mod admin;
 mod connection;
 mod events;
 mod exponentiations;
+mod generated_keys;
 mod hosts;
 mod io;
 pub mod keys;

@@ -9,10 +9,10 @@
 //! Pure: it knows indices and costs, no time and no socket. `shares/pace.rs` keeps hosts in step across
 //! pollers, `shares/rules.rs` has the limits of all hosts, and `sharing.rs` a poller's use of all of them.
 //!
-//! Pollers share token [`Bucket`]s, limits in bytes and I/Os a second. A bucket is one number: the time at which it is empty. A command may begin when that time has come, and
-//! postpones it by its cost, so a command larger than the burst passes too, and those after it wait longer.
-//! Pollers that look at the same moment may all begin one command; what they overdraw, the next ones wait
-//! for. So limits are exact but for the burst and one command of each poller.
+//! Pollers share token [`Bucket`]s, limits in bytes and I/Os a second. A bucket is one number: the time at which it
+//! is empty. A command may begin when that time has come, and postpones it by its cost, so a command larger than the
+//! burst passes too, and those after it wait longer. Pollers that look at the same moment may all begin one command;
+//! what they overdraw, the next ones wait for. So limits are exact but for the burst and one command of each poller.
 
 pub(super) mod pace;
 pub(super) mod rules;

@@ -16,8 +16,8 @@ use super::access_log::{
 };
 use super::events::{ANA, Ana, AnaState, Events, NAMESPACES};
 use super::exponentiations::Exponentiations;
+use super::generated_keys::GeneratedKeys;
 use super::hosts::{Limit, Peer, PeerLimits};
-use super::keys::GeneratedKeys;
 use super::options::{Access, HostKeys, Namespaces, ServedNamespace, TargetOptions};
 use super::stats::Counters;
 use dlfs_base::units::Nsid;

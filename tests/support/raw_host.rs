@@ -161,7 +161,7 @@ impl RawHost {
         self.form.put(&mut bytes, &CapsuleCmd::new(entry, data.len() as u32, self.form));
         bytes.extend_from_slice(data);
         if self.form.digests.data && !data.is_empty() {
-            bytes.extend_from_slice(&dlfs::tcp::digest::digest(data));
+            bytes.extend_from_slice(&dlfs::tcp::pdu::digest(data));
         }
         bytes
     }
@@ -173,7 +173,7 @@ impl RawHost {
             .put(&mut bytes, &H2CData::new(cid, ttag, offset, data.len() as u32, last, self.form));
         bytes.extend_from_slice(data);
         if self.form.digests.data {
-            bytes.extend_from_slice(&dlfs::tcp::digest::digest(data));
+            bytes.extend_from_slice(&dlfs::tcp::pdu::digest(data));
         }
         bytes
     }

@@ -12,10 +12,9 @@
 //! Not handled here: which bytes of a buffer are valid (the I/O's completion tells), locking memory, and
 //! waiting for free memory (an exhausted pool returns `None`).
 //!
-//! First read `allocation.rs`, which counts references; then this file; then `pool.rs`.
+//! First read this file, then `pool.rs`.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: owned, aligned memory handed out in ranges
 
-mod allocation;
 mod file_memory;
 mod handles;
 mod pages;
@@ -34,7 +33,7 @@ use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 
 use super::error::{Result, no_memory};
-use allocation::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
+use pool::{Allocation, MAPPED_FROM_LEN, TEMPORARY_MAPPED_FROM_LEN};
 
 /// Owned bytes for I/O: an allocation, or a range of one.
 ///

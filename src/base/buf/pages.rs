@@ -1,5 +1,6 @@
-//! Mapped memory of pools, of large buffers and of files, in huge pages where available. The driver of an accelerator may
-//! know it, and then copies from it by DMA. Several processes share the memory of a file, a `memfd` of sealed length.
+//! Mapped memory of pools, of large buffers and of files, in huge pages where available. The driver of an accelerator
+//! may know it, and then copies from it by DMA. Several processes share the memory of a file, a `memfd` of sealed
+//! length.
 #![allow(unsafe_code)] // maps memory, and promises that it stays mapped while a driver knows it
 
 use std::ffi::c_void;

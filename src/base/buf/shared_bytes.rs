@@ -20,8 +20,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-use super::allocation::Allocation;
 use super::pages::{Mapping, Registrar, check_sealed, len_of_file, must_fit};
+use super::pool::Allocation;
 use super::slots::words_of;
 use super::{HugePages, SharedBuf, SharedWords, prefetch_lines};
 use crate::error::{Error, ErrorKind, Result};

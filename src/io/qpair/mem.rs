@@ -8,7 +8,8 @@
 //! queue pairs that may write do not offer it. The copies take at most as much memory as the borrowed stripes.
 //!
 //! [`SharedMemory`] is a namespace in memory that other processes map. It has no stripes, because their locks would
-//! not exclude other processes. The caller must discard a read that overlaps a write. Only blocks that the writer has frozen can be borrowed.
+//! not exclude other processes. The caller must discard a read that overlaps a write. Only blocks that the writer has
+//! frozen can be borrowed.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -21,7 +21,6 @@ pub mod folder;
 pub mod group;
 pub mod mem;
 mod options;
-mod outstanding;
 pub mod pcie;
 #[doc(hidden)]
 pub mod pieces;
@@ -51,11 +50,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use self::readiness::Registry;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::units::Lba;
 use dlfs_nvme::nvme::Status;
+use readiness::Registry;
 
 /// The operation of an [`Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,9 +295,9 @@ pub fn or_unreadable<T>(result: dlfs_base::Result<T>) -> dlfs_base::Result<Resul
 /// A polled submission and completion queue pair. One thread at a time uses it. No method blocks, but for the
 /// engine in `transfer.rs`.
 ///
-/// An engine implements the methods that it needs: by default it completes I/Os only in [`QueuePair::poll`], and ignores
-/// optional requests. A queue pair that wraps another one names it in `below`, which then answers the calls that are
-/// not implemented; one that wraps several must answer or forward each call.
+/// An engine implements the methods that it needs: by default it completes I/Os only in [`QueuePair::poll`], and
+/// ignores optional requests. A queue pair that wraps another one names it in `below`, which then answers the calls
+/// that are not implemented; one that wraps several must answer or forward each call.
 pub trait QueuePair: Send {
     /// The only queue pair that this one wraps.
     fn below(&self) -> Option<&dyn QueuePair> {
@@ -416,4 +415,72 @@ pub enum Notice {
     Look,
     /// There is no event: while I/Os are outstanding, the poller polls in every turn and never sleeps.
     Poll,
+}
+
+/// The I/Os of one handle that still need a completion.
+#[derive(Default)]
+struct Outstanding {
+    /// The tags of I/Os whose completions were not returned yet. Most complete in this order.
+    tags: VecDeque<u64>,
+    /// The failures of I/Os that this process cannot continue.
+    lost: VecDeque<Completion>,
+}
+
+impl Outstanding {
+    /// The number of I/Os without a completion.
+    fn len(&self) -> usize {
+        self.tags.len() + self.lost.len()
+    }
+
+    /// Returns whether the next poll has an I/O to fail.
+    fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Records the I/Os that `take` takes from the front of `pending`, at most `most`; returns their number.
+    fn take(
+        &mut self,
+        pending: &mut VecDeque<Io>,
+        most: usize,
+        take: impl FnOnce(&mut VecDeque<Io>) -> usize,
+    ) -> usize {
+        let before = self.tags.len();
+        self.tags.extend(pending.iter().take(most).map(|io| io.tag));
+        let count = take(pending);
+        self.tags.truncate(before + count);
+        count
+    }
+
+    /// Fails all outstanding I/Os for this reason; their buffers are lost.
+    fn lose(&mut self, reason: &str) {
+        let tags = std::mem::take(&mut self.tags);
+        self.lost.extend(tags.into_iter().map(|tag| failed(tag, IoBuf::empty(), reason)));
+    }
+
+    /// Takes and fails all of `pending` for this reason; returns their number.
+    fn refuse(&mut self, pending: &mut VecDeque<Io>, reason: &str) -> usize {
+        let count = pending.len();
+        self.lost.extend(pending.drain(..).map(|io| failed(io.tag, io.buf, reason)));
+        count
+    }
+
+    /// Appends at most `max` failures to `done`; returns their number.
+    fn fail_lost(&mut self, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = self.lost.len().min(max);
+        done.extend(self.lost.drain(..count));
+        count
+    }
+
+    /// Forgets the I/Os of completions that the caller returns.
+    fn forget(&mut self, done: &[Completion]) {
+        for completion in done {
+            if let Some(at) = self.tags.iter().position(|tag| *tag == completion.tag) {
+                self.tags.swap_remove_front(at);
+            }
+        }
+    }
+}
+
+fn failed(tag: u64, buf: IoBuf, reason: &str) -> Completion {
+    Completion { tag, buf, result: Err(IoError::Disconnected(reason.to_owned())) }
 }

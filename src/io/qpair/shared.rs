@@ -22,9 +22,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
 
-use super::outstanding::Outstanding;
 use super::readiness::{Readiness, Registry, Watched};
-use super::{Capabilities, Completion, Device, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use super::{
+    Capabilities, Completion, Device, Fence, Io, Namespace, Notice, Outstanding, PairScope,
+    QueuePair,
+};
 use dlfs_base::buf::{Pool, SharedBuf};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;

@@ -11,10 +11,10 @@
 //! more. One turn starts a burst that fits in the second-level cache, so that bytes from the page cache are
 //! used while they are in the processor's cache.
 //!
-//! A piece of the pool is registered when a buffer in it is first used, so a pool that is never full is never pinned as a
-//! whole, and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for
-//! ordinary users: once the kernel refuses a piece, all further pieces stay ordinary memory. A fork copies
-//! pinned pages at once, not when they are written.
+//! A piece of the pool is registered when a buffer in it is first used, so a pool that is never full is never pinned
+//! as a whole, and opening an image does not pin it. Pinned memory counts against RLIMIT_MEMLOCK, 8 MiB for ordinary
+//! users: once the kernel refuses a piece, all further pieces stay ordinary memory. A fork copies pinned pages at
+//! once, not when they are written.
 #![allow(unsafe_code)] // the kernel reads and writes buffers that the ring owns, and memory registered with it
 
 use std::collections::VecDeque;

@@ -16,12 +16,11 @@
 //!   tell whether a transfer is complete.
 //! - No key is in an error or in a `Debug` output.
 //!
-//! Read [`Session`] first, in `session.rs`; then `records.rs`, `openssl.rs` and `library.rs`, from data to C.
+//! Read [`Session`] first, in `session.rs`; then `openssl.rs` and `library.rs`, from data to C.
 
 pub mod keyring;
 mod library;
 mod openssl;
-mod records;
 mod session;
 mod wire;
 

@@ -30,6 +30,7 @@
 
 mod controller;
 mod group;
+mod hash;
 mod host;
 mod message;
 mod psk;
@@ -37,12 +38,12 @@ mod response;
 
 pub use controller::{Controller, ControllerTerms};
 pub use group::{Exponentiation, Group, Power};
+pub use hash::{Digest, Hash};
 pub use host::{Host, HostTerms};
 pub use message::{Explanation, Message, MessageError};
 pub use psk::{
     ConfiguredPsk, Derivation, IdentityParts, IdentityVersion, KeyError, Origin, Secret, TlsPsk,
 };
-pub use response::{Digest, Hash};
 
 use std::fmt;
 

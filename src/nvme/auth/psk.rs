@@ -1,5 +1,5 @@
-//! Keys as users have them: DH-HMAC-CHAP secrets, and TLS PSKs, from the configured string to the pre-shared key and its
-//! identity.
+//! Keys as users have them: DH-HMAC-CHAP secrets, and TLS PSKs, from the configured string to the pre-shared key and
+//! its identity.
 //!
 //! NVMe/TCP Transport Specification 1.1, 3.6.1. With h the hash of the key:
 //!

@@ -11,11 +11,10 @@ use std::io::IoSlice;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::deframer::{Deframer, Event as Wire, Pdu, Role};
-use super::digest::Digests;
 use super::error::ProtocolError;
 use super::pdu::{
-    C2HData, CapsuleCmd, CapsuleResp, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
-    PduType, R2T, put_term_req,
+    C2HData, CapsuleCmd, CapsuleResp, Digests, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq,
+    IcResp, PduType, R2T, put_term_req,
 };
 use crate::nvme::{Cqe, Sgl, Sqe, Status, sqe};
 use dlfs_base::buf::{IoBuf, SharedBuf};

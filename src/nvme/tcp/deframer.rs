@@ -5,11 +5,11 @@
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::digest::{self, RunningDigest};
 use super::error::ProtocolError;
 use super::pdu::{
-    C2HData, CapsuleCmd, CapsuleResp, CommonHeader, FLAG_DDGST, FLAG_HDGST, FLAG_LAST_PDU,
-    FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, MAX_TERM_REQ_LEN, PduType, R2T, TermReq,
+    self, C2HData, CapsuleCmd, CapsuleResp, CommonHeader, FLAG_DDGST, FLAG_HDGST, FLAG_LAST_PDU,
+    FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, MAX_TERM_REQ_LEN, PduType, R2T, RunningDigest,
+    TermReq,
 };
 
 /// The receiving side.

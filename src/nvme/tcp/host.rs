@@ -16,11 +16,10 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::deframer::{self, Deframer, Pdu, Role};
-use super::digest::Digests;
 use super::error::ProtocolError;
 use super::pdu::{
-    self, C2HData, CapsuleCmd, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp, PduType,
-    R2T,
+    self, C2HData, CapsuleCmd, Digests, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
+    PduType, R2T,
 };
 use crate::nvme::sqe::fctype;
 use crate::nvme::{Cqe, Sgl, Sqe, Status};
@@ -516,7 +515,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         command.unsent += len;
         let digest = self.form.digests.data.then(|| {
             let range = start as usize..(start + len) as usize;
-            super::digest::digest(&command.payload.as_ref()[range])
+            super::pdu::digest(&command.payload.as_ref()[range])
         });
         self.transmit.payload(slot, start, len);
         if let Some(digest) = digest {

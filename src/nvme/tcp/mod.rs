@@ -22,10 +22,9 @@
 pub mod budget;
 pub mod controller;
 pub mod deframer;
-pub mod digest;
 pub mod error;
 pub mod host;
 pub mod pdu;
 
-pub use digest::Digests;
 pub use error::ProtocolError;
+pub use pdu::Digests;

@@ -12,9 +12,9 @@ use dlfs::address::TcpAddress;
 use dlfs::buf::IoBuf;
 use dlfs::error::ErrorKind;
 use dlfs::nvme::Nqn;
-use dlfs::qpair::session::keeping::{self, Keeping};
 use dlfs::qpair::session::lifecycle::{Level, NUM_SLOTS};
 use dlfs::qpair::session::queue::TcpShared;
+use dlfs::qpair::session::shared::{self, Keeping};
 use dlfs::qpair::session::{
     AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
     HostIdentity, Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,

@@ -12,10 +12,9 @@ use dlfs::nvme::sqe::{admin, cns, fctype, feature, log_page, nvm};
 use dlfs::nvme::{Cap, Cqe, Csts, Property, Sqe, Status, VERSION_1_4};
 use dlfs::tcp::Digests;
 use dlfs::tcp::deframer::{Deframer, Event, Pdu, Role};
-use dlfs::tcp::digest::digest;
 use dlfs::tcp::pdu::{
     C2HData, CapsuleResp, FLAG_DDGST, FLAG_LAST_PDU, FLAG_SUCCESS, Form, IcReq, IcResp, R2T,
-    put_term_req,
+    digest, put_term_req,
 };
 use dlfs::units::Nsid;
 use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};

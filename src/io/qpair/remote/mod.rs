@@ -17,11 +17,15 @@
 //! - A session is only ever replaced by one on the same namespaces: same identifiers, sizes, block lengths.
 //! - Every wait has a limit.
 //!
-//! Read `session/lifecycle.rs` first, then this file, then `keeper.rs`.
+//! Read `session/lifecycle.rs` first, then this file.
 //!
-//! The identity of this host: the NQN and the identifier with which it connects.
-
-pub(in crate::qpair) mod keeper;
+//! The keeper is the thread of a process that owns all admin queues of a transport. It connects controllers, keeps
+//! them alive, handles their events, and reconnects when they are lost. It does so also while no queue pair is
+//! polled: a trainer that computes for a minute keeps its connections. It starts with the first controller. A child
+//! process has none of its parent's threads, so it starts its own keeper.
+//!
+//! A panic while serving one controller ends that controller only: its remote is given up with the message of
+//! the panic, and the others are served as before.
 
 pub(in crate::qpair) use super::session::{
     AdminEvent, Attached, Failure, HostIdentity, Identified,
@@ -29,18 +33,23 @@ pub(in crate::qpair) use super::session::{
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Deref;
-use std::sync::Arc;
-use std::time::Instant;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
-use rustix::event::PollFd;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::session::lifecycle::{Level, NUM_SLOTS};
+use super::session::shared::{self, Keeping};
 use super::session::{Backlog, Credentials, Lifecycle, Limits, Phase, Shared};
 use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::process::Forked;
+use dlfs_base::process::{Forked, mark_ours};
 use dlfs_base::random::draw;
+use dlfs_base::threads::caught;
 use dlfs_base::units::Nsid;
 use dlfs_nvme::auth::Randomness;
 use dlfs_nvme::nvme::Nqn;
@@ -61,7 +70,7 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     const SCRATCH_LEN_BYTES: usize;
 
     /// The keepers of this transport.
-    fn keepers() -> &'static keeper::Keepers<Self>;
+    fn keepers() -> &'static Keepers<Self>;
 
     /// The name of the engine: `tcp (header digest)`.
     fn engine(remote: &Remote<Self>, identified: &Identified) -> String;
@@ -362,43 +371,220 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     (digits.len() == 32).then(|| bytes.try_into().ok())?
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A handle of the thread.
+pub(in crate::qpair) struct Keeper<T: Transport> {
+    event: OwnedFd,
+    inbox: Mutex<Vec<Weak<Remote<T>>>>,
+    /// Set when the thread has died, before the inbox is emptied for the last time.
+    is_dead: AtomicBool,
+}
 
-    #[test]
-    fn the_identifier_of_a_customary_name_is_its_uuid() {
-        let uuid = std::array::from_fn(|i| i as u8 * 0x11);
-        assert_eq!(id_of_nqn(&Nqn::host_of_uuid(uuid)), uuid);
+/// The keepers of a transport: each process has at most one that is alive.
+pub(in crate::qpair) struct Keepers<T: Transport>(Forked<Mutex<Option<Arc<Keeper<T>>>>>);
+
+impl<T: Transport> Keepers<T> {
+    pub(in crate::qpair) const fn new() -> Keepers<T> {
+        Keepers(Forked::empty())
     }
 
-    #[test]
-    fn one_name_has_one_identifier_and_another_name_another() {
-        let options = |nqn: &str| ConnectOptions {
-            hostnqn: Some(Nqn::new(nqn).unwrap()),
-            ..ConnectOptions::default()
-        };
-        let a = options("nqn.2026-11.io.example:a");
-        let b = options("nqn.2026-11.io.example:b");
-        assert_eq!(HostIdentity::new(&a).id, HostIdentity::new(&a).id);
-        assert_ne!(HostIdentity::new(&a).id, HostIdentity::new(&b).id);
-        let given = ConnectOptions { hostid: Some([7; 16]), ..a };
-        assert_eq!(HostIdentity::new(&given).id, [7; 16]);
+    /// The keeper of this process; starts one if there is none or if it has died.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(in crate::qpair) fn of_this_process(&self) -> Result<Arc<Keeper<T>>> {
+        let keeper = self.0.get_or_init(Mutex::default);
+        let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*keeper {
+            Some(living) if living.is_alive() => Ok(Arc::clone(living)),
+            _ => Ok(Arc::clone(keeper.insert(Keeper::start()?))),
+        }
     }
 
-    #[test]
-    fn without_options_the_host_has_the_same_name_each_time() {
-        let a = ConnectOptions::default();
-        let b = ConnectOptions::default();
-        assert_eq!(HostIdentity::new(&a).nqn, HostIdentity::new(&b).nqn);
-        assert_ne!(HostIdentity::new(&a).id, [0; 16]);
-    }
-
-    #[test]
-    fn only_thirty_two_digits_are_a_uuid() {
-        assert!(parse_uuid("00112233-4455-6677-8899-aabbccddeeff\n").is_some());
-        for text in ["", "0011", "00112233-4455-6677-8899-aabbccddeefg", "0".repeat(33).as_str()] {
-            assert_eq!(parse_uuid(text), None);
+    /// Wakes the keeper of this process, if there is one.
+    pub(in crate::qpair) fn wake(&self) {
+        let Some(keeper) = self.0.get() else { return };
+        if let Some(keeper) = &*keeper.lock().unwrap_or_else(PoisonError::into_inner) {
+            keeper.wake();
         }
     }
 }
+
+impl<T: Transport> Keeper<T> {
+    fn start() -> Result<Arc<Keeper<T>>> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(std::io::Error::from)?;
+        mark_ours(&event);
+        let keeper = Arc::new(Keeper {
+            event,
+            inbox: Mutex::new(Vec::new()),
+            is_dead: AtomicBool::new(false),
+        });
+        let thread = Arc::clone(&keeper);
+        std::thread::Builder::new()
+            .name("dlfs-keeper".into())
+            .spawn(move || {
+                let mut remotes = Vec::new();
+                let Err(error) = caught(WHO, || thread.run(&mut remotes));
+                thread.die(&remotes, &error);
+            })
+            .map_err(|error| {
+                Error::new(ErrorKind::Io, "cannot start the keeper thread").source(error)
+            })?;
+        Ok(keeper)
+    }
+
+    /// Returns whether its thread accepts new remotes.
+    fn is_alive(&self) -> bool {
+        !self.is_dead.load(Ordering::Acquire)
+    }
+
+    /// Connects `remote`, and serves it while another owner holds it.
+    pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_alive() {
+            inbox.push(Arc::downgrade(remote));
+        } else {
+            remote.give_up(Failure::new(ErrorKind::Internal, format!("{WHO} has just died")));
+        }
+        drop(inbox);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // It fails when the counter is full; then the thread is awake already.
+        let _ = rustix::io::write(&self.event, &[1; 8]);
+    }
+
+    fn run(&self, remotes: &mut Vec<KeptRemote<T>>) -> ! {
+        let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
+        loop {
+            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let new = |remote| KeptRemote { remote, admins: [None, None] };
+            remotes.extend(inbox.drain(..).map(new));
+            drop(inbox);
+            remotes.retain_mut(|kept| kept.turn_or_give_up(Instant::now(), &mut scratch));
+            self.sleep(remotes);
+        }
+    }
+
+    /// Handles the thread's death: gives up its remotes. Another thread will serve later ones.
+    fn die(&self, remotes: &[KeptRemote<T>], error: &Error) {
+        self.is_dead.store(true, Ordering::Release);
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = inbox.drain(..).collect::<Vec<_>>();
+        drop(inbox);
+        let remotes = remotes.iter().map(|kept| &kept.remote).chain(&waiting);
+        for remote in remotes.filter_map(Weak::upgrade) {
+            remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));
+        }
+    }
+
+    /// Sleeps until a controller has sent something, a timeout expires, or a thread wakes it.
+    fn sleep(&self, remotes: &[KeptRemote<T>]) {
+        let now = Instant::now();
+        let until = remotes.iter().filter_map(KeptRemote::poll_timeout).min();
+        // Longer by the granularity of `poll`: otherwise the thread would wake too early, and again.
+        let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let mut fds: Vec<PollFd<'_>> = remotes.iter().flat_map(KeptRemote::poll_fds).collect();
+        fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
+        let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.event, &mut count); // fails if no thread has woken it
+    }
+}
+
+/// One remote that the keeper serves, and the admin queue of each slot.
+struct KeptRemote<T: Transport> {
+    remote: Weak<Remote<T>>,
+    admins: [Option<Box<T::Admin>>; NUM_SLOTS],
+}
+
+impl<T: Transport> KeptRemote<T> {
+    fn poll_timeout(&self) -> Option<Instant> {
+        let admins = self.admins.iter().flatten().filter_map(|admin| admin.poll_timeout());
+        // If every other owner has dropped the remote meanwhile, dropping it here wakes the keeper, and the next
+        // turn forgets it.
+        let remote = self.remote.upgrade();
+        let remote = remote.and_then(|remote| remote.with(|lifecycle| lifecycle.poll_timeout()));
+        admins.chain(remote).min()
+    }
+
+    fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.admins.iter().flatten().filter_map(|admin| admin.wait())
+    }
+
+    /// As [`KeptRemote::turn`]; a panic in it ends this remote only.
+    fn turn_or_give_up(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
+        caught(WHO, || self.turn(now, scratch)).unwrap_or_else(|error| {
+            if let Some(remote) = self.remote.upgrade() {
+                remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));
+            }
+            false
+        })
+    }
+
+    /// Serves the remote once; returns `false` when it is finished.
+    fn turn(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
+        let Some(remote) = self.remote.upgrade() else { return false };
+        let mut service = Service { remote: &remote, scratch };
+        keeping::turn(now, &remote, &mut self.admins, &mut service)
+    }
+}
+
+/// Serves one remote over its transport.
+struct Service<'a, T: Transport> {
+    remote: &'a Remote<T>,
+    scratch: &'a mut [u8],
+}
+
+impl<T: Transport> Keeping for Service<'_, T> {
+    type Portal = T::Portal;
+    type JoinInfo = T::JoinInfo;
+    type Admin = Box<T::Admin>;
+
+    fn connect(&mut self, now: Instant, portal: usize) -> Result<Box<T::Admin>, Failure> {
+        T::Admin::start(now, self.remote, &self.remote.portals[portal]).map(Box::new)
+    }
+
+    fn poll(&mut self, now: Instant, admin: &mut Box<T::Admin>) -> Result<AdminEvent, Failure> {
+        admin.poll(now, self.scratch)
+    }
+
+    fn close(&mut self, _now: Instant, mut admin: Box<T::Admin>, failure: &Failure) {
+        admin.give_up(failure);
+    }
+
+    fn identified<'a>(&self, admin: &'a Box<T::Admin>) -> &'a Identified {
+        admin.identified()
+    }
+
+    fn join_info(&self, admin: &Box<T::Admin>) -> T::JoinInfo {
+        admin.join_info()
+    }
+
+    fn describe(&self, identified: &Identified) -> Vec<Attached> {
+        self.remote.describe(identified)
+    }
+
+    fn stage(&self, admin: &Box<T::Admin>) -> &'static str {
+        admin.stage()
+    }
+
+    fn say(&mut self, level: Level, text: String) {
+        match level {
+            Level::Warn => tracing::warn!("{text}"),
+            Level::Info => tracing::info!("{text}"),
+            Level::Debug => tracing::debug!("{text}"),
+        }
+    }
+}
+
+/// The name of the thread in errors.
+const WHO: &str = "the thread dlfs-keeper";
+
+/// The granularity of `poll`, which may wake too early by this much.
+const GRANULARITY: Duration = Duration::from_micros(100);
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | [`connect`] | one connection, from TCP to its use | a controller or an I/O queue |
 //! | [`controller`] | an admin queue | the keeper's thread |
-//! | [`keeping`] | the turn of the keeper's thread | the keeper's thread |
+//! | `Keeping` | the turn of the keeper's thread | the keeper's thread |
 //! | [`lifecycle`] | the sessions of a set of namespaces: paths, losses, resets | all, with a lock: [`Shared`] |
 //! | [`queue`] | an I/O queue: it joins sessions and leaves them | the thread that polls it |
 //! | `durability` | the writes that are under way, or not durable yet | the session |
@@ -26,7 +26,6 @@ pub mod connect;
 pub mod controller;
 mod durability;
 mod identification;
-pub mod keeping;
 pub mod lifecycle;
 pub mod queue;
 mod shared;
@@ -36,11 +35,10 @@ pub use backlog::{Answer, Attempt};
 pub use connect::{Channel, ConnectTerms, Credentials};
 pub use controller::{Controller, JoinInfo};
 pub use identification::Goal;
-pub use keeping::Keeping;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
-pub use shared::{PathStats, Shared};
+pub use shared::{Keeping, PathStats, Shared};
 
 use std::fmt;
 use std::time::Duration;

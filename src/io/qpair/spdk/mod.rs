@@ -18,8 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::remote::keeper::Keepers;
-use super::remote::{self, Failure, Identified, Remote, Selection, Transport};
+use super::remote::{self, Failure, Identified, Keepers, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
 use crate::address::{Address, SpdkAddress, TcpAddress};
 use crate::spdk::{self, Controller, TransportId};

@@ -30,8 +30,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFd;
 
-use super::remote::keeper::Keepers;
-use super::remote::{self, Admin as _, Remote, Selection, Transport};
+use super::remote::{self, Admin as _, Keepers, Remote, Selection, Transport};
 use super::session::{
     AdminEvent, Controller, Failure, Goal, HostIdentity, Identified, JoinInfo, PathStats, Portal,
     SessionStats, Terms,

@@ -22,12 +22,11 @@ use rustix::event::{PollFd, Timespec};
 
 use super::link::{Link, SCRATCH_LEN};
 use super::{Counters, Tcp};
-use crate::qpair::outstanding::Outstanding;
 use crate::qpair::readiness::Registry;
 use crate::qpair::remote::Remote;
 use crate::qpair::session::lifecycle::NUM_SLOTS;
 use crate::qpair::session::{Attempt, Carrier, Channel, Failure, IoQueue, Lifecycle};
-use crate::qpair::{Completion, Fence, Io, Namespace, Notice, PairScope, QueuePair};
+use crate::qpair::{Completion, Fence, Io, Namespace, Notice, Outstanding, PairScope, QueuePair};
 use dlfs_base::error::Result;
 use dlfs_base::process::Forked;
 use dlfs_base::units::{Lba, deadline};

@@ -57,7 +57,7 @@ fn capsule(sqe: &Sqe, data: &[u8], digests: Digests) -> Vec<u8> {
     form.put(&mut bytes, &CapsuleCmd::new(entry, data.len() as u32, form));
     bytes.extend_from_slice(data);
     if digests.data && !data.is_empty() {
-        bytes.extend_from_slice(&super::super::digest::digest(data));
+        bytes.extend_from_slice(&super::super::pdu::digest(data));
     }
     bytes
 }
@@ -75,7 +75,7 @@ fn h2c_data(
     form.put(&mut bytes, &H2CData::new(cid, ttag, offset, data.len() as u32, last, form));
     bytes.extend_from_slice(data);
     if digests.data {
-        bytes.extend_from_slice(&super::super::digest::digest(data));
+        bytes.extend_from_slice(&super::super::pdu::digest(data));
     }
     bytes
 }
@@ -163,7 +163,7 @@ fn pieces_of_a_read_have_their_offsets_and_digests_and_only_the_last_means_succe
         connection.send_data(id, IoBuf::zeroed(512).freeze());
         assert_eq!(connection.outstanding(), 0);
         let wire = drain(&mut connection);
-        let digest = super::super::digest::digest(&[0; 512]);
+        let digest = super::super::pdu::digest(&[0; 512]);
         let last = FLAG_LAST_PDU | if sq_flow_control { 0 } else { FLAG_SUCCESS };
         for (piece, flags) in [(0, 0), (1, 0), (2, last)] {
             let pdu = &wire[piece * 544..][..544];

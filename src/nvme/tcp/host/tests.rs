@@ -7,7 +7,7 @@ use super::super::pdu::{CapsuleResp, FLAG_DDGST};
 use super::*;
 use crate::nvme::sqe::{cns, nvm};
 use crate::nvme::{ConnectData, Nqn};
-use crate::tcp::digest::digest;
+use crate::tcp::pdu::digest;
 use dlfs_base::units::{Lba, Nsid};
 
 const BOTH: Digests = Digests { header: true, data: true };
