@@ -14,10 +14,10 @@ use dlfs::error::ErrorKind;
 use dlfs::nvme::Nqn;
 use dlfs::qpair::session::lifecycle::{Level, NUM_SLOTS};
 use dlfs::qpair::session::queue::TcpShared;
-use dlfs::qpair::session::shared::{self, Keeping};
 use dlfs::qpair::session::{
-    AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
-    HostIdentity, Identified, IoQueue, JoinInfo, Lifecycle, Limits, Phase, Portal, Shared, Terms,
+    self, AdminEvent, Answer, Attached, Attempt, Carrier, Channel, Controller, Failure, Goal,
+    HostIdentity, Identified, IoQueue, JoinInfo, Keeping, Lifecycle, Limits, Phase, Portal, Shared,
+    Terms,
 };
 use dlfs::qpair::{Completion, Io, IoError, IoOp};
 use dlfs::tcp::Digests;
@@ -370,7 +370,7 @@ impl World {
         let now = self.now;
         let shared = Arc::clone(&self.shared);
         let mut admins = std::mem::take(&mut self.admins);
-        if !keeping::turn(now, &shared, &mut admins, self) {
+        if !session::turn(now, &shared, &mut admins, self) {
             std::mem::take(&mut admins).into_iter().flatten().for_each(|a| self.close_admin(a));
         }
         self.admins = admins;

@@ -43,8 +43,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::session::lifecycle::{Level, NUM_SLOTS};
-use super::session::shared::{self, Keeping};
-use super::session::{Backlog, Credentials, Lifecycle, Limits, Phase, Shared};
+use super::session::{self, Backlog, Credentials, Keeping, Lifecycle, Limits, Phase, Shared};
 use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, mark_ours};
@@ -528,7 +527,7 @@ impl<T: Transport> KeptRemote<T> {
     fn turn(&mut self, now: Instant, scratch: &mut [u8]) -> bool {
         let Some(remote) = self.remote.upgrade() else { return false };
         let mut service = Service { remote: &remote, scratch };
-        keeping::turn(now, &remote, &mut self.admins, &mut service)
+        session::turn(now, &remote, &mut self.admins, &mut service)
     }
 }
 

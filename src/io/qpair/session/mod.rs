@@ -38,7 +38,7 @@ pub use identification::Goal;
 pub use lifecycle::{Lifecycle, Limits, Phase, Session};
 pub use queue::{Carrier, IoQueue, Portal};
 pub(crate) use shared::SessionState;
-pub use shared::{Keeping, PathStats, Shared};
+pub use shared::{Keeping, PathStats, Shared, turn};
 
 use std::fmt;
 use std::time::Duration;
