@@ -306,7 +306,7 @@ fn pages_of(span: Span) -> u64 {
 pub const MAX_ENTRIES: u16 = 256;
 
 /// The most data of a command: one list of half a page describes them.
-pub const MAX_SPAN_BYTES: u32 = 1 << 20;
+pub(crate) const MAX_SPAN_BYTES: u32 = 1 << 20;
 
 const LIST_BYTES: usize = 2048;
 

@@ -9,7 +9,6 @@
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,9 +18,7 @@ use parking_lot::Mutex;
 
 use super::folder::helpers::{Helpers, MAX_THREADS};
 use super::readiness::Registry;
-use super::{
-    Capabilities, Completion, Device, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair,
-};
+use super::{Completion, Device, Io, IoError, IoOp, Namespace, Notice, PairScope, QueuePair};
 use dlfs_base::buf::SharedBuf;
 use dlfs_base::error::Result;
 use dlfs_base::process::mark_ours;
@@ -74,6 +71,10 @@ impl BesideFile {
 }
 
 impl Device for WithFiles {
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&*self.medium)
+    }
+
     fn namespace(&self) -> Namespace {
         self.describe(self.medium.namespace())
     }
@@ -92,22 +93,6 @@ impl Device for WithFiles {
             ready: VecDeque::new(),
             scratch: VecDeque::new(),
         }))
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.medium.capabilities()
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.medium.grow(len_bytes)
-    }
-
-    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
-        self.medium.trim(unused, len_bytes)
-    }
-
-    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
-        self.medium.can_trim(unused, len_bytes)
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Capabilities, Completion, Device, Io, IoError, Namespace, PairScope, QueuePair};
+use super::{Completion, Device, Io, IoError, Namespace, PairScope, QueuePair};
 use dlfs_base::buf::SharedBuf;
 use dlfs_base::error::Result;
 use dlfs_base::units::Lba;
@@ -59,6 +59,10 @@ struct Broken {
 }
 
 impl Device for Broken {
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&*self.device)
+    }
+
     fn namespace(&self) -> Namespace {
         self.device.namespace()
     }
@@ -69,14 +73,6 @@ impl Device for Broken {
         let healthy = self.healthy;
         let thread = Arc::clone(&self.thread);
         Ok(Box::new(BrokenPair { pair, fault, healthy, thread, is_broken: false }))
-    }
-
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.device.grow(len_bytes)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.device.capabilities()
     }
 }
 

@@ -60,9 +60,14 @@ pub trait Device: Send + Sync {
         self.queue_pair_in(&PairScope::new())
     }
 
-    /// The current capabilities. A device that wraps another one forwards the other device's.
+    /// The only device that this one wraps, which answers the calls that are not implemented.
+    fn below(&self) -> Option<&dyn Device> {
+        None
+    }
+
+    /// The current capabilities.
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+        self.below().map_or_else(Capabilities::default, |below| below.capabilities())
     }
 
     /// Grows the namespace to at least `len_bytes` if it can grow, as a file can. Queue pairs see the new size
@@ -72,6 +77,9 @@ pub trait Device: Send + Sync {
     /// `NoSpace`: the namespace has a fixed size, or the file system is full. `InvalidArgument`: it was opened
     /// for reading.
     fn grow(&self, len_bytes: u64) -> Result<()> {
+        if let Some(below) = self.below() {
+            return below.grow(len_bytes);
+        }
         let namespace = self.namespace();
         if len_bytes <= namespace.len_bytes() {
             return Ok(());
@@ -86,8 +94,7 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// Errors of the operating system.
     fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
-        let _ = (unused, len_bytes); // nothing can be freed
-        Ok(())
+        self.below().map_or(Ok(()), |below| below.trim(unused, len_bytes))
     }
 
     /// Returns whether [`Device::trim`] with the same arguments would free space; false if the device cannot
@@ -96,8 +103,7 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// Errors of the operating system.
     fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
-        let _ = (unused, len_bytes);
-        Ok(false)
+        self.below().map_or(Ok(false), |below| below.can_trim(unused, len_bytes))
     }
 }
 

@@ -14,7 +14,6 @@
 //! the child, and the device opens another queue pair there.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -91,6 +90,10 @@ impl SharedDevice {
 }
 
 impl Device for SharedDevice {
+    fn below(&self) -> Option<&dyn Device> {
+        Some(&*self.device)
+    }
+
     fn namespace(&self) -> Namespace {
         self.device.namespace()
     }
@@ -109,31 +112,9 @@ impl Device for SharedDevice {
         }))
     }
 
-    fn grow(&self, len_bytes: u64) -> Result<()> {
-        self.device.grow(len_bytes)
-    }
-
-    fn trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<()> {
-        self.device.trim(unused, len_bytes)
-    }
-
-    fn can_trim(&self, unused: &[Range<u64>], len_bytes: u64) -> Result<bool> {
-        self.device.can_trim(unused, len_bytes)
-    }
-
+    /// Handles are unlimited.
     fn capabilities(&self) -> Capabilities {
-        let below = self.device.capabilities();
-        Capabilities {
-            // Handles are unlimited.
-            max_queue_pairs: usize::MAX,
-            can_grow: below.can_grow,
-            is_exclusive: below.is_exclusive,
-            late_writes: below.late_writes,
-            checks_writes: below.checks_writes,
-            is_page_cached: below.is_page_cached,
-            local_path: below.local_path,
-            allocated_bytes: below.allocated_bytes,
-        }
+        Capabilities { max_queue_pairs: usize::MAX, ..self.device.capabilities() }
     }
 }
 

@@ -80,68 +80,58 @@ pub enum Message {
 }
 
 /// The reason why a side ends an authentication (AUTH_Failure reason code explanation).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Explanation {
     /// 1: the response is wrong.
+    #[error("authentication failed")]
     AuthenticationFailed,
     /// 2: no protocol in common.
+    #[error("authentication protocol not usable")]
     ProtocolNotUsable,
     /// 3: the sides disagree on secure channel concatenation.
+    #[error("secure channel concatenation mismatch")]
     ConcatenationMismatch,
     /// 4: no hash in common.
+    #[error("hash function not usable")]
     HashNotUsable,
     /// 5: no group in common.
+    #[error("Diffie-Hellman group not usable")]
     GroupNotUsable,
     /// 6: a message's fields are wrong.
+    #[error("incorrect payload")]
     IncorrectPayload,
     /// 7: another message was expected.
+    #[error("incorrect protocol message")]
     IncorrectMessage,
     /// A code that this release does not know.
+    #[error("explanation {0:#04x}")]
     Other(u8),
 }
 
 impl Explanation {
+    /// Those of the specification; the first one is 1 on the wire.
+    const KNOWN: [Explanation; 7] = [
+        Explanation::AuthenticationFailed,
+        Explanation::ProtocolNotUsable,
+        Explanation::ConcatenationMismatch,
+        Explanation::HashNotUsable,
+        Explanation::GroupNotUsable,
+        Explanation::IncorrectPayload,
+        Explanation::IncorrectMessage,
+    ];
+
     fn from_wire(byte: u8) -> Explanation {
-        use Explanation::*;
-        match byte {
-            1 => AuthenticationFailed,
-            2 => ProtocolNotUsable,
-            3 => ConcatenationMismatch,
-            4 => HashNotUsable,
-            5 => GroupNotUsable,
-            6 => IncorrectPayload,
-            7 => IncorrectMessage,
-            other => Other(other),
-        }
+        let known = usize::from(byte).checked_sub(1).and_then(|at| Explanation::KNOWN.get(at));
+        known.copied().unwrap_or(Explanation::Other(byte))
     }
 
     fn to_wire(self) -> u8 {
-        use Explanation::*;
         match self {
-            AuthenticationFailed => 1,
-            ProtocolNotUsable => 2,
-            ConcatenationMismatch => 3,
-            HashNotUsable => 4,
-            GroupNotUsable => 5,
-            IncorrectPayload => 6,
-            IncorrectMessage => 7,
-            Other(byte) => byte,
-        }
-    }
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use Explanation::*;
-        match self {
-            AuthenticationFailed => f.write_str("authentication failed"),
-            ProtocolNotUsable => f.write_str("authentication protocol not usable"),
-            ConcatenationMismatch => f.write_str("secure channel concatenation mismatch"),
-            HashNotUsable => f.write_str("hash function not usable"),
-            GroupNotUsable => f.write_str("Diffie-Hellman group not usable"),
-            IncorrectPayload => f.write_str("incorrect payload"),
-            IncorrectMessage => f.write_str("incorrect protocol message"),
-            Other(byte) => write!(f, "explanation {byte:#04x}"),
+            Explanation::Other(byte) => byte,
+            _ => {
+                let at = Explanation::KNOWN.iter().position(|&known| known == self);
+                at.map_or(0, |at| at as u8 + 1)
+            }
         }
     }
 }

@@ -119,14 +119,14 @@ pub enum Level {
 pub struct Lifecycle<P, J> {
     limits: Limits,
     /// Never empty; in the user's order.
-    portals: Arc<[P]>,
+    pub(super) portals: Arc<[P]>,
     slots: [Slot<P, J>; NUM_SLOTS],
     /// The slot of the main session. While it is not live, the other slot is empty.
     main: usize,
     /// True if a session on another path is kept beside the main session.
-    keeps_two: bool,
+    pub(super) keeps_two: bool,
     /// True if reads use both.
-    spreads_reads: bool,
+    pub(super) spreads_reads: bool,
     /// The namespaces as they were first identified.
     identity: Option<Arc<[Attached]>>,
     /// The last failure after the namespaces were first identified.
@@ -232,16 +232,6 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
         self
     }
 
-    /// Returns whether it keeps two sessions.
-    pub(crate) fn keeps_two(&self) -> bool {
-        self.keeps_two
-    }
-
-    /// Returns whether reads use both.
-    pub(crate) fn spreads_reads(&self) -> bool {
-        self.spreads_reads
-    }
-
     /// The current phase.
     pub fn phase(&self) -> Phase<P, J> {
         match (&self.slots[self.main].stage, &self.lost) {
@@ -284,11 +274,6 @@ impl<P: Clone + fmt::Display, J> Lifecycle<P, J> {
     /// The namespaces as they were first identified.
     pub fn identity(&self) -> Option<&Arc<[Attached]>> {
         self.identity.as_ref()
-    }
-
-    /// The routes to the namespaces.
-    pub(crate) fn portals(&self) -> &[P] {
-        &self.portals
     }
 
     /// The number of sessions that were lost on a portal.

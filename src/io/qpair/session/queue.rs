@@ -278,7 +278,7 @@ impl IoQueue {
     /// Runs one turn. The queue's completions are then ready.
     pub fn turn(&mut self, now: Instant, shared: &TcpShared, carrier: &mut impl Carrier) {
         self.now = now;
-        (self.has_two, self.spreads_reads) = (shared.keeps_two(), shared.spreads_reads());
+        (self.has_two, self.spreads_reads) = (shared.keeps_two, shared.spreads_reads);
         self.lanes.iter_mut().for_each(|lane| lane.publish(shared));
         for lane in 0..NUM_SLOTS {
             match self.lanes[lane].state {

@@ -57,8 +57,9 @@ pub struct Shared<P, J> {
     live: AtomicU64,
     /// The number of the session of each slot, 0 when none is live.
     numbers: [AtomicU64; NUM_SLOTS],
-    keeps_two: bool,
-    spreads_reads: bool,
+    pub(super) keeps_two: bool,
+    /// True if reads use both sessions.
+    pub(super) spreads_reads: bool,
     /// The counters of each path, in the order of the portals.
     paths: Box<[PathCounters]>,
     lifecycle: Mutex<Lifecycle<P, J>>,
@@ -87,9 +88,9 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
             home: Forked::new(()),
             live: AtomicU64::new(0),
             numbers: Default::default(),
-            keeps_two: lifecycle.keeps_two(),
-            spreads_reads: lifecycle.spreads_reads(),
-            paths: lifecycle.portals().iter().map(|_| PathCounters::default()).collect(),
+            keeps_two: lifecycle.keeps_two,
+            spreads_reads: lifecycle.spreads_reads,
+            paths: lifecycle.portals.iter().map(|_| PathCounters::default()).collect(),
             lifecycle: Mutex::new(lifecycle),
             changed: Condvar::new(),
             identity: OnceLock::new(),
@@ -167,16 +168,6 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         self.numbers[slot].load(Ordering::Acquire)
     }
 
-    /// Returns whether two sessions are kept.
-    pub(super) fn keeps_two(&self) -> bool {
-        self.keeps_two
-    }
-
-    /// Returns whether reads use both.
-    pub(super) fn spreads_reads(&self) -> bool {
-        self.spreads_reads
-    }
-
     /// The current phase.
     pub fn phase(&self) -> Phase<P, J> {
         self.lock().phase()
@@ -240,7 +231,7 @@ impl<P: Clone + fmt::Display, J> Shared<P, J> {
         let live: Vec<&Arc<Session<P, J>>> =
             (0..NUM_SLOTS).filter_map(|slot| lifecycle.live_in(slot)).collect();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let portals = lifecycle.portals().iter().zip(&self.paths).enumerate();
+        let portals = lifecycle.portals.iter().zip(&self.paths).enumerate();
         let of = |(path, (portal, counters)): (usize, (&P, &PathCounters))| {
             let session = live.iter().find(|session| session.path == path);
             let stats = PathStats {
