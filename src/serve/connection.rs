@@ -1,6 +1,5 @@
 //! One connection of a host: its socket, its protocol state, and its outstanding commands.
 
-mod authentication;
 mod security;
 mod waiting;
 
@@ -18,7 +17,6 @@ use super::hosts::{HostId, Peer};
 use super::io::{Backend, Kind, MAX_WAITING, MIN_WAITING, Request, Tag, status_of};
 use super::stats::{Arrivals, Commands, Counters};
 use super::subsystem::Queue;
-use authentication::{Authentication, is_authentication};
 use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_io::qpair::Completion;
 use dlfs_nvme::auth::Concatenation;
@@ -31,7 +29,7 @@ use dlfs_nvme::tcp::controller::{
 };
 use dlfs_nvme::tcp::{Digests, ProtocolError};
 pub(super) use security::Scratch;
-use security::{Carriage, LATE_HANDSHAKE};
+use security::{Authentication, Carriage, LATE_HANDSHAKE, is_authentication};
 use waiting::{Arrived, Need, Progress, Waiting};
 
 /// One connection of a host.

@@ -8,10 +8,9 @@
 //! payload. A device that holds its bytes in memory can lend them; the read then skips the buffer
 //! and the queue pair.
 //!
-//! The target is not a volume manager: it changes no bytes on its own and knows nothing about
-//! images. Hosts with keys ([`TargetOptions::host_keys`]) prove who they are on each queue
-//! (`connection/authentication.rs`), by TLS (`connection/security.rs`), or both. Others are identified
-//! by their NQN only, which protects against mistakes, not against attackers.
+//! The target is not a volume manager: it changes no bytes on its own and knows nothing about images. Hosts with keys
+//! ([`TargetOptions::host_keys`]) prove who they are on each queue or by TLS, or both (`connection/security.rs`).
+//! Others are identified by their NQN only, which protects against mistakes, not against attackers.
 //!
 //! Invariants:
 //! - Read-only unless the options say otherwise; listens on loopback unless the options name hosts.

@@ -49,22 +49,19 @@ pub struct TargetStats {
 impl TargetStats {
     /// Adds these counters to `snapshot`, labelled with the NQN `subsystem`.
     pub(crate) fn measure(&self, subsystem: &str, snapshot: &mut Snapshot) {
-        let TargetStats { controllers, connections, accepted, dropped, refused, evicted, .. } =
-            *self;
-        let TargetStats { reads, read_bytes, writes, written_bytes, errors, wakeups, .. } = *self;
         for (metric, value) in [
-            (&metrics::TARGET_CONTROLLERS, controllers),
-            (&metrics::TARGET_CONNECTIONS, connections),
-            (&metrics::TARGET_CONNECTIONS_ACCEPTED, accepted),
-            (&metrics::TARGET_CONNECTIONS_DROPPED, dropped),
-            (&metrics::TARGET_CONNECTIONS_REFUSED, refused),
-            (&metrics::TARGET_EVICTIONS, evicted),
-            (&metrics::TARGET_ERRORS, errors),
-            (&metrics::TARGET_WAKEUPS, wakeups),
-            (&metrics::TARGET_READS, reads),
-            (&metrics::TARGET_READ_BYTES, read_bytes),
-            (&metrics::TARGET_WRITES, writes),
-            (&metrics::TARGET_WRITTEN_BYTES, written_bytes),
+            (&metrics::TARGET_CONTROLLERS, self.controllers),
+            (&metrics::TARGET_CONNECTIONS, self.connections),
+            (&metrics::TARGET_CONNECTIONS_ACCEPTED, self.accepted),
+            (&metrics::TARGET_CONNECTIONS_DROPPED, self.dropped),
+            (&metrics::TARGET_CONNECTIONS_REFUSED, self.refused),
+            (&metrics::TARGET_EVICTIONS, self.evicted),
+            (&metrics::TARGET_ERRORS, self.errors),
+            (&metrics::TARGET_WAKEUPS, self.wakeups),
+            (&metrics::TARGET_READS, self.reads),
+            (&metrics::TARGET_READ_BYTES, self.read_bytes),
+            (&metrics::TARGET_WRITES, self.writes),
+            (&metrics::TARGET_WRITTEN_BYTES, self.written_bytes),
         ] {
             snapshot.count(metric, &[subsystem], value);
         }

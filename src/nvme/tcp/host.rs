@@ -1,12 +1,11 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
 //!
-//! Read [`Connection`] first. `slots.rs` has the outstanding commands, `transmit.rs` the send queue, `receive.rs`
+//! Read [`Connection`] first. `slots.rs` has the outstanding commands and the send queue, `receive.rs`
 //! plans where received bytes go. A controller that makes no progress with the outstanding commands times out
 //! ([`Progress`]).
 
 mod receive;
 mod slots;
-mod transmit;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -25,8 +24,7 @@ use crate::nvme::sqe::fctype;
 use crate::nvme::{Cqe, Sgl, Sqe, Status};
 use dlfs_base::units::deadline;
 use receive::ReceivePlan;
-use slots::{Outstanding, Slots};
-use transmit::Transmit;
+use slots::{Outstanding, Slots, Transmit};
 
 /// Options of a host connection.
 #[derive(Debug, Clone)]
