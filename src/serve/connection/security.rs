@@ -6,10 +6,11 @@
 //! exponentiation. Buffers for ciphertext belong to the poller; a connection owns one only while its host does not
 //! read.
 //!
-//! DH-HMAC-CHAP runs on one queue after its Connect, and again whenever the host starts a reauthentication. Until the first authentication succeeds, the queue serves only Authentication Send and Authentication
-//! Receive. Reauthentication runs beside other commands; if it fails, the connection closes. Another thread
-//! computes the exponentiations ([`crate::exponentiations`]). An Authentication Receive that comes
-//! before its message is ready waits for it.
+//! DH-HMAC-CHAP runs on one queue after its Connect, and again whenever the host starts a reauthentication. Until the
+//! first authentication succeeds, the queue serves only Authentication Send and Authentication Receive.
+//! Reauthentication runs beside other commands; if it fails, the connection closes. Another thread computes the
+//! exponentiations ([`crate::exponentiations`]). An Authentication Receive that comes before its message is ready
+//! waits for it.
 
 use std::io::{IoSlice, IoSliceMut, Read as _};
 use std::net::TcpStream;

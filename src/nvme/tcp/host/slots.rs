@@ -1,4 +1,5 @@
-//! Outstanding commands, by command identifier, and the send queue: header bytes of this side, and parts of payloads that are sent without a copy.
+//! Outstanding commands, by command identifier, and the send queue: header bytes of this side, and parts of payloads
+//! that are sent without a copy.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
