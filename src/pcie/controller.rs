@@ -41,7 +41,8 @@ pub struct Controller {
     /// The memory of Identify data.
     page: Area,
     io_areas: Area,
-    identity: IdentifyController,
+    /// Identify data.
+    pub identity: IdentifyController,
     /// The I/O queues: true if one is in use.
     used: Vec<bool>,
     /// Set if an admin command had no answer.
@@ -158,11 +159,6 @@ impl Controller {
         let granted = self.run("asking for I/O queues", sqe, None)?;
         let least = (granted & 0xFFFF).min(granted >> 16) + 1;
         Ok(least.min(u32::from(wanted)) as u16)
-    }
-
-    /// Identify data of the controller.
-    pub fn identity(&self) -> &IdentifyController {
-        &self.identity
     }
 
     /// The number of I/O queues that may exist at a time.

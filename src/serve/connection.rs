@@ -46,7 +46,7 @@ pub(super) struct HostConnection {
     carriage: Carriage,
     protocol: Connection,
     /// The queue, once Connect has succeeded.
-    queue: Option<Queue>,
+    pub(super) queue: Option<Queue>,
     /// True once the queue may be used: its host has authenticated, or need not.
     is_authenticated: bool,
     /// The authentication in progress.
@@ -85,7 +85,7 @@ pub(super) struct HostConnection {
     /// True while the poller lists this connection as having bytes to send.
     pub(super) is_dirty: bool,
     /// Time of a protocol error: nothing is served any more, and the connection closes soon.
-    terminated: Option<Instant>,
+    pub(super) terminated: Option<Instant>,
     /// End of draining: the target has closed its side of the socket, and waits for the host to close.
     drained: Option<Instant>,
 }
@@ -166,15 +166,6 @@ impl HostConnection {
             terminated: None,
             drained: None,
         })
-    }
-
-    /// Returns whether a protocol error has ended service.
-    pub(super) fn is_terminated(&self) -> bool {
-        self.terminated.is_some()
-    }
-
-    pub(super) fn is_connected(&self) -> bool {
-        self.queue.is_some()
     }
 
     /// Returns whether this is an admin queue; false before Connect.

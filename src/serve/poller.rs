@@ -452,7 +452,7 @@ impl Poller {
 
     fn is_unconnected(&self, index: usize, generation: u32) -> bool {
         let connection = self.connections.get(index);
-        connection.is_some_and(|c| c.generation == generation && !c.is_connected())
+        connection.is_some_and(|c| c.generation == generation && c.queue.is_none())
     }
 
     /// Removes stale entries from the front of `unconnected`.
@@ -632,7 +632,7 @@ impl Poller {
         }
         for (index, closed) in late {
             let connection = &self.connections[index];
-            if matches!(closed, Closed::Dropped(_)) && !connection.is_terminated() {
+            if matches!(closed, Closed::Dropped(_)) && connection.terminated.is_none() {
                 let why = format_args!("{closed}");
                 self.warn(now, WarningKind::TimedOut, connection.who(), why);
             }
@@ -657,10 +657,10 @@ impl Poller {
         counters.connections.fetch_sub(1, Ordering::Relaxed);
         let is_its_own =
             matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Drained | Closed::Stopped);
-        if !is_its_own || connection.is_terminated() {
+        if !is_its_own || connection.terminated.is_some() {
             Counters::add(&counters.dropped, 1);
         }
-        if connection.is_connected() {
+        if connection.queue.is_some() {
             // Other pollers may serve I/O queues of the controller that has just ended: all pollers check.
             self.next_tick = Instant::now();
             for (number, mailbox) in self.mailboxes.iter().enumerate() {

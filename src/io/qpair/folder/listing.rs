@@ -43,7 +43,8 @@ impl FolderFile {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
-    inode: u64,
+    /// The file's, or the store's stamp of an object.
+    pub(super) inode: u64,
     len_bytes: u64,
     modified_s: i64,
     modified_ns: i64,
@@ -64,11 +65,6 @@ impl Stamp {
     fn of_object(object: &Object) -> Stamp {
         let inode = object.stamp();
         Stamp { device: 0, inode, len_bytes: object.len_bytes, modified_s: 0, modified_ns: 0 }
-    }
-
-    /// The store's stamp of the object.
-    pub(super) fn object_stamp(&self) -> u64 {
-        self.inode
     }
 }
 

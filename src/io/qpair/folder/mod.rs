@@ -432,7 +432,7 @@ impl Store {
             let key = format!("{}{}", self.prefix, String::from_utf8_lossy(&file.name));
             let skip = wanted.start.saturating_sub(file.offset_bytes);
             let end = file.len_bytes.min(wanted.end - file.offset_bytes);
-            client.fetch_stamped(&key, file.len_bytes, file.stamp.object_stamp(), skip..end)
+            client.fetch_stamped(&key, file.len_bytes, file.stamp.inode, skip..end)
         };
         Ok(inside.filter(|file| file.len_bytes > 0).map(ask).collect())
     }

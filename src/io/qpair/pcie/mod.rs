@@ -91,7 +91,7 @@ fn open(address: &Address, options: &ConnectOptions) -> Result<Arc<Drive>> {
     let place = Place::of(address).ok_or_else(|| invalid("it names no drive and no socket"))?;
     let drive = Drive::open(place, options).map_err(|error| error.target(address.to_string()))?;
     if let Address::VfioUser(VfioUserAddress { subnqn: Some(subnqn), .. }) = address
-        && drive.controller.lock().identity().subnqn().as_ref() != Ok(subnqn)
+        && drive.controller.lock().identity.subnqn().as_ref() != Ok(subnqn)
     {
         return Err(invalid("the controller there belongs to another subsystem"));
     }
