@@ -102,12 +102,7 @@ fn subsystem_of(address: &Address, options: &ConnectOptions) -> Option<Subsystem
     let Address::Tcp(TcpAddress { traddr, trsvcid, subnqn, nsid }) = address else { return None };
     let place_of = |path: &Address| match path {
         Address::Tcp(path) => Some((path.traddr.clone(), path.trsvcid)),
-        Address::Path(_)
-        | Address::Objects(_)
-        | Address::Pcie(_)
-        | Address::VfioUser(_)
-        | Address::Spdk(_)
-        | Address::Named(_) => None,
+        _ => None,
     };
     // An invalid path is refused when it is opened.
     let paths = options.paths.iter().map(place_of).collect::<Option<_>>()?;

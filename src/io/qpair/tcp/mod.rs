@@ -394,21 +394,12 @@ fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Por
     check_tls(options).map_err(|error| error.target(address.to_string()))?;
     let mut addresses = vec![address];
     for path in &options.paths {
-        match path {
-            Address::Tcp(path) => addresses.push(path),
-            Address::Path(_)
-            | Address::Objects(_)
-            | Address::Pcie(_)
-            | Address::VfioUser(_)
-            | Address::Spdk(_)
-            | Address::Named(_) => {
-                let message =
-                    "a further path must be an NVMe/TCP address, without spdk:, as the first is";
-                return Err(
-                    Error::new(ErrorKind::InvalidArgument, message).target(path.to_string())
-                );
-            }
-        }
+        let Address::Tcp(path) = path else {
+            let message =
+                "a further path must be an NVMe/TCP address, without spdk:, as the first is";
+            return Err(Error::new(ErrorKind::InvalidArgument, message).target(path.to_string()));
+        };
+        addresses.push(path);
     }
     let mut portals = Vec::new();
     let mut first_error = None;
