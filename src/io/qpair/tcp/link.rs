@@ -43,16 +43,12 @@ impl From<LinkError> for Failure {
         let kind = match &error {
             LinkError::Connect(Errno::CONNREFUSED) => ErrorKind::Refused,
             LinkError::Connect(Errno::TIMEDOUT) => ErrorKind::TimedOut,
-            LinkError::Connect(_)
-            | LinkError::Os(_)
-            | LinkError::Closed
-            | LinkError::Excess { .. }
-            | LinkError::Tls(TlsError::Closed) => ErrorKind::Disconnected,
             LinkError::Tls(TlsError::NoLibrary(_)) => ErrorKind::Unsupported,
             LinkError::Tls(TlsError::BadRecord | TlsError::Failed(_)) => ErrorKind::Corrupt,
             LinkError::Tls(TlsError::Alert { .. } | TlsError::NotTls | TlsError::NoKey) => {
                 ErrorKind::Refused
             }
+            _ => ErrorKind::Disconnected,
         };
         let failure = Failure::new(kind, error.to_string());
         match error {
