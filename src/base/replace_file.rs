@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::io::{ErrorKind as IoErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::error::{Error, ErrorKind, Result};

@@ -24,7 +24,7 @@ use super::pages::{Mapping, Registrar, check_sealed, len_of_file, must_fit};
 use super::pool::Allocation;
 use super::slots::words_of;
 use super::{HugePages, SharedBuf, SharedWords, prefetch_lines};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::sync::{Mutex, Ordering};
 
 /// Memory mapped by several processes: writable in the process that created it, readable in all others.
@@ -400,6 +400,7 @@ const PAGE_LEN: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn duplicate(bytes: &SharedBytes) -> OwnedFd {
         bytes.file().try_clone_to_owned().unwrap()

@@ -281,7 +281,7 @@ impl Deframer {
         let form = self.form.filter(|_| pdu_type.may_have_digests()).unwrap_or_default();
         if form.digests.header {
             let found = &self.header[hlen..][..4];
-            let expected = digest::digest(&self.header[..hlen]);
+            let expected = pdu::digest(&self.header[..hlen]);
             if found != expected {
                 let found = u32::from_le_bytes(found.try_into().expect("4 bytes"));
                 let expected = u32::from_le_bytes(expected);
@@ -403,8 +403,7 @@ fn view<T: FromBytes + KnownLayout + Immutable>(bytes: &[u8; MAX_TERM_REQ_LEN]) 
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::digest::Digests;
-    use super::super::pdu;
+    use super::super::pdu::Digests;
     use super::*;
 
     const BOTH: Digests = Digests { header: true, data: true };
@@ -454,7 +453,7 @@ mod tests {
         let with_data = |out: &mut Vec<u8>| {
             out.extend_from_slice(&data);
             if form.digests.data {
-                out.extend_from_slice(&digest::digest(&data));
+                out.extend_from_slice(&pdu::digest(&data));
             }
         };
         match role {
@@ -528,7 +527,7 @@ mod tests {
         deframer.take_data(b"78");
         assert_eq!(deframer.next(&mut &[][..]), Ok(None));
         assert_eq!((deframer.data_left(), deframer.is_between_pdus()), (0, false));
-        let ddgst = digest::digest(b"12345678");
+        let ddgst = pdu::digest(b"12345678");
         let end = deframer.next(&mut &ddgst[..]);
         assert_eq!(end, Ok(Some(Event::DataEnd { digest_ok: true })));
         assert!(deframer.is_between_pdus());

@@ -186,3 +186,57 @@ proptest! {
         prop_assert!(waiting.is_empty() && turns.is_empty());
     }
 }
+
+const MS: u64 = TICKS_PER_SECOND / 1000;
+/// A second after a pause.
+const SECOND: (u64, u64) = (5000 * MS, 6000 * MS);
+
+fn limits(change: impl FnOnce(&mut Limits)) -> Limits {
+    let mut limits = Limits::default();
+    change(&mut limits);
+    limits
+}
+
+/// The commands that begin from `start` to `end` when one always waits and the poller looks each `step`.
+fn begun(class: &Class, is_write: bool, len: u32, (start, end): (u64, u64), step: u64) -> u64 {
+    let mut begun = 0;
+    for now in (start..end).step_by(step as usize) {
+        while class.ready_at(is_write) <= now {
+            class.take(is_write, len, now);
+            begun += 1;
+        }
+    }
+    begun
+}
+
+#[test]
+fn bytes_and_ios_of_a_second_are_within_three_percent() {
+    for (rate, len) in [(100 << 20, 1 << 20), (1 << 30, 4096), (20_000_000_000, 512)] {
+        let class = Class::new(limits(|limits| limits.read_bytes = Some(rate)));
+        let bytes = u64::from(len) * begun(&class, false, len, SECOND, MS / 16);
+        assert!((rate..=rate * 103 / 100).contains(&bytes), "{bytes} of {rate}");
+    }
+    let class = Class::new(limits(|limits| limits.write_iops = Some(5000)));
+    let ios = begun(&class, true, 1 << 20, SECOND, MS / 16);
+    assert!((5000..=5150).contains(&ios), "{ios}");
+    assert_eq!(class.ready_at(false), 0, "reads have no limit");
+}
+
+#[test]
+fn a_pause_saves_up_a_burst_and_no_more() {
+    let class = Class::new(limits(|limits| {
+        limits.read_iops = Some(1000);
+        limits.burst_ms = 200;
+    }));
+    assert_eq!(begun(&class, false, 512, (5000 * MS, 5001 * MS), MS), 201);
+    assert_eq!(begun(&class, false, 512, (5001 * MS, 5101 * MS), MS), 100);
+    assert_eq!(begun(&class, false, 512, (9000 * MS, 9001 * MS), MS), 201);
+}
+
+#[test]
+fn a_command_larger_than_the_burst_passes_and_the_next_one_waits_for_all_of_it() {
+    let class = Class::new(limits(|limits| limits.read_bytes = Some(1 << 20)));
+    class.take(false, 4 << 20, 10_000 * MS);
+    let wait = class.ready_at(false) - 10_000 * MS;
+    assert!((3900 * MS..=4000 * MS).contains(&wait), "{wait}");
+}

@@ -769,23 +769,4 @@ const BACKOFF_MIN: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waits_double_up_to_half_a_second_and_differ_among_hosts() {
-        let mut backoff = Backoff::new(7);
-        let mut step = BACKOFF_MIN;
-        for _ in 0..20 {
-            let wait = backoff.next();
-            assert!(wait <= step && wait >= step / 2, "{wait:?} of {step:?}");
-            step = (step * 2).min(BACKOFF_MAX);
-        }
-        let one: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
-        let two: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
-        assert_ne!(one, two);
-    }
-}
-
-#[cfg(test)]
 mod tests;

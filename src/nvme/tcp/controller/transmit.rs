@@ -9,8 +9,7 @@ use std::io::IoSlice;
 
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::tcp::digest;
-use crate::tcp::pdu::Form;
+use crate::tcp::pdu::{self, Form};
 use dlfs_base::buf::SharedBuf;
 
 /// Bytes to send, in order.
@@ -121,8 +120,7 @@ impl Transmit {
                         return index;
                     }
                     digested += bytes.len();
-                    self.headers[headers_at..][..DIGEST_LEN]
-                        .copy_from_slice(&digest::digest(bytes));
+                    self.headers[headers_at..][..DIGEST_LEN].copy_from_slice(&pdu::digest(bytes));
                     *needs_digest = false;
                 }
                 Item::Payload { .. } => {}
@@ -227,7 +225,7 @@ mod tests {
                 form.put(&mut expected, &pdu);
                 expected.extend_from_slice(&payload);
                 if data {
-                    expected.extend_from_slice(&digest::digest(&payload));
+                    expected.extend_from_slice(&pdu::digest(&payload));
                 }
                 transmit.put(form, &pdu, Some(payload.freeze()));
             }

@@ -1,13 +1,13 @@
 mod dialogues;
+mod progress;
 
 use std::io::IoSliceMut;
 use std::time::{Duration, Instant};
 
-use super::super::pdu::{CapsuleResp, FLAG_DDGST};
+use super::super::pdu::{CapsuleResp, FLAG_DDGST, digest};
 use super::*;
 use crate::nvme::sqe::{cns, nvm};
 use crate::nvme::{ConnectData, Nqn};
-use crate::tcp::pdu::digest;
 use dlfs_base::units::{Lba, Nsid};
 
 const BOTH: Digests = Digests { header: true, data: true };

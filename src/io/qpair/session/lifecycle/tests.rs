@@ -188,3 +188,17 @@ fn a_session_that_is_left_keeps_its_controller_until_its_last_write_has_ended() 
     assert_eq!(lifecycle.poll_timeout(), None);
     assert_eq!(sessions(&lifecycle), [(3, "a")]);
 }
+
+#[test]
+fn waits_double_up_to_half_a_second_and_differ_among_hosts() {
+    let mut backoff = Backoff::new(7);
+    let mut step = BACKOFF_MIN;
+    for _ in 0..20 {
+        let wait = backoff.next();
+        assert!(wait <= step && wait >= step / 2, "{wait:?} of {step:?}");
+        step = (step * 2).min(BACKOFF_MAX);
+    }
+    let one: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+    let two: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
+    assert_ne!(one, two);
+}
