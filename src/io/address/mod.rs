@@ -30,23 +30,18 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub mod catalog_name;
-pub mod pcie;
-pub mod spdk;
+pub mod device;
 pub mod tcp;
-pub mod vfio_user;
 
 pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};
-pub use pcie::PcieAddress;
-pub use spdk::SpdkAddress;
+pub use device::{PcieAddress, SpdkAddress, VfioUserAddress};
 #[doc(hidden)]
 pub use tcp::unescape_all;
 pub use tcp::{AddressError, TcpAddress};
-pub use vfio_user::VfioUserAddress;
 
 use catalog_name::CATALOG_SCHEME;
+use device::{PCIE_SCHEME, Words};
 use dlfs_base::percent::{escape, hex_pair, unescape};
-use pcie::PCIE_SCHEME;
-use spdk::Words;
 use tcp::URL_SCHEME;
 
 /// The address of a namespace.
@@ -242,9 +237,9 @@ fn parse_transport_id(text: &str) -> Result<Address, AddressError> {
     let words = Words { traddr, trsvcid, subnqn, ns };
     match &*kind {
         "TCP" => {}
-        "PCIE" => return spdk::pcie(&words).map(Address::Spdk),
-        "RDMA" => return spdk::rdma(&words).map(Address::Spdk),
-        "VFIOUSER" => return spdk::vfio_user(&words).map(Address::VfioUser),
+        "PCIE" => return device::pcie(&words).map(Address::Spdk),
+        "RDMA" => return device::rdma(&words).map(Address::Spdk),
+        "VFIOUSER" => return device::vfio_user(&words).map(Address::VfioUser),
         _ => {
             let value = trtype.to_owned();
             let expected = "TCP, PCIE, RDMA, VFIOUSER";

@@ -22,7 +22,6 @@ pub mod keyring;
 mod library;
 mod openssl;
 mod session;
-mod wire;
 
 pub use session::Session;
 

@@ -16,7 +16,6 @@ use super::library::{
     Bio, CipherContext, FindSession, KeyLog, Library, MessageDigest, Ssl, SslContext, SslSession,
     UseSession,
 };
-use super::wire::Outgoing;
 use super::{Keys, TlsError};
 use dlfs_nvme::auth::{Hash, TlsPsk};
 
@@ -159,9 +158,9 @@ impl Handshake {
         if written == len { Ok(()) } else { Err(reason(library)) }
     }
 
-    /// Continues; returns whether the handshake has succeeded. Appends bytes to send to `outgoing`, also an alert with
-    /// the reason of a failure.
-    pub(super) fn step(&mut self, outgoing: &mut Outgoing) -> Result<bool, TlsError> {
+    /// Continues; returns whether the handshake has succeeded. Passes bytes to send to `send`, also an alert with the
+    /// reason of a failure.
+    pub(super) fn step(&mut self, mut send: impl FnMut(&[u8])) -> Result<bool, TlsError> {
         let library = &self.shared.library;
         let ssl = self.ssl.as_ptr();
         // SAFETY: `ssl` is live, and `&mut self` gives this thread its only use. Callbacks find the context.
@@ -187,7 +186,7 @@ impl Handshake {
                 (library.BIO_read)(self.to_send.as_ptr(), bytes.as_mut_ptr().cast(), room)
             };
             match usize::try_from(len) {
-                Ok(len @ 1..) => outgoing.put(&bytes[..len]),
+                Ok(len @ 1..) => send(&bytes[..len]),
                 _ => return result,
             }
         }
