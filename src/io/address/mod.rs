@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 pub mod catalog_name;
-pub mod device;
+mod device;
 pub mod tcp;
 
 pub use catalog_name::{CatalogName, CatalogPlace, CatalogVersion};

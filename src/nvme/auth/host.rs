@@ -4,7 +4,7 @@ use super::group::{Exponentiation, Power};
 use super::response::{Transcript, generated_psk, session_key};
 use super::{
     Concatenation, Digest, Explanation, Failed, Group, Hash, Message, Next, Own, Randomness,
-    Secret, TlsPsk,
+    Refusal, Secret, TlsPsk,
 };
 use crate::nvme::Nqn;
 
@@ -111,20 +111,24 @@ impl Host {
         if !matches!(state, State::AwaitingChallenge | State::AwaitingSuccess1(_)) {
             return Next::Failed(Failed::OutOfTurn);
         }
-        let (tid, message) = match Message::decode(bytes) {
+        let next = match Message::decode(bytes) {
             Ok((_, Message::Failure1 { explanation })) => {
                 return Next::Failed(Failed::There(explanation));
             }
-            Ok(decoded) => decoded,
-            Err(_) => return self.fail(Explanation::IncorrectPayload, "a message cannot be read"),
+            Err(_) => Err((Explanation::IncorrectPayload, "a message cannot be read")),
+            Ok((tid, _)) if tid != self.tid => {
+                Err((Explanation::IncorrectPayload, "the message belongs to another transaction"))
+            }
+            Ok((_, message)) => self.take(state, message),
         };
-        if tid != self.tid {
-            return self.fail(
-                Explanation::IncorrectPayload,
-                "the message belongs to another \
-                 transaction",
-            );
-        }
+        next.unwrap_or_else(|(explanation, reason)| {
+            self.psk = None;
+            self.state = State::SendingFailure2(Failed::Here(explanation, reason));
+            Next::Send(Message::Failure2 { explanation }.encode(self.tid))
+        })
+    }
+
+    fn take(&mut self, state: State, message: Message) -> Result<Next, Refusal> {
         match (state, message) {
             (
                 State::AwaitingChallenge,
@@ -133,7 +137,7 @@ impl Host {
             (State::AwaitingSuccess1(expected), Message::Success1 { response, .. }) => {
                 self.judge(expected, response)
             }
-            _ => self.fail(Explanation::IncorrectMessage, "another message was expected"),
+            _ => Err((Explanation::IncorrectMessage, "another message was expected")),
         }
     }
 
@@ -181,49 +185,35 @@ impl Host {
         sequence: u32,
         challenge: Vec<u8>,
         peer: Vec<u8>,
-    ) -> Next {
+    ) -> Result<Next, Refusal> {
+        use Explanation::{GroupNotUsable, HashNotUsable, IncorrectPayload};
         let hash = Hash::from_id(hash).filter(|hash| self.terms.hashes.contains(hash));
-        let Some(hash) = hash else {
-            return self.fail(
-                Explanation::HashNotUsable,
-                "the controller chose a hash that was not offered",
-            );
-        };
+        let hash =
+            hash.ok_or((HashNotUsable, "the controller chose a hash that was not offered"))?;
         let is_offered = |group: &Group| {
             let fits = *group != Group::Null || sc_c(self.terms.concatenation) == 0;
             self.terms.groups.contains(group) && fits
         };
-        let Some(group) = Group::from_id(group).filter(is_offered) else {
-            return self.fail(
-                Explanation::GroupNotUsable,
-                "the controller chose a group that was not offered",
-            );
-        };
+        let group = Group::from_id(group).filter(is_offered);
+        let group =
+            group.ok_or((GroupNotUsable, "the controller chose a group that was not offered"))?;
         if challenge.len() != hash.len_bytes() {
-            return self
-                .fail(Explanation::IncorrectPayload, "the challenge is not as long as the hash");
+            return Err((IncorrectPayload, "the challenge is not as long as the hash"));
         }
         let chosen = Chosen { hash, group, sequence, challenge, peer };
         if group == Group::Null {
-            return if chosen.peer.is_empty() {
-                self.reply(&chosen, None, Vec::new())
-            } else {
-                self.fail(
-                    Explanation::IncorrectPayload,
-                    "a public value came without a \
-                     group",
-                )
-            };
+            if !chosen.peer.is_empty() {
+                return Err((IncorrectPayload, "a public value came without a group"));
+            }
+            return Ok(self.reply(&chosen, None, Vec::new()));
         }
         if !group.is_public_value(&chosen.peer) {
-            return self.fail(
-                Explanation::IncorrectPayload,
-                "the controller's public value does not belong to its group",
-            );
+            let reason = "the controller's public value does not belong to its group";
+            return Err((IncorrectPayload, reason));
         }
         let public = Exponentiation::public(group, &self.own.exponent);
         self.state = State::ComputingPublic(chosen);
-        Next::Compute(public)
+        Ok(Next::Compute(public))
     }
 
     /// Answers the challenge, and challenges the controller if it must authenticate.
@@ -263,27 +253,21 @@ impl Host {
     }
 
     /// Verifies the controller's response, if one was required.
-    fn judge(&mut self, expected: Option<Digest>, response: Option<Vec<u8>>) -> Next {
-        let Some(expected) = expected else { return Next::Authenticated };
-        match response {
+    fn judge(
+        &mut self,
+        expected: Option<Digest>,
+        response: Option<Vec<u8>>,
+    ) -> Result<Next, Refusal> {
+        let Some(expected) = expected else { return Ok(Next::Authenticated) };
+        let reason = match response {
             Some(response) if expected.is(&response) => {
                 self.state = State::SendingSuccess2;
-                Next::Send(Message::Success2.encode(self.tid))
+                return Ok(Next::Send(Message::Success2.encode(self.tid)));
             }
-            Some(_) => {
-                self.fail(Explanation::AuthenticationFailed, "the controller's response is wrong")
-            }
-            None => self.fail(
-                Explanation::AuthenticationFailed,
-                "the controller does not authenticate itself: it may have no secret",
-            ),
-        }
-    }
-
-    fn fail(&mut self, explanation: Explanation, reason: &'static str) -> Next {
-        self.psk = None;
-        self.state = State::SendingFailure2(Failed::Here(explanation, reason));
-        Next::Send(Message::Failure2 { explanation }.encode(self.tid))
+            Some(_) => "the controller's response is wrong",
+            None => "the controller does not authenticate itself: it may have no secret",
+        };
+        Err((Explanation::AuthenticationFailed, reason))
     }
 }
 

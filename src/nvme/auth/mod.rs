@@ -137,6 +137,9 @@ pub enum Next {
     Failed(Failed),
 }
 
+/// A reason to end an authentication, as the other side is told it, and in words.
+type Refusal = (Explanation, &'static str);
+
 /// The reason for a failed authentication. Its text does not repeat "authentication failed".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failed {
