@@ -648,10 +648,6 @@ impl Subsystem {
         controller.add_queue(qid)?;
         Ok(controller)
     }
-
-    fn remove_controller(&self, controller: &Controller) {
-        self.controllers.lock().remove(controller);
-    }
 }
 
 impl Controllers {
@@ -841,7 +837,7 @@ impl Drop for Controller {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.qid == 0 {
-            return self.subsystem.remove_controller(&self.controller);
+            return self.subsystem.controllers.lock().remove(&self.controller);
         }
         if self.controller.resets.load(Ordering::Relaxed) == self.resets {
             self.controller.queues.lock().connected.retain(|&qid| qid != self.qid);

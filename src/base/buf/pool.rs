@@ -132,7 +132,7 @@ impl Pool {
     /// The driver's refusal; the pool then works without it.
     pub fn register(&self, registrar: &'static dyn Registrar) -> Result<()> {
         self.0.mapping.register(registrar, self.capacity_bytes())?;
-        self.0.spares.register_later(registrar);
+        self.0.spares.registrar.get_or_init(|| registrar); // from now on
         Ok(())
     }
 
@@ -291,11 +291,6 @@ struct Free {
 }
 
 impl Spares {
-    /// Registers the memory that is mapped from now on.
-    pub(super) fn register_later(&self, registrar: &'static dyn Registrar) {
-        self.registrar.get_or_init(|| registrar);
-    }
-
     /// Memory for `len` bytes, with arbitrary contents. `None`: the operating system has no memory.
     pub(super) fn take(&self, len: usize) -> Option<Mapping> {
         let mut free = self.free.try_lock();

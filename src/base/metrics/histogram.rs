@@ -47,12 +47,6 @@ impl Histogram {
         Histogram { counts: [0; Histogram::BUCKETS], sum_ns: 0 }
     }
 
-    /// Builds a histogram from `counts`, indexed by [`Histogram::bucket_of`], and the sum of the durations
-    /// in nanoseconds.
-    pub(crate) const fn from_parts(counts: [u64; Histogram::BUCKETS], sum_ns: u64) -> Histogram {
-        Histogram { counts, sum_ns }
-    }
-
     /// The bucket of a duration in nanoseconds.
     #[inline]
     pub(crate) const fn bucket_of(duration_ns: u64) -> usize {
@@ -194,7 +188,7 @@ impl Recorder {
     /// The durations recorded so far.
     pub fn read(&self) -> Histogram {
         let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        Histogram::from_parts(self.counts.each_ref().map(load), load(&self.sum_ns))
+        Histogram { counts: self.counts.each_ref().map(load), sum_ns: load(&self.sum_ns) }
     }
 }
 

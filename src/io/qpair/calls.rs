@@ -272,7 +272,7 @@ impl Calls {
         let call = self.calls.remove(at).expect("found above");
         let namespace = self.group.pair(call.pair).namespace();
         if call.missing > 0 {
-            self.forget_pending(&call);
+            self.pending[call.pair].retain(|io| (io.tag >> 32) as u32 != call.number);
             return Some(Err(self.timed_out(&call)));
         }
         Some(match call.failed {
@@ -348,10 +348,6 @@ impl Calls {
                 call.failed.get_or_insert((piece, error));
             }
         }
-    }
-
-    fn forget_pending(&mut self, call: &Call) {
-        self.pending[call.pair].retain(|io| (io.tag >> 32) as u32 != call.number);
     }
 
     /// Splits `buf` into I/Os of at most the transfer limit, numbered from 0.

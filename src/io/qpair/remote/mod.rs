@@ -485,7 +485,8 @@ impl<T: Transport> Keeper<T> {
         // Longer by the granularity of `poll`: otherwise the thread would wake too early, and again.
         let limit = until.map(|until| until.saturating_duration_since(now) + GRANULARITY);
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let mut fds: Vec<PollFd<'_>> = remotes.iter().flat_map(KeptRemote::poll_fds).collect();
+        let admins = remotes.iter().flat_map(|kept| kept.admins.iter().flatten());
+        let mut fds: Vec<PollFd<'_>> = admins.filter_map(|admin| admin.wait()).collect();
         fds.push(PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN));
         let _ = poll(&mut fds, limit.as_ref()); // an error is a signal: the loop continues
         let mut count = [0; 8];
@@ -507,10 +508,6 @@ impl<T: Transport> KeptRemote<T> {
         let remote = self.remote.upgrade();
         let remote = remote.and_then(|remote| remote.with(|lifecycle| lifecycle.poll_timeout()));
         admins.chain(remote).min()
-    }
-
-    fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.admins.iter().flatten().filter_map(|admin| admin.wait())
     }
 
     /// As [`KeptRemote::turn`]; a panic in it ends this remote only.
