@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tracing::field::display;
 
@@ -143,18 +144,6 @@ impl Teller {
             log.tell(&AccessEvent { subsystem: &self.subsystem, host, peer, cntlid, kind });
         }
     }
-
-    /// Passes on an event with a reason; formats the reason only if there is an access log.
-    pub(super) fn tell_why(
-        &self,
-        who: Who<'_>,
-        why: fmt::Arguments<'_>,
-        kind: fn(&str) -> AccessKind<'_>,
-    ) {
-        if self.log.is_some() {
-            self.tell(who, None, kind(&why.to_string()));
-        }
-    }
 }
 
 /// The kind of a warning; each kind has a rate limit of its own.
@@ -188,16 +177,16 @@ impl WarningKind {
         }
     }
 
-    /// The constructor of the access log's event.
-    fn event(self) -> fn(&str) -> AccessKind<'_> {
+    /// The access log's event.
+    fn event(self, why: &str) -> AccessKind<'_> {
         match self {
             WarningKind::HostNotAllowed | WarningKind::NoController | WarningKind::NoConnection => {
-                |why| AccessKind::Refused { why }
+                AccessKind::Refused { why }
             }
-            WarningKind::NotAuthenticated => |why| AccessKind::NotAuthenticated { why },
-            WarningKind::Evicted => |why| AccessKind::Evicted { why },
-            WarningKind::Protocol => |why| AccessKind::BrokeProtocol { why },
-            WarningKind::TimedOut => |why| AccessKind::TimedOut { why },
+            WarningKind::NotAuthenticated => AccessKind::NotAuthenticated { why },
+            WarningKind::Evicted => AccessKind::Evicted { why },
+            WarningKind::Protocol => AccessKind::BrokeProtocol { why },
+            WarningKind::TimedOut => AccessKind::TimedOut { why },
         }
     }
 }
@@ -232,7 +221,9 @@ impl Warnings {
         who: Who<'_>,
         why: fmt::Arguments<'_>,
     ) {
-        self.access.tell_why(who, why, kind.event());
+        if self.access.log.is_some() {
+            self.access.tell(who, None, kind.event(&why.to_string()));
+        }
         let verb = kind.verb();
         let peer = who.peer.map(display);
         let host = who.host.map(Nqn::as_str);
@@ -273,20 +264,12 @@ pub(super) struct Traffic {
 pub(super) struct ControllerEnd {
     access: Arc<Teller>,
     why: OnceLock<Cow<'static, str>>,
-    commands: AtomicU64,
-    sent_bytes: AtomicU64,
-    received_bytes: AtomicU64,
+    traffic: Mutex<Traffic>,
 }
 
 impl ControllerEnd {
     pub(super) fn new(access: Arc<Teller>) -> ControllerEnd {
-        ControllerEnd {
-            access,
-            why: OnceLock::new(),
-            commands: AtomicU64::new(0),
-            sent_bytes: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
-        }
+        ControllerEnd { access, why: OnceLock::new(), traffic: Mutex::default() }
     }
 
     /// Sets the reason why the controller ends. Only the first call counts: later reasons are its
@@ -297,10 +280,10 @@ impl ControllerEnd {
 
     /// Adds the counters of one of its connections, which ends.
     pub(super) fn add(&self, traffic: &Traffic) {
-        let Traffic { commands, sent_bytes, received_bytes } = *traffic;
-        self.commands.fetch_add(commands, Ordering::Relaxed);
-        self.sent_bytes.fetch_add(sent_bytes, Ordering::Relaxed);
-        self.received_bytes.fetch_add(received_bytes, Ordering::Relaxed);
+        let mut sum = self.traffic.lock();
+        sum.commands += traffic.commands;
+        sum.sent_bytes += traffic.sent_bytes;
+        sum.received_bytes += traffic.received_bytes;
     }
 
     /// Writes to the access log that all connections have ended.
@@ -311,14 +294,14 @@ impl ControllerEnd {
         discovery: bool,
         since: Instant,
     ) {
-        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Traffic { commands, sent_bytes, received_bytes } = *self.traffic.lock();
         let kind = AccessKind::Disconnected {
             discovery,
             why: self.why.get().map_or("", |why| why),
             seconds: since.elapsed().as_secs(),
-            commands: value(&self.commands),
-            sent_bytes: value(&self.sent_bytes),
-            received_bytes: value(&self.received_bytes),
+            commands,
+            sent_bytes,
+            received_bytes,
         };
         self.access.tell(Who { peer: Some(peer), host: Some(host) }, Some(cntlid), kind);
     }
