@@ -95,10 +95,6 @@ impl Waiting {
         if need.is_charged() { charged.count() } else { lane.len() }
     }
 
-    pub(super) fn clear(&mut self) {
-        self.lanes.iter_mut().for_each(VecDeque::clear);
-    }
-
     /// Removes the selected commands.
     pub(super) fn extract(&mut self, which: impl Fn(&Need) -> bool) -> Vec<(CommandId, Need)> {
         let mut extracted = Vec::new();
@@ -125,7 +121,7 @@ impl HostConnection {
 
     pub(super) fn forget_waiting(&mut self, backend: &mut Backend) {
         backend.num_waiting -= self.waiting.len();
-        self.waiting.clear();
+        self.waiting.lanes = Default::default();
         self.waiting_since = None;
     }
 
