@@ -162,6 +162,7 @@ pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>
 ///
 /// Several threads may use it while they open queue pairs; one thread polls these. A child process shares
 /// nothing with its parent: the scope is empty there.
+#[derive(Default)]
 pub struct PairScope {
     slots: Forked<Mutex<HashMap<Key, Arc<Slot>>>>,
     places: Arc<PlaceCounters>,
@@ -192,7 +193,7 @@ impl Default for State {
 impl PairScope {
     /// Creates an empty scope.
     pub fn new() -> PairScope {
-        PairScope { slots: Forked::new(Mutex::default()), places: Arc::default() }
+        PairScope::default()
     }
 
     /// Bytes that the queue pairs of this scope have read from places other than the origin. A queue pair with
@@ -241,12 +242,6 @@ impl PairScope {
                 Err(error)
             }
         }
-    }
-}
-
-impl Default for PairScope {
-    fn default() -> PairScope {
-        PairScope::new()
     }
 }
 
