@@ -1,16 +1,16 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `options` parses the request. `run` runs the jobs, each in a thread that executes the loop of `worker` (or
+//! `request` parses the request. `run` runs the jobs, each in a thread that executes the loop of `worker` (or
 //! of `samples`) over a queue pair of `engine`. `workload` generates the blocks, `stats` counts, `output`
 //! prints. Only the result goes to its stream; messages go to standard error, and there are none on success.
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
 mod engine;
-mod options;
+mod job;
 mod output;
+mod request;
 mod run;
 mod samples;
-mod signals;
 mod stats;
 mod worker;
 mod workload;
@@ -19,8 +19,9 @@ use std::ffi::OsString;
 use std::sync::atomic::Ordering;
 
 use dlfs::report::text::safe_text;
-use options::request::{Asked, Request, parse, request_of_text};
-use output::{Entry, Output};
+
+use crate::output::{Entry, Output};
+use crate::request::{Asked, Request, parse, request_of_text};
 
 /// Runs the command with its arguments, without the program's name; returns the exit code.
 ///
@@ -38,7 +39,7 @@ fn run_jobs(request: &Request) -> Result<u8, String> {
     if request.run.parse_only {
         return Ok(0);
     }
-    let stop = signals::catch()?;
+    let stop = run::catch_signals()?;
     let mut output = Output::create(request)?;
     output.header(&tasks)?;
     let entries = run::run(request, &tasks, &stop)?;

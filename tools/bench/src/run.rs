@@ -1,27 +1,28 @@
 //! Runs the jobs: those between two stonewalls form a stage and run in parallel.
 //!
 //! All checks come before the first I/O of a stage's jobs: this thread opens the targets and data sets, and makes
-//! the queue pairs of block jobs. Then the threads of the stage start together.
+//! the queue pairs of block jobs. Then the threads of the stage start together. SIGINT and SIGTERM end the run with the
+//! figures so far, a second of them ends the process at once.
 
-use std::collections::HashMap;
-use std::collections::hash_map;
+use std::collections::{HashMap, hash_map};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
+
 use dlfs::dataset::Image;
 use dlfs::qpair::Cpus;
 
-use crate::engine::Targets;
-use crate::engine::target::{check_name, name_of};
-use crate::options::Job;
-use crate::options::job::{Engine, Pattern, word};
-use crate::options::request::{MAX_JOBS, POINTER, Request};
+use crate::engine::{Targets, check_name, name_of};
+use crate::job::{Engine, Job, Pattern, word};
 use crate::output::Entry;
+use crate::request::{MAX_JOBS, POINTER, Request};
 use crate::samples;
 use crate::stats::Stats;
-use crate::worker::{Worker, setup};
+use crate::worker::{self, Worker};
 
 /// One thread's job.
 #[derive(Debug, Clone)]
@@ -34,7 +35,7 @@ pub(crate) struct Task {
     pub(crate) thread: usize,
     /// Reporting group, and stage between two stonewalls.
     pub(crate) group: usize,
-    pub(crate) stage: usize,
+    stage: usize,
 }
 
 /// The tasks of a request, after all checks that need no target.
@@ -169,7 +170,7 @@ impl Setup {
             })
         } else {
             let target = self.targets.open(&job, task.number).map_err(wrong)?;
-            let seed = setup::seed_of(&job, task.index as u64, task.number);
+            let seed = worker::seed_of(&job, task.index as u64, task.number);
             let worker =
                 Worker::new(job, task.number, seed, &target, stop, epoch).map_err(wrong)?;
             Box::new(move || worker.run(begin))
@@ -192,4 +193,24 @@ fn pin(cpus: Option<&Cpus>) {
     if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
         eprintln!("dlfs-bench: {}", error.report());
     }
+}
+
+/// The flag that SIGINT and SIGTERM set.
+///
+/// # Errors
+/// Errors of the operating system when it refuses a handler.
+pub(crate) fn catch_signals() -> Result<Arc<AtomicBool>, String> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let register = || {
+        for signal in [SIGINT, SIGTERM] {
+            // The order matters: at the first signal, the flag must still be unset.
+            flag::register_conditional_shutdown(signal, 128, Arc::clone(&stop))?;
+            flag::register(signal, Arc::clone(&stop))?;
+        }
+        // Without a handler, a file that exceeds the size limit would end this process instead of failing
+        // with EFBIG.
+        flag::register(SIGXFSZ, Arc::default())
+    };
+    register().map_err(|error| format!("cannot catch signals: {error}"))?;
+    Ok(stop)
 }

@@ -6,19 +6,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::order::{OrderKind, OrderSpec, SequentialBy, Tail};
 use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::Cpus;
 use dlfs::reader::Batch;
 
-use serde::Serialize;
-
-use crate::engine::target::{address_of, connect_options, name_of};
-use crate::options::Job;
-use crate::options::job::Order;
-use crate::stats::cpu::CpuUse;
-use crate::stats::{SAMPLE_INTERVAL, Stats, ratio};
+use crate::engine::{address_of, connect_options, name_of};
+use crate::job::{Job, Order};
+use crate::stats::{CpuUse, SAMPLE_INTERVAL, Stats, ratio};
 
 /// The measurements of a sample job that a block job lacks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -250,7 +248,7 @@ fn errno_of(error: &dlfs::Error) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::request::job_of_options;
+    use crate::request::job_of_options;
 
     #[test]
     fn utilisation_is_computing_over_the_whole_time_of_all_accelerators() {

@@ -2,13 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::normal::latency_shares;
-use super::{Entry, VERSION};
-use crate::options::job::Engine;
-use crate::options::request::Given;
-use crate::stats::Direction;
-use crate::stats::depths::{CALLS, LEVELS};
-use crate::stats::latency::{Latency, summary};
+use super::{Entry, VERSION, latency_shares};
+use crate::job::Engine;
+use crate::request::Given;
+use crate::stats::{CALLS, Direction, LEVELS, Latency, summary};
 
 /// The JSON document of a run that began at `began_ms` milliseconds since 1970.
 pub(super) fn document(began_ms: u64, global: &Given, entries: &[Entry]) -> String {

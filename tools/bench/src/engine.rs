@@ -1,20 +1,31 @@
-//! Targets: the namespaces of `filename=`. Each is opened once for all jobs that name it with the same `ioengine=`
-//! and the same options of its connection or, if it is a file, the same `direct=`.
+//! Targets, the namespaces of `filename=`, and their I/O engines: the library's queue pairs, and `null`, which
+//! measures this tool.
+//!
+//! Each target is opened once for all jobs that name it with the same `ioengine=` and the same options of its
+//! connection or, if it is a file, the same `direct=`. Without the user's consent, a job overwrites neither a data set
+//! nor a block device in use.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use dlfs::address::Address;
+<<<<<<< HEAD:tools/bench/src/engine/target.rs
 use dlfs::qpair::{self, ConnectOptions, Device, Direct, Namespace, QueuePair};
+=======
+use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
+use dlfs::format::superblock_set::SuperblockCopies;
+use dlfs::qpair::blocking::Blocking;
+use dlfs::qpair::plain::{Plain, PlainEngine};
+use dlfs::qpair::{self, Completion, ConnectOptions, Device, Direct, Io, Namespace, QueuePair};
+>>>>>>> a63c524d (bench: join the files of targets, statistics, workload, worker and request):tools/bench/src/engine.rs
 
-use super::consent::{check_blank, check_unmounted};
-use super::null::NullPair;
-use crate::options::Job;
-use crate::options::job::{Engine, word};
-use crate::workload::random::Random;
+use crate::job::{Engine, Job, word};
+use crate::workload::Random;
 
 /// An opened target, from which each job's thread makes its own queue pair.
 #[derive(Clone)]
@@ -93,7 +104,7 @@ pub(crate) fn name_of(job: &Job, number: u64) -> Option<String> {
 }
 
 /// Removes fio's escapes: as colons separate files, a colon in a name follows a backslash.
-pub(super) fn unescaped(text: &str) -> String {
+fn unescaped(text: &str) -> String {
     text.replace("\\:", ":")
 }
 
@@ -270,10 +281,91 @@ fn drop_cached_pages(path: &Path) {
 
 const LAYOUT_CHUNK_BYTES: usize = 1 << 20;
 
+/// Checks that a block device is not in use, unless the job consents.
+///
+/// # Errors
+/// A sentence that names the option for consent.
+fn check_unmounted(job: &Job, name: &str, path: &Path) -> Result<(), String> {
+    // The kernel refuses O_EXCL while a device is mounted or part of a volume: open(2). For a regular file,
+    // O_EXCL without O_CREAT has no effect.
+    let claim = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
+    let is_busy = claim.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY));
+    if !is_busy || job.allow_mounted_write {
+        return Ok(());
+    }
+    Err(format!(
+        "{name} is mounted, or part of a volume; allow_mounted_write=1 writes all the same"
+    ))
+}
+
+/// Checks that a namespace, open for reading, holds no data set, unless the job consents.
+///
+/// # Errors
+/// A sentence that names the option for consent; errors of reading, since unreadable blocks may hold a data
+/// set.
+fn check_blank(job: &Job, name: &str, device: &Arc<dyn Device>) -> Result<(), String> {
+    if job.overwrite_data_set.as_deref().map(unescaped).is_some_and(|consent| consent == name) {
+        return Ok(());
+    }
+    let len = device.namespace().len_bytes();
+    let pair = device.queue_pair().map_err(|error| error.report())?;
+    let mut blocking = Blocking::new(pair).map_err(|error| error.report())?;
+    let mut copies = [const { [0; SUPERBLOCK_BYTES] }; 2];
+    for (copy, offset) in copies.iter_mut().zip(COPY_OFFSETS) {
+        if offset + copy.len() as u64 <= len {
+            blocking.read_at(offset, copy).map_err(|error| error.report())?;
+        }
+    }
+    if SuperblockCopies::parse(&copies[0], &copies[1]).is_blank() {
+        return Ok(());
+    }
+    Err(format!(
+        "{name} holds a dlfs data set, and the job overwrites it; overwrite_data_set={name} consents"
+    ))
+}
+
+struct NullPair {
+    namespace: Namespace,
+    taken: VecDeque<Io>,
+}
+
+impl NullPair {
+    fn new(namespace: Namespace) -> NullPair {
+        NullPair { namespace, taken: VecDeque::with_capacity(usize::from(u16::MAX)) }
+    }
+}
+
+impl PlainEngine for NullPair {
+    fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
+        let count = pending.len();
+        if self.taken.is_empty() {
+            std::mem::swap(&mut self.taken, pending);
+        } else {
+            self.taken.append(pending);
+        }
+        count
+    }
+
+    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
+        let count = max.min(self.taken.len());
+        let ended = self.taken.drain(..count);
+        done.extend(ended.map(|io| Completion { tag: io.tag, buf: io.buf, result: Ok(()) }));
+        count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.taken.len()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::request::job_of_options;
+    use crate::request::job_of_options;
 
     #[test]
     fn a_job_has_one_target_and_colons_in_its_name_are_escaped() {

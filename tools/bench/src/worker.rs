@@ -1,35 +1,28 @@
-//! The loop of one job's thread: fill the queue, submit, poll, account.
+//! The loop of one job's thread: check the job against its target, then fill the queue, submit, poll, account.
 //!
 //! It reads the clock twice per pass, not twice per I/O: once after submitting a burst, once after completions
 //! have arrived or a wait has ended. An I/O's submission latency is that of its burst; its completion latency
 //! ends with the poll that returned it, which is when a caller could use it. The loop allocates only for figures
 //! and for the list of blocks to verify, which grow.
-//!
-//! `setup` checks the job against its target, `account` processes completions.
-
-mod account;
-pub(crate) mod setup;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlfs::buf::IoBuf;
+use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::qpair::readiness::Readiness;
-use dlfs::qpair::{Completion, Io, IoOp, Notice, QueuePair};
+use dlfs::qpair::{Completion, Io, IoError, IoOp, Notice, QueuePair};
 use dlfs::units::Lba;
 
 use crate::engine::Target;
-use crate::options::Job;
-use crate::stats::Stats;
-use crate::workload::content::Content;
-use crate::workload::positions::Positions;
-use crate::workload::rate::Rates;
+use crate::job::{Engine, Job, Size};
+use crate::stats::{CpuUse, SAMPLE_INTERVAL, Stats};
+use crate::workload::{Content, Positions, Rates, derive};
 
 /// An outstanding I/O, or a free buffer.
 #[derive(Default)]
-pub(crate) struct Slot {
+struct Slot {
     began: u64,
     issued: u64,
     offset: u64,
@@ -85,7 +78,7 @@ impl Worker {
     /// The worker of the `number`th clone of `job`.
     ///
     /// # Errors
-    /// Errors of [`setup`].
+    /// Errors of the checks.
     pub(crate) fn new(
         job: Arc<Job>,
         number: u64,
@@ -94,15 +87,15 @@ impl Worker {
         stop: Arc<AtomicBool>,
         epoch: Instant,
     ) -> Result<Worker, String> {
-        setup::check(&job, target)?;
-        let (begin, len) = setup::region(&job, number, target)?;
+        check(&job, target)?;
+        let (begin, len) = region(&job, number, target)?;
         let mut pair = target.open_pair()?;
-        let slots = setup::slots(&job)?;
+        let slots = slots(&job)?;
         let depth = slots.len();
         let readiness = Readiness::new().map_err(|error| error.to_string())?;
         pair.register(&readiness.registry(0));
         let bytes = job.io_size.map_or(len, |size| size.of(len)).saturating_mul(job.loops);
-        let content = Content::new(&job, job.randseed.unwrap_or(setup::DEFAULT_SEED));
+        let content = Content::new(&job, job.randseed.unwrap_or(DEFAULT_SEED));
         let is_read_back = job.do_verify && job.rw.writes() && content.verifies();
         Ok(Worker {
             name: target.name.clone(),
@@ -357,3 +350,202 @@ const SPIN_NS: u64 = 20_000;
 const LONGEST_SLEEP: Duration = Duration::from_millis(20);
 /// A sleep is shorter than the wait by this time, since the kernel wakes a thread late; then the thread spins.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
+
+/// The seed of everything random in the `number`th clone of job `index`.
+pub(crate) fn seed_of(job: &Job, index: u64, number: u64) -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let by_default = if job.randrepeat { DEFAULT_SEED } else { since_1970.as_nanos() as u64 };
+    let base = job.randseed.unwrap_or(by_default);
+    derive(base, index << 16 | number)
+}
+
+/// The part of `target` that the `number`th clone works on: begin and length in bytes.
+///
+/// # Errors
+/// A sentence with the job's demand and the target's capacity.
+fn region(job: &Job, number: u64, target: &Target) -> Result<(u64, u64), String> {
+    let name = &target.name;
+    let has = target.namespace.len_bytes();
+    let align = u64::from(target.namespace.block_len_bytes);
+    let begin = (number.checked_mul(job.offset_increment.of(has)))
+        .and_then(|more| job.offset.of(has).checked_add(more))
+        .and_then(|begin| begin.checked_next_multiple_of(align))
+        .ok_or_else(|| format!("{name}: the offset is past 2^64 bytes"))?;
+    let rest = has.saturating_sub(begin);
+    let wanted = match job.size {
+        None => rest,
+        Some(Size::Bytes(bytes)) => bytes,
+        Some(percent) => percent.of(has).min(rest),
+    };
+    if begin.checked_add(wanted).is_none_or(|end| end > has) {
+        return Err(format!(
+            "{name} has {has} bytes; size={wanted} from offset {begin} ends beyond it"
+        ));
+    }
+    let (min, max) = job.block_range();
+    let len = wanted / min * min;
+    if len < max {
+        return Err(format!(
+            "{name}: {wanted} bytes from offset {begin} are less than one block of {max}"
+        ));
+    }
+    Ok((begin, len))
+}
+
+/// Refuses blocks and depths that the target does not support.
+fn check(job: &Job, Target { name, namespace, .. }: &Target) -> Result<(), String> {
+    let block = u64::from(namespace.block_len_bytes);
+    if let Some(size) = job.block_sizes().iter().find(|size| !size.is_multiple_of(block)) {
+        return Err(format!(
+            "{name} has blocks of {block} bytes, and bs={size} is not a multiple of them"
+        ));
+    }
+    let (_, max) = job.block_range();
+    let most = namespace.max_transfer_bytes;
+    if max > most.into() {
+        return Err(format!("{name} takes {most} bytes at a time, bs is {max}"));
+    }
+    let depth = job.iodepth;
+    let most = namespace.queue_depth;
+    if depth > most.into() {
+        let is_remote = namespace.engine.starts_with("tcp");
+        let longer = if is_remote { "; queue_size= asks for a longer queue" } else { "" };
+        return Err(format!("{name} takes {most} I/Os at a time, iodepth is {depth}{longer}"));
+    }
+    Ok(())
+}
+
+/// One buffer for each outstanding I/O.
+fn slots(job: &Job) -> Result<Vec<Slot>, String> {
+    let (_, max) = job.block_range();
+    let depth = job.iodepth as usize;
+    let slot_len_bytes = (max as usize).next_multiple_of(4096);
+    let bytes = slot_len_bytes.saturating_mul(depth);
+    let huge_pages = if job.ioengine == Engine::Null { HugePages::Off } else { HugePages::Auto };
+    let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages })
+        .map_err(|error| format!("no memory for iodepth times bs: {}", error.report()))?;
+    let slot = |_| Slot { buf: pool.take(max as usize).unwrap_or_default(), ..Slot::default() };
+    let slots: Vec<Slot> = (0..depth).map(slot).collect();
+    if slots.iter().all(|slot| slot.buf.len() as u64 == max) {
+        Ok(slots)
+    } else {
+        Err("no memory for iodepth times bs".to_owned())
+    }
+}
+
+/// The seed if the user gives none: the same in every run, as in fio.
+const DEFAULT_SEED: u64 = 0x89;
+
+impl Worker {
+    /// Starts counting now, and returns the CPU use so far; after the ramp it starts a second time.
+    fn start_counting(&mut self) -> CpuUse {
+        self.begin = self.now;
+        self.sample_at = self.now + nanoseconds(SAMPLE_INTERVAL);
+        self.sampled = [(0, 0); 2];
+        self.stats = Stats::default();
+        self.stats.began_ms = self.now / 1_000_000;
+        CpuUse::of_thread()
+    }
+
+    /// Processes the completions of a poll.
+    fn account(&mut self) {
+        self.read_clock();
+        self.last_completion = self.now;
+        let mut done = std::mem::take(&mut self.done);
+        self.in_flight -= done.len();
+        self.stats.depths.completed(done.len());
+        for completion in done.drain(..) {
+            self.complete(completion);
+        }
+        self.done = done;
+        self.at_rest();
+    }
+
+    #[inline]
+    fn complete(&mut self, completion: Completion) {
+        let number = completion.tag as usize; // a tag is the index of a slot
+        let slot = &mut self.slots[number];
+        slot.buf = completion.buf;
+        if !slot.rest.is_empty() {
+            let rest = std::mem::take(&mut slot.rest);
+            slot.buf.unsplit(rest).expect("the two parts of one buffer");
+        }
+        self.free.push(number);
+        if let Err(error) = completion.result {
+            return self.failed(number, &error);
+        }
+        let [slat, clat, lat] =
+            [slot.issued - slot.began, self.now - slot.issued, self.now - slot.began];
+        if slot.direction == FLUSH {
+            return self.stats.sync.count(lat);
+        }
+        let stats = &mut self.stats.directions[slot.direction];
+        stats.ios += 1;
+        stats.bytes = stats.bytes.saturating_add(slot.len); // the null engine moves 2^64 bytes in an hour
+        stats.slat.count(slat);
+        stats.clat.count(clat);
+        stats.lat.count(lat);
+        if slot.check {
+            self.check(number);
+        }
+    }
+
+    fn check(&mut self, number: usize) {
+        if !self.content.verifies() {
+            return;
+        }
+        let slot = &mut self.slots[number];
+        match self.content.check(slot.offset, &mut slot.buf[..slot.len as usize]) {
+            Ok(()) => self.stats.verified += 1,
+            Err((offset, what)) => self.fail(libc::EILSEQ, offset, &format!("verify: {what}")),
+        }
+    }
+
+    fn failed(&mut self, number: usize, error: &IoError) {
+        let slot = &self.slots[number];
+        if matches!(error, IoError::Short { .. }) {
+            self.stats.directions[slot.direction.min(1)].short_ios += 1;
+        }
+        self.fail(errno_of(error), slot.offset, &error.to_string());
+    }
+
+    /// Counts an error, which ends the job.
+    fn fail(&mut self, errno: i32, offset: u64, what: &str) {
+        self.stats.failed(errno, || format!("{} at offset {offset}: {what}", self.name));
+        self.stopped = true;
+    }
+
+    /// Samples the rates if an interval has passed; called in each pass of the loop.
+    #[inline]
+    fn at_rest(&mut self) {
+        if self.now >= self.sample_at {
+            let every = nanoseconds(SAMPLE_INTERVAL);
+            let passed = self.now - (self.sample_at - every);
+            let totals = self.stats.totals();
+            let before = std::mem::replace(&mut self.sampled, totals);
+            for (direction, before) in self.stats.directions.iter_mut().zip(before) {
+                direction.sample(before, passed as f64 / 1e9);
+            }
+            self.sample_at = self.now + every;
+        }
+    }
+
+    /// Ends counting, which began with the CPU use `cpu`.
+    fn finish_counting(&mut self, cpu: CpuUse) {
+        self.read_clock();
+        let since = self.now - self.begin;
+        self.stats.set_runtime(since.div_ceil(1_000_000).max(1)); // at least a millisecond, as in fio
+        self.stats.cpu = CpuUse::of_thread().since(cpu);
+    }
+}
+
+/// The errno that fio would show for this failure.
+fn errno_of(error: &IoError) -> i32 {
+    match error {
+        IoError::Os(errno) => *errno,
+        IoError::Disconnected(_) => libc::ENOTCONN,
+        IoError::DataDigest => libc::EILSEQ,
+        IoError::Invalid(_) => libc::EINVAL,
+        _ => libc::EIO,
+    }
+}
