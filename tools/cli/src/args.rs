@@ -1,20 +1,35 @@
-//! Arguments that several commands share.
+//! Arguments that several commands share: the image and how it is opened, order and shares, placement, tiers, weights.
 //!
-//! Options of one subject are in a file of their own: `mix_args.rs`, `tier_args.rs` and the others.
+//! Those of commands that read as a job are in `job_args.rs`.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fmt;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::{fmt, fs};
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use dlfs::address::{Address, CatalogName};
+use dlfs::cache::{Probe, TierOptions, probe};
+use dlfs::dataset::{Image, OpenOptions};
+use dlfs::directory::Directory;
+use dlfs::exporter::Exporter;
 use dlfs::folders::FolderOptions;
 use dlfs::keys::is_key_text;
-use dlfs::options::Connect;
-use dlfs::qpair::ConnectOptions;
+use dlfs::options::{Choice, Connect, Kind, Open, Order, Tiers};
+use dlfs::order::weighted::{Draws, LabelWeights, Weights};
+use dlfs::order::{OrderSpec, Sharding};
+use dlfs::prefetch::LoaderOptions;
+use dlfs::qpair::{ConnectOptions, Cpus};
+use dlfs::{Error, ErrorKind};
+
+use crate::exit::{Failure, about_file, usage};
+use crate::log;
 
 /// An image: the addresses of its namespaces, in the order in which the user wrote them.
 #[derive(Debug, Clone)]
@@ -132,6 +147,275 @@ impl ConnectionArgs {
         }
         self.connect.options(writable)
     }
+}
+
+/// The image argument of commands that read.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ImageArgs {
+    /// The image: ADDRESS[,ADDRESS...], in any order
+    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
+    pub(crate) image: ImageAddress,
+    #[command(flatten)]
+    open: Open,
+}
+
+impl ImageArgs {
+    /// Opens the image for reading.
+    ///
+    /// # Errors
+    /// Errors of [`Image::open`].
+    pub(crate) fn open(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
+        self.open_with_tiers(connection, TierOptions::default())
+    }
+
+    /// Opens the image for reading through `tiers`.
+    ///
+    /// # Errors
+    /// Errors of [`Image::open`].
+    pub(crate) fn open_with_tiers(
+        &self,
+        connection: &ConnectionArgs,
+        tiers: TierOptions,
+    ) -> Result<Image, Error> {
+        Image::open(&self.image.0, &self.options(connection, tiers)?)
+    }
+
+    /// The options of opening the image for reading.
+    ///
+    /// # Errors
+    /// Options of the connection that contradict each other.
+    pub(crate) fn options(
+        &self,
+        connection: &ConnectionArgs,
+        tiers: TierOptions,
+    ) -> Result<OpenOptions, Error> {
+        Ok(self.open.options(connection.options(false)?, tiers))
+    }
+
+    /// Returns whether the image is shards whose index is kept.
+    pub(crate) fn keeps_index(&self) -> bool {
+        self.open.shards && self.open.index.is_some()
+    }
+
+    /// Opens the image for reading, and loads the samples' names.
+    ///
+    /// # Errors
+    /// Errors of [`Image::open`] and [`Image::load_names`].
+    pub(crate) fn open_with_names(&self, connection: &ConnectionArgs) -> Result<Image, Error> {
+        let image = self.open(connection)?;
+        image.load_names()?;
+        Ok(image)
+    }
+}
+
+/// The engines in use, each named once: `tcp`, `file (io_uring)`.
+pub(crate) fn engines<'a>(images: impl Iterator<Item = &'a Image>) -> String {
+    let devices = images.flat_map(|image| image.devices());
+    let engines: BTreeSet<String> = devices.map(|device| device.namespace().engine).collect();
+    engines.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MetricsArgs {
+    /// Serve metrics in OpenMetrics at http://IP:PORT/metrics, to anybody who can connect; port 0 selects a free one
+    #[arg(long, value_name = "IP:PORT")]
+    metrics: Option<SocketAddr>,
+}
+
+impl MetricsArgs {
+    /// Starts to serve the metrics, until the returned value is dropped, and logs the address.
+    pub(crate) fn serve(&self) -> Result<Option<Exporter>, Failure> {
+        let exporter = self.metrics.map(Exporter::serve).transpose()?;
+        if let Some(exporter) = &exporter {
+            log::say(&format!("metrics at http://{}/metrics", exporter.local_addr()));
+        }
+        Ok(exporter)
+    }
+}
+
+/// The order for `world_size` ranks, if no weights are given.
+///
+/// # Errors
+/// `Usage`: options exclude each other, or a number is out of range.
+pub(crate) fn unweighted(order: &Order, world_size: u32) -> Result<OrderSpec, Failure> {
+    if order.order.0 == Kind::Weighted {
+        let text = "give --weights, of dlfs read, instead of --order weighted".to_owned();
+        return Err(Failure::Usage(text));
+    }
+    order.spec(world_size).map_err(usage)
+}
+
+/// Checks that shares of this kind suit the order and the run.
+///
+/// # Errors
+/// `Usage`: aligned shares in an order that does not read whole chunks; local shares without peers, or in an
+/// order that gives each rank its own samples.
+pub(crate) fn check_shard(
+    order: &Order,
+    Choice(shard): Choice<Sharding>,
+    has_peers: bool,
+) -> Result<(), Failure> {
+    let refuse = |text: &str| Err(Failure::Usage(text.to_owned()));
+    match shard {
+        Sharding::Local if !has_peers => refuse(
+            "--shard local goes with --peers only: it gives each rank what its node holds for all",
+        ),
+        Sharding::Local if matches!(order.order.0, Kind::Local | Kind::Partial) => refuse(
+            "--shard local goes with --order global, grouped or sequential: this order gives each \
+             rank samples of its own",
+        ),
+        Sharding::Aligned if order.order.0 != Kind::Grouped => {
+            refuse("--shard aligned goes with --order grouped only")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Processors of pollers. By default they run anywhere and sleep when idle.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Processors")]
+pub(crate) struct PlacementArgs {
+    /// Spin instead of sleeping: the lowest latency, for a whole core a poller
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+    /// Bind pollers to these processors, one each in turn, as 0,2-5
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<String>,
+    /// Bind pollers to the processors of this NUMA node, and allocate their memory there
+    #[arg(long, value_name = "NODE")]
+    numa: Option<u32>,
+}
+
+impl PlacementArgs {
+    /// The processors to bind pollers to, if any were given.
+    pub(crate) fn cpus(&self) -> Result<Option<Cpus>, Failure> {
+        let wrong = |option: &'static str| {
+            move |error: Error| Failure::Usage(format!("{option}: {}", error.report()))
+        };
+        let Some(list) = &self.cpus else {
+            return self.numa.map(Cpus::of_node).transpose().map_err(wrong("--numa"));
+        };
+        let cpus = Cpus::parse(list).map_err(wrong("--cpus"))?;
+        match self.numa {
+            None => Ok(Some(cpus)),
+            Some(node) => cpus.within_node(node).map(Some).map_err(wrong("--numa")),
+        }
+    }
+}
+
+/// The tiers in `given`, on `node`.
+///
+/// # Errors
+/// The file of `--tiers-file` cannot be read or is invalid; a tier cannot be measured.
+pub(crate) fn tiers(given: &Tiers, node: Option<String>) -> Result<TierOptions, Error> {
+    if given.tiers_file.as_deref() != Some(Path::new("auto")) {
+        if given.tiers_file.is_some() && !given.tiers.is_empty() {
+            let text = "--tiers-file names the tiers, and so does --tier: give one of both";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        return given.options(node);
+    }
+    let mut specs = given.specs()?;
+    if specs.is_empty() {
+        specs.push(format!("ram:{}", free_memory_bytes()? / 2).parse()?);
+    }
+    given.with(probe(&specs, &[], &Probe::default())?.options()?, node)
+}
+
+/// The memory that programs can get without swapping.
+pub(crate) fn free_memory_bytes() -> Result<u64, Error> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "the system does not say how much memory is free")
+            .hint("name the tiers: --tier ram:4G")
+    })
+}
+
+/// How samples are drawn, instead of in the order of --order.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Weights")]
+pub(crate) struct WeightArgs {
+    /// Draw samples by weights, instead of an order that reads each once: balanced, equally many of each
+    /// label; LABEL=WEIGHT,LABEL=WEIGHT..., the weight of each sample with that label, which is a number or
+    /// the name of a class; or a FILE with one number a line, one for each sample in the order of ids
+    #[arg(long, value_name = "WEIGHTS", conflicts_with_all = OF_OTHER_ORDERS)]
+    weights: Option<String>,
+    /// Draw no sample twice in an epoch: a weighted shuffle
+    #[arg(long, requires = "weights")]
+    without_replacement: bool,
+}
+
+/// Options of orders that read each sample once.
+const OF_OTHER_ORDERS: [&str; 4] = ["order", "lanes", "group", "exchange"];
+
+impl WeightArgs {
+    /// Returns whether samples are drawn by weights.
+    pub(crate) fn are_given(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// `options` with the samples of `directory` drawn by the weights, if weights are given.
+    ///
+    /// # Errors
+    /// Errors of reading the file; weights that no sample can be drawn by.
+    pub(crate) fn weigh(
+        &self,
+        options: LoaderOptions,
+        epoch_size: Option<u64>,
+        directory: &Directory,
+    ) -> Result<LoaderOptions, Failure> {
+        let Some(given) = &self.weights else { return Ok(options) };
+        let draws = Draws { replacement: !self.without_replacement, epoch_size };
+        let len = directory.num_live();
+        let by_label = match &**given {
+            "balanced" => Some(LabelWeights::Balanced),
+            text => label_weights(text, directory).map_err(Failure::Usage)?,
+        };
+        let weights = match &by_label {
+            Some(by_label) => {
+                let labels = (0..len).map(|rank| directory.label(directory.id_of_live(rank)));
+                Weights::of_labels(len, labels, by_label, draws)
+            }
+            None => Weights::of_samples(len, &numbers_of(Path::new(given))?, draws),
+        };
+        Ok(options.weighted(Arc::new(weights?)))
+    }
+}
+
+/// `LABEL=WEIGHT,...`; `None` if `text` has no `=` and is therefore a path.
+fn label_weights(text: &str, directory: &Directory) -> Result<Option<LabelWeights>, String> {
+    if !text.contains('=') {
+        return Ok(None);
+    }
+    let mut each = std::collections::BTreeMap::new();
+    for part in text.split(',') {
+        let wrong = || format!("--weights {part}: LABEL=WEIGHT, such as 3=0.5, is expected");
+        let (label, weight) = part.rsplit_once('=').ok_or_else(wrong)?;
+        let is_it = |class: &Vec<u8>| class == label.as_bytes();
+        let class = directory.classes().iter().position(is_it).map(|at| at as i64);
+        let label = class.or_else(|| label.parse().ok()).ok_or_else(|| {
+            format!("--weights {part}: {label} is neither a number nor the name of a class")
+        })?;
+        if each.insert(label, weight.parse().map_err(|_| wrong())?).is_some() {
+            return Err(format!("--weights: label {label} has two weights"));
+        }
+    }
+    Ok(Some(LabelWeights::Each(each)))
+}
+
+/// The numbers in a file, one per line.
+fn numbers_of(path: &Path) -> Result<Vec<f64>, Failure> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| about_file("cannot read the weights in", path, error))?;
+    let number = |(at, line): (usize, &str)| {
+        line.trim().parse().map_err(|_| {
+            let text = format!("line {} is no number: {:?}", at + 1, line.trim());
+            Error::new(ErrorKind::InvalidArgument, text).path(path).into()
+        })
+    };
+    text.lines().enumerate().map(number).collect()
 }
 
 #[cfg(test)]

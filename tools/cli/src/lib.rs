@@ -6,35 +6,19 @@
 
 mod args;
 mod commands;
-mod demo_compare;
 mod demo_data;
-mod demo_source;
-mod epochs;
 mod exit;
 mod export;
 mod help;
 mod identify;
-mod line_queue;
+mod job_args;
 mod log;
-mod metrics_args;
-mod mix_args;
-mod open;
-mod order_args;
 mod out;
-mod peer_args;
-mod placement_args;
-mod progress;
-mod report_args;
-mod rows;
-mod run_stats;
+mod reading;
 mod service;
-mod signals;
-mod store_args;
-mod text;
-mod tier_args;
+
 #[cfg(feature = "top")]
 mod top;
-mod weight_args;
 
 use std::ffi::OsString;
 
@@ -52,7 +36,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(cli) => cli,
         Err(error) => {
             let text = error.render().to_string();
-            let safe = text::safe_text(&text);
+            let safe = out::safe_text(&text);
             if *safe == *text {
                 error.exit(); // in colours
             }
@@ -61,7 +45,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     log::start(cli.verbose, cli.quiet, cli.serves());
-    signals::outlive_size_limits();
+    exit::outlive_size_limits();
     // A panic has already printed its message; its exit code is that of any other failure.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
     log::finish();

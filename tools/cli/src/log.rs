@@ -1,21 +1,39 @@
-//! Writes the events of the library to stderr, one line each.
+//! Logs: the events of the library on stderr, and the access log of a service.
 //!
-//! A short command writes its lines at once, without time stamps. A service adds the time and writes from a
-//! separate thread: if stderr is read too slowly or not at all, lines are dropped and counted, and no host is
-//! delayed.
+//! A short command writes its lines at once, without time stamps. A service adds the time and writes from a separate
+//! thread, so that the producers wait for no reader and no disk: the queue is bounded, lines that do not fit or cannot
+//! be written are dropped and counted, and the writer reports their number.
+//!
+//! The access log is a line of JSON for each host that connects, is refused or leaves, and for each change of the
+//! service. Targets report their events on the threads that move data, which only make the line. If lines are dropped,
+//! both the file and the service's log say how many. No line contains a key.
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::sync::OnceLock;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::format;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Registry, reload};
 
-use crate::line_queue::{LineQueue, LineWriter};
-use crate::text::safe_text;
+use dlfs::Result;
+use dlfs::nvme::Nqn;
+use dlfs::target::AccessEvent;
+
+use crate::exit::about_file;
+use crate::out::safe_text;
 
 /// Writes the library's events from now on; for a service (`serves`), as a log with times.
 pub(crate) fn start(verbose: u8, quiet: bool, serves: bool) {
@@ -71,7 +89,7 @@ pub(crate) fn say(line: &str) {
 pub(crate) fn now() -> String {
     let mut text = String::new();
     // Writing the time to a String cannot fail.
-    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    let _ = SystemTime.format_time(&mut format::Writer::new(&mut text));
     text
 }
 
@@ -108,5 +126,278 @@ impl Write for SafeStderr {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+/// Writes the lines of a queue, on the queue's thread.
+pub(crate) trait LineWriter: Send + 'static {
+    /// Writes a line; on an error the line is dropped.
+    fn line(&mut self, line: &[u8]) -> io::Result<()>;
+
+    /// Reports that `lines` lines were dropped; after an error it is called again.
+    fn lost(&mut self, lines: u64) -> io::Result<()>;
+}
+
+/// The producers' end of the queue.
+#[derive(Debug, Clone)]
+pub(crate) struct LineQueue {
+    queue: SyncSender<Message>,
+    lost: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Line(Vec<u8>),
+    Finish(SyncSender<()>),
+}
+
+impl LineQueue {
+    /// Starts the thread, with this name.
+    ///
+    /// # Errors
+    /// Errors of starting a thread.
+    pub(crate) fn start(name: &str, writer: impl LineWriter) -> io::Result<LineQueue> {
+        let (queue, receiver) = sync_channel(MAX_LINES);
+        let lost = Arc::<AtomicU64>::default();
+        let queue = LineQueue { queue, lost: lost.clone() };
+        let write = move || write_lines(&receiver, &lost, writer);
+        thread::Builder::new().name(name.to_owned()).spawn(write)?;
+        Ok(queue)
+    }
+
+    /// Adds a line; `None`, a line that could not be made, counts as dropped.
+    pub(crate) fn push(&self, line: Option<Vec<u8>>) {
+        if line.is_none_or(|line| self.queue.try_send(Message::Line(line)).is_err()) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until all lines are written, within a limit: a hanging disk must not keep a command from ending.
+    pub(crate) fn finish(&self) {
+        let until = Instant::now() + FINISH_LIMIT;
+        let (done, wait) = sync_channel(1);
+        while self.queue.try_send(Message::Finish(done.clone())).is_err() {
+            if Instant::now() >= until {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        // The command ends even if this fails.
+        let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
+    }
+}
+
+impl Write for LineQueue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(Some(line.to_vec()));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_lines(queue: &Receiver<Message>, lost: &AtomicU64, mut writer: impl LineWriter) {
+    loop {
+        let message = queue.recv_timeout(LOOK_AGAIN);
+        let lines = lost.swap(0, Ordering::Relaxed);
+        if lines > 0 && writer.lost(lines).is_err() {
+            lost.fetch_add(lines, Ordering::Relaxed);
+        }
+        match message {
+            Ok(Message::Line(line)) => {
+                if writer.line(&line).is_err() {
+                    lost.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Ok(Message::Finish(done)) => _ = done.send(()), // the sender may have given up
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+const MAX_LINES: usize = 4096;
+/// The time until dropped lines are reported if no further line comes.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const FINISH_LIMIT: Duration = Duration::from_secs(1);
+
+/// The destination of an access log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Stdout,
+    File(PathBuf),
+}
+
+impl Place {
+    /// Parses the place: `-` is stdout; a relative path starts at `folder`.
+    pub(crate) fn parse(text: &str, folder: &Path) -> Place {
+        match text {
+            "-" => Place::Stdout,
+            path => Place::File(folder.join(path)),
+        }
+    }
+
+    /// Opens the output: a new file is created with mode 0640, an existing file is appended to.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub(crate) fn open(&self) -> Result<Output> {
+        let Place::File(path) = self else { return Ok(Output::new(Box::new(io::stdout()))) };
+        let mut options = OpenOptions::new();
+        // Opening a pipe without a reader then fails at once instead of waiting for a reader.
+        options.create(true).append(true).mode(0o640).custom_flags(OFlags::NONBLOCK.bits() as i32);
+        let cannot = |error| about_file("cannot open the access log", path, error);
+        let file = options.open(path).map_err(cannot)?;
+        Ok(Output::new(Box::new(file)))
+    }
+}
+
+/// An open access log. Clones write to the same log.
+#[derive(Debug, Clone)]
+pub(crate) struct AccessLog {
+    lines: LineQueue,
+    next: Next,
+}
+
+/// The output that the thread will switch to.
+type Next = Arc<Mutex<Option<Output>>>;
+
+impl AccessLog {
+    /// Opens the log.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    pub(crate) fn open(place: &Place) -> Result<AccessLog> {
+        let next = Next::default();
+        let writer = Writer { next: next.clone(), output: place.open()?, is_failing: false };
+        Ok(AccessLog { lines: LineQueue::start("dlfs-access-log", writer)?, next })
+    }
+
+    /// Switches to `output` before the next line is written, which may be in the queue already.
+    pub(crate) fn switch(&self, output: Output) {
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
+    }
+
+    /// Writes a line about the service itself; `more` holds the fields of this event.
+    pub(crate) fn note(&self, event: &str, subsystem: Option<&Nqn>, more: Value) {
+        self.lines.push(Line { subsystem, ..Line::new(event, more) }.bytes());
+    }
+
+    /// Waits until pending lines are written, within a limit.
+    pub(crate) fn finish(&self) {
+        self.lines.finish();
+    }
+}
+
+impl dlfs::target::AccessLog for AccessLog {
+    fn tell(&self, event: &AccessEvent<'_>) {
+        let line = Line {
+            subsystem: Some(event.subsystem),
+            host: event.host,
+            peer: event.peer.map(|peer| peer.to_string()),
+            cntlid: event.cntlid,
+            ..Line::new(event.kind.name(), json!(event.kind))
+        };
+        self.lines.push(line.bytes());
+    }
+}
+
+/// A line, with its fields in the order of output.
+#[derive(Serialize)]
+struct Line<'a> {
+    /// UTC, in the format of RFC 3339.
+    time: String,
+    event: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subsystem: Option<&'a Nqn>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<&'a Nqn>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cntlid: Option<u16>,
+    #[serde(flatten)]
+    more: Value,
+}
+
+impl<'a> Line<'a> {
+    fn new(event: &'a str, more: Value) -> Line<'a> {
+        let time = now();
+        Line { time, event, subsystem: None, host: None, peer: None, cntlid: None, more }
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self).ok()?;
+        bytes.push(b'\n');
+        Some(bytes)
+    }
+}
+
+/// An open output of the log.
+pub(crate) struct Output {
+    to: Box<dyn Write + Send>,
+    /// Set if only part of the last line was written.
+    is_torn: bool,
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Output")
+    }
+}
+
+impl Output {
+    fn new(to: Box<dyn Write + Send>) -> Output {
+        Output { to, is_torn: false }
+    }
+
+    /// Writes a line, which has its newline. After a partial write, the next call first starts a new line.
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        let whole = if self.is_torn { [b"\n", line].concat() } else { line.to_vec() };
+        let mut rest = &whole[..];
+        while !rest.is_empty() {
+            match self.to.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => {
+                    rest = &rest[len..];
+                    self.is_torn = !rest.is_empty();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.to.flush()
+    }
+}
+
+/// The output, on the queue's thread.
+struct Writer {
+    next: Next,
+    output: Output,
+    /// Set while writing fails, which the service's log has reported once.
+    is_failing: bool,
+}
+
+impl LineWriter for Writer {
+    fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        if let Some(next) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.output = next;
+        }
+        let written = self.output.write(line);
+        let failed = std::mem::replace(&mut self.is_failing, written.is_err());
+        if let Err(error) = &written
+            && !failed
+        {
+            say(&format!("the access log cannot be written, its lines are lost: {error}"));
+        }
+        written
+    }
+
+    fn lost(&mut self, lines: u64) -> io::Result<()> {
+        self.line(&Line::new("lost", json!({ "lines": lines })).bytes().unwrap_or_default())?;
+        say(&format!("{lines} lines of the access log were lost"));
+        Ok(())
     }
 }

@@ -1,7 +1,13 @@
-//! Standard output: buffered, results only; the command ends quietly when the reader has gone.
+//! Standard output, for results only: buffered; the command ends quietly when the reader has gone. Progress on stderr:
+//! a bar on a terminal, otherwise a line every few seconds. And numbers and names for people.
 
+pub(crate) use dlfs::report::text::{bytes, count, duration, is_unsafe, percent, safe_text};
+
+use std::fmt::Write as _;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::time::{Duration, Instant};
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use serde_json::ser::Formatter;
 use serde_json::{Serializer, Value, json};
@@ -9,7 +15,6 @@ use serde_json::{Serializer, Value, json};
 use dlfs::Error;
 
 use crate::exit::{Failure, Outcome};
-use crate::text::{is_unsafe, safe_text};
 
 /// The results of a command, on standard output.
 pub(crate) struct Out {
@@ -145,6 +150,164 @@ fn output_failed(error: io::Error) -> Failure {
     }
 }
 
+/// The progress of one task. Dropping it clears the bar: drop it before the next one is created, since the
+/// terminal clears lines from the cursor's position.
+pub(crate) struct Meter {
+    bar: Option<ProgressBar>,
+    label: &'static str,
+    noun: &'static str,
+    total: u64,
+    started: Instant,
+    last_line: Instant,
+    quiet: bool,
+}
+
+impl Meter {
+    /// A meter for `total` samples (0: unknown); silent if `quiet`.
+    pub(crate) fn new(label: &'static str, total: u64, quiet: bool) -> Meter {
+        let on_terminal = std::io::stderr().is_terminal();
+        let bar = (on_terminal && !quiet).then(|| bar(label, total));
+        let now = Instant::now();
+        Meter { bar, label, noun: "sample", total, started: now, last_line: now, quiet }
+    }
+
+    /// Sets the noun for the counted items, if they are not samples.
+    pub(crate) fn counting(mut self, noun: &'static str) -> Meter {
+        self.noun = noun;
+        self
+    }
+
+    /// Sets the progress to `done` items and `bytes`. Cheap: call it once per batch.
+    pub(crate) fn update(&mut self, done: u64, bytes: u64) {
+        if self.quiet {
+            return;
+        }
+        let time = self.started.elapsed();
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{}  {}", bytes(bytes), rate(bytes, time)));
+            bar.set_position(done);
+        } else if self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            let done = match self.total {
+                0 => counted(done, self.noun),
+                total => format!("{} of {}", count(done), counted(total, self.noun)),
+            };
+            eprintln!("{}", plain_line(self.label, &done, bytes, time));
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn plain_line(label: &str, done: &str, bytes: u64, time: Duration) -> String {
+    format!("{label}: {done}, {}, {}", bytes(bytes), rate(bytes, time))
+}
+
+fn bar(label: &'static str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+    bar.set_style(style(total));
+    bar.set_prefix(label);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn style(total: u64) -> ProgressStyle {
+    let template = if total == 0 { SPINNER } else { BAR };
+    ProgressStyle::with_template(template)
+        .expect("the templates below are well-formed")
+        .progress_chars("━╸ ")
+}
+
+/// The bar uses the columns that the text leaves free, so that the line never wraps.
+const BAR: &str =
+    "{prefix:>10.bold} {wide_bar:.green} {percent:>3}%  {human_pos}/{human_len}  {msg}  {eta} left";
+const SPINNER: &str = "{prefix:>10.bold} {spinner} {human_pos}  {wide_msg}";
+/// Often enough to show progress in a log file, rarely enough not to fill it.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// `"1 sample"`, `"2 samples"`, `"3 entries"`: `number` with its noun.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    let count = count(number);
+    match noun.strip_suffix('y') {
+        _ if number == 1 => format!("{count} {noun}"),
+        Some(stem) => format!("{count} {stem}ies"),
+        None if noun.ends_with("ch") => format!("{count} {noun}es"),
+        None => format!("{count} {noun}s"),
+    }
+}
+
+/// A number of bytes in the largest binary unit that divides it: `4 MiB`, `64 KiB`.
+pub(crate) fn binary_size(number: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.iter().find(|(bits, _)| number > 0 && number.trailing_zeros() >= *bits);
+    unit.map_or_else(|| format!("{number} B"), |(bits, unit)| format!("{} {unit}", number >> bits))
+}
+
+/// A rate of bytes per time: `1.42 GB/s`.
+pub(crate) fn rate(number: u64, time: Duration) -> String {
+    format!("{}/s", bytes(per_second(number, time) as u64))
+}
+
+/// Items per second; 0 if no time has passed.
+pub(crate) fn per_second(number: u64, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { number as f64 / seconds } else { 0.0 }
+}
+
+/// Microseconds as `850 µs`, `12.3 ms` or `1.50 s`.
+pub(crate) fn micros(us: u64) -> String {
+    duration(Duration::from_micros(us))
+}
+
+/// Seconds since 1970 as `2026-11-20 11:40:07 UTC`.
+pub(crate) fn utc(seconds: u64) -> String {
+    let days = seconds / 86_400;
+    let rest = seconds % 86_400;
+    // Converts days since 1970 to a date with Howard Hinnant's algorithm: years begin in March, eras have 400
+    // years.
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let hour = rest / 3600;
+    let minute = rest / 60 % 60;
+    let second = rest % 60;
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// A name on one line that cannot move the cursor, change the terminal's colours or imitate another name.
+///
+/// Control and direction characters become `\n`, `\t`, `\r`, `\u{..}`; bytes that are not UTF-8 become
+/// `\xNN`; backslashes are doubled, so that the result is unambiguous.
+pub(crate) fn safe_name(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                character if is_unsafe(character) => text.extend(character.escape_default()),
+                character => text.push(character),
+            }
+        }
+        for byte in chunk.invalid() {
+            write!(text, "\\x{byte:02x}").expect("writing to a String does not fail");
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +323,65 @@ mod tests {
             assert!(!text.contains(is_unsafe), "{text:?}");
             assert_eq!(serde_json::from_str::<String>(text).unwrap(), name);
         }
+    }
+
+    #[test]
+    fn a_plain_line_says_how_much_of_what_and_how_fast() {
+        let line = plain_line("writing", "1 sample", 2_000_000, Duration::from_secs(2));
+        assert_eq!(line, "writing: 1 sample, 2.00 MB, 1.00 MB/s");
+    }
+
+    #[test]
+    fn the_bar_templates_are_well_formed() {
+        style(0);
+        style(5);
+    }
+
+    #[test]
+    fn counts_have_their_noun() {
+        assert_eq!(counted(1, "sample"), "1 sample");
+        assert_eq!(counted(1000, "sample"), "1,000 samples");
+        assert_eq!(
+            (counted(1, "entry"), counted(0, "entry")),
+            ("1 entry".into(), "0 entries".into())
+        );
+    }
+
+    #[test]
+    fn binary_sizes_are_whole_numbers_of_their_unit() {
+        assert_eq!(binary_size(4 << 20), "4 MiB");
+        assert_eq!(binary_size(64 << 10), "64 KiB");
+        assert_eq!(binary_size((1 << 20) + 1), "1048577 B");
+        assert_eq!(binary_size(0), "0 B");
+    }
+
+    #[test]
+    fn times_are_dates_in_utc() {
+        assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(utc(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(utc(1_795_000_000), "2026-11-18 11:06:40 UTC");
+        assert_eq!(utc(4_102_444_799), "2099-12-31 23:59:59 UTC");
+    }
+
+    #[test]
+    fn a_rate_over_no_time_is_zero() {
+        assert_eq!(per_second(5, Duration::ZERO), 0.0);
+        assert_eq!(rate(2_000_000, Duration::from_secs(2)), "1.00 MB/s");
+    }
+
+    #[test]
+    fn a_hostile_name_prints_as_one_harmless_line() {
+        assert_eq!(safe_name(b"cat/1.jpg"), "cat/1.jpg");
+        assert_eq!(safe_name("größe é".as_bytes()), "größe é");
+        assert_eq!(safe_name(b"a\nb\x1b[31m"), "a\\nb\\u{1b}[31m");
+        assert_eq!(safe_name(b"\xff\xfe"), "\\xff\\xfe");
+        assert_eq!(safe_name(b"a\\nb"), "a\\\\nb");
+        assert_eq!(safe_name("evil\u{202e}gpj".as_bytes()), "evil\\u{202e}gpj");
+    }
+
+    #[test]
+    fn two_names_never_print_alike() {
+        assert_ne!(safe_name(b"\xff"), safe_name(b"\\xff"));
+        assert_ne!(safe_name(b"\n"), safe_name(b"\\n"));
     }
 }

@@ -12,14 +12,10 @@ use dlfs::dataset::Image;
 use dlfs::options::Tiers;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::ConnectionArgs;
-use crate::exit::{Failure, Outcome};
-use crate::metrics_args::MetricsArgs;
-use crate::open::ImageArgs;
-use crate::out::Out;
-use crate::signals::{Asked, GRACE_FOR_TIERS, Stop};
-use crate::tier_args::tiers;
-use crate::{log, text};
+use crate::args::{ConnectionArgs, ImageArgs, MetricsArgs, tiers};
+use crate::exit::{Asked, Failure, GRACE_FOR_TIERS, Outcome, Stop};
+use crate::log;
+use crate::out::{self, Out};
 
 /// Keep the tiers of an image between jobs
 ///
@@ -108,7 +104,7 @@ fn own(cache: &Cache, waits: bool, stop: &Stop) -> Result<bool, Failure> {
 /// `process 4711 (python train.py --epochs 9)`.
 fn describe(pid: u32) -> String {
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<String> = command.split(|&byte| byte == 0).map(text::safe_name).collect();
+    let words: Vec<String> = command.split(|&byte| byte == 0).map(out::safe_name).collect();
     let command = words.join(" ");
     match command.trim_end() {
         "" => format!("process {pid}"), // in another PID namespace, or already gone
@@ -134,8 +130,8 @@ fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), 
     }
     out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;
     for tier in &stats.tiers {
-        let used = text::bytes(tier.used_bytes);
-        let capacity = text::bytes(tier.capacity_bytes);
+        let used = out::bytes(tier.used_bytes);
+        let capacity = out::bytes(tier.capacity_bytes);
         out.line(format!("  tier       {}: {used} of {capacity} used", tier.name))?;
     }
     out.line(out.dim("  Ctrl-C ends it"))?;

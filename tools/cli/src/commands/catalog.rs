@@ -13,8 +13,7 @@ use dlfs::units::Generation;
 use super::import::ImportProgress;
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
-use crate::out::{Out, joined};
-use crate::text;
+use crate::out::{self, Out, joined};
 
 /// Find data sets by name: list, show, add, tag and remove what a catalogue has
 ///
@@ -164,9 +163,9 @@ fn in_short(version: u64, record: &Record, aliases: &[Alias]) -> String {
     format!(
         "generation {}, {}, {}, {}{names}",
         record.generation,
-        text::counted(record.samples, "sample"),
-        text::bytes(record.bytes),
-        text::utc(record.committed_s),
+        out::counted(record.samples, "sample"),
+        out::bytes(record.bytes),
+        out::utc(record.committed_s),
     )
 }
 
@@ -203,14 +202,14 @@ fn show_record(out: &mut Out, record: &Record) -> Result<(), Failure> {
         if value.is_empty() {
             Ok(())
         } else {
-            out.line(format!("  {label:<10} {}", text::safe_name(value.as_bytes())))
+            out.line(format!("  {label:<10} {}", out::safe_name(value.as_bytes())))
         }
     };
     for site in &record.sites {
         line("image", site.clone())?;
     }
     line("uuid", record.image.clone())?;
-    line("chunks", text::count(record.chunks))?;
+    line("chunks", out::count(record.chunks))?;
     line("snapshot", record.snapshot.clone())?;
     line("fields", record.fields.join(", "))?;
     line("made by", record.made_by.clone())?;
@@ -276,7 +275,7 @@ fn remove(name: &DatasetName, all: bool) -> Result<Outcome, Failure> {
             let versions = catalog.remove(&name.name, None)?;
             out.line(format!(
                 "removed {name}: {}; images stay",
-                text::counted(versions, "version")
+                out::counted(versions, "version")
             ))?;
         }
         None => {
@@ -303,12 +302,12 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
         let known = catalog.index(&name.name)?.unwrap_or_default();
         let differences = known.differences(&found, since_ns, MOST_DIFFERENCES);
         for difference in &differences {
-            out.line(format!("index and chunks: {}", text::safe_name(difference.as_bytes())))?;
+            out.line(format!("index and chunks: {}", out::safe_name(difference.as_bytes())))?;
         }
         if differences.is_empty() {
             out.line(format!(
                 "the index is that of {}",
-                text::counted(found.chunks.len() as u64, "chunk")
+                out::counted(found.chunks.len() as u64, "chunk")
             ))?;
         }
         return out.end(if differences.is_empty() { Outcome::Done } else { Outcome::Damaged });
@@ -318,8 +317,8 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     catalog.set_index(&name.name, &index)?;
     out.line(format!(
         "rebuilt the index of {name}: {}, {}",
-        text::counted(index.chunks.len() as u64, "chunk"),
-        text::counted(index.samples, "sample"),
+        out::counted(index.chunks.len() as u64, "chunk"),
+        out::counted(index.samples, "sample"),
     ))?;
     out.end(Outcome::Done)
 }

@@ -1,8 +1,7 @@
 //! `dlfs demo`: imports, serves, reads twice and compares with the source, in a new user's first
 //! minute.
 //!
-//! `demo_data.rs` generates files, `demo_source.rs` compares samples with them, and `demo_compare.rs` measures the
-//! three ways of reading.
+//! `demo_data.rs` generates files, compares samples with them, and measures three ways of reading.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,8 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use dlfs::address::Address;
-use dlfs::dataset::Dataset;
-use dlfs::dataset::{Image, OpenOptions};
+use dlfs::dataset::{Dataset, Image, OpenOptions};
 use dlfs::import::sources::SourceKind;
 use dlfs::import::{ImportOptions, ImportReport, OnError};
 use dlfs::nvme::Nqn;
@@ -25,17 +23,11 @@ use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
 use super::import::ImportProgress;
-use crate::demo_compare::{Compared, Comparison, Figures, stopped};
-use crate::demo_data::DemoData;
-use crate::demo_source::Source;
-use crate::epochs::{End, Samples, read_batches};
-use crate::exit::{Failure, Outcome, about_file};
-use crate::order_args::unweighted;
-use crate::out::Out;
-use crate::progress::Meter;
-use crate::run_stats::{Percentiles, RunReport, RunStats};
-use crate::signals::{GRACE, Stop};
-use crate::text;
+use crate::args::unweighted;
+use crate::demo_data::{Compared, Comparison, DemoData, Figures, Source, stopped};
+use crate::exit::{Failure, GRACE, Outcome, Stop, about_file};
+use crate::out::{self, Meter, Out};
+use crate::reading::{End, Percentiles, RunReport, RunStats, Samples, read_batches};
 
 /// Try everything in a few seconds: import, serve, read, check
 ///
@@ -147,9 +139,9 @@ impl Demo<'_> {
         self.go_on()?;
         let what = format!(
             "{} in {}, {}",
-            text::counted(made.files, "file"),
-            text::counted(made.classes, "class folder"),
-            text::bytes(made.bytes)
+            out::counted(made.files, "file"),
+            out::counted(made.classes, "class folder"),
+            out::bytes(made.bytes)
         );
         self.show.step("made", &what, began.elapsed())?;
         Ok(folder)
@@ -282,21 +274,21 @@ impl Show {
     }
 
     fn step(&mut self, label: &str, what: &str, time: Duration) -> Result<(), Failure> {
-        let time = self.out.dim(&format!("({})", text::duration(time)));
+        let time = self.out.dim(&format!("({})", out::duration(time)));
         self.line(label, &format!("{what}  {time}"))
     }
 
     fn imported(&mut self, report: &ImportReport, time: Duration) -> Result<(), Failure> {
         let what = format!(
             "{}, {} in {}, {}",
-            text::counted(report.samples, "sample"),
-            text::bytes(report.image_bytes),
-            text::counted(report.chunks, "chunk"),
-            text::rate(report.sample_bytes, time)
+            out::counted(report.samples, "sample"),
+            out::bytes(report.image_bytes),
+            out::counted(report.chunks, "chunk"),
+            out::rate(report.sample_bytes, time)
         );
         self.step("imported", &what, time)?;
         for entry in report.bad.iter().take(SHOWN_BAD) {
-            self.line("left out", &format!("{}: {}", text::safe_name(&entry.name), entry.reason))?;
+            self.line("left out", &format!("{}: {}", out::safe_name(&entry.name), entry.reason))?;
         }
         if let Some(more @ 1..) = report.bad.len().checked_sub(SHOWN_BAD) {
             self.line("left out", &format!("and {more} more; dlfs import names them all"))?;
@@ -306,21 +298,21 @@ impl Show {
 
     fn epoch(&mut self, number: usize, epoch: &Epoch) -> Result<(), Failure> {
         let report = &epoch.report;
-        let speed = format!("{} samples/s", text::count(report.samples_per_s as u64));
+        let speed = format!("{} samples/s", out::count(report.samples_per_s as u64));
         let what = format!(
             "{} in {}: {}, {}  {}",
-            text::counted(report.samples, "sample"),
-            text::duration(report.time()),
+            out::counted(report.samples, "sample"),
+            out::duration(report.time()),
             self.out.bold(&speed),
-            self.out.bold(&text::rate(report.bytes, report.time())),
-            self.out.dim(&format!("({})", text::counted(epoch.commands, "read"))),
+            self.out.bold(&out::rate(report.bytes, report.time())),
+            self.out.dim(&format!("({})", out::counted(epoch.commands, "read"))),
         );
         self.line(&format!("epoch {number}"), &what)
     }
 
     fn verdict(&mut self, epochs: usize, image: &Image) -> Result<(), Failure> {
         let verified = self.out.green("verified");
-        let samples = text::count(image.directory().num_live());
+        let samples = out::count(image.directory().num_live());
         self.text(&format!(
             "\n{verified}: each of {samples} samples came once in each of {epochs} epochs,\n\
              and equals its source file, byte for byte\n",
@@ -332,9 +324,9 @@ impl Show {
             let Percentiles { p50, p99, max } = report.batch_us;
             let what = format!(
                 "batch of {batch}: p50 {}, p99 {}, max {}; CPU {:.2} s a GB",
-                text::micros(p50),
-                text::micros(p99),
-                text::micros(max),
+                out::micros(p50),
+                out::micros(p99),
+                out::micros(max),
                 report.cpu_s_per_gb()
             );
             self.line(&format!("epoch {}", number + 1), &what)?;
@@ -354,7 +346,7 @@ impl Show {
         let Compared { files, image, nvme_tcp, .. } = compared;
         for (label, figures) in [("files", files), ("image", image), ("NVMe/TCP", nvme_tcp)] {
             let Figures { verified, samples_per_s, bytes_per_s, cpu_s_per_gb, .. } = figures;
-            let count = |rate: f64| text::count(rate as u64);
+            let count = |rate: f64| out::count(rate as u64);
             let what = format!(
                 "{:>8}  {:>14}  {:>6}  {cpu_s_per_gb:>8.2}  {:>14}",
                 if *verified { "yes" } else { "no" },

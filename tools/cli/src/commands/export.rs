@@ -20,16 +20,12 @@ use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 
-use super::ls::json_name;
-use crate::args::ConnectionArgs;
-use crate::epochs::{check_complete, check_some, samples_within};
-use crate::exit::{Failure, Outcome, complain};
+use super::samples::json_name;
+use crate::args::{ConnectionArgs, ImageArgs};
+use crate::exit::{Failure, GRACE, Outcome, Stop, complain};
 use crate::export::{FolderSink, NewFile, Sink, SinkError, TarSink, check, escape, write_table};
-use crate::open::ImageArgs;
-use crate::out::Out;
-use crate::progress::Meter;
-use crate::signals::{GRACE, Stop};
-use crate::text::{self, safe_name};
+use crate::out::{self, Meter, Out, safe_name};
+use crate::reading::{check_complete, check_some, samples_within};
 
 /// Write all samples into a folder or a tar archive
 ///
@@ -82,7 +78,7 @@ pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let stopped = export.all(&image, &stop, quiet)?;
     let done = export.done;
     if stopped {
-        eprintln!("dlfs: stopped; {} were written", text::counted(done.files, "file"));
+        eprintln!("dlfs: stopped; {} were written", out::counted(done.files, "file"));
         return Ok(Outcome::Incomplete);
     }
     sink.finish()?;
@@ -318,15 +314,15 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     }
     out.line(format!(
         "exported {} to {}: {}, {} in {} ({})",
-        out.bold(&text::counted(done.samples(), "sample")),
+        out.bold(&out::counted(done.samples(), "sample")),
         args.dest.display(),
-        text::counted(done.files, "file"),
-        text::bytes(done.bytes),
-        text::duration(time),
-        text::rate(done.bytes, time),
+        out::counted(done.files, "file"),
+        out::bytes(done.bytes),
+        out::duration(time),
+        out::rate(done.bytes, time),
     ))?;
     if done.damaged > 0 {
-        out.line(format!("  damaged    {} were left out", text::counted(done.damaged, "sample")))?;
+        out.line(format!("  damaged    {} were left out", out::counted(done.damaged, "sample")))?;
     }
     out.flush()
 }

@@ -30,11 +30,8 @@ use dlfs::units::{parse_size, total};
 use dlfs::{Error, ErrorKind};
 
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
-use crate::exit::{Failure, Outcome};
-use crate::out::{Out, known};
-use crate::progress::Meter;
-use crate::signals::{GRACE_FOR_WRITERS, Stop};
-use crate::text;
+use crate::exit::{Failure, GRACE_FOR_WRITERS, Outcome, Stop};
+use crate::out::{self, Meter, Out, known};
 
 /// Import folders, tar or WebDataset shards, TFRecords, a list or rows into an image
 ///
@@ -411,13 +408,13 @@ fn parse_chunk_size(text: &str) -> Result<u32, String> {
 fn as_json(report: &ImportReport, time: Duration) -> Value {
     let bad = |entry: &BadEntry| {
         known(json!({
-            "name": text::safe_name(&entry.name), "reason": entry.why(), "within": within(entry),
+            "name": out::safe_name(&entry.name), "reason": entry.why(), "within": within(entry),
         }))
     };
     let taken = |taken: &FileCount| {
         json!({
             "what": taken.what, "as": taken.role.to_string(), "files": taken.files,
-            "bytes": taken.bytes, "example": text::safe_name(&taken.example),
+            "bytes": taken.bytes, "example": out::safe_name(&taken.example),
         })
     };
     let columns = report.columns.map(|counts| {
@@ -457,7 +454,7 @@ fn as_json(report: &ImportReport, time: Duration) -> Value {
 
 /// Names and types of the fields with a type.
 fn field_types(report: &ImportReport) -> impl Iterator<Item = (String, String)> {
-    report.field_types.iter().map(|(name, kind)| (text::safe_name(name), kind.to_string()))
+    report.field_types.iter().map(|(name, kind)| (out::safe_name(name), kind.to_string()))
 }
 
 fn print_report(
@@ -468,18 +465,18 @@ fn print_report(
 ) -> Result<(), Failure> {
     out.line(format!(
         "imported {} ({}) from {} in {}: {}",
-        out.bold(&text::counted(report.samples, "sample")),
-        text::bytes(report.sample_bytes),
+        out.bold(&out::counted(report.samples, "sample")),
+        out::bytes(report.sample_bytes),
         report.kind,
-        text::duration(time),
-        out.bold(&text::rate(report.sample_bytes, time)),
+        out::duration(time),
+        out.bold(&out::rate(report.sample_bytes, time)),
     ))?;
     out.line(format!(
         "  image      {}: generation {}, {} in {}",
         image.in_short(),
         report.generation,
-        text::bytes(report.image_bytes),
-        text::counted(report.chunks, "chunk"),
+        out::bytes(report.image_bytes),
+        out::counted(report.chunks, "chunk"),
     ))?;
     if let Some(decided) = &report.decided {
         out.line(format!("  decided    {decided}"))?;
@@ -487,11 +484,11 @@ fn print_report(
     if let Some(counts) = &report.columns {
         let some = |count: u64, what: &str| match count {
             0 => String::new(),
-            count => format!("; {} {what}", text::count(count)),
+            count => format!("; {} {what}", out::count(count)),
         };
         out.line(format!(
             "  columns    values of {}{}{}",
-            text::counted(counts.samples, "sample"),
+            out::counted(counts.samples, "sample"),
             some(counts.samples_without, "samples have none"),
             some(counts.rows_without, "rows name no sample of this import"),
         ))?;
@@ -503,20 +500,17 @@ fn print_report(
     }
     print_media(out, report)?;
     if report.chunks_found > 0 {
-        out.line(format!(
-            "  resumed    {} chunks were in place",
-            text::count(report.chunks_found)
-        ))?;
+        out.line(format!("  resumed    {} chunks were in place", out::count(report.chunks_found)))?;
     }
     if report.live_samples != report.samples {
-        out.line(format!("  in all     {}", text::counted(report.live_samples, "sample")))?;
+        out.line(format!("  in all     {}", out::counted(report.live_samples, "sample")))?;
     }
     print_taken(out, &report.file_counts)?;
     if !report.bad.is_empty() {
-        out.line(format!("  left out   {}:", text::counted(report.bad.len() as u64, "entry")))?;
+        out.line(format!("  left out   {}:", out::counted(report.bad.len() as u64, "entry")))?;
         for entry in &report.bad {
             let within = within(entry).map_or_else(String::new, |within| within + ": ");
-            out.line(format!("    {within}{}: {}", text::safe_name(&entry.name), entry.why()))?;
+            out.line(format!("    {within}{}: {}", out::safe_name(&entry.name), entry.why()))?;
         }
     }
     let image = image.as_argument();
@@ -536,10 +530,10 @@ fn print_media(out: &mut Out, report: &ImportReport) -> Result<(), Failure> {
     out.line(format!(
         "  media      {} of {} written are not samples: headers {}, padding {}, directory {}",
         percent(overhead),
-        text::bytes(written),
-        text::bytes(media.header_bytes),
-        text::bytes(media.padding_of(pack)),
-        text::bytes(media.directory_bytes),
+        out::bytes(written),
+        out::bytes(media.header_bytes),
+        out::bytes(media.padding_of(pack)),
+        out::bytes(media.directory_bytes),
     ))?;
     if pack == Pack::Tight && media.alignment_bytes < written / 100 {
         out.line(format!(
@@ -566,16 +560,16 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
             Role::SetAside => ("set aside", ""),
             Role::Followed => ("followed", ""),
         };
-        let example = text::safe_name(&taken.example);
+        let example = out::safe_name(&taken.example);
         let example = match taken.files {
             1 => format!(": {example}"),
             _ => format!(", such as {example}"),
         };
         out.line(format!(
             "  {label:<10} {} {} ({}){end}{}{}",
-            text::count(taken.files),
+            out::count(taken.files),
             taken.noun(),
-            text::bytes(taken.bytes),
+            out::bytes(taken.bytes),
             if taken.role == Role::Sample { "" } else { &example },
             taken.option().map(|option| format!("; {option}")).unwrap_or_default(),
         ))?;
@@ -585,8 +579,8 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
         let bytes = total(others.iter().map(|taken| taken.bytes));
         out.line(format!(
             "  taken      {} ({}) of {} more extensions, each as a sample",
-            text::counted(files, "file"),
-            text::bytes(bytes),
+            out::counted(files, "file"),
+            out::bytes(bytes),
             others.len()
         ))?;
     }
@@ -595,7 +589,7 @@ fn print_taken(out: &mut Out, taken: &[FileCount]) -> Result<(), Failure> {
 
 fn within(entry: &BadEntry) -> Option<String> {
     let path = entry.within.as_ref()?;
-    Some(text::safe_name(path.as_os_str().as_bytes()))
+    Some(out::safe_name(path.as_os_str().as_bytes()))
 }
 
 /// The lines for file extensions of samples, before one line for all others.

@@ -16,8 +16,7 @@ use dlfs::{Error, ErrorKind};
 use super::import::{ImportProgress, WhatArgs};
 use crate::args::{ConnectionArgs, DatasetName};
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
-use crate::text;
+use crate::out::{self, Out};
 
 /// Import by many processes, on any number of hosts: plan, then a part for each namespace, then commit
 #[derive(Debug, Args)]
@@ -104,7 +103,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
     let (sources, image) = args.what.places()?;
     let image = &image.0;
     if let Some(parts) = args.parts.filter(|parts| *parts != image.len()) {
-        let found = text::counted(image.len() as u64, "address");
+        let found = out::counted(image.len() as u64, "address");
         let text = format!("{parts} parts need as many namespaces, and the image has {found}");
         return Err(Error::new(ErrorKind::InvalidArgument, text)
             .hint("name one namespace for each part: ADDRESS,ADDRESS...")
@@ -138,17 +137,17 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
     }
     out.line(format!(
         "planned {} ({}) in {}: {}",
-        out.bold(&text::counted(report.samples, "sample")),
-        text::bytes(report.sample_bytes),
-        text::counted(report.parts.len() as u64, "part"),
+        out.bold(&out::counted(report.samples, "sample")),
+        out::bytes(report.sample_bytes),
+        out::counted(report.parts.len() as u64, "part"),
         args.output.display(),
     ))?;
     for (number, (address, chunks)) in report.parts.iter().enumerate() {
-        let chunks = text::counted(*chunks, "chunk");
+        let chunks = out::counted(*chunks, "chunk");
         out.line(format!("  part {number}     {chunks} onto {address}"))?;
     }
     if options.on_error == OnError::Skip && !report.bad.is_empty() {
-        out.line(format!("  left out   {}", text::counted(report.bad.len() as u64, "entry")))?;
+        out.line(format!("  left out   {}", out::counted(report.bad.len() as u64, "entry")))?;
         for entry in &report.bad {
             out.line(format!("    {entry}"))?;
         }
@@ -172,13 +171,13 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
     } else {
         let found = match report.found {
             0 => String::new(),
-            found => format!(", of which {} were in place", text::count(found)),
+            found => format!(", of which {} were in place", out::count(found)),
         };
         out.line(format!(
             "part {} is complete: {} in {}{found}, onto {}",
             report.part,
-            out.bold(&text::counted(report.samples, "sample")),
-            text::counted(report.chunks, "chunk"),
+            out.bold(&out::counted(report.samples, "sample")),
+            out::counted(report.chunks, "chunk"),
             report.address,
         ))?;
     }
@@ -216,11 +215,11 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
         let image = Address::list_to_string(&image);
         out.line(format!(
             "committed {} ({}) as generation {}, {} in {}",
-            out.bold(&text::counted(report.samples, "sample")),
-            text::bytes(report.sample_bytes),
+            out.bold(&out::counted(report.samples, "sample")),
+            out::bytes(report.sample_bytes),
             report.generation,
-            text::bytes(report.image_bytes),
-            text::counted(report.chunks, "chunk"),
+            out::bytes(report.image_bytes),
+            out::counted(report.chunks, "chunk"),
         ))?;
         out.line(out.dim(&format!("  next       dlfs read {image}")))?;
     }

@@ -9,8 +9,7 @@ use dlfs::keys::{generate_secret, generate_tls_key, read_hosts, read_secret, rea
 use dlfs::target::HostKeys;
 
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
-use crate::text::counted;
+use crate::out::{Out, counted};
 
 /// Generate and check the keys with which hosts and targets authenticate each other, by DH-HMAC-CHAP or TLS
 #[derive(Debug, Args)]

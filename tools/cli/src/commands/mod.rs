@@ -1,45 +1,33 @@
-//! The commands of `dlfs`, one file each: arguments, work, output.
+//! The commands of `dlfs`, those of one subject in a file: arguments, work, output.
 
 mod cached;
-mod cat;
 mod catalog;
-mod completions;
-mod ctl;
-mod delete;
 mod demo;
-mod discover;
 mod doctor;
+mod edit;
 mod export;
-mod identify;
+mod fabric;
 mod import;
 mod import_parts;
-mod index;
 mod info;
 mod key;
-mod ls;
-mod man;
 mod mount;
 mod order;
-mod probe;
-mod purge;
 mod read;
-mod rebuild;
-mod select;
+mod samples;
 mod serve;
-mod shuffle_report;
-mod snapshot;
 mod stat;
-mod tokens;
+mod verify;
+
 #[cfg(feature = "top")]
 mod top;
-mod verify;
 #[cfg(not(feature = "top"))]
 mod without_top;
+#[cfg(not(feature = "top"))]
+use self::without_top as top;
 
 use clap::{ArgAction, Parser, Subcommand};
 
-#[cfg(not(feature = "top"))]
-use self::without_top as top;
 use crate::exit::{Failure, Outcome};
 
 /// A user-level NVMe-oF file system for deep-learning training.
@@ -64,44 +52,44 @@ enum Command {
     Demo(demo::DemoArgs),
     Import(Box<import::ImportArgs>),
     ImportParts(import_parts::ImportPartsArgs),
-    Index(index::IndexArgs),
+    Index(edit::IndexArgs),
     Serve(Box<serve::ServeArgs>),
-    Ctl(ctl::CtlArgs),
+    Ctl(serve::CtlArgs),
     Cached(cached::CachedArgs),
-    Discover(discover::DiscoverArgs),
+    Discover(fabric::DiscoverArgs),
     /// Print Identify Controller of a subsystem, as nvme id-ctrl does
     ///
     /// It connects with an admin queue and asks; no I/O queue is created. Fields that the target leaves out are 0.
-    IdCtrl(identify::CommonArgs),
-    IdNs(identify::IdNsArgs),
+    IdCtrl(fabric::CommonArgs),
+    IdNs(fabric::IdNsArgs),
     /// List the subsystem at an address and the paths to it, as nvme list-subsys does
     ///
     /// The discovery service of the same port is asked for the paths; of a target without one, the address itself is
     /// listed.
-    ListSubsys(identify::CommonArgs),
+    ListSubsys(fabric::CommonArgs),
     Info(info::InfoArgs),
     Doctor(doctor::DoctorArgs),
     Top(top::TopArgs),
-    Ls(ls::LsArgs),
+    Ls(samples::LsArgs),
     Stat(stat::StatArgs),
-    Cat(cat::CatArgs),
+    Cat(samples::CatArgs),
     Catalog(catalog::CatalogArgs),
     Export(export::ExportArgs),
     Mount(mount::MountArgs),
     Verify(verify::VerifyArgs),
     Read(Box<read::ReadArgs>),
     Order(Box<order::OrderArgs>),
-    Select(select::SelectArgs),
-    ShuffleReport(shuffle_report::ShuffleReportArgs),
-    Tokens(tokens::TokensArgs),
-    Delete(delete::DeleteArgs),
-    Probe(probe::ProbeArgs),
-    Purge(purge::PurgeArgs),
-    Rebuild(rebuild::RebuildArgs),
-    Snapshot(snapshot::SnapshotArgs),
-    Completions(completions::CompletionsArgs),
+    Select(samples::SelectArgs),
+    ShuffleReport(order::ShuffleReportArgs),
+    Tokens(order::TokensArgs),
+    Delete(edit::DeleteArgs),
+    Probe(fabric::ProbeArgs),
+    Purge(edit::PurgeArgs),
+    Rebuild(edit::RebuildArgs),
+    Snapshot(edit::SnapshotArgs),
+    Completions(info::CompletionsArgs),
     Key(key::KeyArgs),
-    Man(man::ManArgs),
+    Man(info::ManArgs),
 }
 
 impl Cli {
@@ -117,37 +105,37 @@ impl Cli {
             Command::Demo(args) => demo::run(args, quiet),
             Command::Import(args) => import::run(*args, quiet),
             Command::ImportParts(args) => import_parts::run(args, quiet),
-            Command::Index(args) => index::run(args, quiet),
+            Command::Index(args) => edit::index(args, quiet),
             Command::Serve(args) => serve::run(*args),
-            Command::Ctl(args) => ctl::run(args),
+            Command::Ctl(args) => serve::ctl(args),
             Command::Cached(args) => cached::run(args),
-            Command::Discover(args) => discover::run(args),
-            Command::IdCtrl(args) => identify::id_ctrl(&args),
-            Command::IdNs(args) => identify::id_ns(&args),
-            Command::ListSubsys(args) => identify::list_subsys(&args),
-            Command::Info(args) => info::run(args),
+            Command::Discover(args) => fabric::discover(args),
+            Command::IdCtrl(args) => fabric::id_ctrl(&args),
+            Command::IdNs(args) => fabric::id_ns(&args),
+            Command::ListSubsys(args) => fabric::list_subsys(&args),
+            Command::Info(args) => info::info(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Top(args) => top::run(args),
-            Command::Ls(args) => ls::run(args),
+            Command::Ls(args) => samples::ls(args),
             Command::Stat(args) => stat::run(args),
-            Command::Cat(args) => cat::run(args),
+            Command::Cat(args) => samples::cat(args),
             Command::Catalog(args) => catalog::run(args, quiet),
             Command::Export(args) => export::run(args, quiet),
             Command::Mount(args) => mount::run(args),
             Command::Verify(args) => verify::run(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
-            Command::Order(args) => order::run(*args),
-            Command::Select(args) => select::run(args),
-            Command::ShuffleReport(args) => shuffle_report::run(args),
-            Command::Tokens(args) => tokens::run(args),
-            Command::Delete(args) => delete::run(args),
-            Command::Probe(args) => probe::run(args),
-            Command::Purge(args) => purge::run(args, quiet),
-            Command::Rebuild(args) => rebuild::run(args, quiet),
-            Command::Snapshot(args) => snapshot::run(args),
-            Command::Completions(args) => completions::run(args),
+            Command::Order(args) => order::order(*args),
+            Command::Select(args) => samples::select(args),
+            Command::ShuffleReport(args) => order::shuffle_report(args),
+            Command::Tokens(args) => order::tokens(args),
+            Command::Delete(args) => edit::delete(args),
+            Command::Probe(args) => fabric::probe(args),
+            Command::Purge(args) => edit::purge(args, quiet),
+            Command::Rebuild(args) => edit::rebuild(args, quiet),
+            Command::Snapshot(args) => edit::snapshot(args),
+            Command::Completions(args) => info::completions(args),
             Command::Key(args) => key::run(args),
-            Command::Man(args) => man::run(args),
+            Command::Man(args) => info::man(args),
         }
     }
 }

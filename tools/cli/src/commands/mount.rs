@@ -19,13 +19,9 @@ use dlfs::options::Tiers;
 use dlfs::units::parse_size;
 use dlfs_mount::{Mounted, Options, mount};
 
-use crate::args::ConnectionArgs;
-use crate::exit::{Failure, Outcome};
-use crate::metrics_args::MetricsArgs;
-use crate::open::ImageArgs;
+use crate::args::{ConnectionArgs, ImageArgs, MetricsArgs, tiers};
+use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop};
 use crate::out::Out;
-use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
-use crate::tier_args::tiers;
 
 /// Show an image as a folder, read-only
 ///

@@ -1,29 +1,38 @@
-//! `dlfs order`: the samples of an epoch in their order, without reading them.
+//! Orders without reading: `dlfs order` prints an epoch's samples in their order, `dlfs tokens` the rows of tokens
+//! that a corpus makes, and `dlfs shuffle-report` how random an order is, compared with chance.
+//!
+//! The observers of `src/order/order/report/` compute the figures; this file gives them the ids in their order.
 
-use clap::Args;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use dlfs::dataset::{Dataset, Sampler};
+use dlfs::cache::TierOptions;
+use dlfs::dataset::{Dataset, FirstEpoch, Mixture, RowPlan, Sampler, shard_set};
 use dlfs::directory::Directory;
-use dlfs::options::{Choice, Order};
-use dlfs::order::Sharding;
-use dlfs::prefetch::LoaderOptions;
+use dlfs::options::{Choice, Order, Rows, Tokens};
+use dlfs::order::budget::Cost;
+use dlfs::order::report::{
+    BudgetObserver, BudgetReport, MixtureObserver, Observed, Observer, RankObserver, RankReport,
+    padded_of,
+};
+use dlfs::order::{Aligner, EpochOrder, OrderSpec, Positions, Shard, Sharding, Tail, mixture};
+use dlfs::prefetch::{LoaderOptions, TokenLengths};
 use dlfs::reader::ReaderOptions;
-use dlfs::units::SampleId;
+use dlfs::units::{Epoch, SampleId};
 
-use crate::args::ConnectionArgs;
+use crate::args::{ConnectionArgs, ImageArgs, WeightArgs, check_shard, unweighted};
 use crate::exit::{Failure, Outcome, usage};
-use crate::open::ImageArgs;
-use crate::order_args::{check_shard, unweighted};
-use crate::out::Out;
-use crate::text::safe_name;
-use crate::weight_args::WeightArgs;
+use crate::job_args::MixArgs;
+use crate::out::{self, Out, joined, known, safe_name};
+use crate::reading::{padding_share, token_loader};
 
 /// Print the samples of an epoch in their order
 ///
 /// Prints one id per line, of those that a loader with the same options delivers to this rank. Only the
 /// directory is read. Names are escaped as by `dlfs ls`; -0 prints them unescaped.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = ORDER_EXAMPLES)]
 pub(crate) struct OrderArgs {
     #[command(flatten)]
     image: ImageArgs,
@@ -56,7 +65,7 @@ pub(crate) struct OrderArgs {
     connection: ConnectionArgs,
 }
 
-pub(crate) fn run(args: OrderArgs) -> Result<Outcome, Failure> {
+pub(crate) fn order(args: OrderArgs) -> Result<Outcome, Failure> {
     let spec = unweighted(&args.order, args.world_size)?;
     check_shard(&args.order, args.shard, false)?;
     let image = args.image.open(&args.connection)?;
@@ -78,7 +87,7 @@ pub(crate) fn run(args: OrderArgs) -> Result<Outcome, Failure> {
     let mut ids = Vec::new();
     while let Some(is_last) = sampler.next(&mut ids)? {
         for &id in &ids {
-            print(&args, directory, id, &mut out)?;
+            print_order(&args, directory, id, &mut out)?;
         }
         if is_last {
             break;
@@ -87,7 +96,7 @@ pub(crate) fn run(args: OrderArgs) -> Result<Outcome, Failure> {
     out.end(Outcome::Done)
 }
 
-fn print(
+fn print_order(
     args: &OrderArgs,
     directory: &Directory,
     id: SampleId,
@@ -104,7 +113,433 @@ fn print(
     out.line(safe_name(&name))
 }
 
-const EXAMPLES: &str = "\
+const ORDER_EXAMPLES: &str = "\
 Examples:
   dlfs order train.dlfs --order global --seed 7 --epoch 3 --names
   dlfs order train.dlfs --world-size 4 --rank 1 > ids";
+
+/// Plan rows of tokens
+#[derive(Debug, Args)]
+pub(crate) struct TokensArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Plan(Box<PlanArgs>),
+}
+
+/// Report the rows of tokens of an epoch: how many, how full, and what is cut
+///
+/// Only the directory is read. Samples are documents, and fill rows as with the same options of dlfs read;
+/// rows do not depend on the ranks and batches that read them.
+///
+/// With --mix it also reports the documents and tokens of each image.
+#[derive(Debug, Args)]
+#[command(after_help = TOKENS_EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(PLANNED_OF_ONE)))]
+#[command(mut_arg("epoch_size", |arg| arg.requires("mix")))]
+#[command(mut_arg("seq_len", |arg| arg.required(true)))]
+struct PlanArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    mix: MixArgs,
+    #[command(flatten)]
+    rows: Rows,
+    #[command(flatten)]
+    order: Order,
+    /// The epoch, from 0
+    #[arg(long, value_name = "E", default_value_t = 0)]
+    epoch: u64,
+    /// Print the report as one line of JSON
+    ///
+    /// tokens counts separators, too; padding is its part of the rows; cuts are documents in more than one
+    /// piece; dropped are the tokens behind the last row; phases are the rows of each phase, if there are some.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+pub(crate) fn tokens(args: TokensArgs) -> Result<Outcome, Failure> {
+    let Action::Plan(args) = args.action;
+    let order = unweighted(&args.order, 1)?.started(1);
+    let rows = args.rows.options(Some(1)).map_err(usage)?.expect("--seq-len is required");
+    let image = args.image.open(&args.connection)?;
+    let dataset = Dataset::from_image(image, ReaderOptions::default());
+    let mixture = args.mix.mixture(&dataset, &args.connection)?;
+    let options = LoaderOptions::new(order, 1, args.epoch.saturating_add(1));
+    let seq_len = rows.seq_len;
+    let plan = token_loader(&dataset, mixture.as_ref(), rows, options)?.plan(args.epoch)?;
+    let mut out = Out::new();
+    if !args.json {
+        out.text(&plan_text(&args, seq_len, &plan))?;
+        return out.end(Outcome::Done);
+    }
+    let counts = &plan.counts;
+    let sources = args.mix.images(&args.image.image).zip(&plan.sources).map(|(image, of)| {
+        json!({"image": image.to_string(), "documents": of.documents, "tokens": of.tokens})
+    });
+    out.json(&known(json!({
+        "epoch": args.epoch,
+        "order": order,
+        "seq_len": seq_len,
+        "pack": args.rows.pack,
+        "rows": counts.rows,
+        "documents": counts.documents,
+        "tokens": counts.tokens,
+        "padding": padding_share(counts.padding, counts.columns),
+        "cuts": counts.cuts,
+        "dropped": counts.dropped,
+        "phases": (!args.rows.phases.is_empty()).then_some(&counts.phases),
+        "sources": args.mix.is_given().then(|| sources.collect::<Vec<_>>()),
+    })))?;
+    out.end(Outcome::Done)
+}
+
+fn plan_text(args: &PlanArgs, seq_len: u32, plan: &RowPlan) -> String {
+    let counts = &plan.counts;
+    let padding = 100.0 * padding_share(counts.padding, counts.columns);
+    let tokens = out::counted(counts.tokens, "token");
+    let mut lines = vec![
+        format!(
+            "{} of {}, packed {}: {} of {tokens}",
+            out::counted(counts.rows, "row"),
+            out::counted(seq_len.into(), "token"),
+            args.rows.pack,
+            out::counted(counts.documents, "document"),
+        ),
+        format!("  padding    {padding:.2} % of the rows"),
+        format!("  cut        {}", out::counted(counts.cuts, "document")),
+        format!("  dropped    {} behind the last row", out::counted(counts.dropped, "token")),
+    ];
+    let later = args.rows.phases.iter().zip(&counts.phases[1..]);
+    lines.extend(
+        later.map(|(phase, rows)| format!("  phase      {phase}: {}", out::counted(*rows, "row"))),
+    );
+    let images = args.mix.images(&args.image.image).filter(|_| args.mix.is_given());
+    lines.extend(images.zip(&plan.sources).map(|(image, of)| {
+        format!(
+            "  source     {}: {}, {}: {:.2} % of the tokens",
+            out::safe_text(&image.in_short()),
+            out::counted(of.documents, "document"),
+            out::counted(of.tokens, "token"),
+            100.0 * of.tokens as f64 / counts.tokens.max(1) as f64,
+        )
+    }));
+    lines.join("\n") + "\n"
+}
+
+/// Options that apply to one image only.
+const PLANNED_OF_ONE: [&str; 2] = ["snapshot", "view"];
+const TOKENS_EXAMPLES: &str = "\
+Examples:
+  dlfs tokens plan text.dlfs --seq-len 2048 --separator 50256
+  dlfs tokens plan text.dlfs --seq-len 2048 --pack best_fit --json
+  dlfs tokens plan web.dlfs --part 0.7 --mix code.dlfs=0.3 --seq-len 4096";
+
+/// Report how random an order is, compared with chance
+///
+/// Prints displacement, batch composition and class runs of one epoch, each with its deviation from
+/// chance, and a verdict.
+///
+/// Only the directory is read. A batch here is a global batch, of all ranks together; with
+/// --world-size, separate rows describe what each rank reads. Deviations within 3 are as random as
+/// chance.
+///
+/// With --mix it reports what an epoch of the mixture has of each image, how many different samples those
+/// are, and how far the global batches are from their shares: the farthest, the spread, and the spread that
+/// chance would have. Ranks have no rows of their own then.
+///
+/// With --batch-tokens it reports how full the batches by tokens are instead: the part of them that is
+/// padding, beside that of batches of as many samples without length buckets.
+#[derive(Debug, Args)]
+#[command(after_help = REPORT_EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(OF_ONE_IMAGE)))]
+#[command(mut_arg("epoch_size", |arg| arg.requires("mix")))]
+pub(crate) struct ShuffleReportArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    mix: MixArgs,
+    #[command(flatten)]
+    order: Order,
+    #[command(flatten)]
+    tokens: Tokens,
+    /// Samples per global batch
+    #[arg(conflicts_with = "batch_tokens")]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..))]
+    batch_size: u64,
+    /// The epoch, from 0
+    #[arg(long, value_name = "E", default_value_t = 0)]
+    epoch: u64,
+    /// The number of ranks that share the epoch
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    world_size: u32,
+    /// How the ranks share each global batch
+    #[arg(long, default_value_t)]
+    shard: Choice<Sharding>,
+    /// Report the first epoch over shards, which makes their index, instead of the order; each shard counts as a chunk
+    #[arg(long, requires = "index", conflicts_with_all = ["mix", "batch_tokens", "shard", "view"])]
+    first_epoch: bool,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+/// Prints a report: as JSON together with `more`, or as `text`.
+fn print_report(
+    args: &ShuffleReportArgs,
+    order: &OrderSpec,
+    report: &impl Serialize,
+    more: Value,
+    text: &str,
+) -> Result<Outcome, Failure> {
+    let mut out = Out::new();
+    if args.json {
+        let report = joined(report, json!({"order": order, "epoch": args.epoch}));
+        out.json(&joined(&report, more))?;
+    } else {
+        out.text(text)?;
+    }
+    out.end(Outcome::Done)
+}
+
+pub(crate) fn shuffle_report(args: ShuffleReportArgs) -> Result<Outcome, Failure> {
+    let spec = unweighted(&args.order, args.world_size)?.started(args.world_size);
+    if args.shard.0 == Sharding::Local {
+        let text =
+            "--shard local follows the holders of a running job, which a report does not have";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    check_shard(&args.order, args.shard, false)?;
+    if args.first_epoch {
+        return report_first_epoch(&args, &spec);
+    }
+    let budget = args.tokens.budget().map_err(usage)?;
+    let image = args.image.open(&args.connection)?;
+    if args.mix.is_given() {
+        let first = Dataset::from_image(image, ReaderOptions::default());
+        let mixture = args.mix.mixture(&first, &args.connection)?;
+        let mixture = mixture.expect("there is something to mix");
+        if budget.is_none() {
+            return report_mixture(&args, &spec, &mixture);
+        }
+        let start = |options| mixture.sampler(options);
+        return report_budget(&args, &spec, mixture.datasets(), &start);
+    }
+    if budget.is_some() {
+        let dataset = Dataset::from_image(image, ReaderOptions::default());
+        let start = |options| Sampler::new(&dataset, options);
+        return report_budget(&args, &spec, std::slice::from_ref(&dataset), &start);
+    }
+    let directory = image.directory();
+    let mut order = EpochOrder::new(&spec, Epoch(args.epoch), &**directory)?;
+    let mut observer = Observer::new(args.batch_size);
+    let mut positions = Positions::new(0, 1, order.len());
+    let mut ids = Vec::new();
+    while positions.remaining() > 0 {
+        ids.clear();
+        order.ids(&**directory, positions.split_front(STEP), &mut ids);
+        for &id in &ids {
+            let rank = directory.rank_of(id);
+            let label = directory.label(id);
+            let chunk = directory.chunk_of(id).expect("an order gives only ids of its directory");
+            observer.see(Observed { rank, chunk, label });
+        }
+    }
+    let mut report = observer.finish();
+    let a_rank = (args.batch_size / u64::from(args.world_size)).max(1);
+    report.ranks = ranks(&args, a_rank, &mut order, directory)?;
+    let reads = order.reads(args.shard.0, args.world_size, a_rank);
+    let chunk_reads = reads.filter(|_| args.world_size > 1).map(|reads| reads.by_chunk(1.0));
+    let more = json!({"verdict": report.verdict(), "chunk_reads": chunk_reads}); // by all ranks together
+    let by_chunk = chunk_reads.map_or_else(String::new, |times| {
+        let ranks = args.world_size;
+        format!("read by chunk, {ranks} ranks together read {times:.2} times the data\n")
+    });
+    print_report(&args, &spec, &report, known(more), &format!("{report}{by_chunk}"))
+}
+
+/// Reports the first epoch over shards that have an index by now.
+fn report_first_epoch(args: &ShuffleReportArgs, spec: &OrderSpec) -> Result<Outcome, Failure> {
+    let open = args.image.options(&args.connection, TierOptions::default())?;
+    let shards = open.shards.unwrap_or_default();
+    let set = shard_set(&args.image.image.0, &shards, &open.connect, &mut ())?;
+    let indexes = set.index(&mut ())?.indexes;
+    let mut next = 0;
+    let firsts = indexes.iter().map(|index| {
+        next += index.len() as u64;
+        next - index.len() as u64
+    });
+    let firsts: Vec<u64> = firsts.collect();
+    let world_size = args.world_size;
+    let options = LoaderOptions { world_size, ..LoaderOptions::new(*spec, 1, 1) };
+    let lanes = FirstEpoch::order(&options, Epoch(args.epoch));
+    let mut observer = Observer::new(args.batch_size);
+    let a_rank = (args.batch_size / u64::from(world_size)).max(1);
+    let lens_of = |shard: u64| indexes[shard as usize].lens_bytes();
+    lanes.visit((indexes.len() as u64, &lens_of), (world_size, a_rank), |shard, sample| {
+        let rank = firsts[shard as usize] + sample;
+        let label = indexes[shard as usize].label(sample as usize);
+        observer.see(Observed { rank, chunk: shard as u32, label });
+    })?;
+    let report = observer.finish();
+    let more = json!({"verdict": report.verdict(), "lanes": lanes});
+    print_report(args, spec, &report, more, &report.to_string())
+}
+
+/// Reports an epoch of `mixture`, whose sources are read in the order `spec`.
+fn report_mixture(
+    args: &ShuffleReportArgs,
+    spec: &OrderSpec,
+    mixture: &Mixture,
+) -> Result<Outcome, Failure> {
+    let batch = usize::try_from(args.batch_size).unwrap_or(usize::MAX);
+    let mut options = LoaderOptions::new(*spec, batch, 1);
+    options.epochs = args.epoch..args.epoch.saturating_add(1);
+    let sequence = mixture::Mixture::new(&mixture.spec(&options))?;
+    let counts = sequence.counts(Epoch(args.epoch));
+    let names = args.mix.images(&args.image.image).map(|image| {
+        if args.json { image.to_string() } else { out::safe_text(&image.in_short()).to_string() }
+    });
+    let samples = mixture.datasets().iter().map(Dataset::len);
+    let sources = names.zip(samples).zip(counts);
+    let sources = sources.map(|((name, samples), count)| (name, samples, count));
+    let mut observer = MixtureObserver::new(args.batch_size, sources);
+    let first = args.epoch.saturating_mul(sequence.epoch_size());
+    let mut sampler = mixture.sampler(options)?;
+    let mut ids = Vec::new();
+    while sampler.next(&mut ids)?.is_some() {
+        for (&source, &id) in sampler.sources().iter().zip(&ids) {
+            observer.see(source, id.0, |before| {
+                sequence.shares(first.saturating_add(before), args.batch_size)
+            });
+        }
+    }
+    let report = observer.finish();
+    print_report(args, spec, &report, json!({"verdict": report.verdict()}), &report.to_string())
+}
+
+/// Reports how full the batches by tokens of an epoch are. `start` starts a run over `datasets`.
+fn report_budget(
+    args: &ShuffleReportArgs,
+    spec: &OrderSpec,
+    datasets: &[Dataset],
+    start: &dyn Fn(LoaderOptions) -> dlfs::Result<Sampler>,
+) -> Result<Outcome, Failure> {
+    let mut plain = LoaderOptions::new(*spec, 1, 1);
+    plain.epochs = args.epoch..args.epoch.saturating_add(1);
+    let too_long = args.tokens.too_long.0;
+    let wanted = args.tokens.budget()?.expect("the caller saw one");
+    let options = LoaderOptions { too_long, ..plain.clone().by_budget(wanted) };
+    let budget = options.budget.clone().expect("it was set");
+    let batches = start(options)?; // its error names the source
+    let lengths =
+        datasets.iter().map(|dataset| TokenLengths::new(dataset.directory(), &budget, too_long));
+    let lengths = lengths.collect::<dlfs::Result<Vec<TokenLengths>>>()?;
+    let mut observer = BudgetObserver::new(budget.tokens, budget.cost == Cost::Padded);
+    each_batch(batches, &lengths, |tokens| observer.see(tokens))?;
+    plain.batch_size = observer.samples_of_batch();
+    let mut in_sequence = 0;
+    each_batch(start(plain)?, &lengths, |tokens| in_sequence += padded_of(tokens))?;
+    let report = observer.finish(in_sequence);
+    print_report(args, spec, &report, Value::Null, &budget_text(&report))
+}
+
+/// Visits the tokens of each batch. `lengths` holds the lengths of each source.
+fn each_batch(
+    mut batches: Sampler,
+    lengths: &[TokenLengths],
+    mut visit: impl FnMut(&[u32]),
+) -> dlfs::Result<()> {
+    let mut ids = Vec::new();
+    let mut tokens = Vec::new();
+    while batches.next(&mut ids)?.is_some() {
+        tokens.clear();
+        for (at, &id) in ids.iter().enumerate() {
+            let source = batches.sources().get(at).copied().unwrap_or(0);
+            tokens.push(lengths[source as usize].of(id)?);
+        }
+        visit(&tokens);
+    }
+    Ok(())
+}
+
+fn budget_text(report: &BudgetReport) -> String {
+    let percent = |part: f64| format!("{:.2} %", 100.0 * part);
+    let mean = report.samples as f64 / report.batches.max(1) as f64;
+    let mut lines = vec![
+        format!(
+            "{} of {} in {}: {mean:.1} samples each",
+            out::counted(report.samples, "sample"),
+            out::counted(report.tokens, "token"),
+            out::counted(report.batches, "batch"),
+        ),
+        format!(
+            "  padding    {} of the padded batches; {} without length buckets",
+            percent(report.padding),
+            percent(report.padding_in_sequence)
+        ),
+        format!("  filled     {} of {} tokens", percent(report.filled), out::count(report.budget)),
+    ];
+    if report.too_long > 0 {
+        let count = out::counted(report.too_long, "sample");
+        lines.push(format!("  too long   {count}, each a batch of its own"));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Observes the ranks' shares, one rank after the other.
+fn ranks(
+    args: &ShuffleReportArgs,
+    a_rank: u64,
+    order: &mut EpochOrder,
+    directory: &Directory,
+) -> Result<Option<RankReport>, Failure> {
+    if args.world_size < 2 {
+        return Ok(None);
+    }
+    let mut observer = RankObserver::new(args.world_size, args.batch_size);
+    let mut ids = Vec::new();
+    let mut picks = Vec::new();
+    let mut aligner = Aligner::default();
+    let is_aligned = args.shard.0 == Sharding::Aligned;
+    // Aligned shares are computed by global batch: a step is then the part of one that a rank takes.
+    let step = if is_aligned { a_rank } else { STEP };
+    for rank in 0..args.world_size {
+        let shard = Shard::new(rank, args.world_size, Tail::Keep)?;
+        let mut positions = shard.positions(order.len());
+        let mut taken = 0;
+        while positions.remaining() > 0 {
+            ids.clear();
+            let strided = positions.split_front(step);
+            if is_aligned {
+                let batch = shard.global_batch(order.len(), taken, step);
+                picks.clear();
+                order.aligned_picks(directory, &mut aligner, &shard, batch, &mut picks);
+                ids.extend(picks.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
+            } else {
+                order.ids(directory, strided, &mut ids);
+            }
+            taken += strided.remaining();
+            ids.iter().for_each(|&id| observer.see(directory.label(id)));
+        }
+        observer.end_rank();
+    }
+    Ok(observer.finish())
+}
+
+/// Ids computed per step.
+const STEP: u64 = 4096;
+/// Options that apply to one image only.
+const OF_ONE_IMAGE: [&str; 3] = ["snapshot", "view", "shard"];
+const REPORT_EXAMPLES: &str = "\
+Examples:
+  dlfs shuffle-report train.dlfs --order grouped --lanes 8 --group 4
+  dlfs shuffle-report train.dlfs --order global --json
+  dlfs shuffle-report s3://bucket/shards/ --shards --index ix --first-epoch --world-size 8
+  dlfs shuffle-report text.dlfs --batch-tokens 16384 --token-bytes 2
+  dlfs shuffle-report web.dlfs --part 0.7 --mix code.dlfs=0.3 --batch-size 1024";

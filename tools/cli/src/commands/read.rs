@@ -1,22 +1,21 @@
 //! `dlfs read`: reads epochs as a training job would, verifies every sample, and prints a report.
 //!
-//! `read/shards.rs` reads shards whose index may be incomplete.
-//! The options are those of the library (`src/options/`) and of the files `*_args.rs`. `epochs.rs` takes batches from
-//! the loader, and `run_stats.rs` measures.
-
-mod shards;
+//! With `--shards --index PLACE` it reads epochs over shards that were not imported, from the first one on. The
+//! options are those of the library (`src/options/`), of `args.rs` and `job_args.rs`. `reading.rs` takes batches from
+//! the loader, and measures.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
 
 use dlfs::Error;
-use dlfs::cache::{Cache, CacheStats};
-use dlfs::dataset::{Dataset, Mixture, RunState, Share};
+use dlfs::cache::{Cache, CacheStats, TierOptions};
+use dlfs::dataset::{Dataset, Mixture, Options, RunState, ShardLoader, Share};
 use dlfs::directory::Directory;
 use dlfs::options::{Load, Order, Peers, Read, Rows, Store, Tiers, Tokens};
 use dlfs::order::State;
@@ -25,29 +24,22 @@ use dlfs::peers::Launched;
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::reader::{Batch, ReaderOptions};
 use dlfs::report::Stalls;
+use dlfs::shards::image_to_fill;
 use dlfs::units::{Epoch, Generation};
 
-use crate::args::ConnectionArgs;
-use crate::epochs::{
-    Batches, End, Samples, check_complete, check_some, read_batches, samples_within,
+use crate::args::{
+    ConnectionArgs, ImageArgs, MetricsArgs, PlacementArgs, WeightArgs, check_shard, engines, tiers,
+    unweighted,
 };
-use crate::exit::{Failure, Outcome, about_file, complain, usage};
-use crate::metrics_args::MetricsArgs;
-use crate::mix_args::{MixArgs, Source, Sources};
-use crate::open::{ImageArgs, engines};
-use crate::order_args::{check_shard, unweighted};
-use crate::out::{Out, joined, known};
-use crate::peer_args::{Joined, meeting, peer_line};
-use crate::placement_args::PlacementArgs;
-use crate::progress::Meter;
-use crate::report_args::ReportArgs;
-use crate::rows::{RowReader, RowsRead, token_loader};
-use crate::run_stats::{RunReport, RunStats};
-use crate::signals::{GRACE, GRACE_FOR_TIERS, Stop};
-use crate::store_args::{restart, staging, store_line};
-use crate::text;
-use crate::tier_args::tiers;
-use crate::weight_args::WeightArgs;
+use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop, about_file, complain, usage};
+use crate::job_args::{
+    Joined, MixArgs, ReportArgs, Source, Sources, meeting, peer_line, restart, staging, store_line,
+};
+use crate::out::{self, Meter, Out, joined, known};
+use crate::reading::{
+    Batches, End, RowReader, RowsRead, RunReport, RunStats, Samples, check_complete, check_some,
+    keys, read_batches, samples_within, token_loader,
+};
 
 /// Read epochs as a training job would, and report
 ///
@@ -155,8 +147,8 @@ pub(crate) fn run(args: ReadArgs, quiet: bool) -> Result<Outcome, Failure> {
         keeper.stopped()
     })?;
     let _metrics = args.metrics.serve()?;
-    if shards::are_meant(&args) {
-        return shards::run(&args, options, tiers, &keeper, &stop, quiet);
+    if shards_are_meant(&args) {
+        return read_shards(&args, options, tiers, &keeper, &stop, quiet);
     }
     if args.run.import_to.is_some() {
         let text = "--import-to goes with none of the options that need the index of all shards";
@@ -422,11 +414,11 @@ fn print_report(
     lines.try_for_each(|line| out.line(line))?;
     out.line(format!(
         "  commands   {}, {} read; engine {engine}",
-        text::count(stats.read.commands),
-        text::bytes(stats.read.bytes)
+        out::count(stats.read.commands),
+        out::bytes(stats.read.bytes)
     ))?;
     if let Some(pages) = stats.pages {
-        let resident = text::counted(stats.resident, "sample");
+        let resident = out::counted(stats.resident, "sample");
         out.line(format!("  window     {pages}; {resident} in it at the end"))?;
     }
     let lines = tiers.iter().flat_map(tier_lines).chain(peers.iter().map(peer_line));
@@ -437,13 +429,13 @@ fn print_report(
 }
 
 fn print_rate(out: &mut Out, report: &RunReport) -> Result<(), Failure> {
-    let samples = out.bold(&text::counted(report.samples, "sample"));
+    let samples = out.bold(&out::counted(report.samples, "sample"));
     let line = format!(
         "{samples}, {}, in {}: {} samples/s, {}",
-        text::bytes(report.bytes),
-        text::duration(report.time()),
-        out.bold(&text::count(report.samples_per_s as u64)),
-        out.bold(&text::rate(report.bytes, report.time())),
+        out::bytes(report.bytes),
+        out::duration(report.time()),
+        out.bold(&out::count(report.samples_per_s as u64)),
+        out.bold(&out::rate(report.bytes, report.time())),
     );
     out.line(line)
 }
@@ -475,8 +467,8 @@ fn verified(datasets: &[Dataset], sources: &Sources) -> String {
     if !is_learned {
         return "every sample verified".to_owned();
     }
-    let checksums = text::counted(learned, "checksum");
-    let later = text::counted(later, "later read");
+    let checksums = out::counted(learned, "checksum");
+    let later = out::counted(later, "later read");
     format!("{checksums} learned at first read, {later} verified")
 }
 
@@ -487,12 +479,12 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
         let mut line = format!(
             "  tier       {}: {} hits, {}, {:.0} us each; {} copied, {} of {} used",
             tier.name,
-            text::count(tier.hits),
-            text::bytes(tier.hit_bytes),
+            out::count(tier.hits),
+            out::bytes(tier.hit_bytes),
             1e6 * tier.hit_s / tier.hits.max(1) as f64,
-            text::bytes(tier.fill_bytes),
-            text::bytes(tier.used_bytes),
-            text::bytes(tier.capacity_bytes)
+            out::bytes(tier.fill_bytes),
+            out::bytes(tier.used_bytes),
+            out::bytes(tier.capacity_bytes)
         );
         for (count, what) in [
             (tier.restored, "reused"),
@@ -500,7 +492,7 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
             (tier.damaged, "damaged and read again"),
         ] {
             if count > 0 {
-                line.push_str(&format!(", {} {what}", text::count(count)));
+                line.push_str(&format!(", {} {what}", out::count(count)));
             }
         }
         if tier.is_off {
@@ -514,10 +506,10 @@ fn tier_lines(stats: &CacheStats) -> Vec<String> {
     let origin = stats.origin;
     lines.push(format!(
         "  origin     {} reads, {}, {:.0} us each; and {} by copying",
-        text::count(origin.reads),
-        text::bytes(origin.bytes),
+        out::count(origin.reads),
+        out::bytes(origin.bytes),
         1e6 * origin.read_s / origin.reads.max(1) as f64,
-        text::bytes(origin.copier_bytes)
+        out::bytes(origin.copier_bytes)
     ));
     lines
 }
@@ -544,3 +536,80 @@ Examples:
   dlfs read text.dlfs --batch-tokens 16384 --token-bytes 2 --max-batch 64
   dlfs read text.dlfs --seq-len 2048 --batch-size 8 --pack best_fit --separator 50256
   dlfs read train.dlfs --state run.json --stop-after 10000    # exit code 4; once more goes on";
+
+/// Returns whether the first epoch is to make the index that is missing. What needs the whole index opens the shards as
+/// other commands do, which makes it first.
+fn shards_are_meant(args: &ReadArgs) -> bool {
+    let needs_all = args.mix.is_given()
+        || args.weights.are_given()
+        || args.rows.seq_len.is_some()
+        || args.tokens.batch_tokens.is_some()
+        || args.peers.peers.is_some()
+        || args.store.store.is_some();
+    args.image.keeps_index() && !needs_all
+}
+
+fn read_shards(
+    args: &ReadArgs,
+    options: LoaderOptions,
+    tiers: TierOptions,
+    keeper: &Keeper,
+    stop: &Stop,
+    quiet: bool,
+) -> Result<Outcome, Failure> {
+    let resume = args.run.resume_state()?;
+    let mut open = args.image.options(&args.connection, tiers)?;
+    if let (Some(shards), Some(image)) = (&mut open.shards, &args.run.import_to) {
+        shards.import_to = image_to_fill(image).map_err(usage)?;
+    }
+    let open = Options { open, ..Options::default() };
+    let addresses = &args.image.image.0;
+    let mut loader = ShardLoader::open(addresses, &open, options, resume.as_ref(), &mut ())?;
+    let mut ids = args.run.ids.as_deref().map(IdsFile::create).transpose()?;
+    keeper.keep(loader.state());
+    keeper.save()?; // reports an unwritable file before the work starts
+    let mut meter = Meter::new("reading", 0, quiet);
+    let mut stats = RunStats::start();
+    let limit = args.run.stop_after.unwrap_or(u64::MAX);
+    let mut read = || -> Result<End, Error> {
+        let mut batch = Batch::new();
+        loop {
+            let asked = Instant::now();
+            if loader.next_into(&mut batch, &mut ())? {
+                stats.batch(keys(&batch), batch.len_bytes(), asked.elapsed());
+                ids.iter_mut().try_for_each(|ids| ids.append(&batch))?;
+                keeper.keep(loader.state());
+                let (samples, bytes) = stats.so_far();
+                meter.update(samples, bytes);
+                if stop.is_set() || samples >= limit {
+                    return Ok(End::Stopped);
+                }
+            } else if loader.epoch() >= loader.options().epochs.end {
+                return Ok(End::Complete);
+            }
+        }
+    };
+    let end = read();
+    drop(meter);
+    keeper.save()?; // also after an error, so that the run can resume there
+    let end = end?;
+    print_shards(args, &loader, &stats.finish())?;
+    match end {
+        End::Complete => Ok(Outcome::Done),
+        End::Stopped => Ok(keeper.stopped()),
+    }
+}
+
+fn print_shards(args: &ReadArgs, loader: &ShardLoader, report: &RunReport) -> Result<(), Failure> {
+    let shards = loader.shards().shards().len();
+    let mut out = Out::new();
+    if args.run.json {
+        let facts = json!({"shards": shards, "indexed": loader.dataset().is_some()});
+        out.json(&joined(report, facts))?;
+        return out.flush();
+    }
+    print_rate(&mut out, report)?;
+    report.lines().iter().try_for_each(|line| out.line(line))?;
+    out.line(format!("  order      CRC32C {:08x}; {shards} shards", report.order_crc32c))?;
+    out.flush()
+}

@@ -2,6 +2,8 @@
 //!
 //! This file turns the command line into a service, prints its addresses, and has the loop in which signals and changes
 //! are handled. `service/` has the rest, also for a configuration file with several subsystems.
+//!
+//! `dlfs ctl` asks a running service, and changes it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -10,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use dlfs::address::{Address, TcpAddress};
 use dlfs::exporter::Exporter;
@@ -22,22 +25,17 @@ use dlfs::qpair::{self, ConnectOptions, Device};
 use dlfs::target::{AnaState, ServedNamespace, TargetStats};
 use dlfs::units::{Nsid, total};
 
-use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN};
-use crate::exit::{Failure, Outcome};
-use crate::metrics_args::MetricsArgs;
-use crate::out::Out;
-use crate::placement_args::PlacementArgs;
-use crate::service::access_log::Place;
-use crate::service::changes::{Changes, Source};
+use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN, MetricsArgs, PlacementArgs};
+use crate::exit::{Asked, Failure, Outcome, Stop};
+use crate::log::{self, Place};
+use crate::out::{self, Out};
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
-use crate::service::control::Control;
-use crate::service::limits::LimitArgs;
-use crate::service::methods::counters;
+use crate::service::control::{Control, call};
+use crate::service::limits::{Limit, LimitArgs};
+use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, SetAna, Whole, counters};
+use crate::service::openings::{Changes, Source};
 use crate::service::running::{self, Running, Service};
-use crate::service::systemd::{self, Manager};
-use crate::service::takeover::{Takeover, beside};
-use crate::signals::{Asked, Stop};
-use crate::{log, text};
+use crate::service::takeover::{self, Manager, Takeover, beside};
 
 /// Serve an image over NVMe/TCP, for dlfs and any other host
 ///
@@ -127,7 +125,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         Some(path) if args.takeover => {
             Takeover::begin(path).map(|(takeover, sockets)| (Some(takeover), sockets))?
         }
-        _ => (None, systemd::inherited()?),
+        _ => (None, takeover::inherited()?),
     };
     let open = |path: &Path| match &takeover {
         Some(_) => Control::open(&beside(path, "new")),
@@ -390,7 +388,7 @@ fn announce(args: &ServeArgs, running: &Running, out: &mut Out) -> Result<(), Fa
     out.line(format!(
         "serving {} ({}, {}, {engine}) on {listen}",
         out.bold(&image.in_short()),
-        text::bytes(total(lens)),
+        out::bytes(total(lens)),
         if args.writable { "writable" } else { "read-only" },
     ))?;
     // For many namespaces, one address stands for all; a program gets each address with --json.
@@ -482,6 +480,117 @@ Signals: SIGINT and SIGTERM send the hosts away in order and end it, SIGUSR1 wri
 statistics to the log, SIGHUP reads the file of --config or --hosts again. Under systemd it reports
 its state (Type=notify-reload) and takes the sockets of a socket unit.";
 
+/// Ask a running `dlfs serve --control`, and change it
+///
+/// What it changes lasts until the service is restarted or its configuration file is read again: write it into
+/// the file as well.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// The socket that the service was started with
+    #[arg(long, value_name = "PATH", default_value = "/run/dlfs/control.sock")]
+    socket: PathBuf,
+    /// Print the answer as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// A method with its parameters, by the names that the socket has for them.
+#[derive(Debug, Subcommand, Serialize)]
+#[serde(tag = "method", content = "params", rename_all = "kebab-case")]
+enum Verb {
+    /// List the subsystems, with their namespaces and hosts
+    ListSubsys(Whole),
+    /// List the controllers of connected hosts
+    ListHosts(Whole),
+    /// Add a namespace; connected hosts are told
+    AddNs(AddNamespace),
+    /// Remove a namespace; connected hosts are told
+    RemoveNs(RemoveNamespace),
+    /// Allow a host to connect without a key
+    AddHost(OneHost),
+    /// Disconnect a host and remove it, and its keys, from the list
+    DropHost(OneHost),
+    /// Set the ANA state of the namespaces through this service; connected hosts are told
+    Ana(SetAna),
+    /// Limit what a host, a group or a namespace may use, or end its limits if none is given
+    Limit(Limit),
+    /// Print the counters since the start
+    Stats(Whole),
+    /// Change which lines the service writes to its log
+    LogLevel {
+        /// The least severe lines that are written
+        #[arg(value_parser = ["error", "warn", "info", "debug"])]
+        level: String,
+    },
+    /// Read the configuration file again, as SIGHUP does, and print what has changed
+    Reload,
+    /// Send all hosts away in order, and end the service, as SIGTERM does
+    Drain,
+}
+
+pub(crate) fn ctl(args: CtlArgs) -> Result<Outcome, Failure> {
+    let mut request = json!(args.verb);
+    let params = request["params"].take();
+    let answer = call(&args.socket, request["method"].as_str().unwrap_or_default(), params)?;
+    let mut out = Out::new();
+    if args.json {
+        out.json(&answer)?;
+    } else {
+        lines(&args.verb, &answer).iter().try_for_each(|line| out.line(line))?;
+    }
+    out.end(Outcome::Done)
+}
+
+/// The answer as text.
+fn lines(verb: &Verb, answer: &Value) -> Vec<String> {
+    let entries = answer.as_array().map(Vec::as_slice).unwrap_or_default();
+    match verb {
+        Verb::ListSubsys(_) => entries.iter().flat_map(subsystem).collect(),
+        Verb::ListHosts(_) | Verb::Stats(_) => entries.iter().map(fields).collect(),
+        Verb::AddNs(_) | Verb::RemoveNs(_) | Verb::DropHost(_) | Verb::Drain => {
+            vec![fields(answer)]
+        }
+        Verb::Reload => vec![text(&answer["changed"])],
+        Verb::AddHost(_) | Verb::Ana(_) | Verb::Limit(_) | Verb::LogLevel { .. } => Vec::new(),
+    }
+}
+
+fn subsystem(subsystem: &Value) -> Vec<String> {
+    let namespaces = subsystem["namespaces"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let texts = |key: &str| -> String {
+        let texts = subsystem[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        texts.iter().map(text).collect::<Vec<_>>().join(" ")
+    };
+    let is_any = subsystem["allow_any_host"] == true;
+    let hosts = if is_any { "any".to_owned() } else { texts("hosts") };
+    let ana = subsystem["ana"].as_str().filter(|state| *state != "optimized");
+    let mut lines = vec![
+        text(&subsystem["nqn"]),
+        format!(
+            "  listen={} controllers={}{}{}",
+            texts("listen"),
+            subsystem["controllers"],
+            ana.map_or(String::new(), |state| format!(" ana={state}")),
+            if subsystem["draining"] == true { " draining=true" } else { "" }
+        ),
+        format!("  hosts={hosts}"),
+    ];
+    lines.extend(namespaces.iter().map(|namespace| format!("  {}", fields(namespace))));
+    lines
+}
+
+/// `key=value` for each field.
+fn fields(value: &Value) -> String {
+    let fields = value.as_object().into_iter().flatten();
+    fields.map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(" ")
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -516,7 +625,7 @@ mod tests {
         assert_eq!(
             text,
             "nvme-tcp://127.0.0.1:4420/nqn.2026-11.io.dlfs:x?ns=1,\
-             nvme-tcp://127.0.0.1:4420/nqn.2026-11.io.dlfs:x?ns=2"
+         nvme-tcp://127.0.0.1:4420/nqn.2026-11.io.dlfs:x?ns=2"
         );
         assert_eq!(shell_word(&text), format!("'{text}'"));
         assert_eq!(shell_word("nvme-tcp://h:1/nqn.x"), "nvme-tcp://h:1/nqn.x");

@@ -9,13 +9,10 @@ use dlfs::directory::Directory;
 use dlfs::format::Origin;
 use dlfs::units::SampleId;
 
-use super::cat::find;
-use super::ls::{json_name, json_values};
-use crate::args::{ConnectionArgs, Name};
+use super::samples::{find, json_name, json_values};
+use crate::args::{ConnectionArgs, ImageArgs, Name};
 use crate::exit::{Failure, Outcome};
-use crate::open::ImageArgs;
-use crate::out::{Out, known};
-use crate::text::{self, safe_name};
+use crate::out::{self, Out, known, safe_name};
 
 /// Show facts about an image and its directory, or about one sample
 #[derive(Debug, Args)]
@@ -234,21 +231,21 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
             lost.unwrap_or_default()
         ))?;
     }
-    out.line(format!("written      {}", text::utc(written(directory))))?;
+    out.line(format!("written      {}", out::utc(written(directory))))?;
     if let Some(view) = view(directory) {
         out.line(format!("view         {view}"))?;
     }
-    let samples = text::count(directory.num_live());
+    let samples = out::count(directory.num_live());
     let deleted = match sums.deleted {
         0 => String::new(),
-        deleted => format!(", and {} deleted", text::count(deleted)),
+        deleted => format!(", and {} deleted", out::count(deleted)),
     };
-    let bytes = text::bytes(sums.sample_bytes);
+    let bytes = out::bytes(sums.sample_bytes);
     out.line(format!("samples      {}, {bytes}{deleted}", out.bold(&samples)))?;
     out.line(format!(
         "chunks       {} of {}",
-        text::count(directory.num_chunks().into()),
-        text::binary_size(directory.layout().chunk_size_bytes.into())
+        out::count(directory.num_chunks().into()),
+        out::binary_size(directory.layout().chunk_size_bytes.into())
     ))?;
     if !directory.fields().is_empty() {
         let types = directory.field_types();
@@ -262,9 +259,9 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
         (None, _) => "no labels".to_owned(),
         (Some(_), 0) => "a label each".to_owned(),
         (Some(_), 1) => format!("1 of {samples} samples has no label"),
-        (Some(_), some) => format!("{} of {samples} samples have no label", text::count(some)),
+        (Some(_), some) => format!("{} of {samples} samples have no label", out::count(some)),
     };
-    let classes = text::count(directory.classes().len() as u64);
+    let classes = out::count(directory.classes().len() as u64);
     out.line(format!("classes      {classes}; {labels}"))?;
     if !directory.columns().is_empty() {
         let columns = directory.columns().iter();
@@ -274,12 +271,12 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
     if sums.objects > 0 {
         out.line(format!(
             "origins      {} objects of stores, {}; --origins lists them",
-            text::count(sums.objects),
-            text::bytes(sums.object_bytes)
+            out::count(sums.objects),
+            out::bytes(sums.object_bytes)
         ))?;
     }
     if let Some(learned) = directory.learned() {
-        let learned = text::count(learned.count());
+        let learned = out::count(learned.count());
         out.line(format!(
             "checksums    {learned} of {samples} known: a folder's are learned at first read"
         ))?;
@@ -291,20 +288,20 @@ fn print_image(out: &mut Out, image: &Image, sums: &Sums) -> Result<(), Failure>
         out.line(format!("  engine     {}{read_only}", namespace.engine))?;
         out.line(format!(
             "  size       {}, {} in use, blocks of {}",
-            text::bytes(namespace.len_bytes()),
-            text::bytes(superblock.used_len_bytes),
+            out::bytes(namespace.len_bytes()),
+            out::bytes(superblock.used_len_bytes),
             namespace.block_len_bytes
         ))?;
         out.line(format!(
             "  limits     {} an I/O, {} I/Os a queue",
-            text::bytes(namespace.max_transfer_bytes.into()),
+            out::bytes(namespace.max_transfer_bytes.into()),
             namespace.queue_depth
         ))?;
     }
     let bytes = parts(directory).iter().map(|(_, bytes)| bytes).sum();
     out.line(format!(
         "directory    {} in memory, {:.2} bytes a sample; tree of height {}",
-        text::bytes(bytes),
+        out::bytes(bytes),
         per_sample(directory, bytes),
         directory.tree_height()
     ))?;
@@ -345,7 +342,7 @@ fn print_sample(out: &mut Out, directory: &Directory, id: SampleId) -> Result<()
     let name = safe_name(&directory.name(id)?.unwrap_or_default());
     out.line(format!("sample       {}", out.bold(&name)))?;
     out.line(format!("id           {id}"))?;
-    out.line(format!("length       {} bytes", text::count(extent.len_bytes.into())))?;
+    out.line(format!("length       {} bytes", out::count(extent.len_bytes.into())))?;
     if let Some(label) = directory.label(id) {
         let class = class(directory, id).map_or_else(String::new, |class| format!(" ({class})"));
         out.line(format!("label        {label}{class}"))?;

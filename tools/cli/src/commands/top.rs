@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::exit::{Failure, Outcome};
-use crate::top::address::MetricsAddress;
+use crate::top::fleet::MetricsAddress;
 use crate::top::{once, screen};
 
 /// Show what targets and jobs do now, by the metrics that they serve

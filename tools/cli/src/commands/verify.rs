@@ -7,13 +7,10 @@ use serde_json::{Value, json};
 
 use dlfs::dataset::{Damage, VerifyOptions, VerifyReport};
 
-use crate::args::ConnectionArgs;
-use crate::epochs::check_complete;
+use crate::args::{ConnectionArgs, ImageArgs, engines};
 use crate::exit::{Failure, Outcome};
-use crate::open::{ImageArgs, engines};
-use crate::out::{Out, known};
-use crate::progress::Meter;
-use crate::text;
+use crate::out::{self, Meter, Out, known};
+use crate::reading::check_complete;
 
 /// Read and verify everything, and list what is damaged
 ///
@@ -55,15 +52,15 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
         }
         let verdict = match report.damages.len() {
             0 => out.green("no damage"),
-            damages => out.bold(&text::counted(damages as u64, "damage")),
+            damages => out.bold(&out::counted(damages as u64, "damage")),
         };
         out.line(format!(
             "{verdict}: {} in {}, {} read in {} ({}, {})",
-            text::counted(report.samples, "sample"),
-            text::counted(report.chunks, "chunk"),
-            text::bytes(report.bytes),
-            text::duration(time),
-            text::rate(report.bytes, time),
+            out::counted(report.samples, "sample"),
+            out::counted(report.chunks, "chunk"),
+            out::bytes(report.bytes),
+            out::duration(time),
+            out::rate(report.bytes, time),
             engines(std::iter::once(&image)),
         ))?;
     }
@@ -74,7 +71,7 @@ fn describe(damage: &Damage) -> String {
     let place = format!("namespace {} at byte {}", damage.namespace, damage.offset_bytes);
     match (damage.sample, &damage.name) {
         (Some(id), Some(name)) => {
-            format!("{} (sample {id}, {place}): {}", text::safe_name(name), damage.what)
+            format!("{} (sample {id}, {place}): {}", out::safe_name(name), damage.what)
         }
         (Some(id), None) => format!("sample {id} ({place}): {}", damage.what),
         _ => format!("{place}: {}", damage.what),
@@ -85,7 +82,7 @@ fn as_json(report: &VerifyReport, seconds: f64) -> Value {
     let damage = |damage: &Damage| {
         known(json!({
             "id": damage.sample.map(|id| id.0),
-            "name": damage.name.as_deref().map(text::safe_name),
+            "name": damage.name.as_deref().map(out::safe_name),
             "namespace": damage.namespace,
             "offset_bytes": damage.offset_bytes,
             "what": damage.what,

@@ -19,7 +19,7 @@ use dlfs::{Error, ErrorKind};
 
 use super::{NewFile, Sink, SinkError};
 use crate::exit::{Failure, about_file};
-use crate::text;
+use crate::out;
 
 /// Writes files below a folder that was empty or absent.
 ///
@@ -175,7 +175,7 @@ fn failed(path: &Path, name: &[u8], error: Errno) -> SinkError {
         Errno::NAMETOOLONG => SinkError::Conflict("too long for this file system"),
         Errno::INVAL | Errno::ILSEQ => SinkError::Conflict("not a name on this file system"),
         error => {
-            let path = path.join(text::safe_name(name));
+            let path = path.join(out::safe_name(name));
             SinkError::Failed(about_file("cannot write", path, error.into()).into())
         }
     }

@@ -12,13 +12,11 @@ use dlfs::keys::read_hosts;
 use dlfs::nvme::Nqn;
 use dlfs::qpair::Cpus;
 use dlfs::target::{AnaState, HostKeys, HostRule, Limits, Rules};
-use dlfs::tls;
 use dlfs::units::Nsid;
-use dlfs::{Error, ErrorKind, Result};
+use dlfs::{Error, ErrorKind, Result, tls};
 
-use super::access_log::Place;
-use super::limits::{LimitArgs, parse_table};
-use super::shares;
+use super::limits::{self, LimitArgs, parse_table};
+use crate::log::Place;
 
 /// The whole configuration of a service.
 #[derive(Debug, Clone, Default)]
@@ -201,8 +199,8 @@ fn parse(text: &str, path: &Path, folder: &Path) -> Result<ServiceConfig> {
     }
     for (tables, is_group) in [(file.host, false), (file.group, true)] {
         for table in tables {
-            let rule = shares::rule_of(table.get_ref(), is_group).and_then(|rule| {
-                shares::check_known(&rule, config.subsystems.iter())?;
+            let rule = limits::rule_of(table.get_ref(), is_group).and_then(|rule| {
+                limits::check_known(&rule, config.subsystems.iter())?;
                 if is_group && config.hosts.iter().any(|other| other.group == rule.group) {
                     return Err(format!(
                         "two groups are named {:?}",
@@ -326,7 +324,7 @@ impl Reader<'_> {
     fn namespace_limits(&self, file: &[FileNamespace]) -> Result<BTreeMap<Nsid, Limits>> {
         let limited = file.iter().filter_map(|file| Some((file, file.limit.as_ref()?)));
         let limits = |(file, table): (&FileNamespace, &Spanned<toml::Table>)| {
-            let limits = shares::of_namespace(table.get_ref());
+            let limits = limits::of_namespace(table.get_ref());
             let limits = limits.map_err(|what| self.wrong(table.span().start, &what))?;
             Ok((Nsid(*file.nsid.get_ref()), limits))
         };
@@ -402,7 +400,7 @@ nqn = "nqn.2026-11.io.dlfs:b"
 listen = "0.0.0.0:4421"
 allow_hosts = ["nqn.2026-11.io.dlfs:host"]
 ana = "non-optimized"
-"#;
+    "#;
 
     fn parsed(text: &str) -> Result<ServiceConfig> {
         parse(text, Path::new("/etc/dlfs/targets.toml"), Path::new("/etc/dlfs"))

@@ -1,6 +1,6 @@
 //! The methods of the control socket, by name.
 //!
-//! Their parameters are types, which `dlfs ctl` fills from its arguments. Methods that take long are in `changes.rs`.
+//! Their parameters are types, which `dlfs ctl` fills from its arguments. Methods that take long are in `openings.rs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,7 @@ use dlfs::{Error, ErrorKind, Result};
 
 use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
-use super::leaving::Leaving;
-use super::running::{Running, Service};
+use super::running::{Leaving, Running, Service};
 use super::takeover;
 use crate::log;
 
@@ -104,7 +103,7 @@ struct Level {
 }
 
 impl Service {
-    /// Carries out a request, except those of [`super::changes`]: `add-ns`, `reload` and `drain`.
+    /// Carries out a request, except those of [`super::openings`]: `add-ns`, `reload` and `drain`.
     pub(crate) fn answer(&mut self, request: &Request) -> Result<Value> {
         match request.method.as_str() {
             "list-subsys" => self.list_subsystems(&params(request)?),

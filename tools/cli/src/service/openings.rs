@@ -1,17 +1,30 @@
-//! Opens namespaces in the background, those of each request or reload on a thread: a remote target may take long
-//! to answer, and the service goes on meanwhile.
+//! Changes of a service while it runs: requests of `dlfs ctl`, and reloads.
+//!
+//! The command's thread calls [`Changes::step`] again and again. Opening namespaces may take long, since a remote
+//! target may be slow to answer; so those of each request or reload are opened on a thread, and the service goes on
+//! meanwhile. The request that needs a namespace is answered when it is open. One reload is in progress at a time.
 
-use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use rustix::event::{EventfdFlags, eventfd};
+use serde_json::{Value, json};
 
+use dlfs::keys::read_hosts;
+use dlfs::nvme::Nqn;
 use dlfs::target::ServedNamespace;
 use dlfs::{Error, ErrorKind, Result};
+
+use self::Failed::{NothingChanged, PartlyChanged};
+use super::config::{self, NamespaceConfig, ServiceConfig};
+use super::control::{Request, Ticket};
+use super::running::{self, DRAIN_LIMIT, Opened, Service};
+use super::takeover::Manager;
+use crate::log::{self, Place};
 
 /// Openings in progress, each with its purpose.
 pub(crate) struct Openings<P> {
@@ -25,10 +38,10 @@ pub(crate) struct Openings<P> {
 struct UnderWay<P> {
     purpose: P,
     until: Instant,
-    result: Receiver<Opened>,
+    result: Receiver<Found>,
 }
 
-type Opened = Result<Vec<ServedNamespace>>;
+type Found = Result<Vec<ServedNamespace>>;
 
 impl<P> Openings<P> {
     /// # Errors
@@ -45,7 +58,7 @@ impl<P> Openings<P> {
         &mut self,
         purpose: P,
         limit: Duration,
-        work: impl FnOnce() -> Opened + Send + 'static,
+        work: impl FnOnce() -> Found + Send + 'static,
     ) {
         let (done, result) = channel();
         self.under_way.push(UnderWay { purpose, until: Instant::now() + limit, result });
@@ -56,8 +69,8 @@ impl<P> Openings<P> {
 
     fn start(
         &self,
-        done: Sender<Opened>,
-        work: impl FnOnce() -> Opened + Send + 'static,
+        done: Sender<Found>,
+        work: impl FnOnce() -> Found + Send + 'static,
     ) -> Result<()> {
         // Threads that have hung for longer than their limit count too.
         if Arc::strong_count(&self.threads) > MAX_THREADS {
@@ -83,12 +96,12 @@ impl<P> Openings<P> {
     }
 
     /// The purposes of all openings in progress.
-    pub(crate) fn purposes(&self) -> impl Iterator<Item = &P> {
+    fn purposes(&self) -> impl Iterator<Item = &P> {
         self.under_way.iter().map(|under_way| &under_way.purpose)
     }
 
     /// Openings that have ended, or whose time is over, with their results.
-    pub(crate) fn finished(&mut self) -> Vec<(P, Opened)> {
+    pub(crate) fn finished(&mut self) -> Vec<(P, Found)> {
         let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]); // resets it; it may be zero
         let now = Instant::now();
         let mut finished = Vec::new();
@@ -108,6 +121,300 @@ impl<P> Openings<P> {
 
 /// The most threads that open namespaces at a time.
 const MAX_THREADS: usize = 16;
+
+/// A service, and the changes in progress.
+pub(crate) struct Changes {
+    pub(crate) service: Service,
+    source: Source,
+    manager: Manager,
+    openings: Openings<Purpose>,
+    /// Requests for a reload that has not begun.
+    wanted: Askers,
+    /// The deadline for hosts to leave; the service then ends.
+    ends: Option<Instant>,
+    /// Set when another process has taken over.
+    pub(crate) has_handed_over: bool,
+}
+
+/// The files and options that a reload reads.
+pub(crate) struct Source {
+    pub(crate) config: Option<PathBuf>,
+    /// The hosts file from the command line.
+    pub(crate) hosts: Option<PathBuf>,
+    /// The place from the command line, which has precedence over the configuration file's.
+    pub(crate) access_log: Option<Place>,
+}
+
+/// The purpose of opening namespaces.
+enum Purpose {
+    Add(Ticket, (Nqn, NamespaceConfig)),
+    Reload(Reload),
+}
+
+/// A reload in progress.
+struct Reload {
+    askers: Askers,
+    new: ServiceConfig,
+    /// Namespaces that are being opened.
+    wanted: Vec<(Nqn, NamespaceConfig)>,
+    opened: Vec<Found>,
+}
+
+/// The requesters of a reload: SIGHUP, and clients of `dlfs ctl`.
+#[derive(Default)]
+struct Askers {
+    hung_up: bool,
+    tickets: Vec<Ticket>,
+}
+
+/// The end of a reload: the changes, in words.
+type End = Result<String, Failed>;
+
+/// The extent of a reload that failed.
+enum Failed {
+    NothingChanged(Error),
+    PartlyChanged(Error),
+}
+
+/// Requests with their answers.
+type Answers = Vec<(Ticket, Result<Value>)>;
+
+impl Source {
+    /// The place of the access log for this configuration file.
+    pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
+        self.access_log.clone().or_else(|| config?.access_log.clone())
+    }
+}
+
+impl Changes {
+    /// # Errors
+    /// The operating system has no file descriptor left.
+    pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
+        let openings = Openings::new()?;
+        let wanted = Askers::default();
+        let ends = None;
+        let has_handed_over = false;
+        Ok(Changes { service, source, manager, openings, wanted, ends, has_handed_over })
+    }
+
+    /// Begins to end the service: sends all hosts away. Returns the number of controllers.
+    pub(crate) fn begin_to_end(&mut self, why: &str) -> usize {
+        if self.ends.is_none() {
+            if !self.has_handed_over {
+                self.manager.stopping(); // else the manager follows the other process
+            }
+            self.ends = Some(Instant::now() + DRAIN_LIMIT);
+        }
+        self.service.begin_to_drain(why)
+    }
+
+    /// Returns whether [`Changes::begin_to_end`] was called.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ends.is_some()
+    }
+
+    /// Returns whether the service is ending, and all hosts are gone or their deadline has passed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ends.is_some_and(|until| self.service.is_drained() || Instant::now() >= until)
+    }
+
+    /// Becomes readable when [`Changes::step`] has something to do.
+    pub(crate) fn waker(&self) -> Arc<OwnedFd> {
+        self.openings.waker()
+    }
+
+    /// Notes that SIGHUP has arrived.
+    pub(crate) fn hung_up(&mut self) {
+        self.wanted.hung_up = true;
+    }
+
+    /// Carries out a request. `None`: [`Changes::step`] returns the answer later.
+    pub(crate) fn answer(&mut self, request: &Request, ticket: Ticket) -> Option<Result<Value>> {
+        match request.method.as_str() {
+            "add-ns" | "reload" if self.is_ending() => Some(Err(it_ends())),
+            "add-ns" => self.begin_to_add(request, ticket).err().map(Err),
+            "reload" => {
+                self.wanted.tickets.push(ticket);
+                None
+            }
+            "drain" => {
+                let controllers = self.begin_to_end("dlfs ctl drain");
+                Some(Ok(json!({ "controllers": controllers })))
+            }
+            "hand-over" => Some(self.service.stop_listening().map(|()| {
+                self.has_handed_over = true;
+                let controllers = self.begin_to_end("another process takes over");
+                json!({ "controllers": controllers })
+            })),
+            _ => Some(self.service.answer(request)),
+        }
+    }
+
+    fn begin_to_add(&mut self, request: &Request, ticket: Ticket) -> Result<()> {
+        let promised = self.openings.purposes().filter_map(|purpose| match purpose {
+            Purpose::Add(_, added) => Some(added),
+            Purpose::Reload(_) => None,
+        });
+        let added = self.service.to_add(request, promised)?;
+        self.open(vec![added.1.clone()], Purpose::Add(ticket, added));
+        Ok(())
+    }
+
+    fn open(&mut self, namespaces: Vec<NamespaceConfig>, purpose: Purpose) {
+        let connect = self.service.connect.clone();
+        self.openings.begin(purpose, OPEN_LIMIT, move || {
+            namespaces.iter().map(|namespace| running::open(namespace, &connect)).collect()
+        });
+    }
+
+    /// Advances all changes in progress; returns the answers that are ready.
+    pub(crate) fn step(&mut self) -> Answers {
+        let mut answers = Vec::new();
+        self.service.step_leaving();
+        for (purpose, opened) in self.openings.finished() {
+            let opened = if self.is_ending() { Err(it_ends()) } else { opened };
+            match purpose {
+                Purpose::Add(ticket, (nqn, config)) => {
+                    let add = |mut served: Vec<ServedNamespace>| {
+                        self.service.add_opened(&nqn, config, served.remove(0))
+                    };
+                    answers.push((ticket, opened.and_then(add)));
+                }
+                Purpose::Reload(reload) => match opened {
+                    Ok(served) => self.have_opened(reload, served, &mut answers),
+                    Err(error) => self.end(reload.askers, Err(NothingChanged(error)), &mut answers),
+                },
+            }
+        }
+        let is_reloading =
+            self.openings.purposes().any(|purpose| matches!(purpose, Purpose::Reload(_)));
+        if !is_reloading && (self.wanted.hung_up || !self.wanted.tickets.is_empty()) {
+            self.begin_to_reload(&mut answers);
+        }
+        answers
+    }
+
+    fn begin_to_reload(&mut self, answers: &mut Answers) {
+        if self.is_ending() {
+            let askers = std::mem::take(&mut self.wanted);
+            return self.end(askers, Err(NothingChanged(it_ends())), answers);
+        }
+        let new = self.source.config.as_deref().map(config::read).transpose();
+        if let Ok(Some(new)) = &new
+            && new.subsystems.iter().any(|config| self.service.is_leaving(&config.nqn))
+        {
+            // The file contains a subsystem that is still ending. The reload waits for its end, for a few
+            // seconds at most; other requests do not wait.
+            return;
+        }
+        let askers = std::mem::take(&mut self.wanted);
+        self.manager.reloading();
+        match new {
+            Ok(Some(new)) => {
+                let wanted = Vec::new();
+                let opened = Vec::new();
+                self.go_on(Reload { askers, new, wanted, opened }, answers);
+            }
+            Err(error) => self.end(askers, Err(NothingChanged(error)), answers),
+            Ok(None) => {
+                let end = self.read_hosts_again().map_err(NothingChanged);
+                self.end(askers, end, answers);
+            }
+        }
+    }
+
+    fn have_opened(
+        &mut self,
+        mut reload: Reload,
+        served: Vec<ServedNamespace>,
+        answers: &mut Answers,
+    ) {
+        let wanted = std::mem::take(&mut reload.wanted).into_iter().zip(served);
+        let opened = wanted.map(|((nqn, config), served)| Opened { nqn, config, served });
+        reload.opened.extend(opened);
+        self.go_on(reload, answers);
+    }
+
+    /// Opens missing namespaces, or ends the reload. Namespaces may be missing again: `dlfs ctl` may remove
+    /// one while others are opened.
+    fn go_on(&mut self, mut reload: Reload, answers: &mut Answers) {
+        match self.service.missing(&reload.new, &reload.opened) {
+            Ok(missing) if !missing.is_empty() => {
+                reload.wanted = missing;
+                let namespaces = reload.wanted.iter().map(|(_, config)| config.clone()).collect();
+                self.open(namespaces, Purpose::Reload(reload));
+            }
+            Ok(_) => {
+                let Reload { askers, new, opened, .. } = reload;
+                let end = self.become_what(&new, opened);
+                self.end(askers, end, answers);
+            }
+            Err(error) => self.end(reload.askers, Err(NothingChanged(error)), answers),
+        }
+    }
+
+    fn become_what(&mut self, new: &ServiceConfig, opened: Vec<Opened>) -> End {
+        let place = self.source.access_log(Some(new));
+        let prepared = self.service.prepare(new, opened, place.as_ref()).map_err(NothingChanged)?;
+        self.service.commit(new, prepared).map_err(PartlyChanged)
+    }
+
+    /// Reloads the hosts file from the command line. Connected hosts stay.
+    fn read_hosts_again(&mut self) -> Result<String> {
+        let keys = self.source.hosts.as_deref().map(read_hosts).transpose()?;
+        let output = self.service.next_access_log(self.source.access_log(None).as_ref())?;
+        let count = keys.as_ref().map(|keys| keys.len());
+        if let (Some(keys), Some(running)) = (keys, self.service.subsystems.first_mut()) {
+            running.target.set_host_keys(keys.clone())?;
+            running.config.host_keys = keys;
+        }
+        if let Some(output) = output {
+            self.service.switch_access_log(output);
+        }
+        Ok(match count {
+            None => "there is no hosts file to read again; serving goes on".to_owned(),
+            Some(1) => "the hosts file names 1 host".to_owned(),
+            Some(count) => format!("the hosts file names {count} hosts"),
+        })
+    }
+
+    /// Reports the result of a reload to all its requesters.
+    fn end(&mut self, askers: Askers, end: End, answers: &mut Answers) {
+        let why = |error: &Error| error.report().replace("\n  ", "; "); // one line of the log
+        let (event, text, failed) = match end {
+            Ok(what) => ("reloaded", what, None),
+            Err(NothingChanged(error)) => {
+                let text = format!("all stays as it was: {}", why(&error));
+                ("reload-refused", text, Some(error.kind()))
+            }
+            Err(PartlyChanged(error)) => {
+                let text = format!("only a part has changed, restart it: {}", why(&error));
+                ("reload-failed", text, Some(error.kind()))
+            }
+        };
+        let key = if failed.is_some() { "why" } else { "what" };
+        self.service.note(event, json!({ key: text }));
+        let asker = if askers.hung_up { "SIGHUP" } else { "dlfs ctl reload" };
+        log::say(&format!("{asker}: {text}"));
+        if !self.is_ending() {
+            self.manager.ready("serving");
+        }
+        for ticket in askers.tickets {
+            let answer = match failed {
+                None => Ok(json!({ "changed": text })),
+                Some(kind) => Err(Error::new(kind, text.clone())),
+            };
+            answers.push((ticket, answer));
+        }
+    }
+}
+
+fn it_ends() -> Error {
+    Error::new(ErrorKind::Busy, "the service is draining, and ends")
+}
+
+/// Time limit for opening namespaces. A remote target has less: see `ConnectOptions::connect_timeout`.
+const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {

@@ -1,28 +1,35 @@
-//! The running targets of a service.
+//! The running targets of a service: how they start and end, their sockets, and how they match the configuration file
+//! again.
 //!
-//! This file starts and ends them, and finds their sockets. `reload.rs` changes them while they run; `leaving.rs` ends
-//! those that a reload has removed.
+//! A reload has two steps, so that a bad file, machine or remote target changes nothing. First, [`super::openings`]
+//! opens namespaces, and [`Service::prepare`] does everything else that can fail: it listens, starts the targets of
+//! new subsystems without admitting hosts, and allocates all that running targets need. Then [`Service::commit`]
+//! changes the service; it fails, and then in part, only if a target's thread hangs or is dead.
+//!
+//! The hosts of a subsystem that a reload has removed are sent away, and its target ends in the background: the
+//! command's thread calls [`Leaving::step`] again and again. The end of a target may wait for a hanging device, so it
+//! runs on its own thread.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use dlfs::nvme::Nqn;
 use dlfs::qpair::{self, ConnectOptions, Cpus};
 use dlfs::target::{
-    AccessLog as TargetLog, AnaState, Limiter, ServedNamespace, Target, TargetOptions,
+    AccessLog as TargetLog, AnaState, Limiter, PreparedNamespace, ServedNamespace, Target,
+    TargetOptions,
 };
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind, Result};
 
-use super::access_log::{AccessLog, Output, Place};
-use super::config::{MAX_NSID, NamespaceConfig, SubsystemConfig};
-use super::leaving::Leaving;
+use super::config::{MAX_NSID, NamespaceConfig, ServiceConfig, SubsystemConfig};
+use crate::log::{self, AccessLog, Output, Place};
 
 /// One running target for each subsystem.
 pub(crate) struct Service {
@@ -186,7 +193,7 @@ impl Service {
         self.leaving.iter().any(|leaving| leaving.nqn() == nqn)
     }
 
-    pub(crate) fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
+    fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
         self.subsystems.iter_mut().find(|running| running.config.nqn == *nqn)
     }
 
@@ -298,7 +305,7 @@ impl Running {
     /// # Errors
     /// `TimedOut`, `Internal`: a thread of the target does not answer, or is dead. It may still accept
     /// connections, and refuse them.
-    pub(super) fn leave(&mut self) -> Result<()> {
+    fn leave(&mut self) -> Result<()> {
         let controllers = self.target.connected().len();
         let why = "the configuration file has it no more";
         self.note("draining", json!({ "why": why, "controllers": controllers }));
@@ -308,7 +315,7 @@ impl Running {
     }
 
     /// Returns a closure that writes the last line about the subsystem to the access log.
-    pub(super) fn last_note(&self) -> impl FnOnce() + Send + 'static {
+    fn last_note(&self) -> impl FnOnce() + Send + 'static {
         let nqn = self.config.nqn.clone();
         let access = self.access.clone();
         move || {
@@ -353,3 +360,298 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
 
 /// Time limit for hosts to leave.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// A subsystem that is no longer served.
+pub(crate) enum Leaving {
+    /// Hosts have until this deadline to leave.
+    Draining(Box<Running>, Instant),
+    /// Its target ends.
+    Ending(Nqn, JoinHandle<()>),
+}
+
+impl Leaving {
+    pub(crate) fn nqn(&self) -> &Nqn {
+        match self {
+            Leaving::Draining(running, _) => &running.config.nqn,
+            Leaving::Ending(nqn, _) => nqn,
+        }
+    }
+
+    /// The subsystem, while hosts may be connected to it.
+    pub(crate) fn running(&self) -> Option<&Running> {
+        match self {
+            Leaving::Draining(running, _) => Some(running),
+            Leaving::Ending(..) => None,
+        }
+    }
+
+    /// Advances if possible; `None`: the subsystem is gone.
+    fn step(self, now: Instant) -> Option<Leaving> {
+        match self {
+            Leaving::Draining(running, until) => {
+                let is_over = running.target.is_drained() || now >= until;
+                let leaving = Leaving::Draining(running, until);
+                if is_over { leaving.end() } else { Some(leaving) }
+            }
+            Leaving::Ending(nqn, thread) if thread.is_finished() => {
+                log::say(&format!("subsystem {nqn} has ended"));
+                None
+            }
+            ending @ Leaving::Ending(..) => Some(ending),
+        }
+    }
+
+    /// Ends the target, and disconnects the remaining hosts; `None`: the subsystem is gone.
+    pub(crate) fn end(self) -> Option<Leaving> {
+        let Leaving::Draining(running, _) = self else { return Some(self) };
+        let nqn = running.config.nqn.clone();
+        let late = running.target.connected().len();
+        if late > 0 {
+            let limit = DRAIN_LIMIT.as_secs();
+            log::say(&format!(
+                "subsystem {nqn}: {late} controllers were not gone after {limit} s and are cut off"
+            ));
+        }
+        let last_note = running.last_note();
+        let again = running.last_note();
+        let end = move || {
+            running.target.stop();
+            last_note();
+        };
+        match thread::Builder::new().name("dlfs-serve-end".to_owned()).spawn(end) {
+            Ok(thread) => Some(Leaving::Ending(nqn, thread)),
+            Err(_) => {
+                again(); // its target has ended on this thread
+                None
+            }
+        }
+    }
+
+    /// Waits until the target has ended, which takes a few seconds at most.
+    pub(crate) fn join(self) {
+        if let Leaving::Ending(_, thread) = self {
+            let _ = thread.join(); // a panic ends the target as well
+        }
+    }
+}
+
+impl Service {
+    /// Begins to end a subsystem that the service no longer contains.
+    ///
+    /// # Errors
+    /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
+    pub(crate) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
+        let left = running.leave();
+        self.leaving.push(Leaving::Draining(Box::new(running), Instant::now() + DRAIN_LIMIT));
+        left
+    }
+
+    /// Advances all subsystems that are ending.
+    pub(crate) fn step_leaving(&mut self) {
+        let now = Instant::now();
+        let leaving = std::mem::take(&mut self.leaving).into_iter();
+        self.leaving = leaving.filter_map(|leaving| leaving.step(now)).collect();
+    }
+}
+
+/// An open namespace for a subsystem.
+pub(crate) struct Opened {
+    pub(crate) nqn: Nqn,
+    pub(crate) config: NamespaceConfig,
+    pub(crate) served: ServedNamespace,
+}
+
+/// Everything that a reload needs, prepared in advance.
+pub(crate) struct Prepared {
+    subsystems: Vec<Ready>,
+    access_log: Option<Output>,
+}
+
+/// A subsystem's part of a reload, prepared in advance.
+#[allow(clippy::large_enum_variant)] // a few of them live as long as a reload
+enum Ready {
+    /// A new subsystem, which admits no host yet.
+    New(Running),
+    /// An existing subsystem, which gains these namespaces.
+    Gains(SubsystemConfig, Vec<(NamespaceConfig, PreparedNamespace)>),
+}
+
+impl Service {
+    /// The namespaces of `new` that are neither served nor in `opened`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `new` contains a change that needs a restart.
+    pub(crate) fn missing(
+        &self,
+        new: &ServiceConfig,
+        opened: &[Opened],
+    ) -> Result<Vec<(Nqn, NamespaceConfig)>> {
+        let mut missing = Vec::new();
+        for config in &new.subsystems {
+            if let Some(running) = self.find(&config.nqn) {
+                running.config.check_change(config)?;
+            }
+            let added = self.added(config).filter(|namespace| {
+                !opened.iter().any(|o| o.nqn == config.nqn && o.config == **namespace)
+            });
+            missing.extend(added.map(|namespace| (config.nqn.clone(), namespace.clone())));
+        }
+        Ok(missing)
+    }
+
+    /// The namespaces of `config` that are not served now.
+    fn added<'a>(
+        &'a self,
+        config: &'a SubsystemConfig,
+    ) -> impl Iterator<Item = &'a NamespaceConfig> {
+        let present = self.find(&config.nqn).map_or(&[][..], |running| &running.config.namespaces);
+        config.namespaces.iter().filter(|namespace| !present.contains(namespace))
+    }
+
+    /// Prepares everything to become `new`, without visible effect. `opened` has the namespaces that were
+    /// missing; `place` is the access log's new place.
+    ///
+    /// # Errors
+    /// Errors of listening, of starting a target, and of opening the access log. After an error nothing has
+    /// changed.
+    pub(crate) fn prepare(
+        &mut self,
+        new: &ServiceConfig,
+        mut opened: Vec<Opened>,
+        place: Option<&Place>,
+    ) -> Result<Prepared> {
+        let mut subsystems = Vec::new();
+        for config in &new.subsystems {
+            let added: BTreeSet<u32> = self.added(config).map(|added| added.nsid.0).collect();
+            let its = opened.extract_if(.., |opened| opened.nqn == config.nqn);
+            let its: Vec<Opened> = its.filter(|o| added.contains(&o.config.nsid.0)).collect();
+            subsystems.push(match self.find_mut(&config.nqn) {
+                Some(running) => running.prepare(config.clone(), its)?,
+                None => {
+                    let served = its.into_iter().map(|opened| opened.served).collect();
+                    Ready::New(self.build(config.clone(), served, |options| options.hold = true)?)
+                }
+            });
+        }
+        // Last, since it may leave an empty file behind.
+        let access_log = self.next_access_log(place)?;
+        Ok(Prepared { subsystems, access_log })
+    }
+
+    /// Applies what was prepared, and returns a description of the changes.
+    ///
+    /// # Errors
+    /// `TimedOut`, `Internal`: a target's thread does not answer, or is dead. Some changes have then been
+    /// applied.
+    pub(crate) fn commit(&mut self, new: &ServiceConfig, prepared: Prepared) -> Result<String> {
+        let Prepared { subsystems, access_log } = prepared;
+        if let Some(output) = access_log {
+            self.switch_access_log(output);
+        }
+        let mut news = Vec::new();
+        let is_gone =
+            |running: &Running| !new.subsystems.iter().any(|c| c.nqn == running.config.nqn);
+        while let Some(number) = self.subsystems.iter().position(is_gone) {
+            let gone = self.subsystems.remove(number);
+            news.push(format!("subsystem {} ends", gone.config.nqn));
+            self.begin_to_end(gone)?;
+        }
+        for ready in subsystems {
+            match ready {
+                Ready::New(running) => {
+                    news.push(format!("subsystem {} begins", running.config.nqn));
+                    // Ends the hold: from now on hosts are admitted.
+                    running.target.set_allowed_hosts(running.config.allow_hosts.clone());
+                    self.add(running);
+                }
+                Ready::Gains(config, namespaces) => {
+                    // Only this thread removes subsystems, so it is found.
+                    let Some(running) = self.find_mut(&config.nqn) else { continue };
+                    running.commit(config, namespaces, &mut news)?;
+                }
+            }
+        }
+        if self.limiter.rules() != new.rules() {
+            self.limiter.set(new.rules());
+            news.push("limits of hosts or namespaces change".to_owned());
+        }
+        if news.is_empty() {
+            let text = "no subsystem, namespace or host has changed; keys are as the files say";
+            news.push(text.to_owned());
+        }
+        Ok(news.join("; "))
+    }
+}
+
+impl Running {
+    fn prepare(&mut self, new: SubsystemConfig, opened: Vec<Opened>) -> Result<Ready> {
+        self.target.prepare_host_keys(&new.host_keys)?;
+        let prepared = opened.into_iter().map(|Opened { config, served, .. }| {
+            let prepared = self.target.prepare_namespace(served);
+            Ok((config, prepared.map_err(|error| of_subsystem(&new.nqn, error))?))
+        });
+        let prepared = prepared.collect::<Result<Vec<_>>>()?;
+        Ok(Ready::Gains(new, prepared))
+    }
+
+    fn commit(
+        &mut self,
+        new: SubsystemConfig,
+        namespaces: Vec<(NamespaceConfig, PreparedNamespace)>,
+        news: &mut Vec<String>,
+    ) -> Result<()> {
+        let nqn = new.nqn.clone();
+        let is_gone = |namespace: &&NamespaceConfig| !new.namespaces.contains(namespace);
+        let gone: Vec<_> = self.config.namespaces.iter().filter(is_gone).cloned().collect();
+        for gone in gone {
+            self.remove_namespace(gone.nsid)?;
+            news.push(format!("{nqn} loses namespace {}", gone.nsid.0));
+        }
+        let before = self.hosts();
+        self.target.set_host_keys(new.host_keys.clone())?;
+        self.target.set_allowed_hosts(new.allow_hosts.clone());
+        if new.ana != self.config.ana {
+            self.set_ana(new.ana)?;
+            news.push(format!("{nqn} is {}", new.ana));
+        }
+        let wanted = new.namespaces.clone();
+        let namespaces_left = std::mem::take(&mut self.config.namespaces);
+        self.config = SubsystemConfig { namespaces: namespaces_left, ..new };
+        let after = self.hosts();
+        for host in before.difference(&after) {
+            self.note("host-removed", json!({ "host": host }));
+            news.push(format!("{nqn} no longer lists {host}"));
+        }
+        for host in self.unlisted(&after) {
+            let ended = self.target.disconnect(&host);
+            news.push(format!("{nqn} disconnects {host} ({ended} controllers)"));
+        }
+        for host in after.difference(&before) {
+            self.note("host-added", json!({ "host": host }));
+            news.push(format!("{nqn} lists {host}"));
+        }
+        // Last, so that a host that is no longer allowed never sees them.
+        for (config, prepared) in namespaces {
+            news.push(format!("{nqn} gains namespace {}", config.nsid.0));
+            self.target.add_prepared(prepared)?;
+            self.has_namespace(config);
+        }
+        self.config.namespaces = wanted;
+        Ok(())
+    }
+
+    /// Connected hosts that the list no longer allows. An empty list allows either all hosts, or none: then
+    /// no host can have connected.
+    fn unlisted(&self, listed: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
+        if self.config.allow_any_host || listed.is_empty() {
+            return BTreeSet::new();
+        }
+        let connected = self.target.connected().into_iter().map(|controller| controller.host);
+        connected.filter(|host| !listed.contains(host)).collect()
+    }
+}
+
+fn of_subsystem(nqn: &Nqn, error: Error) -> Error {
+    let kind = error.kind();
+    Error::new(kind, format!("{nqn} cannot serve a namespace")).source(error)
+}

@@ -9,13 +9,18 @@
 //! One process at a time writes to a namespace. The old one keeps the socket over which it has sent until it has ended;
 //! so the new one learns when it may open what hosts write to. Until then their connections wait at the listening
 //! sockets.
+//!
+//! [`Manager`] reports the service's state to systemd (`sd_notify`); the sockets that systemd has opened are taken over
+//! too.
 
 use std::error::Error as StdError;
 use std::fs;
 use std::io::{self, Read as _};
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,7 +31,6 @@ use dlfs::process::{receive_files, send_files};
 use dlfs::{Error, ErrorKind, Result};
 
 use super::control::{bind_private, call};
-use super::systemd::Manager;
 use crate::log;
 
 /// A takeover that has begun, of the service with this control socket.
@@ -148,3 +152,69 @@ fn receive(stream: &UnixStream) -> io::Result<Vec<TcpListener>> {
 const END_LIMIT: Duration = Duration::from_secs(15);
 /// The most sockets of a service that can be taken over.
 const MAX_SOCKETS: usize = 64;
+
+/// The service manager's socket, if a manager wants reports.
+pub(crate) struct Manager(Option<(UnixDatagram, SocketAddr)>);
+
+impl Manager {
+    /// The manager in `NOTIFY_SOCKET`.
+    pub(crate) fn of_environment() -> Manager {
+        Manager(std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
+            let address = match name.as_bytes() {
+                [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+                _ => SocketAddr::from_pathname(&name),
+            };
+            // Without a socket the service runs without reports; the manager notices that none come.
+            Some((UnixDatagram::unbound().ok()?, address.ok()?))
+        }))
+    }
+
+    /// Reports that start-up or a reload is complete.
+    pub(crate) fn ready(&self, status: &str) {
+        self.tell(&format!("READY=1\nSTATUS={status}"));
+    }
+
+    /// Makes this process the one that the manager follows, when services take over from each other.
+    pub(crate) fn follow(&self, pid: impl std::fmt::Display) {
+        self.tell(&format!("MAINPID={pid}"));
+    }
+
+    /// Reports that a reload has begun; [`Manager::ready`] reports its end.
+    pub(crate) fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
+    }
+
+    /// Reports that the service ends.
+    pub(crate) fn stopping(&self) {
+        self.tell("STOPPING=1\nSTATUS=sending hosts away");
+    }
+
+    fn tell(&self, state: &str) {
+        if let Some((socket, address)) = &self.0 {
+            // If this fails, the manager's own time limit applies.
+            let _ = socket.send_to_addr(state.as_bytes(), address);
+        }
+    }
+}
+
+/// The listening sockets that the service manager has opened (`LISTEN_FDS`).
+///
+/// # Errors
+/// `InvalidArgument`: one of the descriptors is not a listening TCP socket.
+pub(crate) fn inherited() -> Result<Vec<TcpListener>> {
+    let mut sockets = listenfd::ListenFd::from_env();
+    (0..sockets.len())
+        .map(|number| {
+            let refused = || {
+                let message =
+                    format!("socket {number} of the service manager does not listen for TCP");
+                Error::new(ErrorKind::InvalidArgument, message)
+                    .hint("ListenStream= in the socket unit takes HOST:PORT")
+            };
+            let socket = sockets.take_tcp_listener(number);
+            socket.map_err(|error| refused().source(error))?.ok_or_else(refused)
+        })
+        .collect()
+}

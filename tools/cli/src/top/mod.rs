@@ -1,34 +1,27 @@
 //! `dlfs top`: the current activity of targets and jobs, from the metrics that they serve.
 //!
-//! Pages of metrics go in, tables come out. Threads ask the addresses (`scrape.rs`), `page.rs` parses an
-//! answer, `between.rs` compares two pages of one address, `sections.rs` defines the tables and the metric of
-//! each column, and `report.rs` makes the rows. `table.rs` turns the rows into lines, which `draw.rs` and
-//! `screen.rs` show on a terminal and [`once`] prints; `view.rs` holds the choices that the user made by
-//! keys.
+//! Pages of metrics go in, tables come out. Threads ask the addresses (`fleet.rs`), `page.rs` parses answers and
+//! compares two of one address, `sections.rs` defines the tables and the metric of each column, and `report.rs` makes
+//! the rows. `table.rs` turns the rows into lines, which `draw.rs` and `screen.rs` show on a terminal, with the choices
+//! that the user made by keys, and [`once`] prints.
 //!
-//! Everything but this file, `scrape.rs` and `screen.rs` is pure: time and keys are arguments. Every answer is
-//! limited in size and made harmless for the terminal; a slow address does not delay the others.
+//! Everything but this file, the threads of `fleet.rs` and `screen.rs` is pure: time and keys are arguments. Every
+//! answer is limited in size and made harmless for the terminal; a slow address does not delay the others.
 //!
 //! Read `sections.rs` first.
 
-pub(crate) mod address;
-mod between;
 mod draw;
-mod figures;
-mod fleet;
+pub(crate) mod fleet;
 mod page;
 mod report;
-mod scrape;
 pub(crate) mod screen;
 mod sections;
 mod table;
-mod view;
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use self::address::MetricsAddress;
-use self::fleet::Fleet;
+use self::fleet::{Fleet, MetricsAddress};
 use self::report::Report;
 use self::sections::SECTIONS;
 use crate::exit::{Failure, Outcome};
@@ -68,9 +61,9 @@ fn print(out: &mut Out, report: &Report) -> Result<(), Failure> {
 
 fn measure(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Report, Failure> {
     let mut fleet = Fleet::new(&addresses, interval, Instant::now());
-    let answers = scrape::start(addresses, interval)?;
+    let answers = fleet::start(addresses, interval)?;
     // Two answers take an interval, plus at most the time limit of each answer.
-    let until = Instant::now() + interval + scrape::TIME_LIMIT * 2;
+    let until = Instant::now() + interval + fleet::TIME_LIMIT * 2;
     while !fleet.is_measured() {
         let left = until.saturating_duration_since(Instant::now());
         match answers.recv_timeout(left) {

@@ -4,17 +4,17 @@
 
 use std::collections::BTreeSet;
 
-use dlfs::metrics::{self as m, Metric};
 use ratatui::style::Style;
 use serde::Serialize;
 use serde_json::{Map, json};
 
-use super::between::Between;
-use super::figures;
-use super::page::{Labels, Page};
-use super::sections::{BY_LOADER, SECTIONS};
+use dlfs::metrics as m;
+use dlfs::metrics::Metric;
+
+use super::page::{Between, Labels, Page};
+use super::sections::{self, BY_LOADER, SECTIONS};
 use super::table::{BAD, DIM, WARN};
-use crate::text::{percent, safe_name};
+use crate::out::{percent, safe_name};
 
 /// All values known at one moment: the interval of requests, and the rows of each section.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -357,7 +357,7 @@ impl<'a> Subject<'a> {
         match (self.error(), self.known.error) {
             (_, Some((why, seconds))) => {
                 let why = safe_name(why.as_bytes());
-                Some((format!("no answer for {}: {why}", figures::age(seconds)), BAD))
+                Some((format!("no answer for {}: {why}", sections::age(seconds)), BAD))
             }
             (Some(why), None) => Some((why.to_owned(), BAD)),
             (None, _) => self.role.is_none().then(|| ("is asked for the first time".into(), DIM)),

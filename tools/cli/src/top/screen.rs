@@ -12,14 +12,10 @@ use rustix::io::Errno;
 
 use dlfs::{Error, ErrorKind};
 
-use super::address::MetricsAddress;
-use super::draw::draw;
-use super::fleet::Fleet;
+use super::draw::{View, draw};
+use super::fleet::{self, Answer, Fleet, MetricsAddress};
 use super::report::Report;
-use super::scrape::{self, Answer};
-use super::view::View;
-use crate::exit::{Failure, Outcome};
-use crate::signals::{GRACE, Stop};
+use crate::exit::{Failure, GRACE, Outcome, Stop};
 
 /// Shows the page until the user quits.
 ///
@@ -28,7 +24,7 @@ use crate::signals::{GRACE, Stop};
 pub(crate) fn show(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Outcome, Failure> {
     let mut page = Page {
         fleet: Fleet::new(&addresses, interval, Instant::now()),
-        answers: scrape::start(addresses, interval)?,
+        answers: fleet::start(addresses, interval)?,
         view: View::default(),
         shown: Report::default(),
         has_colour: std::env::var_os("NO_COLOR").is_none(),

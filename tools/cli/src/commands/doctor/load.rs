@@ -1,6 +1,7 @@
 //! Measures a namespace by reading it: round trip, bandwidth of one and of four queue pairs, and small reads.
 //!
 //! A thread sleeps while none of its reads can advance, so its CPU time shows whether it was the bottleneck.
+//! From them follows the bound of a training job, in plain words with the figures it rests on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,15 +18,15 @@ use dlfs::units::Lba;
 use dlfs::{Error, ErrorKind, Result};
 
 use super::Finding;
-use crate::text::{self, percent};
+use crate::out::{self, percent};
 
 /// The parameters of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     /// Queue pairs, each polled by its own thread.
-    pub(super) pairs: usize,
+    pairs: usize,
     /// Bytes of a read.
-    pub(super) io_bytes: u64,
+    io_bytes: u64,
     /// Reads outstanding on each queue pair.
     pub(super) depth: usize,
 }
@@ -38,18 +39,18 @@ pub(super) struct Load {
     pub(super) reads: u64,
     pub(super) time: Duration,
     /// The share of the time that our busiest thread ran.
-    pub(super) busy: f64,
+    busy: f64,
     /// The share of the time that all processors of this machine ran, on average; `None` without
     /// `/proc/stat`.
-    pub(super) machine_busy: Option<f64>,
+    machine_busy: Option<f64>,
     /// From submission to completion.
     pub(super) median: Duration,
     pub(super) p99: Duration,
 }
 
 impl Load {
-    pub(super) fn reads_per_s(&self) -> f64 {
-        text::per_second(self.reads, self.time)
+    fn reads_per_s(&self) -> f64 {
+        out::per_second(self.reads, self.time)
     }
 
     pub(super) fn bytes_per_s(&self) -> f64 {
@@ -60,9 +61,9 @@ impl Load {
         let Plan { pairs, io_bytes, depth } = self.plan;
         let found = format!(
             "{}/s, {} reads/s of {} with {depth} outstanding{}; our busiest thread ran {} of the time",
-            text::bytes(self.bytes_per_s() as u64),
-            text::count(self.reads_per_s() as u64),
-            text::binary_size(io_bytes),
+            out::bytes(self.bytes_per_s() as u64),
+            out::count(self.reads_per_s() as u64),
+            out::binary_size(io_bytes),
             if pairs > 1 { " on each" } else { "" },
             percent(self.busy),
         );
@@ -74,11 +75,11 @@ impl Load {
 #[derive(Debug, Clone)]
 pub(super) struct Loads {
     /// One block at a time.
-    pub(super) single: Load,
+    single: Load,
     pub(super) one: Load,
-    pub(super) four: Load,
+    four: Load,
     /// Reads of 4 KiB, on one queue pair.
-    pub(super) small: Load,
+    small: Load,
 }
 
 impl Loads {
@@ -93,10 +94,10 @@ impl Loads {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let round_trip = format!(
             "{} for a read of {}, the median of {}; 99 % within {}",
-            text::duration(self.single.median),
-            text::binary_size(self.single.plan.io_bytes),
-            text::count(self.single.reads),
-            text::duration(self.single.p99)
+            out::duration(self.single.median),
+            out::binary_size(self.single.plan.io_bytes),
+            out::count(self.single.reads),
+            out::duration(self.single.p99)
         );
         vec![
             Finding::good("round trip", round_trip),
@@ -260,10 +261,115 @@ fn busy_between((before, after): ((u64, u64), (u64, u64))) -> Option<f64> {
 /// The longest wait for a completion before the queue pair is polled again.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
+/// The conclusion from all measurements. If the mean length of samples is known, also says how many samples can
+/// arrive a second.
+pub(crate) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Finding {
+    let bound = bound(loads);
+    let mut found = bound.words(loads);
+    if let Some(bytes) = mean_sample_bytes.filter(|&bytes| bytes > 0) {
+        let samples = samples_per_s(loads, bytes);
+        found = format!(
+            "{found} Samples of {} can arrive at up to {} a second.",
+            out::bytes(bytes),
+            out::count(samples as u64)
+        );
+    }
+    Finding { mend: Some(bound.remedy().to_owned()), ..Finding::good("bound", found) }
+}
+
+/// The bottleneck that limits bandwidth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// All processors of this machine are busy.
+    Machine,
+    /// A thread of ours is busy all the time, and more threads read more.
+    Thread,
+    /// Reads wait for the round trip, and a higher queue depth reads more.
+    RoundTrip,
+    /// Neither our threads nor the queue depth: the network, the target or its media.
+    Beyond,
+}
+
+/// If four queue pairs read this many times as much as one, the path behind them was not the bottleneck of one.
+const GAIN: f64 = 1.3;
+/// A thread, or a machine, that is busy for this share of the time has no capacity left.
+const FULL: f64 = 0.9;
+
+fn bound(loads: &Loads) -> Bound {
+    let Loads { one, four, .. } = loads;
+    let is_full = |load: &Load| load.machine_busy.is_some_and(|busy| busy >= FULL);
+    match four.bytes_per_s() >= GAIN * one.bytes_per_s() {
+        true if one.busy >= FULL => Bound::Thread,
+        true if is_full(one) => Bound::Machine, // other work took the time that its thread lacked
+        true => Bound::RoundTrip,
+        false if is_full(four) => Bound::Machine,
+        false => Bound::Beyond,
+    }
+}
+
+impl Bound {
+    fn words(self, loads: &Loads) -> String {
+        let rate = |load: &Load| format!("{}/s", out::bytes(load.bytes_per_s() as u64));
+        let one = rate(&loads.one);
+        let four = rate(&loads.four);
+        match self {
+            Bound::Machine => format!(
+                "The processors of this machine are the bound: they ran {} of the time at {four}.",
+                percent(loads.four.machine_busy.unwrap_or(1.0))
+            ),
+            Bound::Thread => format!(
+                "One thread is the bound: it ran {} of the time at {one}, and four threads reach {four}.",
+                percent(loads.one.busy)
+            ),
+            Bound::RoundTrip => format!(
+                "The round trip is the bound of one queue pair: its thread ran only {} of the time at {one}, and four \
+                 queue pairs reach {four}.",
+                percent(loads.one.busy)
+            ),
+            Bound::Beyond => format!(
+                "The network, the target or its media are the bound: four queue pairs read {four}, one {one}, and our \
+                 busiest thread ran {} of the time.",
+                percent(loads.four.busy)
+            ),
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Bound::Machine => {
+                "leave processors to reading (fewer decoding workers beside it), or read from more machines"
+            }
+            Bound::Thread => {
+                "read over more queue pairs, each with a thread: queue_pairs= in Python, C and Rust"
+            }
+            Bound::RoundTrip => {
+                "read over more queue pairs (queue_pairs= in Python, C and Rust) or with a larger window"
+            }
+            Bound::Beyond => {
+                "compare with the link's rate and the target's load; stripe the data set over more targets, or keep \
+                 copies with --tier"
+            }
+        }
+    }
+}
+
+/// Samples of this length per second: bounded by bandwidth, and by the rate of small reads scaled from one
+/// queue pair to four.
+fn samples_per_s(loads: &Loads, bytes: u64) -> f64 {
+    let by_bandwidth = loads.best_bytes_per_s() / bytes as f64;
+    // In a shuffled order, samples rarely share a read with a neighbour: each costs at least a small read.
+    by_bandwidth.min(
+        loads.small.reads_per_s() * (loads.four.bytes_per_s() / loads.one.bytes_per_s()).max(1.0),
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use dlfs::qpair::mem::MemNamespace;
+
+    use super::{Plan, *};
 
     #[test]
     fn a_namespace_is_measured_with_reads_that_fit_it() {
@@ -285,5 +391,47 @@ mod tests {
         assert_eq!(busy_between((before, (95, 200))), Some(0.75));
         assert_eq!(busy_between((before, before)), None);
         assert_eq!(ticks_of("intr 1"), None);
+    }
+
+    fn load(reads: u64, busy: f64, machine_busy: f64) -> Load {
+        Load {
+            plan: Plan { pairs: 1, io_bytes: 128 << 10, depth: 32 },
+            reads,
+            time: Duration::from_secs(1),
+            busy,
+            machine_busy: Some(machine_busy),
+            median: Duration::from_micros(80),
+            p99: Duration::from_micros(100),
+        }
+    }
+
+    fn loads(one: Load, four: Load) -> Loads {
+        let small =
+            Load { plan: Plan { io_bytes: 4096, ..one.plan }, reads: 100_000, ..one.clone() };
+        Loads { single: one.clone(), one, four, small }
+    }
+
+    #[test]
+    fn each_bound_is_told_from_the_others() {
+        let idle = 0.2;
+        let full = 1.0;
+        assert_eq!(bound(&loads(load(1000, full, 0.3), load(3000, full, 0.9))), Bound::Thread);
+        assert_eq!(bound(&loads(load(1000, idle, 0.1), load(3500, 0.3, 0.2))), Bound::RoundTrip);
+        assert_eq!(bound(&loads(load(1000, idle, full), load(3000, 0.3, full))), Bound::Machine);
+        assert_eq!(bound(&loads(load(1000, 0.8, 0.8), load(1100, 0.5, full))), Bound::Machine);
+        assert_eq!(bound(&loads(load(1000, 0.6, 0.3), load(1010, 0.2, 0.3))), Bound::Beyond);
+    }
+
+    #[test]
+    fn samples_are_bounded_by_bandwidth_or_by_the_rate_of_reads() {
+        let loads = loads(load(8000, 0.5, 0.5), load(8000, 0.5, 0.5)); // 1.05 GB/s and 100,000 small reads
+        assert_eq!(samples_per_s(&loads, 1 << 20).round(), 1000.0);
+        assert_eq!(samples_per_s(&loads, 100).round(), 100_000.0);
+        let finding = conclusion(&loads, Some(1 << 20));
+        assert!(
+            finding.found.contains("1.05 GB/s") && finding.found.contains("1,000 a second"),
+            "{finding:?}"
+        );
+        assert!(conclusion(&loads, None).found.ends_with("50 % of the time."), "{finding:?}");
     }
 }

@@ -1,12 +1,9 @@
 //! `dlfs doctor`: checks this machine and, given an address, finds the bottleneck of a training job.
 //!
-//! With an address it connects to the data set or target, reads from it for a few seconds, and examines the
-//! path to it; without one it examines only this machine. Read `load.rs` for the measurements, `path.rs` for
-//! the operating system's view of the connection, `bounds.rs` for the conclusions, `machine.rs` for the
-//! features that only SPDK and drives need, and `drive.rs` for what one drive needs.
+//! With an address it connects to the data set or target, reads from it for a few seconds, and examines the path to
+//! it; without one it examines only this machine. Read `load.rs` for the measurements and conclusions, `path.rs` for
+//! the operating system's view of the connection, and `machine.rs` for what only SPDK and drives need.
 
-mod bounds;
-mod drive;
 mod load;
 mod machine;
 mod path;
@@ -28,8 +25,7 @@ use dlfs::units::SampleId;
 use self::path::{Reached, Route};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
-use crate::out::Out;
-use crate::text;
+use crate::out::{self, Out};
 
 /// Check what this machine provides and, given an address, how fast it can be read and what bounds that
 ///
@@ -138,7 +134,7 @@ fn examine(
     let named = resolved.named.map(|Named { name, .. }| {
         let stands_for = Address::list_to_string(addresses);
         let sites = resolved.sites.len();
-        let sites = text::counted(sites as u64, "site");
+        let sites = out::counted(sites as u64, "site");
         Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
     });
     let Reached { findings: reached, route } = path::reach(addresses);
@@ -171,7 +167,7 @@ fn examine_data(
 ) -> dlfs::Result<()> {
     for address in addresses {
         if let Address::Pcie(address) = address {
-            findings.extend(drive::findings(Path::new("/"), &address.traddr));
+            findings.extend(machine::drive_findings(Path::new("/"), &address.traddr));
         }
     }
     let began = Instant::now();
@@ -194,7 +190,7 @@ fn examine_data(
         let why = "huge pages, locked memory, VFIO and the IOMMU are for spdk: and pcie: addresses";
         findings.push(Finding::unneeded("SPDK", why));
     }
-    findings.push(bounds::conclusion(&loads, opened.mean_sample_bytes));
+    findings.push(load::conclusion(&loads, opened.mean_sample_bytes));
     Ok(())
 }
 
@@ -240,8 +236,8 @@ impl Opened {
             .fold((0, 0), |(count, bytes), len| (count + 1, bytes + u64::from(len)));
         let mean_sample_bytes = (count > 0).then(|| bytes / count);
         let of = mean_sample_bytes
-            .map_or_else(String::new, |len| format!(" of about {}", text::bytes(len)));
-        let what = format!("{}{of}", text::counted(samples, "sample"));
+            .map_or_else(String::new, |len| format!(" of about {}", out::bytes(len)));
+        let what = format!("{}{of}", out::counted(samples, "sample"));
         Opened { devices: image.devices().to_vec(), what, mean_sample_bytes }
     }
 
@@ -251,15 +247,15 @@ impl Opened {
             1 => "1 namespace".to_owned(),
             many => format!(
                 "{}, of which the first is measured",
-                text::counted(many as u64, "namespace")
+                out::counted(many as u64, "namespace")
             ),
         };
         let found = format!(
             "{}; opened in {}; {namespaces}, with {} in blocks of {}, engine {}",
             self.what,
-            text::duration(took),
-            text::bytes(namespace.len_bytes()),
-            text::binary_size(namespace.block_len_bytes.into()),
+            out::duration(took),
+            out::bytes(namespace.len_bytes()),
+            out::binary_size(namespace.block_len_bytes.into()),
             namespace.engine,
         );
         Finding::good("data", found)

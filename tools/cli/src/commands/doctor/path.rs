@@ -13,7 +13,7 @@ use dlfs::qpair::Device;
 use super::Finding;
 use super::machine::finding;
 use crate::args::host_and_port;
-use crate::text::{self, percent};
+use crate::out::{self, percent};
 
 /// A connection to the first host that accepted one, to examine the route.
 pub(super) struct Route(TcpStream);
@@ -129,8 +129,8 @@ impl Place {
             let found = format!("no TCP connection to {}: {error}", self.name());
             Finding::bad("reachable", found, self.mend)
         })?;
-        let took = text::duration(began.elapsed());
-        let name_took = text::duration(name_took);
+        let took = out::duration(began.elapsed());
+        let name_took = out::duration(name_took);
         Ok((stream, format!("TCP connects in {took}, after {name_took} for the name")))
     }
 }
@@ -169,7 +169,7 @@ fn judge_mtu(mtu: u32, is_local: bool, bytes_per_s: f64) -> Finding {
     let found = if is_local {
         format!("{mtu} bytes, of this machine's loopback")
     } else if mtu <= ETHERNET_MTU && is_slow {
-        let rate = text::bytes(bytes_per_s as u64);
+        let rate = out::bytes(bytes_per_s as u64);
         format!("{mtu} bytes; larger frames are not needed at {rate}/s")
     } else {
         format!("{mtu} bytes")
@@ -193,8 +193,8 @@ fn buffers(root: &Path, round_trip: Duration, bytes_per_s: f64) -> Option<Findin
     let under_way = (bytes_per_s * round_trip.as_secs_f64()) as u64;
     let found = format!(
         "tcp_rmem allows {} a connection; rate and round trip need {}",
-        text::bytes(most),
-        text::bytes(under_way)
+        out::bytes(most),
+        out::bytes(under_way)
     );
     // By default the advertised window is at most half of the buffer (tcp_adv_win_scale).
     let mend = format!(
