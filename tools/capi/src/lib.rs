@@ -16,26 +16,16 @@
 #![allow(clippy::missing_safety_doc)] // stated above, once for all functions
 
 pub mod batch;
-mod batches;
 pub mod column;
-pub mod edit;
 pub mod error;
-pub mod field_type;
-mod fields;
-pub mod file;
 mod handles;
-pub mod log;
-pub mod mixture;
 pub mod mount;
-pub mod names;
 pub mod namespace;
 pub mod options;
-pub mod parts;
 mod peers;
 pub mod read_batch;
 pub mod sequence;
 pub mod stats;
 mod structs;
 pub mod tokens;
-pub mod view;
 pub mod writer;

@@ -1,19 +1,23 @@
-//! Mounts a data set, and describes it without reading samples.
+//! Mounts a data set or a view, a part of its samples, and describes it without reading samples: names, folders,
+//! fields.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 
-use dlfs::dataset::Dataset;
+use dlfs::dataset::{Dataset, save_views};
+use dlfs::directory::EntryKind;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
+use dlfs::view::{NamedView, Split, SplitBy};
 
-use crate::batch::DLFS_NO_LABEL;
-use crate::error::{DLFS_E_NOT_FOUND, Failure, guard};
-use crate::fields::{Division, number_of};
+use crate::batch::{DLFS_NO_LABEL, Division, number_of};
+use crate::error::{DLFS_E_INTERRUPTED, DLFS_E_NOT_FOUND, Failure, guard};
 use crate::handles::{self, Kind};
-use crate::options::{MountOptions, Stop};
+use crate::options::{MountOptions, Stop, unknown};
 use crate::peers::Joined;
-use crate::structs::{self, Struct, fill, give_text, optional_text, put, take_or_zeroed, text};
+use crate::structs::{
+    self, Struct, fill, give_text, optional_text, path, put, take_or_zeroed, text, utf8,
+};
 
 /// A mounted data set: an opaque handle.
 pub struct Fs(());
@@ -273,5 +277,201 @@ impl Mount {
         let len = self.division.len_of(self.dataset.len_bytes(id)?) as u64;
         let label = self.dataset.directory().label(id).unwrap_or(DLFS_NO_LABEL);
         Ok(SampleOut { size: 0, id: id.0, len, label })
+    }
+}
+
+/// The length of the longest name with its NUL, in bytes.
+pub const DLFS_NAME_MAX: usize = 4097;
+
+/// The id of a folder in dlfs_list.
+pub const DLFS_FOLDER: u64 = u64::MAX;
+
+/// Receives one entry of dlfs_list: its name, which is valid until the function returns, and its
+/// id, or DLFS_FOLDER. A value other than zero ends the listing with DLFS_E_INTERRUPTED.
+pub type Visit =
+    Option<unsafe extern "C" fn(user: *mut c_void, name: *const c_char, id: u64) -> c_int>;
+
+/// Copies the name of sample `id` and a NUL to `name`, which has `len` bytes; DLFS_NAME_MAX is
+/// always enough.
+///
+/// `needed` may be NULL; otherwise it receives the length of the name with its NUL, also with
+/// DLFS_E_TOO_SMALL, which leaves `name` unchanged. Reads the names at first use. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_name(
+    fs: *const Fs,
+    id: u64,
+    name: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let found = mount.dataset.name(SampleId(id), &mut mount.stop.clone())?;
+        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
+        // `size_t`.
+        unsafe { give_text(&found, name, len, needed) }
+    })
+}
+
+/// Calls `visit` for each entry of `folder`, in the order of names; NULL and "" are the top folder.
+///
+/// `recursive` 0: the direct entries, with subfolders as DLFS_FOLDER, by their names within the
+/// folder; 1: all samples below the folder, by their full names. Reads the names at first use. Any
+/// thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_list(
+    fs: *const Fs,
+    folder: *const c_char,
+    recursive: c_int,
+    visit: Visit,
+    user: *mut c_void,
+) -> c_int {
+    guard(|| {
+        let mount = mount_of(fs)?;
+        let visit = visit.ok_or_else(|| Failure::invalid("visit is NULL"))?;
+        // SAFETY: by the header `folder` is NULL or ends with NUL, and does not change during the
+        // call.
+        let folder = unsafe { optional_text(folder) }.unwrap_or_default();
+        mount.dataset.load_names(&mut mount.stop.clone())?;
+        let directory = mount.dataset.directory();
+        let mut stopped = false;
+        let mut show = |name: &[u8], id: u64| {
+            let name = CString::new(name).unwrap_or_default(); // names have no zero byte
+            // SAFETY: the caller's function with the caller's argument.
+            stopped = unsafe { visit(user, name.as_ptr(), id) } != 0;
+            !stopped
+        };
+        let listed = match recursive {
+            0 => directory.for_each_in(folder, &mut |entry| match entry.kind {
+                EntryKind::Folder => show(&entry.name, DLFS_FOLDER),
+                EntryKind::Sample(id) => show(&entry.name, id.0),
+            }),
+            1 => directory.for_each_below(folder, &mut |id, name| show(name, id.0)),
+            other => return Err(Failure::invalid(format!("recursive is {other}, not 0 or 1"))),
+        };
+        listed.map_err(dlfs::Error::from)?;
+        if stopped {
+            Err(Failure::new(DLFS_E_INTERRUPTED, "the listing was ended by its caller"))
+        } else {
+            Ok(())
+        }
+    })
+}
+
+/// The part follows from the id, which stays when samples are appended, deleted and purged.
+pub const DLFS_SPLIT_BY_ID: u32 = 0;
+
+/// The part follows from the name, which also stays in a new import.
+pub const DLFS_SPLIT_BY_NAME: u32 = 1;
+
+/// The part follows from the folder of the name: all samples of a folder are in one part.
+pub const DLFS_SPLIT_BY_FOLDER: u32 = 2;
+
+/// Stores in `*view` a handle to those samples of `fs` that fit `expression`, over the columns id,
+/// label, len, name and the typed ones, as `dlfs select --help` explains it: "label in (3, 7) and len < 4K". It is a
+/// data set of its own, to be closed with dlfs_unmount, and shares the connections of `fs`, which
+/// may be unmounted before. Reads the names first if the expression compares names. Any thread.
+///
+/// DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
+/// sample fits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_select(
+    fs: *const Fs,
+    expression: *const c_char,
+    view: *mut *mut Fs,
+) -> c_int {
+    // SAFETY: by the header `view` is NULL or a place for a handle, and `expression` NULL or ends
+    // with NUL and does not change during the call.
+    unsafe {
+        handles::open(view, "view", || {
+            let expression = utf8(expression, "expression")?;
+            let mount = mount_of(fs)?;
+            let selected = mount.dataset.select(expression, &mut mount.stop.clone())?;
+            Ok(viewed(&mount, selected))
+        })
+    }
+}
+
+/// As dlfs_select, for the samples with the `count` ids at `ids`, in any order.
+///
+/// DLFS_E_NOT_FOUND: one of them is no sample of `fs`. DLFS_E_INVALID: there are none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_select_ids(
+    fs: *const Fs,
+    ids: *const u64,
+    count: usize,
+    view: *mut *mut Fs,
+) -> c_int {
+    // SAFETY: by the header `view` is NULL or a place for a handle, and `ids` has `count` elements
+    // that do not change during the call.
+    unsafe {
+        handles::open(view, "view", || {
+            let ids = structs::ids(ids, count)?;
+            let mount = mount_of(fs)?;
+            Ok(viewed(&mount, mount.dataset.select_ids(ids)?))
+        })
+    }
+}
+
+/// As dlfs_select, for the samples in `part` of a keyed split into `shares`: "train=0.9,val=0.1". A
+/// sample stays in its part when others are appended or deleted. `by`: DLFS_SPLIT_BY_...
+///
+/// DLFS_E_INVALID: the shares do not sum to 1, or there is no such part, or it has no sample.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_split(
+    fs: *const Fs,
+    shares: *const c_char,
+    seed: u64,
+    by: u32,
+    part: *const c_char,
+    view: *mut *mut Fs,
+) -> c_int {
+    // SAFETY: by the header `view` is NULL or a place for a handle, and strings are NULL or end with
+    // NUL and do not change during the call.
+    unsafe {
+        handles::open(view, "view", || {
+            let by = match by {
+                DLFS_SPLIT_BY_ID => SplitBy::Id,
+                DLFS_SPLIT_BY_NAME => SplitBy::Name,
+                DLFS_SPLIT_BY_FOLDER => SplitBy::Folder,
+                other => return Err(unknown("by", other)),
+            };
+            let split = Split::parse(utf8(shares, "shares")?, seed, by);
+            let split = split.map_err(|error| Failure::invalid(error.to_string()))?;
+            let part = utf8(part, "part")?;
+            let mount = mount_of(fs)?;
+            let views = mount.dataset.split(&split, &mut mount.stop.clone())?;
+            let found = views.iter().find(|named| named.name == part);
+            let named = found
+                .ok_or_else(|| Failure::invalid(format!("the split has no part called {part}")))?;
+            Ok(viewed(&mount, mount.dataset.viewed(&named.view)?))
+        })
+    }
+}
+
+/// Saves the samples of `fs` as the view `name` in `file`, which it replaces: the option
+/// `view` of dlfs_mount opens it. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlfs_save_view(
+    fs: *const Fs,
+    file: *const c_char,
+    name: *const c_char,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the header strings are NULL or end with NUL and do not change during the call.
+        let (file, name) = unsafe { (path(file, "path")?, utf8(name, "name")?.to_owned()) };
+        let view = mount_of(fs)?.dataset.as_view()?;
+        Ok(save_views(file, vec![NamedView { name, made: "from C".to_owned(), view }])?)
+    })
+}
+
+/// A mount of `dataset`, a view of the data set of `mount`.
+fn viewed(mount: &Mount, dataset: Dataset) -> Mount {
+    Mount {
+        dataset,
+        through_peers: Mutex::default(),
+        connect: mount.connect.clone(),
+        stop: mount.stop,
+        division: mount.division,
     }
 }

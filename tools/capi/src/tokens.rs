@@ -7,14 +7,14 @@ use dlfs::dataset::{TokenBatch, TokenLoader};
 use dlfs::order::State;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
 
-use crate::error::{DLFS_END, DLFS_OK, Failure, guard};
-use crate::field_type::{
+use crate::column::{
     DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
 };
+use crate::error::{DLFS_END, DLFS_OK, Failure, guard};
 use crate::handles::{self, Kind};
-use crate::mixture::{Mix, mixture_of};
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
+use crate::sequence::{Mix, mixture_of};
 use crate::structs::{Struct, give, give_text, put, take, utf8};
 
 /// A loader of rows of tokens: an opaque handle.

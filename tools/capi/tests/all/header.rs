@@ -3,25 +3,17 @@
 use std::path::Path;
 
 /// In the order of the header.
-const SOURCES: [&str; 19] = [
+const SOURCES: [&str; 11] = [
     "error",
     "options",
     "mount",
-    "names",
-    "view",
     "column",
-    "field_type",
-    "file",
     "read_batch",
     "sequence",
-    "mixture",
     "tokens",
     "batch",
     "stats",
-    "log",
-    "edit",
     "writer",
-    "parts",
     "namespace",
 ];
 
