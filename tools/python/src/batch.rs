@@ -11,16 +11,14 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
+use crate::convert::{self, position};
 use crate::device::{Arrived, OnDevice};
 use crate::dlpack::{self, DeviceId, Request, Spec};
 use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Lent, Memory, Source, Views};
 use crate::held::{Choice, Copied, Fields, Held, Values};
-use crate::index::position;
-use crate::names;
 use crate::numpy;
 use crate::sample::Sample;
-use crate::typed;
 
 /// Samples that were read together, in the order of the epoch or of the requested ids.
 ///
@@ -104,7 +102,7 @@ impl Batch {
             return Ok(Sample::of(views.py(), &self.held, index)?.into_any());
         }
         match self.held.fields().sole() {
-            Some(field) => typed::shown(&self.held, views, index, field),
+            Some(field) => numpy::shown(&self.held, views, index, field),
             None => views.view(index),
         }
     }
@@ -121,10 +119,10 @@ impl Batch {
     /// one array [B, ...] instead, and NoArray is raised if a sample lacks the field.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
-        if names::is_name(index) {
+        if convert::is_name(index) {
             let field = self.held.fields().numbered(index)?;
             return match self.held.fields().kind(field).filter(|kind| kind.len_bytes().is_some()) {
-                Some(kind) => typed::stacked(py, &self.held, field, kind),
+                Some(kind) => numpy::stacked(py, &self.held, field, kind),
                 None => Ok(self.field(index)?.into_any()),
             };
         }
@@ -238,7 +236,7 @@ impl Batch {
         let py = slf.py();
         slf.get().check_buffers(py)?;
         if let Some((field, kind)) = slf.get().typed_one() {
-            return typed::stacked(py, &slf.get().held, field, kind);
+            return numpy::stacked(py, &slf.get().held, field, kind);
         }
         let lens = slf.get().lens(py)?;
         let count = lens.len();
@@ -286,7 +284,7 @@ impl Batch {
         let field = self.held.fields().numbered(field)?;
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
         let found =
-            (0..self.held.len()).map(|index| typed::shown(&self.held, &views, index, field));
+            (0..self.held.len()).map(|index| numpy::shown(&self.held, &views, index, field));
         PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)
     }
 
@@ -323,7 +321,7 @@ impl Batch {
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.held.fields().are_several() {
-            typed::mapped_types(py, self.held.fields())
+            numpy::mapped_types(py, self.held.fields())
         } else {
             Ok(PyDict::new(py))
         }
@@ -332,7 +330,7 @@ impl Batch {
     /// The dlfs.FieldType of the field that is the sample; None if that is bytes.
     #[getter]
     fn field_type<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.typed_one().map(|(_, kind)| typed::described(py, kind)).transpose()
+        self.typed_one().map(|(_, kind)| numpy::described(py, kind)).transpose()
     }
 
     /// Names of the fields of each sample; empty if each sample is one buffer.
@@ -442,7 +440,7 @@ impl Batch {
         let lens = self.lens(py)?;
         let equal = lens.iter().all(|len| *len == lens[0]);
         if let Some((field, kind)) = self.typed_one().filter(|_| equal) {
-            let (one, shape) = typed::stack(py, &self.held, field, kind)?;
+            let (one, shape) = numpy::stack(py, &self.held, field, kind)?;
             let shape = shape.into_iter().map(|len| len as i64).collect();
             return Ok((one, Spec::compact(kind.element(), shape, 0)));
         }
@@ -574,7 +572,7 @@ pub(crate) fn held_of(parts: &Bound<'_, PyTuple>) -> PyResult<Arc<Held>> {
 /// The names of the fields that a sample maps.
 pub(crate) fn mapped_names<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bound<'py, PyTuple>> {
     let mapped = fields.mapped().into_iter().map(|field| fields.names()[field].clone());
-    names::tuple(py, &mapped.collect::<Vec<_>>())
+    convert::tuple(py, &mapped.collect::<Vec<_>>())
 }
 
 /// The label of samples without one, in a column of labels.

@@ -20,16 +20,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
-use crate::error::{raise, raise_invalid, raise_lookup};
+use crate::convert::{self, position};
+use crate::error::{self, detached, raise, raise_invalid, raise_lookup, try_detached};
 use crate::ffi::{Memory, Output, Source};
 use crate::held::{Choice, Fields, Held};
-use crate::index::{self, position};
 use crate::loader::json;
 use crate::options::{about, open_options, seconds, without};
 use crate::peers::{Join, keywords};
-use crate::ranges::{self, SampleFile};
-use crate::watch::{detached, try_detached};
-use crate::{log, metrics, names, numpy, shapes, typed};
+use crate::sample::{self, SampleFile};
+use crate::{numpy, report};
 
 /// An open data set: a sequence of samples. `dlfs.open` returns it.
 ///
@@ -65,7 +64,7 @@ impl Dataset {
         let options = open_options(&given)?;
         // Not kept for later pickles: the location lasts only as long as the process that shares it.
         without(&given, ["shared_snapshot".to_owned()])?;
-        log::install(py)?;
+        error::install_log(py)?;
         let dataset = detached(py, |watch| dataset::Dataset::open(&parsed, &options, watch))?;
         let all = Fields::of(dataset.directory());
         let fields = Arc::new(all.chosen(given.get_item("fields")?.as_ref())?.unwrap_or(all));
@@ -90,7 +89,7 @@ impl Dataset {
             let ids = ids.collect::<dlfs::Result<Vec<_>>>().map_err(|error| raise(py, &error))?;
             return Ok(self.read_ids(py, &dataset, &ids)?.into_any());
         }
-        let id = if names::is_name(key) {
+        let id = if convert::is_name(key) {
             looked_up(&dataset, key)?.map_err(|error| raise_lookup(py, &error))?
         } else {
             let at = position(key, dataset.len(), "data set")?;
@@ -102,7 +101,7 @@ impl Dataset {
     /// Returns whether there is a sample of this name.
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = name.py();
-        if !names::is_name(name) {
+        if !convert::is_name(name) {
             return Ok(false);
         }
         let dataset = self.dataset(py)?;
@@ -179,7 +178,7 @@ impl Dataset {
         fields: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let fields = self.fields_shown(fields)?;
-        ranges::read_ranges(&self.dataset(ranges.py())?, &fields, ranges, on_error)
+        sample::read_ranges(&self.dataset(ranges.py())?, &fields, ranges, on_error)
     }
 
     /// Opens a sample, an id or a name, to read parts of it: a SampleFile. fields: the name of the
@@ -195,7 +194,7 @@ impl Dataset {
         as_file: bool,
     ) -> PyResult<SampleFile> {
         let fields = self.fields_shown(fields)?;
-        ranges::open_sample(&self.dataset(sample.py())?, &fields, sample, as_file)
+        sample::open_sample(&self.dataset(sample.py())?, &fields, sample, as_file)
     }
 
     /// Labels of all samples by id, from memory: a read-only numpy view, int8 to int64[number of
@@ -250,7 +249,7 @@ impl Dataset {
 
     /// Values of the sample `id` in all typed columns, without I/O: {name: int, float, bool, str or None}.
     fn values<'py>(&self, py: Python<'py>, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-        let id = SampleId(index::id(id)?);
+        let id = SampleId(convert::id(id)?);
         let dataset = self.dataset(py)?;
         let values = PyDict::new(py);
         dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
@@ -270,20 +269,20 @@ impl Dataset {
     /// Names of the classes: a label is an index into it. Empty if labels are plain numbers.
     #[getter]
     fn classes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        names::tuple(py, self.dataset(py)?.directory().classes())
+        convert::tuple(py, self.dataset(py)?.directory().classes())
     }
 
     /// Names of the fields of a sample, in their order; empty if samples are not divided, and then
     /// field 0 is the whole sample.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        names::tuple(py, self.dataset(py)?.directory().fields())
+        convert::tuple(py, self.dataset(py)?.directory().fields())
     }
 
     /// The fields that have a type: {name: dlfs.FieldType}. They come as arrays.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        typed::mapped_types(py, &Fields::of(self.dataset(py)?.directory()))
+        numpy::mapped_types(py, &Fields::of(self.dataset(py)?.directory()))
     }
 
     /// The choice of the option `fields` of dlfs.open: the name of the field that is the sample, the tuple of those
@@ -292,8 +291,8 @@ impl Dataset {
     fn chosen_fields<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(match self.fields.choice() {
             None => None,
-            Some(Choice::One(name)) => Some(names::to_str(py, &name)?),
-            Some(Choice::Several(several)) => Some(names::tuple(py, &several)?.into_any()),
+            Some(Choice::One(name)) => Some(convert::to_str(py, &name)?),
+            Some(Choice::Several(several)) => Some(convert::tuple(py, &several)?.into_any()),
         })
     }
 
@@ -314,10 +313,10 @@ impl Dataset {
 
     /// Name of the sample `id`, as from os.fsdecode.
     fn name<'py>(&self, py: Python<'py>, id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let id = SampleId(index::id(id)?);
+        let id = SampleId(convert::id(id)?);
         let dataset = self.dataset(py)?;
         let name = detached(py, |watch| dataset.name(id, watch))?;
-        names::to_str(py, &name)
+        convert::to_str(py, &name)
     }
 
     /// Id of the sample called `name`. Raises NameNotFound, a KeyError.
@@ -331,7 +330,7 @@ impl Dataset {
     ///
     /// Raises Unsupported if fields were chosen of several: an image has the length of all together, not of each.
     fn length(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let id = SampleId(index::id(id)?);
+        let id = SampleId(convert::id(id)?);
         let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
         if self.fields.choice().is_some() && self.fields.names().len() > 1 {
             let text = "an image has the length of all fields of a sample together, not of each";
@@ -345,7 +344,7 @@ impl Dataset {
 
     /// Label of the sample `id`, without I/O; None if it has none.
     fn label(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-        let id = SampleId(index::id(id)?);
+        let id = SampleId(convert::id(id)?);
         let dataset = self.dataset(py)?;
         dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
         Ok(dataset.directory().label(id))
@@ -359,7 +358,7 @@ impl Dataset {
         folder: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let dataset = self.dataset(py)?;
-        let folder = folder.map_or(Ok(Vec::new()), names::to_bytes)?;
+        let folder = folder.map_or(Ok(Vec::new()), convert::to_bytes)?;
         let entries = detached(py, |watch| {
             dataset.load_names(watch)?;
             Ok(dataset.directory().list(&folder)?)
@@ -370,7 +369,7 @@ impl Dataset {
                 dlfs::directory::EntryKind::Folder => None,
                 dlfs::directory::EntryKind::Sample(id) => Some(id.0),
             };
-            list.append((names::to_str(py, &entry.name)?, id))?;
+            list.append((convert::to_str(py, &entry.name)?, id))?;
         }
         Ok(list)
     }
@@ -489,20 +488,20 @@ impl Dataset {
         if let Some(peers) = dataset.peer_stats() {
             peers.measure(&mut snapshot);
         }
-        metrics::to_dict(py, &snapshot)
+        report::to_dict(py, &snapshot)
     }
 
     /// Counters of reads by index, id or name: commands, bytes, repeated, corrupt, verified, and latency as in
     /// Loader.stats. With tiers, also theirs, and `places`: where the bytes came from, as in `dlfs read --json`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dataset = self.dataset(py)?;
-        let dict = shapes::dict(py, &dataset.stats())?;
-        dict.set_item("latency", shapes::dict(py, &dataset.latency())?)?;
+        let dict = convert::dict(py, &dataset.stats())?;
+        dict.set_item("latency", convert::dict(py, &dataset.latency())?)?;
         if let Some(tiers) = dataset.tier_stats() {
             dict.set_item("tier_hits", tiers.tiers.iter().map(|t| t.hits).collect::<Vec<_>>())?;
             let copied = tiers.tiers.iter().map(|tier| tier.fill_bytes).collect::<Vec<_>>();
             dict.set_item("tier_copied_bytes", copied)?;
-            let each = tiers.tiers.iter().map(|tier| shapes::dict(py, tier));
+            let each = tiers.tiers.iter().map(|tier| convert::dict(py, tier));
             dict.set_item("tiers", each.collect::<PyResult<Vec<_>>>()?)?;
             let origin = tiers.origin;
             dict.set_item("origin_bytes", origin.bytes + origin.copier_bytes)?;
@@ -741,7 +740,7 @@ pub(crate) fn looked_up(
     dataset: &dataset::Dataset,
     name: &Bound<'_, PyAny>,
 ) -> PyResult<dlfs::Result<SampleId>> {
-    let bytes = names::to_bytes(name)?;
+    let bytes = convert::to_bytes(name)?;
     try_detached(name.py(), |watch| dataset.lookup(&bytes, watch))
 }
 
@@ -777,7 +776,7 @@ impl Names {
     fn at<'py>(&self, py: Python<'py>, index: u64) -> PyResult<Bound<'py, PyAny>> {
         let id = self.dataset.id_at(index).map_err(|error| raise(py, &error))?;
         let name = detached(py, |watch| self.dataset.name(id, watch))?;
-        names::to_str(py, &name)
+        convert::to_str(py, &name)
     }
 }
 
@@ -795,7 +794,7 @@ pub(crate) enum Keys {
 
 impl Keys {
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Keys> {
-        if names::is_name(given) {
+        if convert::is_name(given) {
             let text =
                 "a sequence of ids or names is expected, not one name; ds[name] reads one sample";
             return Err(PyTypeError::new_err(text));
@@ -805,10 +804,10 @@ impl Keys {
             if given.hasattr("tolist")? { given.call_method0("tolist")? } else { given.clone() };
         // Iterated only once: a generator yields its elements only once.
         let keys: Vec<Bound<'_, PyAny>> = given.try_iter()?.collect::<PyResult<_>>()?;
-        if keys.first().is_some_and(names::is_name) {
-            return Ok(Keys::Names(keys.iter().map(names::to_bytes).collect::<PyResult<_>>()?));
+        if keys.first().is_some_and(convert::is_name) {
+            return Ok(Keys::Names(keys.iter().map(convert::to_bytes).collect::<PyResult<_>>()?));
         }
-        let ids = keys.iter().map(|key| Ok(SampleId(index::id(key)?)));
+        let ids = keys.iter().map(|key| Ok(SampleId(convert::id(key)?)));
         Ok(Keys::Ids(ids.collect::<PyResult<_>>()?))
     }
 }
@@ -836,9 +835,9 @@ fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'p
 pub(crate) fn addresses(given: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let py = given.py();
     let one = |given: &Bound<'_, PyAny>| {
-        let path = names::to_bytes(&py.import("os")?.call_method1("fspath", (given,))?)?;
+        let path = convert::to_bytes(&py.import("os")?.call_method1("fspath", (given,))?)?;
         let path = OsString::from_vec(path);
-        if !names::is_name(given) {
+        if !convert::is_name(given) {
             return Ok(vec![Address::from_path(path)]);
         }
         Address::parse_list_os(&path).map_err(|error| raise_invalid(py, error.to_string()))

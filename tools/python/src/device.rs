@@ -18,11 +18,10 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::batch::NO_LABEL;
 use crate::dlpack::{self, DeviceId, Request, Spec};
-use crate::error::{raise, raise_invalid, raise_no_array};
+use crate::error::{Signals, raise, raise_invalid, raise_no_array};
 use crate::held::{Fields, Held};
 use crate::options::given_or;
-use crate::watch::Signals;
-use crate::{names, typed};
+use crate::{convert, numpy};
 
 /// A device, and the ring of buffers there that a run has from its first batch on.
 pub(crate) struct Device {
@@ -259,7 +258,7 @@ impl FieldRows {
         let counts = (0..held.len()).map(|index| {
             let Some(bytes) = bytes_of(held, index, field)? else { return Ok(0) };
             if let Some(kind) = kind {
-                typed::shape_of(held, index, kind, bytes)?;
+                numpy::shape_of(held, index, kind, bytes)?;
             }
             Ok(bytes.len() as i64 / each)
         });
@@ -371,7 +370,7 @@ impl OnDevice {
         if self.fields.are_several() {
             for field in self.fields.mapped() {
                 let one = OnDevice::new(Arc::clone(&self.arrived), self.fields.only(field));
-                all.set_item(names::to_str(py, &self.fields.names()[field])?, one)?;
+                all.set_item(convert::to_str(py, &self.fields.names()[field])?, one)?;
             }
         }
         Ok(all)

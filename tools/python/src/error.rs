@@ -1,10 +1,30 @@
-//! Errors of the library as exceptions of `dlfs._errors`, one class per kind.
+//! Errors of the library as exceptions of `dlfs._errors`, one class per kind; signals, warnings and panics during
+//! calls.
+//!
+//! A call that waits without the interpreter checks for signals, so that Ctrl-C ends it. A thread of the library must
+//! never wait for the interpreter, which may be waiting for that thread. So it only stores a warning here, and Python
+//! threads pass it to `logging`: at the start of each call, at each tick of a waiting call, and when the interpreter
+//! exits.
+//!
+//! PyO3 raises panics as its `PanicException`, which `except Exception` does not catch. Its `__new__` is replaced here
+//! by one that makes a `dlfs.Internal`: so this holds for every function and method of the module, also for new ones.
 
-use std::io;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::time::Duration;
+use std::{io, panic};
 
+use dlfs::dataset::Watch;
+use dlfs::messages::{Message, subscribe};
+use dlfs::places::Cancel;
 use dlfs::{Error, ErrorKind};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyBaseException, PyRuntimeError};
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
+use pyo3::sync::OnceExt;
+use tracing::Level;
 
 /// The exception for `error`; its text has the causes and the hint.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
@@ -87,3 +107,217 @@ const CLASSES: [(ErrorKind, &str); 13] = [
     (ErrorKind::DeviceLost, "DeviceLost"),
     (ErrorKind::Internal, "Internal"),
 ];
+
+/// From now on, a call that panics raises `dlfs.Internal`, whose text says what panicked and where.
+///
+/// # Errors
+/// Python's.
+pub(crate) fn raise_internal(py: Python<'_>) -> PyResult<()> {
+    static NOTED: Once = Once::new();
+    NOTED.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |panicked| {
+            let at = panicked.location().map(ToString::to_string);
+            // Fails only in a thread that is ending, where no call will ask for the place.
+            let _ = PLACE.try_with(|place| *place.borrow_mut() = at);
+            before(panicked);
+        }));
+    });
+    py.get_type::<PanicException>().setattr("__new__", wrap_pyfunction!(instead, py)?)
+}
+
+/// The exception in place of a `PanicException` with this text. Before Python 3.12, this is called a second time, with
+/// that exception.
+#[pyfunction]
+fn instead<'py>(_class: &Bound<'py, PyAny>, text: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
+    if text.is_instance_of::<PyBaseException>() {
+        return text;
+    }
+    let place = PLACE.take().map(|place| format!(" at {place}")).unwrap_or_default();
+    let error = Error::new(ErrorKind::Internal, format!("the call panicked{place}: {text}"))
+        .hint("this is a bug in dlfs: please report it with this message");
+    raise(text.py(), &error).into_value(text.py()).into_bound(text.py()).into_any()
+}
+
+thread_local! {
+    /// The place of this thread's last panic.
+    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Ends a wait when a Python signal handler raises.
+#[derive(Default, Clone)]
+pub(crate) struct Signals {
+    raised: Arc<Mutex<Option<PyErr>>>,
+}
+
+impl Signals {
+    /// Takes the exception that a signal handler raised, if one did.
+    pub(crate) fn take_raised(&mut self) -> Option<PyErr> {
+        self.raised().take()
+    }
+
+    /// Locks the exception. It is whole at any time, so a poisoned lock does no harm.
+    fn raised(&self) -> MutexGuard<'_, Option<PyErr>> {
+        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends waiting for an object store in the same way.
+    pub(crate) fn cancel(&self) -> Cancel {
+        let signals = self.clone();
+        Cancel::when(move || !signals.clone().goes_on())
+    }
+}
+
+impl Watch for Signals {
+    fn goes_on(&mut self) -> bool {
+        if self.raised().is_some() {
+            return false;
+        }
+        // None: the interpreter is exiting, and nobody waits for the answer.
+        let checked = Python::try_attach(|py| {
+            py.check_signals()?;
+            hand_over_warnings(py)
+        });
+        match checked {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                *self.raised() = Some(error);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// Waits for the turn of this thread; a signal ends that, too. Call it detached from the interpreter.
+pub(crate) fn turn<'m, T>(
+    mutex: &'m parking_lot::Mutex<T>,
+    watch: &mut Signals,
+) -> dlfs::Result<parking_lot::MutexGuard<'m, T>> {
+    loop {
+        if let Some(turn) = mutex.try_lock_for(LOOK) {
+            return Ok(turn);
+        }
+        if !watch.goes_on() {
+            let text = "stopped while another thread took its batch";
+            return Err(Error::new(ErrorKind::Interrupted, text));
+        }
+    }
+}
+
+/// The interval at which a thread that waits for its turn asks whether to go on.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs `work` detached from the interpreter, so that other threads run, and raises its error.
+pub(crate) fn detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
+) -> PyResult<T> {
+    try_detached(py, work)?.map_err(|error| raise(py, &error))
+}
+
+/// As [`detached`], but returns the library's own error.
+pub(crate) fn try_detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
+) -> PyResult<Result<T, Error>> {
+    // Checked before the work, so that its result is not lost. A loop such as list(ds) checks for Ctrl-C nowhere else.
+    py.check_signals()?;
+    hand_over_warnings(py)?;
+    let mut signals = Signals::default();
+    let result = py.detach(|| work(&mut signals));
+    match (result, signals.take_raised()) {
+        (Err(error), Some(raised)) if error.kind() == ErrorKind::Interrupted => Err(raised),
+        (result, _) => Ok(result),
+    }
+}
+
+/// From now on warnings go to the logger "dlfs", unless the program has another subscriber.
+pub(crate) fn install_log(py: Python<'_>) -> PyResult<()> {
+    static INSTALLED: Once = Once::new();
+    let mut installed = Ok(());
+    INSTALLED.call_once_py_attached(py, || installed = install_once(py));
+    installed
+}
+
+fn install_once(py: Python<'_>) -> PyResult<()> {
+    // The order matters: exit handlers run in reverse, so `logging` must register first.
+    py.import("logging")?;
+    let last = py.import("dlfs._dlfs")?.getattr("flush_log")?;
+    py.import("atexit")?.call_method1("register", (last,))?;
+    let _ = subscribe(store_record); // `false`: a subscriber exists already
+    Ok(())
+}
+
+/// Passes the stored records to `logging`.
+///
+/// # Errors
+/// Any exception that a signal handler raises meanwhile.
+pub(crate) fn hand_over_warnings(py: Python<'_>) -> PyResult<()> {
+    if !HAS_RECORDS.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    HAS_RECORDS.store(false, Ordering::Release);
+    let logger = py.import("logging")?.call_method1("getLogger", ("dlfs",))?;
+    while let Some(record) = with_records(VecDeque::pop_front).flatten() {
+        if record.pid == std::process::id() {
+            logger.call_method1("log", (record.level, "%s", record.text))?;
+        }
+    }
+    Ok(())
+}
+
+struct Record {
+    /// The process that stored it: a forked child does not repeat its parent's.
+    pid: u32,
+    level: u8,
+    text: String,
+}
+
+/// The newest records that nobody has fetched.
+static RECORDS: Mutex<VecDeque<Record>> = Mutex::new(VecDeque::new());
+
+/// True if there are any records.
+static HAS_RECORDS: AtomicBool = AtomicBool::new(false);
+
+/// `None` if the lock stays locked: a fork may have left it so. Then warnings are lost, but the
+/// process does not hang.
+fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
+    for _ in 0..LOCK_TRIES {
+        match RECORDS.try_lock() {
+            Ok(mut records) => return Some(work(&mut records)),
+            Err(TryLockError::Poisoned(records)) => return Some(work(&mut records.into_inner())),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+    None
+}
+
+/// Stores a message.
+fn store_record(message: Message) {
+    let level = match message.level {
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        _ => 20,
+    };
+    // In Python, the option of a loader that these messages are about is called `window`.
+    let of_loader = message.target.starts_with("dlfs::prefetch");
+    let text = message.whole(|name| match name {
+        "window_bytes" if of_loader => "window",
+        name => name,
+    });
+    let record = Record { pid: std::process::id(), level, text };
+    with_records(|records| {
+        if records.len() == MAX_RECORDS {
+            records.pop_front();
+        }
+        records.push_back(record);
+    });
+    HAS_RECORDS.store(true, Ordering::Release);
+}
+
+/// The most records; older ones are dropped.
+const MAX_RECORDS: usize = 256;
+
+/// The number of attempts to take the lock, which is held for a few instructions.
+const LOCK_TRIES: usize = 1000;

@@ -17,9 +17,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::batch::NO_LABEL;
+use crate::convert;
 use crate::error::{raise, raise_invalid, raise_lookup};
 use crate::ffi::Lent;
-use crate::names;
 
 /// The names in the option `fields`.
 pub(crate) enum Choice {
@@ -35,8 +35,8 @@ impl Choice {
         if given.is_none() {
             return Ok(None);
         }
-        if names::is_name(given) {
-            return Ok(Some(Choice::One(names::to_bytes(given)?)));
+        if convert::is_name(given) {
+            return Ok(Some(Choice::One(convert::to_bytes(given)?)));
         }
         let refused = || {
             let text = "fields: the name of a field, as a str, or a tuple of names, not ";
@@ -46,10 +46,10 @@ impl Choice {
         let mut several = Vec::new();
         for name in items {
             let name = name?;
-            if !names::is_name(&name) {
+            if !convert::is_name(&name) {
                 return Err(refused()?);
             }
-            several.push(names::to_bytes(&name)?);
+            several.push(convert::to_bytes(&name)?);
         }
         Ok(Some(Choice::Several(several)))
     }
@@ -201,8 +201,8 @@ impl Fields {
     /// The number of the field with this name or number.
     pub(crate) fn numbered(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = given.py();
-        let number = if names::is_name(given) {
-            let number = self.number_of(&names::to_bytes(given)?);
+        let number = if convert::is_name(given) {
+            let number = self.number_of(&convert::to_bytes(given)?);
             return number.map_err(|error| raise_lookup(py, &error));
         } else {
             let number: usize = given.extract()?;

@@ -1,26 +1,34 @@
-//! Imports files, as the command `dlfs import` does.
+//! Imports files, as the command `dlfs import` does, also in parts that several processes write. Deletes samples, frees
+//! their space, and saves files of views.
 
 use std::path::{Path, PathBuf};
 
-use dlfs::dataset::cataloging::Origin;
-use dlfs::dataset::class_names;
+use dlfs::address::Address;
+use dlfs::dataset::cataloging::{self, Origin};
+use dlfs::dataset::{self, class_names};
 use dlfs::format::Pack;
 use dlfs::format::field_type::Element;
-use dlfs::import::{self, ColumnsFrom, ImportOptions, Onto, PlacementOrder, RowOptions};
+use dlfs::import::many::{PartPlace, PartWriter, WritePlan as Plan, WrittenPart};
+use dlfs::import::{
+    self, ColumnsFrom, EditOptions, ImportOptions, Onto, PlacementOrder, Progress, RowOptions,
+    Stage,
+};
+use dlfs::qpair::ConnectOptions;
+use dlfs::view::NamedView;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
-use crate::dataset::addresses;
-use crate::edit::Asking;
-use crate::error::{raise, raise_invalid};
-use crate::options;
-use crate::watch::detached;
-use crate::writer::{catalog_name, committed, onto, pack, written};
+use crate::convert;
+use crate::dataset::{Dataset, Keys, addresses};
+use crate::error::{Signals, detached, raise, raise_invalid};
+use crate::options::{self, given_or, open_options, without};
+use crate::writer::{How, catalog_name, committed, onto, pack, written};
 
 /// Options of the import, except its address and how to connect.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct How {
+struct ImportHow {
     field_types: Vec<String>,
     name: Option<String>,
     label: Option<String>,
@@ -58,7 +66,7 @@ pub(crate) fn import_files<'py>(
     connection: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let py = address.py();
-    let how: How = how.extract()?;
+    let how: ImportHow = how.extract()?;
     let image = addresses(address)?;
     let connect = options::connection(connection)?;
     let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
@@ -92,7 +100,7 @@ pub(crate) fn import_files<'py>(
     )
 }
 
-impl How {
+impl ImportHow {
     fn options(&self, py: Python<'_>) -> PyResult<ImportOptions> {
         let types = self
             .field_types
@@ -141,5 +149,210 @@ impl How {
             accept_older_generation: self.accept_older_generation,
             ..ImportOptions::default()
         })
+    }
+}
+
+/// The plan that the writers of one image agree on; `dlfs.WritePlan` is its Python half.
+#[pyclass(frozen, subclass, module = "dlfs._dlfs")]
+pub(crate) struct WritePlan {
+    pub(crate) plan: Plan,
+    pub(crate) connect: ConnectOptions,
+}
+
+/// The number of the part to write, and its place.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Which {
+    number: u64,
+    anywhere: bool,
+}
+
+#[pymethods]
+impl WritePlan {
+    /// The plan in these bytes.
+    #[new]
+    fn new(bytes: &Bound<'_, PyBytes>, connection: &Bound<'_, PyDict>) -> PyResult<WritePlan> {
+        let plan = Plan::from_bytes(bytes.as_bytes()).map_err(|error| raise(bytes.py(), &error))?;
+        Ok(WritePlan { plan, connect: options::connection(connection)? })
+    }
+
+    /// Plans an image, and prepares its namespaces; returns the plan as bytes.
+    #[staticmethod]
+    fn _create<'py>(
+        address: &Bound<'py, PyAny>,
+        how: &Bound<'py, PyDict>,
+        classes: Vec<String>,
+        connection: &Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let py = address.py();
+        let options = how.extract::<How>()?.options(py)?;
+        let image = addresses(address)?;
+        let connect = options::connection(connection)?;
+        let classes = classes.into_iter().map(String::into_bytes).collect();
+        let plan = detached(py, |_| Plan::create(&image, &options, classes, &connect))?;
+        Ok(PyBytes::new(py, &plan.to_bytes()))
+    }
+
+    /// The plan as bytes.
+    fn _to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.plan.to_bytes())
+    }
+
+    /// Writes the plan to a file, from which `dlfs import-parts commit` and `WritePlan.load` read it.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        detached(py, |_| self.plan.save(&path))
+    }
+
+    /// The UUID of the image to be.
+    #[getter]
+    fn image(&self) -> String {
+        self.plan.uuid().to_string()
+    }
+
+    /// The addresses of the image: as many parts may be written at the same time.
+    #[getter]
+    fn addresses(&self) -> Vec<String> {
+        self.plan.image().iter().map(ToString::to_string).collect()
+    }
+
+    /// The parts that are complete.
+    fn _complete<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let parts = detached(py, |_| self.plan.complete(&self.connect))?;
+        parts.iter().map(|part| part_dict(py, part)).collect()
+    }
+
+    /// Commits the parts 0 to `count` - 1, or these; returns a dict that says what was committed.
+    #[pyo3(signature = (count, parts, catalog))]
+    fn _commit<'py>(
+        &self,
+        py: Python<'py>,
+        count: Option<u64>,
+        parts: Vec<Vec<u8>>,
+        catalog: Option<&str>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let catalog = catalog.map(|name| catalog_name(py, name)).transpose()?;
+        let parts = parts.iter().map(|bytes| WrittenPart::from_bytes(bytes));
+        let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|error| raise(py, &error))?;
+        let plan = &self.plan;
+        let connect = &self.connect;
+        let report = detached(py, |watch| {
+            let mut asking = Asking(watch);
+            let report = match count {
+                Some(count) => plan.commit_all(count, connect, &mut asking)?,
+                None => plan.commit(&parts, connect, &mut asking)?,
+            };
+            let at = (plan.image(), report.generation);
+            let origin = Origin { made_by: "import".to_owned(), ..Origin::default() };
+            committed(at, connect, catalog.as_ref(), origin, "the samples are written")?;
+            Ok(report)
+        })?;
+        written(py, &report)
+    }
+}
+
+impl WritePlan {
+    /// Begins the part that `which` names.
+    pub(crate) fn begin(&self, which: &Bound<'_, PyDict>) -> PyResult<PartWriter> {
+        let Which { number, anywhere } = which.extract()?;
+        let place = if anywhere { PartPlace::AnyFree } else { PartPlace::Own };
+        detached(which.py(), |_| PartWriter::begin(&self.plan, number, place, &self.connect))
+    }
+}
+
+/// The keywords of `dlfs.WrittenPart`.
+pub(crate) fn part_dict<'py>(py: Python<'py>, part: &WrittenPart) -> PyResult<Bound<'py, PyDict>> {
+    let found = PyDict::new(py);
+    found.set_item("number", part.key)?;
+    found.set_item("namespace", part.namespace)?;
+    found.set_item("samples", part.samples)?;
+    found.set_item("sample_bytes", part.sample_bytes)?;
+    found.set_item("data", PyBytes::new(py, &part.to_bytes()))?;
+    Ok(found)
+}
+
+/// Deletes samples; see `dlfs.delete`. Returns how many there were.
+#[pyfunction]
+#[pyo3(signature = (address, samples, **options))]
+pub(crate) fn delete(
+    address: &Bound<'_, PyAny>,
+    samples: &Bound<'_, PyAny>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<u64> {
+    let py = address.py();
+    if convert::is_name(samples) {
+        // As a sequence, it would delete samples called like its letters, or with its bytes as ids.
+        return Err(PyTypeError::new_err(
+            "dlfs.delete takes a sequence of ids or names, not one name",
+        ));
+    }
+    let (image, options, connect) = target(address, options)?;
+    let keys = Keys::of(samples)?;
+    let report = detached(py, |_| {
+        let report = match &keys {
+            Keys::Ids(ids) => import::delete_ids(&image, ids, &options, &connect)?,
+            Keys::Names(names) => import::delete(&image, names, &options, &connect)?,
+        };
+        cataloging::committed(&image, report.generation, &connect, "delete");
+        Ok(report)
+    })?;
+    Ok(report.samples)
+}
+
+/// Frees the space of deleted samples; see `dlfs.purge`. Returns the bytes that can be reused two generations later.
+#[pyfunction]
+#[pyo3(signature = (address, **options))]
+pub(crate) fn purge(
+    address: &Bound<'_, PyAny>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<u64> {
+    let (image, options, connect) = target(address, options)?;
+    let report = detached(address.py(), |watch| {
+        let report = import::purge(&image, &options, &connect, &mut Asking(watch))?;
+        cataloging::committed(&image, report.generation, &connect, "purge");
+        Ok(report)
+    })?;
+    Ok(report.freed_bytes)
+}
+
+/// Saves data sets as named views in the file at `path`; see `dlfs.save_views`.
+#[pyfunction]
+pub(crate) fn save_views(path: PathBuf, views: &Bound<'_, PyDict>) -> PyResult<()> {
+    let py = views.py();
+    let named = views.iter().map(|(name, dataset)| {
+        let dataset = dataset.cast::<Dataset>()?.get().dataset(py)?;
+        Ok((name.extract::<String>()?, dataset))
+    });
+    let named = named.collect::<PyResult<Vec<_>>>()?;
+    detached(py, |_| {
+        let views = named.into_iter().map(|(name, dataset)| {
+            Ok(NamedView { name, made: "from Python".to_owned(), view: dataset.as_view()? })
+        });
+        dataset::save_views(&path, views.collect::<dlfs::Result<_>>()?)
+    })
+}
+
+/// The addresses of the image, and the options to edit it and to connect.
+fn target(
+    address: &Bound<'_, PyAny>,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(Vec<Address>, EditOptions, ConnectOptions)> {
+    let py = address.py();
+    let given = given.map_or_else(|| Ok(PyDict::new(py)), |given| given.copy())?;
+    let accept_older_generation = given_or(&given, ACCEPT, false)?;
+    without(&given, [ACCEPT.to_owned()])?;
+    let connect = open_options(&given)?.open.connect;
+    Ok((addresses(address)?, EditOptions { accept_older_generation }, connect))
+}
+
+const ACCEPT: &str = "accept_older_generation";
+
+/// Looks for signals between the pieces of a purge or import.
+struct Asking<'a>(pub(crate) &'a mut Signals);
+
+impl Progress for Asking<'_> {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {}
+    fn stop(&mut self) -> bool {
+        !dlfs::dataset::Watch::goes_on(self.0)
     }
 }

@@ -1,49 +1,34 @@
 //! The native half of the Python package `dlfs`: a thin layer over the library.
 //!
 //! `ffi.rs` exports bytes to Python through buffers and `dlpack.rs` through DLPack; they have the only `unsafe`.
-//! `device.rs` brings batches to a device. `batch.rs`, `sample.rs`,
-//! `dataset.rs`, `loader.rs` and `shards.rs` are the classes; `held.rs` is what views of a batch keep alive.
-//! `typed.rs` makes arrays of fields with types, `tokens.rs` fills arrays with rows of tokens, `ranges.rs` reads
-//! parts of samples, `edit.rs` deletes samples, `writer.rs`, `parts.rs` and `import.rs` write them. `index.rs`,
-//! `names.rs`, `options.rs` and
-//! `weights.rs` parse arguments from Python, `peers.rs` and `store.rs` those about the other ranks of a job.
-//! `error.rs` creates exceptions, `panics.rs` those of panics; `watch.rs` checks for signals; `log.rs` passes
-//! warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
+//! `device.rs` brings batches to a device. `batch.rs`, `sample.rs`, `dataset.rs`, `loader.rs` and `shards.rs` are the
+//! classes; `held.rs` is what views of a batch keep alive. `numpy.rs` makes arrays, `tokens.rs` fills them with rows
+//! of tokens, `writer.rs` and `import.rs` write and change images. `convert.rs` and `options.rs` parse arguments from
+//! Python, `peers.rs` those about the other ranks of a job. `error.rs` creates exceptions, checks for signals and
+//! passes warnings to `logging`. The Python half is in `python/dlfs`. Read `dataset.rs` first.
 //!
 //! It does not need the interpreter's lock (`gil_used = false`): each class is frozen, what changes is atomic or has a
 //! lock of its own. A lock that is taken while attached to the interpreter is held for no call of Python, where the
 //! thread may be stopped for others that wait for the lock; any other lock is waited for detached.
 
 mod batch;
+mod convert;
 mod dataset;
 mod device;
 mod dlpack;
-mod edit;
 mod error;
 mod ffi;
 mod held;
 mod import;
-mod index;
 mod loader;
-mod log;
-mod metrics;
 mod mixture;
-mod names;
 mod numpy;
 mod options;
-mod panics;
-mod parts;
 mod peers;
-mod ranges;
 mod report;
 mod sample;
-mod shapes;
 mod shards;
-mod store;
 mod tokens;
-mod typed;
-mod watch;
-mod weights;
 mod writer;
 
 use pyo3::prelude::*;
@@ -63,25 +48,17 @@ mod _dlfs {
     #[pymodule_export]
     use super::device::{DeviceArray, OnDevice, register, unregister};
     #[pymodule_export]
-    use super::edit::{delete, purge, save_views};
-    #[pymodule_export]
     use super::ffi::Memory;
     #[pymodule_export]
-    use super::import::import_files;
+    use super::import::{WritePlan, delete, import_files, purge, save_views};
     #[pymodule_export]
     use super::loader::{Epoch, Loader, Sampler};
     #[pymodule_export]
-    use super::metrics::{MetricsServer, metrics_text, metrics_values};
-    #[pymodule_export]
     use super::mixture::Mixture;
     #[pymodule_export]
-    use super::parts::WritePlan;
+    use super::report::{MetricsServer, Report, metrics_text, metrics_values};
     #[pymodule_export]
-    use super::ranges::SampleFile;
-    #[pymodule_export]
-    use super::report::Report;
-    #[pymodule_export]
-    use super::sample::Sample;
+    use super::sample::{Sample, SampleFile};
     #[pymodule_export]
     use super::shards::ShardLoader;
     #[pymodule_export]
@@ -91,7 +68,7 @@ mod _dlfs {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        super::panics::raise_internal(module.py())?;
+        super::error::raise_internal(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("__commit__", dlfs::COMMIT)?;
         module.add("NO_LABEL", super::batch::NO_LABEL)
@@ -100,7 +77,7 @@ mod _dlfs {
     /// Passes the library's warnings to `logging`, as every call that may wait does.
     #[pyfunction]
     fn flush_log(py: Python<'_>) -> PyResult<()> {
-        super::log::hand_over(py)
+        super::error::hand_over_warnings(py)
     }
 
     /// Unpickles a Batch, over the bytes of the records.

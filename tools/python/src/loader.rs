@@ -3,15 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use dlfs::dataset;
 use dlfs::directory::Directory;
 use dlfs::gpu::Slot;
 use dlfs::metrics::{Measured, Snapshot};
 use dlfs::options::Store;
 use dlfs::order::{OrderKind, SequentialBy, State};
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
-use dlfs::reader;
 use dlfs::units::SampleId;
+use dlfs::{dataset, reader};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -19,20 +18,15 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::batch::Batch;
+use crate::convert;
 use crate::dataset::Dataset;
 use crate::device::{Arrived, Device};
-use crate::error::{raise, raise_invalid};
+use crate::error::{self, Signals, detached, raise, raise_invalid};
 use crate::held::{Fields, Held};
-use crate::index;
-use crate::log;
-use crate::metrics;
 use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options, names, of_peers, without};
-use crate::peers::Join;
+use crate::peers::{self, Join};
 use crate::report::{self, Report};
-use crate::shapes;
-use crate::store;
-use crate::watch::{self, Signals, detached};
 
 /// Batches along an order, read ahead by native threads without the interpreter.
 ///
@@ -242,7 +236,7 @@ impl Loader {
     #[pyo3(signature = (progress=None))]
     fn stage(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<()> {
         let run = self.newest();
-        store::stage(py, &run.loader, progress)
+        peers::stage_store(py, &run.loader, progress)
     }
 
     /// The state of the run after the batches delivered so far (by the newest iterator): a dict
@@ -281,7 +275,7 @@ impl Loader {
     /// long commands took, a dict of count, mean_us, p50_us, p90_us, p99_us, p99_9_us. window_bytes, window_used_bytes:
     /// the window's memory now. The same keys are under "loader" in what `dlfs read --json` prints.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        shapes::dict(py, &self.counted(py))
+        convert::dict(py, &self.counted(py))
     }
 
     /// Returns whether the verified bytes of sample `id` are in memory now, in this process: of the newest iterator's
@@ -289,7 +283,7 @@ impl Loader {
     /// chunks.
     fn is_resident(&self, id: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = id.py();
-        let id = SampleId(index::id(id)?);
+        let id = SampleId(convert::id(id)?);
         let run = self.newest();
         Ok(py.detach(|| run.loader.is_resident(id)))
     }
@@ -330,7 +324,7 @@ impl Loader {
         if let Some(store) = self.newest().loader.store_stats() {
             store.measure(&mut snapshot);
         }
-        metrics::to_dict(py, &snapshot)
+        report::to_dict(py, &snapshot)
     }
 
     /// The counters of this rank's store so far: a dict, or None without a store. held_bytes, peak_bytes: bytes of
@@ -341,7 +335,7 @@ impl Loader {
     /// reads that waited for a sample.
     fn store_stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = self.newest().loader.store_stats();
-        stats.map(|stats| shapes::dict(py, &stats)).transpose()
+        stats.map(|stats| convert::dict(py, &stats)).transpose()
     }
 
     /// Ends calls that wait in other threads, stops readahead and releases the data set, with its
@@ -503,7 +497,7 @@ impl Epoch {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Batch>>> {
-        log::hand_over(py)?;
+        error::hand_over_warnings(py)?;
         let taken = detached(py, |watch| self.take(watch));
         if self.ended.load(Ordering::Relaxed)
             && let Some(run) = self.give_back()
@@ -530,7 +524,7 @@ impl Epoch {
 impl Epoch {
     /// The next batch of the epoch; `None`: it has ended.
     fn take(&self, watch: &mut Signals) -> dlfs::Result<Option<Given>> {
-        let _turn = watch::turn(&self.turn, watch)?;
+        let _turn = error::turn(&self.turn, watch)?;
         if self.has_ended()? {
             return Ok(None);
         }
@@ -819,7 +813,7 @@ fn open_store(
     dataset: &Bound<'_, Dataset>,
     options: &Bound<'_, PyDict>,
 ) -> PyResult<Option<dataset::Dataset>> {
-    let Some(stored) = store::options(options)? else { return Ok(None) };
+    let Some(stored) = peers::store_options(options)? else { return Ok(None) };
     let py = dataset.py();
     let join = Join::of(options)?;
     if let Some(join) = &join
@@ -832,7 +826,7 @@ fn open_store(
     let opened = dataset.get().dataset(py)?;
     let connect = dataset.get().connect();
     let run = loader_options(options, Some(opened.directory()))?;
-    store::open(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
+    peers::open_store(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }
 
 /// Parses the number of an epoch.

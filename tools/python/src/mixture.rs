@@ -13,9 +13,8 @@ use pyo3::types::PyTuple;
 
 use crate::batch::Batch;
 use crate::dataset::Dataset;
-use crate::error::{raise, raise_invalid};
+use crate::error::{detached, raise, raise_invalid};
 use crate::held::Fields;
-use crate::watch::detached;
 
 /// Data sets, and the part of each. Parts and phases count samples. The subclass dlfs.Mixture documents the class.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "Mixture")]

@@ -1,22 +1,23 @@
-//! Peers: parses the options that name them, and meets the other ranks, also through an object of Python.
+//! The other ranks of a job: parses the options that name peers, and meets them, also through an object of Python;
+//! opens the store of a rank, and stages the rank's share.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use dlfs::dataset::{Dataset, Watch};
-use dlfs::options::Peers;
+use dlfs::dataset::{Dataset, Loader, Watch};
+use dlfs::options::{Peers, Store};
 use dlfs::peers::rendezvous::Rendezvous;
 use dlfs::peers::{JoinOptions, Means, Meeting, Record};
+use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
+use dlfs::store::{Staged, StoreOptions};
 use dlfs::{Error, ErrorKind};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::error::raise;
-use crate::log;
+use crate::error::{self, Signals, detached, raise};
 use crate::options::{about, given_or, of_peers, take};
-use crate::watch::Signals;
 
 /// The names of the options for joining peers.
 pub(crate) fn keywords() -> Vec<String> {
@@ -57,7 +58,7 @@ impl Join {
         if let Err(error) = left {
             tracing::warn!("not all ranks have closed their data set: {}", error.report());
         }
-        log::hand_over(py)
+        error::hand_over_warnings(py)
     }
 
     /// Parses the keywords; `None` without `peers`.
@@ -167,4 +168,48 @@ impl Rendezvous for Object {
             Python::try_attach(|py| self.object.bind(py).call_method0("describe")?.extract());
         said.and_then(Result::ok).unwrap_or_else(|| "an object of Python".to_owned())
     }
+}
+
+/// Parses the keywords; `None` without `store`.
+pub(crate) fn store_options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions>> {
+    take::<Store>(given)?.options().map_err(|error| raise(given.py(), &error))
+}
+
+/// Opens the store of the rank of `run`, and joins the other ranks.
+pub(crate) fn open_store(
+    py: Python<'_>,
+    dataset: &Dataset,
+    options: StoreOptions,
+    join: Option<&Join>,
+    (run, connect): (&LoaderOptions, &ConnectOptions),
+) -> PyResult<Dataset> {
+    let Some(join) = join else {
+        return detached(py, |watch| {
+            dataset.with_store(store_options, run, None, (connect, None), watch)
+        });
+    };
+    let meeting = join.meeting(py)?;
+    join.meet(py, |object, watch| {
+        dataset.with_store(store_options, run, Some(&meeting), (connect, object), watch)
+    })
+}
+
+/// Brings the share for the position of `loader`, and calls `progress(done, samples)` meanwhile.
+pub(crate) fn stage_store(
+    py: Python<'_>,
+    loader: &Loader,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<()> {
+    let mut raised = None;
+    let staged = detached(py, |watch| {
+        loader.stage(watch, |Staged { done, samples, .. }| {
+            if let Some(progress) = progress.as_ref().filter(|_| raised.is_none()) {
+                // `None`: the interpreter is exiting, which `watch` notices, too.
+                let told = Python::try_attach(|py| progress.call1(py, (done, samples)).map(drop));
+                raised = told.and_then(Result::err);
+            }
+            raised.is_none()
+        })
+    });
+    raised.map_or(staged, Err)
 }

@@ -12,12 +12,10 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::batch::Batch;
 use crate::dataset::addresses;
-use crate::error::{raise, raise_invalid};
+use crate::error::{self, Signals, detached, raise, raise_invalid, turn};
 use crate::held::{Fields, Held};
 use crate::loader::json;
-use crate::log;
 use crate::options::{loader_options, open_options};
-use crate::watch::{Signals, detached, turn};
 
 /// Batches of shards of samples that were not imported: tar, Parquet, MDS and the other kinds that an import takes.
 ///
@@ -75,7 +73,7 @@ impl ShardLoader {
             options.set_item("order", "grouped")?; // a shard is read front to back
         }
         let load = loader_options(&options, None)?;
-        log::install(py)?;
+        error::install_log(py)?;
         let loader =
             detached(py, |watch| dataset::ShardLoader::open(&addresses, &open, load, None, watch))?;
         let fields = fields_of(&loader).map_err(|error| raise(py, &error))?;
@@ -88,7 +86,7 @@ impl ShardLoader {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Batch>>> {
-        log::hand_over(py)?;
+        error::hand_over_warnings(py)?;
         let taken = self.with(py, |loader, watch| {
             let mut batch = reader::Batch::new();
             Ok(loader.next_into(&mut batch, watch)?.then_some(batch))

@@ -20,13 +20,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::dataset::Dataset;
 use crate::device::{Device, DeviceArray};
 use crate::dlpack::Spec;
-use crate::error::{raise, raise_invalid};
+use crate::error::{self, Signals, detached, raise, raise_invalid};
 use crate::ffi::{Unshared, is_shared};
 use crate::loader::{an_epoch, join_peers, joining, state_of_dict, state_to_dict};
 use crate::mixture::Mixture;
 use crate::options::{given_or, loader_options, take, without};
-use crate::watch::{self, Signals, detached};
-use crate::{log, numpy, shapes};
+use crate::{convert, numpy};
 
 /// Rows of tokens along an order. The subclass dlfs.tokens.Loader documents the class.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs", name = "TokenLoader", weakref)]
@@ -131,7 +130,7 @@ impl TokenLoader {
     /// Begins to read the current epoch from its start, or from a loaded state; returns the number of the iteration.
     fn _begin(&self, py: Python<'_>) -> PyResult<u64> {
         detached(py, |watch| {
-            let mut turn = watch::turn(self.turn(), watch)?;
+            let mut turn = error::turn(self.turn(), watch)?;
             let loader = self.loader.loader();
             let epoch = loader.epoch();
             if !self.resumed.load(Ordering::Relaxed) {
@@ -146,14 +145,14 @@ impl TokenLoader {
 
     /// The next batch of an iteration; None once its epoch has ended.
     fn _take(&self, py: Python<'_>, iteration: u64) -> PyResult<Option<Taken>> {
-        log::hand_over(py)?;
+        error::hand_over_warnings(py)?;
         if let Some((device, pool)) = &self.device {
             return self.take_to(py, device, pool, iteration);
         }
         let mut slot = self.free_slot(py)?;
         let mut cu_seqlens = Vec::new();
         let filled = detached(py, |watch| {
-            let mut turn = watch::turn(self.turn(), watch)?;
+            let mut turn = error::turn(self.turn(), watch)?;
             if !self.next(&mut turn, iteration, watch)? {
                 return Ok(None);
             }
@@ -247,7 +246,7 @@ impl TokenLoader {
     #[pyo3(signature = (epoch=None))]
     fn plan<'py>(&self, py: Python<'py>, epoch: Option<u64>) -> PyResult<Bound<'py, PyDict>> {
         let epoch = epoch.unwrap_or_else(|| self.epoch());
-        shapes::dict(py, &detached(py, |_| self.loader.plan(epoch))?)
+        convert::dict(py, &detached(py, |_| self.loader.plan(epoch))?)
     }
 
     /// The counters so far, as dlfs.Loader.stats has them; samples are documents.
@@ -255,7 +254,7 @@ impl TokenLoader {
         let copied = self.device.as_ref().map_or(0, |(device, _)| device.copied_bytes());
         let stats = py.detach(|| self.loader.loader().stats());
         let copied_bytes = stats.copied_bytes + copied;
-        shapes::dict(py, &LoaderStats { copied_bytes, ..stats })
+        convert::dict(py, &LoaderStats { copied_bytes, ..stats })
     }
 
     /// Ends readahead and releases the data set; arrays stay valid.
@@ -313,7 +312,7 @@ impl TokenLoader {
         let most = self.wanted.places((1, 1, self.most_elements)).len;
         let mut max_seqlen = 0;
         let sent = detached(py, |watch| {
-            let mut turn = watch::turn(self.turn(), watch)?;
+            let mut turn = error::turn(self.turn(), watch)?;
             let loader = self.loader.loader();
             let slot = device.slot(loader.options().deadline, watch)?;
             let before = loader.state();

@@ -21,11 +21,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 
 use crate::dataset::addresses;
-use crate::error::{raise, raise_invalid};
-use crate::names;
-use crate::options;
-use crate::parts::{WritePlan, part_dict};
-use crate::watch::detached;
+use crate::error::{detached, raise, raise_invalid};
+use crate::import::{WritePlan, part_dict};
+use crate::{convert, options};
 
 /// Writes the samples of a program; `dlfs.Writer` and `dlfs.PartWriter` are its Python halves.
 #[pyclass(frozen, subclass, module = "dlfs._dlfs")]
@@ -386,7 +384,7 @@ impl How {
 
 impl<'py> Labelled<'py> {
     fn of(given: &Bound<'py, PyAny>) -> PyResult<Labelled<'py>> {
-        if names::is_name(given) {
+        if convert::is_name(given) {
             Ok(Labelled::Class(bytes_of(given)?))
         } else {
             Ok(Labelled::Number(given.extract()?))

@@ -1,10 +1,43 @@
-//! Converts indices and ids from Python: any object that is an integer, however large.
+//! Conversions between Python's objects and the library's values.
+//!
+//! Indices and ids are any object that is an integer, however large. Names are any bytes on media, and `str` with
+//! surrogate escapes in Python, like file names. Values that the library serializes have the same keys as in the
+//! command's JSON.
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+
+use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyString, PyTuple};
+use serde::Serialize;
 
 use crate::error::raise_index;
+use crate::loader::json;
+
+/// Returns whether `given` is a name, a str or bytes, and not an id or a sequence of names.
+pub(crate) fn is_name(given: &Bound<'_, PyAny>) -> bool {
+    given.is_instance_of::<PyString>() || given.is_instance_of::<PyBytes>()
+}
+
+/// The bytes of a `str`, `bytes` or path object.
+pub(crate) fn to_bytes(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    if let Ok(bytes) = name.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    Ok(name.extract::<OsString>()?.into_vec())
+}
+
+/// The `str` for a name.
+pub(crate) fn to_str<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    Ok(std::ffi::OsStr::from_bytes(name).into_pyobject(py)?.into_any())
+}
+
+/// A tuple of names.
+pub(crate) fn tuple<'py>(py: Python<'py>, names: &[Vec<u8>]) -> PyResult<Bound<'py, PyTuple>> {
+    let names: Vec<_> = names.iter().map(|name| to_str(py, name)).collect::<PyResult<_>>()?;
+    PyTuple::new(py, names)
+}
 
 /// The position that `given` means among the `len` samples of `whole`; a negative one counts from
 /// the end.
@@ -49,4 +82,14 @@ fn integer(given: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// `counters`, a struct, as a dict.
+pub(crate) fn dict<'py>(
+    py: Python<'py>,
+    counters: &impl Serialize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(counters);
+    let text = text.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(json(py)?.call_method1("loads", (text,))?.cast_into()?)
 }
