@@ -1,16 +1,21 @@
 //! Descriptors of the program: a sealed memfd with the content of a file. The name of the memfd identifies the
 //! node. For files that are opened in place instead, see `long.rs`.
+//!
+//! A cache has the nodes behind the newest descriptors: asking the kernel for the name of a memfd takes longer than
+//! the rest of an `fstat`, and programs often ask for a file's attributes more than once. An entry need not be removed
+//! when its descriptor is closed: a file that reuses the number has another inode or a later change time, so the entry
+//! does not match it.
 
 use std::ffi::{CStr, CString, c_int, c_long};
 use std::io::Write as _;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dlfs::posix::{File, Node, PathError};
 
-use crate::known;
 use crate::mounts::{self, Mount, Opened, errno_of};
 use crate::own::{self, called};
 use crate::paths::Place;
@@ -106,7 +111,7 @@ impl Mount {
         let memory = Memory::new(&self.name_of(opened, node), flags)?;
         self.fill(&memory, opened, file)?;
         if let Some(stat) = stat_of(memory.fd()) {
-            known::note(memory.fd(), &stat, self, node);
+            note_node(memory.fd(), &stat, self, node);
         }
         Ok(memory.into_fd())
     }
@@ -195,14 +200,14 @@ pub(crate) fn identity(fd: c_int) -> Option<(&'static Mount, Node)> {
         if stat.st_nlink != 0 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
             return None;
         }
-        if let Some(found) = known::find(fd, &stat) {
+        if let Some(found) = find_node(fd, &stat) {
             return Some(found);
         }
         let (hash, mount, inode) = name_of_memory(fd)?;
         let mount = mounts.get(mount).filter(|_| hash == mounts::settings_hash())?;
         let node = own::inside(|| mount.opened()?.files.tree().node(inode).ok_or(libc::ENOENT));
         let node = node.ok()?;
-        known::note(fd, &stat, mount, node);
+        note_node(fd, &stat, mount, node);
         Some((mount, node))
     });
     own::set_errno(before);
@@ -287,7 +292,7 @@ impl Memory {
     }
 
     /// Seals the file against any change.
-    pub(crate) fn seal(&self) -> Result<(), c_int> {
+    fn seal(&self) -> Result<(), c_int> {
         // Without F_SEAL_WRITE: with it, kernels before 6.7 refuse shared mappings, even read-only ones.
         let seals =
             libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
@@ -361,3 +366,41 @@ const IN_MEMORY_BYTES: u64 = 16 << 20;
 static NO_EXEC: AtomicBool = AtomicBool::new(true);
 /// Cleared after the first report of a failed read or a refused memfd; later failures are not reported.
 static SAYS: AtomicBool = AtomicBool::new(true);
+
+#[derive(Clone, Copy)]
+struct Known {
+    fd: c_int,
+    inode: Inode,
+    mount: &'static Mount,
+    node: Node,
+}
+
+/// Device, inode number, and time of the last change.
+type Inode = (libc::dev_t, libc::ino_t, i64, i64);
+
+/// Slots by descriptor. Locks are only tried: a signal or a fork may have interrupted their holder.
+static KNOWN: [Mutex<Option<Known>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
+
+/// Notes the node behind `fd`; `stat` is the kernel's for `fd`.
+pub(crate) fn note_node(fd: c_int, stat: &libc::stat, mount: &'static Mount, node: Node) {
+    if let Some(Ok(mut slot)) = slot_of(fd).map(Mutex::try_lock) {
+        *slot = Some(Known { fd, inode: inode_of(stat), mount, node });
+    }
+}
+
+/// The mount and the node behind `fd`, if they were noted. `stat` is the kernel's for `fd`.
+fn find_node(fd: c_int, stat: &libc::stat) -> Option<(&'static Mount, Node)> {
+    let slot = slot_of(fd)?.try_lock().ok()?;
+    let known = slot.filter(|known| known.fd == fd && known.inode == inode_of(stat))?;
+    Some((known.mount, known.node))
+}
+
+fn slot_of(fd: c_int) -> Option<&'static Mutex<Option<Known>>> {
+    usize::try_from(fd).ok().map(|fd| &KNOWN[fd % SLOTS])
+}
+
+fn inode_of(stat: &libc::stat) -> Inode {
+    (stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec)
+}
+
+const SLOTS: usize = 256;

@@ -30,19 +30,13 @@
 //! Read `paths.rs` first, then `files.rs`, and one of `calls/`.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: it replaces functions of C
 
-mod ahead;
 mod calls;
 mod files;
-mod folders;
-mod known;
 mod long;
 mod mounts;
 mod own;
 mod paths;
-mod real;
-mod report;
 mod settings;
-mod stat;
 
 use std::sync::atomic::Ordering;
 
@@ -56,7 +50,7 @@ compile_error!(
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = {
     extern "C" fn start() {
-        real::RESOLVED.store(true, Ordering::Release);
+        own::RESOLVED.store(true, Ordering::Release);
         settings::start();
     }
     start
@@ -67,7 +61,7 @@ static START: extern "C" fn() = {
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = {
     extern "C" fn end() {
-        report::write();
+        settings::write_report();
         mounts::flush();
     }
     end

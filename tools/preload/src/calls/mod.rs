@@ -15,7 +15,7 @@ macro_rules! instead {
         unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
             #[inline]
             unsafe fn real($($argument: $kind),*) -> $result {
-                static REAL: crate::real::Real = crate::real::Real::new(concat!(stringify!($name), "\0"));
+                static REAL: crate::own::Real = crate::own::Real::new(concat!(stringify!($name), "\0"));
                 // Runs before `START`: numbered sections come first.
                 #[used]
                 #[unsafe(link_section = ".init_array.00101")]
@@ -28,7 +28,7 @@ macro_rules! instead {
                 let address = REAL.address();
                 if address.is_null() {
                     crate::own::set_errno(libc::ENOSYS);
-                    return crate::real::Failed::FAILED;
+                    return crate::own::Failed::FAILED;
                 }
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the C library's function of this name has this type.
@@ -49,14 +49,11 @@ mod attributes;
 mod descriptors;
 mod folders;
 mod open;
-mod others;
-mod reads;
-mod writes;
 
 use std::ffi::{CStr, c_char, c_int};
 
+use crate::own::Failed;
 use crate::paths::{self, Place};
-use crate::real::Failed;
 use crate::{mounts, own};
 
 /// A C string.
