@@ -1,14 +1,19 @@
 //! The FUSE operations. Answers lookups, attributes and listings from the file tree; leaves reads to `reads.rs`,
 //! and opens to `passthrough.rs`.
+//!
+//! Programs' opens and reads are counted as seen by FUSE: reads that the kernel answers itself, from its page cache or
+//! by passthrough, are not.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlfs::dataset::Files;
-use dlfs::posix::{Attributes, FIRST, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
+use dlfs::dataset::{EpochCounts, FileCounts, Files};
+use dlfs::posix::{Attributes, FIRST, File, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
+use dlfs::units::Epoch;
 use dlfs::{Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -16,7 +21,6 @@ use fuser::{
     ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::counters::Counters;
 use crate::passthrough::Passthrough;
 use crate::reads::{Part, Reads};
 
@@ -339,3 +343,40 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 const BLOCK_BYTES: u32 = 128 << 10;
 /// Limit of readahead requests, of all files together.
 const MOST_IN_BACKGROUND: u16 = 128;
+
+pub(crate) struct Counters {
+    files: Arc<Files>,
+    opens: AtomicU64,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn new(files: Arc<Files>) -> Counters {
+        let (opens, reads, bytes) = Default::default();
+        Counters { files, opens, reads, bytes }
+    }
+
+    /// Counts an open: a program starts to read `file`. `along` is the file's epoch in the order, if it was read
+    /// ahead.
+    pub(crate) fn opened(&self, file: File, along: Option<Epoch>) {
+        self.files.opened(file, along, self.so_far());
+        self.opens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a read answered with `bytes`.
+    pub(crate) fn answered(&self, bytes: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The counters of each epoch, as JSON.
+    fn epochs(&self) -> String {
+        EpochCounts::to_json(&self.files.epochs_so_far(self.so_far()))
+    }
+
+    fn so_far(&self) -> FileCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
+    }
+}

@@ -11,18 +11,15 @@
 //!
 //! # What it is not
 //! It does not follow the image: a newer generation needs another mount. It keeps no table of inodes, and of
-//! open files only with passthrough: the kernel then reads long files itself (`passthrough.rs`, `memory.rs`),
+//! open files only with passthrough: the kernel then reads long files itself (`passthrough.rs`),
 //! and each open costs a request.
 //!
-//! Read this file first, then `place.rs`, `filesystem.rs`, `reads.rs` and `unanswered.rs`.
+//! Read this file first, then `place.rs`, `filesystem.rs` and `reads.rs`.
 
-mod counters;
 mod filesystem;
-mod memory;
 mod passthrough;
 mod place;
 mod reads;
-mod unanswered;
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -36,11 +33,10 @@ use dlfs::dataset::{Files, OrderFile};
 use dlfs::{Error, ErrorKind, Result};
 use fuser::{Config, Session, SessionACL};
 
-use counters::Counters;
-use filesystem::Filesystem;
-use passthrough::Passthrough;
-use place::Place;
-use reads::Reads;
+use crate::filesystem::{Counters, Filesystem};
+use crate::passthrough::Passthrough;
+use crate::place::Place;
+use crate::reads::Reads;
 
 /// Options of a mount.
 #[derive(Debug, Clone)]
