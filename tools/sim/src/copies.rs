@@ -1,11 +1,22 @@
 //! The places of copies of samples during the simulation, by policy.
+//!
+//! # Peers by hash
+//!
+//! As in `dlfs read --peers`, the program's own table gives each chunk at most one holder.
+//!
+//! Nodes read a sample from the holder of its chunk; if the holder lacks the sample, the holder reads it from the
+//! origin and keeps it. The first read of a chunk makes its holder copy the rest in the background, chunk after
+//! chunk in the order of these first reads; a node that wants a sample that is being copied waits for the copy.
+//! A sample for which no node has room always comes from the origin.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
-use dlfs::plan::{HolderMap, Model, Planner, Source};
+use dlfs::order::HexId;
+use dlfs::permutation::Key;
+use dlfs::plan::{ChunkHolders, HolderMap, Member, Model, Planner, Source};
 use dlfs::units::SampleId;
 
-use crate::by_hash::ByHash;
 use crate::engine::Job;
 
 /// The copies that nodes hold.
@@ -325,3 +336,166 @@ pub(crate) fn slice(samples: usize, node: u32, nodes: u32) -> std::ops::Range<us
 const NOBODY: u32 = u32::MAX;
 const TIER_SHIFT: u32 = 40;
 const LBA_MASK: u64 = (1 << TIER_SHIFT) - 1;
+
+/// The copies of all nodes.
+#[derive(Debug)]
+pub(crate) struct ByHash {
+    per_chunk: u32,
+    /// The place of each sample, present or future; `None` if its chunk has no holder, or the holder no room.
+    places: Vec<Option<Place>>,
+    states: Vec<State>,
+    /// By chunk: set after its first read.
+    is_begun: Vec<bool>,
+    /// By node, then by tier.
+    fills: Vec<Vec<Fills>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    node: u16,
+    tier: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Absent,
+    /// A fill thread is copying it.
+    Coming,
+    Held,
+}
+
+/// The work of one tier's fill threads.
+#[derive(Debug, Clone)]
+struct Fills {
+    /// Chunks to complete.
+    chunks: VecDeque<u32>,
+    /// The next sample of the first chunk.
+    next: u32,
+    /// The sample that each thread is copying.
+    at: Vec<Option<u32>>,
+}
+
+/// The node of `job` that holds each chunk, computed by the program's own code. With `keep_shares`, as for
+/// local shares, no node holds more than 1.02 times its share while others have room.
+///
+/// # Errors
+/// More nodes than a round can have.
+pub(crate) fn holders(job: &Job, keep_shares: bool) -> dlfs::Result<ChunkHolders> {
+    let chunk_bytes: Vec<u64> = (0..job.schedule.num_chunks())
+        .map(|chunk| job.sizes[range(job, chunk)].iter().map(|&size| u64::from(size)).sum())
+        .collect();
+    let room_bytes = job.tier_bytes.iter().sum();
+    let nodes = job.schedule.nodes();
+    let share = chunk_bytes.iter().sum::<u64>() / u64::from(nodes);
+    let share_bytes = if keep_shares { share.saturating_mul(102) / 100 } else { u64::MAX };
+    let id = |node: u32| Key::derive(u64::from_be_bytes(*b"sim node"), &[node.into()]).word();
+    let members: Vec<Member> =
+        (0..nodes).map(|node| Member { id: id(node), room_bytes, share_bytes }).collect();
+    ChunkHolders::new(HexId([0; 16]), &members, &chunk_bytes)
+}
+
+impl ByHash {
+    /// Begins without copies; `holders` gives each chunk's holder. A holder fills its tiers from the fastest
+    /// down.
+    pub(crate) fn new(job: &Job, holders: &ChunkHolders) -> ByHash {
+        let nodes = job.schedule.nodes() as usize;
+        let mut room = vec![job.tier_bytes.clone(); nodes];
+        let mut places = vec![None; job.sizes.len()];
+        for chunk in 0..holders.num_chunks() {
+            let Some(node) = holders.holder(chunk) else { continue };
+            for sample in range(job, chunk) {
+                let room = &mut room[usize::from(node)];
+                let len = u64::from(job.sizes[sample]);
+                if let Some(tier) = room.iter().position(|&room| len <= room) {
+                    room[tier] -= len;
+                    places[sample] = Some(Place { node, tier: tier as u8 });
+                }
+            }
+        }
+        let fills = job.model.tiers.iter().map(|stage| Fills {
+            chunks: VecDeque::new(),
+            next: 0,
+            at: vec![None; stage.threads as usize],
+        });
+        ByHash {
+            per_chunk: job.schedule.per_chunk(),
+            states: vec![State::Absent; places.len()],
+            places,
+            is_begun: vec![false; holders.num_chunks() as usize],
+            fills: vec![fills.collect(); nodes],
+        }
+    }
+
+    /// The source from which `node` reads `sample` now: the holder if it has a copy, else the origin.
+    pub(crate) fn source(&self, node: u32, sample: u32) -> Source {
+        match (self.places[sample as usize], self.states[sample as usize]) {
+            (Some(place), State::Held) if u32::from(place.node) == node => {
+                Source::Local(place.tier)
+            }
+            (Some(place), State::Held) => Source::Remote(place.tier),
+            _ => Source::Origin,
+        }
+    }
+
+    /// Returns whether `node` reads `sample` by way of another node, the holder.
+    pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
+        self.places[sample as usize].is_some_and(|place| u32::from(place.node) != node)
+    }
+
+    /// Returns whether a fill thread is copying `sample`.
+    pub(crate) fn is_coming(&self, sample: u32) -> bool {
+        self.states[sample as usize] == State::Coming
+    }
+
+    /// Notes that some node reads `sample`: from now on its holder has it. Returns the holder if this is the
+    /// first read of the chunk, so that the holder has to copy the rest.
+    pub(crate) fn claimed(&mut self, sample: u32) -> Option<u32> {
+        let place = self.places[sample as usize]?;
+        self.states[sample as usize] = State::Held;
+        let chunk = sample / self.per_chunk;
+        if std::mem::replace(&mut self.is_begun[chunk as usize], true) {
+            return None;
+        }
+        for fills in &mut self.fills[usize::from(place.node)] {
+            fills.chunks.push_back(chunk);
+        }
+        Some(place.node.into())
+    }
+
+    /// Starts the next copy of thread `thread` of `tier` of `node`; returns its sample.
+    pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+        let fills = &mut self.fills[node as usize][tier];
+        while let Some(&chunk) = fills.chunks.front() {
+            let first = chunk * self.per_chunk;
+            let end = (first + self.per_chunk).min(self.places.len() as u32);
+            let place = Some(Place { node: node as u16, tier: tier as u8 });
+            let is_wanted = |&sample: &u32| {
+                let sample = sample as usize;
+                self.places[sample] == place && self.states[sample] == State::Absent
+            };
+            if let Some(sample) = (fills.next.max(first)..end).find(is_wanted) {
+                self.states[sample as usize] = State::Coming;
+                fills.next = sample + 1;
+                fills.at[thread] = Some(sample);
+                return Some(sample);
+            }
+            fills.chunks.pop_front();
+            fills.next = 0;
+        }
+        None
+    }
+
+    /// Ends the copy of thread `thread` of `tier` of `node`; returns its sample.
+    pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+        let sample = self.fills[node as usize][tier].at[thread].take()?;
+        self.states[sample as usize] = State::Held;
+        Some(sample)
+    }
+}
+
+/// The samples of `chunk`.
+fn range(job: &Job, chunk: u32) -> Range<usize> {
+    let per_chunk = job.schedule.per_chunk() as usize;
+    let first = chunk as usize * per_chunk;
+    first..(first + per_chunk).min(job.sizes.len())
+}

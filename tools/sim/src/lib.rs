@@ -7,12 +7,10 @@
 //! Read `environment.rs` (the inputs), `policy.rs` (the policies) and `engine.rs` (the events), in that
 //! order.
 
-mod by_hash;
 mod copies;
 pub mod engine;
 pub mod environment;
 pub mod policy;
-mod probed;
 mod schedule;
 pub mod search;
 pub mod thesis;

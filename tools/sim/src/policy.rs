@@ -5,14 +5,14 @@
 //! project's.
 
 use clap::ValueEnum;
+use serde::Serialize;
+
 use dlfs::options::DEFAULT_GROUP;
 use dlfs::order::{OrderKind, OrderSpec, deal};
 use dlfs::permutation::{Key, Permutation};
 use dlfs::plan::ChunkHolders;
-use serde::Serialize;
 
-use crate::by_hash::{self, ByHash};
-use crate::copies::{Copies, FirstTouch, Planned, Shared, Use, slice};
+use crate::copies::{self, ByHash, Copies, FirstTouch, Planned, Shared, Use, slice};
 use crate::engine::{Engine, Hides, Job, Outcome, Readers, Rules};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
@@ -188,7 +188,7 @@ impl Simulation {
             Policy::Clairvoyant => Ok(self.plain(self.planned(CLAIRVOYANT)?, OVERLAPPED, 0)),
             Policy::PeersByPlan => Ok(self.plain(self.planned(PEERS_BY_PLAN)?, OVERLAPPED, 0)),
             Policy::PeersByHash => {
-                let holders = by_hash::holders(&self.job, false).map_err(ConfigError::from)?;
+                let holders = copies::holders(&self.job, false).map_err(ConfigError::from)?;
                 Ok(self.plain(self.held(&holders), OVERLAPPED, 0))
             }
             Policy::ShardLocal => self.shard_local(),
@@ -247,7 +247,7 @@ impl Simulation {
     }
 
     fn shard_local(&self) -> Result<Outcome, PolicyError> {
-        let holders = by_hash::holders(&self.job, true).map_err(ConfigError::from)?;
+        let holders = copies::holders(&self.job, true).map_err(ConfigError::from)?;
         let schedule = &self.job.schedule;
         let sequence = |epoch| {
             let mut sequence = schedule.sequence(epoch);
