@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::{fmt, fs};
 
 use clap::Args;
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::builder::{
+    OsStringValueParser, TryMapValueParser, TypedValueParser as _, ValueParserFactory,
+};
 
-use dlfs::address::{Address, CatalogName};
+use dlfs::address::{Address, AddressError, CatalogName};
 use dlfs::cache::{Probe, TierOptions, probe};
 use dlfs::dataset::{Image, OpenOptions};
 use dlfs::directory::Directory;
@@ -35,11 +37,14 @@ use crate::log;
 #[derive(Debug, Clone)]
 pub(crate) struct ImageAddress(pub(crate) Vec<Address>);
 
-impl ImageAddress {
-    /// Reads `ADDRESS[,ADDRESS...]`; paths need not be UTF-8.
-    pub(crate) fn parser() -> impl TypedValueParser<Value = ImageAddress> {
-        OsStringValueParser::new()
-            .try_map(|text: OsString| Address::parse_list_os(&text).map(ImageAddress))
+/// Reads `ADDRESS[,ADDRESS...]`; paths need not be UTF-8.
+impl ValueParserFactory for ImageAddress {
+    type Parser =
+        TryMapValueParser<OsStringValueParser, fn(OsString) -> Result<ImageAddress, AddressError>>;
+
+    fn value_parser() -> Self::Parser {
+        let parse: fn(OsString) -> _ = |text| Address::parse_list_os(&text).map(ImageAddress);
+        OsStringValueParser::new().try_map(parse)
     }
 }
 
@@ -90,10 +95,10 @@ pub(crate) const MOST_SHOWN: usize = 8;
 #[derive(Debug, Clone)]
 pub(crate) struct Name(pub(crate) Vec<u8>);
 
-impl Name {
-    /// Takes the argument unchanged.
-    pub(crate) fn parser() -> impl TypedValueParser<Value = Name> {
-        OsStringValueParser::new().map(|text: OsString| Name(text.into_vec()))
+/// Takes the argument unchanged.
+impl From<OsString> for Name {
+    fn from(text: OsString) -> Name {
+        Name(text.into_vec())
     }
 }
 
@@ -153,7 +158,6 @@ impl ConnectionArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ImageArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     pub(crate) image: ImageAddress,
     #[command(flatten)]
     open: Open,
@@ -431,7 +435,6 @@ mod tests {
 
     #[derive(Debug, Parser)]
     struct Command {
-        #[arg(value_parser = ImageAddress::parser())]
         image: ImageAddress,
         #[command(flatten)]
         connection: ConnectionArgs,

@@ -76,6 +76,21 @@ impl Out {
         Ok(outcome)
     }
 
+    /// Prints the result of a command that is done: `value` if it is wanted as JSON, else what `text` writes.
+    pub(crate) fn answer(
+        json: bool,
+        value: &impl Serialize,
+        text: impl FnOnce(&mut Out) -> Result<(), Failure>,
+    ) -> Result<Outcome, Failure> {
+        let mut out = Out::new();
+        if json {
+            out.json(value)?
+        } else {
+            text(&mut out)?
+        }
+        out.end(Outcome::Done)
+    }
+
     /// `text` in bold if colours are enabled.
     pub(crate) fn bold(&self, text: &str) -> String {
         self.styled("1", text)
@@ -184,7 +199,7 @@ impl Meter {
         }
         let time = self.started.elapsed();
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{}  {}", bytes(bytes), rate(bytes, time)));
+            bar.set_message(format!("{}  {}", self::bytes(bytes), rate(bytes, time)));
             bar.set_position(done);
         } else if self.last_line.elapsed() >= LINE_INTERVAL {
             self.last_line = Instant::now();
@@ -206,7 +221,7 @@ impl Drop for Meter {
 }
 
 fn plain_line(label: &str, done: &str, bytes: u64, time: Duration) -> String {
-    format!("{label}: {done}, {}, {}", bytes(bytes), rate(bytes, time))
+    format!("{label}: {done}, {}, {}", self::bytes(bytes), rate(bytes, time))
 }
 
 fn bar(label: &'static str, total: u64) -> ProgressBar {

@@ -185,12 +185,12 @@ pub(crate) fn open_store(
 ) -> PyResult<Dataset> {
     let Some(join) = join else {
         return detached(py, |watch| {
-            dataset.with_store(store_options, run, None, (connect, None), watch)
+            dataset.with_store(options, run, None, (connect, None), watch)
         });
     };
     let meeting = join.meeting(py)?;
     join.meet(py, |object, watch| {
-        dataset.with_store(store_options, run, Some(&meeting), (connect, object), watch)
+        dataset.with_store(options, run, Some(&meeting), (connect, object), watch)
     })
 }
 

@@ -41,7 +41,6 @@ enum Action {
     },
     /// Show what the catalogue says about a data set: its versions, or the one that is named
     Show {
-        #[arg(value_name = "NAME")]
         name: DatasetName,
         /// Print one line of JSON for each version
         #[arg(long)]
@@ -51,10 +50,8 @@ enum Action {
     Add(AddArgs),
     /// Let an alias point to a version: NAME@GENERATION, NAME@ALIAS, or NAME for the newest
     Tag {
-        #[arg(value_name = "NAME")]
         name: DatasetName,
         /// The alias, such as stable
-        #[arg(value_name = "ALIAS")]
         alias: String,
         /// Only if it points to GENERATION now; otherwise exit code 1, and nothing is moved
         #[arg(long, value_name = "GENERATION")]
@@ -65,7 +62,6 @@ enum Action {
     },
     /// Remove an alias (NAME@ALIAS), a version (NAME@GENERATION), or with --all a data set; images stay
     Rm {
-        #[arg(value_name = "NAME")]
         name: DatasetName,
         /// Remove all versions
         #[arg(long)]
@@ -77,10 +73,8 @@ enum Action {
 
 #[derive(Debug, Args)]
 struct AddArgs {
-    #[arg(value_name = "NAME")]
     name: DatasetName,
     /// The image: ADDRESS[,ADDRESS...]
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
     /// Something to note about this version; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
@@ -94,7 +88,6 @@ struct AddArgs {
 
 #[derive(Debug, Args)]
 struct RebuildArgs {
-    #[arg(value_name = "NAME")]
     name: DatasetName,
     /// Take older chunks from the index as it is: only those written since this second (since 1970) are rebuilt
     #[arg(long, value_name = "SECONDS")]

@@ -27,10 +27,9 @@ use crate::out::{self, Out};
 #[command(after_help = DELETE_EXAMPLES)]
 pub(crate) struct DeleteArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
     /// The samples' names
-    #[arg(value_name = "NAME", required_unless_present = "from", value_parser = Name::parser())]
+    #[arg(value_name = "NAME", required_unless_present = "from")]
     names: Vec<Name>,
     /// A file with more names, one on each line, or - for standard input; their number is not limited
     #[arg(long, value_name = "FILE")]
@@ -68,19 +67,15 @@ pub(crate) fn delete(args: DeleteArgs) -> Result<Outcome, Failure> {
         dlfs::import::delete(image, &names, &options, &connect)?
     };
     cataloging::committed(image, report.generation, &connect, "delete");
-    let mut out = Out::new();
-    if args.json {
-        out.json(&report)?;
-    } else {
+    Out::answer(args.json, &report, |out| {
         out.line(format!(
             "deleted {}: {} is at generation {}, with {}",
             out.bold(&out::counted(report.samples, "sample")),
             args.image.in_short(),
             report.generation,
             out::counted(report.live_samples, "sample"),
-        ))?;
-    }
-    out.end(Outcome::Done)
+        ))
+    })
 }
 
 /// The names in `bytes`, each terminated by `end`; the last name may lack the terminator.
@@ -116,7 +111,6 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct PurgeArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
     /// Overwrite a bad superblock copy even if that may lose a newer generation
     #[arg(long)]
@@ -135,12 +129,11 @@ pub(crate) fn purge(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
     let report = dlfs::import::purge(&args.image.0, &options, &connect, &mut progress)?;
     drop(progress);
     cataloging::committed(&args.image.0, report.generation, &connect, "purge");
-    let mut out = Out::new();
-    if args.json {
-        out.json(&report)?;
-    } else if report.chunks == 0 && report.samples == 0 {
-        out.line(format!("nothing to purge: {} has no deleted samples", args.image))?;
-    } else {
+    Out::answer(args.json, &report, |out| {
+        if report.chunks == 0 && report.samples == 0 {
+            let text = format!("nothing to purge: {} has no deleted samples", args.image);
+            return out.line(text);
+        }
         out.line(format!(
             "purged {} from {}: {} written, {} will be free; generation {}",
             out.bold(&out::counted(report.samples, "sample")),
@@ -148,9 +141,8 @@ pub(crate) fn purge(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
             out::counted(report.chunks, "chunk"),
             out::bytes(report.freed_bytes),
             report.generation,
-        ))?;
-    }
-    out.end(Outcome::Done)
+        ))
+    })
 }
 
 /// Rebuild the directory from the headers of the chunks
@@ -163,7 +155,6 @@ pub(crate) fn purge(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
 #[derive(Debug, Args)]
 pub(crate) struct RebuildArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
     /// Read only the headers of chunks newer than GENERATION, where its directory can still be read; else of all
     #[arg(long, value_name = "GENERATION")]
@@ -238,10 +229,8 @@ enum SnapshotAction {
 #[derive(Debug, Args)]
 struct FileArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: ImageAddress,
     /// The file
-    #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Print the result as one line of JSON
     #[arg(long)]
@@ -256,19 +245,15 @@ pub(crate) fn snapshot(args: SnapshotArgs) -> Result<Outcome, Failure> {
         SnapshotAction::Check(args) => (args, "current", snapshot_check),
     };
     let report = act(&args.image.0, &args.file, &args.connection.options(false)?)?;
-    let mut out = Out::new();
-    if args.json {
-        out.json(&report)?;
-    } else {
+    Out::answer(args.json, &report, |out| {
         out.line(format!(
             "{what}: {} is generation {}, {}, {}",
             args.file.display(),
             report.generation,
             out::counted(report.live_samples, "sample"),
             out::bytes(report.len_bytes),
-        ))?;
-    }
-    out.end(Outcome::Done)
+        ))
+    })
 }
 
 /// Index shards, so that they can be read as they are at once
@@ -280,7 +265,6 @@ pub(crate) fn snapshot(args: SnapshotArgs) -> Result<Outcome, Failure> {
 #[command(after_help = INDEX_EXAMPLES)]
 pub(crate) struct IndexArgs {
     /// The shards, or folders and prefixes of shards: ADDRESS[,ADDRESS...]
-    #[arg(value_name = "SOURCE", value_parser = ImageAddress::parser())]
     source: ImageAddress,
     /// The place that keeps the indexes: a folder, or a prefix of a store
     #[arg(long, value_name = "PLACE")]
@@ -304,20 +288,15 @@ pub(crate) fn index(args: IndexArgs, quiet: bool) -> Result<Outcome, Failure> {
     let samples = indexes.iter().map(|index| index.len() as u64).sum::<u64>();
     let bad: Vec<&str> =
         indexes.iter().flat_map(|index| &index.bad).map(|bad| &*bad.text).collect();
-    let mut out = Out::new();
-    if args.json {
-        out.json(&json!({ "shards": shards, "made": made, "samples": samples, "bad": bad }))?;
-    } else {
+    let report = json!({ "shards": shards, "made": made, "samples": samples, "bad": bad });
+    Out::answer(args.json, &report, |out| {
         out.line(format!(
             "{} with {}; {made} indexed now",
             out::counted(shards, "shard"),
             out::counted(samples, "sample"),
         ))?;
-        for bad in bad {
-            out.line(format!("  cannot be read: {bad}"))?;
-        }
-    }
-    out.end(Outcome::Done)
+        bad.iter().try_for_each(|bad| out.line(format!("  cannot be read: {bad}")))
+    })
 }
 
 const INDEX_EXAMPLES: &str = "\

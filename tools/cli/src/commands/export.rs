@@ -300,31 +300,30 @@ fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Re
     if args.dest == Path::new("-") {
         return Ok(());
     }
-    let mut out = Out::new();
-    if args.json {
-        out.json(&json!({
-            "samples": done.samples(),
-            "files": done.files,
-            "bytes": done.bytes,
-            "seconds": time.as_secs_f64(),
-            "damaged": done.damaged,
-            "refused": done.refused,
-        }))?;
-        return out.flush();
-    }
-    out.line(format!(
-        "exported {} to {}: {}, {} in {} ({})",
-        out.bold(&out::counted(done.samples(), "sample")),
-        args.dest.display(),
-        out::counted(done.files, "file"),
-        out::bytes(done.bytes),
-        out::duration(time),
-        out::rate(done.bytes, time),
-    ))?;
-    if done.damaged > 0 {
-        out.line(format!("  damaged    {} were left out", out::counted(done.damaged, "sample")))?;
-    }
-    out.flush()
+    let facts = json!({
+        "samples": done.samples(),
+        "files": done.files,
+        "bytes": done.bytes,
+        "seconds": time.as_secs_f64(),
+        "damaged": done.damaged,
+        "refused": done.refused,
+    });
+    let printed = Out::answer(args.json, &facts, |out| {
+        out.line(format!(
+            "exported {} to {}: {}, {} in {} ({})",
+            out.bold(&out::counted(done.samples(), "sample")),
+            args.dest.display(),
+            out::counted(done.files, "file"),
+            out::bytes(done.bytes),
+            out::duration(time),
+            out::rate(done.bytes, time),
+        ))?;
+        if done.damaged == 0 {
+            return Ok(());
+        }
+        out.line(format!("  damaged    {} were left out", out::counted(done.damaged, "sample")))
+    });
+    printed.map(drop)
 }
 
 /// Batches are collected until they have this many samples, so that files are written in large groups. A batch has

@@ -102,7 +102,6 @@ pub(crate) struct IdNsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CommonArgs {
     /// The subsystem: nvme-tcp://HOST[:4420]/NQN[?ns=N]; but for list-subsys also pcie:0000:5e:00.0, trtype:VFIOUSER
-    #[arg(value_name = "ADDRESS")]
     address: Address,
     /// The form of the output
     #[arg(short, long, value_enum, default_value_t = Format::Normal)]
@@ -135,12 +134,9 @@ impl CommonArgs {
     }
 
     fn print(&self, lines: Vec<String>, value: Value) -> Result<Outcome, Failure> {
-        let mut out = Out::new();
-        match self.output {
-            Format::Json => out.json(&value)?,
-            Format::Normal => lines.iter().try_for_each(|line| out.line(line))?,
-        }
-        out.end(Outcome::Done)
+        Out::answer(self.output == Format::Json, &value, |out| {
+            lines.iter().try_for_each(|line| out.line(line))
+        })
     }
 }
 
@@ -238,7 +234,6 @@ fn paths(address: &TcpAddress, options: &ConnectOptions) -> Vec<TcpAddress> {
 #[command(after_help = PROBE_EXAMPLES)]
 pub(crate) struct ProbeArgs {
     /// The image to measure as the origin: ADDRESS[,ADDRESS...]
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     image: Option<ImageAddress>,
     /// A tier to measure: ram:SIZE or file:PATH:SIZE; may be repeated [default: half of the free
     /// memory]

@@ -210,13 +210,7 @@ pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let time = began.elapsed();
     drop(progress);
     args.tell_catalog(sources, &image, &report, &connect)?;
-    let mut out = Out::new();
-    if args.json {
-        out.json(&as_json(&report, time))?;
-    } else {
-        print_report(&mut out, &image, &report, time)?;
-    }
-    out.end(Outcome::Done)
+    Out::answer(args.json, &as_json(&report, time), |out| print_report(out, &image, &report, time))
 }
 
 /// Adds a hint how to continue: the written data is kept.

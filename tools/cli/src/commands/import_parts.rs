@@ -58,7 +58,6 @@ struct PlanArgs {
 #[derive(Debug, Args)]
 struct PartArgs {
     /// The plan
-    #[arg(value_name = "PLAN")]
     plan: PathBuf,
     /// The number of the part, from 0: $SLURM_PROCID, $JOB_COMPLETION_INDEX
     #[arg(value_name = "N")]
@@ -76,7 +75,6 @@ struct PartArgs {
 #[derive(Debug, Args)]
 struct CommitArgs {
     /// The plan
-    #[arg(value_name = "PLAN")]
     plan: PathBuf,
     /// The number of parts, where programs write them (dlfs.WritePlan): of each, the last complete attempt counts
     #[arg(long, value_name = "K")]
@@ -121,43 +119,37 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
     options.places.cancel = progress.cancel();
     let report = plan_import(sources, image, &options, &connect, &args.output, &mut progress)?;
     drop(progress);
-    let mut out = Out::new();
-    if args.what.json {
-        let part =
-            |(address, chunks): &(String, u64)| json!({"address": address, "chunks": chunks});
-        out.json(&json!({
-            "plan": report.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
-            "uuid": report.uuid.to_string(),
-            "samples": report.samples,
-            "bytes": report.sample_bytes,
-            "parts": report.parts.iter().map(part).collect::<Vec<_>>(),
-            "left_out": report.bad.len(),
-        }))?;
-        return out.end(Outcome::Done);
-    }
-    out.line(format!(
-        "planned {} ({}) in {}: {}",
-        out.bold(&out::counted(report.samples, "sample")),
-        out::bytes(report.sample_bytes),
-        out::counted(report.parts.len() as u64, "part"),
-        args.output.display(),
-    ))?;
-    for (number, (address, chunks)) in report.parts.iter().enumerate() {
-        let chunks = out::counted(*chunks, "chunk");
-        out.line(format!("  part {number}     {chunks} onto {address}"))?;
-    }
-    if options.on_error == OnError::Skip && !report.bad.is_empty() {
-        out.line(format!("  left out   {}", out::counted(report.bad.len() as u64, "entry")))?;
-        for entry in &report.bad {
-            out.line(format!("    {entry}"))?;
+    let part = |(address, chunks): &(String, u64)| json!({"address": address, "chunks": chunks});
+    let facts = json!({
+        "plan": report.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
+        "uuid": report.uuid.to_string(),
+        "samples": report.samples,
+        "bytes": report.sample_bytes,
+        "parts": report.parts.iter().map(part).collect::<Vec<_>>(),
+        "left_out": report.bad.len(),
+    });
+    Out::answer(args.what.json, &facts, |out| {
+        out.line(format!(
+            "planned {} ({}) in {}: {}",
+            out.bold(&out::counted(report.samples, "sample")),
+            out::bytes(report.sample_bytes),
+            out::counted(report.parts.len() as u64, "part"),
+            args.output.display(),
+        ))?;
+        for (number, (address, chunks)) in report.parts.iter().enumerate() {
+            let chunks = out::counted(*chunks, "chunk");
+            out.line(format!("  part {number}     {chunks} onto {address}"))?;
         }
-    }
-    let plan = args.output.display();
-    let next = format!(
-        "  next       dlfs import-parts part {plan} N for each, then dlfs import-parts commit {plan}"
-    );
-    out.line(out.dim(&next))?;
-    out.end(Outcome::Done)
+        if options.on_error == OnError::Skip && !report.bad.is_empty() {
+            out.line(format!("  left out   {}", out::counted(report.bad.len() as u64, "entry")))?;
+            report.bad.iter().try_for_each(|entry| out.line(format!("    {entry}")))?;
+        }
+        let plan = args.output.display();
+        let next = format!(
+            "  next       dlfs import-parts part {plan} N for each, then dlfs import-parts commit {plan}"
+        );
+        out.line(out.dim(&next))
+    })
 }
 
 fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -165,10 +157,7 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
     let connect = args.connection.options(true)?;
     let report = import_part(&args.plan, args.part, &connect, &mut progress)?;
     drop(progress);
-    let mut out = Out::new();
-    if args.json {
-        out.json(&report)?;
-    } else {
+    Out::answer(args.json, &report, |out| {
         let found = match report.found {
             0 => String::new(),
             found => format!(", of which {} were in place", out::count(found)),
@@ -179,9 +168,8 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
             out.bold(&out::counted(report.samples, "sample")),
             out::counted(report.chunks, "chunk"),
             report.address,
-        ))?;
-    }
-    out.end(Outcome::Done)
+        ))
+    })
 }
 
 fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
@@ -201,17 +189,15 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
         cataloging::add(&name.0, &image, &connect, origin)
             .map_err(|error| error.hint("the image is committed: add it with dlfs catalog add"))?;
     }
-    let mut out = Out::new();
-    if args.json {
-        out.json(&json!({
-            "uuid": report.uuid.to_string(),
-            "generation": report.generation.0,
-            "samples": report.samples,
-            "bytes": report.sample_bytes,
-            "chunks": report.chunks,
-            "image_bytes": report.image_bytes,
-        }))?;
-    } else {
+    let facts = json!({
+        "uuid": report.uuid.to_string(),
+        "generation": report.generation.0,
+        "samples": report.samples,
+        "bytes": report.sample_bytes,
+        "chunks": report.chunks,
+        "image_bytes": report.image_bytes,
+    });
+    Out::answer(args.json, &facts, |out| {
         let image = Address::list_to_string(&image);
         out.line(format!(
             "committed {} ({}) as generation {}, {} in {}",
@@ -221,7 +207,6 @@ fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
             out::bytes(report.image_bytes),
             out::counted(report.chunks, "chunk"),
         ))?;
-        out.line(out.dim(&format!("  next       dlfs read {image}")))?;
-    }
-    out.end(Outcome::Done)
+        out.line(out.dim(&format!("  next       dlfs read {image}")))
+    })
 }

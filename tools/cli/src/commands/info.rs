@@ -35,27 +35,24 @@ pub(crate) struct InfoArgs {
 
 pub(crate) fn info(args: InfoArgs) -> Result<Outcome, Failure> {
     let engines = qpair::engines();
-    let mut out = Out::new();
-    if args.json {
-        let engine = |engine: &Engine| {
-            json!({
-                "name": engine.name, "compiled_in": engine.compiled_in, "reaches": engine.reaches,
-            })
-        };
-        out.json(&json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "commit": dlfs::COMMIT,
-            "commit_date": dlfs::COMMIT_DATE,
-            "engines": engines.iter().map(engine).collect::<Vec<_>>(),
-        }))?;
-    } else {
+    let engine = |engine: &Engine| {
+        json!({
+            "name": engine.name, "compiled_in": engine.compiled_in, "reaches": engine.reaches,
+        })
+    };
+    let facts = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": dlfs::COMMIT,
+        "commit_date": dlfs::COMMIT_DATE,
+        "engines": engines.iter().map(engine).collect::<Vec<_>>(),
+    });
+    Out::answer(args.json, &facts, |out| {
         out.line(format!("dlfs {}", *VERSION))?;
-        for engine in &engines {
+        engines.iter().try_for_each(|engine| {
             let mark = if engine.compiled_in { "yes" } else { "no " };
-            out.line(format!("  {:<6} {mark}  {}", engine.name, engine.reaches))?;
-        }
-    }
-    out.end(Outcome::Done)
+            out.line(format!("  {:<6} {mark}  {}", engine.name, engine.reaches))
+        })
+    })
 }
 
 /// Print shell completions of commands and options
@@ -63,7 +60,6 @@ pub(crate) fn info(args: InfoArgs) -> Result<Outcome, Failure> {
 #[command(after_help = COMPLETIONS_EXAMPLES)]
 pub(crate) struct CompletionsArgs {
     /// The shell to generate them for
-    #[arg(value_name = "SHELL")]
     shell: Shell,
 }
 

@@ -33,7 +33,6 @@ enum KeyCommand {
     /// Check a key file or a hosts file, without showing any secret
     Check {
         /// A file with one key, or a hosts file of `dlfs serve`
-        #[arg(value_name = "FILE")]
         file: PathBuf,
     },
 }

@@ -297,14 +297,8 @@ fn print_report(
     more: Value,
     text: &str,
 ) -> Result<Outcome, Failure> {
-    let mut out = Out::new();
-    if args.json {
-        let report = joined(report, json!({"order": order, "epoch": args.epoch}));
-        out.json(&joined(&report, more))?;
-    } else {
-        out.text(text)?;
-    }
-    out.end(Outcome::Done)
+    let report = joined(report, json!({"order": order, "epoch": args.epoch}));
+    Out::answer(args.json, &joined(&report, more), |out| out.text(text))
 }
 
 pub(crate) fn shuffle_report(args: ShuffleReportArgs) -> Result<Outcome, Failure> {

@@ -602,14 +602,11 @@ fn read_shards(
 
 fn print_shards(args: &ReadArgs, loader: &ShardLoader, report: &RunReport) -> Result<(), Failure> {
     let shards = loader.shards().shards().len();
-    let mut out = Out::new();
-    if args.run.json {
-        let facts = json!({"shards": shards, "indexed": loader.dataset().is_some()});
-        out.json(&joined(report, facts))?;
-        return out.flush();
-    }
-    print_rate(&mut out, report)?;
-    report.lines().iter().try_for_each(|line| out.line(line))?;
-    out.line(format!("  order      CRC32C {:08x}; {shards} shards", report.order_crc32c))?;
-    out.flush()
+    let facts = json!({"shards": shards, "indexed": loader.dataset().is_some()});
+    let printed = Out::answer(args.run.json, &joined(report, facts), |out| {
+        print_rate(out, report)?;
+        report.lines().iter().try_for_each(|line| out.line(line))?;
+        out.line(format!("  order      CRC32C {:08x}; {shards} shards", report.order_crc32c))
+    });
+    printed.map(drop)
 }

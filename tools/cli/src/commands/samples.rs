@@ -30,7 +30,6 @@ pub(crate) struct LsArgs {
     #[command(flatten)]
     image: ImageArgs,
     /// The folder to list, or a sample [default: the top]
-    #[arg(value_name = "FOLDER", value_parser = Name::parser())]
     folder: Option<Name>,
     /// Also print id, length in bytes and label
     #[arg(short, long)]
@@ -165,7 +164,7 @@ pub(crate) struct CatArgs {
     #[command(flatten)]
     image: ImageArgs,
     /// The samples' names, or their ids with --id
-    #[arg(value_name = "NAME", required = true, value_parser = Name::parser())]
+    #[arg(value_name = "NAME", required = true)]
     names: Vec<Name>,
     /// The field to write, if samples have several
     #[arg(long, value_name = "FIELD")]
@@ -380,35 +379,32 @@ impl SelectArgs {
 }
 
 fn print(args: &SelectArgs, whole: &Dataset, views: &[NamedView]) -> Result<Outcome, Failure> {
-    let mut out = Out::new();
     let hash = |of: &NamedView| format!("{:032x}", u128::from_be_bytes(of.view.hash()));
-    if args.json {
-        let facts = |of: &NamedView| {
-            json!({
-                "name": of.name,
-                "samples": of.view.len(),
-                "hash": hash(of),
-                "made": out::safe_name(of.made.as_bytes()),
-            })
-        };
-        out.json(&json!({
-            "uuid": whole.directory().uuid().to_string(),
-            "generation": whole.directory().generation().0,
-            "samples": whole.len(), // the samples to select from
-            "views": views.iter().map(facts).collect::<Vec<_>>(),
-        }))?;
-        return out.end(Outcome::Done);
-    }
-    let all = out::counted(whole.len(), "sample");
-    for of in views {
-        let samples = out::count(of.view.len());
-        out.line(format!("{}: {samples} of {all}, view {}", out.bold(&of.name), hash(of)))?;
-    }
-    match &args.out {
-        Some(path) => out.line(format!("saved in {}", path.display()))?,
-        None => out.line("not saved: --out FILE saves them")?,
-    }
-    out.end(Outcome::Done)
+    let facts = |of: &NamedView| {
+        json!({
+            "name": of.name,
+            "samples": of.view.len(),
+            "hash": hash(of),
+            "made": out::safe_name(of.made.as_bytes()),
+        })
+    };
+    let facts = json!({
+        "uuid": whole.directory().uuid().to_string(),
+        "generation": whole.directory().generation().0,
+        "samples": whole.len(), // the samples to select from
+        "views": views.iter().map(facts).collect::<Vec<_>>(),
+    });
+    Out::answer(args.json, &facts, |out| {
+        let all = out::counted(whole.len(), "sample");
+        for of in views {
+            let samples = out::count(of.view.len());
+            out.line(format!("{}: {samples} of {all}, view {}", out.bold(&of.name), hash(of)))?;
+        }
+        match &args.out {
+            Some(path) => out.line(format!("saved in {}", path.display())),
+            None => out.line("not saved: --out FILE saves them"),
+        }
+    })
 }
 
 /// The ids in a file.

@@ -47,7 +47,6 @@ use crate::service::takeover::{self, Manager, Takeover, beside};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ServeArgs {
     /// The image: ADDRESS[,ADDRESS...], each of which becomes a namespace
-    #[arg(value_name = "IMAGE", value_parser = ImageAddress::parser())]
     #[arg(required_unless_present = "config", conflicts_with = "config")]
     image: Option<ImageAddress>,
     /// Serve what this file says: several subsystems, their namespaces and hosts; SIGHUP reloads it
@@ -534,13 +533,9 @@ pub(crate) fn ctl(args: CtlArgs) -> Result<Outcome, Failure> {
     let mut request = json!(args.verb);
     let params = request["params"].take();
     let answer = call(&args.socket, request["method"].as_str().unwrap_or_default(), params)?;
-    let mut out = Out::new();
-    if args.json {
-        out.json(&answer)?;
-    } else {
-        lines(&args.verb, &answer).iter().try_for_each(|line| out.line(line))?;
-    }
-    out.end(Outcome::Done)
+    Out::answer(args.json, &answer, |out| {
+        lines(&args.verb, &answer).iter().try_for_each(|line| out.line(line))
+    })
 }
 
 /// The answer as text.

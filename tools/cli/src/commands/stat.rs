@@ -20,7 +20,6 @@ pub(crate) struct StatArgs {
     #[command(flatten)]
     image: ImageArgs,
     /// A sample's name, or its id with --id
-    #[arg(value_name = "NAME", value_parser = Name::parser())]
     name: Option<Name>,
     /// NAME is an id, counted from 0
     #[arg(long, requires = "name")]

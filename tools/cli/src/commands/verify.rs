@@ -43,10 +43,7 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
     if report.damages.is_empty() {
         check_complete(report.samples, image.directory().num_live())?;
     }
-    let mut out = Out::new();
-    if args.json {
-        out.json(&as_json(&report, time.as_secs_f64()))?;
-    } else {
+    Out::answer(args.json, &as_json(&report, time.as_secs_f64()), |out| {
         for damage in &report.damages {
             out.line(format!("damaged: {}", describe(damage)))?;
         }
@@ -62,9 +59,9 @@ pub(crate) fn run(args: VerifyArgs, quiet: bool) -> Result<Outcome, Failure> {
             out::duration(time),
             out::rate(report.bytes, time),
             engines(std::iter::once(&image)),
-        ))?;
-    }
-    out.end(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
+        ))
+    })?;
+    Ok(if report.damages.is_empty() { Outcome::Done } else { Outcome::Damaged })
 }
 
 fn describe(damage: &Damage) -> String {

@@ -311,7 +311,7 @@ pub(crate) fn seconds(seconds: f64) -> String {
 pub(crate) fn age(seconds: f64) -> String {
     match seconds {
         _ if seconds < 120.0 => format!("{:.0} s", seconds.floor().max(1.0)),
-        _ => seconds(seconds),
+        _ => self::seconds(seconds),
     }
 }
 

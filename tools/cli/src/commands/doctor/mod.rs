@@ -40,7 +40,6 @@ use crate::out::{self, Out};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
     /// The data set, namespace or target to examine: ADDRESS[,ADDRESS...]
-    #[arg(value_name = "ADDRESS", value_parser = ImageAddress::parser())]
     address: Option<ImageAddress>,
     /// How long each of the four measurements takes
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
