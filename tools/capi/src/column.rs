@@ -9,8 +9,8 @@ use dlfs::{Error, ErrorKind};
 
 use crate::batch::DLFS_NO_LABEL;
 use crate::error::{DLFS_E_NOT_FOUND, Failure, guard};
-use crate::mount::{Fs, mount_of};
-use crate::structs::{Struct, array, fill, give_text, put, utf8};
+use crate::mount::{Fs, entry, mount_of};
+use crate::structs::{Struct, array, fill, fill_text, put, utf8};
 
 /// The type of a typed column: whole numbers.
 pub const DLFS_COLUMN_INT: u32 = 1;
@@ -68,13 +68,12 @@ pub unsafe extern "C" fn dlfs_column_name(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let mount = mount_of(fs)?;
-        let found = column_of(mount.dataset.directory(), column)?.name();
-        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(found.as_bytes(), name, len, needed) }
-    })
+    // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(name, len, needed, || {
+            Ok(column_of(mount_of(fs)?.dataset.directory(), column)?.name().to_owned())
+        })
+    }
 }
 
 /// Stores the values of the `count` samples with the ids at `ids` in column `column`, of type int, bool or str,
@@ -141,29 +140,25 @@ pub unsafe extern "C" fn dlfs_column_text(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let mount = mount_of(fs)?;
-        let column = column_of(mount.dataset.directory(), column)?;
-        let texts = column.texts();
-        let found = usize::try_from(number).ok().and_then(|number| texts.get(number));
-        let found = found.ok_or_else(|| {
-            let name = column.name();
-            let count = texts.len();
-            let what = format!("column {name} has no text {number}: there are {count}");
-            Failure::new(DLFS_E_NOT_FOUND, what)
-        })?;
-        // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(found.as_bytes(), text, len, needed) }
-    })
+    // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(text, len, needed, || {
+            let mount = mount_of(fs)?;
+            let column = column_of(mount.dataset.directory(), column)?;
+            let texts = column.texts();
+            let found = usize::try_from(number).ok().and_then(|number| texts.get(number));
+            found.map(|found| found.to_string()).ok_or_else(|| {
+                let name = column.name();
+                let count = texts.len();
+                let what = format!("column {name} has no text {number}: there are {count}");
+                Failure::new(DLFS_E_NOT_FOUND, what)
+            })
+        })
+    }
 }
 
 fn column_of(directory: &Directory, column: u64) -> Result<&Column, Failure> {
-    let columns = directory.columns();
-    usize::try_from(column).ok().and_then(|at| columns.get(at)).ok_or_else(|| {
-        let text = format!("there is no typed column {column}, there are {}", columns.len());
-        Failure::new(DLFS_E_NOT_FOUND, text)
-    })
+    entry(directory.columns(), column, "typed column")
 }
 
 /// Stores the value of each id, or none of them.

@@ -16,7 +16,7 @@ use crate::handles::{self, Kind};
 use crate::options::{MountOptions, Stop, unknown};
 use crate::peers::Joined;
 use crate::structs::{
-    self, Struct, fill, give_text, optional_text, path, put, take_or_zeroed, text, utf8,
+    self, Struct, fill, fill_text, optional_text, path, put, take_or_zeroed, text, utf8,
 };
 
 /// A mounted data set: an opaque handle.
@@ -210,13 +210,12 @@ pub unsafe extern "C" fn dlfs_class_name(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let mount = mount_of(fs)?;
-        let found = entry(mount.dataset.directory().classes(), index, "class")?;
-        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(found, name, len, needed) }
-    })
+    // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(name, len, needed, || {
+            entry(mount_of(fs)?.dataset.directory().classes(), index, "class").cloned()
+        })
+    }
 }
 
 /// Copies the name of field `index`, like dlfs_name; a record that is not divided is field 0,
@@ -229,15 +228,17 @@ pub unsafe extern "C" fn dlfs_field_name(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let mount = mount_of(fs)?;
-        let fields = mount.dataset.directory().fields();
-        let found =
-            if fields.is_empty() && index == 0 { b"" } else { entry(fields, index, "field")? };
-        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(found, name, len, needed) }
-    })
+    // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(name, len, needed, || {
+            let mount = mount_of(fs)?;
+            let fields = mount.dataset.directory().fields();
+            if fields.is_empty() && index == 0 {
+                return Ok(Vec::new());
+            }
+            entry(fields, index, "field").cloned()
+        })
+    }
 }
 
 /// Stores the number of the field called `name`: its index in `fields` of a dlfs_item. No I/O. Any
@@ -260,9 +261,10 @@ pub unsafe extern "C" fn dlfs_field_number(
     })
 }
 
-fn entry<'a>(list: &'a [Vec<u8>], index: u64, what: &str) -> Result<&'a [u8], Failure> {
+/// The entry of `list` at `index`, called `what` in errors.
+pub(crate) fn entry<'a, T>(list: &'a [T], index: u64, what: &str) -> Result<&'a T, Failure> {
     let found = usize::try_from(index).ok().and_then(|index| list.get(index));
-    found.map(Vec::as_slice).ok_or_else(|| {
+    found.ok_or_else(|| {
         let text = format!("there is no {what} {index}, there are {}", list.len());
         Failure::new(DLFS_E_NOT_FOUND, text)
     })
@@ -304,13 +306,13 @@ pub unsafe extern "C" fn dlfs_name(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let mount = mount_of(fs)?;
-        let found = mount.dataset.name(SampleId(id), &mut mount.stop.clone())?;
-        // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(&found, name, len, needed) }
-    })
+    // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(name, len, needed, || {
+            let mount = mount_of(fs)?;
+            Ok(mount.dataset.name(SampleId(id), &mut mount.stop.clone())?)
+        })
+    }
 }
 
 /// Calls `visit` for each entry of `folder`, in the order of names; NULL and "" are the top folder.

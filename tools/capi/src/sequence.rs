@@ -21,7 +21,7 @@ use crate::handles::{self, Kind};
 use crate::mount::{Fs, mount_of};
 use crate::options::{DLFS_ORDER_WEIGHTED, SequenceOptions, Stop, flag};
 use crate::structs::{
-    Struct, array, check_out, give, give_text, path, put, put_if_asked, take, take_or_zeroed, utf8,
+    Struct, array, check_out, fill_text, give, path, put, put_if_asked, take, take_or_zeroed, utf8,
 };
 
 /// A sequence of batches: an opaque handle.
@@ -277,12 +277,8 @@ pub unsafe extern "C" fn dlfs_state_get(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let state = sequence_of(seq)?.loader.state().to_json();
-        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(state.as_bytes(), json, len, needed) }
-    })
+    // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe { fill_text(json, len, needed, || Ok(sequence_of(seq)?.loader.state().to_json())) }
 }
 
 /// Resumes from the state in `json`, as returned by dlfs_state_get. Errors as for dlfs_state_load.

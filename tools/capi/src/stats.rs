@@ -16,7 +16,7 @@ use dlfs::units::SampleId;
 use crate::error::{DLFS_E_BUSY, DLFS_E_NOT_FOUND, Failure, guard};
 use crate::mount::{Fs, mount_of};
 use crate::sequence::{Seq, sequence_of};
-use crate::structs::{Struct, fill, give_text};
+use crate::structs::{Struct, fill, fill_text};
 
 /// Nothing was read yet, so no memory is allocated.
 pub const DLFS_PAGES_NONE: u64 = 0;
@@ -147,14 +147,14 @@ pub unsafe extern "C" fn dlfs_places(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let places = mount_of(fs)?.latest().places();
-        let places =
-            places.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "the mount has no tiers"))?;
-        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(places.to_json().as_bytes(), json, len, needed) }
-    })
+    // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(json, len, needed, || {
+            let places = mount_of(fs)?.latest().places();
+            let none = || Failure::new(DLFS_E_NOT_FOUND, "the mount has no tiers");
+            Ok(places.ok_or_else(none)?.to_json())
+        })
+    }
 }
 
 /// Copies the metrics of this process as OpenMetrics text and a NUL to `text`, which has `len` bytes; `needed` as for
@@ -164,12 +164,8 @@ pub unsafe extern "C" fn dlfs_places(
 /// names. The text is longer after the next mount: ask again where DLFS_E_TOO_SMALL comes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mut usize) -> c_int {
-    guard(|| {
-        let metrics = dlfs::exporter::snapshot().to_openmetrics();
-        // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(metrics.as_bytes(), text, len, needed) }
-    })
+    // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe { fill_text(text, len, needed, || Ok(dlfs::exporter::snapshot().to_openmetrics())) }
 }
 
 /// Copies a report of a sequence and a NUL to `html`, which has `len` bytes; `needed` as for
@@ -185,12 +181,8 @@ pub unsafe extern "C" fn dlfs_sequence_report(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let page = sequence_of(seq)?.loader.report().to_html();
-        // SAFETY: by the header `html` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(page.as_bytes(), html, len, needed) }
-    })
+    // SAFETY: by the header `html` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe { fill_text(html, len, needed, || Ok(sequence_of(seq)?.loader.report().to_html())) }
 }
 
 /// Copies the newest events of a sequence and a NUL to `json`, which has `len` bytes; `needed` as for
@@ -208,16 +200,14 @@ pub unsafe extern "C" fn dlfs_sequence_trace(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let none = || {
-            let text = "the sequence keeps no events: set trace in its options";
-            Failure::new(DLFS_E_NOT_FOUND, text)
-        };
-        let events = sequence_of(seq)?.loader.trace_json().ok_or_else(none)?;
-        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a
-        // `size_t`.
-        unsafe { give_text(events.as_bytes(), json, len, needed) }
-    })
+    // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(json, len, needed, || {
+            let none = "the sequence keeps no events: set trace in its options";
+            let events = sequence_of(seq)?.loader.trace_json();
+            events.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, none))
+        })
+    }
 }
 
 /// Stores the counters of a sequence. Any thread.

@@ -234,6 +234,20 @@ pub(crate) unsafe fn array<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(at, count) })
 }
 
+/// Runs the body of a function that copies a text to `out`.
+///
+/// # Safety
+/// As [`give_text`].
+pub(crate) unsafe fn fill_text<T: AsRef<[u8]>>(
+    out: *mut c_char,
+    len: usize,
+    needed: *mut usize,
+    text: impl FnOnce() -> Result<T, Failure>,
+) -> c_int {
+    // SAFETY: the caller's promise is the one that the called function requires.
+    guard(|| unsafe { give_text(text()?.as_ref(), out, len, needed) })
+}
+
 /// Stores the length of `text` with its NUL in `needed`, then copies both to `out`.
 ///
 /// # Errors
@@ -241,7 +255,7 @@ pub(crate) unsafe fn array<'a, T>(
 ///
 /// # Safety
 /// `out` is NULL or has `len` bytes, `needed` is NULL or a `size_t`, and nobody else accesses them.
-pub(crate) unsafe fn give_text(
+unsafe fn give_text(
     text: &[u8],
     out: *mut c_char,
     len: usize,

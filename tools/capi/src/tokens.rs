@@ -15,7 +15,7 @@ use crate::handles::{self, Kind};
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
 use crate::sequence::{Mix, mixture_of};
-use crate::structs::{Struct, give, give_text, put, take, utf8};
+use crate::structs::{Struct, fill_text, give, put, take, utf8};
 
 /// A loader of rows of tokens: an opaque handle.
 pub struct TokensHandle(());
@@ -182,11 +182,10 @@ pub unsafe extern "C" fn dlfs_tokens_state_get(
     len: usize,
     needed: *mut usize,
 ) -> c_int {
-    guard(|| {
-        let state = tokens_of(tokens)?.loader.loader().state().to_json();
-        // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
-        unsafe { give_text(state.as_bytes(), json, len, needed) }
-    })
+    // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
+    unsafe {
+        fill_text(json, len, needed, || Ok(tokens_of(tokens)?.loader.loader().state().to_json()))
+    }
 }
 
 /// Resumes from the state in `json`. Errors as for dlfs_state_load. Any thread, between its batches.
