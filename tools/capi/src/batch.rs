@@ -11,8 +11,7 @@ use dlfs::format::fields::{split, table_len};
 use dlfs::reader::Batch;
 
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
-use crate::handles::{self, Kind};
-use crate::structs::{Struct, check_out, give, take};
+use crate::structs::{self, Kind, Struct, check_out, give, take};
 
 /// The label of a sample without a label, in every function and struct. Python uses None, and
 /// dlfs.NO_LABEL, the same number, in arrays of labels.
@@ -151,7 +150,7 @@ pub(crate) unsafe fn hand_out(
         ..BatchOut::zeroed()
     };
     value.handle =
-        handles::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
+        structs::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
     // SAFETY: the caller promises that `out` satisfies the contract of `give`.
     unsafe { give(out, value) }
 }
@@ -176,7 +175,7 @@ pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
         // checked.
         unsafe {
             check_out(batch)?;
-            let held = handles::remove::<Held>(take(batch.cast_const())?.handle)?;
+            let held = structs::remove::<Held>(take(batch.cast_const())?.handle)?;
             give(batch, BatchOut::zeroed())?;
             drop(held);
         }

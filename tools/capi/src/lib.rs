@@ -11,14 +11,13 @@
 //! and during a call nobody changes its inputs or accesses its outputs. `dlfs.h` states this once
 //! for all functions.
 //!
-//! Read `handles.rs` and `error.rs` first.
+//! Read `structs.rs` and `error.rs` first.
 #![allow(unsafe_code)] // one of the homes of `unsafe`: pointers from C
 #![allow(clippy::missing_safety_doc)] // stated above, once for all functions
 
 pub mod batch;
 pub mod column;
 pub mod error;
-mod handles;
 pub mod mount;
 pub mod namespace;
 pub mod options;

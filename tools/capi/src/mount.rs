@@ -12,11 +12,10 @@ use dlfs::view::{NamedView, Split, SplitBy};
 
 use crate::batch::{DLFS_NO_LABEL, Division, number_of};
 use crate::error::{DLFS_E_INTERRUPTED, DLFS_E_NOT_FOUND, Failure, guard};
-use crate::handles::{self, Kind};
 use crate::options::{MountOptions, Stop, unknown};
 use crate::peers::Joined;
 use crate::structs::{
-    self, Struct, fill, fill_text, optional_text, path, put, take_or_zeroed, text, utf8,
+    self, Kind, Struct, fill, fill_text, optional_text, path, put, take_or_zeroed, text, utf8,
 };
 
 /// A mounted data set: an opaque handle.
@@ -34,7 +33,7 @@ pub(crate) struct Mount {
 }
 
 pub(crate) fn mount_of(fs: *const Fs) -> Result<std::sync::Arc<Mount>, Failure> {
-    handles::get(fs.cast())
+    structs::get(fs.cast())
 }
 
 /// Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -104,7 +103,7 @@ pub unsafe extern "C" fn dlfs_mount(
     // NUL, and `options` NULL or a struct of the size that it states, with strings that end
     // with NUL.
     unsafe {
-        handles::open(fs, "fs", || {
+        structs::open(fs, "fs", || {
             let given = take_or_zeroed(options)?;
             let list = structs::addresses(addresses, "addresses")?;
             let mut stop = given.stop();
@@ -136,7 +135,7 @@ pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_i
 /// connections end with the last of them. Calls in other threads end as usual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
-    guard(|| handles::remove::<Mount>(fs.cast()).map(drop))
+    guard(|| structs::remove::<Mount>(fs.cast()).map(drop))
 }
 
 /// Describes the data set. No I/O. Any thread.
@@ -385,7 +384,7 @@ pub unsafe extern "C" fn dlfs_select(
     // SAFETY: by the header `view` is NULL or a place for a handle, and `expression` NULL or ends
     // with NUL and does not change during the call.
     unsafe {
-        handles::open(view, "view", || {
+        structs::open(view, "view", || {
             let expression = utf8(expression, "expression")?;
             let mount = mount_of(fs)?;
             let selected = mount.dataset.select(expression, &mut mount.stop.clone())?;
@@ -407,7 +406,7 @@ pub unsafe extern "C" fn dlfs_select_ids(
     // SAFETY: by the header `view` is NULL or a place for a handle, and `ids` has `count` elements
     // that do not change during the call.
     unsafe {
-        handles::open(view, "view", || {
+        structs::open(view, "view", || {
             let ids = structs::ids(ids, count)?;
             let mount = mount_of(fs)?;
             Ok(viewed(&mount, mount.dataset.select_ids(ids)?))
@@ -431,7 +430,7 @@ pub unsafe extern "C" fn dlfs_split(
     // SAFETY: by the header `view` is NULL or a place for a handle, and strings are NULL or end with
     // NUL and do not change during the call.
     unsafe {
-        handles::open(view, "view", || {
+        structs::open(view, "view", || {
             let by = match by {
                 DLFS_SPLIT_BY_ID => SplitBy::Id,
                 DLFS_SPLIT_BY_NAME => SplitBy::Name,

@@ -16,9 +16,8 @@ use dlfs::units::Lba;
 use crate::error::{
     DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
 };
-use crate::handles::{self, Kind};
 use crate::options::{MountOptions, Stop, flag, unknown};
-use crate::structs::{Struct, addresses, array, fill, take_or_zeroed};
+use crate::structs::{self, Kind, Struct, addresses, array, fill, take_or_zeroed};
 
 /// Fill the buffer from the namespace.
 pub const DLFS_NS_READ: u32 = 0;
@@ -124,7 +123,7 @@ pub unsafe extern "C" fn dlfs_ns_open(
     // SAFETY: by the header `ns` is NULL or a place for a handle, `options` NULL or a struct of
     // the size that it states, with strings that end with NUL, and `address` such a string.
     unsafe {
-        handles::open(ns, "ns", || {
+        structs::open(ns, "ns", || {
             let given = take_or_zeroed(options)?;
             let mut connect = given.options()?.open.connect;
             connect.writable = flag(writable, "writable")?;
@@ -243,7 +242,7 @@ pub unsafe extern "C" fn dlfs_ns_poll(
 /// thread, while no other thread is in a call with the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
-    guard(|| handles::remove::<Queue>(ns.cast()).map(drop))
+    guard(|| structs::remove::<Queue>(ns.cast()).map(drop))
 }
 
 impl Kind for Queue {
@@ -251,7 +250,7 @@ impl Kind for Queue {
 }
 
 fn queue_of(ns: *const Ns) -> Result<std::sync::Arc<Queue>, Failure> {
-    handles::get(ns.cast())
+    structs::get(ns.cast())
 }
 
 impl Queue {

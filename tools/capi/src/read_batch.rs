@@ -13,10 +13,9 @@ use crate::batch::{
     BatchOut, DLFS_NO_LABEL, Division, FieldTable, Item, hand_out, item_of, show_whole,
 };
 use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard, guard_long};
-use crate::handles::{self, Kind};
 use crate::mount::{Fs, Mount, mount_of};
 use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
-use crate::structs::{Struct, array, check_out, give, take, text};
+use crate::structs::{self, Kind, Struct, array, check_out, give, take, text};
 
 /// An open sample: an opaque handle.
 pub struct FileHandle(());
@@ -45,7 +44,7 @@ pub unsafe extern "C" fn dlfs_open(
     // SAFETY: by the header `file` is NULL or a place for a handle, and `name` is NULL or ends
     // with NUL and does not change during the call.
     unsafe {
-        handles::open(file, "file", || {
+        structs::open(file, "file", || {
             let mount = mount_of(fs)?;
             let id = mount.dataset.lookup(text(name, "name")?, &mut mount.stop.clone())?;
             File::new(mount, id)
@@ -58,7 +57,7 @@ pub unsafe extern "C" fn dlfs_open(
 pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
     // SAFETY: by the header `file` is NULL or a place for a handle.
     unsafe {
-        handles::open(file, "file", || {
+        structs::open(file, "file", || {
             let mount = mount_of(fs)?;
             mount.dataset.len_bytes(SampleId(id))?;
             File::new(mount, SampleId(id))
@@ -76,7 +75,7 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
     guard_long(|| {
-        let file = handles::get::<File>(file.cast())?;
+        let file = structs::get::<File>(file.cast())?;
         if buf.is_null() && len > 0 {
             return Err(Failure::invalid("buf is NULL"));
         }
@@ -111,7 +110,7 @@ pub unsafe extern "C" fn dlfs_pread(
     offset: u64,
 ) -> i64 {
     guard_long(|| {
-        let file = handles::get::<File>(file.cast())?;
+        let file = structs::get::<File>(file.cast())?;
         // SAFETY: by the header `buf` has `len` bytes.
         unsafe { file.read_at(buf, len, offset) }
     })
@@ -120,7 +119,7 @@ pub unsafe extern "C" fn dlfs_pread(
 /// Closes the handle and releases its memory. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
-    guard(|| handles::remove::<File>(file.cast()).map(drop))
+    guard(|| structs::remove::<File>(file.cast()).map(drop))
 }
 
 impl Kind for File {

@@ -17,11 +17,11 @@ use dlfs::units::Epoch;
 
 use crate::batch::{BatchOut, Division, FieldTable, hand_out, item_of};
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
-use crate::handles::{self, Kind};
 use crate::mount::{Fs, mount_of};
 use crate::options::{DLFS_ORDER_WEIGHTED, SequenceOptions, Stop, flag};
 use crate::structs::{
-    Struct, array, check_out, fill_text, give, path, put, put_if_asked, take, take_or_zeroed, utf8,
+    self, Kind, Struct, array, check_out, fill_text, give, path, put, put_if_asked, take,
+    take_or_zeroed, utf8,
 };
 
 /// A sequence of batches: an opaque handle.
@@ -73,7 +73,7 @@ impl Drop for Sequence {
 }
 
 pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
-    handles::get(seq.cast())
+    structs::get(seq.cast())
 }
 
 /// Creates a sequence of batches along an order, and stores its handle in `*seq`, to be closed with
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn dlfs_sequence(
     // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or
     // points to a struct of the size in its first field.
     unsafe {
-        handles::open(seq, "seq", || {
+        structs::open(seq, "seq", || {
             let options = take(options)?;
             let mount = mount_of(fs)?;
             let restarts_shares = options.store()?.restart_shares;
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
     guard(|| {
-        handles::remove::<Sequence>(seq.cast())?.loader.close();
+        structs::remove::<Sequence>(seq.cast())?.loader.close();
         Ok(())
     })
 }
@@ -429,7 +429,7 @@ pub unsafe extern "C" fn dlfs_mixture_open(
     // have `count` elements, `options` is NULL or a struct of the size that it states, and strings end
     // with NUL and do not change during the call.
     unsafe {
-        handles::open(mixture, "mixture", || {
+        structs::open(mixture, "mixture", || {
             let options = take_or_zeroed(options)?;
             let sources: &[*const Fs] = array(sources, count, "sources")?;
             let parts: &[*const c_char] = array(parts, count, "parts")?;
@@ -477,7 +477,7 @@ pub unsafe extern "C" fn dlfs_mixture_open(
 /// Closes the handle. Its sequences stay valid. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_mixture_close(mixture: *mut Mix) -> c_int {
-    guard(|| handles::remove::<Mixed>(mixture.cast()).map(drop))
+    guard(|| structs::remove::<Mixed>(mixture.cast()).map(drop))
 }
 
 /// Stores how many samples of each data set `epoch` has in `counts`, one for each of its `count` data sets,
@@ -525,7 +525,7 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
     // SAFETY: by the header `seq` is NULL or a place for a handle, and `options` is NULL or points to a
     // struct of the size in its first field.
     unsafe {
-        handles::open(seq, "seq", || {
+        structs::open(seq, "seq", || {
             let options = take(options)?;
             let mixed = mixture_of(mixture)?;
             let loader = mixed.mixture.loader(mixed.loader_options(&options)?)?;
@@ -567,7 +567,7 @@ impl Mixed {
 }
 
 pub(crate) fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {
-    handles::get(mixture.cast())
+    structs::get(mixture.cast())
 }
 
 /// Parses the text; `what` names it in an error.

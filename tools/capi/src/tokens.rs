@@ -11,11 +11,10 @@ use crate::column::{
     DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
 };
 use crate::error::{DLFS_END, DLFS_OK, Failure, guard};
-use crate::handles::{self, Kind};
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
 use crate::sequence::{Mix, mixture_of};
-use crate::structs::{Struct, fill_text, give, put, take, utf8};
+use crate::structs::{self, Kind, Struct, fill_text, give, put, take, utf8};
 
 /// A loader of rows of tokens: an opaque handle.
 pub struct TokensHandle(());
@@ -97,7 +96,7 @@ pub unsafe extern "C" fn dlfs_tokens_open(
     // SAFETY: by the header `tokens` is NULL or a place for a handle, and the options are NULL or structs of the sizes
     // that they state, whose strings end with NUL.
     unsafe {
-        handles::open(tokens, "tokens", || {
+        structs::open(tokens, "tokens", || {
             let sequence = take(sequence)?;
             let options = take(options)?;
             let rows = options.options(sequence.batch_size)?;
@@ -118,7 +117,7 @@ pub unsafe extern "C" fn dlfs_mixture_tokens(
 ) -> c_int {
     // SAFETY: as in `dlfs_tokens_open`.
     unsafe {
-        handles::open(tokens, "tokens", || {
+        structs::open(tokens, "tokens", || {
             let sequence = take(sequence)?;
             let options = take(options)?;
             let mixed = mixture_of(mixture)?;
@@ -206,13 +205,13 @@ pub unsafe extern "C" fn dlfs_tokens_state_set(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_tokens_close(tokens: *mut TokensHandle) -> c_int {
     guard(|| {
-        handles::remove::<Tokens>(tokens.cast())?.loader.loader().close();
+        structs::remove::<Tokens>(tokens.cast())?.loader.loader().close();
         Ok(())
     })
 }
 
 fn tokens_of(tokens: *const TokensHandle) -> Result<Arc<Tokens>, Failure> {
-    handles::get(tokens.cast())
+    structs::get(tokens.cast())
 }
 
 impl Kind for Tokens {

@@ -22,10 +22,9 @@ use crate::column::{
     DLFS_COLUMN_BOOL, DLFS_COLUMN_F32, DLFS_COLUMN_FLOAT, DLFS_COLUMN_INT, DLFS_COLUMN_STR,
 };
 use crate::error::{Failure, guard};
-use crate::handles::{self, Kind};
 use crate::options::{MountOptions, Stop, flag, or, to_write, unknown};
 use crate::structs::{
-    self, Struct, array, names, optional_text, path, put, put_if_asked, strings, take,
+    self, Kind, Struct, array, names, optional_text, path, put, put_if_asked, strings, take,
     take_or_zeroed, utf8,
 };
 
@@ -276,7 +275,7 @@ pub unsafe extern "C" fn dlfs_writer_open(
     // SAFETY: by the header `writer` is NULL or a place for a handle, strings end with NUL, arrays have as
     // many elements as is said, and structs the size that they state; nothing changes during the call.
     unsafe {
-        handles::open(writer, "writer", || {
+        structs::open(writer, "writer", || {
             let options = writer_options(take_or_zeroed(options)?)?;
             let (connect, _) = to_write(connection)?;
             let image = structs::addresses(addresses, "addresses")?;
@@ -299,7 +298,7 @@ pub unsafe extern "C" fn dlfs_write(
     id: *mut u64,
 ) -> c_int {
     guard(|| {
-        let writing = handles::get::<Writing>(writer.cast())?;
+        let writing = structs::get::<Writing>(writer.cast())?;
         // SAFETY: by the header `sample` is NULL or a struct of the size that it states, strings end with NUL,
         // arrays have as many elements as is said, `id` is NULL or points to a number, and nothing changes during
         // the call.
@@ -334,7 +333,7 @@ pub unsafe extern "C" fn dlfs_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
     guard(|| {
-        let writing = handles::get::<Writing>(writer.cast())?;
+        let writing = structs::get::<Writing>(writer.cast())?;
         let next = writing.held().as_mut().ok_or_else(over)?.samples().next_id();
         let next = next.ok_or_else(|| {
             Failure::invalid("as many samples are written as were announced: finish")
@@ -355,7 +354,7 @@ pub unsafe extern "C" fn dlfs_writer_finish(
     generation: *mut u64,
 ) -> c_int {
     guard(|| {
-        let writing = handles::remove::<Writing>(writer.cast())?;
+        let writing = structs::remove::<Writing>(writer.cast())?;
         let number = match writing.taken().ok_or_else(over)? {
             Output::Part(part) => {
                 part.finish()?;
@@ -376,7 +375,7 @@ pub unsafe extern "C" fn dlfs_writer_finish(
 /// Closes the handle, and discards what was written: the image is as it was before. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int {
-    guard(|| handles::remove::<Writing>(writer.cast()).map(|writing| drop(writing.taken())))
+    guard(|| structs::remove::<Writing>(writer.cast()).map(|writing| drop(writing.taken())))
 }
 
 impl Kind for Writing {
@@ -668,7 +667,7 @@ pub unsafe extern "C" fn dlfs_writer_open_part(
 ) -> c_int {
     // SAFETY: as dlfs_import_plan; `writer` is NULL or a place for a handle.
     unsafe {
-        handles::open(writer, "writer", || {
+        structs::open(writer, "writer", || {
             let is_anywhere = flag(anywhere, "anywhere")?;
             let place = if is_anywhere { PartPlace::AnyFree } else { PartPlace::Own };
             let (connect, _) = to_write(connection)?;

@@ -1,6 +1,5 @@
 //! The commands of `dlfs`, those of one subject in a file: arguments, work, output.
 
-mod cached;
 mod catalog;
 mod demo;
 mod doctor;
@@ -17,7 +16,6 @@ mod read;
 mod samples;
 mod serve;
 mod stat;
-mod verify;
 
 #[cfg(feature = "top")]
 mod top;
@@ -55,7 +53,7 @@ enum Command {
     Index(edit::IndexArgs),
     Serve(Box<serve::ServeArgs>),
     Ctl(serve::CtlArgs),
-    Cached(cached::CachedArgs),
+    Cached(mount::CachedArgs),
     Discover(fabric::DiscoverArgs),
     /// Print Identify Controller of a subsystem, as nvme id-ctrl does
     ///
@@ -76,7 +74,7 @@ enum Command {
     Catalog(catalog::CatalogArgs),
     Export(export::ExportArgs),
     Mount(mount::MountArgs),
-    Verify(verify::VerifyArgs),
+    Verify(stat::VerifyArgs),
     Read(Box<read::ReadArgs>),
     Order(Box<order::OrderArgs>),
     Select(samples::SelectArgs),
@@ -108,7 +106,7 @@ impl Cli {
             Command::Index(args) => edit::index(args, quiet),
             Command::Serve(args) => serve::run(*args),
             Command::Ctl(args) => serve::ctl(args),
-            Command::Cached(args) => cached::run(args),
+            Command::Cached(args) => mount::cached(args),
             Command::Discover(args) => fabric::discover(args),
             Command::IdCtrl(args) => fabric::id_ctrl(&args),
             Command::IdNs(args) => fabric::id_ns(&args),
@@ -117,12 +115,12 @@ impl Cli {
             Command::Doctor(args) => doctor::run(args),
             Command::Top(args) => top::run(args),
             Command::Ls(args) => samples::ls(args),
-            Command::Stat(args) => stat::run(args),
+            Command::Stat(args) => stat::stat(args),
             Command::Cat(args) => samples::cat(args),
             Command::Catalog(args) => catalog::run(args, quiet),
             Command::Export(args) => export::run(args, quiet),
-            Command::Mount(args) => mount::run(args),
-            Command::Verify(args) => verify::run(args, quiet),
+            Command::Mount(args) => mount::mount_image(args),
+            Command::Verify(args) => stat::verify(args, quiet),
             Command::Read(args) => read::run(*args, quiet),
             Command::Order(args) => order::order(*args),
             Command::Select(args) => samples::select(args),

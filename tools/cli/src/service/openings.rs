@@ -157,7 +157,7 @@ struct Reload {
     new: ServiceConfig,
     /// Namespaces that are being opened.
     wanted: Vec<(Nqn, NamespaceConfig)>,
-    opened: Vec<Found>,
+    opened: Vec<Opened>,
 }
 
 /// The requesters of a reload: SIGHUP, and clients of `dlfs ctl`.
