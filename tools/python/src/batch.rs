@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 use crate::convert::{self, position};
 use crate::device::{Arrived, OnDevice};
 use crate::dlpack::{self, DeviceId, Request, Spec};
-use crate::error::{class, kind_of, raise, raise_invalid, raise_no_array};
+use crate::error::{OrRaise as _, class, kind_of, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Lent, Memory, Source, Views};
 use crate::held::{Choice, Copied, Fields, Held, Values};
 use crate::numpy;
@@ -66,7 +66,7 @@ impl Batch {
 
     fn lens(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let lens = (0..self.held.len()).map(|index| self.held.len_bytes(index));
-        lens.collect::<dlfs::Result<_>>().map_err(|error| raise(py, &error))
+        lens.collect::<dlfs::Result<_>>().or_raise(py)
     }
 
     /// # Errors
@@ -152,7 +152,7 @@ impl Batch {
     /// not be read.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let copies = (0..self.held.len()).map(|index| {
-            let shown = self.held.shown(index).map_err(|error| raise(py, &error))?;
+            let shown = self.held.shown(index).or_raise(py)?;
             Ok(PyBytes::new(py, shown.unwrap_or_default()))
         });
         PyList::new(py, copies.collect::<PyResult<Vec<_>>>()?)
@@ -195,8 +195,7 @@ impl Batch {
     ///
     /// Raises NotFound if there is no such column.
     fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let values = self.held.column(name, 0..self.held.len());
-        let values = values.map_err(|error| raise(py, &error))?;
+        let values = self.held.column(name, 0..self.held.len()).or_raise(py)?;
         let (element, bytes) = values.elements();
         numpy::of_bytes(py, bytes.into_iter(), element.numpy_name())
     }
@@ -307,7 +306,7 @@ impl Batch {
         };
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
         let files = (0..self.held.len()).map(|index| {
-            let bytes = self.held.field(index, field).map_err(|error| raise(py, &error))?;
+            let bytes = self.held.field(index, field).or_raise(py)?;
             let Some(bytes) = bytes else { return Ok(views.none()) };
             match fields.kind(field).map(|kind| kind.to_file(bytes)) {
                 Some(Cow::Owned(file)) => Ok(PyBytes::new(py, &file).into_any()),
@@ -526,8 +525,7 @@ fn beside<'py>(
         .collect();
     let sources = held.sources().map(|sources| sources[picked.clone()].to_vec());
     let columns = held.column_names().into_iter().map(|name| held.column(&name, picked.clone()));
-    let columns = columns.collect::<dlfs::Result<Vec<Values>>>();
-    let columns = columns.map_err(|error| raise(py, &error))?;
+    let columns = columns.collect::<dlfs::Result<Vec<Values>>>().or_raise(py)?;
     let columns = columns.into_iter();
     let columns = columns.map(|it| (it.name, it.kind.name().to_owned(), it.raw)).collect();
     Pickle(ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
@@ -562,7 +560,7 @@ pub(crate) fn held_of(parts: &Bound<'_, PyTuple>) -> PyResult<Arc<Held>> {
     let mut fields = Fields::new(&owned(&names), FieldTypes::new(kinds));
     let one = one.map(|name| Choice::One(name.to_vec()));
     if let Some(choice) = one.or_else(|| several.map(|names| Choice::Several(owned(&names)))) {
-        fields = fields.choose(&choice).map_err(|error| raise(py, &error))?;
+        fields = fields.choose(&choice).or_raise(py)?;
     }
     let failures =
         failures.into_iter().map(|(at, class, text)| (at, Error::new(kind_of(&class), text)));

@@ -21,7 +21,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::batch::Batch;
 use crate::convert::{self, position};
-use crate::error::{self, detached, raise, raise_invalid, raise_lookup, try_detached};
+use crate::error::{
+    self, OrRaise as _, detached, raise, raise_invalid, raise_lookup, try_detached,
+};
 use crate::ffi::{Memory, Output, Source};
 use crate::held::{Choice, Fields, Held};
 use crate::loader::json;
@@ -86,14 +88,14 @@ impl Dataset {
         let dataset = self.dataset(py)?;
         if let Ok(slice) = key.cast::<PySlice>() {
             let ids = picked(slice, dataset.len())?.map(|at| dataset.id_at(at));
-            let ids = ids.collect::<dlfs::Result<Vec<_>>>().map_err(|error| raise(py, &error))?;
+            let ids = ids.collect::<dlfs::Result<Vec<_>>>().or_raise(py)?;
             return Ok(self.read_ids(py, &dataset, &ids)?.into_any());
         }
         let id = if convert::is_name(key) {
             looked_up(&dataset, key)?.map_err(|error| raise_lookup(py, &error))?
         } else {
             let at = position(key, dataset.len(), "data set")?;
-            dataset.id_at(at).map_err(|error| raise(py, &error))?
+            dataset.id_at(at).or_raise(py)?
         };
         self.read_ids(py, &dataset, &[id])?.get().view(py, 0)
     }
@@ -107,7 +109,7 @@ impl Dataset {
         let dataset = self.dataset(py)?;
         match looked_up(&dataset, name)? {
             Err(error) if error.kind() == dlfs::ErrorKind::NotFound => Ok(false),
-            found => found.map(|_| true).map_err(|error| raise(py, &error)),
+            found => found.map(|_| true).or_raise(py),
         }
     }
 
@@ -230,7 +232,7 @@ impl Dataset {
     fn column<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         let dataset = self.dataset(py)?;
         let directory = dataset.directory();
-        let (at, column) = column_at(directory, name).map_err(|error| raise(py, &error))?;
+        let (at, column) = column_at(directory, name).or_raise(py)?;
         let letter = if column.kind().is_float() { 'f' } else { 'i' };
         let dtype = format!("<{letter}{}", column.width_bytes());
         let memory = Bound::new(py, Memory::whole(Source::Column(Arc::clone(directory), at)))?;
@@ -243,7 +245,7 @@ impl Dataset {
     /// Raises NotFound if there is no such column.
     fn texts<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyTuple>> {
         let dataset = self.dataset(py)?;
-        let (_, column) = column_at(dataset.directory(), name).map_err(|e| raise(py, &e))?;
+        let (_, column) = column_at(dataset.directory(), name).or_raise(py)?;
         PyTuple::new(py, column.texts())
     }
 
@@ -252,7 +254,7 @@ impl Dataset {
         let id = SampleId(convert::id(id)?);
         let dataset = self.dataset(py)?;
         let values = PyDict::new(py);
-        dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
+        dataset.len_bytes(id).or_raise(py)?; // whether the sample exists
         for column in dataset.directory().columns() {
             let name = column.name();
             match column.get(id.0) {
@@ -331,7 +333,7 @@ impl Dataset {
     /// Raises Unsupported if fields were chosen of several: an image has the length of all together, not of each.
     fn length(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let id = SampleId(convert::id(id)?);
-        let len = self.dataset(py)?.len_bytes(id).map_err(|error| raise(py, &error))?;
+        let len = self.dataset(py)?.len_bytes(id).or_raise(py)?;
         if self.fields.choice().is_some() && self.fields.names().len() > 1 {
             let text = "an image has the length of all fields of a sample together, not of each";
             return Err(raise(
@@ -346,7 +348,7 @@ impl Dataset {
     fn label(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
         let id = SampleId(convert::id(id)?);
         let dataset = self.dataset(py)?;
-        dataset.len_bytes(id).map_err(|error| raise(py, &error))?; // whether the sample exists
+        dataset.len_bytes(id).or_raise(py)?; // whether the sample exists
         Ok(dataset.directory().label(id))
     }
 
@@ -544,7 +546,7 @@ impl Dataset {
     /// Reads through the peers that another process of this rank has joined; `text` is from its
     /// pickled data set.
     fn _attach_to_peers(&self, py: Python<'_>, text: &str) -> PyResult<()> {
-        let pass = Pass::from_json(text).map_err(|error| raise(py, &error))?;
+        let pass = Pass::from_json(text).or_raise(py)?;
         let dataset = self.dataset(py)?;
         let connect = &self.connect;
         let attached = detached(py, |_| dataset.attach_to_peers(pass, connect))?;
@@ -774,7 +776,7 @@ impl Names {
 
 impl Names {
     fn at<'py>(&self, py: Python<'py>, index: u64) -> PyResult<Bound<'py, PyAny>> {
-        let id = self.dataset.id_at(index).map_err(|error| raise(py, &error))?;
+        let id = self.dataset.id_at(index).or_raise(py)?;
         let name = detached(py, |watch| self.dataset.name(id, watch))?;
         convert::to_str(py, &name)
     }
@@ -815,8 +817,7 @@ impl Keys {
 /// Copies the samples into the caller's memory; returns the start of each.
 fn fill<'py>(py: Python<'py>, mut out: Output, held: &Held) -> PyResult<Bound<'py, PyAny>> {
     let samples = (0..held.len()).map(|index| Ok(held.shown(index)?.unwrap_or_default()));
-    let samples =
-        samples.collect::<dlfs::Result<Vec<&[u8]>>>().map_err(|error| raise(py, &error))?;
+    let samples = samples.collect::<dlfs::Result<Vec<&[u8]>>>().or_raise(py)?;
     let need = samples.iter().map(|sample| sample.len()).sum::<usize>();
     if out.len() < need {
         let text = format!("the batch has {need} bytes, out has {}", out.len());

@@ -18,7 +18,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::batch::NO_LABEL;
 use crate::dlpack::{self, DeviceId, Request, Spec};
-use crate::error::{Signals, raise, raise_invalid, raise_no_array};
+use crate::error::{OrRaise as _, Signals, raise_invalid, raise_no_array};
 use crate::held::{Fields, Held};
 use crate::options::given_or;
 use crate::{convert, numpy};
@@ -34,7 +34,7 @@ impl Device {
     /// The device that the options name.
     pub(crate) fn of(options: &Bound<'_, PyDict>) -> PyResult<Option<Device>> {
         let Some((pin, ordinal)) = parse(options)? else { return Ok(None) };
-        let driver = Driver::find(pin).map_err(|error| raise(options.py(), &error))?;
+        let driver = Driver::find(pin).or_raise(options.py())?;
         let driver = driver.expect("a driver that is named is found, or there is an error");
         Ok(Some(Device { driver, ordinal, ring: OnceLock::new() }))
     }
@@ -448,7 +448,7 @@ impl DeviceArray {
             self.bytes.clone(),
             &request,
         )?;
-        self.bytes.ready_on(stream).map_err(|error| raise(py, &error))?;
+        self.bytes.ready_on(stream).or_raise(py)?;
         Ok(capsule)
     }
 

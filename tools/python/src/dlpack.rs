@@ -13,7 +13,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::error::raise;
+use crate::error::OrRaise as _;
 use crate::held::Held;
 
 /// Type and number of a device, as DLPack counts them.
@@ -88,7 +88,7 @@ pub(crate) fn of_host<'py>(
     spec: &Spec,
     request: &Request,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let bytes = held.whole().map_err(|error| raise(py, &error))?;
+    let bytes = held.whole().or_raise(py)?;
     let is_aligned = bytes.as_ptr().addr().is_multiple_of(spec.element.len_bytes() as usize);
     if request.is_versioned && is_aligned && request.copy != Some(true) {
         let start = bytes.as_ptr().addr() as u64;
@@ -98,7 +98,7 @@ pub(crate) fn of_host<'py>(
         let text = "without a copy, the bytes of a batch need a consumer of DLPack 1.0 or newer, and aligned elements";
         return Err(PyBufferError::new_err(text));
     }
-    let mut copy = IoBuf::try_zeroed(bytes.len()).map_err(|error| raise(py, &error))?;
+    let mut copy = IoBuf::try_zeroed(bytes.len()).or_raise(py)?;
     copy.copy_from_slice(bytes);
     let start = copy.as_ptr().addr() as u64;
     capsule(py, start, CPU, spec, IS_COPIED, Box::new(copy), request)

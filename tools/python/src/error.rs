@@ -38,6 +38,18 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     raised
 }
 
+/// Errors of the library that become exceptions.
+pub(crate) trait OrRaise<T> {
+    /// As [`raise`], of an error.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for dlfs::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| raise(py, &error))
+    }
+}
+
 /// Returns whether the operating system found no file. A file without an image and an image without
 /// a sample are not this case.
 fn is_missing_file(error: &Error) -> bool {
@@ -213,7 +225,7 @@ pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut Signals) -> dlfs::Result<T> + Send,
 ) -> PyResult<T> {
-    try_detached(py, work)?.map_err(|error| raise(py, &error))
+    try_detached(py, work)?.or_raise(py)
 }
 
 /// As [`detached`], but returns the library's own error.

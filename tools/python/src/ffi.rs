@@ -16,7 +16,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::error::{raise, raise_invalid};
+use crate::error::{OrRaise as _, raise_invalid};
 use crate::held::Held;
 
 /// Bytes that never change or move while the source lives: what [`Memory`] may export.
@@ -78,10 +78,7 @@ impl Memory {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        let bytes = this
-            .source
-            .bytes(this.part.load(Ordering::Relaxed))
-            .map_err(|error| raise(slf.py(), &error))?;
+        let bytes = this.source.bytes(this.part.load(Ordering::Relaxed)).or_raise(slf.py())?;
         let start = bytes.as_ptr().cast_mut().cast();
         let len = bytes.len() as isize;
         // SAFETY: `view` is the structure that the interpreter wants filled. The call takes a

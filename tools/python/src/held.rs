@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 
 use crate::batch::NO_LABEL;
 use crate::convert;
-use crate::error::{raise, raise_invalid, raise_lookup};
+use crate::error::{OrRaise as _, raise_invalid, raise_lookup};
 use crate::ffi::Lent;
 
 /// The names in the option `fields`.
@@ -118,8 +118,7 @@ impl Fields {
     pub(crate) fn chosen(&self, given: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Fields>> {
         let Some(given) = given else { return Ok(None) };
         let choice = Choice::of(given)?;
-        let chosen = choice.map(|choice| self.choose(&choice)).transpose();
-        chosen.map_err(|error| raise(given.py(), &error))
+        choice.map(|choice| self.choose(&choice)).transpose().or_raise(given.py())
     }
 
     /// The choice from which [`Fields::choose`] made these.
@@ -209,7 +208,7 @@ impl Fields {
             let is_one = number < self.names.len().max(1);
             is_one.then_some(number).ok_or_else(|| self.absent(&number.to_string()))
         };
-        number.map_err(|error| raise(py, &error))
+        number.or_raise(py)
     }
 
     fn number_of(&self, name: &[u8]) -> Result<usize> {

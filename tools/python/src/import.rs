@@ -21,7 +21,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::convert;
 use crate::dataset::{Dataset, Keys, addresses};
-use crate::error::{Signals, detached, raise, raise_invalid};
+use crate::error::{OrRaise as _, Signals, detached, raise_invalid};
 use crate::options::{self, given_or, open_options, without};
 use crate::writer::{How, catalog_name, committed, onto, pack, written};
 
@@ -122,13 +122,13 @@ impl ImportHow {
         let tokens = self.tokens.as_deref().map(element).transpose()?;
         let pack: Pack = pack(py, &self.pack)?;
         Ok(ImportOptions {
-            from: self.kind.parse().map_err(|error| raise(py, &error))?,
+            from: self.kind.parse().or_raise(py)?,
             onto,
             placement: if self.shuffle { PlacementOrder::Shuffled } else { PlacementOrder::Source },
             seed: self.seed,
             chunk_size_bytes: self.chunk_size,
             pack,
-            on_error: self.on_error.parse().map_err(|error| raise(py, &error))?,
+            on_error: self.on_error.parse().or_raise(py)?,
             field_types: types.collect::<PyResult<_>>()?,
             columns,
             rows: RowOptions {
@@ -172,7 +172,7 @@ impl WritePlan {
     /// The plan in these bytes.
     #[new]
     fn new(bytes: &Bound<'_, PyBytes>, connection: &Bound<'_, PyDict>) -> PyResult<WritePlan> {
-        let plan = Plan::from_bytes(bytes.as_bytes()).map_err(|error| raise(bytes.py(), &error))?;
+        let plan = Plan::from_bytes(bytes.as_bytes()).or_raise(bytes.py())?;
         Ok(WritePlan { plan, connect: options::connection(connection)? })
     }
 
@@ -232,7 +232,7 @@ impl WritePlan {
     ) -> PyResult<Bound<'py, PyDict>> {
         let catalog = catalog.map(|name| catalog_name(py, name)).transpose()?;
         let parts = parts.iter().map(|bytes| WrittenPart::from_bytes(bytes));
-        let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|error| raise(py, &error))?;
+        let parts = parts.collect::<Result<Vec<_>, _>>().or_raise(py)?;
         let plan = &self.plan;
         let connect = &self.connect;
         let report = detached(py, |watch| {

@@ -21,7 +21,7 @@ use crate::batch::Batch;
 use crate::convert;
 use crate::dataset::Dataset;
 use crate::device::{Arrived, Device};
-use crate::error::{self, Signals, detached, raise, raise_invalid};
+use crate::error::{self, OrRaise as _, Signals, detached, raise, raise_invalid};
 use crate::held::{Fields, Held};
 use crate::mixture::{Mixture, key_of};
 use crate::options::{given_or, loader_options, names, of_peers, without};
@@ -140,7 +140,7 @@ impl Loader {
                 (fields, opened.loader(parsed))
             }
         };
-        let made = made.map_err(|error| raise(py, &error))?;
+        let made = made.or_raise(py)?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made, device)),
             dataset: Mutex::new(Some(dataset.clone().unbind())),
@@ -162,7 +162,7 @@ impl Loader {
         options.rank += worker.saturating_mul(options.world_size);
         options.world_size = options.world_size.saturating_mul(workers);
         options.trace = options.trace.map(|_| Arc::default());
-        let made = dataset.loader(options).map_err(|error| raise(py, &error))?;
+        let made = dataset.loader(options).or_raise(py)?;
         Ok(Loader {
             runs: Mutex::new(Runs::of(made, None)), // of a forked child, which has no device
             dataset: Mutex::new(Some(self.dataset(py)?)),
@@ -181,7 +181,7 @@ impl Loader {
 
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<Epoch> {
         let py = slf.py();
-        let run = slf.get().run_to_take().map_err(|error| raise(py, &error))?;
+        let run = slf.get().run_to_take().or_raise(py)?;
         let State { epoch, consumed, .. } = run.loader.state();
         let begun = if consumed != 0 && !run.resumed.load(Ordering::Relaxed) {
             detached(py, |_| run.loader.set_epoch(epoch.0))
@@ -257,7 +257,7 @@ impl Loader {
         let order = run.loader.options().order;
         if self.restart_shares && state.order != order {
             let len = run.loader.directory().num_live();
-            state = state.begun_anew(&order, len).map_err(|error| raise(py, &error))?;
+            state = state.begun_anew(&order, len).or_raise(py)?;
         }
         detached(py, |_| run.loader.set_state(&state))?;
         run.resumed.store(true, Ordering::Relaxed);
@@ -679,7 +679,7 @@ impl Sampler {
                 (dataset::Sampler::new(&dataset, parsed), Some(directory))
             }
         };
-        let sampler = Mutex::new(sampler.map_err(|error| raise(py, &error))?);
+        let sampler = Mutex::new(sampler.or_raise(py)?);
         Ok(Sampler { sampler, directory })
     }
 
@@ -691,7 +691,7 @@ impl Sampler {
             ended => Some(ended),
         });
         drop(held); // before an error is made in Python
-        ended.transpose().map(|ended| ended.is_some()).map_err(|error| raise(py, &error))
+        ended.transpose().map(|ended| ended.is_some()).or_raise(py)
     }
 
     /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
@@ -705,13 +705,13 @@ impl Sampler {
             None => sampler.sources().iter().copied().zip(ids).map(key_of).collect(),
         };
         drop(sampler); // before an error is made in Python
-        Ok(next.map_err(|error| raise(py, &error))?.map(|ends| (keys, ends)))
+        Ok(next.or_raise(py)?.map(|ends| (keys, ends)))
     }
 
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let number = an_epoch(epoch)?;
         let moved = self.sampler().set_epoch(number);
-        moved.map_err(|error| raise(epoch.py(), &error))
+        moved.or_raise(epoch.py())
     }
 
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -721,7 +721,7 @@ impl Sampler {
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let parsed = state_of_dict(state)?;
         let moved = self.sampler().set_state(&parsed);
-        moved.map_err(|error| raise(state.py(), &error))
+        moved.or_raise(state.py())
     }
 
     #[getter]
@@ -797,9 +797,7 @@ pub(crate) fn join_peers(
         let run = |place| {
             place_of(place)?;
             let run = loader_options(options, Some(opened.directory()))?;
-            completed(opened.directory(), run)
-                .map(Some)
-                .map_err(|error| raise(options.py(), &error))
+            completed(opened.directory(), run).map(Some).or_raise(options.py())
         };
         let place = dataset.get().through_peers(dataset.py(), join, run)?;
         place_of(place)?;

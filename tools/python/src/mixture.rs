@@ -13,7 +13,7 @@ use pyo3::types::PyTuple;
 
 use crate::batch::Batch;
 use crate::dataset::Dataset;
-use crate::error::{detached, raise, raise_invalid};
+use crate::error::{OrRaise as _, detached, raise_invalid};
 use crate::held::Fields;
 
 /// Data sets, and the part of each. Parts and phases count samples. The subclass dlfs.Mixture documents the class.
@@ -96,11 +96,11 @@ impl Mixture {
         let opened = opened.collect::<PyResult<Vec<_>>>()?;
         let phases = self.phases.clone();
         dataset::Mixture::counting(count, opened, self.epoch_size, self.batching, phases)
-            .map_err(|error| raise(py, &error))
+            .or_raise(py)
     }
 
     fn sequence(&self, py: Python<'_>) -> PyResult<mixture::Mixture> {
-        self.mixture(py)?.sequence().map_err(|error| raise(py, &error))
+        self.mixture(py)?.sequence().or_raise(py)
     }
 
     /// The fields that samples of a loader with the option `fields` show: the same in all data sets.
@@ -130,7 +130,7 @@ impl Mixture {
 
 /// A part, batching or phase, as the library writes it.
 fn parsed<T: FromStr<Err = dlfs::Error>>(py: Python<'_>, text: &str) -> PyResult<T> {
-    text.parse().map_err(|error| raise(py, &error))
+    text.parse().or_raise(py)
 }
 
 /// The key of a sample of a source.

@@ -11,7 +11,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PySlice, PyString, PyTuple};
 
 use crate::convert;
-use crate::error::{raise, raise_no_array};
+use crate::error::{OrRaise as _, raise_no_array};
 use crate::ffi::{Memory, Source, Views};
 use crate::held::{Fields, Held};
 
@@ -96,11 +96,11 @@ pub(crate) fn shown<'py>(
     field: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = views.py();
-    let Some(bytes) = held.field(index, field).map_err(|error| raise(py, &error))? else {
+    let Some(bytes) = held.field(index, field).or_raise(py)? else {
         return Ok(views.none());
     };
     let Some(kind) = held.fields().kind(field) else { return views.view(index) };
-    let shape = shape_of(held, index, kind, bytes).map_err(|error| raise(py, &error))?;
+    let shape = shape_of(held, index, kind, bytes).or_raise(py)?;
     over(py, kind.element(), &shape, bytes, || views.view(index))
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn stacked<'py>(
     kind: &FieldType,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (one, shape) = stack(py, held, field, kind)?;
-    let bytes = one.whole().map_err(|error| raise(py, &error))?;
+    let bytes = one.whole().or_raise(py)?;
     over(py, kind.element(), &shape, bytes, || {
         Ok(Bound::new(py, Memory::whole(Source::Batch(Arc::clone(&one))))?.into_any())
     })
@@ -134,7 +134,7 @@ pub(crate) fn stack(
     let name = held.fields().names()[field].escape_ascii().to_string();
     let mut common: Option<Vec<u64>> = None;
     for index in 0..held.len() {
-        let Some(bytes) = held.field(index, field).map_err(|error| raise(py, &error))? else {
+        let Some(bytes) = held.field(index, field).or_raise(py)? else {
             let id = held.id(index);
             let text = format!(
                 "sample {id}, number {index} of the batch, has no field {name}, so there is no array of all: \
@@ -142,7 +142,7 @@ pub(crate) fn stack(
             );
             return Err(raise_no_array(py, text));
         };
-        let shape = shape_of(held, index, kind, bytes).map_err(|error| raise(py, &error))?;
+        let shape = shape_of(held, index, kind, bytes).or_raise(py)?;
         match &common {
             None => common = Some(shape),
             Some(first) if *first == shape => {}

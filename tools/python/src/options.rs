@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::dataset::addresses;
 use crate::device;
-use crate::error::{raise, raise_invalid};
+use crate::error::{OrRaise as _, raise_invalid};
 
 /// The options of `dlfs.open`, apart from the address.
 pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
@@ -61,7 +61,7 @@ pub(crate) fn open_options(given: &Bound<'_, PyDict>) -> PyResult<Options> {
         let open = open.options(connect.options(false)?, tiers.options(node)?);
         Ok(Options { open, read: read.options()? })
     };
-    let mut options = made().map_err(|error| raise(py, &error))?;
+    let mut options = made().or_raise(py)?;
     if let Some(paths) = paths {
         options.open.connect.paths = about("paths", &paths, addresses(&paths))?;
     }
@@ -93,8 +93,7 @@ pub(crate) fn loader_options(
     let load: Load = take(given)?;
     let tokens: Tokens = take(given)?;
     let read: Read = take(given)?;
-    let made = load.options(&order, &tokens, &read, None);
-    let mut options = made.map_err(|error| raise(py, &error))?;
+    let mut options = load.options(&order, &tokens, &read, None).or_raise(py)?;
     options.device = device::parse(given)?.map(|(_, ordinal)| ordinal);
     options.verify_kept = true; // Python code may write into a batch, and later epochs use some of its memory
     if order.order.0 == Kind::Weighted {
@@ -289,7 +288,7 @@ fn weights(
             Weights::of_samples(directory.num_live(), &numbers, draws)
         }
     };
-    made.map(Arc::new).map_err(|error| raise(py, &error))
+    made.map(Arc::new).or_raise(py)
 }
 
 /// The weights as weights of labels; `None` if they are the bytes of numbers, one for each sample.

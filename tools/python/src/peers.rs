@@ -16,7 +16,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::error::{self, Signals, detached, raise};
+use crate::error::{self, OrRaise as _, Signals, detached, raise};
 use crate::options::{about, given_or, of_peers, take};
 
 /// The names of the options for joining peers.
@@ -72,7 +72,7 @@ impl Join {
         let (text, object, place): Resolved = about("peers", &peers, resolved)?.extract()?;
         let means = match text {
             None => Means::Object,
-            Some(text) => Means::of(&text.to_string_lossy()).map_err(|error| raise(py, &error))?,
+            Some(text) => Means::of(&text.to_string_lossy()).or_raise(py)?,
         };
         let world_size = given_or(given, "world_size", 1)?;
         let place =
@@ -80,13 +80,13 @@ impl Join {
         let rest = given.copy()?;
         rest.del_item("peers")?;
         let peers: Peers = take(&rest)?;
-        let options = peers.join(means, place).map_err(|error| raise(py, &error))?;
+        let options = peers.join(means, place).or_raise(py)?;
         Ok(Some(Join { options, object }))
     }
 
     /// This rank's place, and where the ranks meet.
     pub(crate) fn meeting(&self, py: Python<'_>) -> PyResult<Meeting> {
-        self.options.meeting_here().map_err(|error| raise(py, &error))
+        self.options.meeting_here().or_raise(py)
     }
 
     /// Runs `join` with the object where the ranks meet, if there is one, on this thread, which is detached from the
@@ -172,7 +172,7 @@ impl Rendezvous for Object {
 
 /// Parses the keywords; `None` without `store`.
 pub(crate) fn store_options(given: &Bound<'_, PyDict>) -> PyResult<Option<StoreOptions>> {
-    take::<Store>(given)?.options().map_err(|error| raise(given.py(), &error))
+    take::<Store>(given)?.options().or_raise(given.py())
 }
 
 /// Opens the store of the rank of `run`, and joins the other ranks.

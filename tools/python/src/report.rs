@@ -10,7 +10,7 @@ use dlfs::metrics::{Snapshot, Value};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::error::{detached, raise, raise_invalid};
+use crate::error::{OrRaise as _, detached, raise_invalid};
 use crate::loader::json;
 
 /// The report on what a loader has delivered and waited for, from Loader.report().
@@ -63,7 +63,7 @@ impl Report {
 
 /// Writes a page, or the events of a run, to `path`.
 pub(crate) fn save(py: Python<'_>, path: &Path, text: &str) -> PyResult<()> {
-    py.detach(|| save_page(path, text)).map_err(|error| raise(py, &error))
+    py.detach(|| save_page(path, text)).or_raise(py)
 }
 
 impl Report {

@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::batch::{mapped_names, parts};
 use crate::dataset::looked_up;
-use crate::error::{detached, raise, raise_invalid, raise_lookup};
+use crate::error::{OrRaise as _, detached, raise, raise_invalid, raise_lookup};
 use crate::ffi::{Memory, Output, Source, Views};
 use crate::held::{Fields, Held};
 use crate::{convert, numpy};
@@ -146,7 +146,7 @@ impl Sample {
     /// The total length of the fields.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<usize> {
-        self.held.len_bytes(self.index).map_err(|error| raise(py, &error))
+        self.held.len_bytes(self.index).or_raise(py)
     }
 
     fn __reduce__<'py>(

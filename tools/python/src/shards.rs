@@ -12,7 +12,7 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::batch::Batch;
 use crate::dataset::addresses;
-use crate::error::{self, Signals, detached, raise, raise_invalid, turn};
+use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid, turn};
 use crate::held::{Fields, Held};
 use crate::loader::json;
 use crate::options::{loader_options, open_options};
@@ -76,7 +76,7 @@ impl ShardLoader {
         error::install_log(py)?;
         let loader =
             detached(py, |watch| dataset::ShardLoader::open(&addresses, &open, load, None, watch))?;
-        let fields = fields_of(&loader).map_err(|error| raise(py, &error))?;
+        let fields = fields_of(&loader).or_raise(py)?;
         let fields = Arc::new(fields);
         Ok(ShardLoader { loader: Some(loader).into(), fields })
     }
@@ -167,7 +167,7 @@ impl ShardLoader {
 fn image_of(image: &Bound<'_, PyAny>) -> PyResult<Vec<Address>> {
     let list = || image.extract::<Vec<String>>().map(|all| all.join(","));
     match image.extract::<String>().or_else(|_| list()) {
-        Ok(text) => image_to_fill(&text).map_err(|error| raise(image.py(), &error)),
+        Ok(text) => image_to_fill(&text).or_raise(image.py()),
         Err(_) => addresses(image),
     }
 }

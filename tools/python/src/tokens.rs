@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::dataset::Dataset;
 use crate::device::{Device, DeviceArray};
 use crate::dlpack::Spec;
-use crate::error::{self, Signals, detached, raise, raise_invalid};
+use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid};
 use crate::ffi::{Unshared, is_shared};
 use crate::loader::{an_epoch, join_peers, joining, state_of_dict, state_to_dict};
 use crate::mixture::Mixture;
@@ -97,9 +97,8 @@ impl TokenLoader {
                 dataset.token_loader(rows, parsed)
             }
         };
-        let loader = loader.map_err(|error| raise(py, &error))?;
-        let most_elements = loader.most_elements(&wanted.columns);
-        let most_elements = most_elements.map_err(|error| raise(py, &error))?;
+        let loader = loader.or_raise(py)?;
+        let most_elements = loader.most_elements(&wanted.columns).or_raise(py)?;
         let batch = TokenBatch::new();
         let turn = Turn { iteration: 0, epoch: 0, ended: true, batch };
         let turn = Forked::new(parking_lot::Mutex::new(turn));
@@ -407,8 +406,8 @@ impl Wanted {
                 raise_invalid(py, format!("dtype is one of {known}, not {dtype:?}"))
             })?;
         let place = (given_or(given, "cp_rank", 0_u32)?, given_or(given, "cp_size", 1_u32)?);
-        let columns = Columns::slice(seq_len, place.0, place.1, is_wanted("cp_zigzag")?);
-        let columns = columns.map_err(|error| raise(py, &error))?;
+        let columns =
+            Columns::slice(seq_len, place.0, place.1, is_wanted("cp_zigzag")?).or_raise(py)?;
         let elements = [
             Some(tokens),
             is_wanted("segment_ids")?.then_some(Element::I32),
@@ -571,8 +570,7 @@ const COPIES: usize = 4;
 fn token_options(rows: &Bound<'_, PyDict>, options: &Bound<'_, PyDict>) -> PyResult<TokenOptions> {
     let py = rows.py();
     let batch_size = given_or(options, "batch_size", 1)?;
-    let rows = take::<Rows>(rows)?.options(Some(batch_size));
-    let rows = rows.map_err(|error| raise(py, &error))?;
+    let rows = take::<Rows>(rows)?.options(Some(batch_size)).or_raise(py)?;
     rows.ok_or_else(|| raise_invalid(py, "seq_len: a row has a length".into()))
 }
 
