@@ -159,7 +159,7 @@ pub(crate) fn run(
     let time = begin.elapsed();
     figures.accelerators = 1;
     figures.seconds = time.as_secs_f64();
-    figures.cpu_s = CpuUse::of_process().since(process_cpu).total_s();
+    figures.cpu_s = CpuUse::of_process().since(process_cpu).total_s;
     stats.cpu = CpuUse::of_thread().since(cpu);
     stats.verified = figures.verified;
     stats.set_runtime((time.as_millis() as u64).max(1));

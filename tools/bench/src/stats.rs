@@ -143,7 +143,7 @@ impl Stats {
     /// CPU time of the job's threads per I/O; `None` without I/O.
     pub(crate) fn cpu_ns_per_io(&self) -> Option<f64> {
         let ios: u64 = self.directions.iter().map(|direction| direction.ios).sum();
-        (ios > 0).then(|| self.cpu.total_s() * 1e9 / ios as f64)
+        (ios > 0).then(|| self.cpu.total_s * 1e9 / ios as f64)
     }
 }
 
@@ -200,10 +200,6 @@ impl CpuUse {
         self.wall_s += other.wall_s;
         self.stat = std::array::from_fn(|i| self.stat[i] + other.stat[i]);
         self.switches += other.switches;
-    }
-
-    pub(crate) fn total_s(&self) -> f64 {
-        self.total_s
     }
 
     /// Time in user mode and in the kernel, in percent of elapsed time.
@@ -383,7 +379,7 @@ mod tests {
             sum = std::hint::black_box(sum.wrapping_add(i * i));
         }
         let used = CpuUse::of_thread().since(before);
-        assert!(used.total_s() > 0.0 && used.percent().iter().sum::<f64>() <= 101.0, "{used:?}");
+        assert!(used.total_s > 0.0 && used.percent().iter().sum::<f64>() <= 101.0, "{used:?}");
     }
 
     #[test]

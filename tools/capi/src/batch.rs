@@ -149,8 +149,7 @@ pub(crate) unsafe fn hand_out(
         ends_epoch: place.1.into(),
         ..BatchOut::zeroed()
     };
-    value.handle =
-        structs::insert(Held { _batch: batch, _items: items, _fields: fields.into_fields() })?;
+    value.handle = structs::insert(Held { _batch: batch, _items: items, _fields: fields.fields })?;
     // SAFETY: the caller promises that `out` satisfies the contract of `give`.
     unsafe { give(out, value) }
 }
@@ -187,7 +186,7 @@ pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Division {
     each: usize,
-    chosen: Option<usize>,
+    pub(crate) chosen: Option<usize>,
 }
 
 impl Division {
@@ -223,11 +222,6 @@ impl Division {
         );
         Err(Failure::invalid(text))
     }
-
-    /// The field that represents the sample; `None`: the whole record does.
-    pub(crate) fn chosen(self) -> Option<usize> {
-        self.chosen
-    }
 }
 
 /// The number of the field called `name`.
@@ -259,10 +253,6 @@ impl FieldTable {
     pub(crate) fn new(division: Division, count: usize) -> FieldTable {
         let room = if division.each == 1 { 0 } else { division.each * count };
         FieldTable { division, fields: Vec::with_capacity(room) }
-    }
-
-    fn into_fields(self) -> Vec<Field> {
-        self.fields
     }
 
     /// Sets the bytes and fields of `item`: those of `record`, which are at `body`, without the

@@ -159,7 +159,7 @@ impl File {
             return Ok(opened);
         }
         let mount = &self.mount;
-        let chosen = mount.division.chosen();
+        let chosen = mount.division.chosen;
         let opened = mount.dataset.open_sample(self.id, chosen, &mut mount.stop.clone())?;
         let mine = Box::into_raw(Box::new(opened));
         let set = Ordering::AcqRel;

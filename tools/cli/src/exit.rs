@@ -19,30 +19,18 @@ use dlfs::{Error, ErrorKind, Result};
 
 use crate::out::safe_text;
 
-/// The result of a command that did not fail.
+/// The result of a command that did not fail, and its exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// All work is done.
-    Done,
+    Done = 0,
     /// The work is not done, or not wholly: the command has listed the missing items, or was stopped and cannot be
     /// continued.
-    Incomplete,
+    Incomplete = 1,
     /// The command found damage, and has listed it.
-    Damaged,
+    Damaged = 3,
     /// The command was stopped on request, and can be continued.
-    Stopped,
-}
-
-impl Outcome {
-    /// The exit code of the process: 0 done, 1 failed, 3 damage found, 4 stopped.
-    pub(crate) fn number(self) -> u8 {
-        match self {
-            Outcome::Done => 0,
-            Outcome::Incomplete => 1,
-            Outcome::Damaged => 3,
-            Outcome::Stopped => 4,
-        }
-    }
+    Stopped = 4,
 }
 
 /// The reason why a command failed.
@@ -160,7 +148,7 @@ impl Stop {
         let watcher = move || {
             while !told.is_set_within(Duration::from_secs(60)) {}
             thread::sleep(grace);
-            std::process::exit(last_resort().number().into());
+            std::process::exit(last_resort() as i32);
         };
         thread::Builder::new().name("dlfs-signals".to_owned()).spawn(watcher)?;
         Ok(stop)

@@ -97,7 +97,7 @@ impl MixArgs {
 }
 
 /// Counters of the samples that a run has delivered, by image.
-pub(crate) struct Sources(Vec<Source>);
+pub(crate) struct Sources(pub(crate) Vec<Source>);
 
 /// The counters of one image; the names are an interface.
 #[derive(Serialize)]
@@ -124,11 +124,6 @@ impl Sources {
             source.samples += 1;
             source.bytes += batch.bytes(index).len() as u64;
         }
-    }
-
-    /// The counters of all images, in their order.
-    pub(crate) fn all(&self) -> &[Source] {
-        &self.0
     }
 
     /// A report line for each image.

@@ -50,7 +50,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cli.run()));
     log::finish();
     match ended {
-        Ok(Ok(outcome)) => outcome.number(),
+        Ok(Ok(outcome)) => outcome as u8,
         Ok(Err(failure)) => failure.conclude(),
         Err(_) => 1,
     }

@@ -5,7 +5,7 @@ pub(crate) use dlfs::report::text::{bytes, count, duration, is_unsafe, percent, 
 
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -282,25 +282,13 @@ pub(crate) fn micros(us: u64) -> String {
 
 /// Seconds since 1970 as `2026-11-20 11:40:07 UTC`.
 pub(crate) fn utc(seconds: u64) -> String {
-    let days = seconds / 86_400;
-    let rest = seconds % 86_400;
-    // Converts days since 1970 to a date with Howard Hinnant's algorithm: years begin in March, eras have 400
-    // years.
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let day_of_era = shifted % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let hour = rest / 3600;
-    let minute = rest / 60 % 60;
-    let second = rest % 60;
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    let time = UNIX_EPOCH + Duration::from_secs(seconds.min(LAST_SECOND));
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.replace('T', " ").replace('Z', " UTC")
 }
+
+/// The last second of the year 9999: a time from media may be any number.
+const LAST_SECOND: u64 = 253_402_300_799;
 
 /// A name on one line that cannot move the cursor, change the terminal's colours or imitate another name.
 ///

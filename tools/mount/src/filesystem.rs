@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlfs::dataset::{EpochCounts, FileCounts, Files};
-use dlfs::posix::{Attributes, FIRST, File, Folder, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
+use dlfs::posix::{Attributes, FIRST, File, Folder, Found, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
 use dlfs::units::Epoch;
 use dlfs::{Error, ErrorKind};
 use fuser::{
@@ -78,6 +78,16 @@ impl Filesystem {
         }
     }
 
+    /// Calls `add` with the entries of a folder from `offset` on, until it returns `false`.
+    fn list(
+        &self,
+        inode: INodeNo,
+        offset: u64,
+        add: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<(), Errno> {
+        self.files.tree().list(self.folder(inode)?, offset, add).map_err(|_| Errno::EIO)
+    }
+
     fn attributes(&self, node: Node) -> Result<FileAttr, Errno> {
         let attributes = self.files.attributes(node, &mut ());
         Ok(self.shape(attributes.map_err(|error| errno_of(&error))?, node))
@@ -105,7 +115,7 @@ impl Filesystem {
     }
 
     fn find(&self, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
-        let Node::Folder(folder) = self.node(parent)? else { return Err(Errno::ENOTDIR) };
+        let folder = self.folder(parent)?;
         let child = self.files.tree().child(folder, name.as_bytes()).map_err(|error| match error {
             PathError::NotFound => Errno::ENOENT,
             PathError::NotFolder => Errno::ENOTDIR,
@@ -232,17 +242,13 @@ impl fuser::Filesystem for Filesystem {
         mut reply: ReplyDirectory,
     ) {
         let tree = self.files.tree();
-        let folder = match self.folder(inode) {
-            Ok(folder) => folder,
-            Err(errno) => return reply.error(errno),
-        };
-        let listed = tree.list(folder, offset, &mut |found| {
+        let listed = self.list(inode, offset, &mut |found| {
             let inode = INodeNo(tree.inode(found.node));
             !reply.add(inode, found.next, kind_of(found.node), OsStr::from_bytes(found.name))
         });
         match listed {
             Ok(()) => reply.ok(),
-            Err(_) => reply.error(Errno::EIO),
+            Err(errno) => reply.error(errno),
         }
     }
 
@@ -255,12 +261,8 @@ impl fuser::Filesystem for Filesystem {
         mut reply: ReplyDirectoryPlus,
     ) {
         let tree = self.files.tree();
-        let folder = match self.folder(inode) {
-            Ok(folder) => folder,
-            Err(errno) => return reply.error(errno),
-        };
         let mut left = if offset == FIRST { FIRST_WITH_ATTRIBUTES } else { usize::MAX };
-        let listed = tree.list(folder, offset, &mut |found| {
+        let listed = self.list(inode, offset, &mut |found| {
             // Without fields this reads no sample; with fields, the kernel does not send this request.
             let attributes = self.shape(tree.attributes(found.node, None), found.node);
             let name = OsStr::from_bytes(found.name);
@@ -272,7 +274,7 @@ impl fuser::Filesystem for Filesystem {
         });
         match listed {
             Ok(()) => reply.ok(),
-            Err(_) => reply.error(Errno::EIO),
+            Err(errno) => reply.error(errno),
         }
     }
 

@@ -111,7 +111,7 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
             return Err(wrong(error));
         }
     };
-    read_far_ahead(at.path());
+    read_far_ahead(&at.path);
     Ok(Mounted { session, place: at, reads, passed })
 }
 
@@ -195,7 +195,7 @@ impl Drop for Mounted {
 
 impl std::fmt::Debug for Mounted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mounted").field("place", &self.place.path()).finish_non_exhaustive()
+        f.debug_struct("Mounted").field("place", &self.place.path).finish_non_exhaustive()
     }
 }
 

@@ -106,27 +106,26 @@ impl Passthrough {
     /// Answers an open of `file`.
     pub(crate) fn open(&self, inode: u64, file: File, reply: ReplyOpen) {
         let len = self.files.tree().attributes(Node::File(file), None).len_bytes;
-        let source = match self.begin(inode) {
-            Begun::First if len <= SHORT_BYTES || self.is_refused.load(Ordering::Relaxed) => None,
-            Begun::First => self.source(inode, file, len),
-            Begun::Again => None,
-        };
+        let is_first = self.begin(inode);
+        let may_pass = len > SHORT_BYTES && !self.is_refused.load(Ordering::Relaxed);
+        let source = if is_first && may_pass { self.source(inode, file, len) } else { None };
         self.answer(inode, source.as_ref(), reply);
     }
 
-    fn begin(&self, inode: u64) -> Begun {
+    /// Counts a handle; returns whether it is the only one.
+    fn begin(&self, inode: u64) -> bool {
         let mut state = self.state.lock();
         state.now += 1;
         let used = state.now;
         let known = state.inodes.entry(inode).or_default();
         (known.handles, known.used) = (known.handles + 1, used);
         if known.handles == 1 {
-            return Begun::First;
+            return true;
         }
         if matches!(known.mode, Mode::Undecided) {
             known.mode = Mode::Requests; // the first open has no answer yet: it, too, must use requests
         }
-        Begun::Again
+        false
     }
 
     /// Another file with the bytes of `file`, for its first handle; `None`: the file is read by requests.
@@ -235,11 +234,6 @@ impl Passthrough {
     }
 }
 
-enum Begun {
-    First,
-    Again,
-}
-
 impl State {
     /// Drops files without open handles, the least recently opened first, until `more` bytes fit within
     /// `most`. Returns whether they fit; if not, it drops no file.
@@ -294,12 +288,6 @@ impl Memory {
         file.set_len(len)?;
         Ok(file)
     }
-
-    /// Returns whether there is a private tmpfs.
-    #[cfg(test)]
-    fn is_of_our_own(&self) -> bool {
-        self.top.is_some()
-    }
 }
 
 /// A tmpfs that is not mounted at any path. Needs CAP_SYS_ADMIN, as passthrough does.
@@ -351,7 +339,7 @@ mod tests {
     fn a_file_holds_what_is_written_whether_or_not_there_is_a_tmpfs() {
         holds_what_is_written(&Memory { top: None });
         let memory = Memory::new();
-        if !memory.is_of_our_own() {
+        if memory.top.is_none() {
             eprintln!("SKIPPED: the kernel refuses a tmpfs (it takes CAP_SYS_ADMIN)");
             return;
         }
@@ -361,7 +349,7 @@ mod tests {
     #[test]
     fn the_kernel_is_asked_for_large_pages() {
         let memory = Memory::new();
-        if !memory.is_of_our_own() || !has_large_pages() {
+        if memory.top.is_none() || !has_large_pages() {
             eprintln!("SKIPPED: no tmpfs of our own (it takes CAP_SYS_ADMIN), or no large pages");
             return;
         }

@@ -21,7 +21,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 /// A mounted folder.
 #[derive(Debug)]
 pub(crate) struct Place {
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The device of the mounted file system: unique while the connection lives.
     device: Device,
     /// The connection to the kernel. It ends before another file system can get the device number.
@@ -43,10 +43,6 @@ impl Place {
         let device = device_at(&path)?;
         let connection = opened.try_clone()?;
         Ok((opened, Place { path, device, connection }))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Unmounts, even while files are open, unless somebody else did.

@@ -67,7 +67,7 @@ impl Mount {
     pub(crate) fn folder_descriptor(&self, node: Node, flags: c_int) -> Result<c_int, c_int> {
         let opened = self.opened()?;
         let memory = Memory::new(&self.name_of(opened, node), libc::O_CLOEXEC)?;
-        open_again(memory.fd(), libc::O_PATH | (flags & libc::O_CLOEXEC))
+        open_again(memory.0, libc::O_PATH | (flags & libc::O_CLOEXEC))
     }
 
     fn file_descriptor(
@@ -102,7 +102,7 @@ impl Mount {
             own::say(&format!(
                 "{}: sample {} has {len} bytes, more than the {most} that are copied into memory; \
                  raise ;copy=, or name a folder where FUSE shows the data set with ;fuse=",
-                self.prefix().escape_ascii(),
+                self.setting.prefix.escape_ascii(),
                 file.id.0
             ));
             return Err(libc::EFBIG);
@@ -110,8 +110,8 @@ impl Mount {
         // Made before the file is read: if the program has no descriptors left, the read would be wasted.
         let memory = Memory::new(&self.name_of(opened, node), flags)?;
         self.fill(&memory, opened, file)?;
-        if let Some(stat) = stat_of(memory.fd()) {
-            note_node(memory.fd(), &stat, self, node);
+        if let Some(stat) = stat_of(memory.0) {
+            note_node(memory.0, &stat, self, node);
         }
         Ok(memory.into_fd())
     }
@@ -127,7 +127,7 @@ impl Mount {
         let copied = copy(memory, opened, file);
         let len = copied.map_err(|error| {
             if SAYS.swap(false, Ordering::Relaxed) {
-                own::say(&format!("{}: {}", self.prefix().escape_ascii(), error.report()));
+                own::say(&format!("{}: {}", self.setting.prefix.escape_ascii(), error.report()));
             }
             errno_of(&error)
         })??;
@@ -146,7 +146,7 @@ impl Mount {
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
             opened.origin.opens.fetch_add(1, Ordering::Relaxed);
-            let there = file_of(found.fd());
+            let there = file_of(found.0);
             let listed = opened.files.listed(file);
             if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &there)) {
                 return Ok(None);
@@ -171,12 +171,12 @@ fn copy(memory: &Memory, opened: &Opened, file: File) -> dlfs::Result<Result<u64
     let reads = if is_folder { None } else { opened.files.open_in_pieces(file, &mut ())? };
     let Some(reads) = reads else {
         let bytes = opened.files.read(file, &mut ())?;
-        return Ok(write_at(memory.fd(), &bytes, 0).map(|()| bytes.len() as u64));
+        return Ok(write_at(memory.0, &bytes, 0).map(|()| bytes.len() as u64));
     };
     let mut at = 0;
     loop {
         let written = reads.with_bytes_at(at, &mut (), |bytes| {
-            write_at(memory.fd(), bytes, at).map(|()| bytes.len() as u64)
+            write_at(memory.0, bytes, at).map(|()| bytes.len() as u64)
         })?;
         match written {
             Ok(0) => return Ok(Ok(at)),
@@ -251,7 +251,7 @@ pub(crate) fn open_again(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
 }
 
 /// A descriptor that is not yet given to the program, mostly of a memfd. Dropping it closes it.
-pub(crate) struct Memory(c_int);
+pub(crate) struct Memory(pub(crate) c_int);
 
 impl Memory {
     /// An empty memfd.
@@ -278,11 +278,6 @@ impl Memory {
     /// Opens an existing file for reading.
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Memory, c_int> {
         own::open(path, flags & !(libc::O_CREAT | libc::O_EXCL)).map(Memory)
-    }
-
-    /// The descriptor, still owned by this value.
-    pub(crate) fn fd(&self) -> c_int {
-        self.0
     }
 
     /// Writes all of the file's content, and seals it.

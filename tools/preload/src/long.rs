@@ -91,9 +91,9 @@ impl Mount {
         };
         let (tier, copy) = opened.files.open_copy(file, open)?;
         let copy = copy.ok()?;
-        let stat = files::stat_of(copy.fd());
-        if let Some(stat) = stat.filter(|_| flags & libc::O_PATH == 0 && may_hold(copy.fd())) {
-            self.note(copy.fd(), file, &stat, Bytes::Kernel { tier: Some(tier) });
+        let stat = files::stat_of(copy.0);
+        if let Some(stat) = stat.filter(|_| flags & libc::O_PATH == 0 && may_hold(copy.0)) {
+            self.note(copy.0, file, &stat, Bytes::Kernel { tier: Some(tier) });
         }
         Some(copy.into_fd())
     }

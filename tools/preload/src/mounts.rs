@@ -103,10 +103,6 @@ impl Mount {
         }
     }
 
-    pub(crate) fn prefix(&self) -> &[u8] {
-        &self.setting.prefix
-    }
-
     /// The rest of `path`, if it is the prefix or below it.
     #[inline]
     pub(crate) fn below<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
@@ -258,7 +254,7 @@ impl Mount {
             });
             begun
                 .inspect_err(|error| {
-                    let prefix = self.prefix().escape_ascii();
+                    let prefix = self.setting.prefix.escape_ascii();
                     own::say(&format!("{prefix}: nothing is read ahead: {}", error.report()));
                 })
                 .ok()
@@ -286,7 +282,7 @@ impl Mount {
         let least = (most_descriptors() / 2).min(MOST_HELD) as c_long;
         // SAFETY: the command touches no memory.
         let fd = called(unsafe {
-            libc::syscall(libc::SYS_fcntl, memory.fd(), libc::F_DUPFD_CLOEXEC, least)
+            libc::syscall(libc::SYS_fcntl, memory.0, libc::F_DUPFD_CLOEXEC, least)
         });
         let fd = fd.ok()? as c_int;
         mark_ours(&fd);

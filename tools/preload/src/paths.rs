@@ -59,7 +59,7 @@ fn odd(path: &[u8]) -> Option<Place> {
     for component in path.split(|byte| *byte == b'/') {
         end += component.len() + 1; // past the component and its slash
         len = step(&mut plain, len, component);
-        let here = mounts::all().iter().find(|mount| mount.prefix() == &plain[..len]);
+        let here = mounts::all().iter().find(|mount| mount.setting.prefix == &plain[..len]);
         let rest = path.get(end - 1..).unwrap_or_default();
         if let Some(mount) = here
             && !leaves(rest)
@@ -135,7 +135,7 @@ pub(crate) fn learn_working_folder() {
     WORKING.len.store(0, Ordering::Release);
     path.iter().zip(&WORKING.bytes).for_each(|(byte, kept)| kept.store(*byte, Ordering::Relaxed));
     let near = |mount: &Mount| {
-        let above = mount.prefix().strip_prefix(path);
+        let above = mount.setting.prefix.strip_prefix(path);
         mount.below(path).is_some() || path == b"/" || above.is_some_and(|rest| rest[0] == b'/')
     };
     WORKING.is_near.store(mounts::all().iter().any(near), Ordering::Relaxed);
@@ -154,7 +154,7 @@ fn below(folder: c_int, path: &[u8]) -> Option<Place> {
     // path, or if `..` leads upwards. A path below a real folder that a mount hides is not recognised.
     let first = path.split(|byte| *byte == b'/').find(|part| !matches!(*part, b"" | b"."))?;
     let leads =
-        |mount: &Mount| mount.prefix().split(|byte| *byte == b'/').any(|part| part == first);
+        |mount: &Mount| mount.setting.prefix.split(|byte| *byte == b'/').any(|part| part == first);
     if !has_parent(path) && !mounts::all().iter().any(leads) {
         return None;
     }

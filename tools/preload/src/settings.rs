@@ -179,7 +179,7 @@ fn lines(mount: &Mount) -> String {
         lines.extend(opened.files.epochs_so_far(so_far).into_iter().map(epoch));
         lines.extend(places(opened));
     }
-    let begin = format!("dlfs {} {}", std::process::id(), mount.prefix().escape_ascii());
+    let begin = format!("dlfs {} {}", std::process::id(), mount.setting.prefix.escape_ascii());
     lines.iter().map(|line| format!("{begin}: {line}\n")).collect()
 }
 

@@ -36,7 +36,7 @@ use crate::sample::Sample;
 /// >>> numpy.frombuffer(batch[0], dtype="<f4")
 #[pyclass(frozen, extends = Memory, sequence, module = "dlfs", name = "Batch")]
 pub(crate) struct Batch {
-    held: Arc<Held>,
+    pub(crate) held: Arc<Held>,
     /// Its arrays on a device.
     arrived: Option<Arc<Arrived>>,
 }
@@ -60,10 +60,6 @@ impl Batch {
         Bound::new(py, PyClassInitializer::from(memory).add_subclass(Batch { held, arrived }))
     }
 
-    pub(crate) fn held(&self) -> &Held {
-        &self.held
-    }
-
     fn lens(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let lens = (0..self.held.len()).map(|index| self.held.len_bytes(index));
         lens.collect::<dlfs::Result<_>>().or_raise(py)
@@ -72,8 +68,8 @@ impl Batch {
     /// # Errors
     /// Samples have several fields, and none was chosen: the batch is no buffer.
     fn check_buffers(&self, py: Python<'_>) -> PyResult<()> {
-        if self.held.fields().are_several() {
-            Err(raise_no_array(py, self.held.fields().unnamed().report()))
+        if self.held.fields.are_several() {
+            Err(raise_no_array(py, self.held.fields.unnamed().report()))
         } else {
             Ok(())
         }
@@ -81,8 +77,8 @@ impl Batch {
 
     /// The field that is the sample, if it has a type.
     fn typed_one(&self) -> Option<(usize, &FieldType)> {
-        let field = self.held.fields().sole()?;
-        Some((field, self.held.fields().kind(field)?))
+        let field = self.held.fields.sole()?;
+        Some((field, self.held.fields.kind(field)?))
     }
 
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Views<'py>> {
@@ -98,10 +94,10 @@ impl Batch {
         if self.held.lacks(index) {
             return Ok(views.none());
         }
-        if self.held.fields().are_several() {
+        if self.held.fields.are_several() {
             return Ok(Sample::of(views.py(), &self.held, index)?.into_any());
         }
-        match self.held.fields().sole() {
+        match self.held.fields.sole() {
             Some(field) => numpy::shown(&self.held, views, index, field),
             None => views.view(index),
         }
@@ -120,8 +116,8 @@ impl Batch {
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
         if convert::is_name(index) {
-            let field = self.held.fields().numbered(index)?;
-            return match self.held.fields().kind(field).filter(|kind| kind.len_bytes().is_some()) {
+            let field = self.held.fields.numbered(index)?;
+            return match self.held.fields.kind(field).filter(|kind| kind.len_bytes().is_some()) {
                 Some(kind) => numpy::stacked(py, &self.held, field, kind),
                 None => Ok(self.field(index)?.into_any()),
             };
@@ -258,7 +254,7 @@ impl Batch {
     /// Samples that could not be read, with on_error="none": a list of (position, exception).
     #[getter]
     fn failures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let failures = self.held.failures().iter();
+        let failures = self.held.failures.iter();
         PyList::new(py, failures.map(|(at, error)| (*at, raise(py, error).into_value(py))))
     }
 
@@ -280,7 +276,7 @@ impl Batch {
     /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let py = field.py();
-        let field = self.held.fields().numbered(field)?;
+        let field = self.held.fields.numbered(field)?;
         let views = Views::of(py, Source::Field(Arc::clone(&self.held), field))?;
         let found =
             (0..self.held.len()).map(|index| numpy::shown(&self.held, &views, index, field));
@@ -296,7 +292,7 @@ impl Batch {
         py: Python<'py>,
         field: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let fields = self.held.fields();
+        let fields = &self.held.fields;
         let field = match field {
             Some(field) => fields.numbered(field)?,
             None => {
@@ -319,8 +315,8 @@ impl Batch {
     /// The fields that have a type, of those that a sample maps: {name: dlfs.FieldType}.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if self.held.fields().are_several() {
-            numpy::mapped_types(py, self.held.fields())
+        if self.held.fields.are_several() {
+            numpy::mapped_types(py, &self.held.fields)
         } else {
             Ok(PyDict::new(py))
         }
@@ -335,7 +331,7 @@ impl Batch {
     /// Names of the fields of each sample; empty if each sample is one buffer.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let fields = self.held.fields();
+        let fields = &self.held.fields;
         if fields.are_several() { mapped_names(py, fields) } else { Ok(PyTuple::empty(py)) }
     }
 
@@ -346,8 +342,8 @@ impl Batch {
     /// Raises NotFound if samples have no such field.
     fn select<'py>(&self, fields: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Batch>> {
         let py = fields.py();
-        let chosen = self.held.fields().chosen(Some(fields))?;
-        let chosen = chosen.unwrap_or_else(|| self.held.fields().clone());
+        let chosen = self.held.fields.chosen(Some(fields))?;
+        let chosen = chosen.unwrap_or_else(|| Fields::clone(&self.held.fields));
         Batch::of(py, Arc::new(self.held.showing(chosen)), self.arrived.clone())
     }
 
@@ -363,7 +359,7 @@ impl Batch {
     #[getter]
     fn on_device(&self) -> Option<OnDevice> {
         let arrived = self.arrived.as_ref()?;
-        Some(OnDevice::new(Arc::clone(arrived), self.held.fields().clone()))
+        Some(OnDevice::new(Arc::clone(arrived), Fields::clone(&self.held.fields)))
     }
 
     /// The batch for another process: a view of each record, and the other arguments of `batch_of`.
@@ -428,7 +424,7 @@ impl Batch {
 
     fn __repr__(&self) -> String {
         let lens = (0..self.held.len()).map(|i| self.held.record(i).len());
-        let bytes: usize = lens.map(|len| self.held.fields().len_of(len)).sum();
+        let bytes: usize = lens.map(|len| self.held.fields.len_of(len)).sum();
         format!("<dlfs.Batch of {} samples, {bytes} bytes>", self.held.len())
     }
 }
@@ -511,15 +507,15 @@ fn beside<'py>(
     let place = (held.epoch(), held.ends_epoch());
     let backed = |bytes: &[u8]| PyBackedBytes::from(PyBytes::new(py, bytes));
     let names_of = |names: &[Vec<u8>]| names.iter().map(|name| backed(name)).collect();
-    let (one, several) = match held.fields().choice() {
+    let (one, several) = match held.fields.choice() {
         None => (None, None),
         Some(Choice::One(name)) => (Some(backed(&name)), None),
         Some(Choice::Several(names)) => (None, Some(names_of(&names))),
     };
-    let kinds = (0..held.fields().names().len()).map(|field| held.fields().kind(field));
+    let kinds = (0..held.fields.names.len()).map(|field| held.fields.kind(field));
     let kinds = kinds.map(|kind| kind.map(FieldType::to_string)).collect::<Vec<_>>();
-    let fields = PickledFields(names_of(held.fields().names()), one, several, kinds);
-    let failures = held.failures().iter().filter(|(at, _)| picked.contains(at));
+    let fields = PickledFields(names_of(&held.fields.names), one, several, kinds);
+    let failures = held.failures.iter().filter(|(at, _)| picked.contains(at));
     let failures: Vec<_> = failures
         .map(|(at, error)| (at - picked.start, class(error.kind()).to_owned(), error.to_string()))
         .collect();
@@ -569,7 +565,7 @@ pub(crate) fn held_of(parts: &Bound<'_, PyTuple>) -> PyResult<Arc<Held>> {
 
 /// The names of the fields that a sample maps.
 pub(crate) fn mapped_names<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bound<'py, PyTuple>> {
-    let mapped = fields.mapped().into_iter().map(|field| fields.names()[field].clone());
+    let mapped = fields.mapped().into_iter().map(|field| fields.names[field].clone());
     convert::tuple(py, &mapped.collect::<Vec<_>>())
 }
 

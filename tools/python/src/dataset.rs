@@ -50,7 +50,7 @@ pub(crate) struct Dataset {
     address: Py<PyAny>,
     options: Py<PyDict>,
     /// How to connect, also to peers.
-    connect: ConnectOptions,
+    pub(crate) connect: ConnectOptions,
     /// The peers that this process has joined, if it has. Locked while a thread joins.
     joining: Mutex<Option<(Join, Meeting)>>,
 }
@@ -158,7 +158,7 @@ impl Dataset {
         let batch = Batch::new(py, read.batch, fields, failures)?;
         match out {
             None => Ok(batch.into_any()),
-            Some(out) => fill(py, out, batch.get().held()),
+            Some(out) => fill(py, out, &batch.get().held),
         }
     }
 
@@ -334,7 +334,7 @@ impl Dataset {
     fn length(&self, py: Python<'_>, id: &Bound<'_, PyAny>) -> PyResult<usize> {
         let id = SampleId(convert::id(id)?);
         let len = self.dataset(py)?.len_bytes(id).or_raise(py)?;
-        if self.fields.choice().is_some() && self.fields.names().len() > 1 {
+        if self.fields.choice().is_some() && self.fields.names.len() > 1 {
             let text = "an image has the length of all fields of a sample together, not of each";
             return Err(raise(
                 py,
@@ -709,11 +709,6 @@ impl Dataset {
         };
         py.detach(|| drop(dataset));
         left
-    }
-
-    /// The options of the data set's connections.
-    pub(crate) fn connect(&self) -> &ConnectOptions {
-        &self.connect
     }
 
     fn replace(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<()> {

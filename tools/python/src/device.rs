@@ -25,7 +25,7 @@ use crate::{convert, numpy};
 
 /// A device, and the ring of buffers there that a run has from its first batch on.
 pub(crate) struct Device {
-    driver: &'static Driver,
+    pub(crate) driver: &'static Driver,
     ordinal: u32,
     ring: OnceLock<Ring>,
 }
@@ -42,10 +42,6 @@ impl Device {
     /// The same device, with a ring of its own.
     pub(crate) fn another(&self) -> Device {
         Device { ring: OnceLock::new(), ..*self }
-    }
-
-    pub(crate) fn driver(&self) -> &'static Driver {
-        self.driver
     }
 
     fn ring(&self) -> dlfs::Result<&Ring> {
@@ -189,7 +185,7 @@ impl Arrived {
             sent.push(element, vec![held.len() as i64], SentBytes::Small(bytes));
             columns.push(name);
         }
-        let fields = held.fields();
+        let fields = &held.fields;
         let shown: Vec<(usize, Option<usize>)> = if fields.are_several() {
             fields.mapped().into_iter().map(|number| (number, Some(number))).collect()
         } else {
@@ -249,7 +245,7 @@ struct FieldRows {
 
 impl FieldRows {
     fn of(held: &Held, (number, field): (usize, Option<usize>)) -> dlfs::Result<FieldRows> {
-        let kind = held.fields().kind(number);
+        let kind = held.fields.kind(number);
         let dims: Vec<Option<u32>> = kind.map_or(vec![None], |kind| kind.dims().collect());
         let is_free = dims.contains(&None);
         let row: Vec<i64> = dims.into_iter().flatten().map(i64::from).collect();
@@ -370,7 +366,7 @@ impl OnDevice {
         if self.fields.are_several() {
             for field in self.fields.mapped() {
                 let one = OnDevice::new(Arc::clone(&self.arrived), self.fields.only(field));
-                all.set_item(convert::to_str(py, &self.fields.names()[field])?, one)?;
+                all.set_item(convert::to_str(py, &self.fields.names[field])?, one)?;
             }
         }
         Ok(all)

@@ -58,8 +58,8 @@ impl Choice {
 /// The fields of the samples of a data set, and those that are shown.
 #[derive(Clone)]
 pub(crate) struct Fields {
-    names: Arc<[Vec<u8>]>,
-    types: Arc<FieldTypes>,
+    pub(crate) names: Arc<[Vec<u8>]>,
+    pub(crate) types: Arc<FieldTypes>,
     shown: Shown,
 }
 
@@ -131,14 +131,6 @@ impl Fields {
                 Some(Choice::Several(names.collect()))
             }
         }
-    }
-
-    pub(crate) fn names(&self) -> &[Vec<u8>] {
-        &self.names
-    }
-
-    pub(crate) fn types(&self) -> &FieldTypes {
-        &self.types
     }
 
     /// The type of field number `field`; `None`: it is bytes.
@@ -258,9 +250,9 @@ impl Fields {
 /// A batch that views keep alive, and its bytes in one buffer once that was requested.
 pub(crate) struct Held {
     samples: Arc<Samples>,
-    fields: Arc<Fields>,
+    pub(crate) fields: Arc<Fields>,
     gathered: OnceLock<Box<[u8]>>,
-    failures: Arc<Failures>,
+    pub(crate) failures: Arc<Failures>,
 }
 
 enum Samples {
@@ -358,14 +350,6 @@ impl Held {
         let samples = Arc::clone(&self.samples);
         let failures = Arc::clone(&self.failures);
         Held { samples, fields: Arc::new(fields), gathered: OnceLock::new(), failures }
-    }
-
-    pub(crate) fn fields(&self) -> &Fields {
-        &self.fields
-    }
-
-    pub(crate) fn failures(&self) -> &[(usize, Error)] {
-        &self.failures
     }
 
     /// Returns whether the sample could not be read.

@@ -822,7 +822,7 @@ fn open_store(
         options.set_item("world_size", meeting.world_size)?;
     }
     let opened = dataset.get().dataset(py)?;
-    let connect = dataset.get().connect();
+    let connect = &dataset.get().connect;
     let run = loader_options(options, Some(opened.directory()))?;
     peers::open_store(py, &opened, stored, join.as_ref(), (&run, connect)).map(Some)
 }

@@ -121,9 +121,9 @@ impl Mixture {
                 ),
             ))
         };
-        let names = differs("fields", &|fields| fields.names() != first.names());
+        let names = differs("fields", &|fields| fields.names != first.names);
         let differing =
-            names.or_else(|| differs("types of fields", &|fields| fields.types() != first.types()));
+            names.or_else(|| differs("types of fields", &|fields| fields.types != first.types));
         differing.map_or_else(|| Ok(Arc::clone(first)), Err)
     }
 }

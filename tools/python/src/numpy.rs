@@ -99,7 +99,7 @@ pub(crate) fn shown<'py>(
     let Some(bytes) = held.field(index, field).or_raise(py)? else {
         return Ok(views.none());
     };
-    let Some(kind) = held.fields().kind(field) else { return views.view(index) };
+    let Some(kind) = held.fields.kind(field) else { return views.view(index) };
     let shape = shape_of(held, index, kind, bytes).or_raise(py)?;
     over(py, kind.element(), &shape, bytes, || views.view(index))
 }
@@ -131,7 +131,7 @@ pub(crate) fn stack(
     field: usize,
     kind: &FieldType,
 ) -> PyResult<(Arc<Held>, Vec<u64>)> {
-    let name = held.fields().names()[field].escape_ascii().to_string();
+    let name = held.fields.names[field].escape_ascii().to_string();
     let mut common: Option<Vec<u64>> = None;
     for index in 0..held.len() {
         let Some(bytes) = held.field(index, field).or_raise(py)? else {
@@ -158,7 +158,7 @@ pub(crate) fn stack(
         kind.dims().map(|dim| dim.unwrap_or(0).into()).collect() // of no samples
     });
     let shape = std::iter::once(held.len() as u64).chain(each).collect();
-    Ok((Arc::new(held.showing(held.fields().only(field))), shape))
+    Ok((Arc::new(held.showing(held.fields.only(field))), shape))
 }
 
 /// The dlfs.FieldType of a type.
@@ -173,7 +173,7 @@ pub(crate) fn mapped_types<'py>(py: Python<'py>, fields: &Fields) -> PyResult<Bo
     let all = PyDict::new(py);
     for field in fields.mapped() {
         if let Some(kind) = fields.kind(field) {
-            all.set_item(convert::to_str(py, &fields.names()[field])?, described(py, kind)?)?;
+            all.set_item(convert::to_str(py, &fields.names[field])?, described(py, kind)?)?;
         }
     }
     Ok(all)

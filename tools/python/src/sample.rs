@@ -55,24 +55,24 @@ impl Sample {
     ///
     /// Raises NotFound if samples have no such field.
     fn field<'py>(&self, field: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.shown(field.py(), self.held.fields().numbered(field)?)
+        self.shown(field.py(), self.held.fields.numbered(field)?)
     }
 
     /// Names of the fields that the sample maps.
     #[getter]
     fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        mapped_names(py, self.held.fields())
+        mapped_names(py, &self.held.fields)
     }
 
     fn __len__(&self) -> usize {
-        self.held.fields().mapped().len()
+        self.held.fields.mapped().len()
     }
 
     /// sample[name]: a read-only memoryview, an array if the field has a type, or None if the sample lacks it. Raises
     /// NameNotFound, a KeyError, which names the fields that there are.
     fn __getitem__<'py>(&self, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = name.py();
-        self.shown(py, self.held.fields().mapped_as(py, &convert::to_bytes(name)?)?)
+        self.shown(py, self.held.fields.mapped_as(py, &convert::to_bytes(name)?)?)
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -81,7 +81,7 @@ impl Sample {
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let is_name = name.is_instance_of::<PyString>() || name.is_instance_of::<PyBytes>();
-        Ok(is_name && self.held.fields().mapped_as(name.py(), &convert::to_bytes(name)?).is_ok())
+        Ok(is_name && self.held.fields.mapped_as(name.py(), &convert::to_bytes(name)?).is_ok())
     }
 
     /// Names of the fields, as `fields`.
@@ -91,7 +91,7 @@ impl Sample {
 
     /// The fields in the order of their names.
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let fields = self.held.fields().mapped();
+        let fields = self.held.fields.mapped();
         let values = fields.into_iter().map(|field| self.shown(py, field));
         PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)
     }
@@ -118,15 +118,15 @@ impl Sample {
     /// The fields that have a type, of those that the sample maps: {name: dlfs.FieldType}.
     #[getter]
     fn field_types<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        numpy::mapped_types(py, self.held.fields())
+        numpy::mapped_types(py, &self.held.fields)
     }
 
     /// All fields by name: {name: memoryview, array or None}.
     fn asdict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        let fields = self.held.fields();
+        let fields = &self.held.fields;
         for field in fields.mapped() {
-            all.set_item(convert::to_str(py, &fields.names()[field])?, self.shown(py, field)?)?;
+            all.set_item(convert::to_str(py, &fields.names[field])?, self.shown(py, field)?)?;
         }
         Ok(all)
     }

@@ -496,7 +496,7 @@ impl Places {
                 let bytes = slot_len_bytes * COPIES;
                 let huge_pages = HugePages::Auto;
                 let made = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages })?;
-                let _ = made.register(device.driver()); // the driver copies other memory too, if slower
+                let _ = made.register(device.driver); // the driver copies other memory too, if slower
                 pool.get_or_init(|| made)
             }
         };

@@ -183,7 +183,7 @@ impl<'a> Engine<'a> {
         let workers_of_node = staging + fills + 1;
         let nodes = (0..num_nodes).map(|node| {
             let of_epoch = job.schedule.of_node(node);
-            let total = of_epoch * u64::from(job.schedule.epochs());
+            let total = of_epoch * u64::from(job.schedule.epochs);
             Node { total, of_epoch, idle: (0..staging).rev().collect(), ..Node::default() }
         });
         Engine {
@@ -533,7 +533,7 @@ impl<'a> Engine<'a> {
     }
 
     fn all_steps(&self) -> u64 {
-        self.job.schedule.steps() * u64::from(self.job.schedule.epochs())
+        self.job.schedule.steps() * u64::from(self.job.schedule.epochs)
     }
 }
 

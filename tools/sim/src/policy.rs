@@ -166,13 +166,12 @@ impl Simulation {
         let job = &self.job;
         let nodes = u64::from(self.job.schedule.nodes());
         let held = job.tier_bytes.iter().sum::<u64>().saturating_mul(nodes);
-        let read =
-            self.total_bytes as f64 * job.schedule.positions() as f64 / job.sizes.len() as f64;
+        let read = self.total_bytes as f64 * job.schedule.positions as f64 / job.sizes.len() as f64;
         let compute = read / (job.model.compute.0 * nodes) as f64;
         let origin = (job.model.origin_rate(job.model.nodes).0 * nodes) as f64;
         let first = compute.max(read / origin);
         let later = compute.max((read - held as f64) / origin);
-        first + later * f64::from(job.schedule.epochs() - 1)
+        first + later * f64::from(job.schedule.epochs - 1)
     }
 
     /// Simulates `policy`.
@@ -211,7 +210,7 @@ impl Simulation {
         let job = &self.job;
         let schedule = &self.job.schedule;
         let mut total_ns = 0_u64;
-        for epoch in 0..schedule.epochs() {
+        for epoch in 0..schedule.epochs {
             let sequence = schedule.sequence(epoch);
             for step in 0..schedule.steps() {
                 let node_ns = |node| {
@@ -282,7 +281,7 @@ impl Simulation {
         }
         let seed = self.config.training.seed;
         let sequence = |epoch| {
-            let positions = self.job.schedule.positions();
+            let positions = self.job.schedule.positions;
             let mut draws = Draws::new(&held, Key::derive(seed, &[u64::from(epoch)]));
             (0..positions).map(|_| draws.next()).collect()
         };
@@ -304,7 +303,7 @@ impl Simulation {
         }
         let sequence = |epoch| {
             let schedule = &self.job.schedule;
-            let mut sequence = vec![0; schedule.positions() as usize];
+            let mut sequence = vec![0; schedule.positions as usize];
             for (node, held) in (0..).zip(&held) {
                 let words = [u64::from(epoch), u64::from(node)];
                 let mut draws = Draws::new(held, Key::derive(self.config.training.seed, &words));

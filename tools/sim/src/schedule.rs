@@ -13,12 +13,12 @@ use crate::environment::{ConfigError, Scheme, Training};
 pub(crate) struct Schedule {
     samples: Samples,
     order: OrderSpec,
-    epochs: u32,
+    pub(crate) epochs: u32,
     /// The start of each node's share in a step's range, and the end of the last share.
     starts: Vec<u64>,
     /// True if the nodes share the rest of an epoch equally; otherwise the first nodes take it.
     is_rest_shared: bool,
-    positions: u64,
+    pub(crate) positions: u64,
 }
 
 /// The samples of a data set, in chunks of equal size.
@@ -59,11 +59,6 @@ impl Schedule {
         Ok(Schedule { samples, order, epochs: training.epochs, starts, is_rest_shared, positions })
     }
 
-    /// The number of passes over the data set.
-    pub(crate) fn epochs(&self) -> u32 {
-        self.epochs
-    }
-
     /// The number of nodes.
     pub(crate) fn nodes(&self) -> u32 {
         self.starts.len() as u32 - 1
@@ -82,11 +77,6 @@ impl Schedule {
     /// The number of steps in an epoch.
     pub(crate) fn steps(&self) -> u64 {
         self.positions.div_ceil(self.step_len())
-    }
-
-    /// The number of positions of an epoch that are read.
-    pub(crate) fn positions(&self) -> u64 {
-        self.positions
     }
 
     /// The positions that `node` reads in `step`, as (first, count).
@@ -255,7 +245,7 @@ mod tests {
                 return Ok(());
             };
             let sequences = [schedule.sequence(0), schedule.sequence(1)];
-            let mut read = vec![false; schedule.positions() as usize];
+            let mut read = vec![false; schedule.positions as usize];
             for node in 0..nodes {
                 let nths = 0..schedule.of_node(node);
                 let positions: Vec<u64> = nths.map(|nth| schedule.position(node, nth)).collect();

@@ -401,7 +401,7 @@ fn print_report(
             "peers": peers,
             "store": store,
             "places": image.places(), // with the same keys as in Python and C
-            "sources": mixed.map(Sources::all),
+            "sources": mixed.map(|sources| &sources.0),
             "rows": rows.map(|rows| rows.json(report.time())),
         }));
         out.json(&joined(&joined(report, facts), some))?;
@@ -458,7 +458,7 @@ fn verified(datasets: &[Dataset], sources: &Sources) -> String {
     let mut is_learned = false;
     let mut learned = 0;
     let mut later = 0;
-    for (dataset, Source { samples, .. }) in datasets.iter().zip(sources.all()) {
+    for (dataset, Source { samples, .. }) in datasets.iter().zip(&sources.0) {
         let first = dataset.directory().learned().map(|learned| learned.count().min(*samples));
         is_learned |= first.is_some();
         learned += first.unwrap_or(0);

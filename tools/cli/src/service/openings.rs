@@ -90,11 +90,6 @@ impl<P> Openings<P> {
         Ok(())
     }
 
-    /// Becomes readable when [`Openings::finished`] has a result.
-    pub(crate) fn waker(&self) -> Arc<OwnedFd> {
-        self.waker.clone()
-    }
-
     /// The purposes of all openings in progress.
     fn purposes(&self) -> impl Iterator<Item = &P> {
         self.under_way.iter().map(|under_way| &under_way.purpose)
@@ -220,7 +215,7 @@ impl Changes {
 
     /// Becomes readable when [`Changes::step`] has something to do.
     pub(crate) fn waker(&self) -> Arc<OwnedFd> {
-        self.openings.waker()
+        self.openings.waker.clone()
     }
 
     /// Notes that SIGHUP has arrived.

@@ -157,7 +157,7 @@ pub(crate) struct Between<'a> {
     /// `None` if the process started in between: its counters have grown from 0.
     before: Option<&'a Page>,
     after: &'a Page,
-    seconds: f64,
+    pub(super) seconds: f64,
 }
 
 impl<'a> Between<'a> {
@@ -165,11 +165,6 @@ impl<'a> Between<'a> {
     pub(crate) fn new(before: &'a Page, after: &'a Page, seconds: f64) -> Between<'a> {
         let before = (!is_restarted(before, after)).then_some(before);
         Between { before, after, seconds }
-    }
-
-    /// Seconds between the pages.
-    pub(crate) fn seconds(&self) -> f64 {
-        self.seconds
     }
 
     /// The total growth of a metric's counters with these labels; `None` if there are no such counters.

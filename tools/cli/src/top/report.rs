@@ -245,7 +245,7 @@ impl Known<'_> {
         let by = between.growth_by(&m::LOADER_STALLS_SECONDS, "cause");
         let share = |(cause, seconds): (&str, f64)| CauseShare {
             cause: cause.to_owned(),
-            share: seconds / between.seconds(),
+            share: seconds / between.seconds,
         };
         let mut shares: Vec<CauseShare> = by.into_iter().map(share).take(MAX_ROWS).collect();
         shares.sort_by(|a, b| b.share.total_cmp(&a.share));

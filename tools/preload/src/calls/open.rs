@@ -329,7 +329,7 @@ unsafe fn real_path(place: &Place, out: *mut c_char) -> *mut c_char {
     returned(own::inside(|| {
         let (opened, node) = place.node()?;
         let below = opened.files.tree().path(node).map_err(|_| libc::EIO)?;
-        let mut path = place.mount.prefix().to_vec();
+        let mut path = place.mount.setting.prefix.to_vec();
         if !below.is_empty() {
             path.push(b'/');
         }

@@ -75,7 +75,7 @@ impl Load {
 #[derive(Debug, Clone)]
 pub(super) struct Loads {
     /// One block at a time.
-    single: Load,
+    pub(super) single: Load,
     pub(super) one: Load,
     four: Load,
     /// Reads of 4 KiB, on one queue pair.
@@ -83,10 +83,6 @@ pub(super) struct Loads {
 }
 
 impl Loads {
-    pub(super) fn round_trip(&self) -> Duration {
-        self.single.median
-    }
-
     pub(super) fn best_bytes_per_s(&self) -> f64 {
         self.one.bytes_per_s().max(self.four.bytes_per_s())
     }

@@ -177,7 +177,7 @@ fn examine_data(
     findings.extend(loads.findings());
     match route {
         Some(route) => {
-            findings.extend(route.findings(loads.round_trip(), loads.best_bytes_per_s()));
+            findings.extend(route.findings(loads.single.median, loads.best_bytes_per_s()));
         }
         None => findings.push(path::without_route(addresses)),
     }
