@@ -8,7 +8,7 @@ use dlfs::units::Nsid;
 /// Identify Controller as text and as JSON. `page` has 4,096 bytes.
 pub(crate) fn controller(page: &[u8]) -> (Vec<String>, Value) {
     let mut lines = vec!["NVME Identify Controller:".to_owned()];
-    lines.extend(lines(CONTROLLER, page, 10));
+    lines.extend(self::lines(CONTROLLER, page, 10));
     let mut object = object(CONTROLLER, page);
     for (number, state) in states(page).enumerate() {
         lines.extend(power_lines(number, state));
@@ -20,7 +20,7 @@ pub(crate) fn controller(page: &[u8]) -> (Vec<String>, Value) {
 /// Identify Namespace as text and as JSON. `page` has 4,096 bytes.
 pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     let mut lines = vec![format!("NVME Identify Namespace {}:", nsid.0)];
-    lines.extend(lines(NAMESPACE, page, 8));
+    lines.extend(self::lines(NAMESPACE, page, 8));
     let mut object = object(NAMESPACE, page);
     // NLBAF is 0-based; FLBAS gives the format in use.
     let in_use = usize::from(page[26] & 0xF | (page[26] & 0x60) >> 1);
