@@ -1,5 +1,5 @@
-//! `dlfs stat` describes an image and its directory, or one sample; `verify` reads and verifies a whole image, and lists
-//! all damage.
+//! `dlfs stat` describes an image and its directory, or one sample; `verify` reads and verifies a whole image, and
+//! lists all damage.
 
 use std::time::Instant;
 
