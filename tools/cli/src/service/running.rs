@@ -378,7 +378,7 @@ impl Leaving {
     }
 
     /// The subsystem, while hosts may be connected to it.
-    pub(crate) fn running(&self) -> Option<&Running> {
+    pub(super) fn running(&self) -> Option<&Running> {
         match self {
             Leaving::Draining(running, _) => Some(running),
             Leaving::Ending(..) => None,
@@ -428,7 +428,7 @@ impl Leaving {
     }
 
     /// Waits until the target has ended, which takes a few seconds at most.
-    pub(crate) fn join(self) {
+    pub(super) fn join(self) {
         if let Leaving::Ending(_, thread) = self {
             let _ = thread.join(); // a panic ends the target as well
         }
@@ -440,14 +440,14 @@ impl Service {
     ///
     /// # Errors
     /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
-    pub(crate) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
+    pub(super) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
         let left = running.leave();
         self.leaving.push(Leaving::Draining(Box::new(running), Instant::now() + DRAIN_LIMIT));
         left
     }
 
     /// Advances all subsystems that are ending.
-    pub(crate) fn step_leaving(&mut self) {
+    pub(super) fn step_leaving(&mut self) {
         let now = Instant::now();
         let leaving = std::mem::take(&mut self.leaving).into_iter();
         self.leaving = leaving.filter_map(|leaving| leaving.step(now)).collect();

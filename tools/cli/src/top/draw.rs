@@ -163,33 +163,33 @@ const HELP: &str = " q, Ctrl-C   quit               Tab, ←, →, 1-6   another
 
 /// The user's choices.
 #[derive(Debug, Default)]
-pub(crate) struct View {
+pub(super) struct View {
     /// The number of the open section.
-    pub(crate) open: usize,
+    pub(super) open: usize,
     /// The sorting column of each section.
     sorts: [Option<usize>; SECTIONS.len()],
     /// The index of the marked row.
     cursor: Option<usize>,
-    pub(crate) is_paused: bool,
+    pub(super) is_paused: bool,
     shows_help: bool,
     /// The number of rows in the last drawing, and the number that there was room for.
-    pub(crate) rows: usize,
-    pub(crate) room: usize,
+    pub(super) rows: usize,
+    pub(super) room: usize,
 }
 
 impl View {
     /// The open section.
-    pub(crate) fn section(&self) -> &'static Section {
+    pub(super) fn section(&self) -> &'static Section {
         &SECTIONS[self.open]
     }
 
     /// The sorting column of the open section.
-    pub(crate) fn sort(&self) -> Option<usize> {
+    pub(super) fn sort(&self) -> Option<usize> {
         self.sorts[self.open]
     }
 
     /// Takes a key; returns whether it ends the page.
-    pub(crate) fn quits_at(&mut self, key: KeyEvent) -> bool {
+    pub(super) fn quits_at(&mut self, key: KeyEvent) -> bool {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return key.code == KeyCode::Char('c');
         }

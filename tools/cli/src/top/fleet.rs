@@ -134,19 +134,19 @@ const RESTART_SHOWN_SECONDS: f64 = 60.0;
 
 /// An answer of an address, from its thread.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(super) struct Answer {
     /// The index of the address.
-    pub(crate) index: usize,
-    pub(crate) asked: Instant,
-    pub(crate) at: Instant,
-    pub(crate) page: Result<Page, String>,
+    pub(super) index: usize,
+    pub(super) asked: Instant,
+    pub(super) at: Instant,
+    pub(super) page: Result<Page, String>,
 }
 
 /// Starts a thread for each address, and returns the receiver of their answers.
 ///
 /// # Errors
 /// Errors of starting a thread.
-pub(crate) fn start(
+pub(super) fn start(
     addresses: Vec<MetricsAddress>,
     interval: Duration,
 ) -> dlfs::Result<Receiver<Answer>> {
@@ -254,7 +254,7 @@ fn body_of(answer: &[u8]) -> Result<&[u8], String> {
 }
 
 /// Time limit of an answer, from connecting to its last byte.
-pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 const MAX_HEADERS: usize = 64;
 const TOO_LONG: &str = "the answer is longer than 16 MiB";

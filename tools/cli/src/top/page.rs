@@ -153,7 +153,7 @@ const NO_END: &str = "the answer ends early: it has no # EOF";
 
 /// Two pages of one process, `seconds` apart.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Between<'a> {
+pub(super) struct Between<'a> {
     /// `None` if the process started in between: its counters have grown from 0.
     before: Option<&'a Page>,
     after: &'a Page,
@@ -162,24 +162,24 @@ pub(crate) struct Between<'a> {
 
 impl<'a> Between<'a> {
     /// Compares two pages; `before` is ignored if another process answers now.
-    pub(crate) fn new(before: &'a Page, after: &'a Page, seconds: f64) -> Between<'a> {
+    pub(super) fn new(before: &'a Page, after: &'a Page, seconds: f64) -> Between<'a> {
         let before = (!is_restarted(before, after)).then_some(before);
         Between { before, after, seconds }
     }
 
     /// The total growth of a metric's counters with these labels; `None` if there are no such counters.
-    pub(crate) fn growth(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
+    pub(super) fn growth(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
         let grown = self.grown(&metric.name()).filter(|(found, _)| found.have(labels));
         grown.map(|(_, grown)| grown).reduce(|sum, more| sum + more)
     }
 
     /// The growth per second.
-    pub(crate) fn rate(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
+    pub(super) fn rate(&self, metric: &Metric, labels: &[(&str, &str)]) -> Option<f64> {
         self.growth(metric, labels).map(|grown| grown / self.seconds)
     }
 
     /// The growth of a metric's counters, by the value of `label`.
-    pub(crate) fn growth_by(&self, metric: &Metric, label: &str) -> BTreeMap<&'a str, f64> {
+    pub(super) fn growth_by(&self, metric: &Metric, label: &str) -> BTreeMap<&'a str, f64> {
         let mut by = BTreeMap::new();
         for (labels, grown) in self.grown(&metric.name()) {
             if let Some(value) = labels.value(label) {
@@ -191,7 +191,7 @@ impl<'a> Between<'a> {
 
     /// The quantile `q` of the durations that a metric's histograms have counted in between. Only series
     /// whose labels `select` accepts count.
-    pub(crate) fn quantile(
+    pub(super) fn quantile(
         &self,
         metric: &Metric,
         select: impl Fn(&Labels) -> bool,
@@ -222,7 +222,7 @@ impl<'a> Between<'a> {
 /// Returns whether a counter of `before` is smaller or missing in `after`: another process then answers.
 ///
 /// Seconds are sums of fractions and may differ by rounding, so only whole numbers are compared.
-pub(crate) fn is_restarted(before: &Page, after: &Page) -> bool {
+pub(super) fn is_restarted(before: &Page, after: &Page) -> bool {
     let whole = |name: &str| name.ends_with("_total") && !name.ends_with("_seconds_total");
     let mut counters = before.families().filter(|(name, _)| whole(name));
     counters.any(|(name, series)| {

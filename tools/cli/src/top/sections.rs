@@ -281,7 +281,7 @@ fn bytes_of_tier(of: &Subject) -> Option<f64> {
 pub(super) const BY_LOADER: &[(&str, &str)] = &[("by", "loader")];
 
 /// `0`, `0.25`, `12.3`, `391k`, `1.20M`.
-pub(crate) fn rate(per_second: f64) -> String {
+pub(super) fn rate(per_second: f64) -> String {
     let mut value = per_second;
     let mut unit = 0;
     while value >= 999.5 && unit + 1 < SCALES.len() {
@@ -298,17 +298,17 @@ pub(crate) fn rate(per_second: f64) -> String {
 }
 
 /// `1.42 GB`.
-pub(crate) fn bytes(bytes: f64) -> String {
+pub(super) fn bytes(bytes: f64) -> String {
     out::bytes(bytes as u64)
 }
 
 /// `850 µs`, `12.3 ms`, `1.50 s`, `2 min 30 s`.
-pub(crate) fn seconds(seconds: f64) -> String {
+pub(super) fn seconds(seconds: f64) -> String {
     out::duration(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 /// A duration in whole seconds, at least one: `12 s`, `2 min 30 s`.
-pub(crate) fn age(seconds: f64) -> String {
+pub(super) fn age(seconds: f64) -> String {
     match seconds {
         _ if seconds < 120.0 => format!("{:.0} s", seconds.floor().max(1.0)),
         _ => self::seconds(seconds),

@@ -259,7 +259,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// The conclusion from all measurements. If the mean length of samples is known, also says how many samples can
 /// arrive a second.
-pub(crate) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Finding {
+pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Finding {
     let bound = bound(loads);
     let mut found = bound.words(loads);
     if let Some(bytes) = mean_sample_bytes.filter(|&bytes| bytes > 0) {

@@ -149,7 +149,7 @@ const MIN_HUGE_PAGES: u64 = 256;
 const MIN_MEMLOCK: u64 = 64 << 20;
 
 /// One finding for each condition of the drive at this PCI address.
-pub(crate) fn drive_findings(root: &Path, address: &str) -> Vec<Finding> {
+pub(super) fn drive_findings(root: &Path, address: &str) -> Vec<Finding> {
     let place = root.join(DEVICES).join(address);
     let class = fs::read_to_string(place.join("class")).unwrap_or_default();
     if class.trim() != NVME_CLASS {
