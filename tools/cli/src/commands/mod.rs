@@ -17,12 +17,12 @@ mod samples;
 mod serve;
 mod stat;
 
-#[cfg(feature = "top")]
-mod top;
 #[cfg(not(feature = "top"))]
 mod without_top;
 #[cfg(not(feature = "top"))]
 use self::without_top as top;
+#[cfg(feature = "top")]
+use crate::top;
 
 use clap::{ArgAction, Parser, Subcommand};
 
