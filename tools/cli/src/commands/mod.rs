@@ -4,7 +4,6 @@ mod catalog;
 mod demo;
 mod doctor;
 mod edit;
-mod export;
 mod fabric;
 mod import;
 mod import_parts;
@@ -13,7 +12,7 @@ mod key;
 mod mount;
 mod order;
 mod read;
-mod samples;
+pub(crate) mod samples;
 mod serve;
 mod stat;
 
@@ -27,6 +26,7 @@ use crate::top;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::exit::{Failure, Outcome};
+use crate::export;
 
 /// A user-level NVMe-oF file system for deep-learning training.
 ///

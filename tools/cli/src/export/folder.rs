@@ -25,7 +25,7 @@ use crate::out;
 ///
 /// Each component of a name is opened relative to the folder above it, never through a link; files are
 /// created, never opened. So another process cannot redirect writes by replacing a folder with a link.
-pub(crate) struct FolderSink {
+pub(super) struct FolderSink {
     path: PathBuf,
     /// Each runs on its own thread. A file's folder selects the writer, so that files of one folder are
     /// written in order: the file system would serialise their creation anyway.
@@ -50,7 +50,7 @@ impl FolderSink {
     ///
     /// # Errors
     /// `Refused`: the folder is not empty. Otherwise errors of the operating system.
-    pub(crate) fn create(path: &Path) -> Result<FolderSink, Error> {
+    pub(super) fn create(path: &Path) -> Result<FolderSink, Error> {
         std::fs::create_dir_all(path).map_err(|e| about_file("cannot make the folder", path, e))?;
         let mut entries =
             std::fs::read_dir(path).map_err(|e| about_file("cannot read the folder", path, e))?;

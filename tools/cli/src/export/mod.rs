@@ -1,4 +1,4 @@
-//! Exports samples as files of a folder or entries of a tar archive.
+//! `dlfs export`: writes samples as files of a folder or entries of a tar archive.
 //!
 //! Names come from the image, and an image may be hostile. Nothing is written outside the folder that the
 //! user named, nothing that exists is overwritten, and no link is followed. A name that is not a plain
@@ -21,21 +21,350 @@
 
 mod folder;
 
-pub(crate) use self::folder::FolderSink;
-
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use dlfs::dataset::{Image, OnError};
 use dlfs::directory::Directory;
+use dlfs::order::{OrderKind, OrderSpec, SequentialBy};
+use dlfs::posix::in_file_name;
+use dlfs::prefetch::{LoaderOptions, Prefetcher};
+use dlfs::reader::Batch;
 use dlfs::units::SampleId;
 use dlfs::{Error, ErrorKind};
 
-use crate::exit::{Failure, about_file};
+use self::folder::FolderSink;
+use crate::args::{ConnectionArgs, ImageArgs};
+use crate::commands::samples::json_name;
+use crate::exit::{Failure, GRACE, Outcome, Stop, about_file, complain};
+use crate::out::{self, Meter, Out, safe_name};
+use crate::reading::{check_complete, check_some, samples_within};
+
+/// Write all samples into a folder or a tar archive
+///
+/// DEST is an empty or new folder, or an archive: FILE.tar, or - for standard output. Each sample
+/// becomes a file with its name; a sample with several fields becomes a file NAME.FIELD for each of
+/// them, with %2F for a slash in FIELD. Nothing is written outside DEST, nothing is overwritten, and
+/// no link is followed. Names that cannot be files below DEST are refused and listed, and the exit
+/// code is then 1: absolute names, names with . or .. or empty components, NUL bytes, components
+/// longer than 255 bytes, and names that need a folder where a sample is.
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    image: ImageArgs,
+    /// A new or empty folder, FILE.tar, or - for an archive on standard output
+    #[arg(value_name = "DEST")]
+    dest: PathBuf,
+    /// Write refused names in an escaped form instead, as described below
+    #[arg(long)]
+    escape: bool,
+    /// Write names and typed columns of the samples into a new file FILE.csv, for dlfs import --columns
+    #[arg(long, value_name = "FILE")]
+    columns: Option<PathBuf>,
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    connection: ConnectionArgs,
+}
+
+pub(crate) fn run(args: ExportArgs, quiet: bool) -> Result<Outcome, Failure> {
+    if args.json && args.dest == Path::new("-") {
+        return Err(Failure::Usage("with DEST - the archive is the output: no --json".to_owned()));
+    }
+    let stop = Stop::on_signals(GRACE, || Outcome::Incomplete)?;
+    let image = args.image.open_with_names(&args.connection)?;
+    check_some(image.directory())?;
+    let began = Instant::now();
+    if let Some(path) = &args.columns {
+        write_table(image.directory(), path)?;
+    }
+    let mut sink = open_sink(&args.dest)?;
+    let mut export = Export {
+        directory: image.directory(),
+        sink: &mut *sink,
+        escape: args.escape,
+        checked_folders: HashSet::new(),
+        done: Done::default(),
+    };
+    let stopped = export.all(&image, &stop, quiet)?;
+    let done = export.done;
+    if stopped {
+        eprintln!("dlfs: stopped; {} were written", out::counted(done.files, "file"));
+        return Ok(Outcome::Incomplete);
+    }
+    sink.finish()?;
+    print_result(&args, &done, began.elapsed())?;
+    Ok(match done {
+        Done { damaged: 1.., .. } => Outcome::Damaged,
+        Done { refused, .. } if !refused.is_empty() => Outcome::Incomplete,
+        _ => Outcome::Done,
+    })
+}
+
+fn open_sink(dest: &Path) -> Result<Box<dyn Sink>, Error> {
+    if dest == Path::new("-") {
+        return Ok(Box::new(TarSink::stdout()));
+    }
+    match dest.extension() {
+        Some(extension) if extension == "tar" && !dest.is_dir() => {
+            Ok(Box::new(TarSink::create(dest)?))
+        }
+        _ => Ok(Box::new(FolderSink::create(dest)?)),
+    }
+}
+
+/// Fills `batches` with the next batches until a limit is reached; returns the number of samples in them.
+fn read_some(loader: &mut Prefetcher, batches: &mut Vec<Batch>) -> Result<usize, Failure> {
+    let mut samples = 0;
+    let mut bytes = 0;
+    let mut filled = 0;
+    while samples < MOST_SAMPLES && bytes < MOST_BYTES {
+        if filled == batches.len() {
+            batches.push(Batch::new());
+        }
+        if !loader.next_into(&mut batches[filled])? {
+            break;
+        }
+        samples += batches[filled].len();
+        bytes += batches[filled].len_bytes();
+        filled += 1;
+    }
+    batches.truncate(filled);
+    Ok(samples)
+}
+
+/// A running export.
+struct Export<'a> {
+    directory: &'a Directory,
+    sink: &'a mut dyn Sink,
+    escape: bool,
+    /// Folders already checked: neither they nor the folders above them are names of samples.
+    checked_folders: HashSet<Vec<u8>>,
+    done: Done,
+}
+
+/// The result of an export.
+#[derive(Default)]
+struct Done {
+    /// Samples that were read, including those with refused files.
+    read: u64,
+    files: u64,
+    bytes: u64,
+    /// Samples that could not be read; each was reported as a warning.
+    damaged: u64,
+    refused: Vec<Refused>,
+}
+
+impl Done {
+    /// Samples of which no file was refused.
+    fn samples(&self) -> u64 {
+        let refused: HashSet<SampleId> = self.refused.iter().map(|file| file.sample).collect();
+        self.read - refused.len() as u64
+    }
+}
+
+/// A file that was not written.
+#[derive(Serialize)]
+struct Refused {
+    #[serde(skip)]
+    sample: SampleId,
+    #[serde(skip)]
+    raw: Vec<u8>,
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+    reason: String,
+}
+
+impl Export<'_> {
+    /// Writes all live samples in the order of the media; returns whether it was stopped.
+    fn all(&mut self, image: &Image, stop: &Stop, quiet: bool) -> Result<bool, Failure> {
+        let kind = OrderKind::Sequential { by: SequentialBy::Slot };
+        let order = OrderSpec { kind, seed: 0 };
+        let batch_size = samples_within(self.directory, 1, MOST_SAMPLES, MOST_BYTES);
+        let options =
+            LoaderOptions { on_error: OnError::Skip, ..LoaderOptions::new(order, batch_size, 1) };
+        let mut loader = image.prefetcher(options)?;
+        let mut meter = Meter::new("exporting", self.directory.num_live(), quiet);
+        let mut batches = Vec::new();
+        while read_some(&mut loader, &mut batches)? > 0 {
+            let mut files = Vec::new();
+            for batch in &batches {
+                for index in 0..batch.len() {
+                    self.sample(batch, index, &mut files)?;
+                }
+            }
+            self.write(&files)?;
+            meter.update(self.done.read, self.done.bytes);
+            if stop.is_set() {
+                return Ok(true);
+            }
+        }
+        self.done.damaged = loader.stats().skipped;
+        check_complete(self.done.read + self.done.damaged, self.directory.num_live())?;
+        Ok(false)
+    }
+
+    /// Adds the files of one sample to `files`; a file that cannot be written is recorded in `done.refused`.
+    fn sample<'b>(
+        &mut self,
+        batch: &'b Batch,
+        index: usize,
+        files: &mut Vec<NewFile<'b>>,
+    ) -> Result<(), Failure> {
+        let directory = self.directory;
+        let id = batch.id(index);
+        let name = directory.name(id)?.unwrap_or_default();
+        self.done.read += 1;
+        if directory.lookup(&name)? != Some(id) {
+            self.refuse(id, &name, format!("sample {id}: a newer sample has the same name"));
+            return Ok(());
+        }
+        let fields = directory.fields();
+        if fields.is_empty() {
+            return self.file(id, name, batch.bytes(index).into(), files);
+        }
+        for (number, field) in fields.iter().enumerate() {
+            if let Some(bytes) = batch.field(index, number)? {
+                let kind = directory.field_types().of(number);
+                let bytes = kind.map_or(Cow::Borrowed(bytes), |kind| kind.to_file(bytes));
+                self.file(id, [&name[..], b".", &in_file_name(field)].concat(), bytes, files)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file<'b>(
+        &mut self,
+        sample: SampleId,
+        name: Vec<u8>,
+        bytes: Cow<'b, [u8]>,
+        files: &mut Vec<NewFile<'b>>,
+    ) -> Result<(), Failure> {
+        let escaped = match check(&name) {
+            Err(fault) if !self.escape => {
+                self.refuse(sample, &name, fault);
+                return Ok(());
+            }
+            Err(_) => Some(escape(&name)),
+            Ok(()) => None,
+        };
+        let file = NewFile { sample, name, escaped, bytes };
+        if let Some(folder) = self.sample_in_the_way(file.path())? {
+            let reason = format!("{} is a sample and cannot be a folder", safe_name(folder));
+            self.refuse(sample, &file.name, reason);
+            return Ok(());
+        }
+        files.push(file);
+        Ok(())
+    }
+
+    fn write(&mut self, files: &[NewFile<'_>]) -> Result<(), Failure> {
+        for (result, file) in self.sink.write_all(files).into_iter().zip(files) {
+            match result {
+                Ok(()) => {
+                    self.done.files += 1;
+                    self.done.bytes += file.bytes.len() as u64;
+                }
+                Err(SinkError::Conflict(reason)) => {
+                    self.refuse(file.sample, &file.name, reason.to_owned());
+                }
+                Err(SinkError::Failed(failure)) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// The first folder in `name` that is also the name of a sample. A path cannot be both, so the sample is exported
+    /// and `name` is refused, even if `name` comes first.
+    fn sample_in_the_way<'n>(&mut self, name: &'n [u8]) -> Result<Option<&'n [u8]>, Error> {
+        let Some(end) = name.iter().rposition(|&byte| byte == b'/') else { return Ok(None) };
+        if self.checked_folders.contains(&name[..end]) {
+            return Ok(None);
+        }
+        for (at, _) in name.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            if self.directory.lookup(&name[..at])?.is_some() {
+                return Ok(Some(&name[..at]));
+            }
+        }
+        if self.checked_folders.len() >= CHECKED_FOLDERS {
+            self.checked_folders.clear();
+        }
+        self.checked_folders.insert(name[..end].to_vec());
+        Ok(None)
+    }
+
+    fn refuse(&mut self, sample: SampleId, name: &[u8], reason: String) {
+        let raw = name.to_vec();
+        let (name, name_hex) = json_name(name);
+        self.done.refused.push(Refused { sample, raw, name, name_hex, reason });
+    }
+}
+
+fn print_result(args: &ExportArgs, done: &Done, time: std::time::Duration) -> Result<(), Failure> {
+    for refused in &done.refused {
+        complain(&format!("not exported: {}: {}", safe_name(&refused.raw), refused.reason));
+    }
+    if !done.refused.is_empty() && !args.escape {
+        eprintln!("dlfs: --escape writes such names in an escaped form");
+    }
+    if args.dest == Path::new("-") {
+        return Ok(());
+    }
+    let facts = json!({
+        "samples": done.samples(),
+        "files": done.files,
+        "bytes": done.bytes,
+        "seconds": time.as_secs_f64(),
+        "damaged": done.damaged,
+        "refused": done.refused,
+    });
+    let printed = Out::answer(args.json, &facts, |out| {
+        out.line(format!(
+            "exported {} to {}: {}, {} in {} ({})",
+            out.bold(&out::counted(done.samples(), "sample")),
+            args.dest.display(),
+            out::counted(done.files, "file"),
+            out::bytes(done.bytes),
+            out::duration(time),
+            out::rate(done.bytes, time),
+        ))?;
+        if done.damaged == 0 {
+            return Ok(());
+        }
+        out.line(format!("  damaged    {} were left out", out::counted(done.damaged, "sample")))
+    });
+    printed.map(drop)
+}
+
+/// Batches are collected until they have this many samples, so that files are written in large groups. A batch has
+/// at most as many, too.
+const MOST_SAMPLES: usize = 256;
+/// Batches are collected until they have this many bytes. A batch has at most as many, unless it is one longer sample.
+const MOST_BYTES: u64 = 32 << 20;
+/// The most checked folders to remember: a name may have 4 KiB.
+const CHECKED_FOLDERS: usize = 4096;
+const AFTER: &str = "\
+With --escape a refused name is written part by part: % and NUL become %25 and %00, . and .. become
+%2E and %2E%2E, an empty part becomes %-, and a part that is still longer than 255 bytes keeps its
+first 200, followed by %~ and its CRC32C in hexadecimal.
+
+Examples:
+  dlfs export train.dlfs pictures/
+  dlfs export nvme-tcp://node1/nqn.2026-11.io.dlfs:train - | tar tv";
 
 /// A destination of samples.
-pub(crate) trait Sink {
+trait Sink {
     /// Writes one file of `bytes` under `name`, which has passed [`check`].
     ///
     /// # Errors
@@ -62,25 +391,25 @@ pub(crate) trait Sink {
 
 /// A file to write.
 #[derive(Debug)]
-pub(crate) struct NewFile<'a> {
-    pub(crate) sample: SampleId,
+struct NewFile<'a> {
+    sample: SampleId,
     /// The file's name in the image.
-    pub(crate) name: Vec<u8>,
+    name: Vec<u8>,
     /// The escaped name to use instead, if [`check`] refuses the name.
-    pub(crate) escaped: Option<Vec<u8>>,
-    pub(crate) bytes: Cow<'a, [u8]>,
+    escaped: Option<Vec<u8>>,
+    bytes: Cow<'a, [u8]>,
 }
 
 impl NewFile<'_> {
     /// The file's path below the destination.
-    pub(crate) fn path(&self) -> &[u8] {
+    fn path(&self) -> &[u8] {
         self.escaped.as_ref().unwrap_or(&self.name)
     }
 }
 
 /// The reason why a file was not written.
 #[derive(Debug)]
-pub(crate) enum SinkError {
+enum SinkError {
     /// Something is in the way of the file or of one of its folders, or the file system refuses the name.
     Conflict(&'static str),
     /// No further file can be written.
@@ -88,7 +417,7 @@ pub(crate) enum SinkError {
 }
 
 /// Checks that `name` may be written unchanged.
-pub(crate) fn check(name: &[u8]) -> Result<(), String> {
+fn check(name: &[u8]) -> Result<(), String> {
     if name.starts_with(b"/") {
         return Err("an absolute path".to_owned());
     }
@@ -108,7 +437,7 @@ fn check_part(part: &[u8]) -> Result<(), String> {
 }
 
 /// Escapes `name` by the rule at the top of this file; the result passes [`check`].
-pub(crate) fn escape(name: &[u8]) -> Vec<u8> {
+fn escape(name: &[u8]) -> Vec<u8> {
     let parts = name.split(|&byte| byte == b'/').map(escape_part);
     parts.collect::<Vec<_>>().join(&b'/')
 }
@@ -147,7 +476,7 @@ const KEPT_BYTES: usize = 200;
 /// # Errors
 /// The file exists or cannot be written. `InvalidArgument`: the image has no typed columns, or a name is not
 /// UTF-8.
-pub(crate) fn write_table(directory: &Directory, path: &Path) -> Result<(), Error> {
+fn write_table(directory: &Directory, path: &Path) -> Result<(), Error> {
     if directory.columns().is_empty() {
         let text = "the image has no typed columns: export without --columns";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -191,7 +520,7 @@ fn quote(text: &str, line: &mut String) {
 }
 
 /// Writes a tar archive; an unfinished file is removed on drop.
-pub(crate) struct TarSink {
+struct TarSink {
     path: PathBuf,
     archive: tar::Builder<BufWriter<Box<dyn Write>>>,
     finished: bool,
@@ -203,14 +532,14 @@ impl TarSink {
     ///
     /// # Errors
     /// Errors of the operating system, also if the file exists.
-    pub(crate) fn create(path: &Path) -> Result<TarSink, Error> {
+    fn create(path: &Path) -> Result<TarSink, Error> {
         let file = File::create_new(path)
             .map_err(|error| about_file("cannot make the archive", path, error))?;
         Ok(TarSink::new(path.to_path_buf(), Box::new(file), false))
     }
 
     /// Writes an archive to standard output.
-    pub(crate) fn stdout() -> TarSink {
+    fn stdout() -> TarSink {
         TarSink::new(PathBuf::from("standard output"), Box::new(io::stdout()), true)
     }
 
