@@ -156,7 +156,7 @@ pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct CpuUse {
     /// Exact CPU time; the ticks say how it divides into user mode and kernel mode.
-    total_s: f64,
+    pub(crate) total_s: f64,
     wall_s: f64,
     /// Minor faults, major faults, ticks in user mode and in the kernel.
     stat: [u64; 4],

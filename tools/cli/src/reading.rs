@@ -34,7 +34,7 @@ pub(crate) struct RunReport {
     /// The caller's wait for each batch.
     pub(crate) batch_us: Percentiles,
     /// CPU time of all threads of this process.
-    cpu_s: CpuSeconds,
+    pub(crate) cpu_s: CpuSeconds,
     /// The part of `seconds` that the caller waited for batches.
     pub(crate) stall_s: f64,
     /// CRC32C over the ids in the order of delivery, each as 8 bytes little-endian.
@@ -85,7 +85,7 @@ pub(crate) struct Percentiles {
 
 /// CPU time in seconds.
 #[derive(Debug, Clone, Copy, Serialize)]
-struct CpuSeconds {
+pub(crate) struct CpuSeconds {
     user: f64,
     sys: f64,
 }

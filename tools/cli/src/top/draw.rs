@@ -390,7 +390,9 @@ mod tests {
     fn rows_are_ordered_by_the_column_that_was_chosen() {
         let report = report(3);
         let mut view = View::default();
-        (0..3).for_each(|_| press(&mut view, KeyCode::Char('s')));
+        for _ in 0..3 {
+            press(&mut view, KeyCode::Char('s'));
+        }
         let rows = rows_of(&drawn(&report, &mut view, 80, 24));
         assert!(rows[2].contains("IOPS*"), "{rows:#?}");
         let order: Vec<&str> =
