@@ -1,8 +1,9 @@
 //! dlfs-bench: measures namespaces and data sets, with fio's job files, options and output.
 //!
-//! `request` parses the request. `run` runs the jobs, each in a thread that executes the loop of `worker` (or
-//! of `samples`) over a queue pair of `engine`. `workload` generates the blocks, `stats` counts, `output`
-//! prints. Only the result goes to its stream; messages go to standard error, and there are none on success.
+//! `request` parses the request. `run` runs the jobs, each in a thread that reads samples, or executes the loop of
+//! `worker` over a queue pair of `engine`. `workload` generates the blocks, `stats` counts, `output` prints.
+//! Only the result goes to its stream; messages go to standard error, and there are none on success.
+//!
 //! This tool does not replace fio: fio itself drives dlfs through `fio/`.
 
 mod engine;
@@ -10,7 +11,6 @@ mod job;
 mod output;
 mod request;
 mod run;
-mod samples;
 mod stats;
 mod worker;
 mod workload;

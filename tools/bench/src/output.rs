@@ -10,8 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::job::{Engine, Job, Pattern, word};
 use crate::request::{Format, Given, Request};
-use crate::run::Task;
-use crate::samples::SampleFigures;
+use crate::run::{SampleFigures, Task};
 use crate::stats::{CALLS, DIRECTIONS, Direction, LEVELS, Latency, Stats, Summary, ratio, summary};
 
 /// The program's version; tools look for `fio-3`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::samples::SampleFigures;
+use crate::run::SampleFigures;
 
 /// The names of the directions; their indices are those of figures by direction.
 pub(crate) const DIRECTIONS: [&str; 2] = ["read", "write"];

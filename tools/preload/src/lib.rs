@@ -36,7 +36,6 @@ mod long;
 mod mounts;
 mod own;
 mod paths;
-mod settings;
 
 use std::sync::atomic::Ordering;
 
@@ -51,7 +50,7 @@ compile_error!(
 static START: extern "C" fn() = {
     extern "C" fn start() {
         own::RESOLVED.store(true, Ordering::Release);
-        settings::start();
+        mounts::start();
     }
     start
 };
@@ -61,7 +60,7 @@ static START: extern "C" fn() = {
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = {
     extern "C" fn end() {
-        settings::write_report();
+        mounts::write_report();
         mounts::flush();
     }
     end

@@ -1,4 +1,7 @@
 //! The commands of `dlfs`, those of one subject in a file: arguments, work, output.
+//!
+//! Here are those about the command itself. `info` shows the version of this build, its engines, and the addresses that
+//! each can reach; `completions` and `man` generate shell completions and manual pages from the `--help` texts.
 
 mod catalog;
 mod demo;
@@ -7,7 +10,6 @@ mod edit;
 mod fabric;
 mod import;
 mod import_parts;
-mod info;
 mod key;
 mod mount;
 mod order;
@@ -23,17 +25,25 @@ use self::without_top as top;
 #[cfg(feature = "top")]
 use crate::top;
 
-use clap::{ArgAction, Parser, Subcommand};
+use std::path::PathBuf;
+use std::sync::LazyLock;
 
-use crate::exit::{Failure, Outcome};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use serde_json::json;
+
+use dlfs::qpair::{self, Engine};
+
+use crate::exit::{Failure, Outcome, about_file};
 use crate::export;
+use crate::out::Out;
 
 /// A user-level NVMe-oF file system for deep-learning training.
 ///
 /// Import a data set onto NVMe namespaces, serve it over NVMe/TCP, and read it in shuffled, verified
 /// batches. `dlfs demo` shows all of it in a few seconds.
 #[derive(Debug, Parser)]
-#[command(name = "dlfs", version = info::VERSION.as_str(), after_help = EXIT_CODES)]
+#[command(name = "dlfs", version = VERSION.as_str(), after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// Print more on stderr; twice for details
     #[arg(short, long, global = true, display_order = 900, action = ArgAction::Count)]
@@ -65,7 +75,7 @@ enum Command {
     /// The discovery service of the same port is asked for the paths; of a target without one, the address itself is
     /// listed.
     ListSubsys(fabric::CommonArgs),
-    Info(info::InfoArgs),
+    Info(InfoArgs),
     Doctor(doctor::DoctorArgs),
     Top(top::TopArgs),
     Ls(samples::LsArgs),
@@ -85,9 +95,9 @@ enum Command {
     Purge(edit::PurgeArgs),
     Rebuild(edit::RebuildArgs),
     Snapshot(edit::SnapshotArgs),
-    Completions(info::CompletionsArgs),
+    Completions(CompletionsArgs),
     Key(key::KeyArgs),
-    Man(info::ManArgs),
+    Man(ManArgs),
 }
 
 impl Cli {
@@ -111,7 +121,7 @@ impl Cli {
             Command::IdCtrl(args) => fabric::id_ctrl(&args),
             Command::IdNs(args) => fabric::id_ns(&args),
             Command::ListSubsys(args) => fabric::list_subsys(&args),
-            Command::Info(args) => info::info(args),
+            Command::Info(args) => info(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Top(args) => top::run(args),
             Command::Ls(args) => samples::ls(args),
@@ -131,9 +141,9 @@ impl Cli {
             Command::Purge(args) => edit::purge(args, quiet),
             Command::Rebuild(args) => edit::rebuild(args, quiet),
             Command::Snapshot(args) => edit::snapshot(args),
-            Command::Completions(args) => info::completions(args),
+            Command::Completions(args) => completions(args),
             Command::Key(args) => key::run(args),
-            Command::Man(args) => info::man(args),
+            Command::Man(args) => man(args),
         }
     }
 }
@@ -153,3 +163,99 @@ A comma inside a path is written %2C.
 Sizes take K, M, G, T (powers of 1,024) or KB, MB, GB, TB (powers of 1,000).
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 damage found, 4 stopped and can be resumed.";
+
+/// The output of `--version` after the name: version, commit and date, and SPDK's version if it is built in.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = dlfs::COMMIT;
+    let date = dlfs::COMMIT_DATE;
+    #[cfg(feature = "spdk")]
+    let spdk = format!(", SPDK {}", dlfs::spdk::version());
+    #[cfg(not(feature = "spdk"))]
+    let spdk = "";
+    format!("{} (commit {commit}, {date}{spdk})", env!("CARGO_PKG_VERSION"))
+});
+
+/// Show the engines of this build and what each can reach
+#[derive(Debug, Args)]
+struct InfoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn info(args: InfoArgs) -> Result<Outcome, Failure> {
+    let engines = qpair::engines();
+    let engine = |engine: &Engine| {
+        json!({
+            "name": engine.name, "compiled_in": engine.compiled_in, "reaches": engine.reaches,
+        })
+    };
+    let facts = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": dlfs::COMMIT,
+        "commit_date": dlfs::COMMIT_DATE,
+        "engines": engines.iter().map(engine).collect::<Vec<_>>(),
+    });
+    Out::answer(args.json, &facts, |out| {
+        out.line(format!("dlfs {}", *VERSION))?;
+        engines.iter().try_for_each(|engine| {
+            let mark = if engine.compiled_in { "yes" } else { "no " };
+            out.line(format!("  {:<6} {mark}  {}", engine.name, engine.reaches))
+        })
+    })
+}
+
+/// Print shell completions of commands and options
+#[derive(Debug, Args)]
+#[command(after_help = COMPLETIONS_EXAMPLES)]
+struct CompletionsArgs {
+    /// The shell to generate them for
+    shell: Shell,
+}
+
+fn completions(args: CompletionsArgs) -> Result<Outcome, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "dlfs", &mut script);
+    let mut out = Out::new();
+    out.bytes(&script)?;
+    out.end(Outcome::Done)
+}
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  dlfs completions bash > ~/.local/share/bash-completion/completions/dlfs
+  dlfs completions zsh > ~/.zfunc/_dlfs        # where fpath has ~/.zfunc
+  dlfs completions fish > ~/.config/fish/completions/dlfs.fish";
+
+/// Print the manual page, or write those of all commands to a folder
+#[derive(Debug, Args)]
+#[command(after_help = MAN_EXAMPLES)]
+struct ManArgs {
+    /// The folder for dlfs.1, dlfs-import.1 and so on; created if it does not exist
+    #[arg(value_name = "DIR")]
+    folder: Option<PathBuf>,
+}
+
+fn man(args: ManArgs) -> Result<Outcome, Failure> {
+    let mut out = Out::new();
+    match args.folder {
+        None => {
+            let mut page = Vec::new();
+            // Writing to memory cannot fail.
+            clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(dlfs::Error::from)?;
+            out.bytes(&page)?;
+        }
+        Some(folder) => {
+            let failed = |error| about_file("cannot write the manual pages to", &folder, error);
+            std::fs::create_dir_all(&folder).map_err(failed)?;
+            clap_mangen::generate_to(Cli::command(), &folder).map_err(failed)?;
+            out.line(format!("the manual pages are in {}", folder.display()))?;
+        }
+    }
+    out.end(Outcome::Done)
+}
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  dlfs man | man -l -
+  dlfs man ~/.local/share/man/man1             # then: man dlfs-read";

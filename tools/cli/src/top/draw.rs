@@ -7,8 +7,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::report::{Report, Role, Row};
-use super::sections::{SECTIONS, Section};
-use super::table::{self, BAD, DIM, clipped, width_of};
+use super::table::{self, BAD, DIM, SECTIONS, Section, clipped, width_of};
 use crate::out::counted;
 
 /// Draws the whole page. Without `has_colour`, only bold, dim and reversed text is used.

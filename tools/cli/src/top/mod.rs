@@ -1,14 +1,14 @@
 //! `dlfs top`: the current activity of targets and jobs, from the metrics that they serve.
 //!
 //! Pages of metrics go in, tables come out. Threads ask the addresses (`fleet.rs`), `page.rs` parses answers and
-//! compares two of one address, `sections.rs` defines the tables and the metric of each column, and `report.rs` makes
-//! the rows. `table.rs` turns the rows into lines, which `draw.rs` shows on a terminal, with the choices that
+//! compares two of one address, `table.rs` defines the tables and the metric of each column, and `report.rs` makes
+//! the rows. `table.rs` turns them into lines, which `draw.rs` shows on a terminal, with the choices that
 //! the user made by keys, and [`once`] prints.
 //!
 //! Everything but this file and the threads of `fleet.rs` is pure: time and keys are arguments. Every
 //! answer is limited in size and made harmless for the terminal; a slow address does not delay the others.
 //!
-//! Read `sections.rs` first.
+//! Read `table.rs` first.
 //!
 //! The terminal is in raw mode and on its alternate screen while the page is shown. It is restored at the end, also
 //! after a panic or a signal.
@@ -17,7 +17,6 @@ mod draw;
 mod fleet;
 mod page;
 mod report;
-mod sections;
 mod table;
 
 use std::io::{self, IsTerminal};
@@ -35,7 +34,7 @@ use dlfs::{Error, ErrorKind};
 use self::draw::{View, draw};
 use self::fleet::{Answer, Fleet, MetricsAddress};
 use self::report::Report;
-use self::sections::SECTIONS;
+use self::table::SECTIONS;
 use crate::exit::{Failure, GRACE, Outcome, Stop};
 use crate::out::Out;
 

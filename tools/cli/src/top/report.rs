@@ -12,8 +12,7 @@ use dlfs::metrics as m;
 use dlfs::metrics::Metric;
 
 use super::page::{Between, Labels, Page};
-use super::sections::{self, BY_LOADER, SECTIONS};
-use super::table::{BAD, DIM, WARN};
+use super::table::{self, BAD, BY_LOADER, DIM, SECTIONS, WARN};
 use crate::out::{percent, safe_name};
 
 /// All values known at one moment: the interval of requests, and the rows of each section.
@@ -357,7 +356,7 @@ impl<'a> Subject<'a> {
         match (self.error(), self.known.error) {
             (_, Some((why, seconds))) => {
                 let why = safe_name(why.as_bytes());
-                Some((format!("no answer for {}: {why}", sections::age(seconds)), BAD))
+                Some((format!("no answer for {}: {why}", table::age(seconds)), BAD))
             }
             (Some(why), None) => Some((why.to_owned(), BAD)),
             (None, _) => self.role.is_none().then(|| ("is asked for the first time".into(), DIM)),

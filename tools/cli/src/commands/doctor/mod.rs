@@ -1,12 +1,11 @@
 //! `dlfs doctor`: checks this machine and, given an address, finds the bottleneck of a training job.
 //!
 //! With an address it connects to the data set or target, reads from it for a few seconds, and examines the path to
-//! it; without one it examines only this machine. Read `load.rs` for the measurements and conclusions, `path.rs` for
-//! the operating system's view of the connection, and `machine.rs` for what only SPDK and drives need.
+//! it; without one it examines only this machine. Read `load.rs` for the measurements and conclusions, and `machine.rs`
+//! for what only SPDK and drives need, and the operating system's view of the connection.
 
 mod load;
 mod machine;
-mod path;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use dlfs::dataset::{Image, OpenOptions};
 use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 
-use self::path::{Reached, Route};
+use self::machine::{Reached, Route};
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out};
@@ -136,7 +135,7 @@ fn examine(
         let sites = out::counted(sites as u64, "site");
         Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
     });
-    let Reached { findings: reached, route } = path::reach(addresses);
+    let Reached { findings: reached, route } = machine::reach(addresses);
     let mut findings: Vec<Finding> = named.into_iter().chain(reached).collect();
     // If there is another path or another site, goes on, since that may work.
     if let Some(finding) = findings.iter().find(|finding| !finding.good)
@@ -179,10 +178,10 @@ fn examine_data(
         Some(route) => {
             findings.extend(route.findings(loads.single.median, loads.best_bytes_per_s()));
         }
-        None => findings.push(path::without_route(addresses)),
+        None => findings.push(machine::without_route(addresses)),
     }
-    findings.push(path::digests(device));
-    findings.push(path::clock(Path::new("/")));
+    findings.push(machine::digests(device));
+    findings.push(machine::clock(Path::new("/")));
     if addresses.iter().any(|address| matches!(address, Address::Spdk(_))) {
         findings.extend(machine::findings(Path::new("/")));
     } else if !addresses.iter().any(|address| matches!(address, Address::Pcie(_))) {
