@@ -2,13 +2,13 @@
 //! fields.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::Mutex;
 
 use dlfs::dataset::{Dataset, save_views};
 use dlfs::directory::EntryKind;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
+use parking_lot::Mutex;
 
 use crate::batch::{DLFS_NO_LABEL, Division, number_of};
 use crate::error::{DLFS_E_INTERRUPTED, DLFS_E_NOT_FOUND, Failure, guard};

@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
@@ -12,6 +11,7 @@ use dlfs::process::Forked;
 use dlfs::qpair::group::PollGroup;
 use dlfs::qpair::{self, Completion, Io, IoOp, Namespace};
 use dlfs::units::Lba;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{
     DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
@@ -304,13 +304,8 @@ impl Queue {
             let text = "the namespace was opened before a fork: the child opens it again";
             return Err(Failure::invalid(text));
         };
-        match work.try_lock() {
-            Ok(work) => Ok(work),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                Err(Failure::new(DLFS_E_BUSY, "another thread is in a call with this namespace"))
-            }
-        }
+        let busy = "another thread is in a call with this namespace";
+        work.try_lock().ok_or_else(|| Failure::new(DLFS_E_BUSY, busy))
     }
 }
 

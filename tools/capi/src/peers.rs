@@ -1,7 +1,6 @@
 //! Peers of a sequence: the options that name them, and the caller's functions where ranks meet.
 
 use std::ffi::{CString, c_void};
-use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use dlfs::dataset::{Dataset, TokenOptions};
@@ -49,7 +48,9 @@ impl Mount {
             // SAFETY: the caller's promise is the one that the called function requires.
             return Ok((self.dataset.clone(), unsafe { given.options(None, directory)? }));
         };
-        let mut joined = self.joined("joins")?;
+        let busy = "another thread joins the peers of this mount";
+        let joined = self.through_peers.try_lock();
+        let mut joined = joined.ok_or_else(|| Failure::new(DLFS_E_BUSY, busy))?;
         if let Some(Joined { dataset, .. }) = &*joined {
             let place = dataset.image().peers().map(Peers::place);
             // SAFETY: the caller's promise is the one that the called function requires.
@@ -97,7 +98,9 @@ impl Mount {
 
     /// Goes on serving peers until all ranks leave, or for a time; see `dlfs_leave_peers`.
     pub(crate) fn leave_peers(&self, timeout_ms: u32) -> Result<(), Failure> {
-        let joined = self.joined("joins or leaves")?;
+        let busy = "another thread joins or leaves the peers of this mount";
+        let joined = self.through_peers.try_lock();
+        let joined = joined.ok_or_else(|| Failure::new(DLFS_E_BUSY, busy))?;
         let Some(Joined { dataset, meeting, given }) = &*joined else { return Ok(()) };
         let timeout = match timeout_ms {
             0 => meeting.options.timeout,
@@ -107,22 +110,10 @@ impl Mount {
         Ok(dataset.leave_peers(meeting, timeout, &self.connect, Some(object), &mut given.stop())?)
     }
 
-    /// The peers; `does` is what another thread does if it has them.
-    fn joined(&self, does: &str) -> Result<MutexGuard<'_, Option<Joined>>, Failure> {
-        match self.through_peers.try_lock() {
-            Ok(joined) => Ok(joined),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                let text = format!("another thread {does} the peers of this mount");
-                Err(Failure::new(DLFS_E_BUSY, text))
-            }
-        }
-    }
-
     /// The data set as the last sequence has read it.
     pub(crate) fn latest(&self) -> Dataset {
         // While a thread joins, nothing has come from peers. While one leaves, the peers are left out.
-        let joined = self.through_peers.try_lock().ok();
+        let joined = self.through_peers.try_lock();
         let joined = joined.as_ref().and_then(|joined| joined.as_ref());
         joined.map_or_else(|| self.dataset.clone(), |joined| joined.dataset.clone())
     }

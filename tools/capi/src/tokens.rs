@@ -1,16 +1,17 @@
 //! Rows of tokens: documents packed into arrays of the caller.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use dlfs::dataset::{TokenBatch, TokenLoader};
 use dlfs::order::State;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
+use parking_lot::Mutex;
 
 use crate::column::{
     DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
 };
-use crate::error::{DLFS_END, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_END, DLFS_OK, Failure, guard, guard_long};
 use crate::mount::{Fs, mount_of};
 use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
 use crate::sequence::{Mix, mixture_of};
@@ -138,22 +139,22 @@ pub unsafe extern "C" fn dlfs_tokens_next(
     tokens: *const TokensHandle,
     rows: *mut RowsOut,
 ) -> c_int {
-    guard(|| {
+    guard_long(|| {
         // SAFETY: by the header `rows` is NULL or points to a struct of the size in its first field.
         let mut out = unsafe { take(rows.cast_const())? };
         let held = tokens_of(tokens)?;
-        let mut taken = held.spare().pop().unwrap_or_default();
+        let mut taken = held.spare.lock().pop().unwrap_or_default();
         // SAFETY: by the header each array is NULL or has the places that the struct's documentation says, which
         // nobody else accesses meanwhile.
         let filled = unsafe { out.fill(&held, &mut taken) };
-        held.spare().push(taken);
+        held.spare.lock().push(taken);
         if !filled? {
-            return Ok(DLFS_END);
+            return Ok(DLFS_END.into());
         }
         // SAFETY: as for `take`, and nobody else accesses it meanwhile.
         unsafe { give(rows, out)? };
-        Ok(DLFS_OK)
-    })
+        Ok(DLFS_OK.into())
+    }) as c_int
 }
 
 /// Stores the number of batches of a whole epoch on this rank. No I/O. Any thread.
@@ -234,11 +235,6 @@ impl Tokens {
         let most_elements = loader.most_elements(&columns)?;
         let stop = sequence.stop();
         Ok(Tokens { loader, columns, most_elements, stop, spare: Mutex::default() })
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Vec<Taken>> {
-        // A push or a pop leaves the list whole.
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

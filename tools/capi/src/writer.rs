@@ -1,7 +1,6 @@
 //! Writes an image sample by sample, or as one import by many processes; deletes samples and frees their space.
 
 use std::ffi::{c_char, c_int};
-use std::sync::{Mutex, MutexGuard};
 
 use dlfs::address::Address;
 use dlfs::dataset::{Watch, cataloging};
@@ -16,6 +15,7 @@ use dlfs::import::{
     Stage, WriteOrder, WriterOptions,
 };
 use dlfs::qpair::ConnectOptions;
+use parking_lot::Mutex;
 
 use crate::batch::DLFS_NO_LABEL;
 use crate::column::{
@@ -321,7 +321,7 @@ pub unsafe extern "C" fn dlfs_write(
                 fields: &fields,
                 values: &values,
             };
-            let written = writing.held().as_mut().ok_or_else(over)?.samples().write(&new)?;
+            let written = writing.writer.lock().as_mut().ok_or_else(over)?.samples().write(&new)?;
             put_if_asked(id, written.0, "id")
         }
     })
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn dlfs_write(
 pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
     guard(|| {
         let writing = structs::get::<Writing>(writer.cast())?;
-        let next = writing.held().as_mut().ok_or_else(over)?.samples().next_id();
+        let next = writing.writer.lock().as_mut().ok_or_else(over)?.samples().next_id();
         let next = next.ok_or_else(|| {
             Failure::invalid("as many samples are written as were announced: finish")
         })?;
@@ -385,11 +385,7 @@ impl Kind for Writing {
 impl Writing {
     /// Takes the output out of the lock, which is free again when this returns.
     fn taken(&self) -> Option<Output> {
-        self.held().take()
-    }
-
-    fn held(&self) -> MutexGuard<'_, Option<Output>> {
-        self.writer.lock().unwrap_or_else(|error| error.into_inner())
+        self.writer.lock().take()
     }
 }
 

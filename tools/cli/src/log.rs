@@ -14,10 +14,11 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -277,7 +278,7 @@ impl AccessLog {
 
     /// Switches to `output` before the next line is written, which may be in the queue already.
     pub(crate) fn switch(&self, output: Output) {
-        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(output);
+        *self.next.lock() = Some(output);
     }
 
     /// Writes a line about the service itself; `more` holds the fields of this event.
@@ -382,7 +383,7 @@ struct Writer {
 
 impl LineWriter for Writer {
     fn line(&mut self, line: &[u8]) -> io::Result<()> {
-        if let Some(next) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(next) = self.next.lock().take() {
             self.output = next;
         }
         let written = self.output.write(line);

@@ -7,10 +7,11 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
+use parking_lot::Mutex;
 use serde_json::json;
 
 use dlfs::Error;
@@ -256,11 +257,11 @@ impl Keeper {
     }
 
     fn keep(&self, state: RunState) {
-        *self.lock() = Some(state);
+        *self.state.lock() = Some(state);
     }
 
     fn save(&self) -> Result<(), Error> {
-        match (&self.file, &*self.lock()) {
+        match (&self.file, &*self.state.lock()) {
             (Some(file), Some(state)) => state.save(file),
             _ => Ok(()),
         }
@@ -279,10 +280,6 @@ impl Keeper {
                 Outcome::Incomplete
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<RunState>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
