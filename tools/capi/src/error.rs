@@ -92,29 +92,12 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The result of a body: nothing, which is `DLFS_OK`, or a number.
-pub(crate) trait Status {
-    fn number(self) -> c_int;
+/// Runs the body of a function of the library; returns `DLFS_OK`, or an error's number, and stores its text.
+pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    guard_long(|| body().map(|()| DLFS_OK.into())) as c_int
 }
 
-impl Status for () {
-    fn number(self) -> c_int {
-        DLFS_OK
-    }
-}
-
-impl Status for c_int {
-    fn number(self) -> c_int {
-        self
-    }
-}
-
-/// Runs the body of a function of the library; returns its number, and stores the text of an error.
-pub(crate) fn guard<T: Status>(body: impl FnOnce() -> Result<T, Failure>) -> c_int {
-    guard_long(|| body().map(|done| done.number().into())) as c_int
-}
-
-/// As [`guard`], for functions that return a length.
+/// As [`guard`], for functions that return a length or another number.
 pub(crate) fn guard_long(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
     // Unwind safe: partly changed state is behind locks that do not poison, and is only ever
     // replaced as a whole.
@@ -200,9 +183,9 @@ mod tests {
     #[test]
     fn a_panic_becomes_an_error_with_its_text_and_the_next_call_works() {
         assert_eq!(last(), "");
-        assert_eq!(guard(|| -> Result<(), _> { panic!("at {}", 7) }), DLFS_E_INTERNAL);
+        assert_eq!(guard(|| panic!("at {}", 7)), DLFS_E_INTERNAL);
         assert!(last().contains("at 7"));
-        assert_eq!(guard(|| Ok(DLFS_END)), DLFS_END);
+        assert_eq!(guard_long(|| Ok(DLFS_END.into())), i64::from(DLFS_END));
         assert!(last().contains("at 7"), "a call that succeeds keeps the text");
         assert_eq!(guard_long(|| Err(Failure::invalid("a\0b"))), i64::from(DLFS_E_INVALID));
         assert_eq!(last(), "ab");

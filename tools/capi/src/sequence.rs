@@ -16,7 +16,7 @@ use dlfs::store::Staged;
 use dlfs::units::Epoch;
 
 use crate::batch::{BatchOut, Division, FieldTable, hand_out, item_of};
-use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard};
+use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard, guard_long};
 use crate::mount::{Fs, mount_of};
 use crate::options::{DLFS_ORDER_WEIGHTED, SequenceOptions, Stop, flag};
 use crate::structs::{
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn dlfs_sequence(
 /// returns. In a forked child the sequence continues after the batch that the parent got last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_int {
-    guard(|| {
+    guard_long(|| {
         // SAFETY: by the header `batch` is NULL or points to a struct of the size in its first
         // field, which nobody else accesses meanwhile.
         unsafe {
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         }
         let sequence = sequence_of(seq)?;
         let next = sequence.loader.next(&mut sequence.stop.clone())?;
-        let Some(next) = next else { return Ok(DLFS_END) };
+        let Some(next) = next else { return Ok(DLFS_END.into()) };
         let division = sequence.division;
         let mut fields = FieldTable::new(division, next.len());
         let mut items = Vec::with_capacity(next.len());
@@ -140,8 +140,8 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
         let place = (next.epoch().0, next.ends_epoch());
         // SAFETY: the items point into the batch that is passed with them.
         unsafe { hand_out(batch, Some(next), items, fields, place)? };
-        Ok(DLFS_OK)
-    })
+        Ok(DLFS_OK.into())
+    }) as c_int
 }
 
 /// Allocates the readahead memory (`window_bytes`) in the background; otherwise the first

@@ -13,7 +13,7 @@ use dlfs::prefetch::LoaderStats;
 use dlfs::store::StoreStats;
 use dlfs::units::SampleId;
 
-use crate::error::{DLFS_E_BUSY, DLFS_E_NOT_FOUND, Failure, guard};
+use crate::error::{DLFS_E_BUSY, DLFS_E_NOT_FOUND, Failure, guard, guard_long};
 use crate::mount::{Fs, mount_of};
 use crate::sequence::{Seq, sequence_of};
 use crate::structs::{Struct, fill, fill_text};
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats)
 /// unless it reads whole chunks. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
-    guard(|| Ok(c_int::from(sequence_of(seq)?.loader.is_resident(SampleId(id)))))
+    guard_long(|| Ok(sequence_of(seq)?.loader.is_resident(SampleId(id)).into())) as c_int
 }
 
 /// Stores the counters of the store of a sequence. Any thread.
