@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dlfs::address::Address;
@@ -15,6 +15,7 @@ use dlfs::prefetch::LoaderOptions;
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::SampleId;
 use dlfs::view::{NamedView, Split, SplitBy};
+use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
@@ -569,7 +570,7 @@ impl Dataset {
     /// True once close was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.dataset.read().unwrap_or_else(|held| held.into_inner()).is_none()
+        self.dataset.read().is_none()
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -673,7 +674,7 @@ impl Dataset {
         join: Join,
         run: impl FnOnce((u32, u32)) -> PyResult<Option<LoaderOptions>>,
     ) -> PyResult<(u32, u32)> {
-        let Ok(mut joining) = self.joining.try_lock() else {
+        let Some(mut joining) = self.joining.try_lock() else {
             let text = "another thread joins the peers of this data set";
             return Err(raise(py, &dlfs::Error::new(dlfs::ErrorKind::Busy, text)));
         };
@@ -694,8 +695,8 @@ impl Dataset {
 
     /// Closes the data set; see `close`.
     fn close_within(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
-        let dataset = self.dataset.write().unwrap_or_else(|held| held.into_inner()).take();
-        let joined = self.joining.try_lock().ok().and_then(|mut joined| joined.take());
+        let dataset = self.dataset.write().take();
+        let joined = self.joining.try_lock().and_then(|mut joined| joined.take());
         let left = match (&dataset, &joined) {
             (Some(dataset), Some((join, meeting))) => {
                 let timeout = timeout.unwrap_or(join.options.timeout);
@@ -713,7 +714,7 @@ impl Dataset {
 
     fn replace(&self, py: Python<'_>, dataset: dataset::Dataset) -> PyResult<()> {
         self.dataset(py)?; // it may have been closed meanwhile
-        let mut held = self.dataset.write().unwrap_or_else(|held| held.into_inner());
+        let mut held = self.dataset.write();
         let before = held.replace(dataset);
         drop(held);
         py.detach(|| drop(before));
@@ -725,7 +726,7 @@ impl Dataset {
     /// # Errors
     /// It was closed.
     pub(crate) fn dataset(&self, py: Python<'_>) -> PyResult<dataset::Dataset> {
-        let dataset = self.dataset.read().unwrap_or_else(|held| held.into_inner()).clone();
+        let dataset = self.dataset.read().clone();
         dataset.ok_or_else(|| {
             raise_invalid(py, "the data set is closed; open it again with dlfs.open".into())
         })

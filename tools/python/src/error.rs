@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 use std::{io, panic};
 
@@ -20,6 +20,7 @@ use dlfs::dataset::Watch;
 use dlfs::messages::{Message, subscribe};
 use dlfs::places::Cancel;
 use dlfs::{Error, ErrorKind};
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyBaseException, PyRuntimeError};
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
@@ -165,12 +166,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Takes the exception that a signal handler raised, if one did.
     pub(crate) fn take_raised(&mut self) -> Option<PyErr> {
-        self.raised().take()
-    }
-
-    /// Locks the exception. It is whole at any time, so a poisoned lock does no harm.
-    fn raised(&self) -> MutexGuard<'_, Option<PyErr>> {
-        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+        self.raised.lock().take()
     }
 
     /// Ends waiting for an object store in the same way.
@@ -182,7 +178,7 @@ impl Signals {
 
 impl Watch for Signals {
     fn goes_on(&mut self) -> bool {
-        if self.raised().is_some() {
+        if self.raised.lock().is_some() {
             return false;
         }
         // None: the interpreter is exiting, and nobody waits for the answer.
@@ -193,7 +189,7 @@ impl Watch for Signals {
         match checked {
             Some(Ok(())) => true,
             Some(Err(error)) => {
-                *self.raised() = Some(error);
+                *self.raised.lock() = Some(error);
                 false
             }
             None => false,
@@ -203,9 +199,9 @@ impl Watch for Signals {
 
 /// Waits for the turn of this thread; a signal ends that, too. Call it detached from the interpreter.
 pub(crate) fn turn<'m, T>(
-    mutex: &'m parking_lot::Mutex<T>,
+    mutex: &'m Mutex<T>,
     watch: &mut Signals,
-) -> dlfs::Result<parking_lot::MutexGuard<'m, T>> {
+) -> dlfs::Result<MutexGuard<'m, T>> {
     loop {
         if let Some(turn) = mutex.try_lock_for(LOOK) {
             return Ok(turn);
@@ -297,9 +293,8 @@ static HAS_RECORDS: AtomicBool = AtomicBool::new(false);
 fn with_records<T>(work: impl FnOnce(&mut VecDeque<Record>) -> T) -> Option<T> {
     for _ in 0..LOCK_TRIES {
         match RECORDS.try_lock() {
-            Ok(mut records) => return Some(work(&mut records)),
-            Err(TryLockError::Poisoned(records)) => return Some(work(&mut records.into_inner())),
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            Some(mut records) => return Some(work(&mut records)),
+            None => std::thread::yield_now(),
         }
     }
     None

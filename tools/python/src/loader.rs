@@ -1,7 +1,7 @@
 //! `Loader`: batches along an order, read by the library's threads; and `Sampler`: ids only.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use dlfs::directory::Directory;
 use dlfs::gpu::Slot;
@@ -11,6 +11,7 @@ use dlfs::order::{OrderKind, SequentialBy, State};
 use dlfs::prefetch::{LoaderOptions, LoaderStats};
 use dlfs::units::SampleId;
 use dlfs::{dataset, reader};
+use parking_lot::Mutex;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -72,7 +73,7 @@ struct Run {
     device: Option<Device>,
     /// The next batch, which may be on its way to the device already. Locked only while detached from the interpreter,
     /// by the thread whose turn it is.
-    ahead: parking_lot::Mutex<Option<AheadBatch>>,
+    ahead: Mutex<Option<AheadBatch>>,
 }
 
 /// A batch that was taken from a run with a device, and is not delivered yet.
@@ -87,7 +88,7 @@ impl Run {
     fn new(loader: dataset::Loader, resumed: bool, device: Option<Device>) -> Arc<Run> {
         let resumed = AtomicBool::new(resumed);
         let taken = AtomicBool::new(false);
-        Arc::new(Run { loader, resumed, taken, device, ahead: parking_lot::Mutex::default() })
+        Arc::new(Run { loader, resumed, taken, device, ahead: Mutex::default() })
     }
 
     fn close(&self) {
@@ -154,7 +155,7 @@ impl Loader {
     /// A loader for worker `worker` of `workers`, which divide this rank's samples among them: for the forked
     /// children of the process that has the store.
     fn _worker(&self, py: Python<'_>, worker: u32, workers: u32) -> PyResult<Loader> {
-        let held = self.stored.lock().unwrap_or_else(|held| held.into_inner()).clone();
+        let held = self.stored.lock().clone();
         let dataset = held.ok_or_else(|| {
             raise_invalid(py, "a loader without a store, or a closed one, has no workers".into())
         })?;
@@ -188,7 +189,7 @@ impl Loader {
         } else {
             Ok(())
         };
-        let turn = parking_lot::Mutex::new(());
+        let turn = Mutex::new(());
         let ended = AtomicBool::new(false);
         let given_back = AtomicBool::new(false);
         let iterator = Epoch { loader: slf.unbind(), run, epoch: epoch.0, turn, ended, given_back };
@@ -342,8 +343,8 @@ impl Loader {
     /// connections and tiers if nobody else uses it. Batches stay valid. Leaving a `with` does the
     /// same.
     fn close(&self, py: Python<'_>) {
-        let dataset = self.held().take();
-        let stored = self.stored.lock().unwrap_or_else(|held| held.into_inner()).take();
+        let dataset = self.dataset.lock().take();
+        let stored = self.stored.lock().take();
         py.detach(|| {
             self.close_runs();
             drop(stored); // possibly the last reference, which ends the exchange
@@ -363,7 +364,7 @@ impl Loader {
     /// The data set, or the mixture. Raises InvalidArgument once the loader is closed.
     #[getter]
     fn dataset(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let dataset = self.held().as_ref().map(|dataset| dataset.clone_ref(py));
+        let dataset = self.dataset.lock().as_ref().map(|dataset| dataset.clone_ref(py));
         dataset.ok_or_else(|| raise_invalid(py, "the loader is closed: it has no data set".into()))
     }
 
@@ -377,7 +378,7 @@ impl Loader {
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let this = slf.get();
-        if this.stored.lock().unwrap_or_else(|held| held.into_inner()).is_some() {
+        if this.stored.lock().is_some() {
             let text = "a loader with a store stays in its process and the children that are forked from it: \
                         start workers by fork";
             return Err(raise(py, &dlfs::Error::new(dlfs::ErrorKind::Unsupported, text)));
@@ -393,8 +394,8 @@ impl Loader {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.options)?;
         match self.dataset.try_lock() {
-            Ok(dataset) => dataset.as_ref().map_or(Ok(()), |dataset| visit.call(dataset)),
-            Err(_) => Ok(()), // whoever holds the lock is alive
+            Some(dataset) => dataset.as_ref().map_or(Ok(()), |dataset| visit.call(dataset)),
+            None => Ok(()), // whoever holds the lock is alive
         }
     }
 
@@ -404,17 +405,9 @@ impl Loader {
 }
 
 impl Loader {
-    fn held(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
-        self.dataset.lock().unwrap_or_else(|held| held.into_inner())
-    }
-
-    fn runs(&self) -> MutexGuard<'_, Runs> {
-        self.runs.lock().unwrap_or_else(|held| held.into_inner())
-    }
-
     /// The counters of all runs. Detached: a loader that is waited for holds its lock for up to 100 ms.
     fn counted(&self, py: Python<'_>) -> LoaderStats {
-        let runs = self.runs();
+        let runs = self.runs.lock();
         let past = runs.past;
         let all = runs.all();
         drop(runs);
@@ -424,7 +417,7 @@ impl Loader {
     /// Closes all runs, also one that another thread begins meanwhile: none begins from a closed one.
     fn close_runs(&self) {
         loop {
-            let runs = self.runs().all();
+            let runs = self.runs.lock().all();
             runs.iter().for_each(|run| run.close());
             if Arc::ptr_eq(&self.newest(), &runs[0]) {
                 return;
@@ -433,12 +426,12 @@ impl Loader {
     }
 
     fn newest(&self) -> Arc<Run> {
-        Arc::clone(&self.runs().newest)
+        Arc::clone(&self.runs.lock().newest)
     }
 
     /// The run for a new iterator: the current one, unless another iterator uses it.
     fn run_to_take(&self) -> dlfs::Result<Arc<Run>> {
-        let mut runs = self.runs();
+        let mut runs = self.runs.lock();
         if runs.newest.taken.load(Ordering::Relaxed) {
             let newest = &runs.newest;
             let resumed = newest.resumed.load(Ordering::Relaxed);
@@ -455,7 +448,7 @@ impl Loader {
     /// newest: the next iterator takes that one over.
     fn give_back(&self, run: &Arc<Run>) -> Option<Arc<Run>> {
         run.taken.store(false, Ordering::Relaxed);
-        let mut runs = self.runs();
+        let mut runs = self.runs.lock();
         let at = runs.others.iter().position(|other| Arc::ptr_eq(other, run))?;
         let run = runs.others.swap_remove(at);
         runs.past = dataset::sum_stats(runs.past, run.stats().ended());
@@ -485,7 +478,7 @@ pub(crate) struct Epoch {
     epoch: u64,
     /// Held while a thread checks for the end of the epoch and takes its batch: threads that share the iterator take
     /// turns.
-    turn: parking_lot::Mutex<()>,
+    turn: Mutex<()>,
     ended: AtomicBool,
     given_back: AtomicBool,
 }
@@ -685,7 +678,7 @@ impl Sampler {
 
     /// Skips this many batches, but none of the next epoch; returns whether the epoch has ended.
     fn skip(&self, py: Python<'_>, batches: u64) -> PyResult<bool> {
-        let mut held = self.sampler();
+        let mut held = self.sampler.lock();
         let ended = (0..batches).find_map(|_| match held.next(&mut Vec::new()) {
             Ok(Some(false)) => None,
             ended => Some(ended),
@@ -697,7 +690,7 @@ impl Sampler {
     /// The indices of the next batch, or the keys of a mixture, and whether the epoch ends with it; None at the run's
     /// end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(Vec<u64>, bool)>> {
-        let mut sampler = self.sampler();
+        let mut sampler = self.sampler.lock();
         let mut ids = Vec::new();
         let next = sampler.next(&mut ids);
         let keys = match &self.directory {
@@ -710,7 +703,7 @@ impl Sampler {
 
     fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
         let number = an_epoch(epoch)?;
-        let moved = self.sampler().set_epoch(number);
+        let moved = self.sampler.lock().set_epoch(number);
         moved.or_raise(epoch.py())
     }
 
@@ -720,7 +713,7 @@ impl Sampler {
 
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let parsed = state_of_dict(state)?;
-        let moved = self.sampler().set_state(&parsed);
+        let moved = self.sampler.lock().set_state(&parsed);
         moved.or_raise(state.py())
     }
 
@@ -731,29 +724,24 @@ impl Sampler {
 
     #[getter]
     fn batches_per_epoch(&self) -> u64 {
-        self.sampler().batches_per_epoch()
+        self.sampler.lock().batches_per_epoch()
     }
 
     #[getter]
     fn batches_left(&self) -> u64 {
-        self.sampler().batches_left()
+        self.sampler.lock().batches_left()
     }
 
     /// True if there are any.
     #[getter]
     fn has_batches_left(&self) -> bool {
-        self.sampler().has_batches_left()
+        self.sampler.lock().has_batches_left()
     }
 }
 
 impl Sampler {
     fn state(&self) -> State {
-        self.sampler().state()
-    }
-
-    fn sampler(&self) -> MutexGuard<'_, dataset::Sampler> {
-        // A panic leaves some position in the order, and every position is valid.
-        self.sampler.lock().unwrap_or_else(|held| held.into_inner())
+        self.sampler.lock().state()
     }
 }
 
@@ -846,12 +834,16 @@ pub(crate) fn state_to_dict<'py>(py: Python<'py>, state: &State) -> PyResult<Bou
 }
 
 pub(crate) fn state_of_dict(state: &Bound<'_, PyAny>) -> PyResult<State> {
-    let py = state.py();
-    let text = match state.cast::<PyString>() {
-        Ok(text) => text.to_string(),
-        Err(_) => json(py)?.call_method1("dumps", (state,))?.extract()?,
-    };
-    State::from_json(&text).map_err(|error| raise_invalid(py, error.report()))
+    let text = state_text(state)?;
+    State::from_json(&text).map_err(|error| raise_invalid(state.py(), error.report()))
+}
+
+/// A state as text: a text of JSON, or what JSON can store.
+pub(crate) fn state_text(state: &Bound<'_, PyAny>) -> PyResult<String> {
+    match state.cast::<PyString>() {
+        Ok(text) => Ok(text.to_string()),
+        Err(_) => json(state.py())?.call_method1("dumps", (state,))?.extract(),
+    }
 }
 
 pub(crate) fn json(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {

@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use dlfs::dataset::save_page;
 use dlfs::exporter::{self, Exporter};
 use dlfs::metrics::{Snapshot, Value};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -135,7 +135,7 @@ impl MetricsServer {
 
     /// Ends it. Leaving a `with` does the same.
     fn close(&self, py: Python<'_>) {
-        let exporter = self.exporter.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let exporter = self.exporter.lock().take();
         py.detach(|| drop(exporter));
     }
 

@@ -8,13 +8,13 @@ use dlfs::dataset::{self, RunState};
 use dlfs::reader;
 use dlfs::shards::image_to_fill;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::batch::Batch;
 use crate::dataset::addresses;
 use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid, turn};
 use crate::held::{Fields, Held};
-use crate::loader::json;
+use crate::loader::{json, state_text};
 use crate::options::{loader_options, open_options};
 
 /// Batches of shards of samples that were not imported: tar, Parquet, MDS and the other kinds that an import takes.
@@ -54,10 +54,7 @@ impl ShardLoader {
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<ShardLoader> {
         let py = address.py();
-        let given = match open {
-            Some(open) => open.copy()?,
-            None => PyDict::new(py),
-        };
+        let given = open.map_or_else(|| Ok(PyDict::new(py)), |open| open.copy())?;
         given.set_item("shards", true)?;
         given.set_item("index", index)?;
         let addresses = addresses(address)?;
@@ -65,10 +62,7 @@ impl ShardLoader {
         if let (Some(shards), Some(image)) = (&mut open.open.shards, import_to) {
             shards.import_to = image_of(image)?;
         }
-        let options = match options {
-            Some(options) => options.copy()?,
-            None => PyDict::new(py),
-        };
+        let options = options.map_or_else(|| Ok(PyDict::new(py)), |options| options.copy())?;
         if !options.contains("order")? {
             options.set_item("order", "grouped")?; // a shard is read front to back
         }
@@ -115,15 +109,12 @@ impl ShardLoader {
     /// this rank; the run is then unchanged.
     fn load_state_dict(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = state.py();
-        let line = |state: &Bound<'_, PyAny>| match state.cast::<PyString>() {
-            Ok(text) => Ok(text.to_string()),
-            Err(_) => json(py)?.call_method1("dumps", (state,))?.extract::<String>(),
-        };
         let text = match state.cast::<PyList>() {
             Ok(ranks) => {
-                ranks.iter().map(|rank| line(&rank)).collect::<PyResult<Vec<_>>>()?.join("\n")
+                let texts = ranks.iter().map(|rank| state_text(&rank));
+                texts.collect::<PyResult<Vec<_>>>()?.join("\n")
             }
-            Err(_) => line(state)?,
+            Err(_) => state_text(state)?,
         };
         let state = RunState::from_json(&text).map_err(|e| raise_invalid(py, e.report()))?;
         self.with(py, |loader, watch| loader.set_state(&state, watch))

@@ -1,8 +1,8 @@
 //! `TokenLoader`: rows of tokens in numpy arrays, which are used again once the program has dropped them, or on a
 //! device.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::dataset::{self, TokenBatch, TokenOptions};
@@ -12,6 +12,7 @@ use dlfs::options::Rows;
 use dlfs::prefetch::LoaderStats;
 use dlfs::process::Forked;
 use dlfs::tokens::{Arrays, Columns, TokensMut};
+use parking_lot::Mutex;
 use pyo3::buffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict};
@@ -35,7 +36,7 @@ pub(crate) struct TokenLoader {
     /// The elements of each array: enough for every batch.
     most_elements: usize,
     /// Locked only while detached from the interpreter, for as long as a thread takes a batch.
-    turn: Forked<parking_lot::Mutex<Turn>>,
+    turn: Forked<Mutex<Turn>>,
     /// Set if a state was loaded and nothing was read since.
     resumed: AtomicBool,
     /// The arrays of the last batches. Locked only while attached.
@@ -101,7 +102,7 @@ impl TokenLoader {
         let most_elements = loader.most_elements(&wanted.columns).or_raise(py)?;
         let batch = TokenBatch::new();
         let turn = Turn { iteration: 0, epoch: 0, ended: true, batch };
-        let turn = Forked::new(parking_lot::Mutex::new(turn));
+        let turn = Forked::new(Mutex::new(turn));
         Ok(TokenLoader {
             loader,
             wanted,
@@ -265,12 +266,12 @@ impl TokenLoader {
 impl TokenLoader {
     /// The turn of this process. In a forked child iterations go on, unless a thread of the parent took a batch just
     /// then, which holds the lock for ever: they have to begin anew.
-    fn turn(&self) -> &parking_lot::Mutex<Turn> {
+    fn turn(&self) -> &Mutex<Turn> {
         self.turn.get_or_init(|| {
             let parents = self.turn.inherited().and_then(|turn| turn.try_lock());
             let (iteration, epoch, ended) =
                 parents.map_or((0, 0, true), |turn| (turn.iteration, turn.epoch, turn.ended));
-            parking_lot::Mutex::new(Turn { iteration, epoch, ended, batch: TokenBatch::new() })
+            Mutex::new(Turn { iteration, epoch, ended, batch: TokenBatch::new() })
         })
     }
 
@@ -355,7 +356,7 @@ impl TokenLoader {
     fn free_slot(&self, py: Python<'_>) -> PyResult<Slot<Unshared>> {
         let is_free =
             |slot: &Slot<Py<PyAny>>| slot.iter().flatten().all(|array| !is_shared(array.bind(py)));
-        let mut ring = self.ring();
+        let mut ring = self.ring.lock();
         let found = ring.iter().position(is_free).map(|at| ring.remove(at));
         drop(ring);
         self.arrays_in(py, found.unwrap_or_default(), self.most_elements)
@@ -382,15 +383,11 @@ impl TokenLoader {
 
     /// Remembers the arrays of a batch, for a later one.
     fn keep(&self, py: Python<'_>, slot: &Slot<Py<PyAny>>) {
-        let mut ring = self.ring();
+        let mut ring = self.ring.lock();
         ring.push(std::array::from_fn(|at| slot[at].as_ref().map(|array| array.clone_ref(py))));
         let oldest = (ring.len() > RING).then(|| ring.remove(0));
         drop(ring);
         drop(oldest);
-    }
-
-    fn ring(&self) -> MutexGuard<'_, Vec<Slot<Py<PyAny>>>> {
-        self.ring.lock().unwrap_or_else(|held| held.into_inner())
     }
 }
 

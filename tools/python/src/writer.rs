@@ -1,7 +1,6 @@
 //! Writes an image sample by sample.
 
 use std::fmt;
-use std::sync::Mutex;
 
 use dlfs::ErrorKind;
 use dlfs::address::{Address, CatalogName};
@@ -16,12 +15,13 @@ use dlfs::import::{
 };
 use dlfs::qpair::ConnectOptions;
 use dlfs::units::Generation;
+use parking_lot::Mutex;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 
 use crate::dataset::addresses;
-use crate::error::{detached, raise, raise_invalid};
+use crate::error::{OrRaise as _, detached, raise_invalid};
 use crate::import::{WritePlan, part_dict};
 use crate::{convert, options};
 
@@ -125,16 +125,8 @@ impl Writer {
             fields: &fields,
             values: &values,
         };
-        let written =
-            py.detach(|| match &mut *self.writer.lock().unwrap_or_else(|e| e.into_inner()) {
-                Some(held) => held.samples().write(&new).map(Some),
-                None => Ok(None),
-            });
-        match written {
-            Ok(Some(id)) => Ok(id.0),
-            Ok(None) => Err(ended()),
-            Err(error) => Err(raise(py, &error)),
-        }
+        let written = py.detach(|| Some(self.writer.lock().as_mut()?.samples().write(&new)));
+        Ok(written.ok_or_else(ended)?.or_raise(py)?.0)
     }
 
     /// Commits what was written as one generation; returns the keywords of `dlfs.Written`.
@@ -270,11 +262,11 @@ impl Writer {
     }
 
     fn taken(&self) -> Option<Output> {
-        self.writer.lock().unwrap_or_else(|e| e.into_inner()).take()
+        self.writer.lock().take()
     }
 
     fn look<T>(&self, at: impl FnOnce(&import::Writer) -> T) -> PyResult<T> {
-        let mut held = self.writer.lock().unwrap_or_else(|e| e.into_inner());
+        let mut held = self.writer.lock();
         held.as_mut().map(|held| at(held.samples())).ok_or_else(ended)
     }
 
