@@ -177,7 +177,7 @@ fn the_version_is_the_same_everywhere() {
         ("tools/capi/install", format!("\nSONAME = \"libdlfs.so.{major}\"\n")),
         ("tools/capi/build.rs", format!("-soname,libdlfs.so.{major}\"")),
         ("tools/capi/src/error.rs", "env!(\"CARGO_PKG_VERSION\")".to_owned()),
-        ("tools/cli/src/commands/info.rs", "env!(\"CARGO_PKG_VERSION\")".to_owned()),
+        ("tools/cli/src/commands/mod.rs", "env!(\"CARGO_PKG_VERSION\")".to_owned()),
         ("tools/python/src/lib.rs", "\"__version__\", env!(\"CARGO_PKG_VERSION\")".to_owned()),
         ("tools/python/pyproject.toml", "\ndynamic = [\"version\"]\n".to_owned()), // Cargo.toml's
     ] {

@@ -1,6 +1,6 @@
 //! The mounts: their settings, from the environment, which are read once, before `main`; their data sets, open from
-//! their first use on; their files that are read ahead; and the report on the program's reads below them, written at the
-//! program's end to the file in `DLFS_REPORT`.
+//! their first use on; their files that are read ahead; and the report on the program's reads below them, written at
+//! the program's end to the file in `DLFS_REPORT`.
 
 use std::ffi::{CStr, CString, OsStr, c_int, c_long};
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,6 @@
 //! Features of this machine for user-level NVMe, and how to enable the missing ones; and a drive as `pcie:` needs it:
-//! bound to vfio-pci, behind an IOMMU, in a group of its own. They are read from `/proc`, `/sys` and `/dev`, most below a
-//! root that tests can set; nothing is changed.
+//! bound to vfio-pci, behind an IOMMU, in a group of its own. They are read from `/proc`, `/sys` and `/dev`, most
+//! below a root that tests can set; nothing is changed.
 //!
 //! Then the path to a target and this machine's clock, as the operating system sees them.
 
