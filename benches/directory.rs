@@ -13,7 +13,7 @@ use std::time::Instant;
 use dlfs::buf::IoBuf;
 use dlfs::directory::{Directory, Entry, EntryKind};
 use dlfs::format::Extent;
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::permutation::{Key, Permutation};
 use dlfs::units::SampleId;
 use support::snapshot::{directory_of, name_of};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use dlfs::address::Address;
 use dlfs::buf::{HugePages, IoBuf, Pool, PoolOptions};
 use dlfs::dataset::{Image, OpenOptions};
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::prefetch::{LoaderOptions, Prefetcher};
 use dlfs::qpair::group::PollGroup;

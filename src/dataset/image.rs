@@ -3,27 +3,30 @@
 //! [`Image::open`] connects to every address, reads the superblocks, lets [`crate::format::superblock_set`]
 //! select the generation, reads the snapshot and keeps the directory. [`Image::reader`] and
 //! [`Image::prefetcher`] make readers of its samples. `verify` reads the whole image and reports damage.
+//!
+//! The directory is read from the snapshot: the columns at once, the lookup tree and the names on demand. Workers of
+//! this process map the memory of the snapshot.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::buf::SealedLocation;
+use crate::buf::{SealedBytes, SealedLocation, SharedBuf};
 use crate::cache::Cache;
-use crate::directory::Directory;
+use crate::directory::{Bytes, Directory};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::Superblock;
-use crate::format::origins::{Origin, visit_origins};
-use crate::format::superblock_copies::BadCopy;
+use crate::format::record::{Origin, visit_origins};
+use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::format::superblock::SnapshotLocation;
+use crate::format::superblock_set::{BadCopy, SuperblockSet};
+use crate::format::{FormatError, Superblock};
 use crate::peers::Peers;
 use crate::prefetch::{LoaderOptions, Prefetcher, Window};
 use crate::qpair::Device;
 use crate::qpair::folder::FolderNamespace;
-use crate::reader::{CHECK_LIMIT, Pump, Reader, ReaderOptions, stale_error};
+use crate::reader::{CHECK_LIMIT, Pump, RangeReader, Reader, ReaderOptions, stale_error};
 use crate::store::Store;
-use crate::units::SampleId;
-
-use super::directory::{read_names, read_origins};
-use super::shared_snapshot::SharedSnapshot;
+use crate::units::{ALIGN_BYTES, SampleId};
 
 /// An open image: one generation of a data set, and its namespaces.
 #[derive(Clone)]
@@ -198,3 +201,145 @@ impl std::fmt::Debug for Image {
         f.debug_struct("Image").field("superblocks", &self.superblocks).finish_non_exhaustive()
     }
 }
+
+/// Reads the part of the directory that reads by id need: all but the lookup tree and the names, which are
+/// most of the snapshot and which training never needs. Also returns the bytes that the directory was decoded
+/// from.
+pub(super) fn read_directory(
+    opened: &SuperblockSet,
+    devices: &[Arc<dyn Device>],
+) -> Result<(Directory, Bytes)> {
+    let superblock = opened.superblock();
+    with_head(superblock, devices, |reader, head, damaged| {
+        head.check_committed(superblock).map_err(damaged)?;
+        let location = superblock.snapshot;
+        let ranges = head.ranges_by_id().map(|range| {
+            let clip = |at: u64| at.min(location.len_bytes);
+            location.offset_bytes + clip(range.start)..location.offset_bytes + clip(range.end)
+        });
+        let columns = Bytes::from(reader.read_joined(&ranges)?);
+        Ok((Directory::from_ranges_by_id(columns.clone()).map_err(damaged)?, columns))
+    })
+}
+
+/// Reads the lookup tree and the names of a directory that was opened without them.
+pub(super) fn read_names(
+    directory: &Directory,
+    superblock: &Superblock,
+    devices: &[Arc<dyn Device>],
+) -> Result<()> {
+    // A later generation may lie here by now; the checksums detect it, unless its tree and names are the
+    // same.
+    with_head(superblock, devices, |reader, head, damaged| {
+        let mut read = |range| read_part(reader, &superblock.snapshot, range);
+        if !directory.has_tree() {
+            directory.attach_tree(read(head.tree_range())?).map_err(damaged)?;
+        }
+        directory.attach_names(read(head.names_range())?).map_err(damaged)
+    })
+}
+
+/// Reads the origins of a directory that was opened without them.
+pub(super) fn read_origins(
+    directory: &Directory,
+    superblock: &Superblock,
+    devices: &[Arc<dyn Device>],
+) -> Result<()> {
+    with_head(superblock, devices, |reader, head, damaged| {
+        let origins = read_part(reader, &superblock.snapshot, head.origins_range())?;
+        directory.attach_origins(origins).map_err(damaged)
+    })
+}
+
+/// Calls `work` with a reader of the snapshot, its head, and a function that turns damaged bytes into errors.
+/// Calls it a second time if the data is corrupt, since the damage may be one of transit.
+fn with_head<T>(
+    superblock: &Superblock,
+    devices: &[Arc<dyn Device>],
+    mut work: impl FnMut(&mut RangeReader, SnapshotHead, &dyn Fn(FormatError) -> Error) -> Result<T>,
+) -> Result<T> {
+    let location = superblock.snapshot;
+    let device = &devices[usize::from(location.namespace)];
+    let damaged =
+        |error: FormatError| Error::from(error).target(device.namespace().address).hint(REBUILD);
+    let mut read = || {
+        let mut reader = RangeReader::new(device)?;
+        let head = reader.read(location.offset_bytes, SNAPSHOT_HEAD_BYTES as u64)?;
+        work(&mut reader, SnapshotHead::parse(&head).map_err(damaged)?, &damaged)
+    };
+    match read() {
+        Err(error) if error.kind() == ErrorKind::Corrupt => read(),
+        result => result,
+    }
+}
+
+/// Reads a part of a snapshot at any byte offset.
+fn read_part(
+    reader: &mut RangeReader,
+    location: &SnapshotLocation,
+    range: Range<u64>,
+) -> Result<SharedBuf> {
+    let from = range.start.min(location.len_bytes);
+    let skip = from % ALIGN_BYTES as u64;
+    let len = range.end.min(location.len_bytes).saturating_sub(from - skip);
+    Ok(reader.read(location.offset_bytes + from - skip, len)?.slice(skip as usize..))
+}
+
+/// The bytes that a directory was decoded from. Sharing copies them once, so that workers need no copies.
+#[derive(Debug)]
+pub(super) struct SharedSnapshot {
+    bytes: Bytes,
+    sealed: OnceLock<Arc<SealedBytes>>,
+}
+
+impl SharedSnapshot {
+    pub(super) fn new(bytes: Bytes) -> SharedSnapshot {
+        SharedSnapshot { bytes, sealed: OnceLock::new() }
+    }
+
+    /// The directory in the snapshot that another process shares at `location`; `None` unless it is the
+    /// snapshot that the image has committed. The snapshot is verified as if it was read from the image, so the
+    /// sharing process need not be trusted.
+    pub(super) fn open(
+        location: &SealedLocation,
+        opened: &SuperblockSet,
+    ) -> Option<(Directory, SharedSnapshot)> {
+        let unused = |error: &dyn std::fmt::Display| {
+            tracing::debug!(
+                "reading the snapshot from the image, since the shared one is unusable: {error}"
+            );
+        };
+        let sealed = SealedBytes::open(location).map_err(|error| unused(&error)).ok()?;
+        let sealed = Arc::new(sealed);
+        let bytes = Bytes::from(Arc::clone(&sealed));
+        let directory = decode(&bytes, opened).map_err(|error| unused(&error)).ok()?;
+        Some((directory, SharedSnapshot { bytes, sealed: sealed.into() }))
+    }
+
+    /// Returns the location where other processes find the snapshot, which the first call shares.
+    pub(super) fn share(&self) -> Result<SealedLocation> {
+        if let Some(sealed) = self.sealed.get() {
+            return Ok(sealed.location()?);
+        }
+        let copy = Arc::new(SealedBytes::of(&self.bytes)?);
+        // Another thread may have shared it first.
+        Ok(self.sealed.get_or_init(|| copy).location()?)
+    }
+}
+
+fn decode(bytes: &Bytes, opened: &SuperblockSet) -> Result<Directory, FormatError> {
+    let superblock = opened.superblock();
+    let head = SnapshotHead::parse(bytes)?;
+    head.check_committed(superblock)?;
+    // The whole snapshot if it was read from a file, otherwise the part that reads by id need.
+    let directory = if bytes.len() as u64 >= head.len_bytes {
+        Directory::from_snapshot(bytes.clone())?
+    } else {
+        Directory::from_ranges_by_id(bytes.clone())?
+    };
+    directory.check_current(superblock)?;
+    Ok(directory)
+}
+
+/// The hint for a damaged directory.
+pub(super) const REBUILD: &str = "dlfs rebuild restores the directory from the chunks";

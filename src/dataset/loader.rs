@@ -1,7 +1,6 @@
 //! A loader that threads can share, that a [`Watch`] can interrupt, and that a forked child can continue.
 
 mod reading;
-mod record;
 mod report;
 mod stored;
 
@@ -26,10 +25,10 @@ use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId, deadline};
 
 use super::background::Background;
-use super::over::Over;
+use super::sampler::Over;
 use super::{Share, stats};
 use reading::Reading;
-use record::Record;
+use report::Record;
 use stored::Stored;
 
 /// Batches along an order. After the first request, threads of the library read ahead.

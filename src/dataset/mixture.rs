@@ -13,7 +13,7 @@ use crate::reader::{OnError, Watch};
 use crate::tier::Policy;
 use crate::units::SampleId;
 
-use super::over::{Over, read_mixed};
+use super::sampler::{Over, read_mixed};
 use super::{Dataset, Loader, Read, Sampler, Share};
 
 /// Data sets, with the weight or number of samples of each.

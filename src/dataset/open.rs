@@ -1,32 +1,35 @@
-//! Opens an image: connects, reads superblocks and snapshot, and makes the directory.
+//! Opens an image: connects, reads superblocks and snapshot, and makes the directory. Plain folders and shards are
+//! opened without an import: their listing, or their indexes, become the directory.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::Image;
+use super::background::is_abandoned;
+use super::image::{REBUILD, SharedSnapshot, read_directory};
+use super::views::ViewSource;
 use crate::address::Address;
 use crate::buf::SealedLocation;
 use crate::cache::TierOptions;
 use crate::catalog::{self, Resolved};
-use crate::directory::{Bytes, Directory};
+use crate::directory::{Bytes, Directory, DirectoryBuilder};
 use crate::error::{Error, ErrorKind, Result};
-use crate::format::FormatError;
-use crate::format::choose::{Candidate, Several, choose};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
+use crate::format::superblock::SnapshotLocation;
 use crate::format::superblock_set::{
-    IMPORT, SuperblockCopies, SuperblockSet, saved_at_another_generation, select_generation,
+    Candidate, IMPORT, Several, SuperblockCopies, SuperblockSet, choose,
+    saved_at_another_generation, select_generation,
 };
+use crate::format::{FormatError, ImageLayout, Pack, Superblock, Uuid};
+use crate::import::{Progress, Stage};
 use crate::places::Place;
-use crate::qpair::folder::FolderNamespace;
+use crate::qpair::folder::{FOLDER_CELL_BYTES, FolderFile, FolderNamespace};
 use crate::qpair::{self, ConnectOptions, Device};
 use crate::reader::read_superblocks;
-use crate::shards::ShardOptions;
-
-use super::directory::{REBUILD, read_directory};
-use super::shared_snapshot::SharedSnapshot;
-use super::views::ViewSource;
-use super::{Image, folder, shards};
+use crate::shards::{ShardImage, ShardOptions, ShardSet, assemble};
 
 /// Options to open an image.
 #[derive(Debug, Clone, Default)]
@@ -91,19 +94,19 @@ impl Image {
     /// Opens the image on resolved addresses.
     fn open_at(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
         if let Some(shards) = &options.shards {
-            let image = shards::image_of(addresses, shards, &options.connect)?;
+            let image = image_of_shards(addresses, shards, &options.connect)?;
             return image.with_tiers(&options.tiers())?.in_view(&options.view);
         }
         if let [Address::Path(path)] = addresses
             && path.is_dir()
         {
             let folder = Arc::new(FolderNamespace::open(path, options.connect.folders)?);
-            return folder::image_of(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
+            return image_of_folder(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
         }
         if let [Address::Objects(place)] = addresses {
             let place = Place::parse(place)?;
             let folder = Arc::new(FolderNamespace::open_objects(&place, &options.connect)?);
-            return folder::image_of(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
+            return image_of_folder(folder)?.with_tiers(&options.tiers())?.in_view(&options.view);
         }
         let opened = qpair::open_all(addresses, &options.connect)?;
         let is_named = opened.iter().flat_map(|found| found.iter().map(|_| found.len() == 1));
@@ -245,3 +248,131 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<(Directory, Bytes)>
     directory.check_current(superblock).map_err(another)?;
     Ok((directory, bytes))
 }
+
+/// Makes an image of `folder`.
+///
+/// # Errors
+/// The folder has more files than an image can have samples.
+fn image_of_folder(folder: Arc<FolderNamespace>) -> Result<Image> {
+    let namespace = folder.namespace();
+    let uuid = Uuid::from_random_bytes(namespace.nguid);
+    let address = namespace.address.clone();
+    let directory =
+        directory_of(&folder, uuid).map_err(|error| Error::from(error).target(address))?;
+    let image = image_with(Arc::clone(&folder) as Arc<dyn Device>, directory);
+    Ok(Image { folder: Some(folder), ..image })
+}
+
+/// The image of a directory whose samples are on `device`, which has no superblock.
+fn image_with(device: Arc<dyn Device>, directory: Directory) -> Image {
+    let superblock = Superblock {
+        layout: *directory.layout(),
+        namespace: 0,
+        generation: directory.generation(),
+        time_ns: directory.time_ns(),
+        optional_features: 0,
+        placement_seed: 0,
+        used_len_bytes: device.namespace().len_bytes(),
+        snapshot: SnapshotLocation::default(),
+        num_samples: directory.num_samples(),
+        num_live: directory.num_live(),
+        features_to_write: 0,
+    };
+    Image::new(vec![device], vec![superblock], directory)
+}
+
+/// Makes the directory, with one chunk for the files of each cell.
+fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, FormatError> {
+    let layout = ImageLayout::new(uuid, FOLDER_CELL_BYTES as u32, Pack::Paged, 1)?;
+    let mut builder = DirectoryBuilder::new(layout);
+    let cell = |file: &FolderFile| file.offset_bytes / FOLDER_CELL_BYTES;
+    for files in folder.files().chunk_by(|a, b| cell(a) == cell(b)) {
+        let samples = files.iter().map(|file| {
+            let len = u32::try_from(file.len_bytes).expect("the listing refuses longer files");
+            (&file.name[..], len, file.class.map(i64::from))
+        });
+        let start = cell(&files[0]) * FOLDER_CELL_BYTES;
+        builder.add_files(start / layout.cell_bytes(), samples)?;
+    }
+    builder.set_classes(folder.classes().to_vec());
+    let newest = folder.files().iter().map(FolderFile::modified_ns).max();
+    builder.finish_unread(newest.unwrap_or(0))
+}
+
+/// Makes an image of the shards at `addresses`. Makes the indexes that are not kept.
+///
+/// # Errors
+/// `InvalidArgument`: an address is neither a path nor a store. Errors of [`ShardSet::open`], [`ShardSet::index`] and
+/// [`assemble`].
+fn image_of_shards(
+    addresses: &[Address],
+    options: &ShardOptions,
+    connect: &ConnectOptions,
+) -> Result<Image> {
+    let progress = &mut Logged { last: Instant::now(), samples: 0 };
+    image_of_set(&Arc::new(shard_set(addresses, options, connect, progress)?))
+}
+
+/// As [`image_of_shards`], of shards that are listed already.
+pub(super) fn image_of_set(set: &Arc<ShardSet>) -> Result<Image> {
+    let progress = &mut Logged { last: Instant::now(), samples: 0 };
+    let indexes = set.index(progress)?.indexes;
+    let ShardImage { directory, namespace } = assemble(set, indexes)?;
+    Ok(image_with(namespace as Arc<dyn Device>, directory))
+}
+
+/// Progress of indexing, in the log: an opening may read all shards.
+struct Logged {
+    last: Instant,
+    samples: u64,
+}
+
+impl Progress for Logged {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {
+        self.samples = 0;
+    }
+
+    fn advance(&mut self, samples: u64, _: u64) {
+        self.samples += samples;
+        if self.last.elapsed() >= LOG_INTERVAL {
+            self.last = Instant::now();
+            tracing::warn!(
+                "indexing shards: {} samples so far; `dlfs index` does it beforehand",
+                self.samples
+            );
+        }
+    }
+
+    /// Indexing may take hours, so it ends when nobody waits for the image any more.
+    fn stop(&mut self) -> bool {
+        is_abandoned()
+    }
+}
+
+/// Lists the shards at `addresses`, which are reached as `connect` says.
+///
+/// # Errors
+/// `InvalidArgument`: an address is neither a path nor a store. Errors of [`ShardSet::open`].
+pub fn shard_set(
+    addresses: &[Address],
+    options: &ShardOptions,
+    connect: &ConnectOptions,
+    progress: &mut dyn Progress,
+) -> Result<ShardSet> {
+    let source = |address: &Address| match address {
+        Address::Path(path) => Ok(path.clone()),
+        Address::Objects(place) => Ok(PathBuf::from(place)),
+        other => {
+            let text = "shards are files, or objects of a store";
+            Err(Error::new(ErrorKind::InvalidArgument, text).target(other.to_string()))
+        }
+    };
+    let sources = addresses.iter().map(source).collect::<Result<Vec<_>>>()?;
+    let mut options = options.clone();
+    options.import.places = connect.places.clone();
+    options.import.folders = connect.folders;
+    ShardSet::open(&sources, &options, progress)
+}
+
+/// Time between two lines of the log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);

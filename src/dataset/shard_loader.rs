@@ -22,7 +22,7 @@ use crate::shards::{ShardFilling, ShardSet};
 use crate::units::{Epoch, deadline};
 
 use super::background::{Background, WhileWanted, in_background, is_abandoned};
-use super::shards::image_of_set;
+use super::open::image_of_set;
 use super::state_file::read_limited;
 use super::{Dataset, FirstEpoch, Loader, Options, shard_set};
 

@@ -1,12 +1,12 @@
-//! Saves the state of a run in a file, atomically, and loads it.
+//! Files of a run: its state, saved atomically and loaded, and reports or traces, which replace older ones.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
-use crate::replace_file::{NewMode, replace_file};
+use crate::replace_file::{NewMode, check_replaceable, replace_file};
 
 /// Writes `state` to the file `path`, durably and atomically: a crash leaves the old file or the new one.
 ///
@@ -49,6 +49,35 @@ pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::of_file("cannot read the state", path, error)),
     }
+}
+
+/// Makes `text`, a report or a trace, the content of the file at `path`.
+///
+/// A new file is readable only by its owner. A regular file is replaced atomically: after an error, such as a
+/// full disk, the old content, or the absence of the file, is unchanged. Other files, such as pipes, are
+/// written in place.
+///
+/// # Errors
+/// Errors of the file system; they name the file.
+pub fn save_page(path: &Path, text: &str) -> Result<()> {
+    if !is_other(path) {
+        return replace_file(path, NewMode::Private, text.as_bytes());
+    }
+    fs::write(path, text).map_err(|error| Error::of_file("cannot write the file", path, error))
+}
+
+/// Checks that [`save_page`] may write to `path`, without writing.
+///
+/// # Errors
+/// As [`save_page`].
+pub fn check_page(path: &Path) -> Result<()> {
+    // Opening a named pipe would wait for its reader.
+    if is_other(path) { Ok(()) } else { check_replaceable(path) }
+}
+
+/// Returns whether `path` is something that must not be replaced by a file, such as a named pipe.
+fn is_other(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
 /// A state takes about 300 bytes, plus 200 for each source of a mixture. The limit protects against a large

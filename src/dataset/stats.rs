@@ -1,5 +1,10 @@
-//! Adds up the counters of several readers or loaders.
+//! Adds up the counters and the latencies of several readers or loaders, which start and end at any time.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::metrics::{Histogram, Recorder};
 use crate::prefetch::LoaderStats;
 use crate::reader::ReadStats;
 
@@ -40,4 +45,73 @@ pub(super) fn add_difference(total: &mut ReadStats, before: ReadStats, after: Re
     total.repeated += repeated - before.repeated;
     total.corrupt += corrupt - before.corrupt;
     total.verified += verified - before.verified;
+}
+
+/// The recorders of several threads that start and end at any time, and their sum.
+#[derive(Debug, Default)]
+pub(super) struct Latencies(Mutex<Of>);
+
+#[derive(Debug, Default)]
+struct Of {
+    live: Vec<Arc<Recorder>>,
+    /// The latencies of the recorders that have ended.
+    ended: Histogram,
+}
+
+impl Latencies {
+    /// Adds a recorder. Once all its other owners have dropped it, its latencies are moved to `ended`.
+    pub(super) fn add(&self, recorder: &Arc<Recorder>) {
+        let mut of = self.0.lock();
+        of.forget_ended();
+        of.live.push(Arc::clone(recorder));
+    }
+
+    /// The sum of the latencies of all recorders, ended ones included.
+    pub(super) fn read(&self) -> Histogram {
+        let mut of = self.0.lock();
+        of.forget_ended();
+        let mut sum = of.ended;
+        of.live.iter().for_each(|recorder| sum.add(&recorder.read()));
+        sum
+    }
+}
+
+impl Of {
+    fn forget_ended(&mut self) {
+        let ended = &mut self.ended;
+        self.live.retain(|recorder| {
+            let is_live = Arc::strong_count(recorder) > 1;
+            if !is_live {
+                ended.add(&recorder.read());
+            }
+            is_live
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_is_recorded_is_read_by_other_threads_and_survives_its_recorder() {
+        let all = Latencies::default();
+        let threads: Vec<_> = (1..=3)
+            .map(|micros| {
+                let recorder = Arc::new(Recorder::default());
+                all.add(&recorder);
+                std::thread::spawn(move || {
+                    (0..1000).for_each(|_| recorder.record(Duration::from_micros(micros)));
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("it does not panic"));
+        for _ in 0..2 {
+            let sum = all.read();
+            assert_eq!((sum.count(), sum.sum()), (3000, Duration::from_millis(6)));
+        }
+        assert!(all.0.lock().live.is_empty());
+    }
 }

@@ -7,15 +7,24 @@
 //! The registry belongs to a process: a forked child begins with an empty one, and counts only sources that
 //! it opens itself.
 //!
-//! Read `http.rs` first.
+//! The server speaks as much HTTP/1.1 as that needs, on one thread. Any client may connect, so all resources are
+//! bounded: at most 32 connections (a further one replaces the oldest), 8 KiB per request, 10 s per connection, and one
+//! response, after which the connection is closed. A slow or silent client does not delay the others.
 
-mod http;
-mod request;
+use std::io::{ErrorKind as IoKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-pub use http::Exporter;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::metrics::{BUILD, Snapshot};
+use crate::error::{Result, cannot_listen};
+use crate::metrics::{BUILD, CONTENT_TYPE, Snapshot};
+use crate::process::Forked;
 use crate::registry;
+use crate::threads::{self, Fate, Thread, caught};
 
 /// The metrics of this process, from open and closed sources, and the commit of this build.
 ///
@@ -26,6 +35,320 @@ pub fn snapshot() -> Snapshot {
     snapshot
 }
 
+/// Serves the metrics of this process over HTTP until it is dropped.
+pub struct Exporter {
+    local_addr: SocketAddr,
+    shared: Arc<Shared>,
+    /// A forked child has no such thread.
+    thread: Forked<Option<Thread>>,
+    fate: Fate,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    waker: OwnedFd,
+}
+
+impl Exporter {
+    /// Listens on `address`, and answers `GET /metrics` with [`snapshot`] as OpenMetrics.
+    ///
+    /// The page is not protected: choose a loopback address, or a network whose hosts may see it. It shows
+    /// counters, and the names of subsystems and tiers.
+    ///
+    /// # Errors
+    /// `Busy`: the port is in use. `InvalidArgument`: this machine does not have the address. Errors of
+    /// starting a thread.
+    pub fn serve(address: SocketAddr) -> Result<Exporter> {
+        let refused = |error| cannot_listen("serve metrics", address, error);
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        listener.set_nonblocking(true)?;
+        let local_addr = listener.local_addr()?;
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let waker = waker.map_err(std::io::Error::from)?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
+        let fate = Fate::default();
+        let responder = Responder { listener, shared: Arc::clone(&shared), clients: Vec::new() };
+        let thread = threads::start("dlfs-metrics", &fate, responder, Responder::run)?;
+        Ok(Exporter { local_addr, shared, thread: Forked::new(Some(thread)), fate })
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Checks that the thread has not died.
+    ///
+    /// # Errors
+    /// `Internal`: the thread has died.
+    pub fn check(&self) -> Result<()> {
+        self.fate.died().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.get_mut().and_then(Option::take) else { return };
+        self.shared.stop.store(true, Ordering::Release);
+        // Fails only when the counter is full; the thread is then awake anyway.
+        let _ = rustix::io::write(&self.shared.waker, &1_u64.to_le_bytes());
+        thread.join_within(STOP_LIMIT);
+    }
+}
+
+impl std::fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Exporter({})", self.local_addr)
+    }
+}
+
+/// State of the exporter's thread.
+struct Responder {
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    /// The oldest first.
+    clients: Vec<Client>,
+}
+
+struct Client {
+    stream: TcpStream,
+    until: Instant,
+    received: Vec<u8>,
+    answer: Vec<u8>,
+    sent: usize,
+}
+
+/// Next step of a client's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Stays,
+    Ends,
+}
+
+impl Responder {
+    fn run(&mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let (can_accept, ready) = self.wait();
+            let now = Instant::now();
+            let mut ready = ready.into_iter();
+            self.clients.retain_mut(|client| {
+                let is_ready = ready.next().unwrap_or(false);
+                let next = if is_ready { client.advance() } else { Next::Stays };
+                next == Next::Stays && now < client.until
+            });
+            if can_accept {
+                self.accept(now);
+            }
+        }
+    }
+
+    /// Waits for work; returns whether a client wants to connect, and which clients are ready.
+    fn wait(&self) -> (bool, Vec<bool>) {
+        let mut fds = vec![
+            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
+        ];
+        fds.extend(self.clients.iter().map(|client| {
+            let is_sending = client.sent < client.answer.len();
+            let flags = if is_sending { PollFlags::OUT } else { PollFlags::IN };
+            PollFd::from_borrowed_fd(client.stream.as_fd(), flags)
+        }));
+        let first = self.clients.iter().map(|client| client.until).min();
+        let timeout = first.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        // After a signal nothing is ready, and the loop polls again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        (ready[1], ready[2..].to_vec())
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if is_transient(error.kind()) => return,
+                Err(_) => {
+                    // File descriptors or memory have run out, and the listener stays ready: the pause avoids
+                    // a busy loop.
+                    std::thread::sleep(OUT_OF_DESCRIPTORS);
+                    return;
+                }
+            };
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.clients.len() == MAX_CLIENTS {
+                self.clients.remove(0);
+            }
+            let (received, answer) = Default::default();
+            self.clients.push(Client {
+                stream,
+                until: now + CLIENT_LIMIT,
+                received,
+                answer,
+                sent: 0,
+            });
+        }
+    }
+}
+
+impl Client {
+    fn advance(&mut self) -> Next {
+        if self.is_answered() {
+            return self.drain();
+        }
+        if self.answer.is_empty() && self.receive() == Next::Ends {
+            return Next::Ends;
+        }
+        if self.answer.is_empty() { Next::Stays } else { self.send() }
+    }
+
+    fn is_answered(&self) -> bool {
+        !self.answer.is_empty() && self.sent == self.answer.len()
+    }
+
+    /// Discards further bytes from the client, until it closes the connection or its time is over.
+    fn drain(&mut self) -> Next {
+        match self.stream.read(&mut [0; 4096]) {
+            Ok(0) => Next::Ends,
+            Ok(_) => Next::Stays,
+            Err(error) if is_transient(error.kind()) => Next::Stays,
+            Err(_) => Next::Ends,
+        }
+    }
+
+    fn receive(&mut self) -> Next {
+        let mut bytes = [0; MAX_HEAD_BYTES];
+        let room = MAX_HEAD_BYTES - self.received.len();
+        match self.stream.read(&mut bytes[..room]) {
+            Ok(0) => return Next::Ends,
+            Ok(len) => self.received.extend_from_slice(&bytes[..len]),
+            Err(error) if is_transient(error.kind()) => return Next::Stays,
+            Err(_) => return Next::Ends,
+        }
+        self.answer = match parse(&self.received) {
+            Request::Incomplete => return Next::Stays,
+            Request::Refused(status, why) => {
+                answer(status, "text/plain", &format!("{why}\n"), false)
+            }
+            Request::Metrics { is_head } => match caught("metrics", || snapshot().to_openmetrics())
+            {
+                Ok(text) => answer("200 OK", CONTENT_TYPE, &text, is_head),
+                Err(error) => {
+                    let text = format!("{error}\n");
+                    answer("500 Internal Server Error", "text/plain", &text, is_head)
+                }
+            },
+        };
+        Next::Stays
+    }
+
+    fn send(&mut self) -> Next {
+        while self.sent < self.answer.len() {
+            match self.stream.write(&self.answer[self.sent..]) {
+                Ok(0) => return Next::Ends,
+                Ok(len) => self.sent += len,
+                Err(error) if error.kind() == IoKind::Interrupted => {}
+                Err(error) if is_transient(error.kind()) => return Next::Stays,
+                Err(_) => return Next::Ends,
+            }
+        }
+        // If unread bytes of the client remained, the kernel would reset the connection and the client would
+        // lose the response. So the client closes first, unless it takes too long.
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        self.drain()
+    }
+}
+
+fn answer(status: &str, content_type: &str, body: &str, is_head: bool) -> Vec<u8> {
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\
+         {allow}Cache-Control: no-store\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    if !is_head {
+        answer.push_str(body);
+    }
+    answer.into_bytes()
+}
+
+fn is_transient(kind: IoKind) -> bool {
+    matches!(kind, IoKind::WouldBlock | IoKind::Interrupted | IoKind::ConnectionAborted)
+}
+
+/// A request, parsed from the bytes so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Request {
+    /// The head is incomplete.
+    Incomplete,
+    /// A request for the metrics.
+    Metrics {
+        /// True for HEAD: the answer has no body.
+        is_head: bool,
+    },
+    /// A request to refuse, with this status and sentence.
+    Refused(&'static str, &'static str),
+}
+
+/// Parses the head of a request from the bytes that have arrived.
+fn parse(bytes: &[u8]) -> Request {
+    let Some(head_len) = end_of_head(bytes) else {
+        if bytes.len() < MAX_HEAD_BYTES {
+            return Request::Incomplete;
+        }
+        return Request::Refused("431 Request Header Fields Too Large", "The request is too long.");
+    };
+    let line = bytes[..head_len].split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let bad = Request::Refused("400 Bad Request", "This is no request of HTTP/1.1.");
+    let Ok(line) = std::str::from_utf8(line) else { return bad };
+    let mut words = line.split(' ');
+    let (Some(method), Some(target), Some(version), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return bad;
+    };
+    if !["HTTP/1.0", "HTTP/1.1"].contains(&version) {
+        return if version.starts_with("HTTP/") {
+            Request::Refused("505 HTTP Version Not Supported", "Ask with HTTP/1.1.")
+        } else {
+            bad
+        };
+    }
+    if !["GET", "HEAD"].contains(&method) {
+        return Request::Refused("405 Method Not Allowed", "Only GET and HEAD are answered.");
+    }
+    let path = target.split('?').next().unwrap_or(target);
+    if path != "/metrics" {
+        return Request::Refused("404 Not Found", "The metrics are at /metrics.");
+    }
+    Request::Metrics { is_head: method == "HEAD" }
+}
+
+/// The length of the head including its empty line; `None` until the empty line has arrived.
+fn end_of_head(bytes: &[u8]) -> Option<usize> {
+    let ends: [&[u8]; 2] = [b"\r\n\r\n", b"\n\n"];
+    let find = |end: &[u8]| {
+        bytes.windows(end.len()).position(|window| window == end).map(|at| at + end.len())
+    };
+    ends.into_iter().filter_map(find).min()
+}
+
+const MAX_CLIENTS: usize = 32;
+const ACCEPTS_PER_TURN: usize = 32;
+/// Time limit of a connection.
+const CLIENT_LIMIT: Duration = Duration::from_secs(10);
+/// Pause before accepting again when file descriptors have run out.
+const OUT_OF_DESCRIPTORS: Duration = Duration::from_millis(100);
+/// Longest wait for the thread on drop; the thread may be collecting metrics.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// The longest head of a request. Prometheus sends some hundred bytes.
+const MAX_HEAD_BYTES: usize = 8 << 10;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +356,51 @@ mod tests {
     #[test]
     fn a_snapshot_names_the_build_once() {
         assert_eq!(snapshot().sum(&BUILD), 1.0);
+    }
+
+    fn status(request: &str) -> &'static str {
+        match parse(request.as_bytes()) {
+            Request::Incomplete => "incomplete",
+            Request::Metrics { is_head: false } => "metrics",
+            Request::Metrics { is_head: true } => "head",
+            Request::Refused(status, _) => &status[..3],
+        }
+    }
+
+    #[test]
+    fn only_the_metrics_are_answered_and_every_other_request_says_why_not() {
+        for (request, expected) in [
+            ("", "incomplete"),
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n", "incomplete"),
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "metrics"),
+            ("GET /metrics?name=x HTTP/1.1\r\n\r\nbody", "metrics"),
+            ("GET /metrics HTTP/1.0\n\n", "metrics"),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", "head"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("GET / HTTP/1.1\r\n\r\n", "404"),
+            ("GET /metrics/../../etc/passwd HTTP/1.1\r\n\r\n", "404"),
+            ("GET /metrics HTTP/2.0\r\n\r\n", "505"),
+            ("GET /metrics\r\n\r\n", "400"),
+            ("GET  /metrics HTTP/1.1\r\n\r\n", "400"),
+            ("\u{16}\u{3}\u{1}\n\n", "400"),
+            ("\r\n\r\n", "400"),
+        ] {
+            assert_eq!(status(request), expected, "{request:?}");
+        }
+        assert_eq!(status(&"x".repeat(MAX_HEAD_BYTES - 1)), "incomplete");
+        assert_eq!(status(&"x".repeat(MAX_HEAD_BYTES)), "431");
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let request = b"GET /metrics HTTP/1.1\r\n\r\n";
+        for at in 0..request.len() {
+            for byte in 0..=255 {
+                let mut changed = *request;
+                changed[at] = byte;
+                let _ = parse(&changed); // any result will do, but no panic
+                let _ = parse(&changed[at..]);
+            }
+        }
     }
 }

@@ -13,19 +13,16 @@
 //! It knows no samples, and converts nothing. No kernel is run. ROCm has the same functions under other names, and was
 //! not tried on a device.
 //!
-//! Read `ring.rs` first, then `shared.rs` and `buffer.rs`. The tests run against the driver in `tests/fake_cuda`.
+//! Read `ring.rs` first, then `buffer.rs`. The tests run against the driver in `tests/fake_cuda`.
 
 mod buffer;
-mod bytes;
 mod driver;
 mod parts;
 mod ring;
-mod shared;
 
-pub use bytes::DeviceBytes;
 pub use driver::{Driver, Pin};
 pub use parts::Parts;
-pub use ring::{Ring, Slot};
+pub use ring::{DeviceBytes, Ring, Slot};
 
 #[cfg(test)]
 mod tests;

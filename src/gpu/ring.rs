@@ -1,18 +1,20 @@
 //! A ring of buffers on a device, with a stream that fills them.
+//! Its threads share its state, with which the bytes of batches outlive it.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use dlfs_base::error::{Error, ErrorKind, Result, invalid};
-use dlfs_base::process::Forked;
-use dlfs_base::threads::{self, Thread};
-
+use crate::Driver;
 use crate::buffer::SlotMemory;
-use crate::bytes::{DeviceBytes, Held};
-use crate::driver::Driver;
+use crate::driver::Handle;
 use crate::parts::Parts;
-use crate::shared::RingShared;
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
+use dlfs_base::process::{Condvar, Forked, Mutex};
+use dlfs_base::threads::{self, Fate, Thread};
+use dlfs_base::units::deadline;
 
 /// Buffers on one device, which batches are copied into in turn.
 ///
@@ -145,5 +147,317 @@ impl Drop for Slot {
     }
 }
 
+/// A device, its stream, and the buffers that nobody has.
+pub(crate) struct RingShared {
+    pub(crate) driver: &'static Driver,
+    pub(crate) ordinal: u32,
+    context: Handle,
+    /// The stream of all copies.
+    pub(crate) stream: Handle,
+    pub(crate) num_slots: usize,
+    state: Mutex<RingState>,
+    /// A buffer was returned, or the ring has failed.
+    returned: Condvar,
+    /// A copy was started, or the ring is dropped.
+    started: Condvar,
+    pub(crate) fate: Fate,
+    pub(crate) staged_bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct RingState {
+    free: VecDeque<SlotMemory>,
+    /// Copies in the order of the stream.
+    copies: VecDeque<HostCopy>,
+    failed: Option<Error>,
+    is_dropped: bool,
+}
+
+/// A copy that the device may not have done.
+struct HostCopy {
+    copied: Handle,
+    /// The owners of the memory that is read and of the buffer.
+    _owners: Box<dyn Send>,
+}
+
+impl RingShared {
+    /// A device with `num_slots` empty buffers.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(
+        driver: &'static Driver,
+        ordinal: u32,
+        num_slots: usize,
+    ) -> Result<RingShared> {
+        let context = driver.context(ordinal)?;
+        let shared = RingShared {
+            driver,
+            ordinal,
+            context,
+            stream: driver.within(context, || driver.new_stream())?,
+            num_slots,
+            state: Mutex::default(),
+            returned: Condvar::default(),
+            started: Condvar::default(),
+            fate: Fate::default(),
+            staged_bytes: AtomicU64::new(0),
+        };
+        for _ in 0..num_slots {
+            let memory = shared.run(SlotMemory::new)?;
+            shared.give_back(memory);
+        }
+        Ok(shared)
+    }
+
+    /// The device's name, as frameworks write it.
+    pub(crate) fn device(&self) -> String {
+        format!("{}:{}", self.driver.name(), self.ordinal)
+    }
+
+    /// Does `work` in the context of the device, which errors then name.
+    pub(crate) fn run<T>(&self, work: impl FnOnce(&'static Driver) -> Result<T>) -> Result<T> {
+        let done = self.driver.within(self.context, || work(self.driver));
+        done.map_err(|error| error.target(self.device()))
+    }
+
+    /// A buffer that is free within `limit`.
+    ///
+    /// # Errors
+    /// The first failure of the ring.
+    pub(crate) fn take(&self, limit: Duration) -> Result<Option<SlotMemory>> {
+        let until = deadline(Instant::now(), limit);
+        let mut is_late = false;
+        loop {
+            self.reap();
+            let mut state = self.state.lock();
+            if let Some(error) = &state.failed {
+                return Err(error.to_others());
+            }
+            if let Some(error) = self.fate.died() {
+                return Err(error);
+            }
+            // Memory that is there already first: a ring grows only with the buffers that are in use together.
+            let filled = state.free.iter().position(SlotMemory::is_allocated);
+            let free = state.free.remove(filled.unwrap_or(0));
+            if free.is_some() || is_late {
+                return Ok(free);
+            }
+            is_late = self.returned.wait_until(state, until).1;
+        }
+    }
+
+    /// Keeps `owners` until the copies in front of the event `copied` are done.
+    pub(crate) fn keep(&self, copied: Handle, owners: Box<dyn Send>) {
+        self.state.lock().copies.push_back(HostCopy { copied, _owners: owners });
+        self.started.notify_all();
+    }
+
+    /// Lets the thread that polls end when no copies are left.
+    pub(crate) fn end(&self) {
+        self.state.lock().is_dropped = true;
+        self.started.notify_all();
+    }
+
+    pub(crate) fn give_back(&self, memory: SlotMemory) {
+        self.state.lock().free.push_back(memory);
+        self.returned.notify_all();
+    }
+
+    /// Makes all later calls fail with `error`, unless others have made them fail before.
+    pub(crate) fn fail(&self, error: Error) {
+        self.state.lock().failed.get_or_insert(error);
+        self.returned.notify_all();
+    }
+
+    /// Drops the memory of the copies that are done; of all, if the ring has failed. Returns their number.
+    fn reap(&self) -> usize {
+        let mut done = Vec::new();
+        let mut state = self.state.lock();
+        if state.copies.is_empty() {
+            return 0;
+        }
+        let asked = self.run(|driver| {
+            while let Some(oldest) = state.copies.front()
+                && driver.has_passed(oldest.copied)?
+            {
+                done.extend(state.copies.pop_front());
+            }
+            Ok(())
+        });
+        if let Err(error) = asked {
+            state.failed.get_or_insert(error);
+            self.returned.notify_all();
+        }
+        if state.failed.is_some() {
+            done.extend(state.copies.drain(..));
+        }
+        drop(state);
+        done.len() // dropped without the lock, which their buffers take
+    }
+
+    /// Polls copies until the ring is dropped and none is left.
+    pub(crate) fn poll(&self) {
+        let _ = self.driver.make_current(self.context); // saves a change for each call
+        let mut pause = LEAST_PAUSE;
+        loop {
+            let mut state = self.state.lock();
+            while state.copies.is_empty() {
+                if state.is_dropped {
+                    return;
+                }
+                state = self.started.wait(state);
+            }
+            drop(state);
+            if self.reap() > 0 {
+                pause = LEAST_PAUSE;
+            } else {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(MOST_PAUSE);
+            }
+        }
+    }
+}
+
+impl Drop for RingShared {
+    fn drop(&mut self) {
+        if !self.driver.is_ours() {
+            return;
+        }
+        let free = std::mem::take(&mut self.state.lock().free);
+        let ended = self.run(|driver| {
+            free.into_iter().try_for_each(|memory| memory.end(driver))?;
+            driver.destroy_stream(self.stream)
+        });
+        let _ = ended; // of a lost device, or at the process's end, nothing is left
+    }
+}
+
+/// A batch's bytes on a device. Clones share them; the buffer returns to its ring when the last one is dropped, and the
+/// device has done what the consumer's streams had been given before.
+#[derive(Clone)]
+pub struct DeviceBytes(Arc<Lease>);
+
+/// The consumer's right to a buffer.
+struct Lease(Arc<Held>);
+
+/// A buffer that is filled, and held by the consumer, the copy, or both.
+pub(crate) struct Held {
+    pub(crate) shared: Arc<RingShared>,
+    /// `None` once returned.
+    memory: Mutex<Option<SlotMemory>>,
+    address: u64,
+    len: usize,
+    arrays: Vec<Range<usize>>,
+}
+
+impl DeviceBytes {
+    /// The handle of the consumer on what `held` has.
+    pub(crate) fn of(held: &Arc<Held>) -> DeviceBytes {
+        DeviceBytes(Arc::new(Lease(Arc::clone(held))))
+    }
+
+    /// The address on the device, a multiple of 256.
+    pub fn address(&self) -> u64 {
+        self.0.0.address
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.0.0.len
+    }
+
+    /// Returns whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address and length of array number `nth` of the [`Parts`](crate::Parts) that were copied.
+    pub fn array(&self, nth: usize) -> Option<(u64, usize)> {
+        let array = self.0.0.arrays.get(nth)?;
+        Some((self.address() + array.start as u64, array.len()))
+    }
+
+    /// The number of the device.
+    pub fn ordinal(&self) -> u32 {
+        self.0.0.shared.ordinal
+    }
+
+    /// The driver of the device.
+    pub fn driver(&self) -> &'static Driver {
+        self.0.0.shared.driver
+    }
+
+    /// Lets later work of the consumer's `stream` begin behind the copy; 0 is the default stream. The buffer is not
+    /// written again before the work that the stream has when the last clone is dropped. Does not wait on the host.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the stream does not exist. `DeviceLost`. `Unsupported`: the process is a forked child.
+    pub fn ready_on(&self, stream: u64) -> Result<()> {
+        let Held { shared, memory, .. } = &*self.0.0;
+        shared.driver.check_ours()?;
+        let mut memory = memory.lock();
+        let memory = memory.as_mut().expect("returned by the last handle only");
+        shared.run(|driver| memory.wait_on(driver, stream as usize))
+    }
+
+    /// Waits on the host until the bytes are there.
+    ///
+    /// # Errors
+    /// As [`DeviceBytes::ready_on`].
+    pub fn wait(&self) -> Result<()> {
+        let Held { shared, memory, .. } = &*self.0.0;
+        shared.driver.check_ours()?;
+        let copied = memory.lock().as_ref().expect("returned by the last handle only").copied;
+        shared.run(|driver| driver.synchronize(copied))
+    }
+}
+
+impl std::fmt::Debug for DeviceBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DeviceBytes({} bytes on {})", self.len(), self.0.0.shared.device())
+    }
+}
+
+impl Held {
+    pub(crate) fn new(
+        shared: Arc<RingShared>,
+        memory: SlotMemory,
+        len: usize,
+        arrays: Vec<Range<usize>>,
+    ) -> Arc<Held> {
+        let address = memory.address;
+        Arc::new(Held { shared, memory: Mutex::new(Some(memory)), address, len, arrays })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let Held { shared, memory, .. } = &*self.0;
+        if !shared.driver.is_ours() {
+            return; // a forked child: the parent has it
+        }
+        if let Some(memory) = memory.lock().as_mut()
+            && let Err(error) = shared.run(|driver| memory.release(driver))
+        {
+            shared.fail(error); // the buffer cannot be written safely any more
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.shared.driver.is_ours()
+            && let Some(memory) = self.memory.lock().take()
+        {
+            self.shared.give_back(memory);
+        }
+    }
+}
+
 /// The timeout for the copies of a dropped ring.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pauses between two looks at the oldest copy, which take a processor little: a batch takes about a millisecond.
+const LEAST_PAUSE: Duration = Duration::from_micros(50);
+const MOST_PAUSE: Duration = Duration::from_millis(1);

@@ -10,8 +10,6 @@
 
 mod load;
 mod names;
-mod order;
-mod rows;
 mod values;
 
 use std::net::{IpAddr, SocketAddr};
@@ -35,9 +33,7 @@ use crate::shards::ShardOptions;
 use crate::store::StoreOptions;
 use crate::tier::{Policy, Stop};
 
-pub use load::{Load, Read};
-pub use order::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Order, Tokens};
-pub use rows::Rows;
+pub use load::{DEFAULT_EXCHANGE, DEFAULT_GROUP, Kind, Load, Order, Read, Rows, Tokens};
 pub use values::{Choice, Named, Seconds, Size};
 
 /// How to connect to namespaces, and how to read files and folders.

@@ -15,9 +15,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::units::{Epoch, SampleId};
 
 use super::batch::{Batch, SampleLocation};
-use super::fetch::{Fetch, Merge, SampleRequest};
+use super::fetch::{Fetch, Merge, SamplePlans, SampleRequest};
 use super::pump::Fetched;
-use super::sample_plans::SamplePlans;
 use super::watch::{Call, Watch};
 use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
 

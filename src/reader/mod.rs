@@ -1,7 +1,7 @@
 //! Reads samples: turns a batch of ids into few large reads, and verifies the data.
 //!
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an order
-//! on its own thread. `fetch` plans reads, `sample_plans` keeps the memory of plans, `pump` submits and polls
+//! on its own thread. `fetch` plans reads, `pump` submits and polls
 //! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `gather` reads thousands of
 //! scattered samples, `sample_ranges` parts of large samples, and `range` whole ranges of a namespace. These modules
 //! do not depend on an engine.
@@ -33,12 +33,9 @@ mod batch;
 mod fetch;
 mod gather;
 mod in_flight;
-mod piece_tables;
 mod pump;
 mod range;
-mod sample_plans;
 mod sample_ranges;
-mod stale;
 #[cfg(feature = "unverified")]
 pub mod unverified;
 mod watch;
@@ -60,12 +57,12 @@ pub use sample_ranges::{Ranges, SampleRange};
 pub use watch::Watch;
 
 pub(crate) use batch::{BatchOfSource, SampleLocation};
-pub(crate) use fetch::{Fetch, Geometry, Merge, SampleRequest, plan_chunk, plan_whole_chunk};
-pub(crate) use piece_tables::PieceTables;
+pub(crate) use fetch::{
+    Fetch, Geometry, Merge, SamplePlans, SampleRequest, plan_chunk, plan_whole_chunk,
+};
 pub(crate) use pump::{Fetched, Pump};
-pub(crate) use range::RangeReader;
-pub(crate) use sample_plans::SamplePlans;
-pub(crate) use stale::{read_superblocks, stale_error};
+pub(crate) use range::{RangeReader, read_superblocks, stale_error};
+pub(crate) use sample_ranges::PieceTables;
 pub(crate) use watch::{TICK, interrupted, timed_out};
 
 use watch::Call;

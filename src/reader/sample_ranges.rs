@@ -11,21 +11,23 @@
 //!
 //! A plain folder has no checksums of pieces, so a range that leaves out a piece of a large file is not verified.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::{Condvar, Mutex};
+
+use super::fetch::{Fetch, plan_chunk};
+use super::pump::Fetched;
+use super::watch::{Call, Watch, timed_out};
+use super::{Batch, FETCH_LEN_BYTES, Reader, not_in_directory};
 use crate::buf::SharedBuf;
 use crate::checksum::crc32c;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::pieces::{PIECE_BYTES, num_pieces, piece_len, whole};
 use crate::format::{ChunkHeader, Extent};
 use crate::units::SampleId;
-
-use super::fetch::{Fetch, plan_chunk};
-use super::pump::Fetched;
-use super::watch::{Call, Watch, timed_out};
-use super::{Batch, FETCH_LEN_BYTES, Reader, not_in_directory};
 
 /// A range of a sample's record, in bytes. Bytes beyond the record's end are left out, as by `pread`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -459,8 +461,105 @@ fn of_bytes(error: &Error, bytes: &Range<u32>, wanted: &Wanted) -> Error {
     Error::new(error.kind(), text).sample(wanted.id).hint(hint)
 }
 
+/// Checksums of pieces, shared by the readers of one data set. At most [`MAX_SUMS`] are kept: the oldest tables are
+/// evicted first, and the newest stays even if it alone is longer.
+#[derive(Default)]
+pub(crate) struct PieceTables {
+    known: Mutex<Known>,
+    learned: Condvar,
+}
+
+#[derive(Default)]
+struct Known {
+    tables: HashMap<SampleId, Arc<[u32]>>,
+    /// In the order of insertion.
+    order: VecDeque<SampleId>,
+    num_sums: usize,
+    /// Samples that a thread is reading whole, since their chunks have no checksums of pieces.
+    learning: HashSet<SampleId>,
+}
+
+/// The exclusive task to compute the checksums of a sample's pieces; other threads wait until it is dropped.
+pub(crate) struct Lesson<'a> {
+    tables: &'a PieceTables,
+    id: SampleId,
+}
+
+impl PieceTables {
+    pub(crate) fn get(&self, id: SampleId) -> Option<Arc<[u32]>> {
+        self.known.lock().tables.get(&id).cloned()
+    }
+
+    pub(crate) fn insert(&self, id: SampleId, table: Arc<[u32]>) {
+        let mut known = self.known.lock();
+        known.num_sums += table.len();
+        match known.tables.insert(id, table) {
+            Some(before) => known.num_sums -= before.len(),
+            None => known.order.push_back(id),
+        }
+        while known.num_sums > MAX_SUMS && known.order.len() > 1 {
+            let oldest = known.order.pop_front().expect("there are two");
+            let table = known.tables.remove(&oldest).expect("it is listed once, while it is there");
+            known.num_sums -= table.len();
+        }
+    }
+
+    /// Begins the task for a sample, unless another thread has begun it.
+    pub(crate) fn begin(&self, id: SampleId) -> Option<Lesson<'_>> {
+        // Two statements, since dropping a `Lesson` takes the same lock.
+        let begins = self.known.lock().learning.insert(id);
+        begins.then(|| Lesson { tables: self, id })
+    }
+
+    /// Waits until the task for this sample ends, or until the deadline `until`. Returns early when the task for
+    /// another sample ends, so the caller looks again.
+    pub(crate) fn wait(&self, id: SampleId, until: Instant) {
+        let mut known = self.known.lock();
+        if known.learning.contains(&id) {
+            self.learned.wait_until(&mut known, until);
+        }
+    }
+}
+
+impl Drop for Lesson<'_> {
+    fn drop(&mut self) {
+        self.tables.known.lock().learning.remove(&self.id);
+        self.tables.learned.notify_all();
+    }
+}
+
 /// The number of headers read together: usually of 4 KiB each.
 const HEADERS_AT_ONCE: usize = 1024;
 
 /// The number of fetches of 4 MiB in flight while a sample is read whole.
 const LESSONS_AT_ONCE: usize = 4;
+
+/// 4 MiB of checksums, for 256 GiB of samples.
+const MAX_SUMS: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_tables_go_when_there_are_too_many_checksums() {
+        let tables = PieceTables::default();
+        for id in 0..3 {
+            tables.insert(SampleId(id), vec![id as u32; MAX_SUMS / 2].into());
+            tables.insert(SampleId(id), vec![id as u32; MAX_SUMS / 2].into());
+        }
+        let is_there = |id| tables.get(SampleId(id)).is_some();
+        assert_eq!([0, 1, 2].map(is_there), [false, true, true]);
+        tables.insert(SampleId(9), vec![0; 2 * MAX_SUMS].into());
+        assert!(is_there(9), "the newest one stays, however long it is");
+    }
+
+    #[test]
+    fn one_thread_learns_a_sample_and_a_lesson_that_fails_goes_to_another() {
+        let tables = PieceTables::default();
+        let lesson = tables.begin(SampleId(1)).expect("nobody has begun");
+        assert!(tables.begin(SampleId(1)).is_none() && tables.begin(SampleId(2)).is_some());
+        drop(lesson);
+        assert!(tables.begin(SampleId(1)).is_some());
+    }
+}

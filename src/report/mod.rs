@@ -8,11 +8,8 @@
 //! Invariants: memory is bounded for any length of run; the parts of a wait add up to the wait, and all parts
 //! of a run to its time.
 //!
-//! Read `cause.rs` first, then `timeline.rs`.
+//! Read `timeline.rs` first.
 
-mod advice;
-mod cause;
-mod json;
 mod page;
 mod run;
 pub mod text;
@@ -20,8 +17,7 @@ mod timeline;
 mod trace;
 
 pub use crate::metrics::{Place, PlaceBytes};
-pub use cause::{Cause, Stalls};
 pub use run::{Facts, Reads, Report, StoreUse, TierUse};
 pub(crate) use timeline::Delivered;
-pub use timeline::{Counts, Epoch, Timeline};
+pub use timeline::{Cause, Counts, Epoch, Stalls, Timeline};
 pub(crate) use trace::{Event, Events, What, to_json as trace_to_json};

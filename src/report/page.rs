@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use super::cause::Cause;
 use super::run::{Report, StoreUse};
 use super::text::{bytes, count, duration, percent, share};
-use super::timeline::{Counts, Epoch, Timeline};
+use super::timeline::{Cause, Counts, Epoch, Timeline};
 use crate::metrics::{Histogram, Place};
 
 impl Report {

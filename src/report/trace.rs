@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::cause::{Cause, Stalls};
-use super::timeline::Timeline;
+use super::timeline::{Cause, Stalls, Timeline};
 
 /// A span of time on one of the two threads, or a count at one moment, `begin`.
 #[derive(Debug, Clone, Copy)]

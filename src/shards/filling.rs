@@ -18,10 +18,8 @@ use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
 use crate::assemble::assemble;
-use crate::index::ShardIndex;
-use crate::reader::ShardReader;
-use crate::sample::ShardSample;
-use crate::set::ShardSet;
+use crate::index::{ShardIndex, ShardSample};
+use crate::set::{ShardReader, ShardSet};
 
 /// The right of a rank to write shards into an image. Threads share it.
 pub struct ShardFilling {

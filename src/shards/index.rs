@@ -14,18 +14,17 @@
 //!
 //! A sample's offset is that of its first byte in the shard behind that of its run, plus 1; 0: not to be read alone.
 
+use serde::{Deserialize, Serialize};
+
 use dlfs_base::checksum::crc32c;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
-use dlfs_format::format::columns::{ColumnSpec, ColumnTable, RowValues, Value};
+use dlfs_format::format::columns::{ColumnSpec, ColumnTable, OwnedValue, RowValues, Value};
 use dlfs_format::format::cursor::{Cursor, label_code, label_of, put_number, put_string};
 use dlfs_format::format::geometry::MAX_NAME_BYTES;
-use dlfs_format::format::meta::check_label;
+use dlfs_format::format::table::check_label;
 use dlfs_import::import::sources::sample_stream::StreamPlace;
 use dlfs_import::import::{BadEntry, BadReason};
-use serde::{Deserialize, Serialize};
-
-use crate::sample::ShardSample;
 
 /// The samples of a shard.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -324,6 +323,21 @@ fn common_prefix(names: &[Vec<u8>]) -> &[u8] {
     &first[..others.iter().map(same).min().unwrap_or(first.len())]
 }
 
+/// A sample of a shard; its record is in the buffer that the caller has given.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardSample {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Its label, if it has one.
+    pub label: Option<i64>,
+    /// Length of its record in bytes.
+    pub len_bytes: u32,
+    /// CRC32C of its record.
+    pub crc32c: u32,
+    /// Values of the typed columns.
+    pub values: Vec<OwnedValue>,
+}
+
 const MAGIC: &[u8; 8] = b"DLFSSHIX";
 const VERSION: u32 = 1;
 /// The bytes of a run's records, as long as runs can begin anywhere: those of a chunk of an import, so that windows and
@@ -336,8 +350,9 @@ pub(crate) const MAX_RUN_SAMPLES: u32 = 65_535;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn sample(number: u64) -> ShardSample {
         let name = format!("shard/{number}").into_bytes();

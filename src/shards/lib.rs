@@ -35,26 +35,19 @@
 //! Every shard is read as a stream: as `dlfs import` reads shards of a store. So a later member of a tar that has the
 //! name of an earlier one is a bad entry, and the first sample defines the fields of WebDataset shards.
 //!
-//! Read `set.rs` first, then `reader.rs`, `index.rs` and `namespace.rs`.
+//! Read `set.rs` first, then `index.rs` and `namespace.rs`.
 
 mod assemble;
 mod filling;
 mod index;
-mod indexing;
 mod kept;
 mod namespace;
-mod pack;
-mod reader;
-mod sample;
 mod set;
 
 pub use assemble::{ShardImage, assemble};
 pub use dlfs_import::import::shards::Shard;
 pub use filling::{CopyingReader, FilledShard, FillingShard, ShardFilling, image_to_fill};
-pub use index::{BadSample, Run, ShardIndex};
-pub use indexing::Indexed;
+pub use index::{BadSample, Run, ShardIndex, ShardSample};
 pub use kept::{KeptIndexes, KeptObjects, Making};
 pub use namespace::ShardNamespace;
-pub use reader::ShardReader;
-pub use sample::ShardSample;
-pub use set::{ShardOptions, ShardSet};
+pub use set::{Indexed, ShardOptions, ShardReader, ShardSet};

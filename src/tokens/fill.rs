@@ -11,8 +11,7 @@ use dlfs_base::units::SampleId;
 use dlfs_format::format::field_type::Element;
 use dlfs_order::order::budget::Pack;
 
-use crate::columns::{Columns, Piece};
-use crate::spans::Span;
+use crate::layout::{Columns, Piece, Span};
 use crate::{Layout, Segment};
 
 /// One document's bytes.

@@ -9,22 +9,13 @@
 //!
 //! Read `layout.rs` first, then `deal.rs`, which defines rows.
 
-mod best_fit;
-mod buckets;
-mod columns;
-mod count;
 mod deal;
 mod fill;
 mod layout;
-mod line;
 mod packer;
-mod phases;
-mod rooms;
-mod spans;
 mod windows;
 
-pub use columns::Columns;
-pub use count::{RowCounts, count_rows};
 pub use deal::RowDeal;
 pub use fill::{Arrays, Document, FillRules, TokenType, TokensMut, fill};
-pub use layout::{Layout, Segment};
+pub use layout::{Columns, Layout, Segment};
+pub use packer::{RowCounts, count_rows};

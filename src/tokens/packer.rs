@@ -1,16 +1,18 @@
-//! Packs the documents of an epoch into rows, in the order of positions.
+//! Packs the documents of an epoch into rows, in the order of positions, or counts them.
+//!
+//! For `concat` documents lie end to end: a row is a range of tokens, and shares its first one with the row before.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
+use serde::Serialize;
+
+use crate::layout::LayoutWriter;
+use crate::windows::Windows;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::permutation::Key;
 use dlfs_base::units::Epoch;
 use dlfs_order::order::budget::{Budget, Pack, RowPlace, RowSpec, wrong_place};
-
-use crate::layout::LayoutWriter;
-use crate::line::Line;
-use crate::phases::Phases;
-use crate::windows::Windows;
 
 /// The rows of an epoch, as far as they are known.
 #[derive(Debug, Clone)]
@@ -193,6 +195,253 @@ impl<T: Copy> Packer<T> {
             Rows::Windows(windows) => windows.forget_before(row),
         }
     }
+}
+
+/// The documents of an epoch, end to end.
+#[derive(Debug, Clone)]
+pub(crate) struct Line<T> {
+    /// The number of tokens so far.
+    len: u64,
+    /// The documents that reach behind token `keep_from`, without gaps.
+    placed: VecDeque<Placed<T>>,
+    keep_from: u64,
+}
+
+/// A document, which ends where the next one begins.
+#[derive(Debug, Clone)]
+struct Placed<T> {
+    /// The number of its first token.
+    start: u64,
+    /// Its position in the epoch.
+    position: u64,
+    document: T,
+}
+
+impl<T: Copy> Line<T> {
+    /// A line that goes on behind `len` tokens.
+    pub(crate) fn new(len: u64) -> Line<T> {
+        Line { len, placed: VecDeque::new(), keep_from: 0 }
+    }
+
+    /// The number of tokens so far.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Appends the documents at the positions from `first` on.
+    pub(crate) fn put(&mut self, first: u64, documents: &[T], tokens: &[u32]) {
+        let documents = (first..).zip(documents).zip(tokens);
+        for ((position, &document), &tokens) in documents.filter(|(_, tokens)| **tokens > 0) {
+            let start = self.len;
+            self.len += u64::from(tokens);
+            if self.len > self.keep_from {
+                self.placed.push_back(Placed { start, position, document });
+            }
+        }
+    }
+
+    /// Drops the documents before token `at`, now and later.
+    pub(crate) fn forget_before(&mut self, at: u64) {
+        self.keep_from = at;
+        while !self.placed.is_empty() && self.end_of(0) <= at {
+            self.placed.pop_front();
+        }
+    }
+
+    /// The position of the document that has token `at`, which is kept, and the number of its first token.
+    pub(crate) fn find(&self, at: u64) -> Option<(u64, u64)> {
+        let placed = self.placed.get(self.index_of(at)?)?;
+        (at < self.len).then_some((placed.position, placed.start))
+    }
+
+    /// Writes a row of tokens that are kept.
+    pub(crate) fn write(&self, row: Range<u64>, writer: &mut LayoutWriter<'_, T>) {
+        let first = self.index_of(row.start).unwrap_or(0);
+        for (index, placed) in self.placed.iter().enumerate().skip(first) {
+            if placed.start >= row.end {
+                break;
+            }
+            let from = row.start.saturating_sub(placed.start);
+            let len = self.end_of(index).min(row.end) - placed.start - from;
+            // Both are at most the document's tokens, so below 2^32.
+            writer.put(placed.position, placed.document, from as u32, len as u32);
+        }
+    }
+
+    /// The index of the last document that begins with token `at` or one before it.
+    fn index_of(&self, at: u64) -> Option<usize> {
+        self.placed.partition_point(|placed| placed.start <= at).checked_sub(1)
+    }
+
+    fn end_of(&self, index: usize) -> u64 {
+        self.placed.get(index + 1).map_or(self.len, |next| next.start)
+    }
+}
+
+/// The phases of an epoch.
+#[derive(Debug, Clone)]
+pub(crate) struct Phases {
+    /// For each phase, the tokens from which it begins, and the length of rows.
+    all: Vec<(u64, u32)>,
+    /// For each phase that has begun, its first row, and the tokens that the rows before count. Phases of a line have
+    /// all begun, since their rows are known.
+    begun: Vec<(u64, u64)>,
+}
+
+impl Phases {
+    /// The phases of documents that lie end to end.
+    pub(crate) fn of_line(budget: &Budget) -> Phases {
+        Phases { begun: budget.concat_starts(), ..Phases::not_begun(budget) }
+    }
+
+    /// The phases of windows that are packed from `place` on, or from the epoch's start.
+    pub(crate) fn of_windows(budget: &Budget, place: Option<&RowPlace>) -> Phases {
+        let mut phases = Phases::not_begun(budget);
+        let (row, tokens) = place.map_or((0, 0), |place| (place.rows, place.tokens));
+        phases.begin(row, tokens);
+        phases
+    }
+
+    fn not_begun(budget: &Budget) -> Phases {
+        let first = u32::try_from(budget.tokens - 1).expect("a checked capacity");
+        let later = budget.phases.iter().map(|phase| (phase.from, phase.seq_len));
+        Phases { all: std::iter::once((0, first)).chain(later).collect(), begun: Vec::new() }
+    }
+
+    /// Begins the phases that begin with a window: with its first `row`, before which rows count `tokens`.
+    pub(crate) fn begin(&mut self, row: u64, tokens: u64) {
+        let next = self.all[self.begun.len()..].iter();
+        let count = next.take_while(|(from, _)| *from <= tokens).count();
+        self.begun.extend(std::iter::repeat_n((row, tokens), count));
+    }
+
+    /// The phase of a row that is known.
+    pub(crate) fn at(&self, row: u64) -> usize {
+        self.begun.partition_point(|(first, _)| *first <= row).saturating_sub(1)
+    }
+
+    /// The length of rows in a phase.
+    pub(crate) fn len(&self, phase: usize) -> u32 {
+        self.all[phase].1
+    }
+
+    /// The phase that has begun last.
+    pub(crate) fn last(&self) -> usize {
+        self.begun.len() - 1
+    }
+
+    /// The first row of the next phase behind `row`, if one has begun.
+    pub(crate) fn next_start(&self, row: u64) -> Option<u64> {
+        let next = self.begun.partition_point(|(first, _)| *first <= row);
+        self.begun.get(next).map(|(first, _)| *first)
+    }
+
+    /// The tokens that the rows before `row` count.
+    pub(crate) fn tokens_before(&self, row: u64) -> u64 {
+        let phase = self.at(row);
+        let (first, tokens) = self.begun[phase];
+        let len = u64::from(self.len(phase));
+        tokens.saturating_add(row.saturating_sub(first).saturating_mul(len))
+    }
+
+    /// The last row of a line that begins with token `at` or one before it.
+    pub(crate) fn row_at(&self, at: u64) -> u64 {
+        let phase = self.begun.partition_point(|(_, tokens)| *tokens <= at) - 1;
+        let (first, tokens) = self.begun[phase];
+        first + (at - tokens) / u64::from(self.len(phase))
+    }
+
+    /// The number of rows in each phase of an epoch of `rows`.
+    pub(crate) fn rows_of_each(&self, rows: u64) -> Vec<u64> {
+        let start = |phase| self.begun.get(phase).map_or(rows, |(first, _)| rows.min(*first));
+        (0..self.all.len()).map(|phase| start(phase + 1) - start(phase)).collect()
+    }
+}
+
+/// The rows and tokens of an epoch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RowCounts {
+    /// The number of rows.
+    pub rows: u64,
+    /// The documents that have tokens.
+    pub documents: u64,
+    /// Their tokens, with separators; also those that are dropped.
+    pub tokens: u64,
+    /// Columns of all rows. A row of one document is as wide as its bucket; in a batch it may be wider.
+    pub columns: u64,
+    /// Those without a token.
+    pub padding: u64,
+    /// Documents that lie in more than one piece: have several segments.
+    pub cuts: u64,
+    /// Tokens behind the last row.
+    pub dropped: u64,
+    /// The rows of each phase; the first one is the epoch's start.
+    pub phases: Vec<u64>,
+}
+
+/// Counts the rows of an epoch of `len` positions. `draw` appends the tokens of the documents at consecutive positions,
+/// without separators.
+///
+/// # Errors
+/// Errors of `draw`. A document that must not be cut is longer than a row.
+///
+/// # Panics
+/// The budget is not one of rows, or not [checked](Budget::check).
+pub fn count_rows(
+    budget: &Budget,
+    seed: u64,
+    epoch: Epoch,
+    len: u64,
+    mut draw: impl FnMut(Range<u64>, &mut Vec<u32>) -> Result<()>,
+) -> Result<RowCounts> {
+    let mut packer = Packer::<()>::new(budget, (seed, epoch), len, None);
+    packer.forget_before(u64::MAX);
+    let separator = packer.separator();
+    let is_concat = budget.rows.is_some_and(|rows| rows.pack == Pack::Concat);
+    let phases = packer.phases.clone(); // of a line, all have begun
+    let mut counts = RowCounts::default();
+    // The first row of the last document of `concat` that has tokens in several rows.
+    let mut cut_from = 0;
+    while !packer.is_over() {
+        let capacity = u64::from(packer.capacity());
+        packer.pack_next(&mut |range, documents: &mut Vec<()>, lengths: &mut Vec<u32>| {
+            draw(range, lengths)?;
+            documents.resize(lengths.len(), ());
+            for &len in lengths.iter().filter(|len| **len > 0) {
+                let start = counts.tokens;
+                counts.documents += 1;
+                counts.tokens += u64::from(len) + u64::from(separator);
+                let first = if is_concat { phases.row_at(start.saturating_sub(1)) } else { 0 };
+                let is_cut = if is_concat {
+                    first < phases.row_at(counts.tokens - 1)
+                } else {
+                    counts.tokens - start > capacity
+                };
+                if is_cut {
+                    counts.cuts += 1;
+                    cut_from = first;
+                }
+            }
+            Ok(())
+        })?;
+    }
+    counts.rows = packer.known();
+    counts.phases = packer.phases.rows_of_each(counts.rows);
+    if !is_concat {
+        counts.columns = packer.columns;
+        counts.padding = counts.columns - counts.tokens;
+        return Ok(counts);
+    }
+    let lens = (0..).map(|phase| u64::from(packer.phases.len(phase)) + 1);
+    counts.columns = counts.phases.iter().zip(lens).map(|(rows, len)| rows * len).sum();
+    if counts.rows == 0 {
+        counts.dropped = counts.tokens;
+    } else {
+        counts.dropped = counts.tokens - 1 - packer.phases.tokens_before(counts.rows);
+        // The last token of the last row also begins a row that is dropped.
+        counts.cuts -= u64::from(cut_from + 1 == counts.rows);
+    }
+    Ok(counts)
 }
 
 /// Positions drawn at once if documents are not packed by windows.

@@ -5,7 +5,7 @@ use crate::images::{Image, folder, sample};
 use crate::import_support::is_long;
 use dlfs::ErrorKind;
 use dlfs::directory::{Directory, DirectoryBuilder};
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::format::snapshot::{SectionKind, SnapshotHead};
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::superblock_set::{SuperblockCopies, select_generation};

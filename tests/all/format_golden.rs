@@ -44,7 +44,7 @@ fn types_of_fields_are_those_of_the_golden_image() {
 fn a_large_sample_has_the_checksums_of_its_pieces_as_in_the_golden_image() {
     let image = pieces();
     let record = image.sample(&image.open().0, 0);
-    let expected: Vec<u32> = record.chunks(256 << 10).map(dlfs::format::checksum::crc32c).collect();
+    let expected: Vec<u32> = record.chunks(256 << 10).map(dlfs::format::names::crc32c).collect();
     let (directory, _) = image.open();
     let chunk = directory.chunk(0);
     let header = ChunkHeader::parse(image.read(0, chunk.offset_bytes, chunk.len_bytes)).unwrap();
@@ -131,7 +131,7 @@ fn an_image_of_another_version_is_refused_as_such_and_unknown_features_as_they_a
     let with = |change: &dyn Fn(&mut [u8; 4096])| {
         let mut block = superblock.encode();
         change(&mut block);
-        let crc = dlfs::format::checksum::crc32c(&block[..4092]);
+        let crc = dlfs::format::names::crc32c(&block[..4092]);
         block[4092..].copy_from_slice(&crc.to_le_bytes());
         Superblock::parse(&block)
     };
@@ -213,6 +213,6 @@ fn a_commit_flushes_then_writes_the_others_then_namespace_0() {
 
 /// Sets the CRC32C at `at` to that of the bytes before `end`.
 fn reseal(bytes: &mut [u8], end: usize, at: usize) {
-    let crc = dlfs::format::checksum::crc32c(&bytes[..end]);
+    let crc = dlfs::format::names::crc32c(&bytes[..end]);
     bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
 }

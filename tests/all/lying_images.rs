@@ -8,7 +8,7 @@ use crate::images::{Image, folder, sample};
 use crate::import_support::{options, paths, tree};
 use dlfs::dataset::{Image as Opened, OpenOptions};
 use dlfs::directory::commit::reserve_current;
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::format::snapshot::{SectionKind, SnapshotHead};
 use dlfs::format::superblock::copy_offset;
 use dlfs::format::{CellRange, ChunkHeader, Pack, Space, Superblock};

@@ -15,12 +15,12 @@ const STRUCTS: [(&str, &str); 9] = [
     ("mod", "Store"),
     ("load", "Read"),
     ("load", "Load"),
-    ("order", "Order"),
-    ("order", "Tokens"),
+    ("load", "Order"),
+    ("load", "Tokens"),
 ];
 
 /// The struct of rows of tokens: Python's functions have its options as parameters.
-const ROWS: (&str, &str) = ("rows", "Rows");
+const ROWS: (&str, &str) = ("load", "Rows");
 
 /// C's structs.
 const C_STRUCTS: [&str; 3] = ["MountOptions", "SequenceOptions", "TokensOptions"];
@@ -111,7 +111,7 @@ fn the_defaults_that_are_told_are_those_of_the_library() {
         }
     }
     assert!(told >= 10, "C tells {told} defaults");
-    let library = read("src/options/order.rs");
+    let library = read("src/options/load.rs");
     assert!(library.contains(&format!("[default: {DEFAULT_GROUP}]")));
     assert!(library.contains(&format!("[default: {DEFAULT_EXCHANGE}]")));
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dlfs::ErrorKind;
 use dlfs::address::Address;
 use dlfs::dataset::{Dataset, Image, OpenOptions, Options, SampleRange};
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::format::pieces::{PIECE_BYTES, PIECED_ABOVE_BYTES};
 use dlfs::format::{ChunkHeader, Pack};
 use dlfs::import::{

@@ -378,7 +378,7 @@ impl Image {
     pub fn sample(&self, directory: &Directory, id: u64) -> Vec<u8> {
         let extent = directory.extent(SampleId(id)).unwrap();
         let bytes = self.read(extent.namespace, extent.offset_bytes, extent.len_bytes.into());
-        assert_eq!(dlfs::format::checksum::crc32c(bytes), extent.crc32c, "sample {id}");
+        assert_eq!(dlfs::format::names::crc32c(bytes), extent.crc32c, "sample {id}");
         bytes.to_vec()
     }
 }

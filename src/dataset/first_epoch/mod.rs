@@ -19,7 +19,6 @@
 //! Read this file first, then `lane.rs`, the thread of a lane.
 
 mod lane;
-mod window;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,8 +41,7 @@ use crate::shards::{ShardFilling, ShardSet};
 use crate::threads::{self, Fate, Thread};
 use crate::units::{Epoch, Generation};
 
-use lane::{LaneWork, OfLanes};
-use window::Window;
+use lane::{LaneWork, OfLanes, Window};
 
 /// Batches of the first epoch over shards. Dropping it ends its threads.
 pub struct FirstEpoch {

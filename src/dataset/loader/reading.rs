@@ -12,7 +12,7 @@ use crate::reader::Batch;
 use crate::tokens::Layout;
 use crate::units::SampleId;
 
-use crate::dataset::over::Over;
+use crate::dataset::sampler::Over;
 
 /// The reader of a run.
 pub(super) enum Reading {

@@ -12,7 +12,7 @@ use crate::store::{Reader, Staged, Store, StoreStats, Ticket};
 use crate::units::Epoch;
 
 use super::Loader;
-use crate::dataset::store::reader_of;
+use crate::dataset::peers::reader_of;
 
 /// A loader's registration as a reader of the store, while the data set is open.
 #[derive(Clone)]

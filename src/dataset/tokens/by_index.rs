@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::dataset::Sampler;
-use crate::dataset::over::Over;
+use crate::dataset::sampler::Over;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::{Layouts, LoaderOptions};

@@ -4,19 +4,18 @@ use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
-use crate::directory::aside::{ChecksumsAside, KeepsAside};
-use crate::directory::columns::{Checkpoint, Columns, LOST, PAGE, RawChunk, STRIDE, Walk};
-use crate::directory::deleted::DeletedSet;
-use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
-use crate::directory::names::Names;
-use crate::directory::names_writer::NamesWriter;
+use crate::directory::columns::{
+    Checkpoint, ChecksumsAside, Columns, KeepsAside, LOST, PAGE, RawChunk, STRIDE, Walk,
+};
+use crate::directory::ids::DeletedSet;
+use crate::directory::names::{Names, NamesWriter};
 use crate::directory::tree::{Tree, TreeEntry};
-use crate::directory::typed::TypedColumns;
+use crate::directory::typed::{LabelRange, Labels, NO_LABEL, TypedColumns};
 use crate::directory::{Bytes, Column, Directory, IdSet, ImageMetadata, Learned};
-use crate::format::checksum::fingerprint;
 use crate::format::columns::{ColumnSpec, ColumnTable, RowValues, Value};
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_SAMPLES;
+use crate::format::names::fingerprint;
 use crate::format::{
     CellRange, ChunkHead, ChunkHeader, FieldTypes, FormatError, ImageLayout, Part, Placement,
 };
@@ -364,7 +363,7 @@ impl DirectoryBuilder {
         self.classes = classes;
     }
 
-    /// Adds the imported objects, as groups of [`crate::format::origins`].
+    /// Adds the imported objects, as groups of [`crate::format::record`].
     pub fn add_origins(&mut self, groups: &[u8]) {
         self.origins.extend_from_slice(groups);
     }

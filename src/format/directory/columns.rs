@@ -2,19 +2,24 @@
 //!
 //! Offsets are not stored. They are computed from the lengths, by the chunk builder's layout rule, starting at the
 //! nearest checkpoint before the sample.
+//!
+//! Columns share their memory ([`Bytes`]). The checksum column can be kept outside memory while a directory is built,
+//! since only the snapshot needs it during an import. Pure: the caller provides the storage ([`KeepsAside`]).
 
-use std::ops::Range;
+use std::fmt::Debug;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::directory::aside::ChecksumsAside;
-use crate::directory::{Bytes, Directory};
+use crate::directory::Directory;
 use crate::format::chunk::ChunkId;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::MAX_CHUNK_SAMPLES;
+use crate::format::names::crc32c_append;
 use crate::format::{CellRange, Extent, FormatError, ImageLayout, Pack};
+use dlfs_base::buf::{IoBuf, SealedBytes, SharedBuf};
 use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// One chunk in the chunk table of a snapshot.
@@ -435,8 +440,152 @@ impl Iterator for ChunkSamples<'_> {
     }
 }
 
+/// Shared, immutable bytes: a slice of a buffer that was read from media, built in memory, or mapped from another
+/// process.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<Owner>,
+    range: Range<usize>,
+}
+
+enum Owner {
+    Heap(Vec<u8>),
+    Shared(SharedBuf),
+    Sealed(Arc<SealedBytes>),
+}
+
+impl Bytes {
+    /// `first`, followed by `second`.
+    pub(crate) fn joined(first: &[u8], second: Vec<u8>) -> Bytes {
+        if first.is_empty() {
+            return second.into();
+        }
+        let mut both = Vec::with_capacity(first.len() + second.len());
+        both.extend_from_slice(first);
+        both.extend_from_slice(&second);
+        both.into()
+    }
+
+    /// The subslice `range`; `None` if it exceeds the bytes.
+    pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
+        self.get(range.clone())?;
+        let start = self.range.start;
+        Some(Bytes { owner: self.owner.clone(), range: start + range.start..start + range.end })
+    }
+
+    /// The bytes as items of an unaligned type; a partial item at the end is ignored.
+    #[inline]
+    pub(crate) fn items<T: FromBytes + Immutable + KnownLayout>(&self) -> &[T] {
+        let bytes: &[u8] = self;
+        let whole = bytes.len() - bytes.len() % size_of::<T>();
+        <[T]>::ref_from_bytes(&bytes[..whole]).expect("whole items of an unaligned type")
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match &*self.owner {
+            Owner::Heap(bytes) => &bytes[self.range.clone()],
+            Owner::Shared(bytes) => &bytes[self.range.clone()],
+            Owner::Sealed(bytes) => &bytes[self.range.clone()],
+        }
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Heap(bytes)), range }
+    }
+}
+
+impl From<SharedBuf> for Bytes {
+    fn from(bytes: SharedBuf) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Shared(bytes)), range }
+    }
+}
+
+impl From<Arc<SealedBytes>> for Bytes {
+    fn from(bytes: Arc<SealedBytes>) -> Bytes {
+        let range = 0..bytes.len();
+        Bytes { owner: Arc::new(Owner::Sealed(bytes)), range }
+    }
+}
+
+impl From<IoBuf> for Bytes {
+    fn from(bytes: IoBuf) -> Bytes {
+        bytes.freeze().into()
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.len())
+    }
+}
+
+/// Storage for the bytes of a column, for example a temporary file.
+pub trait KeepsAside: Debug + Send + Sync {
+    /// Appends bytes.
+    fn append(&mut self, bytes: &[u8]);
+
+    /// Fills `out` with the bytes from `at` on.
+    ///
+    /// # Errors
+    /// The bytes cannot be read.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError>;
+}
+
+/// The checksums of a directory under construction, in external storage.
+#[derive(Debug)]
+pub(super) struct ChecksumsAside {
+    pub(super) kept: Box<dyn KeepsAside>,
+    /// Checksums not yet appended to `kept`.
+    buffer: Vec<u8>,
+    pub(super) len_bytes: u64,
+    pub(super) crc32c: u32,
+    /// The last nonzero checksum of an empty sample, which is an error; 0 if there is none.
+    wrong: u32,
+}
+
+impl ChecksumsAside {
+    pub(super) fn new(kept: Box<dyn KeepsAside>) -> ChecksumsAside {
+        ChecksumsAside { kept, buffer: Vec::new(), len_bytes: 0, crc32c: 0, wrong: 0 }
+    }
+
+    /// Adds the checksum of a sample of `len` bytes.
+    pub(super) fn push(&mut self, len: u32, crc32c: u32) {
+        if len == 0 && crc32c != 0 {
+            self.wrong = crc32c;
+        }
+        self.buffer.extend_from_slice(&crc32c.to_le_bytes());
+        if self.buffer.len() >= BUFFER_BYTES {
+            self.flush();
+        }
+    }
+
+    /// Appends the buffered checksums to `kept`. Call before `kept` is read.
+    pub(super) fn flush(&mut self) {
+        self.kept.append(&self.buffer);
+        self.crc32c = crc32c_append(self.crc32c, &self.buffer);
+        self.len_bytes += self.buffer.len() as u64;
+        self.buffer = Vec::new();
+    }
+
+    /// Checks that empty samples have checksum 0: reads of empty samples do not verify it.
+    pub(super) fn check_empty_samples(&self) -> Result<(), FormatError> {
+        equal("checksum of an empty sample", 0, self.wrong.into())
+    }
+}
+
 /// Slots between two checkpoints.
 pub(crate) const STRIDE: usize = 32;
 pub(crate) const PAGE: u64 = 4096;
 /// The cell of a lost chunk: one that a rebuild did not find.
 pub(crate) const LOST: u64 = u64::MAX;
+
+const BUFFER_BYTES: usize = 16 << 10;

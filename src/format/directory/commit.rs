@@ -11,7 +11,7 @@
 //! overwritten. The commit is atomic: a reader opens the previous generation before the last write of a superblock, and
 //! the new one after it.
 
-use crate::directory::used_len::{grow, used_lengths};
+use crate::directory::snapshot::{grow, used_lengths};
 use crate::directory::{Directory, SnapshotWriter};
 use crate::format::superblock::{FIELD_TYPES, ORIGINS, SnapshotLocation, TYPED_COLUMNS};
 use crate::format::superblock_set::{CommitStep, commit_steps};

@@ -1,6 +1,13 @@
-//! A set of ids below a limit, as a bitmap.
+//! Sets of numbers below a limit, as bitmaps: of ids, and of deleted ids or slots, with counts for fast rank and
+//! select.
 
 use std::ops::Range;
+
+use zerocopy::little_endian::U64;
+
+use crate::directory::Bytes;
+use crate::format::FormatError;
+use crate::format::error::{at_most, equal};
 
 /// A set of ids, all below its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,11 +137,156 @@ pub fn by_word(ids: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
+/// A set of numbers. Counts members below a number (rank), and finds the n-th number not in the set (select).
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeletedSet {
+    /// One bit a number, in little-endian words; `None` for the empty set.
+    bits: Option<Bytes>,
+    /// The number of members before each block of words.
+    ranks: std::sync::Arc<Vec<u64>>,
+    count: u64,
+}
+
+impl DeletedSet {
+    /// The set from a bitmap of the numbers below `len`.
+    ///
+    /// # Errors
+    /// The bitmap has another length, or bits set past its end.
+    pub(crate) fn from_bits(bits: Bytes, len: u64) -> Result<DeletedSet, FormatError> {
+        equal("length of a deletion bitmap", len.div_ceil(64) * 8, bits.len() as u64)?;
+        if let (Some(last), tail @ 1..) = (bits.items::<U64>().last(), len % 64) {
+            at_most("bits behind a deletion bitmap", last.get() >> tail, 0)?;
+        }
+        Ok(DeletedSet::ranked(bits))
+    }
+
+    fn ranked(bits: Bytes) -> DeletedSet {
+        let mut ranks = Vec::new();
+        let mut count = 0;
+        for block in bits.items::<U64>().chunks(BLOCK_WORDS) {
+            ranks.push(count);
+            count += block.iter().map(|word| u64::from(word.get().count_ones())).sum::<u64>();
+        }
+        if count == 0 {
+            return DeletedSet::default();
+        }
+        DeletedSet { bits: Some(bits), ranks: ranks.into(), count }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    #[inline]
+    pub(crate) fn contains(&self, number: u64) -> bool {
+        let Some(bits) = &self.bits else { return false };
+        let word = bits.items::<U64>().get((number / 64) as usize);
+        word.is_some_and(|word| word.get() >> (number % 64) & 1 == 1)
+    }
+
+    /// The number of members below `number`.
+    pub(crate) fn before(&self, number: u64) -> u64 {
+        let Some(bits) = &self.bits else { return 0 };
+        let words = bits.items::<U64>();
+        let word = (number / 64) as usize;
+        let block = word / BLOCK_WORDS;
+        let Some(rank) = self.ranks.get(block) else { return self.count };
+        let whole = words[block * BLOCK_WORDS..word].iter().map(|word| word.get().count_ones());
+        let part = words.get(word).map_or(0, |word| word.get() & !(u64::MAX << (number % 64)));
+        rank + u64::from(whole.sum::<u32>() + part.count_ones())
+    }
+
+    /// The number below `len` that is not in the set (it is live) and has `rank` live numbers before it.
+    ///
+    /// # Panics
+    /// If at most `rank` numbers below `len` are live.
+    #[inline]
+    pub(crate) fn select_live(&self, rank: u64, len: u64) -> u64 {
+        assert!(rank < len - self.count, "live rank {rank} of {}", len - self.count);
+        let Some(bits) = &self.bits else { return rank };
+        self.select_in(bits, rank)
+    }
+
+    fn select_in(&self, bits: &Bytes, rank: u64) -> u64 {
+        let live_before = |block: usize| (block * BLOCK_WORDS * 64) as u64 - self.ranks[block];
+        // The last block with at most `rank` live numbers before it.
+        let mut low = 0;
+        let mut high = self.ranks.len();
+        while high - low > 1 {
+            let middle = low.midpoint(high);
+            if live_before(middle) <= rank { low = middle } else { high = middle }
+        }
+        let mut left = rank - live_before(low);
+        let words = &bits.items::<U64>()[low * BLOCK_WORDS..];
+        for (index, word) in words.iter().enumerate() {
+            let mut live = !word.get();
+            let count = u64::from(live.count_ones());
+            if left >= count {
+                left -= count;
+                continue;
+            }
+            for _ in 0..left {
+                live &= live - 1;
+            }
+            return ((low * BLOCK_WORDS + index) * 64) as u64 + u64::from(live.trailing_zeros());
+        }
+        unreachable!("the rank is below the number of live ones")
+    }
+
+    /// The set as ascending ranges of (first, length).
+    pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let words = self.bits.iter().flat_map(|bits| bits.items::<U64>()).enumerate();
+        for (index, word) in words {
+            let mut word = word.get();
+            while word != 0 {
+                let number = index as u64 * 64 + u64::from(word.trailing_zeros());
+                word &= word - 1;
+                match ranges.last_mut() {
+                    Some((first, len)) if *first + *len == number => *len += 1,
+                    _ => ranges.push((number, 1)),
+                }
+            }
+        }
+        ranges
+    }
+
+    /// The bitmap, as on media; `None` for the empty set.
+    pub(crate) fn bits(&self) -> Option<&Bytes> {
+        self.bits.as_ref()
+    }
+
+    /// A mutable copy of the set, whose members are all below `len`.
+    pub(crate) fn to_ids(&self, len: u64) -> IdSet {
+        let mut ids = IdSet::new(len);
+        let words = self.bits.iter().flat_map(|bits| bits.items::<U64>());
+        ids.words_mut().iter_mut().zip(words).for_each(|(own, word)| *own = word.get());
+        ids
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let ranks = self.ranks.len() as u64 * 8;
+        self.bits.as_ref().map_or(0, |bits| bits.len() as u64) + ranks
+    }
+}
+
+impl From<IdSet> for DeletedSet {
+    fn from(ids: IdSet) -> DeletedSet {
+        let bytes: Vec<u8> = ids.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        DeletedSet::ranked(bytes.into())
+    }
+}
+
+/// Words of the bitmap per entry of `ranks`.
+const BLOCK_WORDS: usize = 8;
+
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use proptest::prelude::*;
     use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
 
     proptest! {
         #[test]
@@ -158,5 +310,39 @@ mod tests {
             prop_assert_eq!(others.count() + set.count(), limit);
             prop_assert!((0..limit + 70).all(|id| set.contains(id) == model.contains(&id)));
         }
+    }
+
+    proptest! {
+        #[test]
+        fn rank_and_select_agree_with_counting(
+            len in 1u64..3000, deleted in prop::collection::btree_set(0u64..3000, 0..500)
+        ) {
+            let deleted: Vec<u64> = deleted.into_iter().filter(|number| *number < len).collect();
+            let mut ids = IdSet::new(len);
+            deleted.iter().for_each(|number| assert!(ids.insert(*number)));
+            let set = DeletedSet::from(ids.clone());
+            prop_assert_eq!(set.to_ids(len), ids);
+            let live: Vec<u64> = (0..len).filter(|n| deleted.binary_search(n).is_err()).collect();
+            prop_assert_eq!(set.count(), deleted.len() as u64);
+            for number in 0..=len {
+                let before = deleted.partition_point(|deleted| *deleted < number) as u64;
+                prop_assert_eq!(set.before(number), before);
+                prop_assert_eq!(set.contains(number), deleted.binary_search(&number).is_ok());
+            }
+            for (rank, number) in live.iter().enumerate() {
+                prop_assert_eq!(set.select_live(rank as u64, len), *number);
+            }
+            let ranges = set.ranges();
+            let back: Vec<u64> = ranges.iter().flat_map(|(first, n)| *first..first + n).collect();
+            prop_assert_eq!(back, deleted);
+        }
+    }
+
+    #[test]
+    fn a_bitmap_of_another_length_or_with_bits_behind_its_end_is_refused() {
+        assert!(DeletedSet::from_bits(vec![0; 8].into(), 65).is_err());
+        assert!(DeletedSet::from_bits(vec![0, 0, 0, 0, 0, 0, 0, 0x80].into(), 63).is_err());
+        let full = DeletedSet::from_bits(vec![0xff; 8].into(), 64).unwrap();
+        assert_eq!((full.count(), full.ranges()), (64, vec![(0, 64)]));
     }
 }

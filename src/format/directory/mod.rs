@@ -38,57 +38,43 @@
 //! import, `rebuild.rs` restores the directory without a snapshot, and `rewritten.rs` makes the directory after a
 //! purge.
 
-mod aside;
 mod builder;
-mod bytes;
 mod columns;
 pub mod commit;
-mod deleted;
 mod ids;
-mod intact;
-mod labels;
 mod learned;
 mod listing;
-mod name_order;
 mod names;
-mod names_writer;
 pub mod rebuild;
 mod rewritten;
 mod snapshot;
 mod tree;
 mod typed;
-mod used_len;
-mod viewed;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-pub use aside::KeepsAside;
 pub use builder::{DirectoryBuilder, RunSample};
-pub use bytes::Bytes;
-pub use columns::{ChunkInfo, ChunkSamples};
+pub use columns::{Bytes, ChunkInfo, ChunkSamples, KeepsAside};
 pub(crate) use ids::Ones;
 pub use ids::{IdSet, by_word};
-pub use intact::Intact;
-pub use labels::Labels;
-pub use learned::Learned;
+pub use learned::{Intact, Learned};
 pub use listing::{Entry, EntryKind};
-pub use rewritten::Rewrite;
+pub use rewritten::{Rewrite, ViewMark};
 pub use snapshot::SnapshotWriter;
-pub use typed::Column;
-pub use viewed::ViewMark;
+pub use typed::{Column, Labels};
 
-use crate::format::checksum::fingerprint;
 use crate::format::chunk::ChunkId;
 use crate::format::error::out_of_range;
+use crate::format::names::fingerprint;
 use crate::format::snapshot::{SectionKind, SnapshotHead};
 use crate::format::{
     CellRange, Extent, FieldTypes, FormatError, GenerationRecord, ImageLayout, Part, Placement,
     Uuid,
 };
 use columns::Columns;
-use deleted::DeletedSet;
 use dlfs_base::units::{Generation, SampleId, Slot};
+use ids::DeletedSet;
 use names::Names;
 use tree::Tree;
 use typed::TypedColumns;
@@ -535,7 +521,7 @@ impl Directory {
         }
     }
 
-    /// The object-store objects that the image was imported from, as groups of [`crate::format::origins`]; empty for
+    /// The object-store objects that the image was imported from, as groups of [`crate::format::record`]; empty for
     /// an image from another source.
     ///
     /// # Errors

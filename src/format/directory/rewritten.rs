@@ -1,7 +1,10 @@
-//! Makes the directory after a purge, which rewrites chunks without their deleted samples.
+//! Directories made of another one: after a purge, which rewrites chunks without their deleted samples, and of a view.
 //!
-//! Ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are cleared. The
-//! result equals a directory built from all chunks, but making it takes only a few passes over flat columns.
+//! In a purge ids and slots stay the same, so the columns are copied, and only the entries of dropped samples are
+//! cleared. The result equals a directory built from all chunks, but making it takes only a few passes over flat
+//! columns.
+//!
+//! In a view all other samples are marked as deleted.
 
 use std::sync::Arc;
 
@@ -10,11 +13,11 @@ use zerocopy::little_endian::U32;
 
 use crate::directory::builder::raw_chunk;
 use crate::directory::columns::{Checkpoint, Columns, RawChunk, STRIDE, Walk};
-use crate::directory::labels::{LabelRange, Labels, NO_LABEL};
+use crate::directory::typed::{LabelRange, Labels, NO_LABEL};
 use crate::directory::{Bytes, Directory, IdSet, ImageMetadata};
 use crate::format::error::equal;
 use crate::format::{CellRange, ChunkHead, FormatError, Pack};
-use dlfs_base::units::{Generation, Slot};
+use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// A generation in which some samples have moved to new chunks.
 #[derive(Debug, Clone, Copy)]
@@ -156,4 +159,44 @@ fn checkpoints(table: &[RawChunk], lengths: &Bytes, pack: Pack) -> Vec<Checkpoin
         }
     }
     checkpoints
+}
+
+/// Identifies the view that a directory belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ViewMark {
+    /// The hash of the view's set of samples.
+    pub hash: [u8; 16],
+    /// The number of keyed splits that led to the view.
+    pub splits: u32,
+}
+
+impl Directory {
+    /// The directory of the live samples that are in `members`. Shares the columns with this one.
+    pub(crate) fn viewed(&self, members: &IdSet, mark: ViewMark) -> Directory {
+        let len = self.num_samples();
+        let mut absent = IdSet::full(len);
+        absent.remove_all(members);
+        let slot = |id| self.slot_of(SampleId(id)).expect("all ids below the end have a slot").0;
+        // Compute the slots of the smaller set: absent ids or members.
+        let mut slots = IdSet::new(len);
+        if absent.count() <= members.count() {
+            absent.iter().for_each(|id| _ = slots.insert(slot(id)));
+        } else {
+            slots = IdSet::full(len);
+            members.iter().for_each(|id| slots.remove(slot(id)));
+        }
+        Directory {
+            deleted_ids: absent.into(),
+            deleted_slots: slots.into(),
+            view: Some(mark),
+            ..self.clone()
+        }
+    }
+
+    /// The ids of the live samples.
+    pub(crate) fn live_ids(&self) -> IdSet {
+        let mut live = IdSet::full(self.num_samples());
+        live.remove_all(&self.deleted_ids.to_ids(self.num_samples()));
+        live
+    }
 }

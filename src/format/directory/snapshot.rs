@@ -1,31 +1,30 @@
 //! Encodes a directory as a snapshot, and decodes a directory from its snapshot.
+//! A generation uses each namespace up to its used length.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::directory::aside::ChecksumsAside;
-use crate::directory::columns::Columns;
-use crate::directory::deleted::DeletedSet;
-use crate::directory::labels::Labels;
+use crate::directory::columns::{ChecksumsAside, Columns};
+use crate::directory::ids::DeletedSet;
 use crate::directory::names::Names;
 use crate::directory::tree::{Tree, id_width};
-use crate::directory::typed::TypedColumns;
-use crate::directory::used_len::used_lengths;
+use crate::directory::typed::{Labels, TypedColumns};
 use crate::directory::{Bytes, Directory, ImageMetadata};
-use crate::format::checksum::crc32c;
 use crate::format::cursor::Cursor;
 use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::geometry::check_layout;
-use crate::format::origins::visit_origins;
+use crate::format::names::crc32c;
 use crate::format::record::{
     put_cell_ranges, put_parts, put_strings, read_cell_ranges, read_parts, read_strings,
+    visit_origins,
 };
 use crate::format::snapshot::{
     SNAPSHOT_HEAD_BYTES, Section, SectionKind, SnapshotHead, head_crc32c, section_alignment,
 };
+use crate::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, SnapshotLocation};
 use crate::format::superblock_set::SuperblockSet;
 use crate::format::{FieldTypes, FormatError, Part, Placement, Superblock};
-use dlfs_base::units::SampleId;
+use dlfs_base::units::{ALIGN_BYTES, SampleId};
 
 impl Directory {
     /// Decodes a directory from the bytes of its snapshot: all bytes, or the first
@@ -551,6 +550,35 @@ fn section_name(kind: SectionKind) -> &'static str {
         SectionKind::Origins => "snapshot, origins",
         SectionKind::NameOrder => "snapshot, order of names",
     }
+}
+
+/// For each namespace, the end of the bytes that a reader of `directory` and its snapshot reads.
+pub(super) fn used_lengths(
+    directory: &Directory,
+    snapshot: &SnapshotLocation,
+) -> Result<Vec<u64>, FormatError> {
+    let layout = &directory.layout;
+    let copies_end = COPY_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
+    let mut ends = vec![copies_end; layout.num_namespaces.into()];
+    for c in 0..directory.num_chunks() {
+        let chunk = directory.chunk(c);
+        grow(&mut ends, chunk.namespace, chunk.offset_bytes + chunk.len_bytes);
+    }
+    let record = directory.record_range;
+    if let Some(more) = record.cells.checked_sub(1) {
+        // The directory knows the record's cells, not its length: count at least one block of the last cell.
+        let last = layout.offset_of(record.cell.saturating_add(more))?;
+        grow(&mut ends, record.namespace, last + ALIGN_BYTES as u64);
+    }
+    let snapshot_end = snapshot.offset_bytes.saturating_add(snapshot.len_bytes);
+    grow(&mut ends, snapshot.namespace, snapshot_end);
+    Ok(ends)
+}
+
+/// Extends the used length of `namespace` to `end`.
+pub(super) fn grow(ends: &mut [u64], namespace: u16, end: u64) {
+    let known = &mut ends[usize::from(namespace)];
+    *known = end.max(*known);
 }
 
 #[cfg(test)]

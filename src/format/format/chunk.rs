@@ -18,10 +18,10 @@ use zerocopy::IntoBytes;
 pub(crate) use crate::format::chunk_head::padded;
 pub use crate::format::chunk_head::{ChunkHead, ChunkId, ChunkKind, HEAD_BYTES, RawHead};
 
-use crate::format::checksum::crc32c;
 use crate::format::columns::{ColumnSpec, RowValues};
 use crate::format::error::{enough, out_of_range};
 use crate::format::field_type::FieldTypes;
+use crate::format::names::crc32c;
 use crate::format::pieces::num_pieces;
 use crate::format::table::Table;
 use crate::format::{FormatError, ImageLayout};

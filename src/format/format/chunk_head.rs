@@ -4,10 +4,10 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, enough, equal, out_of_range};
+use crate::format::geometry::Part;
 use crate::format::geometry::{self, FORMAT_VERSION, MAX_SAMPLES, check_generation, read_sealed};
-use crate::format::placement::Part;
+use crate::format::names::crc32c;
 use crate::format::{CellRange, FormatError, ImageLayout, Pack, Uuid};
 use dlfs_base::units::{Generation, Slot};
 

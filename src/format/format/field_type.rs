@@ -1,7 +1,7 @@
 //! Types of fields: they tell a reader to decode the bytes of a field as a number or an array.
 //!
 //! A type is a string, the same on media and in the user's command: an element type, a shape and, after `=`, the file
-//! form if the field's files are not raw elements. Behind `;` follows the [tokenizer](super::tokenizer) of a list of
+//! form if the field's files are not raw elements. Behind `;` follows the [tokenizer](Tokenizer) of a list of
 //! tokens, if it is known.
 //!
 //! | type           | the bytes of the field                                                     |
@@ -19,18 +19,20 @@
 //! In the header of a chunk the types are one column of the [table](super::table): the number of fields, and for each
 //! field its type as a length-prefixed string, empty for a field without a type. Numbers are LEB128. A reader treats a
 //! field whose type it does not know as bytes.
+//!
+//! A type names the tokenizer of a field of tokens as in `u16[*];vocabulary=50257;tokenizer=HASH`. HASH is the SHA-256
+//! of the tokenizer's file, in hexadecimal digits. Tokens of one tokenizer mean nothing to another, so types with
+//! different tokenizers are different types.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
-use crate::format::FormatError;
 use crate::format::cursor::{Cursor, number_len, put_number, put_string};
 use crate::format::error::equal;
-use crate::format::npy;
-use crate::format::tokenizer::Tokenizer;
+use crate::format::{FormatError, npy};
 
-pub use crate::format::element::Element;
+pub use crate::format::npy::Element;
 
 /// The form of a field's files: of the source files of an import, and of the files that an export or mount shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -472,14 +474,59 @@ fn text_of(element: Element, bytes: &[u8]) -> String {
     }
 }
 
+/// The tokenizer that made the tokens of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tokenizer {
+    /// The number of its tokens, with gaps: each token is below it.
+    pub vocabulary: u32,
+    /// SHA-256 of its file.
+    pub sha256: [u8; 32],
+}
+
+impl Tokenizer {
+    /// The hash in hexadecimal digits.
+    pub fn hash(&self) -> String {
+        self.sha256.iter().fold(String::new(), |mut digits, byte| {
+            let _ = write!(digits, "{byte:02x}"); // a String takes everything
+            digits
+        })
+    }
+}
+
+impl fmt::Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vocabulary={};tokenizer={}", self.vocabulary, self.hash())
+    }
+}
+
+impl FromStr for Tokenizer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Tokenizer, String> {
+        let parts =
+            text.strip_prefix("vocabulary=").and_then(|rest| rest.split_once(";tokenizer="));
+        let parsed = parts.and_then(|(vocabulary, hash)| {
+            let mut sha256 = [0; 32];
+            for (byte, digits) in sha256.iter_mut().zip(hash.as_bytes().chunks(2)) {
+                *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+            }
+            Some(Tokenizer { vocabulary: vocabulary.parse().ok()?, sha256 })
+        });
+        // Only what is written so: other spellings of the same numbers would be other types.
+        let parsed = parsed.filter(|found| found.to_string() == text);
+        parsed.ok_or_else(|| format!("{text:?} is not vocabulary=TOKENS;tokenizer=SHA256"))
+    }
+}
+
 /// Maximum dimensions of a type, a varying one included.
 const MAX_DIMS: usize = 16;
 const WHAT: &str = "types of the fields";
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn kind(text: &str) -> FieldType {
         text.parse().unwrap()

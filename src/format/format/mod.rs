@@ -75,53 +75,38 @@
 //! Read [`geometry`] first, then [`superblock`], [`chunk`], [`builder`].
 
 pub mod builder;
-pub mod checksum;
-pub mod choose;
 pub mod chunk;
 mod chunk_head;
 pub mod columns;
 
 #[doc(hidden)]
 pub mod cursor;
-pub mod draft;
-pub mod element;
 pub mod error;
 pub mod field_type;
 pub mod fields;
 pub mod fill;
 pub mod geometry;
-pub mod meta;
 #[doc(hidden)]
 pub mod names;
 pub mod npy;
-pub mod origins;
-pub mod packing;
 pub mod pieces;
-pub mod placement;
 pub mod record;
 pub mod snapshot;
 pub mod space;
 pub mod superblock;
-pub mod superblock_copies;
 pub mod superblock_set;
 pub mod table;
-pub mod tokenizer;
 pub mod uuid;
 
-pub use builder::{ChunkBuilder, ChunkSpec, FinishedChunk};
+pub use builder::{ChunkBuilder, ChunkDraft, ChunkSpec, DraftLen, FinishedChunk};
 pub use chunk::{ChunkHead, ChunkHeader, ChunkId, SampleEntry};
-pub use draft::{ChunkDraft, DraftLen};
 pub use error::FormatError;
-pub use field_type::{FieldType, FieldTypes};
+pub use field_type::{FieldType, FieldTypes, Tokenizer};
 pub use fill::Fit;
-pub use geometry::{CellRange, Extent, ImageLayout};
-pub use meta::SampleMeta;
-pub use origins::{Origin, OriginsBuilder};
-pub use packing::Pack;
+pub use geometry::{CellRange, Extent, ImageLayout, Pack, Part, Placement};
 pub use pieces::RecordSums;
-pub use placement::{Part, Placement};
-pub use record::GenerationRecord;
+pub use record::{GenerationRecord, Origin, OriginsBuilder};
 pub use space::Space;
 pub use superblock::Superblock;
-pub use tokenizer::Tokenizer;
+pub use table::SampleMeta;
 pub use uuid::Uuid;

@@ -9,11 +9,11 @@ use std::ops::Range;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-use crate::format::checksum::crc32c;
 use crate::format::error::{at_most, equal};
 use crate::format::geometry::{
     FORMAT_VERSION, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, check_layout, read_sealed,
 };
+use crate::format::names::crc32c;
 use crate::format::{CellRange, FormatError, ImageLayout, Pack, Superblock, Uuid};
 use dlfs_base::units::Generation;
 
@@ -121,7 +121,7 @@ pub enum SectionKind {
     Names = 12,
     /// Ids in the order of names; `param` is the bytes per id. Absent if names ascend with ids.
     NameOrder = 13,
-    /// The object-store objects that the image was imported from, as groups of [`crate::format::origins`]. Absent if
+    /// The object-store objects that the image was imported from, as groups of [`crate::format::record`]. Absent if
     /// there are none. Earlier releases ignore this section. It follows the names, since only a listing of origins
     /// reads it.
     Origins = 15,

@@ -3,11 +3,11 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::format::checksum::crc32c;
 use crate::format::error::at_most;
 use crate::format::geometry::{
     FORMAT_VERSION, ImageLayout, MAX_NAMESPACE_BYTES, MAX_SAMPLES, check_generation, read_sealed,
 };
+use crate::format::names::crc32c;
 use crate::format::{FormatError, Pack, Uuid};
 use dlfs_base::units::{Generation, total};
 
@@ -260,7 +260,7 @@ pub const TYPED_COLUMNS: u64 = 1;
 /// know them would omit them from the chunks that it writes.
 pub const FIELD_TYPES: u64 = 2;
 
-/// Bit of `features_to_write`: the image records its [origins](crate::format::origins). A release that does not know
+/// Bit of `features_to_write`: the image records its [origins](crate::format::record). A release that does not know
 /// them would lose them.
 pub const ORIGINS: u64 = 4;
 

@@ -14,16 +14,14 @@
 
 use crate::format::FormatError;
 use crate::format::chunk_head::ChunkHead;
-use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable};
+use crate::format::columns::{ColumnBound, ColumnSpec, ColumnTable, RowValues};
 use crate::format::cursor::{Cursor, label_code, label_of, number_len, put_number, put_string};
 use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::field_type::FieldTypes;
-use crate::format::geometry::{MAX_NAME_BYTES, MAX_SAMPLES};
-use crate::format::meta::{SampleMeta, check_label, check_name};
+use crate::format::geometry::{MAX_NAME_BYTES, MAX_SAMPLES, Part, Placement};
 use crate::format::names::{common, compare};
 use crate::format::pieces::{PIECE_BYTES, num_pieces};
-use crate::format::placement::{Part, Placement};
-use dlfs_base::units::Slot;
+use dlfs_base::units::{SampleId, Slot};
 
 /// Kinds of columns.
 pub(crate) mod kind {
@@ -521,6 +519,47 @@ fn values(meta: &SampleMeta<'_>, len: u32) -> usize {
     number_len(len.into()) + 4 + label + pieces
 }
 
+/// The metadata of a sample in a chunk's table, without its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampleMeta<'a> {
+    /// Id of the sample.
+    pub id: SampleId,
+    /// Name: up to 4,096 bytes without NUL.
+    pub name: &'a [u8],
+    /// Label, if any: any number except `i64::MIN`, which the directory uses for "no label".
+    pub label: Option<i64>,
+    /// Values in the typed columns.
+    pub values: RowValues<'a>,
+}
+
+impl SampleMeta<'_> {
+    /// Checks name, label and values.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), FormatError> {
+        check_name(self.name)?;
+        check_label(self.label)?;
+        self.values.check()
+    }
+}
+
+/// Checks that a label is not `i64::MIN`, the reserved "no label" value.
+#[doc(hidden)]
+pub fn check_label(label: Option<i64>) -> Result<(), FormatError> {
+    if label == Some(i64::MIN) {
+        return Err(out_of_range("label", i64::MIN as u64, i64::MAX as u64));
+    }
+    Ok(())
+}
+
+/// Checks that `name` is a valid sample name.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FormatError> {
+    at_most("length of a name", name.len() as u64, MAX_NAME_BYTES as u64)?;
+    if name.contains(&0) {
+        return Err(out_of_range("byte of a name", 0u64, 255));
+    }
+    Ok(())
+}
+
 /// Minimum bytes of a sample in a table: 1 for its length, 4 for its checksum, and 1 for each of two lengths of its
 /// name.
 pub const MIN_ENTRY_BYTES: u64 = 7;
@@ -532,9 +571,10 @@ const PIECES_HEAD: usize = 6;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use dlfs_base::units::SampleId;
-    use proptest::prelude::*;
 
     #[test]
     fn every_label_has_a_code_of_its_own() {

@@ -27,24 +27,19 @@
 //! Every listed entry can be looked up, with the same inode number. A position in a listing (a *cookie*) stays valid
 //! within a generation: a listing that continues there returns exactly the entries that were not returned before.
 //!
-//! Read this file first, then `listing.rs` and `attributes.rs`. `epochs.rs` detects epochs from the files that a
-//! program opens.
+//! Read this file first. `epochs.rs` detects epochs from the files that a program opens.
 
-mod attributes;
 mod epochs;
-mod listing;
 
 use std::borrow::Cow;
 use std::sync::Arc;
-
-pub use attributes::Attributes;
-pub use epochs::Epochs;
-pub use listing::{FIRST, Found};
 
 use crate::directory::Directory;
 use crate::format::FormatError;
 use dlfs_base::error::{Error, ErrorKind};
 use dlfs_base::units::SampleId;
+
+pub use epochs::Epochs;
 
 /// A generation of a data set as a tree of files.
 #[derive(Debug, Clone)]
@@ -359,6 +354,217 @@ pub fn in_file_name(field: &[u8]) -> Cow<'_, [u8]> {
     parts.join(&b"%2F"[..]).into()
 }
 
+/// The attributes of a node that `stat` reports, except the owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    /// The inode number.
+    pub inode: u64,
+    /// Length in bytes; 0 for a folder.
+    pub len_bytes: u64,
+    /// Time of the sample's import; for a folder, of the generation's commit. In ns since 1970.
+    pub modified_ns: u64,
+    /// Type and permissions: 0100444 or 040555.
+    pub mode: u32,
+}
+
+impl Attributes {
+    /// Length in blocks of 512 bytes, as `du` counts it.
+    pub fn blocks(&self) -> u64 {
+        self.len_bytes.div_ceil(512)
+    }
+}
+
+/// Names of the extended attributes. A folder has only the last one. A sample without a label has no
+/// `user.dlfs.label`; a file of a plain folder has no `user.dlfs.crc32c` before it was read.
+const XATTRS: [&str; 4] =
+    ["user.dlfs.id", "user.dlfs.label", "user.dlfs.crc32c", "user.dlfs.generation"];
+
+impl FileTree {
+    /// The attributes of a node. If samples have fields, the caller reads the length of the node's field from the
+    /// sample's record and passes it as `field_len_bytes`.
+    pub fn attributes(&self, node: Node, field_len_bytes: Option<u64>) -> Attributes {
+        let directory = self.directory();
+        let (len_bytes, modified_ns, mode) = match node {
+            Node::Folder(_) => (0, directory.time_ns(), 0o040_555),
+            Node::File(file) => {
+                let whole = || u64::from(directory.len_bytes(file.id).unwrap_or(0));
+                (field_len_bytes.unwrap_or_else(whole), self.modified_ns(file), 0o100_444)
+            }
+        };
+        Attributes { inode: self.inode(node), len_bytes, modified_ns, mode }
+    }
+
+    /// The value of an extended attribute as a string; `None` if the node does not have this attribute.
+    pub fn xattr(&self, node: Node, name: &[u8]) -> Option<String> {
+        let directory = self.directory();
+        let file = match node {
+            Node::File(file) => Some(file),
+            Node::Folder(_) => None,
+        };
+        match name {
+            b"user.dlfs.id" => Some(file?.id.0.to_string()),
+            b"user.dlfs.label" => Some(directory.label(file?.id)?.to_string()),
+            b"user.dlfs.crc32c" => {
+                let id = file?.id;
+                let crc = match directory.learned() {
+                    Some(learned) => learned.get(id)?,
+                    None => directory.extent(id)?.crc32c,
+                };
+                Some(format!("{crc:08x}"))
+            }
+            b"user.dlfs.generation" => Some(directory.generation().0.to_string()),
+            _ => None,
+        }
+    }
+
+    /// The names of a node's extended attributes, each terminated by a NUL byte, as `listxattr` returns them.
+    pub fn xattr_names(&self, node: Node) -> Vec<u8> {
+        let there = XATTRS.iter().filter(|name| self.xattr(node, name.as_bytes()).is_some());
+        there.flat_map(|name| [name.as_bytes(), b"\0"].concat()).collect()
+    }
+
+    /// Time at which the import of the file's sample began. For a folder opened without an import, which has no such
+    /// time: the time of the generation, when the folder's newest file was written.
+    fn modified_ns(&self, file: File) -> u64 {
+        let part = self.times.partition_point(|(first, _)| *first <= file.id.0);
+        let time = part.checked_sub(1).map_or(0, |part| self.times[part].1);
+        if time > 0 { time } else { self.directory().time_ns() }
+    }
+}
+
+/// One entry of a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found<'a> {
+    /// Name of the entry in the folder.
+    pub name: &'a [u8],
+    /// File or folder.
+    pub node: Node,
+    /// The position after this entry, to continue the listing.
+    pub next: u64,
+}
+
+/// The position before the first entry.
+pub const FIRST: u64 = 0;
+
+/// Position of a listing: a rank in the order of names, and a field of that sample.
+struct Position {
+    rank: u64,
+    field: u64,
+}
+
+impl FileTree {
+    /// Calls `visit` with the entries of `folder` from position `cookie` on, `.` and `..` first, until `visit` returns
+    /// false. Begin with [`FIRST`] and continue with [`Found::next`]. Costs a lookup per entry; and per subfolder a
+    /// search, and a look at its samples up to the first live one.
+    ///
+    /// # Errors
+    /// The names are damaged.
+    pub fn list(
+        &self,
+        folder: Folder,
+        cookie: u64,
+        visit: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<(), PathError> {
+        for (at, name) in [(0, &b"."[..]), (1, b"..")] {
+            let node = if at == 0 { folder } else { self.parent(folder)? };
+            let found = Found { name, node: Node::Folder(node), next: at + 1 };
+            if cookie <= at && !visit(found) {
+                return Ok(());
+            }
+        }
+        let prefix = self.prefix(folder)?;
+        // `folder.rank` is the rank of its first name; it is 0 for the top folder.
+        let position = match cookie.saturating_sub(BEFORE) {
+            0 => Position { rank: folder.rank, field: 0 },
+            at => Position { rank: at / self.num_fields(), field: at % self.num_fields() },
+        };
+        self.list_below(&prefix, position, visit)
+    }
+
+    fn list_below(
+        &self,
+        prefix: &[u8],
+        mut position: Position,
+        visit: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<(), PathError> {
+        let directory: &Directory = self.directory();
+        let depth = prefix.iter().filter(|byte| **byte == b'/').count() as u32 + 1;
+        let mut name = Vec::new();
+        let mut is_first = true;
+        while let Some(id) = directory.at_rank_by_name(position.rank, &mut name)? {
+            let Some(within) = name.strip_prefix(prefix) else { break };
+            let Some(slash) = within.iter().position(|byte| *byte == b'/') else {
+                if !self.list_sample(id, prefix.len(), &mut name, &mut position, visit)? {
+                    break;
+                }
+                is_first = false;
+                continue;
+            };
+            let component = &within[..slash];
+            let path = &name[..prefix.len() + slash];
+            // A cookie that no listing returned may point into the middle of a subfolder.
+            let rank = if std::mem::take(&mut is_first) {
+                directory.rank_by_name(0, &name[..prefix.len() + slash + 1])?
+            } else {
+                position.rank
+            };
+            let past = self.past(position.rank, path)?;
+            let is_there = is_component(component)
+                && directory.any_live_by_name(rank..past)?
+                && self.file(path)?.is_none();
+            position = Position { rank: past, field: 0 };
+            let node = Node::Folder(Folder { rank, depth });
+            if is_there && !visit(Found { name: component, node, next: self.cookie(&position) }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits the entries of one sample and moves `position` past them. Returns false if `visit` did.
+    fn list_sample(
+        &self,
+        id: SampleId,
+        folder_len: usize,
+        name: &mut Vec<u8>,
+        position: &mut Position,
+        visit: &mut dyn FnMut(Found<'_>) -> bool,
+    ) -> Result<bool, PathError> {
+        let fields = self.directory().fields();
+        let name_len = name.len();
+        let is_live = self.directory().is_live(id);
+        for number in position.field..self.num_fields() {
+            name.truncate(name_len);
+            if let Some(field) = fields.get(number as usize) {
+                name.push(b'.');
+                name.extend_from_slice(&in_file_name(field));
+            }
+            *position = if number + 1 < self.num_fields() {
+                Position { rank: position.rank, field: number + 1 }
+            } else {
+                Position { rank: position.rank + 1, field: 0 }
+            };
+            let file = File { id, field: number as u16 };
+            // If a newer sample has the same name, only that one is listed.
+            let is_there =
+                is_live && is_component(&name[folder_len..]) && self.file(name)? == Some(file);
+            let found = Found {
+                name: &name[folder_len..],
+                node: Node::File(file),
+                next: self.cookie(position),
+            };
+            if is_there && !visit(found) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn cookie(&self, position: &Position) -> u64 {
+        BEFORE + position.rank * self.num_fields() + position.field
+    }
+}
+
 /// The first inode number of a folder. Those of files are smaller: there are at most 2^40 samples of 2^16 fields.
 const FOLDERS: u64 = 1 << 62;
 /// Bits for the depth of a folder. It fits: a name has at most 4,096 bytes, and each folder takes two of them or more.
@@ -367,3 +573,6 @@ const DEPTH_BITS: u32 = 12;
 pub const MAX_COMPONENT_BYTES: usize = 255;
 /// Maximum bytes of a path: `PATH_MAX` of Linux.
 const MAX_PATH_BYTES: usize = 4096;
+
+/// Number of positions of `.` and `..`. All other positions are offset by it.
+const BEFORE: u64 = 2;

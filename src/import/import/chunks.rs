@@ -6,7 +6,12 @@ use crate::import::options::MediaUse;
 use crate::import::sources::Index;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_format::format::builder::ChunkLocation;
+<<<<<<< HEAD
 use dlfs_format::format::columns::RowValues;
+=======
+use dlfs_format::format::chunk::{ChunkId, ChunkKind};
+use dlfs_format::format::names::crc32c;
+>>>>>>> b7ee7732 (library: join files that are read together)
 use dlfs_format::format::{
     CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, Placement, SampleMeta, Space, fields,
 };

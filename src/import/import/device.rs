@@ -10,7 +10,7 @@ use crate::import::media::Media;
 use crate::import::options::Onto;
 use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::format::choose::{Candidate, choose};
+use dlfs_format::format::superblock_set::{Candidate, choose};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::file::{FileCalls, FileNamespace, FileOptions};
 use dlfs_io::qpair::{self, ConnectOptions, Device};

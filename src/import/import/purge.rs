@@ -19,8 +19,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, Rewrite};
 use dlfs_format::format::builder::ChunkLocation;
-use dlfs_format::format::checksum::crc32c;
 use dlfs_format::format::error::equal;
+use dlfs_format::format::names::crc32c;
 use dlfs_format::format::{
     ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout, Part,
     SampleEntry, SampleMeta, Space,

@@ -16,21 +16,26 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::edit::writable;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage, as_text};
+<<<<<<< HEAD
 use crate::import::prepare::{self, give_up_plan};
 use crate::import::scan::{BLOCK_BYTES, Scan, capacities, cells_until, each_block};
+=======
+use crate::import::retry::with_retry;
+use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice};
+use crate::import::{commit, prepare};
+>>>>>>> b7ee7732 (library: join files that are read together)
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::rebuild::{ChunkSelection, Step, newest_record, select_chunks};
 use dlfs_format::directory::{Directory, DirectoryBuilder};
-use dlfs_format::format::checksum::crc32c;
 use dlfs_format::format::chunk::{ChunkId, ChunkKind};
+use dlfs_format::format::names::crc32c;
 use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{
     COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index,

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use dlfs_base::units::Generation;
 use dlfs_format::format::Uuid;
-use dlfs_format::format::checksum::{crc32c, crc32c_append};
+use dlfs_format::format::names::{crc32c, crc32c_append};
 
 use super::units::MAX_UNIT_PAGES;
 use super::{CopyLocation, PAGE_BYTES, PageSet, Units};

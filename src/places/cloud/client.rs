@@ -13,12 +13,12 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use super::copies::{Version, Wanted};
 use super::failure::Failure;
 use super::fetch::Shared;
 use super::pages;
 use super::pool::{Pool, RangeBuf};
 use super::store::{Pages, Store};
-use super::wanted::{Version, Wanted};
 use super::watch::{LISTING, Listing, Note, Seen};
 use super::web::Web;
 use crate::{Cancel, Object, Place, PlaceOptions, PlaceStats};

@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use object_store::path::Path as Key;
 use parking_lot::Mutex;
 
 use super::failure::Failure;
 use super::pool::{Pool, RangeBuf};
-use super::wanted::Wanted;
 use super::watch::Note;
 use super::web::Web;
 use crate::{Object, Place};
@@ -108,6 +109,40 @@ impl Copied {
         read.map_err(|error| Failure::Final(Error::from(error)))?;
         bytes.advance(len);
         Ok(bytes)
+    }
+}
+
+/// A range to request.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) key: Key,
+    pub(super) range: Range<u64>,
+    /// The object's length.
+    pub(super) len_bytes: u64,
+    pub(super) version: Version,
+}
+
+/// The version of an object's content that is requested.
+#[derive(Debug, Clone)]
+pub(super) enum Version {
+    /// The version with this entity tag; with `None`, the version cannot be checked by tag.
+    Tag(Option<String>),
+    /// The version with this stamp: [`Object::stamp`].
+    Stamp(u64),
+}
+
+impl Version {
+    /// Returns whether an object with this length and entity tag has this version.
+    pub(super) fn is_of(&self, len_bytes: u64, etag: &Option<String>) -> bool {
+        match self {
+            Version::Tag(None) => true,
+            Version::Tag(tag) => tag == etag,
+            Version::Stamp(stamp) => {
+                let key = String::new();
+                let etag = etag.clone();
+                Object { key, len_bytes, etag }.stamp() == *stamp
+            }
+        }
     }
 }
 

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::bodies::TooLong;
-use super::redirect::Refused;
-use super::watch::Noted;
+use super::http_client::Refused;
+use super::watch::{Noted, TooLong};
 use dlfs_base::error::{Error, ErrorKind};
 
 /// A failed request.

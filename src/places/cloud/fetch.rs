@@ -13,13 +13,12 @@ use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::copies::{Copied, Copies};
+use super::copies::{Copied, Copies, Version, Wanted};
 use super::direct::{Body, Landing};
 use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
 use super::pool::{Pool, RangeBuf};
 use super::store::Store;
-use super::wanted::{Version, Wanted};
 use super::watch::{Note, Seen};
 use super::web::Web;
 use crate::{Place, PlaceOptions};

@@ -1,18 +1,23 @@
 //! The HTTP client under the client library. This file follows redirects itself, and sends no `Referer`.
+//!
+//! Only headers that select bytes go to another origin (scheme, host and port), since other headers may be
+//! credentials. A redirect to another origin is not followed if its URL repeats a credential of the request.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{HeaderMap, LOCATION};
+use http::header::{
+    ACCEPT, HeaderMap, HeaderName, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE,
+    LOCATION, RANGE,
+};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
 use tokio::net::{ToSocketAddrs, lookup_host};
 
-use super::redirect::{MOST_REDIRECTS, Refused, follow};
 use dlfs_base::random;
 
 /// Timeouts for connecting, for silence during a response, and for an idle connection.
@@ -88,5 +93,141 @@ impl Resolve for Shuffled {
             let addresses = addresses((name.as_str(), 0)).await?;
             Ok(Box::new(addresses.into_iter()) as Addrs)
         })
+    }
+}
+
+/// Reasons for not following a redirect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refused {
+    #[error("it redirects in a circle, or too often")]
+    Circle,
+    #[error("it redirects to an address that is none")]
+    Nowhere,
+    #[error("it redirects to another scheme than http and https")]
+    Scheme,
+    #[error("it redirects from https to http, where all could read what is sent")]
+    Plain,
+    #[error("it redirects to another host with what signs the request")]
+    Credential,
+}
+
+/// The URL to which the response from `from` redirects with `location`. If that URL has another origin,
+/// removes from `headers` those that must not go there.
+pub(super) fn follow(from: &Url, location: &str, headers: &mut HeaderMap) -> Result<Url, Refused> {
+    let to = from.join(location).map_err(|_| Refused::Nowhere)?;
+    match (from.scheme(), to.scheme()) {
+        (_, "https") | ("http", "http") => {}
+        (_, "http") => return Err(Refused::Plain),
+        _ => return Err(Refused::Scheme),
+    }
+    if from.origin() == to.origin() {
+        return Ok(to);
+    }
+    let told = to.as_str();
+    let decoded: Vec<String> = to.query_pairs().map(|(_, value)| value.into_owned()).collect();
+    let is_told = |secret: &str| {
+        secret.len() >= SHORTEST_SECRET
+            && (told.contains(secret) || decoded.iter().any(|value| value.contains(secret)))
+    };
+    let signs = from.query_pairs().filter(|(name, _)| is_credential(name));
+    let held = headers.iter().filter(|(name, _)| is_credential(name.as_str()));
+    let held = held.filter_map(|(_, value)| value.to_str().ok()?.rsplit(' ').next());
+    if signs.into_iter().any(|(_, value)| is_told(&value)) || held.into_iter().any(is_told) {
+        return Err(Refused::Credential);
+    }
+    let kept = headers.iter().filter(|(name, _)| GOES_ALONG.contains(name));
+    *headers = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    Ok(to)
+}
+
+/// Returns whether a URL parameter or header of this name may be a credential, by the names that Amazon,
+/// Google, Microsoft and others use. `key` and `author` are no such names, so they must not match.
+fn is_credential(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name == "sig" || name == "auth" || CREDENTIALS.iter().any(|part| name.contains(part))
+}
+
+/// Headers that select bytes.
+const GOES_ALONG: [HeaderName; 6] =
+    [ACCEPT, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE, RANGE];
+const CREDENTIALS: [&str; 11] = [
+    "signature",
+    "token",
+    "credential",
+    "secret",
+    "password",
+    "authorization",
+    "cookie",
+    "apikey",
+    "api_key",
+    "api-key",
+    "accesskey",
+];
+/// Minimum length of a credential: shorter values are numbers and flags.
+const SHORTEST_SECRET: usize = 8;
+/// Maximum redirects. Stores need one or two.
+pub(super) const MOST_REDIRECTS: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use http::header::{AUTHORIZATION, COOKIE, REFERER};
+
+    use super::*;
+
+    fn headers() -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            (AUTHORIZATION, "Bearer hf_SECRETSECRET"),
+            (COOKIE, "session=SECRETSECRET"),
+            (REFERER, "http://a/x?sig=SECRETSECRET"),
+            (HeaderName::from_static("x-amz-security-token"), "SECRETSECRET"),
+            (HeaderName::from_static("x-amz-content-sha256"), "UNSIGNED-PAYLOAD"),
+            (RANGE, "bytes=0-9"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn followed(from: &str, location: &str) -> (Result<String, Refused>, Vec<String>) {
+        let mut left = headers();
+        let to = follow(&Url::parse(from).unwrap(), location, &mut left);
+        (to.map(String::from), left.keys().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn another_origin_gets_nothing_that_may_be_a_credential() {
+        let from = "https://a.example/set/x?sig=SECRETSECRET&sv=2024";
+        for other in
+            ["https://b.example/x", "https://a.example:444/x", "//b.example/x?name=longer-than-8"]
+        {
+            let (to, left) = followed(from, other);
+            assert!(to.is_ok_and(|to| !to.contains("SECRET")), "{other}");
+            assert_eq!(left, ["range"], "{other}");
+        }
+        let (to, left) = followed(from, "../y");
+        assert_eq!((to, left.len()), (Ok("https://a.example/y".to_owned()), 6));
+        // An object's key and the list of signed headers are no credentials.
+        let named = "https://a.example/get?key=train/shard-0001.tar&author=somebody";
+        let signed = "https://b.example/train/shard-0001.tar?X-Amz-Content-Sha256=UNSIGNED-PAYLOAD";
+        assert!(followed(named, &format!("{signed}&by=somebody")).0.is_ok());
+        for told in ["sig=SECRETSECRET", "x=hf%5FSECRETSECRET", "x=session%3DSECRETSECRET"] {
+            let to = followed(from, &format!("https://b.example/x?{told}")).0;
+            assert_eq!(to, Err(Refused::Credential), "{told}");
+        }
+    }
+
+    #[test]
+    fn other_schemes_are_refused() {
+        for (to, why) in [
+            ("ftp://a.example/x", Refused::Scheme),
+            ("file:///etc/passwd", Refused::Scheme),
+            ("http://a.example/x", Refused::Plain),
+            ("https://", Refused::Nowhere),
+        ] {
+            assert_eq!(followed("https://a.example/x", to).0, Err(why), "{to}");
+        }
+        assert!(followed("http://a.example/x", "https://a.example/x").0.is_ok());
     }
 }

@@ -13,9 +13,8 @@ use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 
-use super::bodies::whole;
 use super::failure::Failure;
-use super::watch::{LISTING, Listing, Note, Noted, Watching};
+use super::watch::{LISTING, Listing, Note, Noted, Watching, whole};
 use crate::address::{escape, unescape};
 use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};

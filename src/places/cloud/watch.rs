@@ -1,4 +1,5 @@
 //! Observes each request and response of the client library: status, `Retry-After`, and pages of listings.
+//! Bodies other than objects have a size limit.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use object_store::ClientOptions;
@@ -16,10 +18,9 @@ use object_store::client::{
 use parking_lot::Mutex;
 use reqwest::Client;
 
-use super::bodies::{beginning, whole};
 use super::direct::{Direct, Landing};
 use super::http_client::{self, Limits};
-use super::keys::sift;
+use super::pages::sift;
 use crate::PlaceStats;
 
 /// A record of one request, which travels with the request.
@@ -215,3 +216,39 @@ fn retry_after(answer: &HttpResponse) -> Option<Duration> {
     let value = answer.headers().get("retry-after")?.to_str().ok()?;
     value.trim().parse().ok().map(Duration::from_secs)
 }
+
+/// Reads a whole body: a page of a listing, or a response about a commit or about credentials.
+///
+/// # Errors
+/// The body does not arrive, or is too long.
+pub(super) async fn whole(body: HttpResponseBody) -> Result<Vec<u8>, HttpError> {
+    let mut body = body.bytes_stream();
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.next().await {
+        bytes.extend_from_slice(&piece?);
+        if bytes.len() > MAX_PAGE_BYTES {
+            return Err(HttpError::new(HttpErrorKind::Decode, TooLong));
+        }
+    }
+    Ok(bytes)
+}
+
+/// Reads the beginning of an error response's body, or the part of it that arrives.
+pub(super) async fn beginning(body: HttpResponseBody) -> Vec<u8> {
+    let mut body = body.bytes_stream();
+    let mut bytes = Vec::new();
+    while let Some(Ok(piece)) = body.next().await {
+        bytes.extend_from_slice(&piece[..piece.len().min(MAX_SAID_BYTES - bytes.len())]);
+        if bytes.len() == MAX_SAID_BYTES {
+            break;
+        }
+    }
+    bytes
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("a page of a listing, or another answer that is read whole, has more than 64 MiB")]
+pub(super) struct TooLong;
+
+const MAX_PAGE_BYTES: usize = 64 << 20;
+const MAX_SAID_BYTES: usize = 64 << 10;

@@ -7,8 +7,7 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, Error as Cause};
 
-use super::bodies::{beginning, whole};
-use super::watch::{Note, Watching};
+use super::watch::{Note, Watching, beginning, whole};
 use crate::Place;
 
 /// A web server.

@@ -2,8 +2,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
-use crate::count::{RowCounts, count_rows};
 use crate::layout::Segment;
+use crate::packer::{RowCounts, count_rows};
 use dlfs_base::error::Error;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_order::order::Tail;

@@ -4,7 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::import::sources::sample_stream::SampleStream;
 use dlfs::import::sources::stream::StreamSource;
 use dlfs::import::sources::{Source, SourceKind, SourceOptions};

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dlfs::dataset::{Image as Opened, OpenOptions, VerifyOptions, VerifyReport};
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::format::superblock::COPY_OFFSETS;
 use dlfs::format::{Pack, Uuid};
 use dlfs::import::journal::{JOURNAL_OFFSET, Journal};

@@ -4,13 +4,12 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use dlfs::directory::Directory;
-use dlfs::format::checksum::{crc32c, crc32c_append};
+use dlfs::format::names::{crc32c, crc32c_append};
 use dlfs::format::{ChunkHead, ChunkHeader, GenerationRecord, Pack, Superblock};
 use dlfs::units::SampleId;
 
-use super::Target;
 use super::images::{Image, folder};
-use super::script;
+use super::{Target, script};
 
 /// A superblock.
 pub const SUPERBLOCK: Target = Target {

@@ -1,16 +1,15 @@
 //! The index of a tier on local storage, which survives a restart.
 
 use dlfs::format::Uuid;
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::tier::{
     CopyTable, ENTRY_BYTES, HEADER_BYTES, Index, Kept, Ledger, OWN_FILES_PAGE, PageSet, Policy,
     Stop, Units,
 };
 use dlfs::units::Generation;
 
-use super::Target;
 use super::media::put_crc;
-use super::script;
+use super::{Target, script};
 
 /// The index of a tier: a script that damages one with a few copies.
 pub const TIER_INDEX: Target = Target {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dlfs::address::Address;
 use dlfs::buf::IoBuf;
-use dlfs::format::checksum::crc32c;
+use dlfs::format::names::crc32c;
 use dlfs::nvme::fabrics::{ConnectData, DiscoveryLogHeader, DiscoveryRecord};
 use dlfs::nvme::{Cqe, IdentifyController, IdentifyNamespace, Nqn, Sgl, Sqe};
 use dlfs::tcp::controller::{self, ConnectionOptions, DataTransfer};

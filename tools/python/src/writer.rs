@@ -6,8 +6,8 @@ use dlfs::ErrorKind;
 use dlfs::address::{Address, CatalogName};
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::format::columns::{ColumnSpec, ColumnType, Value};
-use dlfs::format::element::Element;
 use dlfs::format::field_type::FieldType;
+use dlfs::format::npy::Element;
 use dlfs::format::{FieldTypes, Pack};
 use dlfs::import::many::Output;
 use dlfs::import::{

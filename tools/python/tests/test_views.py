@@ -26,7 +26,7 @@ def with_word(key, word):
 
 
 def part_of(id, seed, shares, splits=0):
-    """The part of a sample, as src/format/view/split.rs describes it."""
+    """The part of a sample, as src/format/view/mod.rs describes it."""
     key = mix((seed + 0x9E3779B97F4A7C15) & MASK)
     for word in (int.from_bytes(b"split", "big"), splits):
         key = with_word(key, word)

@@ -39,7 +39,7 @@ use dlfs_base::process::Forked;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result, threads};
 use dlfs_format::format::columns::ColumnSpec;
-use dlfs_format::format::meta::check_label;
+use dlfs_format::format::table::check_label;
 use dlfs_format::format::{FieldTypes, Placement, fields};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::file::FileCalls;
