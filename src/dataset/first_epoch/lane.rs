@@ -1,6 +1,6 @@
 //! The thread of a lane: decodes its shards, one after the other, and hands over full windows.
 //!
-//! A window has decoded samples, as chunks in memory that a directory of their own lists.
+//! A window has decoded samples in memory, which a directory of their own lists.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::Sender;
 
 use crate::buf::{IoBuf, Pool, SharedBuf};
-use crate::directory::{Directory, DirectoryBuilder};
+use crate::directory::{Directory, DirectoryBuilder, RunSample};
 use crate::error::Result;
-use crate::format::builder::ChunkLocation;
-use crate::format::columns::{ColumnTable, OwnedValue, Value};
-use crate::format::{ChunkBuilder, ChunkHeader, ChunkSpec, Fit, RecordSums, SampleMeta};
+use crate::format::columns::{ColumnSpec, ColumnTable, OwnedValue, Value};
+use crate::format::geometry::CELL_BYTES;
+use crate::format::{ImageLayout, SampleMeta};
 use crate::order::lanes::{LanePlace, LaneSpec, WindowFill};
 use crate::reader::SampleLocation;
 use crate::shards::{CopyingReader, ShardFilling, ShardSample, ShardSet};
-use crate::units::{Generation, SampleId, Slot};
+use crate::units::{Generation, SampleId};
 
 /// Shared by all lanes of a rank.
 pub(super) struct OfLanes {
@@ -24,7 +24,8 @@ pub(super) struct OfLanes {
     /// The image that takes the samples, too.
     pub(super) filling: Option<Arc<ShardFilling>>,
     pub(super) spec: LaneSpec,
-    pub(super) chunks: ChunkSpec,
+    /// The layout of the windows' directories.
+    pub(super) layout: ImageLayout,
     pub(super) pool: Pool,
     /// Set when nobody waits for windows any more.
     pub(super) stopped: AtomicBool,
@@ -50,16 +51,11 @@ impl LaneWork {
     fn decode(&self) -> Result<Option<Window>> {
         let OfLanes { set, filling: image, spec, .. } = &*self.of;
         let own: Vec<u64> = spec.shards_of(self.lane, set.shards().len() as u64).collect();
-        let mut filling = Filling {
-            window: WindowBuilder::new(self.of.chunks.clone(), &self.of.pool),
-            chunks: self.of.chunks.clone(),
-            fill: WindowFill::default(),
-            record: Vec::new(),
-        };
+        let mut window = WindowBuilder::default();
         let mut first = self.begin.sample;
         for (nth, &shard) in (0..).zip(&own).skip(self.begin.shard as usize) {
             let begin = LanePlace { shard: nth, sample: first, given: 0 };
-            if !self.decode_shard(shard as usize, begin, &mut filling)? {
+            if !self.decode_shard(shard as usize, begin, &mut window)? {
                 return Ok(None);
             }
             first = 0;
@@ -70,43 +66,46 @@ impl LaneWork {
             let shard = shard as usize;
             if let Some(image) = image
                 && image.filled(shard)?.is_none()
-                && !self.decode_shard(shard, given, &mut filling)?
+                && !self.decode_shard(shard, given, &mut window)?
             {
                 return Ok(None);
             }
         }
-        filling.window.finish(LanePlace { shard: own.len() as u64, ..LanePlace::default() }, true)
+        let end = LanePlace { shard: own.len() as u64, ..LanePlace::default() };
+        window.finish(&self.of, end, true)
     }
 
     /// Decodes a shard and keeps its index; takes its samples from `begin` on. `false`: nobody waits for them.
-    fn decode_shard(&self, shard: usize, begin: LanePlace, filling: &mut Filling) -> Result<bool> {
-        let OfLanes { set, filling: image, spec, pool, stopped, .. } = &*self.of;
-        let Filling { window, chunks, fill, record } = filling;
+    fn decode_shard(
+        &self,
+        shard: usize,
+        begin: LanePlace,
+        window: &mut WindowBuilder,
+    ) -> Result<bool> {
+        let OfLanes { set, filling: image, spec, stopped, .. } = &*self.of;
+        let mut record = Vec::new();
         let mut reader = CopyingReader::open(set, image.as_deref(), shard)?;
         for sample in 0.. {
             if stopped.load(Ordering::Relaxed) {
                 return Ok(false);
             }
             record.clear();
-            let Some(read) = reader.next(record)? else { break };
-            if chunks.columns.is_empty() && !read.values.is_empty() {
-                chunks.columns = reader.columns(); // known with the first sample
-                *window = WindowBuilder::new(chunks.clone(), pool);
+            let Some(read) = reader.next(&mut record)? else { break };
+            if window.columns.is_empty() && !read.values.is_empty() {
+                window.columns = reader.columns(); // known with the first sample
             }
             if sample < begin.sample {
                 continue;
             }
-            if !spec.fits(fill, read.len_bytes) {
-                let next = WindowBuilder::new(chunks.clone(), pool);
-                let end = LanePlace { sample, ..begin };
-                let full = std::mem::replace(window, next).finish(end, false);
+            if !spec.fits(&mut window.fill, read.len_bytes) {
+                let full = window.finish(&self.of, LanePlace { sample, ..begin }, false);
                 if self.windows.send(full).is_err() {
                     return Ok(false);
                 }
-                *fill = WindowFill::default();
-                spec.fits(fill, read.len_bytes);
+                spec.fits(&mut window.fill, read.len_bytes);
             }
-            let pushed = window.push(SampleId((shard as u64) << ID_BITS | sample), &read, record);
+            let id = SampleId((shard as u64) << ID_BITS | sample);
+            let pushed = window.push(&self.of, id, read, &record);
             pushed.map_err(|error| error.path(&set.shards()[shard].path))?;
         }
         // Kept before a sample of the next shard is given: what a state has passed is indexed.
@@ -119,23 +118,13 @@ impl LaneWork {
     }
 }
 
-/// The window that a lane fills.
-struct Filling {
-    window: WindowBuilder,
-    /// The properties of its chunks.
-    chunks: ChunkSpec,
-    fill: WindowFill,
-    /// The record of a sample, reused.
-    record: Vec<u8>,
-}
-
 /// Decoded samples of a lane.
 pub(super) struct Window {
     /// Names, labels and typed values of the samples, whose ids are their numbers in the window.
     pub(super) directory: Arc<Directory>,
     /// The memory of the records.
-    pub(super) bufs: Vec<SharedBuf>,
-    /// The id and place of each sample; the buffer is one of `bufs`.
+    pub(super) buf: SharedBuf,
+    /// The id and place of each sample in `buf`.
     pub(super) samples: Vec<SampleLocation>,
     /// The place of the sample behind the window.
     pub(super) end: LanePlace,
@@ -143,133 +132,82 @@ pub(super) struct Window {
     pub(super) ends_lane: bool,
 }
 
-/// A window that is being filled.
-pub(super) struct WindowBuilder {
-    spec: ChunkSpec,
-    pool: Pool,
-    directory: DirectoryBuilder,
-    open: Option<ChunkBuilder>,
-    /// A table of one row, for the typed values of a sample.
-    row: ColumnTable,
-    next_cell: u64,
-    sequence: u64,
-    bufs: Vec<SharedBuf>,
-    samples: Vec<SampleLocation>,
+/// The windows of a lane, one after the other, each while it is being filled.
+#[derive(Default)]
+struct WindowBuilder {
+    /// The typed columns of all windows.
+    columns: Vec<ColumnSpec>,
+    fill: WindowFill,
+    /// The records, one after the other.
+    buf: IoBuf,
+    samples: Vec<ShardSample>,
+    /// The typed values of the samples.
+    values: ColumnTable,
+    /// The ids and places of the samples.
+    locations: Vec<SampleLocation>,
 }
 
 impl WindowBuilder {
-    /// An empty window of samples with the fields and columns of `spec`. Its memory is taken from `pool` while that has
-    /// some.
-    pub(super) fn new(spec: ChunkSpec, pool: &Pool) -> WindowBuilder {
-        WindowBuilder {
-            row: ColumnTable::new(&spec.columns),
-            directory: DirectoryBuilder::new(spec.layout),
-            next_cell: spec.layout.first_cell(),
-            sequence: 0,
-            open: None,
-            bufs: Vec::new(),
-            samples: Vec::new(),
-            spec,
-            pool: pool.clone(),
-        }
-    }
-
-    /// Adds a sample, whose id in the batch is `id`.
+    /// Adds a sample, whose id in the batch is `id`. The memory of a window is taken from the pool while that has some.
     ///
     /// # Errors
     /// `OutOfMemory`. The sample is none that an image can have.
-    pub(super) fn push(&mut self, id: SampleId, sample: &ShardSample, record: &[u8]) -> Result<()> {
-        let mut row = std::mem::take(&mut self.row);
-        row.clear();
+    fn push(
+        &mut self,
+        of: &OfLanes,
+        id: SampleId,
+        sample: ShardSample,
+        bytes: &[u8],
+    ) -> Result<()> {
+        if self.samples.is_empty() {
+            let len = bytes.len().max(of.spec.window_bytes as usize); // a longer sample is alone
+            self.buf = of.pool.take(len).map_or_else(|| of.pool.outside(len), Ok)?;
+            self.values = ColumnTable::new(&self.columns);
+        }
         let mut values = sample.values.iter();
-        row.push(|_| values.next().map_or(Value::None, OwnedValue::as_value));
-        let meta = SampleMeta {
-            id: SampleId(self.samples.len() as u64),
-            name: &sample.name,
-            label: sample.label,
-            values: row.row(0),
-        };
-        let pushed = self.push_meta(&meta, record);
-        self.row = row;
-        let buf = pushed?;
-        let len_bytes = record.len() as u32; // a shard's reader lets no longer record through
-        self.samples.push(SampleLocation { id, buf, len_bytes, offset: 0 });
+        self.values.push(|_| values.next().map_or(Value::None, OwnedValue::as_value));
+        let values = self.values.row(self.samples.len());
+        SampleMeta { id, name: &sample.name, label: sample.label, values }.check()?;
+        let offset = self.locations.last().map_or(0, |last| last.offset + last.len_bytes as usize);
+        self.buf[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.locations.push(SampleLocation { id, buf: 0, len_bytes: sample.len_bytes, offset });
+        self.samples.push(sample);
         Ok(())
     }
 
-    /// Adds a record, and returns the number of its buffer.
-    fn push_meta(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<u32> {
-        loop {
-            let open = match &mut self.open {
-                Some(open) => open,
-                closed => {
-                    let len = ChunkBuilder::buf_len_bytes(&self.spec.layout);
-                    let buf = self.pool.take(len).map_or_else(|| self.pool.outside(len), Ok)?;
-                    closed.insert(ChunkBuilder::new(self.spec.clone(), Slot(meta.id.0), buf)?)
-                }
-            };
-            match open.push(meta, record)? {
-                Fit::Here => return Ok(self.bufs.len() as u32),
-                Fit::NextChunk => self.close()?,
-                Fit::Oversize => {
-                    self.close()?;
-                    return self.push_oversize(meta, record);
-                }
-            }
-        }
-    }
-
-    fn push_oversize(&mut self, meta: &SampleMeta<'_>, record: &[u8]) -> Result<u32> {
-        let mut buf = IoBuf::try_zeroed(record.len())?;
-        buf.copy_from_slice(record);
-        let location = self.location();
-        let sums = RecordSums::of(record);
-        let len = record.len() as u32;
-        let header =
-            ChunkBuilder::oversize(&self.spec, Slot(meta.id.0), meta, len, &sums, location)?;
-        self.add(&header, buf)
-    }
-
-    /// Ends the open chunk.
-    fn close(&mut self) -> Result<()> {
-        let Some(open) = self.open.take().filter(|open| open.num_samples() > 0) else {
-            return Ok(());
-        };
-        let first = self.samples.len() - open.num_samples() as usize;
-        let chunk = open.finish(self.location());
-        for (sample, entry) in self.samples[first..].iter_mut().zip(chunk.header.samples()) {
-            sample.offset = chunk.range.start + entry.offset_bytes as usize;
-        }
-        self.add(&chunk.header, chunk.buf).map(drop)
-    }
-
-    fn location(&self) -> ChunkLocation {
-        ChunkLocation { sequence: self.sequence, cell: self.next_cell, ..ChunkLocation::default() }
-    }
-
-    /// Adds a complete chunk; returns the number of its buffer.
-    fn add(&mut self, header: &ChunkHeader, buf: IoBuf) -> Result<u32> {
-        self.directory.add_chunk(header)?;
-        self.next_cell += header.head().cell_range().cells;
-        self.sequence += 1;
-        self.bufs.push(buf.freeze());
-        Ok(self.bufs.len() as u32 - 1)
-    }
-
-    /// The complete window, behind which the sample at `end` follows; `None`: it has no samples.
+    /// The complete window, behind which the sample at `end` follows; `None`: it has no samples. Begins the next one.
     ///
     /// # Errors
     /// The samples contradict each other.
-    pub(super) fn finish(mut self, end: LanePlace, ends_lane: bool) -> Result<Option<Window>> {
-        self.close()?;
-        if self.samples.is_empty() {
+    fn finish(&mut self, of: &OfLanes, end: LanePlace, ends_lane: bool) -> Result<Option<Window>> {
+        let next = WindowBuilder { columns: self.columns.clone(), ..WindowBuilder::default() };
+        let full = std::mem::replace(self, next);
+        if full.samples.is_empty() {
             return Ok(None);
         }
-        let directory = Arc::new(self.directory.finish(Generation(1), 0)?);
-        let WindowBuilder { bufs, samples, .. } = self;
-        Ok(Some(Window { directory, bufs, samples, end, ends_lane }))
+        let mut directory = DirectoryBuilder::new(of.layout);
+        directory.set_fields(of.set.fields()?.to_vec(), of.set.field_types()?.clone());
+        directory.grow_columns(&full.columns)?;
+        let rows: Vec<_> = full.samples.iter().enumerate().collect();
+        for run in rows.chunks(MAX_RUN_SAMPLES) {
+            let at = full.locations[run[0].0].offset as u64;
+            let samples = run.iter().map(|&(row, sample)| RunSample {
+                name: &sample.name,
+                len_bytes: sample.len_bytes,
+                crc32c: sample.crc32c,
+                label: sample.label,
+                values: full.values.row(row),
+                deleted: false,
+            });
+            directory.add_run(of.layout.first_cell() + at.div_ceil(CELL_BYTES), samples)?;
+        }
+        let directory = Arc::new(directory.finish(Generation(1), 0)?);
+        let buf = full.buf.freeze();
+        Ok(Some(Window { directory, buf, samples: full.locations, end, ends_lane }))
     }
 }
 
 /// An id of this epoch is the number of the shard, and in so many lower bits the sample's number there.
 const ID_BITS: u32 = 32;
+/// The most samples of a chunk without a header.
+const MAX_RUN_SAMPLES: usize = 65_535;

@@ -30,16 +30,16 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use crate::buf::{HugePages, Pool, PoolOptions};
 use crate::directory::Directory;
 use crate::error::{Error, Result, invalid};
-use crate::format::geometry::{MAX_CHUNK_BYTES, MIN_CHUNK_BYTES};
-use crate::format::{ChunkBuilder, ChunkSpec, ImageLayout, Pack, Part, Uuid};
+use crate::format::geometry::{CELL_BYTES, MAX_CHUNK_BYTES, MIN_CHUNK_BYTES};
+use crate::format::{ImageLayout, Pack, Uuid};
 use crate::order::HexId;
 use crate::order::lanes::{LanePlace, LaneSpec, LaneState, Turns};
 use crate::permutation::Permutation;
 use crate::prefetch::{LoaderOptions, NextBatch};
-use crate::reader::Batch;
+use crate::reader::{Batch, SampleLocation};
 use crate::shards::{ShardFilling, ShardSet};
 use crate::threads::{self, Fate, Thread};
-use crate::units::{Epoch, Generation};
+use crate::units::Epoch;
 
 use lane::{LaneWork, OfLanes, Window};
 
@@ -90,11 +90,11 @@ impl FirstEpoch {
         let lanes = world_size.saturating_mul(LANES_A_RANK).min(MOST_LANES).max(world_size);
         let memory =
             if options.window_bytes == 0 { WINDOW_BYTES } else { options.window_bytes } as u64;
-        // Two windows of each lane, in chunks whose buffers are a quarter longer; the rest is for batches in use.
+        // Two windows of each lane; the rest is for batches in use.
         let a_lane = (memory / u64::from(lanes.div_ceil(world_size)) / 3).max(1);
         let chunk = 1_u64 << a_lane.ilog2();
         let chunk = chunk.clamp(MIN_CHUNK_BYTES.into(), MAX_CHUNK_BYTES.into());
-        let window_bytes = chunk / 8 * 7; // the rest is for names and labels
+        let window_bytes = chunk / 8 * 7; // the rest is for names and labels, outside the pool
         LaneSpec { seed: options.order.seed, epoch, lanes, window_bytes }
     }
 
@@ -123,13 +123,19 @@ impl FirstEpoch {
                 state.of_rank(rank, world_size)?
             }
         };
-        let (chunks, pool) = memory(set, &state)?;
+        set.fields()?; // from the first shard, which may be refused
         let of = OfLanes {
             set: Arc::clone(set),
             filling: filling.cloned(),
             spec: state.spec,
-            chunks,
-            pool,
+            // One namespace, since the records are in memory; the chunk size limits only a window's run of samples.
+            layout: ImageLayout::new(
+                Uuid(set.identity().to_be_bytes()),
+                MAX_CHUNK_BYTES,
+                Pack::Tight,
+                1,
+            )?,
+            pool: memory(&state)?,
             stopped: AtomicBool::new(false),
         };
         let mut first = FirstEpoch {
@@ -323,42 +329,21 @@ fn give(picks: &[Pick], epoch: Epoch, batch: &mut Batch) {
     let directories: Arc<[Arc<Directory>]> =
         windows.iter().map(|window| Arc::clone(&window.directory)).collect();
     batch.reset_mixed(&directories, epoch);
-    let mut first_bufs = Vec::new();
-    for window in &windows {
-        let first = window.bufs.iter().fold(None, |first, buf| {
-            let added = batch.add_buf(buf.clone());
-            first.or(Some(added))
-        });
-        first_bufs.push(first.unwrap_or(0));
-    }
+    let bufs: Vec<u32> = windows.iter().map(|window| batch.add_buf(window.buf.clone())).collect();
     for Pick { window, nth } in picks {
         let source = windows.iter().position(|known| Arc::ptr_eq(known, window));
         let source = source.expect("all were collected above");
-        let mut location = window.samples[*nth as usize];
-        location.buf += first_bufs[source];
+        let location = SampleLocation { buf: bufs[source], ..window.samples[*nth as usize] };
         batch.push_row(location, source as u32, *nth);
     }
 }
 
-/// The fields and columns of the windows' chunks, and the memory for two windows of each lane.
-fn memory(set: &ShardSet, state: &LaneState) -> Result<(ChunkSpec, Pool)> {
-    let window = state.spec.window_bytes;
-    let chunk = (window + window / 7).next_power_of_two();
-    let chunk = chunk.clamp(MIN_CHUNK_BYTES.into(), MAX_CHUNK_BYTES.into()) as u32;
-    let uuid = Uuid(set.identity().to_be_bytes());
-    let layout = ImageLayout::new(uuid, chunk, Pack::Tight, 1)?;
-    let chunks = ChunkSpec {
-        layout,
-        generation: Generation(1),
-        part: Part { first: 0, count: 0, seed: 0, window: 0 },
-        fields: set.fields()?.to_vec(),
-        field_types: set.field_types()?.clone(),
-        columns: Vec::new(),
-    };
-    let slot_len_bytes = ChunkBuilder::buf_len_bytes(&layout);
+/// The memory for two windows of each lane.
+fn memory(state: &LaneState) -> Result<Pool> {
+    let slot_len_bytes = state.spec.window_bytes.clamp(CELL_BYTES, MAX_CHUNK_BYTES.into());
+    let slot_len_bytes = slot_len_bytes.next_multiple_of(CELL_BYTES) as usize;
     let bytes = 2 * state.places.len().max(1) * slot_len_bytes;
-    let pool = Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })?;
-    Ok((chunks, pool))
+    Pool::new(PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto })
 }
 
 /// # Errors
