@@ -11,11 +11,9 @@
 //! bounded: at most 32 connections (a further one replaces the oldest), 8 KiB per request, 10 s per connection, and one
 //! response, after which the connection is closed. A slow or silent client does not delay the others.
 
-use std::io::{ErrorKind as IoKind, Read, Write};
+use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -38,15 +36,11 @@ pub fn snapshot() -> Snapshot {
 /// Serves the metrics of this process over HTTP until it is dropped.
 pub struct Exporter {
     local_addr: SocketAddr,
-    shared: Arc<Shared>,
+    /// Ends the thread when it is written to.
+    stop: OwnedFd,
     /// A forked child has no such thread.
     thread: Forked<Option<Thread>>,
     fate: Fate,
-}
-
-struct Shared {
-    stop: AtomicBool,
-    waker: OwnedFd,
 }
 
 impl Exporter {
@@ -63,13 +57,12 @@ impl Exporter {
         let listener = TcpListener::bind(address).map_err(refused)?;
         listener.set_nonblocking(true)?;
         let local_addr = listener.local_addr()?;
-        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let waker = waker.map_err(std::io::Error::from)?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = stop.map_err(io::Error::from)?;
         let fate = Fate::default();
-        let responder = Responder { listener, shared: Arc::clone(&shared), clients: Vec::new() };
+        let responder = Responder { listener, stop: stop.try_clone()?, clients: Vec::new() };
         let thread = threads::start("dlfs-metrics", &fate, responder, Responder::run)?;
-        Ok(Exporter { local_addr, shared, thread: Forked::new(Some(thread)), fate })
+        Ok(Exporter { local_addr, stop, thread: Forked::new(Some(thread)), fate })
     }
 
     /// The address that it listens on.
@@ -89,9 +82,8 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         let Some(thread) = self.thread.get_mut().and_then(Option::take) else { return };
-        self.shared.stop.store(true, Ordering::Release);
-        // Fails only when the counter is full; the thread is then awake anyway.
-        let _ = rustix::io::write(&self.shared.waker, &1_u64.to_le_bytes());
+        // Fails only when the counter is full; the thread then ends anyway.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_le_bytes());
         thread.join_within(STOP_LIMIT);
     }
 }
@@ -105,7 +97,7 @@ impl std::fmt::Debug for Exporter {
 /// State of the exporter's thread.
 struct Responder {
     listener: TcpListener,
-    shared: Arc<Shared>,
+    stop: OwnedFd,
     /// The oldest first.
     clients: Vec<Client>,
 }
@@ -118,34 +110,22 @@ struct Client {
     sent: usize,
 }
 
-/// Next step of a client's connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Stays,
-    Ends,
-}
-
 impl Responder {
     fn run(&mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
-            let (can_accept, ready) = self.wait();
+        while self.wait() {
             let now = Instant::now();
-            let mut ready = ready.into_iter();
             self.clients.retain_mut(|client| {
-                let is_ready = ready.next().unwrap_or(false);
-                let next = if is_ready { client.advance() } else { Next::Stays };
-                next == Next::Stays && now < client.until
+                let stays = client.advance().unwrap_or_else(|error| is_transient(error.kind()));
+                stays && now < client.until
             });
-            if can_accept {
-                self.accept(now);
-            }
+            self.accept(now);
         }
     }
 
-    /// Waits for work; returns whether a client wants to connect, and which clients are ready.
-    fn wait(&self) -> (bool, Vec<bool>) {
+    /// Waits for work; `false`: the thread is to end.
+    fn wait(&self) -> bool {
         let mut fds = vec![
-            PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
         ];
         fds.extend(self.clients.iter().map(|client| {
@@ -160,8 +140,7 @@ impl Responder {
         });
         // After a signal nothing is ready, and the loop polls again.
         let _ = poll(&mut fds, timeout.as_ref());
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        (ready[1], ready[2..].to_vec())
+        fds[0].revents().is_empty()
     }
 
     fn accept(&mut self, now: Instant) {
@@ -183,82 +162,50 @@ impl Responder {
                 self.clients.remove(0);
             }
             let (received, answer) = Default::default();
-            self.clients.push(Client {
-                stream,
-                until: now + CLIENT_LIMIT,
-                received,
-                answer,
-                sent: 0,
-            });
+            let until = now + CLIENT_LIMIT;
+            self.clients.push(Client { stream, until, received, answer, sent: 0 });
         }
     }
 }
 
 impl Client {
-    fn advance(&mut self) -> Next {
-        if self.is_answered() {
-            return self.drain();
-        }
-        if self.answer.is_empty() && self.receive() == Next::Ends {
-            return Next::Ends;
-        }
-        if self.answer.is_empty() { Next::Stays } else { self.send() }
-    }
-
-    fn is_answered(&self) -> bool {
-        !self.answer.is_empty() && self.sent == self.answer.len()
-    }
-
-    /// Discards further bytes from the client, until it closes the connection or its time is over.
-    fn drain(&mut self) -> Next {
-        match self.stream.read(&mut [0; 4096]) {
-            Ok(0) => Next::Ends,
-            Ok(_) => Next::Stays,
-            Err(error) if is_transient(error.kind()) => Next::Stays,
-            Err(_) => Next::Ends,
-        }
-    }
-
-    fn receive(&mut self) -> Next {
-        let mut bytes = [0; MAX_HEAD_BYTES];
-        let room = MAX_HEAD_BYTES - self.received.len();
-        match self.stream.read(&mut bytes[..room]) {
-            Ok(0) => return Next::Ends,
-            Ok(len) => self.received.extend_from_slice(&bytes[..len]),
-            Err(error) if is_transient(error.kind()) => return Next::Stays,
-            Err(_) => return Next::Ends,
-        }
-        self.answer = match parse(&self.received) {
-            Request::Incomplete => return Next::Stays,
-            Request::Refused(status, why) => {
-                answer(status, "text/plain", &format!("{why}\n"), false)
+    /// Goes on until it would wait, which is an error; `false`: the connection ends.
+    fn advance(&mut self) -> io::Result<bool> {
+        while self.answer.is_empty() {
+            let mut bytes = [0; MAX_HEAD_BYTES];
+            let room = MAX_HEAD_BYTES - self.received.len();
+            let len = self.stream.read(&mut bytes[..room])?;
+            if len == 0 {
+                return Ok(false);
             }
-            Request::Metrics { is_head } => match caught("metrics", || snapshot().to_openmetrics())
-            {
-                Ok(text) => answer("200 OK", CONTENT_TYPE, &text, is_head),
-                Err(error) => {
-                    let text = format!("{error}\n");
-                    answer("500 Internal Server Error", "text/plain", &text, is_head)
-                }
-            },
-        };
-        Next::Stays
-    }
-
-    fn send(&mut self) -> Next {
+            self.received.extend_from_slice(&bytes[..len]);
+            self.answer = respond(&self.received);
+        }
         while self.sent < self.answer.len() {
-            match self.stream.write(&self.answer[self.sent..]) {
-                Ok(0) => return Next::Ends,
-                Ok(len) => self.sent += len,
-                Err(error) if error.kind() == IoKind::Interrupted => {}
-                Err(error) if is_transient(error.kind()) => return Next::Stays,
-                Err(_) => return Next::Ends,
+            match self.stream.write(&self.answer[self.sent..])? {
+                0 => return Ok(false),
+                len => self.sent += len,
             }
         }
         // If unread bytes of the client remained, the kernel would reset the connection and the client would
         // lose the response. So the client closes first, unless it takes too long.
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
-        self.drain()
+        Ok(self.stream.read(&mut [0; 4096])? > 0)
+    }
+}
+
+/// The response to what has been received; empty while the request is incomplete.
+fn respond(received: &[u8]) -> Vec<u8> {
+    match parse(received) {
+        Request::Incomplete => Vec::new(),
+        Request::Refused(status, why) => answer(status, "text/plain", &format!("{why}\n"), false),
+        Request::Metrics { is_head } => match caught("metrics", || snapshot().to_openmetrics()) {
+            Ok(text) => answer("200 OK", CONTENT_TYPE, &text, is_head),
+            Err(error) => {
+                let text = format!("{error}\n");
+                answer("500 Internal Server Error", "text/plain", &text, is_head)
+            }
+        },
     }
 }
 
