@@ -31,8 +31,7 @@ pub fn class_names(from: &OsStr, connect: &ConnectOptions) -> Result<Vec<Vec<u8>
         }
     };
     if names.is_empty() {
-        let text = "it names no classes";
-        return Err(Error::new(ErrorKind::BadSource, text).path(Path::new(from)));
+        return Err(Error::new(ErrorKind::BadSource, "it names no classes").path(Path::new(from)));
     }
     Ok(names)
 }
@@ -66,8 +65,7 @@ fn lines(text: &[u8]) -> Result<Vec<Vec<u8>>> {
         let name = line.strip_suffix(b"\r").unwrap_or(line);
         if name.is_empty() || !seen.insert(name) {
             let what = if name.is_empty() { "is empty" } else { "names a class again" };
-            let text = format!("line {} {what}", at + 1);
-            return Err(Error::new(ErrorKind::BadSource, text));
+            return Err(Error::new(ErrorKind::BadSource, format!("line {} {what}", at + 1)));
         }
         names.push(name.to_vec());
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::metrics::{Measured, Snapshot};
 use crate::order::budget::RowPlace;
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
@@ -386,8 +386,7 @@ impl Loader {
         {
             let epoch = state.epoch;
             let epochs = &self.options.epochs;
-            let text = format!("there is no epoch {epoch}: the epochs are {epochs:?}");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid(format!("there is no epoch {epoch}: the epochs are {epochs:?}")));
         }
         let position = pack(&state)?;
         let lanes = pack_lanes(&state.order);
@@ -584,13 +583,11 @@ fn closed() -> Error {
 /// Packs epoch (24 bits) and samples consumed (40 bits) into one word, so that both are read atomically.
 fn pack(state: &State) -> Result<u64> {
     if state.epoch.0 >= MAX_EPOCHS {
-        let text = format!("epochs go to {}, not {}", MAX_EPOCHS - 1, state.epoch);
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+        return Err(invalid(format!("epochs go to {}, not {}", MAX_EPOCHS - 1, state.epoch)));
     }
     // An image has at most 2^40 samples, and `normal` turns a full epoch into 0.
     if state.consumed >= 1 << CONSUMED_BITS {
-        let text = format!("no epoch has {} samples", state.consumed);
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+        return Err(invalid(format!("no epoch has {} samples", state.consumed)));
     }
     Ok(state.epoch.0 << CONSUMED_BITS | state.consumed)
 }

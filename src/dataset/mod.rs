@@ -63,7 +63,7 @@ use parking_lot::Mutex;
 use crate::address::Address;
 use crate::cache::{Cache, CacheStats};
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::metrics::{self, Histogram, Measured, Snapshot};
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::LoaderOptions;
@@ -165,8 +165,7 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<Dataset> {
         if addresses.is_empty() {
-            let text = "a data set needs at least one address";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid("a data set needs at least one address"));
         }
         let addresses = addresses.to_vec();
         let open = options.open.clone();

@@ -16,7 +16,7 @@ use crate::buf::SealedLocation;
 use crate::cache::TierOptions;
 use crate::catalog::{self, Resolved};
 use crate::directory::{Bytes, Directory, DirectoryBuilder};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::format::snapshot::{SNAPSHOT_HEAD_BYTES, SnapshotHead};
 use crate::format::superblock::SnapshotLocation;
 use crate::format::superblock_set::{
@@ -184,7 +184,7 @@ fn chosen(
         });
         let message =
             format!("{} images lie there: {}", images.len(), list.collect::<Vec<_>>().join("; "));
-        Error::new(ErrorKind::InvalidArgument, message).hint("name the namespaces of one with ?ns=")
+        invalid(message).hint("name the namespaces of one with ?ns=")
     })?;
     if chosen.is_empty() {
         let subsystem = devices[0].namespace().address;
@@ -228,11 +228,10 @@ fn read_saved(path: &Path, opened: &SuperblockSet) -> Result<(Directory, Bytes)>
     File::open(path)?.take(most).read_to_end(&mut bytes)?;
     let head = SnapshotHead::parse(&bytes)?;
     if head.layout.uuid != superblock.layout.uuid {
-        let text = format!(
+        return Err(invalid(format!(
             "the snapshot belongs to image {}, and this is image {}",
             head.layout.uuid, superblock.layout.uuid
-        );
-        return Err(Error::new(ErrorKind::InvalidArgument, text));
+        )));
     }
     if head.generation != superblock.generation {
         return Err(saved_at_another_generation(head.generation, superblock.generation));
@@ -362,10 +361,7 @@ pub fn shard_set(
     let source = |address: &Address| match address {
         Address::Path(path) => Ok(path.clone()),
         Address::Objects(place) => Ok(PathBuf::from(place)),
-        other => {
-            let text = "shards are files, or objects of a store";
-            Err(Error::new(ErrorKind::InvalidArgument, text).target(other.to_string()))
-        }
+        other => Err(invalid("shards are files, or objects of a store").target(other.to_string())),
     };
     let sources = addresses.iter().map(source).collect::<Result<Vec<_>>>()?;
     let mut options = options.clone();

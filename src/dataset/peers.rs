@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{Dataset, Image};
 use crate::cache::Cache;
 use crate::directory::{Intact, ViewMark};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, invalid};
 use crate::order::{OrderSpec, Sharding, Tail};
 use crate::peers::rendezvous::Rendezvous;
 use crate::peers::{Meeting, Pass, PeerOptions, Peers, Served, Serving};
@@ -366,8 +366,7 @@ pub(super) fn chosen<'a, 'b>(
         (Some(own), _) => Ok(&mut **own),
         (None, Some(object)) => Ok(object),
         (None, None) => {
-            let text = "the ranks meet in an object of the program, and there is none";
-            Err(Error::new(ErrorKind::InvalidArgument, text))
+            Err(invalid("the ranks meet in an object of the program, and there is none"))
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind as IoErrorKind, Read};
 use std::path::Path;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::order::State;
 use crate::replace_file::{NewMode, check_replaceable, replace_file};
 
@@ -35,8 +35,7 @@ pub fn load_state(path: &Path) -> Result<Option<State>> {
 pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let text = "a reading state is a regular file, and this is not one";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+        return Err(invalid("a reading state is a regular file, and this is not one").path(path));
     }
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result, invalid};
 use crate::reader::Watch;
 use crate::replace_file::{NewMode, replace_file};
 use crate::units::SampleId;
@@ -182,8 +182,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     let about = |error| Error::of_file("cannot read the views", path, error);
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let text = "views lie in a regular file, and this is not one";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).path(path));
+        return Err(invalid("views lie in a regular file, and this is not one").path(path));
     }
     let mut file = File::open(path).map_err(about)?;
     let mut bytes = Vec::new();

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::percent;
 
 /// The address of an object, or of all objects whose keys begin with a prefix.
@@ -88,7 +88,7 @@ impl Place {
                 Some(((scheme, _), (_, host))) => format!("{scheme}://{host}"),
                 None => shown.to_owned(),
             };
-            Error::new(ErrorKind::InvalidArgument, why).target(shown).hint(FORMS)
+            invalid(why).target(shown).hint(FORMS)
         };
         let Some((scheme, rest)) = Scheme::of(text) else {
             return Err(invalid("this is no address of an object store"));
@@ -131,9 +131,8 @@ impl Place {
     /// # Errors
     /// The errors of [`Place::parse`].
     pub fn of_path(path: &Path) -> Result<Place> {
-        let text = path.to_str().ok_or_else(|| {
-            Error::new(ErrorKind::InvalidArgument, "an address of an object store is UTF-8")
-        })?;
+        let text =
+            path.to_str().ok_or_else(|| invalid("an address of an object store is UTF-8"))?;
         Place::parse(text)
     }
 

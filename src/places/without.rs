@@ -25,8 +25,7 @@ impl Client {
     /// # Errors
     /// `Unsupported`: this build lacks the feature `cloud`.
     pub fn open(place: &Place, _: &PlaceOptions) -> Result<Client> {
-        let message = "this build cannot read object stores";
-        Err(Error::new(ErrorKind::Unsupported, message)
+        Err(Error::new(ErrorKind::Unsupported, "this build cannot read object stores")
             .target(place.to_string())
             .hint("build with --features cloud; released packages and the Python package have it"))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::buf::SharedBuf;
 use crate::checksum::crc32c;
 use crate::directory::Directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::format::field_type::{Element, FieldArray};
 use crate::units::{Epoch, SampleId};
 
@@ -272,8 +272,7 @@ impl Batch {
     pub fn copy_to(&self, out: &mut [u8]) -> Result<usize> {
         let need = self.len_bytes() as usize;
         if out.len() < need {
-            let text = format!("the batch has {need} bytes, the buffer {}", out.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
+            return Err(invalid(format!("the batch has {need} bytes, the buffer {}", out.len())));
         }
         let mut at = 0;
         for index in 0..self.len() {

@@ -22,7 +22,7 @@ use super::store::{Pages, Store};
 use super::watch::{LISTING, Listing, Note, Seen};
 use super::web::Web;
 use crate::{Cancel, Object, Place, PlaceOptions, PlaceStats};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
@@ -259,11 +259,8 @@ impl Client {
 
     fn key(&self, key: &str) -> Result<Key> {
         Key::parse(key).map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "a key with empty, . or .. parts cannot be named",
-            )
-            .target(self.place().with_key(key).to_string())
+            invalid("a key with empty, . or .. parts cannot be named")
+                .target(self.place().with_key(key).to_string())
         })
     }
 }
@@ -544,9 +541,7 @@ impl Executor {
     ) -> Result<Asked<T>> {
         if !self.running.is_ours() {
             let text = "an object store that was opened before a fork cannot be read after it";
-            return Err(
-                Error::new(ErrorKind::InvalidArgument, text).hint("open it again in the child")
-            );
+            return Err(invalid(text).hint("open it again in the child"));
         }
         let (send, answer) = bounded(1);
         let task = self.handle.spawn(async move {
