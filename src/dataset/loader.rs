@@ -2,7 +2,6 @@
 
 mod reading;
 mod report;
-mod stored;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,9 +26,8 @@ use crate::units::{Epoch, SampleId, deadline};
 use super::background::Background;
 use super::sampler::Over;
 use super::{Share, stats};
-use reading::Reading;
+use reading::{Reading, Stored};
 use report::Record;
-use stored::Stored;
 
 /// Batches along an order. After the first request, threads of the library read ahead.
 ///

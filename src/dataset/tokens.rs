@@ -5,7 +5,6 @@
 
 mod batch;
 mod by_index;
-mod count;
 mod fields;
 
 use std::fmt;

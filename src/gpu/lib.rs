@@ -17,11 +17,10 @@
 
 mod buffer;
 mod driver;
-mod parts;
 mod ring;
 
+pub use buffer::Parts;
 pub use driver::{Driver, Pin};
-pub use parts::Parts;
 pub use ring::{DeviceBytes, Ring, Slot};
 
 #[cfg(test)]

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Driver;
-use crate::buffer::SlotMemory;
+use crate::buffer::{Parts, SlotMemory};
 use crate::driver::Handle;
-use crate::parts::Parts;
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::process::{Condvar, Forked, Mutex};
 use dlfs_base::threads::{self, Fate, Thread};

@@ -22,8 +22,7 @@ use crate::reader::{OnError, ReaderOptions};
 /// The memory, queues and time of reads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Run"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Run"))]
 pub struct Read {
     /// The most memory for samples that are read ahead and not yet dropped [default: 256M, and up to 1G where a grouped
     /// order of large chunks has more open at a time; of reads by id or name, 64M for each thread].
@@ -100,8 +99,7 @@ const MAX_QUEUE_PAIRS: u32 = 1024;
 /// A run: its batches, its epochs, and this rank's share of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Run"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Run"))]
 pub struct Load {
     /// Samples per batch on this rank [default of the command: 256, or fewer that have 256 MiB].
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", conflicts_with = "batch_tokens"))]
@@ -325,8 +323,7 @@ fn unknown_node() -> Error {
 /// The order of samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Order"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Order"))]
 pub struct Order {
     /// How to shuffle samples. global: a full shuffle; grouped: whole chunks at a time, shuffled in groups, the fastest
     /// (DIESEL); sequential: no shuffle; local: each rank shuffles a share of its own; partial: like local, but a
@@ -412,8 +409,7 @@ pub const DEFAULT_EXCHANGE: f64 = 0.1;
 /// Batches by a budget of tokens, instead of a number of samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Batches by tokens"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Batches by tokens"))]
 pub struct Tokens {
     /// The most tokens of a batch, instead of a number of samples: samples of similar length share a batch, and batches
     /// go to the ranks in turn.
@@ -515,8 +511,7 @@ impl Tokens {
 /// Rows of tokens: samples are documents, and a batch is a number of rows of equal length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Rows of tokens"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Rows of tokens"))]
 pub struct Rows {
     /// The tokens of a row; the batch size is then a number of rows. A row has one token more, so that inputs and
     /// labels are the same array, shifted by one.

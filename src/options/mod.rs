@@ -9,7 +9,6 @@
 //! None, zero in C, means the default. `values.rs` has the types of times, sizes and names.
 
 mod load;
-mod names;
 mod values;
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,15 +19,20 @@ use serde::{Deserialize, Serialize};
 use crate::address::Address;
 use crate::auth::Derivation;
 use crate::cache::{Environment, TierOptions, TierSpec};
-use crate::dataset::{OpenOptions, ViewSource};
-use crate::error::{Error, ErrorKind, Result};
+use crate::dataset::{LongDocuments, OpenOptions, ViewSource};
+use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::folders::{FolderOptions, Links};
+use crate::gpu::Pin;
 use crate::keys::{KEYRING, is_key_text, secret_of, set_tls_key};
 #[cfg(feature = "clap")]
 use crate::nvme::Nqn;
+use crate::order::Sharding;
+use crate::order::budget::{Cost, Pack, TooLong};
 use crate::peers::rendezvous::DEFAULT_TIMEOUT;
 use crate::peers::{JobKey, JoinOptions, Means, PeerKeys, Serving};
+use crate::prefetch::Batching;
 use crate::qpair::{ConnectOptions, Direct, SpdkOptions};
+use crate::reader::OnError;
 use crate::shards::ShardOptions;
 use crate::store::StoreOptions;
 use crate::tier::{Policy, Stop};
@@ -39,8 +43,11 @@ pub use values::{Choice, Named, Seconds, Size};
 /// How to connect to namespaces, and how to read files and folders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Connection (named as in nvme-cli)"))]
+#[cfg_attr(
+    feature = "clap",
+    derive(clap::Args),
+    command(next_help_heading = "Connection (named as in nvme-cli)")
+)]
 pub struct Connect {
     /// Protect PDU headers with CRC32C.
     #[cfg_attr(feature = "clap", arg(long))]
@@ -269,8 +276,7 @@ impl Open {
 /// Tiers: where copies of samples are kept, and of which samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Tiers"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Tiers"))]
 pub struct Tiers {
     /// Tiers that keep copies of samples after the first read, fastest first: ram:SIZE, or file:PATH:SIZE for a
     /// folder, file or block device that is empty or an earlier tier, with :overwrite behind it for any other; or
@@ -341,8 +347,7 @@ impl Tiers {
 /// The job's other nodes, whose tiers are read, too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Peers"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Peers"))]
 pub struct Peers {
     /// Meeting place of the ranks, which then share the tiers of all nodes of the job: auto: at rank 0, as the
     /// launcher's MASTER_ADDR and MASTER_PORT name it; a folder that all nodes see; HOST:PORT,HOST:PORT,... of each
@@ -441,8 +446,7 @@ impl Peers {
 /// The storage that holds this rank's share of the samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-#[cfg_attr(feature = "clap", derive(clap::Args))]
-#[cfg_attr(feature = "clap", command(next_help_heading = "Store"))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Store"))]
 pub struct Store {
     /// Store for this rank's share of the samples, in order partial or local: ram:SIZE or file:FOLDER:SIZE, a size that
     /// the ranks of a node share in equal parts. The share is read from the data set once; then the ranks exchange
@@ -519,6 +523,31 @@ fn about(name: &str, error: Error) -> Error {
     }
 }
 
-fn invalid(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidArgument, text.into())
+// The names of the values that options choose from, in the order of C's numbers.
+macro_rules! names {
+    ($($of:ident: $($name:literal $value:ident),+;)+) => {
+        $(impl Named for $of {
+            const NAMES: &'static [(&'static str, $of)] = &[$(($name, $of::$value)),+];
+        })+
+    };
+}
+
+names! {
+    Kind: "global" Global, "grouped" Grouped, "sequential" Sequential, "local" Local, "partial" Partial,
+        "weighted" Weighted;
+    Direct: "auto" Auto, "on" On, "off" Off;
+    Links: "follow" Follow, "inside" Inside, "refuse" Refuse;
+    Policy: "first-touch" FirstTouch, "clairvoyant" Clairvoyant, "none" None;
+    Sharding: "strided" Strided, "aligned" Aligned, "local" Local;
+    Batching: "chunk" Chunk, "sample" Sample;
+    OnError: "raise" Raise, "skip" Skip;
+    Pin: "auto" Auto, "cuda" Cuda, "hip" Hip;
+    Cost: "padded" Padded, "sum" Sum;
+    TooLong: "raise" Raise, "alone" Alone;
+    Pack: "concat" Concat, "best_fit" BestFit, "none" None;
+    LongDocuments: "cut" Cut, "raise" Raise;
+}
+
+impl Named for Serving {
+    const NAMES: &'static [(&'static str, Serving)] = Serving::NAMES;
 }

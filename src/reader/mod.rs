@@ -3,8 +3,8 @@
 //! [`Reader`] reads batches of ids on the caller's thread; `prefetch` uses the same modules to read along an order
 //! on its own thread. `fetch` plans reads, `pump` submits and polls
 //! reads, `in_flight` verifies them, and `batch` holds the location of each sample. `gather` reads thousands of
-//! scattered samples, `sample_ranges` parts of large samples, and `range` whole ranges of a namespace. These modules
-//! do not depend on an engine.
+//! scattered samples, and `range` parts of large samples, and whole ranges of a namespace. These modules do not depend
+//! on an engine.
 //!
 //! This is the path of a batch in grouped order over TCP. The poller's thread executes all steps except the last:
 //!
@@ -35,7 +35,6 @@ mod gather;
 mod in_flight;
 mod pump;
 mod range;
-mod sample_ranges;
 #[cfg(feature = "unverified")]
 pub mod unverified;
 mod watch;
@@ -53,7 +52,7 @@ use crate::units::{Epoch, SampleId};
 
 pub use batch::{Batch, Sample};
 pub use pump::ReadStats;
-pub use sample_ranges::{Ranges, SampleRange};
+pub use range::{Ranges, SampleRange};
 pub use watch::Watch;
 
 pub(crate) use batch::{BatchOfSource, SampleLocation};
@@ -61,8 +60,7 @@ pub(crate) use fetch::{
     Fetch, Geometry, Merge, SamplePlans, SampleRequest, plan_chunk, plan_whole_chunk,
 };
 pub(crate) use pump::{Fetched, Pump};
-pub(crate) use range::{RangeReader, read_superblocks, stale_error};
-pub(crate) use sample_ranges::PieceTables;
+pub(crate) use range::{PieceTables, RangeReader, read_superblocks, stale_error};
 pub(crate) use watch::{TICK, interrupted, timed_out};
 
 use watch::Call;

@@ -14,10 +14,8 @@ mod page;
 mod run;
 pub mod text;
 mod timeline;
-mod trace;
 
 pub use crate::metrics::{Place, PlaceBytes};
 pub use run::{Facts, Reads, Report, StoreUse, TierUse};
-pub(crate) use timeline::Delivered;
 pub use timeline::{Cause, Counts, Epoch, Stalls, Timeline};
-pub(crate) use trace::{Event, Events, What, to_json as trace_to_json};
+pub(crate) use timeline::{Delivered, Event, Events, What, to_json as trace_to_json};

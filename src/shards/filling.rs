@@ -8,8 +8,8 @@ use dlfs_base::checksum::crc32c;
 use dlfs_base::error::invalid;
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::builder::Fill;
 use dlfs_format::format::columns::{ColumnSpec, ColumnTable, OwnedValue, Value};
-use dlfs_format::format::fill::Fill;
 use dlfs_format::format::geometry::{CELL_BYTES, MAX_NAME_BYTES};
 use dlfs_format::format::pieces::num_pieces;
 use dlfs_format::format::{ChunkSpec, Fit, Part, RecordSums, SampleMeta};
@@ -17,8 +17,8 @@ use dlfs_import::import::many::filling::{FilledChunk, Filling, commit};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
-use crate::assemble::assemble;
 use crate::index::{ShardIndex, ShardSample};
+use crate::namespace::assemble;
 use crate::set::{ShardReader, ShardSet};
 
 /// The right of a rank to write shards into an image. Threads share it.

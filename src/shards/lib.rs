@@ -37,17 +37,15 @@
 //!
 //! Read `set.rs` first, then `index.rs` and `namespace.rs`.
 
-mod assemble;
 mod filling;
 mod index;
 mod kept;
 mod namespace;
 mod set;
 
-pub use assemble::{ShardImage, assemble};
 pub use dlfs_import::import::shards::Shard;
 pub use filling::{CopyingReader, FilledShard, FillingShard, ShardFilling, image_to_fill};
 pub use index::{BadSample, Run, ShardIndex, ShardSample};
 pub use kept::{KeptIndexes, KeptObjects, Making};
-pub use namespace::ShardNamespace;
+pub use namespace::{ShardImage, ShardNamespace, assemble};
 pub use set::{Indexed, ShardOptions, ShardReader, ShardSet};

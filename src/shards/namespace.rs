@@ -4,20 +4,28 @@
 //! the run and copies, and the last such runs stay in memory; tiers keep what is read again. A short read decodes its
 //! samples alone, if they have places and no read just before was of the same run. A shard whose places cannot be read
 //! on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
+//!
+//! [`assemble`] makes it of the indexes of all shards, and the directory that describes it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::index::{LONGEST_RUN_BYTES, RUN_BYTES, Run, ShardIndex};
+use crate::set::ShardSet;
 use dlfs_base::checksum::crc32c;
 use dlfs_base::process::{Condvar, Forked, Mutex};
+use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_import::import::shards::ShardStream;
+use dlfs_format::directory::{Directory, DirectoryBuilder, RunSample};
+use dlfs_format::format::geometry::{CELL_BYTES, MAX_NAME_BYTES};
+use dlfs_format::format::{ImageLayout, Pack, Uuid};
+use dlfs_import::import::OnError;
+use dlfs_import::import::shards::{Shard, ShardStream};
 use dlfs_import::import::sources::sample_stream::{SampleStream, StreamPlace};
 use dlfs_io::qpair::folder::helped_pair;
 use dlfs_io::qpair::{Device, Io, IoError, IoOp, Namespace, PairScope, QueuePair, SHARDS};
-
-use crate::index::{LONGEST_RUN_BYTES, Run, ShardIndex};
-use crate::set::ShardSet;
 
 /// The runs of all shards, as blocks.
 pub struct ShardNamespace {
@@ -416,6 +424,158 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// Shards as an image: its only namespace, and its directory.
+pub struct ShardImage {
+    /// The directory, with the checksums of all samples.
+    pub directory: Directory,
+    /// The runs of all shards.
+    pub namespace: Arc<ShardNamespace>,
+}
+
+/// Makes the image of all shards of `set`, whose `indexes` are in their order. Treats names and bad entries as an
+/// import does: a name that an earlier shard has gets its shard in front.
+///
+/// # Errors
+/// `BadSource`: there are entries that cannot be read, and the options do not leave them out; or there is no sample.
+pub fn assemble(set: &Arc<ShardSet>, indexes: Vec<ShardIndex>) -> Result<ShardImage> {
+    let all_names =
+        || indexes.iter().flat_map(|index| (0..index.len()).map(|at| index.name(at))).collect();
+    let folders = set.shards.folder_classes(all_names);
+    let runs = indexes.iter().flat_map(|index| index.runs()).filter(|run| run.samples > 1);
+    let longest = runs.map(|run| run.len_bytes).max().unwrap_or(0);
+    let longest = longest.clamp(RUN_BYTES, LONGEST_RUN_BYTES) as u32;
+    let layout = ImageLayout::new(
+        Uuid::from_random_bytes(set.identity().to_le_bytes()),
+        longest.next_power_of_two(),
+        Pack::Tight,
+        1,
+    )?;
+    let mut assembly = Assembly {
+        set,
+        builder: DirectoryBuilder::new(layout),
+        labels: folders.as_ref().map(|(_, labels)| &labels[..]),
+        runs: Vec::new(),
+        at: FIRST_RUN,
+        names: HashSet::new(),
+        bad: set.shards.bad().iter().map(ToString::to_string).collect(),
+        is_refused: false,
+    };
+    let layout = set.shards.layout()?;
+    assembly.builder.set_fields(layout.0.clone(), layout.1.clone());
+    for (shard, index) in indexes.iter().enumerate() {
+        assembly.add(shard, index)?;
+    }
+    let Assembly { mut builder, runs, at, bad, is_refused, .. } = assembly;
+    if is_refused || set.options.on_error == OnError::Stop && !bad.is_empty() {
+        return Err(refused(&bad).target(set.address()));
+    }
+    bad.iter().for_each(|bad| tracing::warn!("left out: {bad}"));
+    if runs.is_empty() {
+        let error = Error::new(ErrorKind::BadSource, "the shards have no sample");
+        return Err(error.target(set.address()));
+    }
+    let of_rows = || indexes.iter().map(|index| &index.classes).max_by_key(|all| all.len());
+    let classes = folders.map(|(classes, _)| classes).or_else(|| of_rows().cloned());
+    builder.set_classes(classes.unwrap_or_default());
+    let directory = builder.finish(Generation(1), 0)?;
+    let namespace = ShardNamespace::new(Arc::clone(set), indexes, runs, at);
+    Ok(ShardImage { directory, namespace: Arc::new(namespace) })
+}
+
+impl ShardSet {
+    /// Checks the entries of a shard that cannot be read, as [`assemble`] checks those of all.
+    ///
+    /// # Errors
+    /// `BadSource`: there are some, and the options do not leave them out.
+    pub fn check_entries(&self, shard: usize, index: &ShardIndex) -> Result<()> {
+        let stops = self.options.on_error == OnError::Stop;
+        if !index.bad.iter().any(|bad| bad.is_newer || stops) {
+            return Ok(());
+        }
+        let bad: Vec<String> = index.bad.iter().map(|bad| bad.text.clone()).collect();
+        Err(refused(&bad).path(&self.shards()[shard].path))
+    }
+}
+
+struct Assembly<'a> {
+    set: &'a ShardSet,
+    builder: DirectoryBuilder,
+    /// The labels of all samples, if the shards do not give them.
+    labels: Option<&'a [Option<i64>]>,
+    runs: Vec<RunAt>,
+    /// Offset of the next run.
+    at: u64,
+    /// Hashes of all names so far.
+    names: HashSet<u128>,
+    bad: Vec<String>,
+    /// Set if an import would refuse the shards in any case.
+    is_refused: bool,
+}
+
+impl Assembly<'_> {
+    fn add(&mut self, shard: usize, index: &ShardIndex) -> Result<()> {
+        let (fields, types) = self.set.shards.layout()?;
+        let Shard { path, name: prefix, .. } = &self.set.shards()[shard];
+        if !index.is_empty() && (&index.fields, &index.types) != (fields, types) {
+            let text = "the index of the shard has other fields than those of the first shard";
+            return Err(Error::new(ErrorKind::Stale, text).path(path));
+        }
+        self.set.shards.add_pages(shard, &index.pages);
+        self.is_refused |= index.bad.iter().any(|bad| bad.is_newer);
+        self.bad.extend(index.bad.iter().map(|bad| bad.text.clone()));
+        self.builder.grow_columns(&index.columns())?;
+        // Names of one shard are distinct, so only earlier shards count.
+        let names: Vec<Option<Vec<u8>>> =
+            (0..index.len()).map(|at| self.name(index.name(at), prefix)).collect();
+        for (number, run) in index.runs().iter().enumerate() {
+            let first = self.builder.next_slot().0 as usize;
+            let labels = self.labels;
+            let samples = (0..run.samples as usize).map(|at| {
+                let sample = run.first + at;
+                let own = index.label(sample);
+                RunSample {
+                    name: names[sample].as_deref().unwrap_or_default(),
+                    len_bytes: index.len_bytes(sample),
+                    crc32c: index.crc32c(sample),
+                    label: labels.map_or(own, |labels| labels[first + at]),
+                    values: index.values(sample),
+                    deleted: names[sample].is_none(),
+                }
+            });
+            self.builder.add_run(self.at / CELL_BYTES, samples)?;
+            self.runs.push(RunAt { offset_bytes: self.at, shard, run: number });
+            self.at += run.len_bytes.next_multiple_of(CELL_BYTES).max(CELL_BYTES);
+        }
+        Ok(())
+    }
+
+    /// The name of a sample in the data set; `None`: an earlier sample has it.
+    fn name(&mut self, own: Vec<u8>, prefix: &[u8]) -> Option<Vec<u8>> {
+        if self.set.shards.is_numbered() || self.names.insert(xxh3_128(&own)) {
+            return Some(own);
+        }
+        let name = [prefix, b"/", &own].concat();
+        if name.len() <= MAX_NAME_BYTES && self.names.insert(xxh3_128(&name)) {
+            return Some(name);
+        }
+        self.bad.push(format!("{}: name appears twice, or is too long", name.escape_ascii()));
+        None
+    }
+}
+
+/// The error that lists entries which cannot be read.
+fn refused(bad: &[String]) -> Error {
+    let shown = bad.iter().take(MOST_SHOWN).map(|bad| format!("\n    {bad}"));
+    let more = bad.len().saturating_sub(MOST_SHOWN);
+    let more = if more == 0 { String::new() } else { format!("\n    and {more} more") };
+    let text = format!(
+        "{} entries of the shards cannot be read:{}{more}",
+        bad.len(),
+        shown.collect::<String>()
+    );
+    Error::new(ErrorKind::BadSource, text).hint("leave them out, or repair the shards")
+}
+
 const BLOCK_LEN_BYTES: u32 = 4096;
 /// A run is read as a whole.
 const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
@@ -431,6 +591,10 @@ const DECODED_BYTES: u64 = 32 << 20;
 const QUEUE_DEPTH: u16 = 128;
 /// The most bytes of decoded runs in memory, but always one run.
 const KEPT_BYTES: u64 = 64 << 20;
+
+/// The first run lies behind the cells that an image reserves.
+const FIRST_RUN: u64 = 1 << 20;
+const MOST_SHOWN: usize = 20;
 
 #[cfg(test)]
 mod tests {

@@ -12,10 +12,8 @@
 mod deal;
 mod fill;
 mod layout;
-mod packer;
 mod windows;
 
-pub use deal::RowDeal;
+pub use deal::{RowCounts, RowDeal, count_rows};
 pub use fill::{Arrays, Document, FillRules, TokenType, TokensMut, fill};
 pub use layout::{Columns, Layout, Segment};
-pub use packer::{RowCounts, count_rows};

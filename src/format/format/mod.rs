@@ -84,7 +84,6 @@ pub mod cursor;
 pub mod error;
 pub mod field_type;
 pub mod fields;
-pub mod fill;
 pub mod geometry;
 #[doc(hidden)]
 pub mod names;
@@ -98,11 +97,10 @@ pub mod superblock_set;
 pub mod table;
 pub mod uuid;
 
-pub use builder::{ChunkBuilder, ChunkDraft, ChunkSpec, DraftLen, FinishedChunk};
+pub use builder::{ChunkBuilder, ChunkDraft, ChunkSpec, DraftLen, FinishedChunk, Fit};
 pub use chunk::{ChunkHead, ChunkHeader, ChunkId, SampleEntry};
 pub use error::FormatError;
 pub use field_type::{FieldType, FieldTypes, Tokenizer};
-pub use fill::Fit;
 pub use geometry::{CellRange, Extent, ImageLayout, Pack, Part, Placement};
 pub use pieces::RecordSums;
 pub use record::{GenerationRecord, Origin, OriginsBuilder};

@@ -13,11 +13,10 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
-use super::copies::{Version, Wanted};
 use super::failure::Failure;
-use super::fetch::Shared;
+use super::fetch::{Shared, Version, Wanted};
+use super::http_client::{Pool, RangeBuf};
 use super::pages;
-use super::pool::{Pool, RangeBuf};
 use super::store::{Pages, Store};
 use super::watch::{LISTING, Listing, Note, Seen};
 use super::web::Web;

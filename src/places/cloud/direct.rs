@@ -20,8 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::http_client::{Limits, addresses};
-use super::pool::{Pool, RangeBuf};
+use super::http_client::{Limits, Pool, RangeBuf, addresses};
 use dlfs_base::process::Forked;
 
 /// Destination of a response's body, if the body has the requested length. It travels with the request.

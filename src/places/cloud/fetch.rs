@@ -1,7 +1,13 @@
 //! Reads one range of an object: retries, hedged requests, and the window shared by all requests to a store.
+//!
+//! Web servers that do not state lengths or do not send ranges are read once, into temporary copies of files.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::File;
 use std::future::Future;
+use std::io::Write;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,20 +15,21 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::copies::{Copied, Copies, Version, Wanted};
 use super::direct::{Body, Landing};
 use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
-use super::pool::{Pool, RangeBuf};
+use super::http_client::{Pool, RangeBuf};
 use super::store::Store;
 use super::watch::{Note, Seen};
 use super::web::Web;
-use crate::{Place, PlaceOptions};
+use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::random;
 
 /// A store and its settings, shared by all its requests.
@@ -398,6 +405,132 @@ impl Drop for Slot<'_> {
     }
 }
 
+/// Copies of recently read files of a host.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    kept: Mutex<VecDeque<(Place, Arc<Copied>)>>,
+    /// Held while copying a file, so that requests for the same file share one copy.
+    pub(super) again: tokio::sync::Mutex<()>,
+}
+
+/// A complete copy of a web server's file.
+#[derive(Debug)]
+pub(super) struct Copied {
+    file: File,
+    pub(super) object: Object,
+}
+
+impl Copies {
+    /// The copy of the file at `place`, if it has the wanted version.
+    pub(super) fn of(&self, place: &Place, wanted: &Wanted) -> Option<Arc<Copied>> {
+        let kept = self.kept.lock();
+        let mut copies = kept.iter().filter(|(of, _)| of == place).map(|(_, copy)| copy);
+        copies.find(|copy| copy.is_of(wanted)).cloned()
+    }
+
+    /// Keeps a copy; replaces an older one of the same file.
+    pub(super) fn keep(&self, place: Place, copy: Arc<Copied>) {
+        let mut kept = self.kept.lock();
+        kept.retain(|(of, _)| *of != place);
+        kept.push_back((place, copy));
+        if kept.len() > MOST_KEPT {
+            kept.pop_front();
+        }
+    }
+}
+
+impl Copied {
+    /// Copies a file of a web server. `silence` limits the time to the response and between two pieces.
+    pub(super) async fn from(
+        web: &Web,
+        key: &str,
+        note: &Note,
+        silence: Duration,
+    ) -> Result<Copied, Failure> {
+        let late = |_| Failure::late(format!("no more came for {silence:?}"));
+        let failed = |error: &object_store::Error| Failure::of(error, note.read());
+        let asked = tokio::time::timeout(silence, web.get(key, note)).await.map_err(late)?;
+        let (told, body) = asked.map_err(|error| failed(&error))?;
+        let folder = std::env::temp_dir();
+        let full = |error: std::io::Error| {
+            let hint = "the web server sends no ranges of this file, or no length: it is copied to TMPDIR first";
+            Failure::Final(Error::from(error).path(&folder).hint(hint))
+        };
+        let mut file = nameless_file(&folder).map_err(full)?;
+        let mut body = body.bytes_stream();
+        let mut len_bytes = 0;
+        while let Some(piece) = tokio::time::timeout(silence, body.next()).await.map_err(late)? {
+            let piece = piece.map_err(|error| {
+                failed(&object_store::Error::Generic { store: "web server", source: error.into() })
+            })?;
+            file.write_all(&piece).map_err(full)?;
+            len_bytes += piece.len() as u64;
+        }
+        match told.len_bytes {
+            Some(len) if len != len_bytes => {
+                Err(Failure::bad_answer(format!("{len_bytes} of {len} bytes came")))
+            }
+            _ => {
+                let key = key.to_owned();
+                let etag = told.etag;
+                Ok(Copied { file, object: Object { key, len_bytes, etag } })
+            }
+        }
+    }
+
+    fn is_of(&self, wanted: &Wanted) -> bool {
+        let Object { len_bytes, etag, .. } = &self.object;
+        *len_bytes == wanted.len_bytes && wanted.version.is_of(*len_bytes, etag)
+    }
+
+    /// Reads a range of the copy.
+    pub(super) fn read(&self, wanted: &Wanted, pool: &Arc<Pool>) -> Result<RangeBuf, Failure> {
+        if !self.is_of(wanted) {
+            return Err(Failure::changed());
+        }
+        let len = (wanted.range.end - wanted.range.start) as usize;
+        let mut bytes = pool.take(len).map_err(Failure::Final)?;
+        let read = self.file.read_exact_at(bytes.room(), wanted.range.start);
+        read.map_err(|error| Failure::Final(Error::from(error)))?;
+        bytes.advance(len);
+        Ok(bytes)
+    }
+}
+
+/// A range to request.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) key: Key,
+    pub(super) range: Range<u64>,
+    /// The object's length.
+    pub(super) len_bytes: u64,
+    pub(super) version: Version,
+}
+
+/// The version of an object's content that is requested.
+#[derive(Debug, Clone)]
+pub(super) enum Version {
+    /// The version with this entity tag; with `None`, the version cannot be checked by tag.
+    Tag(Option<String>),
+    /// The version with this stamp: [`Object::stamp`].
+    Stamp(u64),
+}
+
+impl Version {
+    /// Returns whether an object with this length and entity tag has this version.
+    pub(super) fn is_of(&self, len_bytes: u64, etag: &Option<String>) -> bool {
+        match self {
+            Version::Tag(None) => true,
+            Version::Tag(tag) => tag == etag,
+            Version::Stamp(stamp) => {
+                let key = String::new();
+                let etag = etag.clone();
+                Object { key, len_bytes, etag }.stamp() == *stamp
+            }
+        }
+    }
+}
+
 /// Requests up to this length take about as long as empty ones.
 const SMALL_BYTES: u64 = 256 << 10;
 /// The deadline of a request allows for this rate, in addition to the permitted silence.
@@ -408,3 +541,6 @@ const PROBES: usize = 8;
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 /// Time limit for retrying requests without credentials.
 const UNSIGNED: Duration = Duration::from_secs(5);
+
+/// Maximum copies, to bound file descriptors and space in the temporary folder.
+const MOST_KEPT: usize = 16;

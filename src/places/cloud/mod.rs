@@ -1,10 +1,9 @@
 //! The client of a store: requests, responses, retries and readahead.
 //!
 //! Read `flow.rs` first, then `fetch.rs`, which requests one range, `direct.rs`, which receives it over plain
-//! HTTP, and `reader.rs`. `web.rs`, `pages.rs` and `copies.rs` are for web servers only.
+//! HTTP, and `reader.rs`. `web.rs` and `pages.rs` are for web servers only.
 
 mod client;
-mod copies;
 mod direct;
 mod failure;
 mod fetch;
@@ -12,7 +11,6 @@ mod flow;
 mod http_client;
 mod hub;
 mod pages;
-mod pool;
 mod reader;
 mod store;
 mod watch;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::client::{Client, Pending};
 use super::flow::{Piece, Ranges, ahead};
-use super::pool::{Kept, RangeBuf};
+use super::http_client::{Kept, RangeBuf};
 use crate::{Lent, Object};
 use dlfs_base::error::Result;
 

@@ -3,7 +3,6 @@ use std::sync::Arc;
 
 use super::*;
 use crate::layout::Segment;
-use crate::packer::{RowCounts, count_rows};
 use dlfs_base::error::Error;
 use dlfs_base::permutation::{Key, Permutation};
 use dlfs_order::order::Tail;
