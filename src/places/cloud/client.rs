@@ -188,7 +188,17 @@ impl Client {
         let bytes = PutPayload::from(bytes);
         let asked = self.0.executor.ask(async move {
             let note = Note::default();
-            shared.again(key.as_ref(), &note, || create(&shared, &key, &bytes, &note)).await
+            let put = || async {
+                let mut options = PutOptions::from(PutMode::Create);
+                options.extensions.insert(note.clone());
+                match shared.store.objects.put_opts(&key, bytes.clone(), options).await {
+                    Ok(_) => Ok(true),
+                    Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+                    Err(error) => Err(error),
+                }
+            };
+            let create = || limited(&shared, put(), &note);
+            shared.again(key.as_ref(), &note, create).await
         });
         asked?.wait()
     }
@@ -272,60 +282,33 @@ impl std::fmt::Debug for Client {
 
 async fn found(shared: &Shared, key: &Key) -> Result<Object> {
     let note = Note::default();
-    shared.again(key.as_ref(), &note, || head(shared, key, &note)).await
+    let head = || async {
+        let mut options = GetOptions { head: true, ..GetOptions::default() };
+        options.extensions.insert(note.clone());
+        let sent = Instant::now();
+        let answer = limited(shared, shared.store.get(key, options), &note).await?;
+        shared.answered(sent.elapsed());
+        Ok(object(answer.meta))
+    };
+    shared.again(key.as_ref(), &note, head).await
 }
 
 async fn found_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) -> Result<Object> {
     let note = Note::default();
-    shared.again(key, &note, || head_of_web(shared, web, key, &note, may_be_page)).await
-}
-
-async fn head_of_web(
-    shared: &Shared,
-    web: &Web,
-    key: &str,
-    note: &Note,
-    may_be_page: bool,
-) -> Result<Object, Failure> {
-    let sent = Instant::now();
-    let told = limited(shared, web.look(key, note), note).await?;
-    shared.answered(sent.elapsed());
-    if told.is_page && !may_be_page {
-        let text = "the web server answers with a page (text/html) and no file";
-        return Err(Failure::Final(Error::new(ErrorKind::NotFound, text)));
-    }
-    match told.len_bytes {
-        Some(len_bytes) => Ok(Object { key: key.to_owned(), len_bytes, etag: told.etag }),
-        None => Ok(shared.copy(web, key, note).await?.object.clone()),
-    }
-}
-
-async fn head(shared: &Shared, key: &Key, note: &Note) -> Result<Object, Failure> {
-    let mut options = GetOptions { head: true, ..GetOptions::default() };
-    options.extensions.insert(note.clone());
-    let sent = Instant::now();
-    let answer = limited(shared, shared.store.get(key, options), note).await?;
-    shared.answered(sent.elapsed());
-    Ok(object(answer.meta))
-}
-
-async fn create(
-    shared: &Shared,
-    key: &Key,
-    bytes: &PutPayload,
-    note: &Note,
-) -> Result<bool, Failure> {
-    let mut options = PutOptions::from(PutMode::Create);
-    options.extensions.insert(note.clone());
-    let put = shared.store.objects.put_opts(key, bytes.clone(), options);
-    let created = async {
-        match put.await {
-            Ok(_) => Ok(true),
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(error),
+    let head = || async {
+        let sent = Instant::now();
+        let told = limited(shared, web.look(key, &note), &note).await?;
+        shared.answered(sent.elapsed());
+        if told.is_page && !may_be_page {
+            let text = "the web server answers with a page (text/html) and no file";
+            return Err(Failure::Final(Error::new(ErrorKind::NotFound, text)));
+        }
+        match told.len_bytes {
+            Some(len_bytes) => Ok(Object { key: key.to_owned(), len_bytes, etag: told.etag }),
+            None => Ok(shared.copy(web, key, &note).await?.object.clone()),
         }
     };
-    limited(shared, created, note).await
+    shared.again(key, &note, head).await
 }
 
 /// Sends the pages of a listing, that of this task; ends early if the receiver is gone.
