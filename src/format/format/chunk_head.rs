@@ -2,7 +2,7 @@
 //! select the chunks for a rebuild.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::error::{at_most, enough, equal, out_of_range};
 use crate::format::geometry::Part;
@@ -188,13 +188,12 @@ impl ChunkHead {
             part_seed: self.part.seed.into(),
             part_window: self.part.window.into(),
             chunk_size: self.layout.chunk_size_bytes.into(),
-            reserved: 0.into(),
             num_samples: self.num_samples.into(),
             num_fields: self.num_fields.into(),
             namespace: self.namespace.into(),
             num_namespaces: self.layout.num_namespaces.into(),
             table_crc: self.table_crc.into(),
-            head_crc: 0.into(),
+            ..RawHead::new_zeroed()
         };
         raw.head_crc = crc32c(&raw.as_bytes()[..HEAD_BYTES - 4]).into();
         raw

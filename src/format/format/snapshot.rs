@@ -202,7 +202,6 @@ impl SnapshotHead {
             num_sections: (self.sections.len() as u16).into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: self.layout.pack.to_byte(),
-            reserved_a: 0,
             uuid: self.layout.uuid.0,
             generation: self.generation.0.into(),
             time_ns: self.time_ns.into(),
@@ -212,10 +211,8 @@ impl SnapshotHead {
             record_cells: self.record.cells.into(),
             chunk_size: self.layout.chunk_size_bytes.into(),
             record_namespace: self.record.namespace.into(),
-            reserved_b: [0; 42],
             sections,
-            reserved_c: [0; 1916],
-            crc: 0.into(),
+            ..RawSnapshotHead::new_zeroed()
         };
         raw.crc = crc32c(&raw.as_bytes()[..SNAPSHOT_HEAD_BYTES - 4]).into();
         zerocopy::transmute!(raw)

@@ -1,7 +1,7 @@
 //! The superblock: the identity and properties of an image, and the location of its directory.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::format::error::at_most;
 use crate::format::geometry::{
@@ -139,7 +139,6 @@ impl Superblock {
             namespace: self.namespace.into(),
             num_namespaces: self.layout.num_namespaces.into(),
             pack: self.layout.pack.to_byte(),
-            reserved_a: 0,
             uuid: self.layout.uuid.0,
             generation: self.generation.0.into(),
             time_ns: self.time_ns.into(),
@@ -149,18 +148,13 @@ impl Superblock {
             used_len: self.used_len_bytes.into(),
             chunk_size: self.layout.chunk_size_bytes.into(),
             snapshot_namespace: self.snapshot.namespace.into(),
-            reserved_b: 0.into(),
             snapshot_offset: self.snapshot.offset_bytes.into(),
             snapshot_len: self.snapshot.len_bytes.into(),
             snapshot_crc: self.snapshot.head_crc32c.into(),
-            reserved_c: 0.into(),
             num_samples: self.num_samples.into(),
             num_live: self.num_live.into(),
             to_write: self.features_to_write.into(),
-            reserved_d: [0; 368],
-            balance: 0.into(),
-            reserved_e: [0; 3584],
-            crc: 0.into(),
+            ..RawSuperblock::new_zeroed()
         };
         raw.balance = (!crc32c(&raw.as_bytes()[..BALANCE_OFFSET]) ^ BALANCED).into();
         zerocopy::transmute!(raw)

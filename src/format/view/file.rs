@@ -1,7 +1,7 @@
 //! A view file: named views of one generation of an image, with a checksum.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::directory::Directory;
 use crate::format::cursor::{Cursor, put_number, put_string, utf8};
@@ -135,13 +135,11 @@ impl ViewFile {
             magic: MAGIC,
             version: VERSION.into(),
             num_views: (self.views.len() as u16).into(),
-            reserved_a: 0.into(),
             uuid: first.image.0,
             generation: first.generation.0.into(),
             num_samples: first.ids.limit().into(),
             body_len: ((bytes.len() - VIEW_HEADER_BYTES) as u64).into(),
-            reserved_b: 0.into(),
-            crc: 0.into(),
+            ..ViewHeader::new_zeroed()
         };
         let crc = crc32c(&header.as_bytes()[..CRC_OFFSET]);
         header.crc = crc32c_append(crc, &bytes[VIEW_HEADER_BYTES..]).into();
