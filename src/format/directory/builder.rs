@@ -83,18 +83,8 @@ struct Shuffled {
 /// Appends the name of a sample to a buffer.
 type GiveName<'a> = dyn FnMut(SampleId, &mut Vec<u8>) -> Result<(), FormatError> + 'a;
 
-/// A sample to be added to the columns.
-struct NewSample<'a> {
-    id: u64,
-    len: u32,
-    crc: u32,
-    label: Option<i64>,
-    name: &'a [u8],
-    deleted: bool,
-}
-
 /// A sample of a chunk without a header.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct RunSample<'a> {
     /// Its name.
     pub name: &'a [u8],
@@ -185,16 +175,15 @@ impl DirectoryBuilder {
         self.chunks.push(raw_chunk(head));
         let mut walk = Walk::new(self.layout.pack);
         for sample in header.samples() {
-            let new = NewSample {
-                id: sample.id.0,
-                len: sample.len_bytes,
-                crc: sample.crc32c,
-                label: sample.label,
+            let new = RunSample {
                 name: sample.name,
+                len_bytes: sample.len_bytes,
+                crc32c: sample.crc32c,
+                label: sample.label,
+                values: sample.values,
                 deleted: sample.purged,
             };
-            self.push(&mut walk, new);
-            self.typed.push(|column| sample.values.get(column));
+            self.push(&mut walk, sample.id.0, &new, |column| new.values.get(column));
         }
         Ok(())
     }
@@ -223,19 +212,16 @@ impl DirectoryBuilder {
         for slot in from.columns.slots_of(c) {
             let id = placement.id_at(Slot(slot));
             from.name_into(id, &mut name)?;
-            let new = NewSample {
-                id: id.0,
-                len: from.columns.len_bytes(Slot(slot)),
-                crc: from.columns.crc32c(Slot(slot)),
-                label: from.labels.as_ref().and_then(|labels| labels.get(id.0)),
+            let new = RunSample {
                 name: &name,
+                len_bytes: from.columns.len_bytes(Slot(slot)),
+                crc32c: from.columns.crc32c(Slot(slot)),
+                label: from.labels.as_ref().and_then(|labels| labels.get(id.0)),
                 deleted: !from.is_live(id),
+                ..RunSample::default()
             };
-            self.push(&mut walk, new);
-            self.typed.push(|column| match from.column(&column.name) {
-                Some(found) => found.get(id.0),
-                None => Value::None,
-            });
+            let value = |column: &ColumnSpec| from.column(&column.name).map(|own| own.get(id.0));
+            self.push(&mut walk, id.0, &new, |column| value(column).unwrap_or(Value::None));
         }
         Ok(())
     }
@@ -267,11 +253,8 @@ impl DirectoryBuilder {
                 });
             }
             // The id follows from the part's length, which is known only at the end.
-            let id = UNKNOWN;
-            let name = &b""[..];
-            let new = NewSample { id, len: 0, crc: 0, label: None, name, deleted: true };
-            self.push(&mut Walk::new(self.layout.pack), new);
-            self.typed.push(|_| Value::None);
+            let lost = RunSample { deleted: true, ..RunSample::default() };
+            self.push(&mut Walk::new(self.layout.pack), UNKNOWN, &lost, |_| Value::None);
         }
         Ok(())
     }
@@ -289,9 +272,11 @@ impl DirectoryBuilder {
     ) -> Result<(), FormatError> {
         self.add_run(
             cell,
-            files.map(|(name, len_bytes, label)| {
-                let (crc32c, values) = Default::default();
-                RunSample { name, len_bytes, crc32c, label, values, deleted: false }
+            files.map(|(name, len_bytes, label)| RunSample {
+                name,
+                len_bytes,
+                label,
+                ..RunSample::default()
             }),
         )
     }
@@ -336,9 +321,7 @@ impl DirectoryBuilder {
         });
         let mut walk = Walk::new(self.layout.pack);
         for (id, sample) in (first_slot..).zip(samples) {
-            let RunSample { name, len_bytes: len, crc32c: crc, label, values, deleted } = sample;
-            self.push(&mut walk, NewSample { id, len, crc, label, name, deleted });
-            self.typed.push(|column| values.get(column));
+            self.push(&mut walk, id, &sample, |column| sample.values.get(column));
         }
         Ok(())
     }
@@ -507,31 +490,39 @@ impl DirectoryBuilder {
         Err(FormatError::Mismatch { what: "number or names of the fields", expected, found })
     }
 
-    fn push(&mut self, walk: &mut Walk, new: NewSample<'_>) {
+    /// Adds a sample to the columns; `value` gives its value for each typed column.
+    fn push<'v>(
+        &mut self,
+        walk: &mut Walk,
+        id: u64,
+        new: &RunSample<'_>,
+        value: impl FnMut(&ColumnSpec) -> Value<'v>,
+    ) {
         let slot = self.next_slot().0;
-        let at = walk.step(new.len);
+        let at = walk.step(new.len_bytes);
         if slot.is_multiple_of(STRIDE as u64) {
             let chunk = self.num_chunks() - 1;
             self.checkpoints.push(Checkpoint { chunk: chunk.into(), at: (at as u32).into() });
         }
         self.push_label(new.label);
-        self.lengths.extend_from_slice(&new.len.to_le_bytes());
+        self.lengths.extend_from_slice(&new.len_bytes.to_le_bytes());
         match &mut self.aside {
-            Some(aside) => aside.push(new.len, new.crc),
-            None => self.checksums.extend_from_slice(&new.crc.to_le_bytes()),
+            Some(aside) => aside.push(new.len_bytes, new.crc32c),
+            None => self.checksums.extend_from_slice(&new.crc32c.to_le_bytes()),
         }
-        if self.shuffled.is_none() && new.id != slot {
+        if self.shuffled.is_none() && id != slot {
             let (ids, name_ends, name_text) = Default::default();
             self.shuffled = Some(Shuffled { first_slot: slot, ids, name_ends, name_text });
         }
         match &mut self.shuffled {
             None => self.names.push(new.name),
-            Some(shuffled) if self.names_come_last => shuffled.ids.push(new.id),
-            Some(shuffled) => shuffled.push(new.id, new.name),
+            Some(shuffled) if self.names_come_last => shuffled.ids.push(id),
+            Some(shuffled) => shuffled.push(id, new.name),
         }
         if new.deleted {
             self.purged.push(slot);
         }
+        self.typed.push(value);
     }
 
     fn push_label(&mut self, label: Option<i64>) {
