@@ -123,7 +123,19 @@ impl Image {
         if self.directory.has_names() {
             return Ok(());
         }
-        let read = read_names(&self.directory, &self.superblocks[0], &self.devices);
+        let directory = &self.directory;
+        let location = &self.superblocks[0].snapshot;
+        // A later generation may lie here by now; the checksums detect it, unless its tree and names are the same.
+        let read = with_head(&self.superblocks[0], &self.devices, |reader, head, damaged| {
+            if !directory.has_tree() {
+                directory
+                    .attach_tree(read_part(reader, location, head.tree_range())?)
+                    .map_err(damaged)?;
+            }
+            directory
+                .attach_names(read_part(reader, location, head.names_range())?)
+                .map_err(damaged)
+        });
         read.map_err(|error| self.or_stale(error))
     }
 
@@ -135,7 +147,12 @@ impl Image {
     pub fn origins(&self, visit: &mut dyn FnMut(Origin)) -> Result<()> {
         let directory = &self.directory;
         if directory.origins().is_err() {
-            let read = read_origins(directory, &self.superblocks[0], &self.devices);
+            let location = &self.superblocks[0].snapshot;
+            let read = with_head(&self.superblocks[0], &self.devices, |reader, head, damaged| {
+                directory
+                    .attach_origins(read_part(reader, location, head.origins_range())?)
+                    .map_err(damaged)
+            });
             read.map_err(|error| self.or_stale(error))?;
         }
         visit_origins(directory.origins()?, |origin| {
@@ -219,35 +236,6 @@ pub(super) fn read_directory(
         });
         let columns = Bytes::from(reader.read_joined(&ranges)?);
         Ok((Directory::from_ranges_by_id(columns.clone()).map_err(damaged)?, columns))
-    })
-}
-
-/// Reads the lookup tree and the names of a directory that was opened without them.
-pub(super) fn read_names(
-    directory: &Directory,
-    superblock: &Superblock,
-    devices: &[Arc<dyn Device>],
-) -> Result<()> {
-    // A later generation may lie here by now; the checksums detect it, unless its tree and names are the
-    // same.
-    with_head(superblock, devices, |reader, head, damaged| {
-        let mut read = |range| read_part(reader, &superblock.snapshot, range);
-        if !directory.has_tree() {
-            directory.attach_tree(read(head.tree_range())?).map_err(damaged)?;
-        }
-        directory.attach_names(read(head.names_range())?).map_err(damaged)
-    })
-}
-
-/// Reads the origins of a directory that was opened without them.
-pub(super) fn read_origins(
-    directory: &Directory,
-    superblock: &Superblock,
-    devices: &[Arc<dyn Device>],
-) -> Result<()> {
-    with_head(superblock, devices, |reader, head, damaged| {
-        let origins = read_part(reader, &superblock.snapshot, head.origins_range())?;
-        directory.attach_origins(origins).map_err(damaged)
     })
 }
 
