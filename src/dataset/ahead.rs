@@ -24,7 +24,7 @@ use crate::registry::Registration;
 use crate::threads::caught;
 use crate::units::{Epoch, Generation, SampleId};
 
-use super::state_file::read_limited;
+use super::loader::read_limited;
 use super::{Dataset, Loader, Sampler};
 
 /// The order that a program reads in, the program's position, and limits of readahead, from a JSON file.

@@ -1,14 +1,23 @@
 //! A loader that threads can share, that a [`Watch`] can interrupt, and that a forked child can continue.
+//!
+//! Also the files of a run: its state, saved atomically and loaded, and reports or traces, which replace older ones.
 
 mod reading;
 mod report;
 
+use std::fs::{self, File};
+use std::io::{ErrorKind as IoErrorKind, Read};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use reading::{Reading, Stored};
+use report::Record;
 
+use super::sampler::Over;
+use super::{Background, Share, sum_stats};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::metrics::{Measured, Snapshot};
@@ -18,16 +27,11 @@ use crate::prefetch::{self, LoaderOptions, LoaderStats, NextBatch, Window};
 use crate::process::Forked;
 use crate::reader::{Batch, TICK, Watch, interrupted, timed_out};
 use crate::registry::Registration;
+use crate::replace_file::{NewMode, check_replaceable, replace_file};
 use crate::report::Cause;
 use crate::store::StoreStats;
 use crate::tokens::Layout;
 use crate::units::{Epoch, SampleId, deadline};
-
-use super::background::Background;
-use super::sampler::Over;
-use super::{Share, stats};
-use reading::{Reading, Stored};
-use report::Record;
 
 /// Batches along an order. After the first request, threads of the library read ahead.
 ///
@@ -547,7 +551,7 @@ impl Measured for Running {
 impl Running {
     fn stats(&self) -> LoaderStats {
         let now = self.loader.as_ref().map(Reading::stats);
-        stats::sum(self.past, now.unwrap_or_default())
+        sum_stats(self.past, now.unwrap_or_default())
     }
 
     /// Ends the loader, even while it still connects, and keeps its counters.
@@ -556,7 +560,7 @@ impl Running {
         self.ends += 1;
         let loader = self.loader.take();
         let done = loader.as_ref().map(Reading::moved);
-        self.past = stats::sum(self.past, done.unwrap_or_default());
+        self.past = sum_stats(self.past, done.unwrap_or_default());
         loader
     }
 }
@@ -621,6 +625,77 @@ fn with_lanes(order: OrderSpec, packed: u64) -> OrderSpec {
     OrderSpec { kind, ..order }
 }
 
+/// Writes `state` to the file `path`, durably and atomically: a crash leaves the old file or the new one.
+///
+/// # Errors
+/// `InvalidArgument`: `path` is not a regular file. Errors of the file system. After an error the old file is
+/// unchanged.
+pub fn save_state(path: &Path, state: &State) -> Result<()> {
+    replace_file(path, NewMode::Private, format!("{}\n", state.to_json()).as_bytes())
+}
+
+/// Reads the state that [`save_state`] wrote; `None` if there is no such file.
+///
+/// # Errors
+/// `InvalidArgument`: the file does not hold a state. Errors of the file system.
+pub fn load_state(path: &Path) -> Result<Option<State>> {
+    let Some(bytes) = read_limited(path)? else { return Ok(None) };
+    // Invalid UTF-8 is not JSON either, so the parser refuses it.
+    let state = State::from_json(&String::from_utf8_lossy(&bytes));
+    state.map(Some).map_err(|error| error.path(path))
+}
+
+/// The bytes of a file that may hold a state; `None` if the file does not exist.
+///
+/// # Errors
+/// `InvalidArgument`: the file is too long, or is not a regular file. Errors of the file system.
+pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
+    // Checked before opening, since opening a FIFO waits for its other end.
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(invalid("a reading state is a regular file, and this is not one").path(path));
+    }
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
+    match read {
+        Ok(len) if len as u64 > MOST_BYTES => {
+            let text = format!("this is not a reading state: it has more than {MOST_BYTES} bytes");
+            Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
+        }
+        Ok(_) => Ok(Some(bytes)),
+        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::of_file("cannot read the state", path, error)),
+    }
+}
+
+/// Makes `text`, a report or a trace, the content of the file at `path`.
+///
+/// A new file is readable only by its owner. A regular file is replaced atomically: after an error, such as a
+/// full disk, the old content, or the absence of the file, is unchanged. Other files, such as pipes, are
+/// written in place.
+///
+/// # Errors
+/// Errors of the file system; they name the file.
+pub fn save_page(path: &Path, text: &str) -> Result<()> {
+    if !is_other(path) {
+        return replace_file(path, NewMode::Private, text.as_bytes());
+    }
+    fs::write(path, text).map_err(|error| Error::of_file("cannot write the file", path, error))
+}
+
+/// Checks that [`save_page`] may write to `path`, without writing.
+///
+/// # Errors
+/// As [`save_page`].
+pub fn check_page(path: &Path) -> Result<()> {
+    // Opening a named pipe would wait for its reader.
+    if is_other(path) { Ok(()) } else { check_replaceable(path) }
+}
+
+/// Returns whether `path` is something that must not be replaced by a file, such as a named pipe.
+fn is_other(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
 /// Longer than any clone of the data set holds the lock.
 const LOCK_LIMIT: Duration = Duration::from_secs(1);
 
@@ -629,3 +704,7 @@ const READS_OF_PLACE: u32 = 4;
 
 const CONSUMED_BITS: u32 = 40;
 const _: () = assert!(MAX_EPOCHS == 1 << (64 - CONSUMED_BITS));
+
+/// A state takes about 300 bytes, plus 200 for each source of a mixture. The limit protects against a large
+/// file named by mistake.
+const MOST_BYTES: u64 = 16 << 20;

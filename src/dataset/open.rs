@@ -11,10 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Image;
-use super::background::is_abandoned;
-use super::image::{REBUILD, SharedSnapshot, read_directory};
-use super::views::ViewSource;
+use super::image::{REBUILD, SharedSnapshot, ViewSource, read_directory};
+use super::{Image, is_abandoned};
 use crate::address::Address;
 use crate::buf::SealedLocation;
 use crate::cache::TierOptions;

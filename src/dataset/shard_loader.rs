@@ -21,10 +21,12 @@ use crate::replace_file::{NewMode, replace_file};
 use crate::shards::{ShardFilling, ShardSet};
 use crate::units::{Epoch, deadline};
 
-use super::background::{Background, WhileWanted, in_background, is_abandoned};
+use super::loader::read_limited;
 use super::open::image_of_set;
-use super::state_file::read_limited;
-use super::{Dataset, FirstEpoch, Loader, Options, shard_set};
+use super::{
+    Background, Dataset, FirstEpoch, Loader, Options, WhileWanted, in_background, is_abandoned,
+    shard_set,
+};
 
 /// Batches of shards, from the first epoch on.
 ///

@@ -17,8 +17,7 @@ use crate::units::{Epoch, SampleId};
 use super::batch::{Batch, SampleLocation};
 use super::fetch::{Fetch, Merge, SamplePlans, SampleRequest};
 use super::pump::Fetched;
-use super::watch::{Call, Watch};
-use super::{FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, not_in_directory};
+use super::{Call, FETCH_LEN_BYTES, Reader, SLOT_LEN_BYTES, Watch, not_in_directory};
 
 impl Reader {
     /// Returns whether samples are read through [`Reader::gather`]: there are [`GATHERED_FROM`] or more, and their

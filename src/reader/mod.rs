@@ -27,6 +27,8 @@
 //! folder only stores its checksum; only the pump has a buffer while it is filled, and afterwards batches share it,
 //! read-only; nothing is allocated for each sample.
 //!
+//! A [`Watch`] interrupts a call that waits: a language binding asks its interpreter whether a signal has arrived.
+//!
 //! Read `pump.rs` first.
 
 mod batch;
@@ -37,7 +39,6 @@ mod pump;
 mod range;
 #[cfg(feature = "unverified")]
 pub mod unverified;
-mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,22 +49,17 @@ use crate::error::{Error, ErrorKind, Result, no_memory};
 use crate::metrics::Recorder;
 use crate::process::Forked;
 use crate::qpair::Device;
-use crate::units::{Epoch, SampleId};
+use crate::units::{Epoch, SampleId, deadline};
 
 pub use batch::{Batch, Sample};
-pub use pump::ReadStats;
-pub use range::{Ranges, SampleRange};
-pub use watch::Watch;
-
 pub(crate) use batch::{BatchOfSource, SampleLocation};
 pub(crate) use fetch::{
     Fetch, Geometry, Merge, SamplePlans, SampleRequest, plan_chunk, plan_whole_chunk,
 };
+pub use pump::ReadStats;
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::{PieceTables, RangeReader, read_superblocks, stale_error};
-pub(crate) use watch::{TICK, interrupted, timed_out};
-
-use watch::Call;
+pub use range::{Ranges, SampleRange};
 
 /// Options of a [`Reader`].
 #[derive(Debug, Clone)]
@@ -444,6 +440,68 @@ pub(crate) fn no_room(directory: &Directory, len: usize, sample: Option<SampleId
     }
 }
 
+/// Observes a call while it waits, and may interrupt it. `()` never interrupts.
+pub trait Watch {
+    /// Called at least every 100 ms while the call waits; `false` ends the call with `Interrupted`.
+    fn goes_on(&mut self) -> bool {
+        true
+    }
+
+    /// Called when the sample at `index` of `batch` has arrived and is verified, in the order of arrival. Only
+    /// reads by id call this. The watch may read this sample, but no others: they may be moving to another buffer.
+    fn arrived(&mut self, _batch: &Batch, _index: usize) {}
+}
+
+impl Watch for () {}
+
+/// A call that waits: its deadline, and the watch that may interrupt it.
+struct Call<'a> {
+    deadline: Instant,
+    next_tick: Instant,
+    watch: &'a mut dyn Watch,
+}
+
+impl Call<'_> {
+    /// A call that begins now and may take up to `limit`.
+    fn new(limit: Duration, watch: &mut dyn Watch) -> Call<'_> {
+        let now = Instant::now();
+        Call { deadline: deadline(now, limit), next_tick: now + TICK, watch }
+    }
+
+    /// Asks the watch whether to go on, once per [`TICK`].
+    ///
+    /// # Errors
+    /// `Interrupted`: the watch ends the call.
+    fn ask(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            if !self.watch.goes_on() {
+                return Err(interrupted());
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of the longest sleep: the deadline, or the next question to the watch.
+    fn until(&self) -> Instant {
+        self.deadline.min(self.next_tick)
+    }
+}
+
+/// The error of a call that did not finish within `limit`.
+pub(crate) fn timed_out(limit: Duration, devices: &[Arc<dyn Device>]) -> Error {
+    let address = devices.first().map_or_else(String::new, |device| device.namespace().address);
+    Error::new(ErrorKind::TimedOut, format!("no batch was ready within {limit:?}"))
+        .target(address)
+        .hint("check that the target is up; raise the deadline if it is only slow")
+}
+
+/// The error of a call that its [`Watch`] interrupted.
+pub(crate) fn interrupted() -> Error {
+    Error::new(ErrorKind::Interrupted, "the call was interrupted")
+}
+
 /// Length of a slot of the pool: small enough that a tiny batch wastes little, large enough that a buffer spans few
 /// slots.
 pub(crate) const SLOT_LEN_BYTES: usize = 64 << 10;
@@ -454,3 +512,6 @@ pub(crate) const FETCH_LEN_BYTES: usize = 4 << 20;
 
 /// The timeout for reading superblocks to tell damage from a newer generation.
 pub(crate) const CHECK_LIMIT: Duration = Duration::from_secs(5);
+
+/// The interval at which calls ask their [`Watch`]: half of the promised one.
+pub(crate) const TICK: Duration = Duration::from_millis(50);

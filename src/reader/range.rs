@@ -26,8 +26,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::fetch::{Fetch, Transfer, plan_chunk};
 use super::pump::{Fetched, Pump};
-use super::watch::{Call, Watch, timed_out};
-use super::{Batch, FETCH_LEN_BYTES, Reader, not_in_directory};
+use super::{Batch, Call, FETCH_LEN_BYTES, Reader, Watch, not_in_directory, timed_out};
 use crate::buf::{IoBuf, SharedBuf};
 use crate::checksum::crc32c;
 use crate::directory::Directory;

@@ -21,12 +21,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::direct::{Body, Landing};
-use super::failure::Failure;
 use super::flow::{Latencies, Patience, Retry, Window};
 use super::http_client::{Pool, RangeBuf};
-use super::store::Store;
-use super::watch::{Note, Seen};
-use super::web::Web;
+use super::store::{Store, Web};
+use super::watch::{Failure, Note, Seen};
 use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::nameless_file::nameless_file;

@@ -1,6 +1,6 @@
 //! Decides how many requests are in flight, which are retried, and which ranges come next. Pure.
 //!
-//! Times and random numbers are arguments. `fetch.rs` and `reader.rs` carry out the decisions.
+//! Times and random numbers are arguments. `fetch.rs` and `client.rs` carry out the decisions.
 //! The window of requests in flight grows additively and shrinks by halves. A second request for the same bytes hedges
 //! one that is unusually slow.
 
