@@ -68,8 +68,7 @@ impl Driver {
     /// # Errors
     /// The driver's.
     pub fn num_devices(&self) -> Result<u32> {
-        let mut count = 0;
-        call!(self, device_count(&raw mut count))?;
+        let count: c_int = get!(self, device_count())?;
         Ok(count.max(0) as u32)
     }
 
@@ -151,9 +150,7 @@ impl Driver {
     }
 
     fn device(&self, ordinal: u32) -> Result<c_int> {
-        let mut device = 0;
-        call!(self, device(&raw mut device, c_int::try_from(ordinal).unwrap_or(c_int::MAX)))?;
-        Ok(device)
+        get!(self, device(c_int::try_from(ordinal).unwrap_or(c_int::MAX)))
     }
 
     pub(crate) fn is_ours(&self) -> bool {
@@ -180,10 +177,9 @@ impl Driver {
         if let Some(known) = contexts.get(&ordinal) {
             return Ok(*known);
         }
-        let mut context = 0;
-        let retained =
-            self.device(ordinal).and_then(|it| call!(self, retain(&raw mut context, it)));
-        retained.map_err(|error| error.target(format!("{}:{ordinal}", self.name())))?;
+        let retained = self.device(ordinal).and_then(|it| get!(self, retain(it)));
+        let context =
+            retained.map_err(|error| error.target(format!("{}:{ordinal}", self.name())))?;
         contexts.insert(ordinal, context);
         Ok(context)
     }
@@ -200,9 +196,7 @@ impl Driver {
     }
 
     fn current(&self) -> Result<Handle> {
-        let mut context = 0;
-        call!(self, current(&raw mut context))?;
-        Ok(context)
+        get!(self, current())
     }
 
     pub(crate) fn make_current(&self, context: Handle) -> Result<()> {
@@ -222,9 +216,7 @@ impl Driver {
     }
 
     pub(crate) fn new_stream(&self) -> Result<Handle> {
-        let mut stream = 0;
-        call!(self, stream_create(&raw mut stream, NON_BLOCKING))?;
-        Ok(stream)
+        get!(self, stream_create(NON_BLOCKING))
     }
 
     pub(crate) fn destroy_stream(&self, stream: Handle) -> Result<()> {
@@ -237,9 +229,7 @@ impl Driver {
     }
 
     pub(crate) fn new_event(&self) -> Result<Handle> {
-        let mut event = 0;
-        call!(self, event_create(&raw mut event, WITHOUT_TIMES))?;
-        Ok(event)
+        get!(self, event_create(WITHOUT_TIMES))
     }
 
     pub(crate) fn destroy_event(&self, event: Handle) -> Result<()> {
@@ -266,9 +256,7 @@ impl Driver {
     }
 
     pub(crate) fn allocate(&self, len: usize) -> Result<u64> {
-        let mut address = 0;
-        call!(self, allocate(&raw mut address, len))?;
-        Ok(address)
+        get!(self, allocate(len))
     }
 
     pub(crate) fn free(&self, address: u64) -> Result<()> {
@@ -407,6 +395,15 @@ macro_rules! call {
     }};
 }
 use call;
+
+/// Calls a function of the driver that gives a number by its first argument.
+macro_rules! get {
+    ($driver:expr, $function:ident($($argument:expr),*)) => {{
+        let mut found = 0;
+        call!($driver, $function(&raw mut found $(, $argument)*)).map(|()| found)
+    }};
+}
+use get;
 
 /// Defines the table: a function's arguments, and its names in CUDA and in HIP.
 macro_rules! api {
