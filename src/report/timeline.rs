@@ -335,28 +335,24 @@ impl Cause {
 
     /// The name in metrics and statistics.
     pub const fn name(self) -> &'static str {
-        match self {
-            Cause::Start => "start",
-            Cause::Order => "order",
-            Cause::Window => "window",
-            Cause::Network => "network",
-            Cause::Checksum => "checksum",
-            Cause::Copy => "copy",
-        }
+        NAMES[self as usize].0
     }
 
     /// A noun phrase for the awaited thing, to end a sentence with.
     pub(super) const fn noun(self) -> &'static str {
-        match self {
-            Cause::Start => "the loader to start",
-            Cause::Order => "the order",
-            Cause::Window => "room in the window",
-            Cause::Network => "reads",
-            Cause::Checksum => "checksums",
-            Cause::Copy => "copies into one buffer",
-        }
+        NAMES[self as usize].1
     }
 }
+
+/// Name and noun phrase of each cause, in their order.
+const NAMES: [(&str, &str); Cause::COUNT] = [
+    ("start", "the loader to start"),
+    ("order", "the order"),
+    ("window", "room in the window"),
+    ("network", "reads"),
+    ("checksum", "checksums"),
+    ("copy", "copies into one buffer"),
+];
 
 /// The time that a consumer has waited, by cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
