@@ -65,9 +65,7 @@ use crate::metrics::{self, Histogram, Measured, Recorder, Snapshot};
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::{LoaderOptions, LoaderStats};
 use crate::process::Forked;
-use crate::reader::{
-    Batch, PieceTables, ReadStats, Reader, ReaderOptions, TICK, Watch, interrupted,
-};
+use crate::reader::{Batch, PieceTables, ReadStats, Reader, ReaderOptions, TICK, interrupted};
 use crate::registry::Registration;
 use crate::threads::caught;
 use crate::units::SampleId;
