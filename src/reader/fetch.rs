@@ -338,6 +338,7 @@ fn block_end(end: u64, geometry: Geometry) -> u64 {
 }
 
 /// The plans of one reader or driver, one after the other.
+#[derive(Default)]
 pub(crate) struct SamplePlans {
     pub(crate) geometry: Vec<Geometry>,
     slots: Vec<Slot>,
@@ -353,14 +354,7 @@ pub(crate) struct SamplePlans {
 impl SamplePlans {
     /// Plans for namespaces with this geometry.
     pub(crate) fn new(geometry: Vec<Geometry>) -> SamplePlans {
-        SamplePlans {
-            geometry,
-            slots: Vec::new(),
-            extents: Vec::new(),
-            requests: Vec::new(),
-            fetches: Vec::new(),
-            free: Vec::new(),
-        }
+        SamplePlans { geometry, ..SamplePlans::default() }
     }
 
     /// Begins a plan: looks up the extents of `ids`.

@@ -14,6 +14,7 @@ use crate::units::Lba;
 use super::fetch::{Fetch, FetchSample, Transfer};
 
 /// A fetch in flight.
+#[derive(Default)]
 pub(super) struct InFlight {
     pub(super) token: u64,
     /// The index of its image in the pump.

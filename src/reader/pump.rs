@@ -305,20 +305,8 @@ impl Pump {
         let waiting = fetch.transfers.len();
         let first = self.images[self.image as usize].first;
         fetch.transfers.iter_mut().for_each(|transfer| transfer.namespace += first);
-        let started = InFlight {
-            token,
-            image: self.image,
-            fetch,
-            states,
-            waiting,
-            failures: Vec::new(),
-            unread: Vec::new(),
-            num_failed: 0,
-            crossing: false,
-            carried: None,
-            next_sample: 0,
-            abandoned: false,
-        };
+        let image = self.image;
+        let started = InFlight { token, image, fetch, states, waiting, ..InFlight::default() };
         self.num_awaited += 1;
         let key = self.in_flight.insert(started);
         for transfer in 0..waiting {

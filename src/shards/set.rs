@@ -354,6 +354,7 @@ impl ShardSet {
 }
 
 /// The work that threads share.
+#[derive(Default)]
 struct Work {
     /// The shards left.
     left: Mutex<VecDeque<usize>>,
@@ -380,16 +381,7 @@ impl Work {
         }
         let count = left.len().max(1);
         left.rotate_left(xxh3_64(&process::id().to_le_bytes()) as usize % count);
-        Work {
-            left: Mutex::new(left),
-            done: Mutex::new(done),
-            error: Mutex::default(),
-            is_over: AtomicBool::new(false),
-            samples: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            made: AtomicU64::new(0),
-            ended: AtomicU64::new(0),
-        }
+        Work { left: Mutex::new(left), done: Mutex::new(done), ..Work::default() }
     }
 
     fn run(&self, set: &ShardSet) -> Result<()> {
