@@ -206,6 +206,30 @@ impl Ranges {
         Ranges { ranges: range.into_iter().collect(), is_none: false }
     }
 
+    /// The numbers for which `test` holds. `number` gives that of a value, and is told whether the comparison is one
+    /// of equality; `None`: no sample has the value. `reason` refuses `none` where it is not taken.
+    fn of_test(
+        test: &Test,
+        takes_none: bool,
+        reason: &str,
+        mut number: impl FnMut(&Value, usize, bool) -> Result<Option<i64>, Problem>,
+    ) -> Result<Ranges, Problem> {
+        let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
+        let mut numbers = Vec::new();
+        let mut is_none = false;
+        for (value, at) in &test.values {
+            match value {
+                Value::None if is_equal && takes_none => is_none = true,
+                Value::None => return Err(Problem::new(*at, reason)),
+                value => numbers.extend(number(value, *at, is_equal)?),
+            }
+        }
+        if is_equal {
+            return Ok(Ranges::of(numbers, is_none));
+        }
+        Ok(Ranges::compared(test.compare, numbers[0]))
+    }
+
     fn of(numbers: impl IntoIterator<Item = i64>, is_none: bool) -> Ranges {
         let mut ranges: Vec<(i64, i64)> = numbers.into_iter().map(|one| (one, one)).collect();
         ranges.sort_unstable();
@@ -294,29 +318,13 @@ impl Binding<'_> {
         if test.compare == Compare::Glob {
             return self.classes_like(test, column);
         }
-        let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
-        let mut numbers = Vec::new();
-        let mut is_none = false;
-        for (value, at) in &test.values {
-            match value {
-                Value::Number(number) => numbers.push(*number),
-                Value::Decimal(_) | Value::Bool(_) => {
-                    let what = format!("`{}` is a whole number", test.column);
-                    return Err(Problem::new(*at, what));
-                }
-                Value::None if is_equal && column == Column::Label => is_none = true,
-                Value::None => {
-                    return Err(Problem::new(*at, "only `label ==`, `!=` and `in` take `none`"));
-                }
-                Value::Bytes(name) => {
-                    numbers.push(self.class(test, column, is_equal, (name, *at))?)
-                }
-            }
-        }
-        if is_equal {
-            return Ok(Ranges::of(numbers, is_none));
-        }
-        Ok(Ranges::compared(test.compare, numbers[0]))
+        let is_label = column == Column::Label;
+        let reason = "only `label ==`, `!=` and `in` take `none`";
+        Ranges::of_test(test, is_label, reason, |value, at, is_equal| match value {
+            Value::Number(number) => Ok(Some(*number)),
+            Value::Bytes(name) => self.class(test, column, is_equal, (name, at)).map(Some),
+            _ => Err(Problem::new(at, format!("`{}` is a whole number", test.column))),
+        })
     }
 
     /// The values of a typed column, as integers, for which `test` holds.
@@ -332,18 +340,9 @@ impl Binding<'_> {
             let fits = (0..).zip(texts).filter(|(_, text)| glob.fits(text.as_bytes()));
             return Ok(Ranges::of(fits.map(|(number, _)| number), false));
         }
-        let is_equal = matches!(test.compare, Compare::Equal | Compare::In);
-        let mut numbers = Vec::new();
-        let mut is_none = false;
-        for (value, at) in &test.values {
-            let number = match (kind, value) {
-                (_, Value::None) if is_equal => {
-                    is_none = true;
-                    continue;
-                }
-                (_, Value::None) => {
-                    return Err(Problem::new(*at, "only `==`, `!=` and `in` take `none`"));
-                }
+        let reason = "only `==`, `!=` and `in` take `none`";
+        Ranges::of_test(test, true, reason, |value, at, is_equal| {
+            Ok(Some(match (kind, value) {
                 (ColumnType::Int, Value::Number(number)) => *number,
                 (ColumnType::Float, Value::Number(number)) => order_of(*number as f64),
                 (ColumnType::Float, Value::Decimal(order)) => *order,
@@ -353,23 +352,15 @@ impl Binding<'_> {
                 }
                 (ColumnType::Bool, Value::Bool(is_true)) if is_equal => (*is_true).into(),
                 (ColumnType::Bool, Value::Number(bit @ 0..=1)) if is_equal => *bit,
-                (ColumnType::Text, Value::Bytes(bytes)) if is_equal => {
-                    match texts.binary_search_by(|text| text.as_bytes().cmp(bytes)) {
-                        Ok(number) => number as i64,
-                        Err(_) => continue, // no sample has this text
-                    }
-                }
                 (ColumnType::Text, Value::Bytes(bytes)) => {
+                    // Texts are in order, and need not have this one.
                     let less = texts.partition_point(|text| text.as_bytes() < &bytes[..]) as i64;
                     let same = texts.partition_point(|text| text.as_bytes() <= &bytes[..]) as i64;
-                    let (first, end) = match test.compare {
-                        Compare::Less => (0, less),
-                        Compare::LessOrEqual => (0, same),
-                        Compare::Greater => (same, i64::MAX),
-                        _ => (less, i64::MAX),
-                    };
-                    let range = (first < end).then_some((first, end - 1));
-                    return Ok(Ranges { ranges: range.into_iter().collect(), is_none: false });
+                    match test.compare {
+                        Compare::Less | Compare::GreaterOrEqual => less,
+                        _ if is_equal && less == same => return Ok(None),
+                        _ => same - 1,
+                    }
                 }
                 _ => {
                     let takes = match kind {
@@ -379,16 +370,10 @@ impl Binding<'_> {
                         ColumnType::Text => "a string in quotes",
                     };
                     let what = format!("`{}` is {kind}: compare it with {takes}", test.column);
-                    return Err(Problem::new(*at, what));
+                    return Err(Problem::new(at, what));
                 }
-            };
-            numbers.push(number);
-        }
-        if is_equal {
-            Ok(Ranges::of(numbers, is_none))
-        } else {
-            Ok(Ranges::compared(test.compare, numbers[0]))
-        }
+            }))
+        })
     }
 
     /// The label of the class called `name`.
