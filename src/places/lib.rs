@@ -20,14 +20,20 @@
 //!
 //! Without the feature `cloud`, addresses can be parsed, but opening a store fails with `Unsupported`.
 //!
-//! Read `address.rs` first, then `cloud/`, the code of the feature `cloud`; `without.rs` is its stand-in.
+//! Read this file first, then `cloud/`, the code of the feature `cloud`; `without.rs` is its stand-in.
+//!
+//! # Addresses
+//! `s3://BUCKET/KEY`, `gs://BUCKET/KEY`, `az://CONTAINER/KEY`, `http(s)://HOST/PATH`,
+//! `hf://datasets/OWNER/NAME[@REVISION][/PATH]`.
+//!
+//! Keys in buckets are used unchanged, as the providers' tools do. The path of a URL is percent-encoded.
 
-mod address;
 #[cfg(feature = "cloud")]
 mod cloud;
 #[cfg(not(feature = "cloud"))]
 mod without;
 
+use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +41,9 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
-pub use address::{Place, Scheme};
+use dlfs_base::error::{Result, invalid};
+use dlfs_base::percent;
+
 #[cfg(feature = "cloud")]
 pub use cloud::{Client, Pending, Reader};
 #[cfg(not(feature = "cloud"))]
@@ -162,3 +170,315 @@ impl PartialEq for Cancel {
 }
 
 impl Eq for Cancel {}
+
+/// The address of an object, or of all objects whose keys begin with a prefix.
+///
+/// `Display` and `Debug` show no secrets: they leave out a URL's user and its query, which may hold a
+/// signature.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    scheme: Scheme,
+    /// The bucket or container; host and port of a URL; `datasets/OWNER/NAME[@REVISION]`.
+    authority: String,
+    /// The key or prefix, without the slash that ends the authority; of a URL, decoded.
+    key: String,
+    /// `user:password` of a URL.
+    user: Option<String>,
+    /// The query of a URL.
+    query: Option<String>,
+}
+
+/// The protocol of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Amazon S3 and compatible stores.
+    S3,
+    /// Google Cloud Storage.
+    Gs,
+    /// Azure Blob Storage.
+    Az,
+    /// Files on a web server.
+    Http,
+    /// Files on a web server, over TLS.
+    Https,
+    /// Data sets of the Hugging Face Hub.
+    Hf,
+}
+
+impl Scheme {
+    /// The scheme's name, before `://`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scheme::S3 => "s3",
+            Scheme::Gs => "gs",
+            Scheme::Az => "az",
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+            Scheme::Hf => "hf",
+        }
+    }
+
+    fn of(text: &str) -> Option<(Scheme, &str)> {
+        let (name, rest) = text.split_once("://")?;
+        use Scheme::{Az, Gs, Hf, Http, Https, S3};
+        let all = [S3, Gs, Az, Http, Https, Hf];
+        let scheme = all.into_iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name))?;
+        Some((scheme, rest))
+    }
+
+    /// Returns whether addresses with this scheme are URLs.
+    fn is_url(self) -> bool {
+        matches!(self, Scheme::Http | Scheme::Https)
+    }
+}
+
+impl Place {
+    /// Returns whether `path` is an address of an object store, rather than a file's path.
+    pub fn is_place(path: &Path) -> bool {
+        // Bytes that are not UTF-8 may follow a valid scheme.
+        Scheme::of(&path.to_string_lossy()).is_some()
+    }
+
+    /// Parses an address.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the string is no address, or an invalid one.
+    pub fn parse(text: &str) -> Result<Place> {
+        let invalid = |why: &'static str| {
+            let shown = text.split(['?', '#']).next().unwrap_or_default();
+            let shown = match shown.split_once("://").zip(shown.rsplit_once('@')) {
+                Some(((scheme, _), (_, host))) => format!("{scheme}://{host}"),
+                None => shown.to_owned(),
+            };
+            invalid(why).target(shown).hint(FORMS)
+        };
+        let Some((scheme, rest)) = Scheme::of(text) else {
+            return Err(invalid("this is no address of an object store"));
+        };
+        if text.chars().any(char::is_control) {
+            return Err(invalid("an address of an object store has no control characters"));
+        }
+        let place = |authority: &str, key: &str| {
+            let authority = authority.to_owned();
+            Place { scheme, authority, key: key.to_owned(), user: None, query: None }
+        };
+        if scheme == Scheme::Hf {
+            let (authority, key) = data_set(rest).ok_or_else(|| {
+                invalid("a source on the hub is hf://datasets/OWNER/NAME, with @REVISION and /PATH if need be")
+            })?;
+            return Ok(place(authority, key));
+        }
+        if !scheme.is_url() {
+            let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+            if bucket.is_empty() || bucket.contains(['?', '@', ':', '\\']) {
+                return Err(invalid("the name of the bucket is missing or invalid"));
+            }
+            return Ok(place(bucket, key));
+        }
+        let rest = rest.split('#').next().unwrap_or_default();
+        let query = rest.split_once('?').map(|(_, query)| query.to_owned());
+        let rest = rest.split('?').next().unwrap_or_default();
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let user = authority.rsplit_once('@').map(|(user, _)| user.to_owned());
+        let authority = authority.rsplit('@').next().unwrap_or_default();
+        if authority.is_empty() || authority.contains(char::is_whitespace) {
+            return Err(invalid("the host is missing or invalid"));
+        }
+        let key = unescape(path).ok_or_else(|| invalid("the path of the URL is not UTF-8"))?;
+        Ok(Place { user, query, ..place(authority, &key) })
+    }
+
+    /// Parses an address given as a path.
+    ///
+    /// # Errors
+    /// The errors of [`Place::parse`].
+    pub fn of_path(path: &Path) -> Result<Place> {
+        let text =
+            path.to_str().ok_or_else(|| invalid("an address of an object store is UTF-8"))?;
+        Place::parse(text)
+    }
+
+    /// The protocol.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The bucket or container; host and port of a URL; `datasets/OWNER/NAME[@REVISION]`.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// The key or prefix.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns whether the key is a prefix of keys: it is empty or ends with a slash.
+    pub fn is_folder(&self) -> bool {
+        self.key.is_empty() || self.key.ends_with('/')
+    }
+
+    /// The address of another object in the same store.
+    pub fn with_key(&self, key: impl Into<String>) -> Place {
+        Place { key: key.into(), ..self.clone() }
+    }
+
+    /// Returns whether both addresses are URLs of one web server.
+    pub fn is_same_server(&self, other: &Place) -> bool {
+        self.scheme.is_url() && self.has(other)
+    }
+
+    /// Returns whether `other` is in the same bucket, container or data set, or on the same server.
+    pub fn has(&self, other: &Place) -> bool {
+        self.scheme == other.scheme && self.authority == other.authority
+    }
+
+    /// The URL of the web server. It contains user and query, so it must not be shown.
+    #[cfg(feature = "cloud")]
+    fn base_url(&self) -> String {
+        self.with_key("").url()
+    }
+
+    /// The URL of the file. It contains user and query, so it must not be shown.
+    #[cfg(feature = "cloud")]
+    fn url(&self) -> String {
+        let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
+        let query = self.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
+        format!("{}://{user}{}/{}{query}", self.scheme.name(), self.authority, escape(&self.key))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}/", self.scheme.name(), self.authority)?;
+        if self.scheme.is_url() {
+            f.write_str(&escape(&self.key))?
+        } else {
+            f.write_str(&self.key)?
+        }
+        if self.query.is_some() { f.write_str("?...") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Splits `datasets/OWNER/NAME[@REVISION][/PATH]` into data set and path.
+fn data_set(text: &str) -> Option<(&str, &str)> {
+    let mut slashes = text.match_indices('/').map(|(at, _)| at);
+    let _ = slashes.next()?;
+    let _ = slashes.next()?;
+    let end = slashes.next().unwrap_or(text.len());
+    let authority = &text[..end];
+    let key = text[end..].trim_start_matches('/');
+    let (owner, name) = authority.strip_prefix("datasets/")?.split_once('/')?;
+    let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
+    let is_plain = |text: &str, more: &[u8]| {
+        let is_of = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        !text.is_empty() && text.bytes().all(|byte| is_of(byte) || more.contains(&byte))
+    };
+    let is_one = is_plain(owner, b"") && is_plain(name, b"") && is_plain(revision, b"~%");
+    (is_one && ![owner, name, revision].iter().any(|part| matches!(*part, "." | "..")))
+        .then_some((authority, key))
+}
+
+/// Decodes `%XX`; returns `None` if the result is not UTF-8.
+fn unescape(text: &str) -> Option<String> {
+    String::from_utf8(percent::unescape(text, |_| true)).ok()
+}
+
+/// Percent-encodes all bytes except slashes and a URL's unreserved characters.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                escaped.push(char::from(byte));
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+const FORMS: &str = "one of s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, https://HOST/PATH, \
+                     hf://datasets/OWNER/NAME";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(text: &str) -> (Scheme, String, String) {
+        let place = Place::parse(text).unwrap();
+        (place.scheme, place.authority, place.key)
+    }
+
+    #[test]
+    fn keys_of_buckets_are_taken_as_they_are_and_paths_of_urls_are_decoded() {
+        let all = |scheme, authority: &str, key: &str| (scheme, authority.into(), key.into());
+        assert_eq!(parts("s3://b/a%2Fb/c?d#e"), all(Scheme::S3, "b", "a%2Fb/c?d#e"));
+        assert_eq!(parts("S3://b"), all(Scheme::S3, "b", ""));
+        assert_eq!(parts("gs://b/a/"), all(Scheme::Gs, "b", "a/"));
+        assert_eq!(parts("https://h:8/a%20b?q=1"), all(Scheme::Https, "h:8", "a b"));
+        assert_eq!(parts("http://h/100%"), all(Scheme::Http, "h", "100%"));
+        let hub = |text: &str, authority: &str, key: &str| {
+            assert_eq!(parts(text), all(Scheme::Hf, authority, key), "{text}");
+        };
+        hub("hf://datasets/o/n", "datasets/o/n", "");
+        hub("hf://datasets/o/n@v1.0/a b/c@d", "datasets/o/n@v1.0", "a b/c@d");
+        hub("hf://datasets/o/n@refs%2Fpr%2F1/", "datasets/o/n@refs%2Fpr%2F1", "");
+        for wrong in [
+            "hf://o/n",
+            "hf://datasets/o",
+            "hf://datasets//n",
+            "hf://datasets/o/n@",
+            "hf://datasets/o/../x",
+        ] {
+            assert!(Place::parse(wrong).is_err(), "{wrong:?}");
+        }
+        for wrong in
+            ["s3://", "s3:///k", "https:///p", "http://h/%ff", "/p", "ftp://h/p", "s3://a\n"]
+        {
+            assert!(Place::parse(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(Place::is_place(Path::new("az://c/k")) && !Place::is_place(Path::new("az:/c")));
+    }
+
+    #[test]
+    fn no_user_and_no_query_is_ever_shown() {
+        let text = "https://me:SECRET@h/a%20b.tar?X-Amz-Signature=SECRET";
+        let place = Place::parse(text).unwrap();
+        assert_eq!(place.to_string(), "https://h/a%20b.tar?...");
+        assert!(!format!("{place:?}").contains("SECRET"));
+        for wrong in
+            ["https://me:SECRET@/x?SECRET", "ftp://me:SECRET@h/x?SECRET", "https://:SECRET@/\n"]
+        {
+            let report = Place::parse(wrong).unwrap_err().report();
+            assert!(!report.contains("SECRET"), "{report}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_shown_without_its_secrets() {
+        use crate::shown;
+        assert_eq!(shown(Path::new("a/b c")), "a/b c");
+        assert_eq!(shown(Path::new("https://me:SECRET@h/x.tar?SECRET")), "https://h/x.tar?...");
+        assert_eq!(shown(Path::new("https://me:SECRET@/x")), "an invalid address");
+    }
+
+    #[test]
+    fn an_address_that_is_shown_leads_to_the_same_object() {
+        for text in [
+            "s3://b/a b/%20/ü",
+            "http://h:1/a%20b/%25/%C3%BC",
+            "az://c/",
+            "hf://datasets/o/n@v/a b/ü",
+        ] {
+            let place = Place::parse(text).unwrap();
+            assert_eq!(Place::parse(&place.to_string()).unwrap(), place, "{text}");
+        }
+    }
+}

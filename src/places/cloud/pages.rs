@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::address::unescape;
+use crate::unescape;
 
 /// The names listed on the page of the folder `prefix`; names of folders end with a slash. `None`: the page
 /// is no list of files.

@@ -36,8 +36,7 @@ use tokio::sync::OnceCell;
 
 use super::http_client::Limits;
 use super::watch::{Failure, LISTING, Listing, Note, Noted, Seen, Watching, beginning, whole};
-use crate::address::{escape, unescape};
-use crate::{Object, Place, PlaceOptions, Scheme};
+use crate::{Object, Place, PlaceOptions, Scheme, escape, unescape};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
 /// A store, as the client library represents it.
