@@ -24,8 +24,8 @@ pub struct Batch {
     /// The id of each sample in its directory, if that is not its id in the data set. The sources are then only such
     /// directories.
     rows: Vec<u32>,
-    samples: Vec<SampleLocation>,
-    bufs: Vec<SharedBuf>,
+    pub(super) samples: Vec<SampleLocation>,
+    pub(super) bufs: Vec<SharedBuf>,
     rechecks: Vec<Recheck>,
     epoch: Epoch,
     ends_epoch: bool,
@@ -376,7 +376,7 @@ impl Batch {
         self.ends_epoch = true;
     }
 
-    /// Resizes to `count` samples; `set_location` sets their locations in any order.
+    /// Resizes to `count` samples; their locations may be set in any order.
     pub(crate) fn resize(&mut self, count: usize) {
         let missing = SampleLocation { id: SampleId(0), buf: MISSING, len_bytes: 0, offset: 0 };
         self.samples.resize(count, missing);
@@ -390,10 +390,6 @@ impl Batch {
     /// Reserves memory for `count` buffers of later `add_buf` calls.
     pub(crate) fn reserve_bufs(&mut self, count: usize) {
         self.bufs.reserve(count);
-    }
-
-    pub(crate) fn set_location(&mut self, index: usize, location: SampleLocation) {
-        self.samples[index] = location;
     }
 
     pub(crate) fn push(&mut self, location: SampleLocation) {
@@ -413,11 +409,6 @@ impl Batch {
     /// Replaces the buffer at `index`; the caller has copied samples into the new one.
     pub(crate) fn set_buf(&mut self, index: u32, buf: SharedBuf) {
         self.bufs[index as usize] = buf;
-    }
-
-    /// Removes the buffer that was added last; no sample may be in it.
-    pub(crate) fn remove_last_buf(&mut self) {
-        self.bufs.pop();
     }
 
     pub(crate) fn location(&self, index: usize) -> SampleLocation {

@@ -144,7 +144,7 @@ impl Gathered<'_> {
         let mut end = 0;
         for (index, &id) in ids.iter().enumerate() {
             let location = SampleLocation { id, buf, len_bytes: 0, offset: end };
-            self.batch.set_location(index, location);
+            self.batch.samples[index] = location;
             match directory.len_bytes(id) {
                 Some(len) if is_copied(len) => end += len as usize,
                 Some(_) => {}
@@ -176,16 +176,16 @@ impl Gathered<'_> {
             let id = sample.id;
             let len_bytes = sample.len_bytes;
             let location = SampleLocation { id, buf: shown, len_bytes, offset: from };
-            self.batch.set_location(index, location);
+            self.batch.samples[index] = location;
             watch.arrived(self.batch, index);
             if are_copied {
                 self.out[place..place + len].copy_from_slice(&buf[from..from + len]);
                 let location = SampleLocation { id, buf: GATHERED, len_bytes, offset: place };
-                self.batch.set_location(index, location);
+                self.batch.samples[index] = location;
             }
         }
         if are_copied {
-            self.batch.remove_last_buf();
+            self.batch.bufs.pop(); // no sample is in it
         }
         let failures = failures.into_iter();
         self.failures

@@ -226,7 +226,7 @@ impl Reader {
         let mut failures = self.plan(ids);
         batch.resize(ids.len());
         for (index, &id) in ids.iter().enumerate() {
-            batch.set_location(index, SampleLocation { id, buf: 0, len_bytes: 0, offset: 0 });
+            batch.samples[index] = SampleLocation { id, buf: 0, len_bytes: 0, offset: 0 };
         }
         let mut fetches = std::mem::take(&mut self.plans.fetches);
         let begun = self.begin_all(fetches.drain(..));
@@ -411,7 +411,7 @@ pub(crate) fn add_fetched(fetched: &Fetched, batch: &mut Batch) {
         let has_failed = failed.next_if_eq(&index).is_some();
         let len_bytes = if has_failed { 0 } else { sample.len_bytes };
         let location = SampleLocation { id: sample.id, buf, len_bytes, offset: sample.buf_offset };
-        batch.set_location(sample.index as usize, location);
+        batch.samples[sample.index as usize] = location;
     }
 }
 

@@ -5,10 +5,14 @@
 //!
 //! Columns share their memory ([`Bytes`]). The checksum column can be kept outside memory while a directory is built,
 //! since only the snapshot needs it during an import. Pure: the caller provides the storage ([`KeepsAside`]).
+//!
+//! Bytes read from a namespace are verified by the checksums of the samples in them ([`Intact`]), and samples whose
+//! checksum is stored nowhere by those computed at the first read ([`Learned`]).
 
 use std::fmt::Debug;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -20,6 +24,7 @@ use crate::format::geometry::MAX_CHUNK_SAMPLES;
 use crate::format::names::crc32c_append;
 use crate::format::{CellRange, Extent, FormatError, ImageLayout, Pack};
 use dlfs_base::buf::{IoBuf, SealedBytes, SharedBuf};
+use dlfs_base::checksum::crc32c;
 use dlfs_base::units::{Generation, SampleId, Slot};
 
 /// One chunk in the chunk table of a snapshot.
@@ -582,6 +587,108 @@ impl ChecksumsAside {
     }
 }
 
+/// The checksums of a folder's files: known for each file after its first read. Shared by all readers.
+///
+/// The first read of a sample stores its checksum; later reads must match it.
+#[derive(Debug)]
+pub struct Learned {
+    checksums: Vec<AtomicU32>,
+    /// One bit a sample: set if its checksum is known.
+    known: Vec<AtomicU64>,
+}
+
+impl Learned {
+    /// Space for the checksums of `num_samples` samples, all unknown yet: 4.1 bytes each.
+    pub fn new(num_samples: u64) -> Learned {
+        Learned {
+            checksums: (0..num_samples).map(|_| AtomicU32::new(0)).collect(),
+            known: (0..num_samples.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// Returns whether `found` is the checksum of `sample`; stores it if none is known.
+    pub fn accepts(&self, sample: SampleId, found: u32) -> bool {
+        let Some(checksum) = self.checksums.get(sample.0 as usize) else { return false };
+        let word = &self.known[(sample.0 / 64) as usize];
+        let bit = 1 << (sample.0 % 64);
+        if word.load(Ordering::Acquire) & bit != 0 {
+            return checksum.load(Ordering::Relaxed) == found;
+        }
+        // 0 means "unknown", so of several threads that read the sample first, one stores its checksum. If the
+        // checksum is 0, all of them store the same 0.
+        let before = checksum.compare_exchange(0, found, Ordering::AcqRel, Ordering::Acquire);
+        word.fetch_or(bit, Ordering::Release);
+        before.is_ok() || before == Err(found)
+    }
+
+    /// The checksum of `sample`, if it is known.
+    pub fn get(&self, sample: SampleId) -> Option<u32> {
+        let word = self.known.get((sample.0 / 64) as usize)?;
+        let is_known = word.load(Ordering::Acquire) >> (sample.0 % 64) & 1 == 1;
+        is_known.then(|| self.checksums[sample.0 as usize].load(Ordering::Relaxed))
+    }
+
+    /// Number of known checksums.
+    pub fn count(&self) -> u64 {
+        self.known.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+
+    /// Memory, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.checksums.len() * 4 + self.known.len() * 8) as u64
+    }
+}
+
+/// Finds the samples in any byte range of an image's namespaces, and verifies their checksums.
+#[derive(Debug)]
+pub struct Intact {
+    directory: Arc<Directory>,
+    /// For each namespace, its chunks by offset: offset of the first byte, end, index of the chunk.
+    chunks: Vec<Vec<(u64, u64, u32)>>,
+}
+
+impl Intact {
+    /// A verifier for the samples of `directory`.
+    pub fn new(directory: Arc<Directory>) -> Intact {
+        let mut chunks = vec![Vec::new(); directory.layout().num_namespaces.into()];
+        for number in 0..directory.num_chunks() {
+            let chunk = directory.chunk(number);
+            let of_namespace: &mut Vec<_> = &mut chunks[usize::from(chunk.namespace)];
+            let end = chunk.offset_bytes + chunk.len_bytes;
+            of_namespace.push((chunk.offset_bytes, end, number));
+        }
+        chunks.iter_mut().for_each(|chunks| chunks.sort_unstable());
+        Intact { directory, chunks }
+    }
+
+    /// Verifies the live samples in `bytes`, which were read from offset `start` of `namespace`. Returns whether all
+    /// of their checksums match the directory.
+    ///
+    /// Skips samples that lie only partly in `bytes`. Skips all samples of a folder of files: their checksums are not
+    /// known in advance. Visits all samples from the beginning of each chunk to the end of `bytes`.
+    pub fn is_intact(&self, namespace: u16, start: u64, bytes: &[u8]) -> bool {
+        if self.directory.learned().is_some() {
+            return true;
+        }
+        let end = start + bytes.len() as u64;
+        let chunks = self.chunks.get(usize::from(namespace)).map_or(&[][..], Vec::as_slice);
+        let first = chunks.partition_point(|(_, chunk_end, _)| *chunk_end <= start);
+        let overlapping = chunks[first..].iter().take_while(|(chunk_start, ..)| *chunk_start < end);
+        let mut extents = overlapping.flat_map(|(_, _, number)| {
+            let extents = self.directory.samples_in_chunk(*number).map(|(_, extent)| extent);
+            extents.take_while(|extent| extent.offset_bytes < end)
+        });
+        extents.all(|extent| {
+            let sample_end = extent.offset_bytes + u64::from(extent.len_bytes);
+            if extent.offset_bytes < start || sample_end > end {
+                return true;
+            }
+            let from = (extent.offset_bytes - start) as usize;
+            crc32c(&bytes[from..from + extent.len_bytes as usize]) == extent.crc32c
+        })
+    }
+}
+
 /// Slots between two checkpoints.
 pub(crate) const STRIDE: usize = 32;
 pub(crate) const PAGE: u64 = 4096;
@@ -589,3 +696,19 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const LOST: u64 = u64::MAX;
 
 const BUFFER_BYTES: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_read_sets_the_checksum_and_later_reads_must_match_it() {
+        let learned = Learned::new(70);
+        assert_eq!((learned.get(SampleId(69)), learned.count()), (None, 0));
+        assert!(learned.accepts(SampleId(69), 5) && learned.accepts(SampleId(69), 5));
+        assert!(!learned.accepts(SampleId(69), 6));
+        assert!(learned.accepts(SampleId(0), 0) && !learned.accepts(SampleId(0), 1));
+        assert_eq!((learned.get(SampleId(69)), learned.count()), (Some(5), 2));
+        assert!(!learned.accepts(SampleId(70), 5), "there is no such sample");
+    }
+}
