@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 use reading::{Reading, Stored};
 use report::Record;
 
@@ -514,17 +514,13 @@ impl Loader {
     }
 
     pub(super) fn open_over(&self) -> Result<Over> {
-        let Some(over) = self.read_over() else {
+        // A forked child does not get it if another thread was closing the loader at the fork: that lock is never
+        // unlocked there.
+        let Some(over) = self.over.try_read_for(LOCK_LIMIT) else {
             let text = "the process was forked while another thread closed the loader";
             return Err(Error::new(ErrorKind::Busy, text).hint("make a loader in the child"));
         };
         over.clone().ok_or_else(closed)
-    }
-
-    /// `None` in a forked child if another thread was closing the loader at the fork: that lock is never
-    /// unlocked there.
-    fn read_over(&self) -> Option<RwLockReadGuard<'_, Option<Over>>> {
-        self.over.try_read_for(LOCK_LIMIT)
     }
 
     fn late(&self) -> Error {

@@ -96,8 +96,9 @@ impl Image {
     /// Opens the image on resolved addresses.
     fn open_at(addresses: &[Address], options: &OpenOptions) -> Result<Image> {
         if let Some(shards) = &options.shards {
-            let image = image_of_shards(addresses, shards, &options.connect)?;
-            return image.with_tiers(&options.tiers())?.in_view(&options.view);
+            let progress = &mut Logged { last: Instant::now(), samples: 0 };
+            let set = Arc::new(shard_set(addresses, shards, &options.connect, progress)?);
+            return image_of_set(&set)?.with_tiers(&options.tiers())?.in_view(&options.view);
         }
         if let [Address::Path(path)] = addresses
             && path.is_dir()
@@ -300,21 +301,10 @@ fn directory_of(folder: &FolderNamespace, uuid: Uuid) -> Result<Directory, Forma
     builder.finish_unread(newest.unwrap_or(0))
 }
 
-/// Makes an image of the shards at `addresses`. Makes the indexes that are not kept.
+/// Makes an image of the shards of `set`. Makes the indexes that are not kept.
 ///
 /// # Errors
-/// `InvalidArgument`: an address is neither a path nor a store. Errors of [`ShardSet::open`], [`ShardSet::index`] and
-/// [`assemble`].
-fn image_of_shards(
-    addresses: &[Address],
-    options: &ShardOptions,
-    connect: &ConnectOptions,
-) -> Result<Image> {
-    let progress = &mut Logged { last: Instant::now(), samples: 0 };
-    image_of_set(&Arc::new(shard_set(addresses, options, connect, progress)?))
-}
-
-/// As [`image_of_shards`], of shards that are listed already.
+/// Errors of [`ShardSet::index`] and [`assemble`].
 pub(super) fn image_of_set(set: &Arc<ShardSet>) -> Result<Image> {
     let progress = &mut Logged { last: Instant::now(), samples: 0 };
     let indexes = set.index(progress)?.indexes;

@@ -293,12 +293,6 @@ impl Timeline {
     }
 }
 
-impl Default for Timeline {
-    fn default() -> Timeline {
-        Timeline::new()
-    }
-}
-
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

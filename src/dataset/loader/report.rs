@@ -23,7 +23,7 @@ impl Loader {
         let over = self.open_over().ok();
         let mut running = self.running.get_or_init(Mutex::default).lock();
         let stats = running.stats();
-        let mut timeline = Default::default();
+        let mut timeline = Timeline::new();
         let mut window_bytes = self.options.window_bytes;
         if let Some(record) = &mut running.record {
             record.timeline.places(stats.read.places);

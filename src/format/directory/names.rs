@@ -143,12 +143,6 @@ impl Names {
         self.search(from, name, 0, Ordering::is_ge)
     }
 
-    /// The first rank at or after `from` whose name is greater than `name`. Takes time logarithmic in its distance
-    /// from `from`.
-    pub(crate) fn first_after(&self, from: u64, name: &[u8]) -> Result<u64, FormatError> {
-        self.search(from, name, 1, Ordering::is_gt)
-    }
-
     /// The first rank at or after `from` whose name, compared with `name`, satisfies `is_there`. `step` 0 selects a
     /// binary search, 1 an exponential search from `from`.
     fn search(
@@ -411,7 +405,8 @@ struct Merge<'a> {
 impl Merge<'_> {
     fn push(&mut self, id: u64, name: &[u8]) -> Result<(), FormatError> {
         if let Some(base) = self.base {
-            self.copy_until(base.first_after(self.next, name)?);
+            // Takes time logarithmic in the distance.
+            self.copy_until(base.search(self.next, name, 1, Ordering::is_gt)?);
         }
         self.out.extend_from_slice(&id.to_le_bytes()[..self.width]);
         Ok(())

@@ -127,13 +127,6 @@ pub enum SectionKind {
     Origins = 15,
 }
 
-impl SectionKind {
-    /// The kind with this number; `None` if only a later release knows it.
-    fn of_number(number: u16) -> Option<SectionKind> {
-        SectionKind::try_read_from_bytes(number.as_bytes()).ok()
-    }
-}
-
 /// The location of one section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Section {
@@ -330,7 +323,8 @@ impl RawSnapshotHead {
             at_most("kind of the section before", last_kind, u64::from(number))?;
             end = offset + len;
             last_kind = u64::from(number) + 1;
-            let Some(kind) = SectionKind::of_number(number) else {
+            let Ok(kind) = SectionKind::try_read_from_bytes(number.as_bytes()) else {
+                // Only a later release knows it.
                 let required = raw.flags.get() & FLAG_REQUIRED;
                 equal("flags of an unknown section", 0, required.into())?;
                 continue;

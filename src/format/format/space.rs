@@ -27,18 +27,13 @@ struct Cells {
     none_below: [u64; 64],
 }
 
-impl Default for Cells {
-    fn default() -> Cells {
-        Cells { capacity: 0, used: BTreeMap::new(), none_below: [0; 64] }
-    }
-}
-
 impl Space {
     /// All cells are free, except the reserved first ones of each namespace. `len_bytes` has the length of each
     /// namespace; `u64::MAX` for a file that can grow.
     pub fn new(layout: &ImageLayout, len_bytes: &[u64]) -> Space {
         let namespace = |len: &u64| {
-            let mut cells = Cells { capacity: layout.capacity_cells(*len), ..Cells::default() };
+            let capacity = layout.capacity_cells(*len);
+            let mut cells = Cells { capacity, used: BTreeMap::new(), none_below: [0; 64] };
             cells.take(0, layout.first_cell());
             cells
         };

@@ -611,7 +611,10 @@ impl Web {
         if let Ok(answer) = self.send(Method::HEAD, key, None, note).await {
             let told = Told::of(&answer);
             match answer.status() {
-                status if is_too_much(status) => return Err(refusal(key, status, "")),
+                // The client is to wait, whatever the request.
+                status if matches!(status.as_u16(), 408 | 429 | 503) => {
+                    return Err(refusal(key, status, ""));
+                }
                 status if status.is_success() && told.len_bytes.is_some_and(|len| len > 0) => {
                     return Ok(told);
                 }
@@ -659,11 +662,6 @@ impl Web {
         }
         self.client.execute(request).await.map_err(failed)
     }
-}
-
-/// Returns whether a status asks the client to wait, whatever the request.
-fn is_too_much(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 408 | 429 | 503)
 }
 
 /// The response if it has a status of success, otherwise an error.
