@@ -96,7 +96,7 @@ impl Loader {
         let options = over.prepared(options)?;
         let base = over.start(&options)?;
         let share = Share::over(&over, &options)?;
-        let store = over.first().image().store().filter(|_| over.mix().is_none());
+        let store = over.first().image().store().filter(|_| over.mix.is_none());
         let store = store.and_then(|store| Stored::new(store, &options));
         let len = over.len(&options);
         let base = normal(base, len);
@@ -153,7 +153,7 @@ impl Loader {
             let over = self.open_over()?;
             let order = self.order();
             let options =
-                LoaderOptions { order, mixture: over.mix().cloned(), ..self.options.clone() };
+                LoaderOptions { order, mixture: over.mix.clone(), ..self.options.clone() };
             let devices = over.devices();
             *prepared = Some(prefetch::Prefetcher::window(&self.directory, &devices, &options)?);
         }

@@ -131,7 +131,7 @@ impl Sampler {
 impl Batches {
     /// The batches from `state` on; layouts of rows go where `options` say.
     fn new(over: &Over, options: &LoaderOptions, state: &State) -> Result<Batches> {
-        if let Some(mix) = over.mix() {
+        if let Some(mix) = &over.mix {
             return Ok(Batches::Mixture(Box::new(MixIds::new(mix, options, state)?)));
         }
         let mut stream = Stream::new(Arc::clone(over.directory()), options, state)?;
@@ -178,7 +178,7 @@ struct Counted {
 impl Share {
     pub(super) fn over(over: &Over, options: &LoaderOptions) -> Result<Share> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
-        let counts = BatchCounts::new(over.directory(), over.mix(), options)?;
+        let counts = BatchCounts::new(over.directory(), over.mix.as_ref(), options)?;
         let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
         let batch_size = (options.batch_size as u64).max(1);
         let len = over.len(options);
@@ -276,8 +276,8 @@ impl Budgeted {
 #[derive(Debug, Clone)]
 pub(super) struct Over {
     /// One data set, unless `mix` says how several are mixed.
-    datasets: Vec<Dataset>,
-    mix: Option<Arc<Mix>>,
+    pub(super) datasets: Vec<Dataset>,
+    pub(super) mix: Option<Arc<Mix>>,
 }
 
 impl Over {
@@ -292,14 +292,6 @@ impl Over {
     /// The data set; of a mixture, its first one.
     pub(super) fn first(&self) -> &Dataset {
         &self.datasets[0]
-    }
-
-    pub(super) fn datasets(&self) -> &[Dataset] {
-        &self.datasets
-    }
-
-    pub(super) fn mix(&self) -> Option<&Arc<Mix>> {
-        self.mix.as_ref()
     }
 
     pub(super) fn directory(&self) -> &Arc<Directory> {
@@ -396,7 +388,7 @@ impl Over {
         if state.place.is_none() && self.least_rows(options)? >= consumed {
             return Ok(());
         }
-        let counts = BatchCounts::new(self.directory(), self.mix(), options)?;
+        let counts = BatchCounts::new(self.directory(), self.mix.as_ref(), options)?;
         let Some(counts) = counts.filter(BatchCounts::has_rows) else { return Ok(()) };
         if counts.has_batch(state)? || state.place.is_some() {
             return Ok(());

@@ -207,12 +207,12 @@ impl Default for TokenOptions {
 impl TokenLoader {
     fn over(over: Over, options: TokenOptions, run: LoaderOptions) -> Result<TokenLoader> {
         options.rules().check()?;
-        let names = || over.mix().into_iter().flat_map(|mix| &mix.spec.sources);
+        let names = || over.mix.iter().flat_map(|mix| &mix.spec.sources);
         let of_source = |source: usize, error: Error| match names().nth(source) {
             Some(source) => error.target(source.name.clone()),
             None => error,
         };
-        let found = over.datasets().iter().enumerate().map(|(source, dataset)| {
+        let found = over.datasets.iter().enumerate().map(|(source, dataset)| {
             let fields = Fields::find(dataset.directory(), &options);
             fields.map_err(|error| of_source(source, error))
         });
@@ -226,7 +226,7 @@ impl TokenLoader {
         let loader = Loader::over(over.clone(), run)?;
         let budget = loader.options().budget.as_ref().expect("rows have a budget");
         let mut sources = Vec::new();
-        for (source, (fields, dataset)) in found.into_iter().zip(over.datasets()).enumerate() {
+        for (source, (fields, dataset)) in found.into_iter().zip(&over.datasets).enumerate() {
             // A length in bytes needs no look-up: the document tells it too.
             let lengths = match options.lengths {
                 Some(_) => Some(TokenLengths::new(dataset.directory(), budget, TooLong::Raise)?),
@@ -422,6 +422,7 @@ impl FromStr for TokenPhase {
 
 /// Finds the documents of rows. Walks from row to row over the lengths of documents; a row that was passed is found
 /// again from the last multiple of [`STEP`] before it.
+#[derive(Debug)]
 struct RowIndex {
     /// Gives one row after the other, epoch after epoch.
     sampler: Sampler,
@@ -513,12 +514,6 @@ impl RowIndex {
             }
             self.layouts.recycle(layout);
         }
-    }
-}
-
-impl std::fmt::Debug for RowIndex {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RowIndex").field("next", &self.next).finish_non_exhaustive()
     }
 }
 

@@ -38,7 +38,7 @@ impl Reading {
             let options = LoaderOptions { resume: Some(state), ..options };
             return Ok(Reading::Alone(Box::new(over.prefetcher_in(options, window)?)));
         };
-        let mixture = over.mix().cloned();
+        let mixture = over.mix.clone();
         let options = LoaderOptions { mixture, ..options };
         let directory = Arc::clone(over.directory());
         let len = over.len(&options);

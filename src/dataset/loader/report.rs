@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use super::Loader;
 use crate::cache::TierStats;
 use crate::dataset::Dataset;
-use crate::dataset::sampler::Over;
 use crate::prefetch::{LoaderOptions, LoaderStats, Trace};
 use crate::report::{
     Delivered, Event, Facts, PlaceBytes, Reads, Report, Stalls, StoreUse, TierUse, Timeline, What,
@@ -31,7 +30,7 @@ impl Loader {
             window_bytes = record.window_bytes;
         }
         drop(running);
-        let datasets = over.as_ref().map_or(&[][..], Over::datasets);
+        let datasets = over.as_ref().map_or(&[][..], |over| &over.datasets[..]);
         Report {
             name: names(datasets),
             settings: settings(&self.options, datasets, self.len),
