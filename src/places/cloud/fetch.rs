@@ -246,7 +246,12 @@ impl Shared {
                 None => first.await,
                 Some(_slot) => {
                     self.seen.counts.hedges.fetch_add(1, Ordering::Relaxed);
-                    first_success(first, pin!(self.attempt(wanted, &Note::default()))).await
+                    match select(first, pin!(self.attempt(wanted, &Note::default()))).await {
+                        Either::Left((Ok(done), _)) | Either::Right((Ok(done), _)) => Ok(done),
+                        // If both fail, the later failure counts.
+                        Either::Left((Err(_), second)) => second.await,
+                        Either::Right((Err(_), first)) => first.await,
+                    }
                 }
             },
         };
@@ -324,19 +329,6 @@ impl Shared {
             bytes.extend(&piece);
         }
         if filled == len { Ok(bytes) } else { Err(of_len(filled)) }
-    }
-}
-
-/// The first success of two attempts; if both fail, the later failure.
-async fn first_success<T, F, G>(one: F, other: G) -> Result<T, Failure>
-where
-    F: Future<Output = Result<T, Failure>> + Unpin,
-    G: Future<Output = Result<T, Failure>> + Unpin,
-{
-    match select(one, other).await {
-        Either::Left((Ok(done), _)) | Either::Right((Ok(done), _)) => Ok(done),
-        Either::Left((Err(_), other)) => other.await,
-        Either::Right((Err(_), one)) => one.await,
     }
 }
 
