@@ -84,13 +84,15 @@ struct Ready {
 
 impl FirstEpoch {
     /// The lanes and windows for these options: all ranks have the same options, and so the same lanes.
-    pub fn order(options: &LoaderOptions, epoch: Epoch) -> LaneSpec {
+    pub fn order(set: &ShardSet, options: &LoaderOptions, epoch: Epoch) -> LaneSpec {
         let world_size = options.world_size.max(1);
-        let lanes = world_size.saturating_mul(LANES_A_RANK).min(MOST_LANES).max(world_size);
+        // Tables are read by whole blocks of columns, which need memory beside the windows; all else as it arrives.
+        let (lanes, parts) = if set.is_rows() { (8, 3) } else { (32, 4) };
+        let lanes = world_size.saturating_mul(lanes).min(8 * lanes).max(world_size);
         let memory =
             if options.window_bytes == 0 { WINDOW_BYTES } else { options.window_bytes } as u64;
-        // Two windows of each lane; the rest is for batches in use.
-        let a_lane = (memory / u64::from(lanes.div_ceil(world_size)) / 3).max(1);
+        // Two windows of each lane; the rest is for batches in use, and for what arrives.
+        let a_lane = (memory / u64::from(lanes.div_ceil(world_size)) / parts).max(1);
         let chunk = 1_u64 << a_lane.ilog2();
         let chunk = chunk.clamp(MIN_CHUNK_BYTES.into(), MAX_CHUNK_BYTES.into());
         let window_bytes = chunk / 8 * 7; // the rest is for names and labels, outside the pool
@@ -116,7 +118,10 @@ impl FirstEpoch {
         let shards = HexId(set.identity().to_be_bytes());
         let LoaderOptions { rank, world_size, .. } = *options;
         let state = match resume {
-            None => LaneState::start(shards, FirstEpoch::order(options, epoch), rank, world_size)?,
+            None => {
+                let spec = FirstEpoch::order(set, options, epoch);
+                LaneState::start(shards, spec, rank, world_size)?
+            }
             Some(state) => {
                 check_resumed(state, shards, options.order.seed, epoch)?;
                 state.of_rank(rank, world_size)?
@@ -413,7 +418,7 @@ impl LaneWork {
     fn decode(&self) -> Result<Option<Window>> {
         let OfLanes { set, filling: image, spec, .. } = &*self.of;
         let own: Vec<u64> = spec.shards_of(self.lane, set.shards().len() as u64).collect();
-        let mut window = WindowBuilder::default();
+        let mut window = WindowBuilder::at(*spec, self.begin);
         let mut first = self.begin.sample;
         for (nth, &shard) in (0..).zip(&own).skip(self.begin.shard as usize) {
             let begin = LanePlace { shard: nth, sample: first, given: 0 };
@@ -444,7 +449,7 @@ impl LaneWork {
         begin: LanePlace,
         window: &mut WindowBuilder,
     ) -> Result<bool> {
-        let OfLanes { set, filling: image, spec, stopped, .. } = &*self.of;
+        let OfLanes { set, filling: image, stopped, .. } = &*self.of;
         let mut record = Vec::new();
         let mut reader = CopyingReader::open(set, image.as_deref(), shard)?;
         for sample in 0.. {
@@ -459,12 +464,12 @@ impl LaneWork {
             if sample < begin.sample {
                 continue;
             }
-            if !spec.fits(&mut window.fill, read.len_bytes) {
+            if !window.fill.fits(read.len_bytes) {
                 let full = window.finish(&self.of, LanePlace { sample, ..begin }, false);
                 if self.windows.send(full).is_err() {
                     return Ok(false);
                 }
-                spec.fits(&mut window.fill, read.len_bytes);
+                window.fill.fits(read.len_bytes);
             }
             let id = SampleId((shard as u64) << ID_BITS | sample);
             let pushed = window.push(&self.of, id, read, &record);
@@ -495,7 +500,6 @@ struct Window {
 }
 
 /// The windows of a lane, one after the other, each while it is being filled.
-#[derive(Default)]
 struct WindowBuilder {
     /// The typed columns of all windows.
     columns: Vec<ColumnSpec>,
@@ -510,6 +514,18 @@ struct WindowBuilder {
 }
 
 impl WindowBuilder {
+    /// The empty window that begins at `place`.
+    fn at(spec: LaneSpec, place: LanePlace) -> WindowBuilder {
+        WindowBuilder {
+            columns: Vec::new(),
+            fill: spec.empty_window(place),
+            buf: IoBuf::default(),
+            samples: Vec::new(),
+            values: ColumnTable::default(),
+            locations: Vec::new(),
+        }
+    }
+
     /// Adds a sample, whose id in the batch is `id`. The memory of a window is taken from the pool while that has some.
     ///
     /// # Errors
@@ -542,7 +558,8 @@ impl WindowBuilder {
     /// # Errors
     /// The samples contradict each other.
     fn finish(&mut self, of: &OfLanes, end: LanePlace, ends_lane: bool) -> Result<Option<Window>> {
-        let next = WindowBuilder { columns: self.columns.clone(), ..WindowBuilder::default() };
+        let columns = self.columns.clone();
+        let next = WindowBuilder { columns, ..WindowBuilder::at(of.spec, end) };
         let full = std::mem::replace(self, next);
         if full.samples.is_empty() {
             return Ok(None);
@@ -569,10 +586,6 @@ impl WindowBuilder {
     }
 }
 
-/// The lanes of a rank if there are few ranks, and of all ranks otherwise: each lane has windows and requests of its
-/// own in memory.
-const LANES_A_RANK: u32 = 8;
-const MOST_LANES: u32 = 64;
 /// The memory of a rank's windows by default.
 const WINDOW_BYTES: usize = 256 << 20;
 /// The longest time for which dropping waits. A thread that waits for a store ends with the request's own limit.

@@ -93,6 +93,7 @@ impl ShardLoader {
         let mut connect = options.open.connect.clone();
         // Each lane reads a shard of its own, with requests in flight of its own.
         connect.places.window_bytes = connect.places.window_bytes.min(IN_FLIGHT_BYTES);
+        connect.places.flowing = true;
         let list = move || shard_set(&given, &shards, &connect, &mut ());
         let set = Arc::new(in_background(watch, None, list)?);
         let mut addresses = addresses.to_vec();

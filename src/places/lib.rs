@@ -94,6 +94,9 @@ pub struct PlaceOptions {
     /// Maximum bytes that one reader holds: ranges in flight, and ranges that arrived before their turn. A
     /// reader always holds at least one range.
     pub window_bytes: u64,
+    /// Readers of one object take the bytes of its ranges as they arrive, and hold no whole range. Not those of web
+    /// servers, which may have to send a whole file.
+    pub flowing: bool,
     /// Time limit for the store's silence: before a response begins, and between two parts of it. Also limits
     /// the whole of a short request, such as for a page of a listing.
     pub silence: Duration,
@@ -111,6 +114,7 @@ impl Default for PlaceOptions {
             settings: Vec::new(),
             range_bytes: 8 << 20,
             window_bytes: 256 << 20,
+            flowing: false,
             silence: Duration::from_secs(20),
             patience: Duration::from_secs(120),
             list_hosts: Vec::new(),

@@ -82,6 +82,11 @@ impl ShardSet {
         self.shards.shards()
     }
 
+    /// Returns whether the shards are tables, of rows.
+    pub fn is_rows(&self) -> bool {
+        self.shards.kind().is_rows()
+    }
+
     /// The address or path that the user gave.
     pub fn address(&self) -> &str {
         &self.address

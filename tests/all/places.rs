@@ -1,5 +1,6 @@
 //! Object stores, read over real sockets: good ones, and one that does everything wrong.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -188,6 +189,12 @@ fn hostile(seed: u64) -> impl Fn(&Request) -> Fault {
 
 #[test]
 fn a_hostile_store_gives_no_wrong_byte_and_no_hang() {
+    read_hostile(false);
+    read_hostile(true);
+}
+
+/// Reads all objects again and again: through one reader, or each as its bytes arrive.
+fn read_hostile(flowing: bool) {
     let wanted = std::env::var("DLFS_CLOUD_REQUESTS").map_or(2000, |text| text.parse().unwrap());
     let seed = std::env::var("DLFS_SEED").map_or(0x0C10_0D5E, |text| text.parse().unwrap());
     println!("seed {seed}, {wanted} requests");
@@ -201,6 +208,7 @@ fn a_hostile_store_gives_no_wrong_byte_and_no_hang() {
         range_bytes: 4096,
         window_bytes: 512 << 10,
         silence: Duration::from_millis(250),
+        flowing,
         ..store.options()
     };
     let client = open(&options);
@@ -208,8 +216,11 @@ fn a_hostile_store_gives_no_wrong_byte_and_no_hang() {
     while store.state().requests.load(Ordering::Relaxed) < wanted {
         let objects = listed(&client, "");
         assert_eq!(objects.len(), lens.len());
-        let mut reader = Reader::new(client.clone(), objects);
+        let mut reader = Reader::new(client.clone(), objects.clone());
         for (number, len) in lens.iter().enumerate() {
+            if flowing {
+                reader = Reader::new(client.clone(), vec![objects[number].clone()]);
+            }
             assert!(reader.next_object().is_some());
             let mut bytes = Vec::new();
             reader.read_to_end(&mut bytes).unwrap();
@@ -220,6 +231,34 @@ fn a_hostile_store_gives_no_wrong_byte_and_no_hang() {
     let stats = client.stats();
     println!("{rounds} rounds, {stats:?}");
     assert!(stats.retries * 10 > stats.requests && stats.throttled > 0, "{stats:?}");
+}
+
+#[test]
+fn a_flowing_reader_has_the_first_bytes_before_the_last_and_holds_few() {
+    const LEN: usize = 32 << 20;
+    let store = ObjectStore::good();
+    let whole = bytes_of(3, LEN);
+    store.put("x", whole.clone());
+    let client = open(&PlaceOptions { flowing: true, ..store.options() });
+    let mut reader = Reader::from(client.clone(), listed(&client, ""), 5, u64::MAX);
+    assert_eq!(reader.next_object().unwrap().len_bytes as usize, LEN);
+    let mut first = [0; 1000];
+    reader.read_exact(&mut first).unwrap();
+    assert_eq!(first[..], whole[5..1005]);
+    assert!(reader.lend(1).is_none());
+    // What is in sockets and in pieces arrives, and then the store waits.
+    let before = Cell::new(u64::MAX);
+    wait_until("the store waits", || {
+        let now = store.state().sent.load(Ordering::Relaxed);
+        let stays = before.replace(now) == now;
+        std::thread::sleep(Duration::from_millis(300));
+        stays
+    });
+    assert!(before.get() < LEN as u64 / 2, "{} bytes", before.get());
+    let mut rest = Vec::new();
+    reader.read_to_end(&mut rest).unwrap();
+    assert!(rest == whole[1005..]);
+    assert!(reader.next_object().is_none());
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub struct State {
     pub lists: AtomicU64,
     /// Ranges that were asked for without saying of which version.
     pub unconditional: AtomicU64,
+    /// Bytes of bodies that were written to sockets.
+    pub sent: AtomicU64,
     /// The most connections at once.
     pub connections: AtomicU64,
     is_over: AtomicBool,
@@ -129,6 +131,7 @@ impl ObjectStore {
             requests: AtomicU64::new(0),
             lists: AtomicU64::new(0),
             unconditional: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             open: Mutex::default(),
@@ -488,18 +491,18 @@ impl State {
     /// Writes a body, as fast as the line is.
     fn write(&self, mut to: &TcpStream, body: &[u8]) -> io::Result<()> {
         let rate = self.rate.load(Ordering::Relaxed);
-        if rate == 0 {
-            return to.write_all(body);
-        }
         for piece in body.chunks(64 << 10) {
-            let free = {
-                let mut line = self.line.lock().unwrap();
-                let taken = Duration::from_secs_f64(piece.len() as f64 / rate as f64);
-                *line = (*line).max(Instant::now()) + taken;
-                *line
-            };
-            std::thread::sleep(free.saturating_duration_since(Instant::now()));
+            if rate > 0 {
+                let free = {
+                    let mut line = self.line.lock().unwrap();
+                    let taken = Duration::from_secs_f64(piece.len() as f64 / rate as f64);
+                    *line = (*line).max(Instant::now()) + taken;
+                    *line
+                };
+                std::thread::sleep(free.saturating_duration_since(Instant::now()));
+            }
             to.write_all(piece)?;
+            self.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
         }
         Ok(())
     }

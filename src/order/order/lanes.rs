@@ -5,7 +5,8 @@
 //!
 //! - The shards, in an order keyed by seed and epoch, are dealt to a fixed number of *lanes*.
 //! - The samples of a lane's shards, one shard after the other, are cut into *windows* of a number of bytes, wherever
-//!   shards end. The samples of a window come in a keyed order.
+//!   shards end. The samples of a window come in a keyed order. The first window of a lane is a quarter as long, since
+//!   the first batch waits for one of each lane.
 //! - Rank r of W has the lanes l with l mod W = r, and takes a sample of each of them in turn. A lane that has ended
 //!   is left out.
 //!
@@ -38,11 +39,11 @@ pub struct LaneSpec {
 }
 
 /// The samples of the window that is being filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowFill {
-    /// The number of samples.
-    pub samples: u64,
+    samples: u64,
     bytes: u64,
+    most_bytes: u64,
 }
 
 /// A place in a lane, between two samples.
@@ -107,14 +108,11 @@ impl LaneSpec {
         Permutation::new(len, Key::derive(self.seed, &words))
     }
 
-    /// Adds a sample of `len` bytes to a window; `false`: it begins the next window, and the fill is unchanged.
-    pub fn fits(self, fill: &mut WindowFill, len: u32) -> bool {
-        let bytes = fill.bytes + u64::from(len);
-        let fits = fill.samples == 0 || bytes <= self.window_bytes && fill.samples < MOST_SAMPLES;
-        if fits {
-            *fill = WindowFill { samples: fill.samples + 1, bytes };
-        }
-        fits
+    /// The empty window of a lane that begins at `begin`.
+    pub fn empty_window(self, begin: LanePlace) -> WindowFill {
+        let is_first = begin.shard == 0 && begin.sample == 0;
+        let share = if is_first { FIRST_WINDOW } else { 1 };
+        WindowFill { samples: 0, bytes: 0, most_bytes: self.window_bytes.div_ceil(share) }
     }
 
     /// Visits the samples of the whole epoch, by shard and number there, once all are known: `lens_of` has the lengths
@@ -158,6 +156,18 @@ impl LaneSpec {
             return Err(invalid(text).hint("go on with fewer ranks until the epoch ends"));
         }
         Ok(())
+    }
+}
+
+impl WindowFill {
+    /// Adds a sample of `len` bytes; `false`: it begins the next window, and this one is unchanged.
+    pub fn fits(&mut self, len: u32) -> bool {
+        let bytes = self.bytes + u64::from(len);
+        let fits = self.samples == 0 || bytes <= self.most_bytes && self.samples < MOST_SAMPLES;
+        if fits {
+            *self = WindowFill { samples: self.samples + 1, bytes, ..*self };
+        }
+        fits
     }
 }
 
@@ -290,11 +300,11 @@ impl<'a> KnownLane<'a> {
 
     fn window_at(&self, place: LanePlace) -> (Vec<(u64, u64)>, LanePlace) {
         let mut samples = Vec::new();
-        let mut fill = WindowFill::default();
+        let mut fill = self.spec.empty_window(place);
         let mut first = place.sample;
         for (nth, &shard) in (0..).zip(&self.own).skip(place.shard as usize) {
             for (sample, &len) in (0..).zip((self.lens_of)(shard)).skip(first as usize) {
-                if !self.spec.fits(&mut fill, len) {
+                if !fill.fits(len) {
                     return (samples, LanePlace { shard: nth, sample, given: 0 });
                 }
                 samples.push((shard, sample));
@@ -345,6 +355,8 @@ fn take(
 
 const VERSION: u32 = 1;
 
+/// The part of a window that the first one of a lane has.
+const FIRST_WINDOW: u64 = 4;
 /// The most samples of a window: empty samples would never fill one.
 const MOST_SAMPLES: u64 = 1 << 16;
 const MOST_LANES: u32 = 1 << 16;
@@ -468,6 +480,20 @@ mod tests {
         later.places.insert(1, LanePlace { shard: 0, sample: 0, given: 1 });
         let why = LaneState::merge([one, later]).unwrap_err().to_string();
         assert!(why.contains("lane 1"), "{why}");
+    }
+
+    #[test]
+    fn the_first_window_of_a_lane_is_short_and_those_behind_it_are_not() {
+        let len_of = |begin| {
+            let mut fill = spec(8).empty_window(begin); // windows of 20 bytes
+            (0..).take_while(|_| fill.fits(1)).count()
+        };
+        let start = LanePlace::default();
+        assert_eq!((len_of(start), len_of(LanePlace { given: 2, ..start })), (5, 5));
+        assert_eq!(len_of(LanePlace { sample: 5, ..start }), 20);
+        assert_eq!(len_of(LanePlace { shard: 1, ..start }), 20);
+        let mut fill = spec(8).empty_window(start);
+        assert!(fill.fits(u32::MAX) && !fill.fits(0), "a longer sample is alone");
     }
 
     #[test]

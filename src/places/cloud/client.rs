@@ -8,27 +8,24 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::list::PaginatedListOptions;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectMeta, PutMode, PutOptions, PutPayload};
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{Notify, mpsc};
-use tokio::task::AbortHandle;
+use tokio::sync::mpsc;
 
+use super::executor::{Asked, Executor};
 use super::fetch::{Shared, Version, Wanted};
 use super::flow::{Piece, Ranges, ahead};
+use super::flowing::{Flowing, flow};
 use super::http_client::{Kept, Pool, RangeBuf};
 use super::pages;
 use super::store::{Pages, Store, Web};
 use super::watch::{Failure, LISTING, Listing, Note, Seen};
-use crate::{Cancel, Lent, Object, Place, PlaceOptions, PlaceStats};
+use crate::{Lent, Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics::{self, Measured, Snapshot};
-use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
-use dlfs_base::threads::{Fate, Thread, start};
 
 /// A client of a store. Many threads can use it at once; clones share its connections.
 #[derive(Clone)]
@@ -38,21 +35,6 @@ struct Inner {
     shared: Arc<Shared>,
     executor: Executor,
     _metered: Arc<Registration>,
-}
-
-/// The thread that does all I/O.
-#[derive(Clone)]
-pub(super) struct Executor {
-    handle: Handle,
-    fate: Fate,
-    cancel: Cancel,
-    running: Arc<Forked<Running>>,
-}
-
-/// The running thread. A forked child does not have it; there this handle is leaked.
-struct Running {
-    stop: Arc<Notify>,
-    thread: Option<Thread>,
 }
 
 impl Measured for Shared {
@@ -133,6 +115,22 @@ impl Client {
     /// Maximum bytes that one reader holds.
     pub fn window_bytes(&self) -> u64 {
         self.0.shared.options.window_bytes
+    }
+
+    /// Returns whether readers of one object take its bytes as they arrive.
+    pub(super) fn flows(&self) -> bool {
+        self.0.shared.options.flowing && self.0.shared.store.web.is_none()
+    }
+
+    /// The bytes `range` of an object, as they arrive.
+    pub(super) fn flow(&self, object: &Object, range: Range<u64>) -> Flowing {
+        Flowing::begin(|send| {
+            let Object { key, len_bytes, etag } = object.clone();
+            let wanted =
+                Wanted { key: self.key(&key)?, range, len_bytes, version: Version::Tag(etag) };
+            let shared = Arc::clone(&self.0.shared);
+            self.0.executor.ask(async move { flow(&shared, wanted, &send).await })
+        })
     }
 
     /// The shortest time from a request to the beginning of its response; `None` before the first.
@@ -506,100 +504,6 @@ impl std::fmt::Debug for Pending {
     }
 }
 
-impl Executor {
-    fn start(cancel: Cancel) -> Result<Executor> {
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::from)?;
-        let handle = runtime.handle().clone();
-        let fate = Fate::default();
-        let stop = Arc::new(Notify::new());
-        let stopped = Arc::clone(&stop);
-        let thread =
-            start(THREAD, &fate, runtime, move |runtime| runtime.block_on(stopped.notified()))?;
-        let running = Arc::new(Forked::new(Running { stop, thread: Some(thread) }));
-        Ok(Executor { handle, fate, cancel, running })
-    }
-
-    /// Runs `work` on the client's thread.
-    fn ask<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<Asked<T>> {
-        if !self.running.is_ours() {
-            let text = "an object store that was opened before a fork cannot be read after it";
-            return Err(invalid(text).hint("open it again in the child"));
-        }
-        let (send, answer) = bounded(1);
-        let task = self.handle.spawn(async move {
-            // Fails if the receiver is gone; then nobody waits for the result.
-            let _ = send.try_send(work.await);
-        });
-        let task = task.abort_handle();
-        let handle = self.handle.clone();
-        Ok(Asked { answer, task, handle, fate: self.fate.clone(), cancel: self.cancel.clone() })
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.stop.notify_one();
-        if let Some(thread) = self.thread.take() {
-            thread.join_within(LAST_CALLS);
-        }
-    }
-}
-
-/// A task on the client's thread. Dropping it aborts the task.
-pub(super) struct Asked<T> {
-    answer: Receiver<Result<T>>,
-    task: AbortHandle,
-    handle: Handle,
-    fate: Fate,
-    cancel: Cancel,
-}
-
-impl<T> Asked<T> {
-    /// Waits for the task's result. The wait ends, because each request has a deadline.
-    ///
-    /// # Errors
-    /// The errors of the task. `Interrupted`: the wait was cancelled.
-    pub(super) fn wait(self) -> Result<T> {
-        loop {
-            match self.answer.recv_timeout(LOOK) {
-                Ok(answer) => return answer,
-                Err(RecvTimeoutError::Timeout) => self.check()?,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(self.fate.of_closed_channel("the thread dlfs-cloud"));
-                }
-            }
-        }
-    }
-
-    /// The next message of the task; `None` once the task has ended.
-    fn next_of<P>(&self, sent: &mut mpsc::Receiver<P>) -> Result<Option<P>> {
-        loop {
-            let next = async { tokio::time::timeout(LOOK, sent.recv()).await };
-            match self.handle.block_on(next) {
-                Ok(next) => return Ok(next),
-                Err(_) => self.check()?,
-            }
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.cancel.is_asked() {
-            Err(Error::new(ErrorKind::Interrupted, "stopped while waiting for the store"))
-        } else {
-            Ok(())
-        }
-    }
-}
-
-impl<T> Drop for Asked<T> {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 /// Reads objects one after another. [`next_object`](Reader::next_object) goes to the first or next object.
 /// Then [`Read`] copies its bytes, and [`BufRead`] gives them without a copy; both end with the object.
 ///
@@ -616,6 +520,8 @@ pub struct Reader {
     begun: usize,
     /// The range that is being read.
     current: Option<Current>,
+    /// The bytes of the only object, if they are taken as they arrive, and not as ranges.
+    flowing: Option<Flowing>,
     /// Earlier ranges with bytes still on loan.
     lent: Vec<Weak<RangeBuf>>,
     /// Must be the last field: all other fields return their buffers before it is dropped.
@@ -662,12 +568,17 @@ impl Reader {
         let range_bytes = client.range_bytes();
         let window_bytes = client.window_bytes().min(ahead_bytes);
         let ahead = ahead(client.delay(), range_bytes, window_bytes);
+        let flowing = match &objects[..] {
+            [only] if client.flows() => Some(client.flow(only, begin..lens[0])),
+            _ => None,
+        };
         Reader {
             ranges: Ranges::new(lens, begin, range_bytes, ahead),
             objects,
             pending: VecDeque::new(),
             begun: 0,
             current: None,
+            flowing,
             lent: Vec::new(),
             _kept: client.pool().keep(),
             client,
@@ -681,6 +592,9 @@ impl Reader {
             return None;
         }
         self.begun += 1;
+        if self.flowing.is_some() {
+            return self.objects.get(next);
+        }
         self.let_go();
         while self.pending.front().is_some_and(|(piece, _)| piece.object < next) {
             if let Some((piece, _)) = self.pending.pop_front() {
@@ -697,6 +611,13 @@ impl Reader {
     /// # Errors
     /// The errors of [`Pending::read_into`].
     fn next_bytes(&mut self) -> Result<&[u8]> {
+        if self.flowing.is_none() {
+            return self.next_of_ranges();
+        }
+        self.flowing.as_mut().map_or(Ok(&[]), Flowing::bytes)
+    }
+
+    fn next_of_ranges(&mut self) -> Result<&[u8]> {
         if self.current.as_ref().is_none_or(|current| current.read == current.bytes.len()) {
             self.let_go();
             self.ask_ahead();
@@ -750,7 +671,9 @@ impl BufRead for Reader {
     }
 
     fn consume(&mut self, len: usize) {
-        if let Some(current) = &mut self.current {
+        if let Some(flowing) = &mut self.flowing {
+            flowing.consume(len);
+        } else if let Some(current) = &mut self.current {
             current.read += len;
         }
     }
@@ -770,7 +693,6 @@ impl Read for Reader {
     }
 }
 
-const THREAD: &str = "dlfs-cloud";
 /// Files of a listing whose descriptions are requested at once.
 const LOOKS: usize = 32;
 /// Maximum depth of a web server's folders: a link may lead back to a parent.
@@ -778,12 +700,8 @@ const MOST_DEPTH: usize = 32;
 /// Limits for a store whose listing never ends: consecutive pages without an object, and objects in total.
 const MOST_EMPTY_PAGES: u32 = 100;
 const MOST_OBJECTS: usize = 1 << 28;
-/// Interval at which a waiting thread asks whether to give up.
-const LOOK: Duration = Duration::from_millis(200);
 /// Pages of a listing that are buffered ahead.
 const PAGES_AHEAD: usize = 2;
-/// Time limit for the thread to end when the last client is dropped.
-const LAST_CALLS: Duration = Duration::from_secs(5);
 
 /// Maximum bytes of ranges on loan, including the current one.
 const MOST_LENT_BYTES: usize = 32 << 20;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange};
+use object_store::{GetOptions, GetRange, GetResult};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -27,8 +27,8 @@ use super::store::{Store, Web};
 use super::watch::{Failure, Note, Seen};
 use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
-use dlfs_base::nameless_file::nameless_file;
 use dlfs_base::random;
+use dlfs_base::replace_file::nameless_file;
 
 /// A store and its settings, shared by all its requests.
 pub(super) struct Shared {
@@ -255,48 +255,44 @@ impl Shared {
                 }
             },
         };
-        let now = Instant::now();
-        match &result {
-            Ok(bytes) => {
-                latencies.lock().succeeded(now - sent);
-                flow.ended(|window, is_full| window.succeeded(now, is_full));
-                self.seen.counts.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            }
-            Err(Failure::Passing { throttled: true, .. }) => {
-                self.seen.counts.throttled.fetch_add(1, Ordering::Relaxed);
-                flow.ended(|window, _| window.throttled(now, sent));
-            }
-            Err(_) => {}
+        if let Ok(bytes) = &result {
+            latencies.lock().succeeded(sent.elapsed());
+            self.count_bytes(bytes.len() as u64);
         }
+        self.ended(sent, result.as_ref().err());
         drop(slot);
         result
     }
 
     async fn attempt(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
         let len = wanted.range.end - wanted.range.start;
-        let limit = self.options.silence + Duration::from_secs(len / SLOWEST_BYTES_A_SECOND);
+        let limit = self.most_time(len);
         match tokio::time::timeout(limit, self.request(wanted, note)).await {
             Ok(done) => done,
             Err(_) => Err(Failure::late(format!("the answer is not complete after {limit:?}"))),
         }
     }
 
-    async fn request(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
-        let len = wanted.range.end - wanted.range.start;
+    /// Requests a range, and waits until its answer begins, which is of the wanted version.
+    pub(super) async fn answer(
+        &self,
+        wanted: &Wanted,
+        landing: Option<&Landing>,
+        note: &Note,
+    ) -> Result<GetResult, Failure> {
         let mut options = GetOptions::default();
         options.extensions.insert(note.clone());
-        let landing = Landing::new(&self.pool, len as usize);
-        options.extensions.insert(landing.clone());
+        if let Some(landing) = landing {
+            options.extensions.insert(landing.clone());
+        }
         // Requests a whole object without a range: some web servers cannot send ranges.
-        let is_whole = len == wanted.len_bytes;
+        let is_whole = wanted.range.end - wanted.range.start == wanted.len_bytes;
         options.range = (!is_whole).then(|| GetRange::Bounded(wanted.range.clone()));
         if let Version::Tag(Some(etag)) = &wanted.version {
             options.if_match = Some(etag.clone()).filter(|etag| !etag.starts_with("W/"));
         }
         let failed = |error: object_store::Error| Failure::of(&error, note.read());
-        let sent = Instant::now();
         let answer = self.store.get(&wanted.key, options).await.map_err(failed)?;
-        self.answered(landing.begun().unwrap_or_else(Instant::now) - sent);
         let meta = &answer.meta;
         let same = wanted.version.is_of(wanted.len_bytes, &meta.e_tag);
         if !same || meta.size != wanted.len_bytes {
@@ -308,6 +304,49 @@ impl Shared {
                 Failure::changed()
             });
         }
+        Ok(answer)
+    }
+
+    /// The longest time in which `len` bytes must arrive.
+    pub(super) fn most_time(&self, len: u64) -> Duration {
+        self.options.silence + Duration::from_secs(len / SLOWEST_BYTES_A_SECOND)
+    }
+
+    /// Notes that a request of `sent` has ended: the number of those in flight adapts.
+    pub(super) fn ended(&self, sent: Instant, failure: Option<&Failure>) {
+        let now = Instant::now();
+        match failure {
+            None => self.host.flow.ended(|window, is_full| window.succeeded(now, is_full)),
+            Some(Failure::Passing { throttled: true, .. }) => {
+                self.seen.counts.throttled.fetch_add(1, Ordering::Relaxed);
+                self.host.flow.ended(|window, _| window.throttled(now, sent));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Waits in line to make a request.
+    pub(super) async fn enter(&self) -> Slot<'_> {
+        self.host.flow.enter().await
+    }
+
+    /// Counts bytes of a range that have arrived.
+    pub(super) fn count_bytes(&self, bytes: u64) {
+        self.seen.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a request that is made again.
+    pub(super) fn count_retry(&self) {
+        self.seen.counts.retries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn request(&self, wanted: &Wanted, note: &Note) -> Result<RangeBuf, Failure> {
+        let len = wanted.range.end - wanted.range.start;
+        let landing = Landing::new(&self.pool, len as usize);
+        let sent = Instant::now();
+        let answer = self.answer(wanted, Some(&landing), note).await?;
+        self.answered(landing.begun().unwrap_or_else(Instant::now) - sent);
+        let failed = |error: object_store::Error| Failure::of(&error, note.read());
         let of_len =
             |other| Failure::bad_answer(format!("the answer has {other} bytes instead of {len}"));
         match landing.take() {
@@ -378,7 +417,7 @@ impl Flow {
 }
 
 /// A permit for one request in flight.
-struct Slot<'a> {
+pub(super) struct Slot<'a> {
     flow: &'a Flow,
     permit: Option<SemaphorePermit<'a>>,
 }

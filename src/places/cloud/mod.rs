@@ -7,6 +7,7 @@ mod client;
 mod direct;
 mod fetch;
 mod flow;
+mod flowing;
 mod http_client;
 mod pages;
 mod store;
