@@ -65,10 +65,21 @@ struct Kept {
 struct KeptState {
     /// The most recently used last.
     runs: VecDeque<(usize, Arc<Vec<u8>>)>,
-    /// The first runs of those that are being decoded, and the bytes that they become.
-    busy: HashMap<usize, u64>,
-    /// The runs of the last reads that decoded samples alone.
+    /// The first runs of those that are being decoded.
+    busy: HashMap<usize, Busy>,
+    /// The runs of which samples alone are being decoded, once for each read.
+    touching: Vec<usize>,
+    /// The runs of the last such reads that have ended.
     touched: VecDeque<usize>,
+}
+
+/// A run that is being decoded.
+#[derive(Clone, Copy)]
+struct Busy {
+    /// The bytes that it becomes.
+    len_bytes: u64,
+    /// Set if it stays in memory.
+    is_kept: bool,
 }
 
 impl ShardNamespace {
@@ -153,7 +164,8 @@ impl Decoding {
         }
         self.check_process()?;
         let kept = self.kept.get_or_init(Kept::default);
-        let _turn = match kept.turn(number, number, self.len(number)) {
+        let busy = Busy { len_bytes: self.len(number), is_kept: false };
+        let _turn = match kept.turn(number, number, busy) {
             Ok(bytes) => {
                 into.copy_from_slice(&bytes);
                 return Ok(());
@@ -174,7 +186,8 @@ impl Decoding {
         let index = &self.indexes[shard];
         let run = &index.runs()[run];
         let is_short = (into.len() as u64).saturating_mul(SHORT) <= run.len_bytes;
-        if is_short && self.is_touched_first(number) {
+        let kept = self.kept.get_or_init(Kept::default);
+        if is_short && let Some(_touch) = kept.touch(self.first_of(number), number) {
             match self.read_samples(number, skip, into) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -233,21 +246,6 @@ impl Decoding {
         Ok(true)
     }
 
-    /// Notes a read of samples of this run alone, unless the run is in memory or will be, or was read from just before.
-    fn is_touched_first(&self, number: usize) -> bool {
-        let first = self.first_of(number);
-        let mut state = self.kept.get_or_init(Kept::default).state.lock();
-        let is_kept = state.runs.iter().any(|(own, _)| *own == number);
-        if is_kept || state.busy.contains_key(&first) || state.touched.contains(&number) {
-            return false;
-        }
-        if state.touched.len() == MOST_TOUCHED {
-            state.touched.pop_front();
-        }
-        state.touched.push_back(number);
-        true
-    }
-
     /// The first run of those that are decoded together with this one: runs without a place need those before.
     fn first_of(&self, number: usize) -> usize {
         let first = (0..=number).rev().find(|at| self.run_of(&self.runs[*at]).place.is_some());
@@ -276,7 +274,8 @@ impl Decoding {
         self.check_process()?;
         let first = self.first_of(wanted);
         let kept = self.kept.get_or_init(Kept::default);
-        let _turn = match kept.turn(first, wanted, self.len(wanted)) {
+        let busy = Busy { len_bytes: self.len(wanted), is_kept: true };
+        let _turn = match kept.turn(first, wanted, busy) {
             Ok(bytes) => return Ok(bytes),
             Err(turn) => turn,
         };
@@ -375,9 +374,9 @@ impl Decoding {
 }
 
 impl Kept {
-    /// The bytes of a run that is in memory, or else the turn to decode it, with those from `first` on, once their
-    /// `len_bytes` fit beside what others decode.
-    fn turn(&self, first: usize, wanted: usize, len_bytes: u64) -> Result<Arc<Vec<u8>>, Turn<'_>> {
+    /// The bytes of a run that is in memory, or else the turn to decode it, with those from `first` on, once its bytes
+    /// fit beside what others decode.
+    fn turn(&self, first: usize, wanted: usize, busy: Busy) -> Result<Arc<Vec<u8>>, Turn<'_>> {
         let mut state = self.state.lock();
         loop {
             if let Some(at) = state.runs.iter().position(|(own, _)| *own == wanted)
@@ -387,15 +386,29 @@ impl Kept {
                 state.runs.push_back(found);
                 return Ok(bytes);
             }
-            let bytes = state.busy.values().sum::<u64>();
+            let bytes = state.busy.values().map(|busy| busy.len_bytes).sum::<u64>();
             let has_room = state.busy.is_empty()
-                || state.busy.len() < MOST_RUNS_AT_ONCE && bytes + len_bytes <= DECODED_BYTES;
+                || state.busy.len() < MOST_RUNS_AT_ONCE && bytes + busy.len_bytes <= DECODED_BYTES;
             if has_room && !state.busy.contains_key(&first) {
-                state.busy.insert(first, len_bytes);
+                state.busy.insert(first, busy);
                 return Err(Turn { kept: self, first });
             }
             state = self.ended.wait(state);
         }
+    }
+
+    /// The right to read samples of a run alone, which is decoded with those from `first` on. `None`: it is in memory or
+    /// will be, or one of the last reads was of it, too, so that their reader may go on. Reads at the same time are of
+    /// one batch, and a run that is decoded for one reader alone is no reason to wait.
+    fn touch(&self, first: usize, number: usize) -> Option<Touch<'_>> {
+        let mut state = self.state.lock();
+        let is_kept = state.runs.iter().any(|(own, _)| *own == number);
+        let will_be_kept = state.busy.get(&first).is_some_and(|busy| busy.is_kept);
+        if is_kept || will_be_kept || state.touched.contains(&number) {
+            return None;
+        }
+        state.touching.push(number);
+        Some(Touch { kept: self, number })
     }
 
     /// Keeps a run, and lets go of those that were used least recently.
@@ -421,6 +434,27 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.kept.state.lock().busy.remove(&self.first);
         self.kept.ended.notify_all();
+    }
+}
+
+/// A read of samples of a run alone.
+struct Touch<'a> {
+    kept: &'a Kept,
+    number: usize,
+}
+
+impl Drop for Touch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.kept.state.lock();
+        let at = state.touching.iter().position(|number| *number == self.number);
+        at.map(|at| state.touching.swap_remove(at));
+        if !state.touching.contains(&self.number) {
+            state.touched.retain(|number| *number != self.number);
+            state.touched.push_back(self.number);
+            if state.touched.len() > MOST_TOUCHED {
+                state.touched.pop_front();
+            }
+        }
     }
 }
 
@@ -603,19 +637,38 @@ mod tests {
     #[test]
     fn runs_are_decoded_side_by_side_within_a_limit_of_bytes_and_one_of_any_length() {
         let kept = Kept::default();
-        let long = kept.turn(0, 0, 1 << 40).unwrap_err();
+        let turn = |run, len_bytes| kept.turn(run, run, Busy { len_bytes, is_kept: true });
+        let long = turn(0, 1 << 40).unwrap_err();
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| kept.turn(1, 1, 20 << 20).unwrap_err().first);
+            let waits = scope.spawn(|| turn(1, 20 << 20).unwrap_err().first);
             std::thread::sleep(std::time::Duration::from_millis(50));
             assert!(!waits.is_finished());
             drop(long);
             assert_eq!(waits.join().unwrap(), 1);
         });
-        let one = kept.turn(2, 2, 20 << 20).unwrap_err();
-        let two = kept.turn(3, 3, 12 << 20).unwrap_err();
+        let one = turn(2, 20 << 20).unwrap_err();
+        let two = turn(3, 12 << 20).unwrap_err();
         assert_eq!(kept.state.lock().busy.len(), 2);
         drop((one, two));
         kept.keep(3, &Arc::new(vec![7]));
-        assert_eq!(*kept.turn(3, 3, 1).ok().unwrap(), [7]);
+        assert_eq!(*turn(3, 1).ok().unwrap(), [7]);
+    }
+
+    #[test]
+    fn reads_of_a_run_at_once_decode_samples_alone_and_one_that_goes_on_decodes_the_run() {
+        let kept = Kept::default();
+        let batch: Vec<_> = (0..5).map(|_| kept.touch(3, 3)).collect();
+        assert!(batch.iter().all(Option::is_some));
+        drop(batch);
+        assert!(kept.touch(3, 3).is_none(), "one behind them");
+        let busy = |is_kept| Busy { len_bytes: 1, is_kept };
+        let in_place = kept.turn(5, 5, busy(false)).unwrap_err();
+        assert!(kept.touch(5, 5).is_some());
+        drop(in_place);
+        let turn = kept.turn(6, 6, busy(true)).unwrap_err();
+        assert!(kept.touch(6, 7).is_none(), "it comes along");
+        drop(turn);
+        (10..10 + MOST_TOUCHED).for_each(|other| drop(kept.touch(other, other)));
+        assert!(kept.touch(3, 3).is_some(), "the last reads were of others");
     }
 }
