@@ -121,11 +121,14 @@ async fn begin(
     let late = |_| Failure::late(format!("there is no answer after {limit:?}"));
     let slot = shared.enter().await;
     let sent = Instant::now();
-    let answer = timeout(limit, shared.answer(part, None, note)).await.map_err(late)??;
+    let answer = timeout(limit, shared.answer(part, None, note)).await;
+    let answer = answer.map_err(late).and_then(|answer| answer);
+    shared.ended(sent, answer.as_ref().err());
+    let answer = answer?;
+    shared.answered(sent.elapsed());
     if answer.range != part.range {
         return Err(Failure::bad_answer(format!("the answer is of bytes {:?}", answer.range)));
     }
-    shared.answered(sent.elapsed());
     drop(slot); // whoever takes the bytes may take long
     let mut body = answer.into_stream();
     loop {

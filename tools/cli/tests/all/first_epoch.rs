@@ -177,7 +177,7 @@ fn shuffle_report_says_how_random_the_first_epoch_is() {
     let given = ["shuffle-report", &dir.arg("shards"), "--shards", "--index", &index, "--json"];
     let report = |more: &[&str]| run(&[&given[..], more].concat()).code(0).json();
     let first = report(&["--first-epoch", "--batch-size", "40"]);
-    assert_eq!((&first["samples"], &first["lanes"]["lanes"]), (&600.into(), &8.into()));
+    assert_eq!((&first["samples"], &first["lanes"]["lanes"]), (&600.into(), &32.into()));
     let shards = first["chunks_per_batch"]["found"].as_f64().unwrap();
     assert!((8.0..=20.0).contains(&shards), "each of eight lanes gives samples: {shards}");
     assert!(first["displacement"]["deviations"].as_f64().unwrap().abs() < 1e9);
