@@ -306,7 +306,7 @@ impl Over {
     /// Samples of an epoch.
     pub(super) fn len(&self, options: &LoaderOptions) -> u64 {
         match &self.mix {
-            Some(mix) => mix.mixture().epoch_size(),
+            Some(mix) => mix.mixture.epoch_size(),
             None => options.epoch_len(self.first().len()),
         }
     }

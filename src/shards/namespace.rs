@@ -397,9 +397,9 @@ impl Kept {
         }
     }
 
-    /// The right to read samples of a run alone, which is decoded with those from `first` on. `None`: it is in memory or
-    /// will be, or one of the last reads was of it, too, so that their reader may go on. Reads at the same time are of
-    /// one batch, and a run that is decoded for one reader alone is no reason to wait.
+    /// The right to read samples of a run alone, which is decoded with those from `first` on. `None`: the run is in
+    /// memory or will be, or one of the last reads was of it, too, so that their reader may go on. Reads at the same
+    /// time are of one batch, and a run that is decoded for one reader alone is no reason to wait.
     fn touch(&self, first: usize, number: usize) -> Option<Touch<'_>> {
         let mut state = self.state.lock();
         let is_kept = state.runs.iter().any(|(own, _)| *own == number);

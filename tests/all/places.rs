@@ -246,7 +246,7 @@ fn a_flowing_reader_has_the_first_bytes_before_the_last_and_holds_few() {
     reader.read_exact(&mut first).unwrap();
     assert_eq!(first[..], whole[5..1005]);
     assert!(reader.lend(1).is_none());
-    // What is in sockets and in pieces arrives, and then the store waits.
+    // Bytes in sockets and in pieces arrive, and then the store waits.
     let before = Cell::new(u64::MAX);
     wait_until("the store waits", || {
         let now = store.state().sent.load(Ordering::Relaxed);

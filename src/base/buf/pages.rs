@@ -520,7 +520,7 @@ mod tests {
 
     #[test]
     fn more_than_the_address_space_is_an_error() {
-        let error = Mapping::new(1 << 60, true).err().expect("no machine has this much");
+        let error = Mapping::new(1 << 60, true).expect_err("no machine has this much");
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }
 

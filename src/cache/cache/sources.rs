@@ -24,7 +24,6 @@ use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_base::error::{ErrorKind, Result};
 use dlfs_base::units::Lba;
 use dlfs_io::qpair::pieces::PieceId;
-use dlfs_io::qpair::plain::{Plain, PlainEngine};
 use dlfs_io::qpair::{Completion, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
 use dlfs_order::plan::{Rate, Source as Place, SourceRates};
 use dlfs_order::tier::{Ledger, PageSet};
@@ -206,7 +205,7 @@ pub(super) fn pair_of(shared: &Shared, tier: u8, scope: &PairScope) -> Result<Bo
         Err(error) if media.remote.is_some() && error.kind() != ErrorKind::Refused => {
             shared.switch_off(tier, &error.report());
             let namespace = media.device.namespace();
-            Ok(Box::new(Plain(Lost { namespace, taken: Vec::new(), why: error.to_string() })))
+            Ok(Box::new(Lost { namespace, taken: Vec::new(), why: error.to_string() }))
         }
         opened => opened,
     }
@@ -219,7 +218,7 @@ struct Lost {
     why: String,
 }
 
-impl PlainEngine for Lost {
+impl QueuePair for Lost {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -25,7 +25,6 @@ use dlfs_base::units::Lba;
 use dlfs_format::directory::{Directory, ViewMark, by_word};
 use dlfs_io::qpair::file::{FileNamespace, FileOptions};
 use dlfs_io::qpair::mem::SharedMemory;
-use dlfs_io::qpair::plain::{Plain, PlainEngine};
 use dlfs_io::qpair::readiness::Registry;
 use dlfs_io::qpair::{
     Capabilities, Completion, Device, Direct, Io, IoError, IoOp, Namespace, Notice, PairScope,
@@ -335,7 +334,7 @@ impl Device for StoreDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        Ok(Box::new(Plain(StorePair {
+        Ok(Box::new(StorePair {
             shared: Arc::clone(&self.shared),
             number: self.number,
             for_peers: self.for_peers,
@@ -346,7 +345,7 @@ impl Device for StoreDevice {
             waiting: VecDeque::new(),
             taken: Slab::new(),
             ready: VecDeque::new(),
-        })))
+        }))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -459,7 +458,7 @@ impl StorePair {
     }
 }
 
-impl PlainEngine for StorePair {
+impl QueuePair for StorePair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

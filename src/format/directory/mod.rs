@@ -54,9 +54,9 @@ use std::sync::{Arc, OnceLock};
 
 pub use builder::{DirectoryBuilder, RunSample};
 pub use columns::{Bytes, ChunkInfo, ChunkSamples, KeepsAside};
+pub use columns::{Intact, Learned};
 pub(crate) use ids::Ones;
 pub use ids::{IdSet, by_word};
-pub use columns::{Intact, Learned};
 pub use names::{Entry, EntryKind};
 pub use rewritten::{Rewrite, ViewMark};
 pub use snapshot::SnapshotWriter;

@@ -6,12 +6,7 @@ use crate::import::options::MediaUse;
 use crate::import::sources::Index;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_format::format::builder::ChunkLocation;
-<<<<<<< HEAD
 use dlfs_format::format::columns::RowValues;
-=======
-use dlfs_format::format::chunk::{ChunkId, ChunkKind};
-use dlfs_format::format::names::crc32c;
->>>>>>> b7ee7732 (library: join files that are read together)
 use dlfs_format::format::{
     CellRange, ChunkDraft, ChunkSpec, Fit, FormatError, Placement, SampleMeta, Space, fields,
 };
@@ -75,7 +70,7 @@ impl<'a> Rows<'a> {
 
     /// The values of a row in the typed columns.
     pub(super) fn values(&self, row: u64) -> RowValues<'a> {
-        match self.index.columns() {
+        match &self.index.columns {
             Some(columns) => columns.row(row as usize), // these include the values from a file
             None => self.values.as_ref().map_or_else(RowValues::default, |values| values.of(row)),
         }

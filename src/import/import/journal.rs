@@ -29,10 +29,10 @@ use dlfs_base::error::invalid;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::format::checksum::{crc32c, crc32c_append};
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_format::format::error::at_most;
 use dlfs_format::format::geometry::{CELL_BYTES, check_generation};
+use dlfs_format::format::names::{crc32c, crc32c_append};
 use dlfs_format::format::{ChunkHead, ChunkSpec, FieldTypes, FormatError, ImageLayout, Part};
 
 /// A journal.

@@ -7,10 +7,9 @@ use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{ALIGN_BYTES, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{ChunkInfo, Directory};
-<<<<<<< HEAD
 use dlfs_format::format::builder::ChunkLocation;
-use dlfs_format::format::checksum::{crc32c, crc32c_append};
 use dlfs_format::format::chunk::{ChunkId, ChunkKind, SampleEntry};
+use dlfs_format::format::names::{crc32c, crc32c_append};
 use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, ImageLayout, RecordSums};
 
 /// Reads the chunk of `spec` at `location` that begins with `first_slot`; of an oversize chunk, only the header.
@@ -114,11 +113,6 @@ fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
     sums.crc32c() == sample.crc32c
         && (pieces.is_empty() || sums.pieces().eq(pieces.iter().copied()))
 }
-=======
-use dlfs_format::format::chunk::SampleEntry;
-use dlfs_format::format::names::crc32c_append;
-use dlfs_format::format::{ChunkHead, ChunkHeader};
->>>>>>> b7ee7732 (library: join files that are read together)
 
 /// Reads the chunks from number `first` on, and compares them with `directory`.
 ///

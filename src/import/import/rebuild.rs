@@ -16,19 +16,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::edit::writable;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage, as_text};
-<<<<<<< HEAD
 use crate::import::prepare::{self, give_up_plan};
 use crate::import::scan::{BLOCK_BYTES, Scan, capacities, cells_until, each_block};
-=======
-use crate::import::retry::with_retry;
-use crate::import::scan::{BLOCK_BYTES, Scan, capacities, each_block, read_twice};
-use crate::import::{commit, prepare};
->>>>>>> b7ee7732 (library: join files that are read together)
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};

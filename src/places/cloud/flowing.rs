@@ -10,11 +10,9 @@ use futures_util::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::client::Asked;
-use super::failure::Failure;
-use super::fetch::Shared;
-use super::wanted::Wanted;
-use super::watch::Note;
+use super::executor::Asked;
+use super::fetch::{Shared, Wanted};
+use super::watch::{Failure, Note};
 use dlfs_base::error::{Error, Result};
 
 /// Bytes of one object, front to back. Dropping it ends its requests.

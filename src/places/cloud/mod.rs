@@ -1,10 +1,11 @@
 //! The client of a store: requests, responses, retries and readahead.
 //!
 //! Read `flow.rs` first, then `fetch.rs`, which requests one range, `direct.rs`, which receives it over plain
-//! HTTP, and `client.rs`. `pages.rs` is for web servers only.
+//! HTTP, `flowing.rs`, which takes an object as it arrives, and `client.rs`. `pages.rs` is for web servers only.
 
 mod client;
 mod direct;
+mod executor;
 mod fetch;
 mod flow;
 mod flowing;
@@ -13,5 +14,4 @@ mod pages;
 mod store;
 mod watch;
 
-pub use client::Reader;
-pub use client::{Client, Pending};
+pub use client::{Client, Pending, Reader};

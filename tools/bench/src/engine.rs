@@ -14,15 +14,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dlfs::address::Address;
-<<<<<<< HEAD:tools/bench/src/engine/target.rs
-use dlfs::qpair::{self, ConnectOptions, Device, Direct, Namespace, QueuePair};
-=======
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs::format::superblock_set::SuperblockCopies;
 use dlfs::qpair::blocking::Blocking;
-use dlfs::qpair::plain::{Plain, PlainEngine};
 use dlfs::qpair::{self, Completion, ConnectOptions, Device, Direct, Io, Namespace, QueuePair};
->>>>>>> a63c524d (bench: join the files of targets, statistics, workload, worker and request):tools/bench/src/engine.rs
 
 use crate::job::{Engine, Job, word};
 use crate::workload::Random;
@@ -335,7 +330,7 @@ impl NullPair {
     }
 }
 
-impl PlainEngine for NullPair {
+impl QueuePair for NullPair {
     fn namespace(&self) -> &Namespace {
         &self.namespace
     }

@@ -212,7 +212,7 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 /// The grace period of commands that write images. They may be killed at any moment and continued.
 pub(crate) const GRACE_FOR_WRITERS: Duration = Duration::from_secs(20);
 /// The grace period of commands with tiers, which write their last copies in that time: see
-/// `docs/threads.md`.
+/// `tests/threads.md`.
 pub(crate) const GRACE_FOR_TIERS: Duration = Duration::from_secs(35);
 
 #[cfg(test)]

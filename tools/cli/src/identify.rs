@@ -476,17 +476,17 @@ mod tests {
         let (lines, json) = controller(&page);
         let expected = "\
 ps      0 : mp:9.00W operational enlat:0 exlat:0 rrt:0 rrl:0
-        rwt:0 rwl:0 idle_power:- active_power:-
-        active_power_workload:-
-        emergency power fail recovery time: -
-        forced quiescence vault time: -
-        emergency power fail vault time: -
+            rwt:0 rwl:0 idle_power:- active_power:-
+            active_power_workload:-
+            emergency power fail recovery time: -
+            forced quiescence vault time: -
+            emergency power fail vault time: -
 ps      1 : mp:0.0063W non-operational enlat:5 exlat:0 rrt:0 rrl:0
-        rwt:0 rwl:0 idle_power:0.0045W active_power:1.23W
-        active_power_workload:1MiB 32 RW, 30s idle
-        emergency power fail recovery time: -
-        forced quiescence vault time: 7 (unit: 1 second)
-        emergency power fail vault time: -";
+            rwt:0 rwl:0 idle_power:0.0045W active_power:1.23W
+            active_power_workload:1MiB 32 RW, 30s idle
+            emergency power fail recovery time: -
+            forced quiescence vault time: 7 (unit: 1 second)
+            emergency power fail vault time: -";
         assert_eq!(lines[lines.len() - 12..].join("\n"), expected);
         assert_eq!(json["psds"][0]["max_power"], 900);
         assert_eq!(

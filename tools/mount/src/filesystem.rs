@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlfs::dataset::{EpochCounts, FileCounts, Files};
-use dlfs::posix::{Attributes, FIRST, File, Folder, Found, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
+use dlfs::posix::{
+    Attributes, FIRST, File, Folder, Found, MAX_COMPONENT_BYTES, Node, PathError, ROOT,
+};
 use dlfs::units::Epoch;
 use dlfs::{Error, ErrorKind};
 use fuser::{

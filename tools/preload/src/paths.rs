@@ -59,7 +59,7 @@ fn odd(path: &[u8]) -> Option<Place> {
     for component in path.split(|byte| *byte == b'/') {
         end += component.len() + 1; // past the component and its slash
         len = step(&mut plain, len, component);
-        let here = mounts::all().iter().find(|mount| mount.setting.prefix == &plain[..len]);
+        let here = mounts::all().iter().find(|mount| mount.setting.prefix == plain[..len]);
         let rest = path.get(end - 1..).unwrap_or_default();
         if let Some(mount) = here
             && !leaves(rest)

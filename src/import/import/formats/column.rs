@@ -13,7 +13,7 @@ use dlfs_format::directory::Directory;
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::builder::has_room_for_fields;
 use dlfs_format::format::field_type::{Element, FieldType};
-use dlfs_format::format::meta::check_label;
+use dlfs_format::format::table::check_label;
 
 /// A column of a row file.
 #[derive(Debug, Clone, PartialEq, Eq)]

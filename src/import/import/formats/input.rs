@@ -2,7 +2,7 @@
 //! Megatron keep the shards of an index.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -17,10 +17,11 @@ use crate::import::sources::compression::{Compression, decompressed, is_stream};
 use crate::import::sources::expansion::{Compressed, Expansion};
 use crate::import::sources::objects::{Shard, push_origin};
 use crate::import::sources::{BadReason, content};
+use dlfs_base::error::invalid;
 use dlfs_base::folders::Links;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_places::{Client, Object, Reader};
+use dlfs_places::{Client, Object, Reader, Scheme};
 
 /// The first failure of a store, which ends the import: later rows were not read, and are not bad entries.
 pub(super) type Failure = Arc<Mutex<Option<Error>>>;
@@ -216,10 +217,11 @@ impl Input {
             let text = format!("it names a file outside of its folder: {name}");
             return Err(self.bad(text));
         }
+        let listed = self.listed_beside(files.len());
         map_at_once(LOOKING_UP, &files, |names| {
             let mut first = None;
             for name in names {
-                match self.find(name.as_ref()) {
+                match self.find(name.as_ref(), &listed) {
                     Ok(Some(input)) => return Ok((name.clone(), input)),
                     Ok(None) => {}
                     // A store refuses a client that may not list, instead of reporting that the object is absent.
@@ -238,13 +240,33 @@ impl Input {
         })
     }
 
-    /// The file called `name` beside this one; `None`: there is no such local file.
-    fn find(&self, name: &Path) -> Result<Option<Input>> {
+    /// The objects beside this one, by keys, where so many are wanted that one listing takes less time than looking up
+    /// each. May lack some.
+    fn listed_beside(&self, wanted: usize) -> HashMap<String, Object> {
+        let mut listed = HashMap::new();
+        let Some(InStore { client, object, .. }) = &self.object else { return listed };
+        let lists = matches!(client.place().scheme(), Scheme::S3 | Scheme::Gs | Scheme::Az);
+        if lists && wanted >= WORTH_A_LIST {
+            let folder = object.key.rfind('/').map_or("", |at| &object.key[..=at]);
+            // The error, also that of a store that may not be listed, is that of looking up what was not listed.
+            let _ = client.list(folder, &mut |object| {
+                listed.insert(object.key.clone(), object);
+                let is_long = listed.len() > MOST_BESIDE * wanted;
+                if is_long { Err(invalid("there are too many other objects")) } else { Ok(()) }
+            });
+        }
+        listed
+    }
+
+    /// The file called `name` beside this one, perhaps of those `listed`; `None`: there is no such local file.
+    fn find(&self, name: &Path, listed: &HashMap<String, Object>) -> Result<Option<Input>> {
         let own = self.object.as_ref();
         let index = own.map_or(&*self.path, |own| Path::new(&own.object.key));
         let Some(path) = content::beside(index, name) else { return Ok(None) };
         if let Some(own) = own {
-            let object = own.client.head(&path.to_string_lossy())?;
+            let key = path.to_string_lossy();
+            let object = listed.get(&*key).cloned();
+            let object = object.map_or_else(|| own.client.head(&key), Ok)?;
             let path = own.client.place().with_key(&*object.key).to_string().into();
             let object = Some(InStore { object, ..own.clone() });
             return Ok(Some(Input { path, object, ..self.clone() }));
@@ -280,5 +302,8 @@ impl Input {
 
 /// Bytes that are read of a file at once.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
+/// Files of an index from which on the folder is listed, and the objects there at most, a file.
+const WORTH_A_LIST: usize = 8;
+const MOST_BESIDE: usize = 8;
 /// The name of the threads that open row files, or look up files that an index or a line names.
 pub(super) const LOOKING_UP: &str = "dlfs-open";

@@ -73,7 +73,7 @@ impl Encoder {
             };
             let known: Option<Vec<Column>> = known.map(|all| all.iter().map(column).collect());
             let rows = open(input, &own, known.as_deref())?;
-            let texts = Texts::new(rows, text, kind.clone(), encoder.clone());
+            let texts = Texts::over(rows, text, kind.clone(), encoder.clone());
             texts.map_err(|error| error.path(&input.path))
         };
         RowFile { input, stem, open: Arc::new(open) }
@@ -143,7 +143,7 @@ impl Texts {
     ///
     /// # Errors
     /// `InvalidArgument`: there is no such column, or it has no texts.
-    fn new(
+    fn over(
         (own, rows): OpenRows,
         text: &str,
         kind: FieldType,

@@ -254,7 +254,7 @@ impl PieceWriter<'_> {
                     let values = rows.values(row);
                     columns.push(|column| values.get(column));
                 }
-                selected.set_columns(columns);
+                selected.columns = Some(columns);
             }
             let mut bytes = Vec::new();
             selected.save_rows(&mut bytes);

@@ -25,7 +25,7 @@ use super::expansion::{Compressed, Decompressed, Expansion};
 use super::index::{BadReason, Container};
 use super::shard::{FileAt, read_some};
 use super::{SourceOptions, shard, tfrecord};
-use dlfs_base::nameless_file::nameless_file;
+use dlfs_base::replace_file::nameless_file;
 use dlfs_base::{Error, ErrorKind, Result};
 
 /// A compression.

@@ -76,7 +76,7 @@ impl SourceKind {
     }
 
     /// Returns whether the source consists of rows, which are read once, front to back.
-    pub(crate) fn is_rows(self) -> bool {
+    pub fn is_rows(self) -> bool {
         use SourceKind::{Arrow, JsonLines, LitData, Mds, Megatron, Parquet, Tokens};
         matches!(self, Parquet | Arrow | Mds | LitData | Megatron | Tokens | JsonLines)
     }

@@ -371,7 +371,7 @@ fn report_first_epoch(args: &ShuffleReportArgs, spec: &OrderSpec) -> Result<Outc
     let firsts: Vec<u64> = firsts.collect();
     let world_size = args.world_size;
     let options = LoaderOptions { world_size, ..LoaderOptions::new(*spec, 1, 1) };
-    let lanes = FirstEpoch::order(&options, Epoch(args.epoch));
+    let lanes = FirstEpoch::order(&set, &options, Epoch(args.epoch));
     let mut observer = Observer::new(args.batch_size);
     let a_rank = (args.batch_size / u64::from(world_size)).max(1);
     let lens_of = |shard: u64| indexes[shard as usize].lens_bytes();

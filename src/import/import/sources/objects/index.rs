@@ -19,7 +19,7 @@ use dlfs_base::folders::is_dropping;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
-use dlfs_format::format::origins::{put_tag, tag_at};
+use dlfs_format::format::record::{put_tag, tag_at};
 use dlfs_places::{Client, Object, Place, shown};
 
 /// The objects beneath a prefix, or one object.
@@ -194,7 +194,7 @@ pub(super) fn only_splits(listed: &mut Vec<Listed>, splits: &[String]) -> Result
         Some(split) => wanted.contains(&&*split) || !data(name),
         None => !data(name),
     };
-    listed.iter_mut().for_each(|one| one.retain(&is_wanted));
+    listed.iter_mut().for_each(|one| one.retain(is_wanted));
     listed.retain(|one| !one.is_empty());
     Ok(())
 }
