@@ -19,7 +19,7 @@ use dlfs_nvme::nvme::{Sgl, Sqe, Status};
 pub struct Span {
     /// The address by which the device knows its first byte.
     pub address: u64,
-    /// Length in bytes, at most [`MAX_SPAN_BYTES`].
+    /// Length in bytes, at most `MAX_SPAN_BYTES`.
     pub len: u32,
 }
 

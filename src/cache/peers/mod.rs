@@ -69,7 +69,7 @@ struct OfPeer {
 /// Counters of reads from peers since the start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PeerStats {
-    /// Reads from each node of the round, in the order of [`Round::nodes`](super::Round::nodes). Zero for
+    /// Reads from each node of the round, in the order of the round's nodes. Zero for
     /// this node.
     pub nodes: Vec<NodeStats>,
     /// Bytes that a peer was asked for and did not have.

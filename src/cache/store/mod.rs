@@ -16,7 +16,7 @@
 //! - *Nothing is lost.* A sample is deleted only after the rank that gets it has reported that it has the
 //!   sample; or, if that rank is gone, while the data set can be read. The rank reports this in the first page
 //!   of its first namespace, where an image has a superblock. Peers read that page like any other
-//!   ([`Progress`]), so reads are the only messages.
+//!   (`Progress`), so reads are the only messages.
 //! - *Room is bounded.* The exchange of the next epoch begins when the samples of this epoch have left. So a
 //!   store takes about (1 + q) times its share, plus a page at each sample's end, and never more than its part
 //!   of the quota.

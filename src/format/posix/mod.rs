@@ -32,7 +32,7 @@
 //!
 //! A new epoch begins when the program opens files again that it has opened in the current epoch. A program may open
 //! each file twice, and from several threads, so one repeated file is not enough. A new epoch is detected after
-//! [`IN_A_ROW`] repeated files in a row, or after all files of a shorter epoch; it began with the first of them.
+//! `IN_A_ROW` repeated files in a row, or after all files of a shorter epoch; it began with the first of them.
 //!
 //! If the program follows a known order, the epoch number in that order decides instead.
 

@@ -2,7 +2,7 @@
 //!
 //! Read [`Connection`] first. `slots.rs` has the outstanding commands and the send queue, `receive.rs`
 //! plans where received bytes go. A controller that makes no progress with the outstanding commands times out
-//! ([`Progress`]).
+//! (`Progress`).
 
 mod receive;
 mod slots;

@@ -1,6 +1,6 @@
 //! Streams of samples, which the streamed import reads once, in order.
 //!
-//! [`Shuffled`] shuffles them, a window at a time. A stream may be sorted by class, but the samples of a chunk should
+//! `Shuffled` shuffles them, a window at a time. A stream may be sorted by class, but the samples of a chunk should
 //! be a random choice. The order depends only on the seed and the samples, so that a resumed import writes the same
 //! chunks.
 

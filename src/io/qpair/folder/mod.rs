@@ -8,10 +8,10 @@
 //! system, so threads of the queue pair make these calls (`helpers.rs`), never the polling thread. A read of a
 //! file that has changed since it was listed fails with [`IoError::Changed`](super::IoError).
 //!
-//! Objects under a prefix of a store form such a folder, too ([`Store`]); the same threads wait for the store, and
+//! Objects under a prefix of a store form such a folder, too (`Store`); the same threads wait for the store, and
 //! one I/O requests all its byte ranges at once.
 //!
-//! Read `listing.rs` first, then [`Files`], which compares what it reads with the listing.
+//! Read `listing.rs` first, then `Files`, which compares what it reads with the listing.
 
 pub(super) mod helpers;
 mod listing;

@@ -14,7 +14,7 @@
 //! All namespaces of a controller share it, within a process: a device takes one process at a time. A forked child
 //! cannot use it.
 //!
-//! Read [`PciePair`] first, then [`Drive`].
+//! Read `PciePair` first, then `Drive`.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind::OutOfMemory;

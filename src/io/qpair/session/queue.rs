@@ -1,7 +1,7 @@
 //! An I/O queue over NVMe/TCP: it joins sessions, issues I/Os in them and leaves them.
 //!
 //! Read [`IoQueue::turn`] first. `qpair/tcp/queue.rs` has the socket, and the queue pairs that share the queue.
-//! [`choose`] has the path of each I/O: by ANA state first, then by latency and queue depth.
+//! `choose` has the path of each I/O: by ANA state first, then by latency and queue depth.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -80,7 +80,7 @@ pub trait Carrier {
 /// Its members submit to it, each for one namespace of the session; a completion names its member.
 ///
 /// It has a *lane* for each slot of the sessions, which follows the session of that slot. Each read goes to the lane
-/// that [`choose`] names; writes and flushes, and all I/Os of a host that writes, to that of the main session.
+/// that `choose` names; writes and flushes, and all I/Os of a host that writes, to that of the main session.
 ///
 /// [`IoQueue::turn`] advances it, with the [`Carrier`] of its lanes.
 #[derive(Debug)]

@@ -14,9 +14,9 @@
 //!
 //! All numbers are integers, and weights are decimal numbers ([`Weight`]). The mapping of positions is frozen;
 //! `tests/golden/mixtures.txt` pins it, and a Python program in the same folder computes it from this page and
-//! [`Word`].
+//! `Word`.
 //!
-//! *Stratified.* A [`Word`] deals the positions of a segment, so that each global batch has its share of each
+//! *Stratified.* A `Word` deals the positions of a segment, so that each global batch has its share of each
 //! source, with an error of one or two samples. The key of a node's phase is derived from {seed, 5, the segment's
 //! first position} and the number of the node.
 //!
