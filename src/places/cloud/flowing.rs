@@ -1,7 +1,8 @@
 //! The bytes of an object as they arrive: for readers of many objects that can hold little of each.
 //!
 //! A task requests range after range. It stops to receive while nobody takes what it has, so the store's connection
-//! waits, and the memory of a reader is a few pieces, whatever the length of a range.
+//! waits, and the memory of a reader is a few pieces, whatever the length of a range. By HTTP/1.1 each request has a
+//! connection of its own, so a reader that waits holds up no other.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -82,6 +83,9 @@ pub(super) async fn flow(
             receive(shared, (&part, &note), begun.map_err(named)?, &mut piece, send).await;
         shared.count_bytes(arrived.bytes);
         at += arrived.bytes;
+        if arrived.bytes >= PIECE_BYTES as u64 {
+            broken = Broken::default(); // a store may end an answer that nobody took for long
+        }
         match arrived.failure {
             None => broken = Broken::default(),
             Some(Failure::Final(error)) => return Err(named(error)),

@@ -123,7 +123,7 @@ fn measure(addresses: Vec<MetricsAddress>, interval: Duration) -> Result<Report,
 }
 
 const EXAMPLES: &str = "\
-Keys: q quits, Tab and 1 to 5 choose a section, s the order, p pauses, ? explains the rest.
+Keys: q quits, Tab and 1 to 6 choose a section, s the order, p pauses, ? explains the rest.
 
 Examples:
   dlfs top 127.0.0.1:9410                               one target
