@@ -234,6 +234,24 @@ fn read_hostile(flowing: bool) {
 }
 
 #[test]
+fn a_flowing_reader_that_failed_never_looks_as_if_it_had_ended() {
+    let store = ObjectStore::good();
+    store.put("x", bytes_of(1, 1 << 20));
+    let options = PlaceOptions { range_bytes: 512 << 10, flowing: true, ..store.options() };
+    let client = open(&options);
+    let objects = listed(&client, "");
+    store.put("x", bytes_of(2, 1 << 20));
+    let mut reader = Reader::new(client, objects);
+    reader.next_object().unwrap();
+    for _ in 0..3 {
+        let error = reader.read_to_end(&mut Vec::new()).unwrap_err();
+        let error = error.downcast::<dlfs::Error>().unwrap();
+        assert_eq!(error.kind(), ErrorKind::BadSource);
+        assert!(error.to_string().contains("s3://bucket/x"), "{error}");
+    }
+}
+
+#[test]
 fn a_flowing_reader_has_the_first_bytes_before_the_last_and_holds_few() {
     const LEN: usize = 32 << 20;
     let store = ObjectStore::good();

@@ -35,21 +35,35 @@ impl Flowing {
     /// The next bytes: the rest of a piece, which ends within the object only behind [`PIECE_BYTES`]. Empty at the end.
     ///
     /// # Errors
-    /// As [`Pending::read_into`](super::Pending::read_into).
+    /// As [`Pending::read_into`](super::Pending::read_into). Each later call returns the error again.
     pub(super) fn bytes(&mut self) -> Result<&[u8]> {
         while self.read == self.current.len()
             && let Some(asked) = self.asked.take()
         {
-            let asked = asked?;
-            match asked.next_of(&mut self.pieces)? {
-                Some(piece) => {
+            match asked.and_then(|asked| Flowing::next(asked, &mut self.pieces)) {
+                Ok(None) => {}
+                Ok(Some((asked, piece))) => {
                     (self.current, self.read) = (piece, 0);
                     self.asked = Some(Ok(asked));
                 }
-                None => asked.wait()?,
+                Err(error) => {
+                    self.asked = Some(Err(error.to_others()));
+                    return Err(error);
+                }
             }
         }
         Ok(&self.current[self.read..])
+    }
+
+    /// The next piece; `None`: the task has ended.
+    fn next(
+        asked: Asked<()>,
+        pieces: &mut mpsc::Receiver<Vec<u8>>,
+    ) -> Result<Option<(Asked<()>, Vec<u8>)>> {
+        match asked.next_of(pieces)? {
+            Some(piece) => Ok(Some((asked, piece))),
+            None => asked.wait().map(|()| None),
+        }
     }
 
     pub(super) fn consume(&mut self, len: usize) {
