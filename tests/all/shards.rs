@@ -540,6 +540,46 @@ mod store {
         [("shard.00000.mds".to_owned(), shard), ("index.json".to_owned(), index.into_bytes())]
     }
 
+    /// Twenty MDS shards of three items, and their index.
+    #[cfg(feature = "formats")]
+    fn many_mds() -> Vec<(String, Vec<u8>)> {
+        let [(name, shard), (index_name, index)] = mds(3, 100);
+        let mut index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+        let of_one = index["shards"][0].clone();
+        let named = |number: u32| name.replace("00000", &format!("{number:05}"));
+        let of = |number| {
+            let mut shard = of_one.clone();
+            shard["raw_data"]["basename"] = named(number).into();
+            shard
+        };
+        index["shards"] = (0..20).map(of).collect();
+        let mut files: Vec<_> = (0..20).map(|number| (named(number), shard.clone())).collect();
+        files.push((index_name, index.to_string().into_bytes()));
+        files
+    }
+
+    #[cfg(feature = "formats")]
+    #[test]
+    fn shards_of_an_index_are_listed_once_and_looked_up_where_a_listing_does_not_have_them() {
+        for (may_list, others, listed) in [(true, 0, true), (true, 500, false), (false, 0, false)] {
+            let heads = Arc::new(AtomicU64::new(0));
+            let counted = Arc::clone(&heads);
+            let store = ObjectStore::with_faults(move |request| {
+                counted.fetch_add((request.method == "HEAD").into(), Ordering::Relaxed);
+                let is_refused = request.key.is_empty() && !may_list;
+                if is_refused { Fault::Status(403, None) } else { Fault::None }
+            });
+            put(&store, &many_mds());
+            // They come before the shards.
+            (0..others).for_each(|number| store.put(&format!("x/other/{number:04}"), "?"));
+            let given = of_store(&store, ImportOptions::default());
+            let image = open("s3://bucket/x/index.json", None, &given).unwrap();
+            assert_eq!(image.directory().num_samples(), 60);
+            let heads = heads.load(Ordering::Relaxed);
+            assert_eq!(heads < 20, listed, "{heads} look-ups, {others} other objects");
+        }
+    }
+
     #[cfg(feature = "formats")]
     #[test]
     fn a_run_of_a_shard_with_a_table_asks_for_little_more_than_its_own_bytes() {
