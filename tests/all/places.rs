@@ -195,7 +195,8 @@ fn a_hostile_store_gives_no_wrong_byte_and_no_hang() {
 
 /// Reads all objects again and again: through one reader, or each as its bytes arrive.
 fn read_hostile(flowing: bool) {
-    let wanted = std::env::var("DLFS_CLOUD_REQUESTS").map_or(2000, |text| text.parse().unwrap());
+    let wanted: u64 =
+        std::env::var("DLFS_CLOUD_REQUESTS").map_or(2000, |text| text.parse().unwrap()) / 2;
     let seed = std::env::var("DLFS_SEED").map_or(0x0C10_0D5E, |text| text.parse().unwrap());
     println!("seed {seed}, {wanted} requests");
     let store = ObjectStore::with_faults(hostile(seed));

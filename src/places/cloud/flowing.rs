@@ -119,7 +119,7 @@ pub(super) async fn flow(
     Ok(())
 }
 
-/// Answers that ended early since the last whole one, and the time that they took.
+/// Answers that ended early since the last one that brought a piece, and the time for which they were waited for.
 #[derive(Default)]
 struct Broken {
     answers: u32,
@@ -214,6 +214,6 @@ async fn receive(
 const PIECES_AHEAD: usize = 2;
 /// Length of a piece at least, but for the last one.
 const PIECE_BYTES: usize = 256 << 10;
-/// Answers one after the other that may end early, and the pause behind each, which grows with them.
+/// Answers one after the other that may end early with less than a piece, and the pause behind each, which grows.
 const MOST_BROKEN: u32 = 32;
 const PAUSE: Duration = Duration::from_millis(20);
