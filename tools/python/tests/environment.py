@@ -2,7 +2,7 @@
 """Creates the virtual environment for the tests of the Python package.
 
     environment.py FOLDER
-    environment.py --few FOLDER    only numpy and pytest: tests that need more are skipped
+    environment.py --few FOLDER    only numpy and pytest with xdist: tests that need more are skipped
 
 PyPI's torch for x86-64 is the CUDA build, whose libraries are 2 GB more. On a machine without CUDA its
 wheel is taken alone, with the three small wheels that it opens at import; the other libraries become
@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STUBS = HERE.parent.parent.parent / "benches" / "peers" / "mkstubs.py"
-FEW = ["numpy", "pytest"]
+FEW = ["numpy", "pytest", "pytest-xdist"]
 TORCH = ["torch==2.15.0", "torchdata==0.11.0", "torchvision==0.29.2"]
 CUDA = ["nvidia-cuda-runtime<13.3", "nvidia-cuda-cupti", "nvidia-cufile"]
 # Installed without dependencies, which would include the libraries of torch; their own other dependencies are in

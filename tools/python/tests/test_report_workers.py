@@ -20,8 +20,7 @@ def drawn(batch):
     return len(batch)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("persistent", "start"), [(False, "fork"), (True, "fork"), (True, "spawn")])
 def test_workers_have_reports_of_their_own_and_their_parent_says_so(image, source, tmp_path, start, persistent):
     folder = tmp_path / "reports"
     with dlfs.open(image) as ds:

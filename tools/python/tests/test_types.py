@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent.parent
 
 MYPY = ["mypy", "--strict", "--config-file", "pyproject.toml", "-p", "dlfs"]
 STUBTEST = [
-    "mypy.stubtest", "dlfs._dlfs", "--mypy-config-file", "pyproject.toml",
+    "mypy.stubtest", "dlfs._dlfs", "--mypy-config-file", "tests/stubtest.ini",
     "--ignore-missing-stub", "--ignore-disjoint-bases", "--allowlist", "tests/stubtest.txt",
 ]
 
