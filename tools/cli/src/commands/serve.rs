@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
@@ -30,7 +30,7 @@ use crate::exit::{Asked, Failure, Outcome, Stop};
 use crate::log::{self, Place};
 use crate::out::{self, Out};
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
-use crate::service::control::{Control, call};
+use crate::service::control::{Control, Event, call};
 use crate::service::limits::{Limit, LimitArgs};
 use crate::service::methods::{AddNamespace, OneHost, RemoveNamespace, SetAna, Whole, counters};
 use crate::service::openings::{Changes, Source};
@@ -126,9 +126,10 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         }
         _ => (None, takeover::inherited()?),
     };
+    let (events, requests) = channel();
     let open = |path: &Path| match &takeover {
-        Some(_) => Control::open(&beside(path, "new")),
-        None => Control::open(path),
+        Some(_) => Control::open(&beside(path, "new"), events.clone()),
+        None => Control::open(path, events.clone()),
     };
     let mut control = args.control.as_deref().map(open).transpose()?;
     allow_many_files();
@@ -151,7 +152,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
     }
     out.flush()?;
     manager.ready("serving");
-    let mut changes = Changes::new(service, args.source(), manager)?;
+    let mut changes = Changes::new(service, args.source(), manager, events);
     loop {
         if stop.is_set() && !changes.is_ending() {
             changes.begin_to_end("a signal");
@@ -173,18 +174,15 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
             let lines = subsystems.map(|running| statistics(&running.target.stats()));
             lines.for_each(|line| log::say(&line));
         }
-        let answers = changes.step();
-        match &mut control {
-            Some(control) => {
-                answers.into_iter().for_each(|(ticket, answer)| control.answer(ticket, answer));
-                let waker = changes.waker();
-                control
-                    .serve(limit, waker.as_fd(), |request, ticket| changes.answer(request, ticket));
+        changes.step();
+        let first = requests.recv_timeout(limit).ok();
+        for event in first.into_iter().chain(requests.try_iter().take(AT_ONCE)) {
+            if let Event::Asked(request, reply) = event {
+                changes.answer(&request, reply);
             }
-            None if changes.is_ending() => std::thread::sleep(limit),
-            None => _ = stop.is_set_within(limit),
         }
     }
+    drop(requests); // those that nobody answers any more
     changes.service.end();
     Ok(Outcome::Done)
 }
@@ -460,6 +458,9 @@ fn statistics(stats: &TargetStats) -> String {
 const WATCH: Duration = Duration::from_millis(200);
 /// Interval of checks whether all hosts are gone.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// The most requests that are carried out before the signals are looked at again.
+const AT_ONCE: usize = 16;
 /// Time limit for the address of metrics to be free after a takeover.
 const METRICS_LIMIT: Duration = Duration::from_secs(2);
 /// Hosts are sent away within 5 s, and a target stops within another 5 s.

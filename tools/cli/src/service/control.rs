@@ -1,23 +1,25 @@
 //! The control socket: JSON lines over a Unix socket that only its owner can open.
 //!
 //! A request is one line, `{"id": 1, "method": "add-ns", "params": {...}}`; the answer is one line with the
-//! same `id`, and `result` or `error`. `docs/operations.md` lists the methods. Requests are carried out one
-//! after the other, a few of each client between two checks of the signals. No client delays another. If a
-//! client does not take its answer, the service stops reading from it, and closes it after a while. If there
-//! are too many clients, the one that has been silent for longest is closed. If a request takes long, its
-//! answer comes later, and only its own client's next request waits for it. Requests and answers have a limit
-//! in bytes on both sides.
+//! same `id`, and `result` or `error`. `docs/operations.md` lists the methods. Each client has a thread that
+//! reads its requests and sends their answers; the service's loop carries the requests out, one after the other.
+//! No client delays another. If a client does not take its answer, the service stops reading from it, and closes
+//! it after a while. If there are too many clients, the one that has been silent for longest is closed. If a
+//! request takes long, its answer comes later, and only its own client's next request waits for it. Requests and
+//! answers have a limit in bytes on both sides.
 
 use std::fs;
 use std::io::{self, BufRead as _, Read as _, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::net::Shutdown;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use parking_lot::Mutex;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -55,40 +57,44 @@ pub(crate) struct Refused {
     pub(crate) message: String,
 }
 
-/// The socket of a service. Dropping it removes its file, unless the file has been replaced.
+/// A reason for the loop of a service to go on.
+pub(crate) enum Event {
+    /// A request, and the place of its answer.
+    Asked(Request, Reply),
+    /// Something else has happened.
+    Woken,
+}
+
+/// Takes the answer to a request. Dropping it closes the client.
+pub(crate) type Reply = Sender<Result<Value>>;
+
+/// The socket of a service. Dropping it removes its file, unless the file has been replaced, and leaves answers that
+/// are being sent a moment to arrive.
 pub(crate) struct Control {
     path: PathBuf,
     /// Device and inode number of the socket's file.
     file: Option<(u64, u64)>,
-    listener: UnixListener,
-    clients: Vec<Client>,
-    last_ticket: Ticket,
+    listener: Arc<UnixListener>,
+    clients: Clients,
 }
 
-/// Identifies a request that is answered later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ticket(u64);
+type Clients = Arc<Mutex<Vec<Client>>>;
 
 struct Client {
-    stream: UnixStream,
-    /// Bytes that have arrived and are not answered, from the start of the next line.
-    received: Vec<u8>,
-    /// The rest of the last answer. Nothing is received until it is sent.
-    unsent: Vec<u8>,
-    /// The request that is answered later, and its `id`.
-    waits: Option<(Ticket, Value)>,
-    /// Set if the client is closed after its last answer.
-    ends: bool,
-    /// The time when bytes were last received or sent.
+    stream: Arc<UnixStream>,
+    /// Set while its request is carried out.
+    waits: bool,
+    /// The time of its last request or answer.
     active: Instant,
 }
 
 impl Control {
-    /// Opens the socket with mode 0600. A socket file left behind by a dead service is replaced.
+    /// Opens the socket with mode 0600, and begins to send requests to `events`. A socket file left behind by a dead
+    /// service is replaced.
     ///
     /// # Errors
     /// `Busy`: another service answers there. Otherwise errors of the operating system.
-    pub(crate) fn open(path: &Path) -> Result<Control> {
+    pub(crate) fn open(path: &Path, events: Sender<Event>) -> Result<Control> {
         let about = |error| about_socket("cannot open the control socket", path, error);
         match connect(path) {
             Ok(_) => {
@@ -103,11 +109,12 @@ impl Control {
             }
             Err(_) => {} // no such file, or binding reports the error
         }
-        let listener = bind_private(path).map_err(about)?;
-        listener.set_nonblocking(true).map_err(about)?;
-        let file = file_of(path);
-        let path = path.to_owned();
-        Ok(Control { path, file, listener, clients: Vec::new(), last_ticket: Ticket(0) })
+        let listener = Arc::new(bind_private(path).map_err(about)?);
+        let clients = Clients::default();
+        let its = (Arc::clone(&listener), Arc::clone(&clients));
+        let accept = move || accept(&its.0, &its.1, &events);
+        thread::Builder::new().name("dlfs-control".to_owned()).spawn(accept)?;
+        Ok(Control { path: path.to_owned(), file: file_of(path), listener, clients })
     }
 
     /// Moves the socket to `path`, in place of another service's socket there.
@@ -120,58 +127,6 @@ impl Control {
         self.path = path.to_owned();
         Ok(())
     }
-
-    /// Waits for requests, at most for `limit` or until `waker` is readable, and answers them by `answer`. If
-    /// that returns `None`, [`Control::answer`] gives the answer later.
-    pub(crate) fn serve(
-        &mut self,
-        limit: Duration,
-        waker: BorrowedFd<'_>,
-        mut answer: impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
-    ) {
-        let has_line = self.clients.iter().any(Client::has_line);
-        let limit = Timespec::try_from(if has_line { Duration::ZERO } else { limit }).ok();
-        // A client that waits for an answer is not polled, so that it cannot send without limit.
-        let clients = self.clients.iter().filter(|client| client.waits.is_none());
-        let clients = clients.map(|client| (client.stream.as_fd(), client.wanted()));
-        let own = [(self.listener.as_fd(), PollFlags::IN), (waker, PollFlags::IN)];
-        let all = own.into_iter().chain(clients);
-        let mut fds: Vec<PollFd<'_>> =
-            all.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
-        // The error is a signal, which the caller checks before the next call.
-        let _ = poll(&mut fds, limit.as_ref());
-        drop(fds);
-        self.accept();
-        let last_ticket = &mut self.last_ticket;
-        self.clients.retain_mut(|client| client.serve(last_ticket, &mut answer).is_ok());
-    }
-
-    fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if self.clients.len() >= MAX_CLIENTS {
-                let clients = self.clients.iter().enumerate();
-                let idle = clients.filter(|(_, client)| client.waits.is_none());
-                match idle.min_by_key(|(_, client)| client.active).map(|(number, _)| number) {
-                    Some(number) => drop(self.clients.remove(number)),
-                    None => continue, // all wait for answers: the new one is closed
-                }
-            }
-            if stream.set_nonblocking(true).is_ok() {
-                self.clients.push(Client::new(stream));
-            }
-        }
-    }
-
-    /// Answers a request later. If its client is gone, the answer is dropped.
-    pub(crate) fn answer(&mut self, ticket: Ticket, result: Result<Value>) {
-        let waits = |client: &Client| client.waits.as_ref().is_some_and(|(its, _)| *its == ticket);
-        let Some(number) = self.clients.iter().position(waits) else { return };
-        let client = &mut self.clients[number];
-        let Some((_, id)) = client.waits.take() else { return };
-        if client.answer(&Answer::new(id, result)).is_err() {
-            self.clients.remove(number);
-        }
-    }
 }
 
 impl Drop for Control {
@@ -179,130 +134,93 @@ impl Drop for Control {
         if self.file.is_some() && self.file == file_of(&self.path) {
             let _ = fs::remove_file(&self.path); // a leftover does no harm
         }
+        let _ = net::shutdown(&self.listener, net::Shutdown::Both); // ends the thread that accepts
+        let until = Instant::now() + LAST_ANSWERS;
+        self.clients.lock().iter().for_each(|client| client.shut(Shutdown::Read));
+        while !self.clients.lock().is_empty() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
 impl Client {
-    fn new(stream: UnixStream) -> Client {
-        let received = Vec::new();
-        let unsent = Vec::new();
-        let active = Instant::now();
-        Client { stream, received, unsent, waits: None, ends: false, active }
+    fn shut(&self, how: Shutdown) {
+        let _ = self.stream.shutdown(how); // fails only if the client is gone
     }
+}
 
-    /// The events to poll for.
-    fn wanted(&self) -> PollFlags {
-        if self.unsent.is_empty() { PollFlags::IN } else { PollFlags::OUT }
-    }
-
-    /// Returns whether a whole request has arrived and can be answered now.
-    fn has_line(&self) -> bool {
-        self.waits.is_none() && self.unsent.is_empty() && self.received.contains(&b'\n')
-    }
-
-    /// Sends and receives without blocking, and answers some whole lines; an error ends the client.
-    fn serve(
-        &mut self,
-        last_ticket: &mut Ticket,
-        answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
-    ) -> io::Result<()> {
-        self.send()?;
-        for _ in 0..STEPS {
-            if self.waits.is_some() || !self.unsent.is_empty() {
-                return Ok(());
+/// Accepts clients, each of which gets a thread, until the socket is shut down.
+fn accept(listener: &UnixListener, clients: &Clients, events: &Sender<Event>) {
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => Arc::new(stream),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(_) => {
+                thread::sleep(Duration::from_millis(10)); // no file descriptor is left
+                continue;
             }
-            if self.ends {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            match self.received.iter().position(|&byte| byte == b'\n') {
-                Some(end) if end <= MAX_LINE_BYTES => {
-                    let line: Vec<u8> = self.received.drain(..=end).collect();
-                    self.answer_line(&line, last_ticket, answer)?;
-                }
-                None if self.received.len() <= MAX_LINE_BYTES => {
-                    if !self.receive()? {
-                        return Ok(());
-                    }
-                }
-                Some(_) | None => {
-                    self.ends = true;
-                    self.refuse(format!("a request has at most {MAX_LINE_BYTES} bytes"))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Receives some bytes; returns whether there were any.
-    fn receive(&mut self) -> io::Result<bool> {
-        let mut part = [0; 4096];
-        match self.stream.read(&mut part) {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(len) => {
-                self.received.extend_from_slice(&part[..len]);
-                self.active = Instant::now();
-                Ok(true)
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn answer_line(
-        &mut self,
-        line: &[u8],
-        last_ticket: &mut Ticket,
-        answer: &mut impl FnMut(&Request, Ticket) -> Option<Result<Value>>,
-    ) -> io::Result<()> {
-        let request = match serde_json::from_slice::<Request>(line) {
-            Ok(request) => request,
-            Err(error) => return self.refuse(format!("the line is no request: {error}")),
         };
-        last_ticket.0 += 1;
-        match answer(&request, *last_ticket) {
-            Some(result) => self.answer(&Answer::new(request.id, result)),
-            None => {
-                self.waits = Some((*last_ticket, request.id));
-                Ok(())
+        let mut all = clients.lock();
+        if all.len() >= MAX_CLIENTS {
+            let silent = (0..all.len()).min_by_key(|&at| (all[at].waits, all[at].active));
+            silent.into_iter().for_each(|at| all.remove(at).shut(Shutdown::Both));
+        }
+        all.push(Client { stream: Arc::clone(&stream), waits: false, active: Instant::now() });
+        drop(all);
+        let of_thread = (Arc::clone(clients), events.clone());
+        let serve = move || {
+            let (clients, events) = of_thread;
+            let _ = serve(&stream, &clients, &events); // the client is gone, or takes no answer
+            clients.lock().retain(|client| !Arc::ptr_eq(&client.stream, &stream));
+        };
+        if thread::Builder::new().name("dlfs-client".to_owned()).spawn(serve).is_err() {
+            clients.lock().pop();
+        }
+    }
+}
+
+/// Passes the requests of a client on, one after the other, and sends their answers. The client is to be closed when
+/// this returns.
+fn serve(stream: &Arc<UnixStream>, clients: &Clients, events: &Sender<Event>) -> io::Result<()> {
+    let note = |waits| {
+        let mut clients = clients.lock();
+        let own = clients.iter_mut().find(|client| Arc::ptr_eq(&client.stream, stream));
+        own.into_iter().for_each(|own| (own.waits, own.active) = (waits, Instant::now()));
+    };
+    stream.set_write_timeout(Some(SEND_LIMIT))?;
+    let mut reader = io::BufReader::new(&**stream);
+    loop {
+        let mut line = Vec::new();
+        reader.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)?;
+        let is_too_long = line.len() > MAX_LINE_BYTES && !line.ends_with(b"\n");
+        if !line.ends_with(b"\n") && !is_too_long {
+            return Ok(()); // its end, maybe within a line
+        }
+        note(true);
+        let answer = match serde_json::from_slice::<Request>(&line) {
+            _ if is_too_long => {
+                Answer::refused(format!("a request has at most {MAX_LINE_BYTES} bytes"))
             }
-        }
-    }
-
-    /// Answers a line that is not a valid request.
-    fn refuse(&mut self, why: String) -> io::Result<()> {
-        let error = Error::new(ErrorKind::InvalidArgument, why);
-        self.answer(&Answer::new(Value::Null, Err(error)))
-    }
-
-    fn answer(&mut self, answer: &Answer) -> io::Result<()> {
-        self.unsent = serde_json::to_vec(answer)?;
-        if self.unsent.len() >= MAX_ANSWER_BYTES {
-            return self.refuse(format!("the answer has more than {MAX_ANSWER_BYTES} bytes"));
-        }
-        self.unsent.push(b'\n');
-        self.active = Instant::now();
-        self.send()
-    }
-
-    /// Sends as many bytes as the client takes now; an error if it has taken none for a while.
-    fn send(&mut self) -> io::Result<()> {
-        while !self.unsent.is_empty() {
-            match self.stream.write(&self.unsent) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(len) => {
-                    self.unsent.drain(..len);
-                    self.active = Instant::now();
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let is_late = self.active.elapsed() > SEND_LIMIT;
-                    return if is_late { Err(error) } else { Ok(()) };
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            Err(error) => Answer::refused(format!("the line is no request: {error}")),
+            Ok(request) => {
+                let (reply, answer) = channel();
+                let id = request.id.clone();
+                let _ = events.send(Event::Asked(request, reply)); // else there is no answer
+                let Ok(result) = answer.recv() else { return Ok(()) };
+                Answer::new(id, result)
             }
+        };
+        let mut bytes = serde_json::to_vec(&answer)?;
+        if bytes.len() >= MAX_ANSWER_BYTES {
+            let why = format!("the answer has more than {MAX_ANSWER_BYTES} bytes");
+            bytes = serde_json::to_vec(&Answer::refused(why))?;
         }
-        Ok(())
+        bytes.push(b'\n');
+        (&**stream).write_all(&bytes)?;
+        note(false);
+        if is_too_long {
+            return Ok(());
+        }
     }
 }
 
@@ -316,6 +234,11 @@ impl Answer {
                 Answer { id, result: None, error: Some(Refused { kind, message }) }
             }
         }
+    }
+
+    /// The answer to a line that is not a valid request.
+    fn refused(why: String) -> Answer {
+        Answer::new(Value::Null, Err(Error::new(ErrorKind::InvalidArgument, why)))
     }
 }
 
@@ -440,10 +363,10 @@ const MAX_CLIENTS: usize = 16;
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// The longest answer, enough for some 50,000 controllers.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
-/// The most reads from a client, and lines answered to it, before the next client has its turn.
-const STEPS: usize = 16;
 /// Time limit for a client that takes none of its answer.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for the last answers of a service that ends.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
 /// Time limit for a service to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for a service to answer: it may have to connect to a namespace's target.

@@ -4,7 +4,8 @@
 //! the running targets, and makes them match the file again. [`control`] answers `dlfs ctl`; [`openings`] carries out
 //! changes of the service, and waits for them; [`limits`] limits hosts; [`takeover`] replaces a service by another
 //! process without closing its addresses. All of it runs on the command's own thread, in the loop of
-//! `commands/serve.rs`, except for opening namespaces later, ending targets and writing the access log (`log.rs`).
+//! `commands/serve.rs`, except for reading requests, opening namespaces later, ending targets and writing the access
+//! log (`log.rs`).
 //!
 //! It is not a supervisor: if a target's thread dies, the service ends.
 

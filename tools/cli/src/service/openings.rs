@@ -4,14 +4,12 @@
 //! target may be slow to answer; so those of each request or reload are opened on a thread, and the service goes on
 //! meanwhile. The request that needs a namespace is answered when it is open. One reload is in progress at a time.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
-use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
 
 use dlfs::keys::read_hosts;
@@ -21,7 +19,7 @@ use dlfs::{Error, ErrorKind, Result};
 
 use self::Failed::{NothingChanged, PartlyChanged};
 use super::config::{self, NamespaceConfig, ServiceConfig};
-use super::control::{Request, Ticket};
+use super::control::{Event, Reply, Request};
 use super::running::{self, DRAIN_LIMIT, Opened, Service};
 use super::takeover::Manager;
 use crate::log::{self, Place};
@@ -29,8 +27,8 @@ use crate::log::{self, Place};
 /// Openings in progress, each with its purpose.
 pub(crate) struct Openings<P> {
     under_way: Vec<UnderWay<P>>,
-    /// Becomes readable when a result is ready.
-    waker: Arc<OwnedFd>,
+    /// Is told when a result is ready.
+    events: Sender<Event>,
     /// Each thread has a clone: the reference count tells how many threads there are.
     threads: Arc<()>,
 }
@@ -44,12 +42,8 @@ struct UnderWay<P> {
 type Found = Result<Vec<ServedNamespace>>;
 
 impl<P> Openings<P> {
-    /// # Errors
-    /// The operating system has no file descriptor left.
-    pub(crate) fn new() -> Result<Openings<P>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let waker = Arc::new(eventfd(0, flags).map_err(io::Error::from)?);
-        Ok(Openings { under_way: Vec::new(), waker, threads: Arc::new(()) })
+    pub(crate) fn new(events: Sender<Event>) -> Openings<P> {
+        Openings { under_way: Vec::new(), events, threads: Arc::new(()) }
     }
 
     /// Starts `work`, which opens namespaces. [`Openings::finished`] returns the result, at the latest after
@@ -77,15 +71,13 @@ impl<P> Openings<P> {
             let message = format!("{MAX_THREADS} threads open namespaces already");
             return Err(Error::new(ErrorKind::Busy, message));
         }
-        let waker = self.waker.clone();
+        let events = self.events.clone();
         let counted = self.threads.clone();
         thread::Builder::new().name("dlfs-serve-open".to_owned()).spawn(move || {
             let _counted = counted;
             // If the result is no longer wanted, the send fails and closes the opened namespaces.
             let _ = done.send(work());
-            // Any value makes it readable. The write fails only when the counter is full, and then it is
-            // readable anyway.
-            let _ = rustix::io::write(&waker, &[1; 8]);
+            let _ = events.send(Event::Woken); // fails only if the service has ended
         })?;
         Ok(())
     }
@@ -97,7 +89,6 @@ impl<P> Openings<P> {
 
     /// Openings that have ended, or whose time is over, with their results.
     pub(crate) fn finished(&mut self) -> Vec<(P, Found)> {
-        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]); // resets it; it may be zero
         let now = Instant::now();
         let mut finished = Vec::new();
         for one in std::mem::take(&mut self.under_way) {
@@ -142,7 +133,7 @@ pub(crate) struct Source {
 
 /// The purpose of opening namespaces.
 enum Purpose {
-    Add(Ticket, (Nqn, NamespaceConfig)),
+    Add(Reply, (Nqn, NamespaceConfig)),
     Reload(Reload),
 }
 
@@ -159,7 +150,7 @@ struct Reload {
 #[derive(Default)]
 struct Askers {
     hung_up: bool,
-    tickets: Vec<Ticket>,
+    replies: Vec<Reply>,
 }
 
 /// The end of a reload: the changes, in words.
@@ -171,9 +162,6 @@ enum Failed {
     PartlyChanged(Error),
 }
 
-/// Requests with their answers.
-type Answers = Vec<(Ticket, Result<Value>)>;
-
 impl Source {
     /// The place of the access log for this configuration file.
     pub(crate) fn access_log(&self, config: Option<&ServiceConfig>) -> Option<Place> {
@@ -182,14 +170,18 @@ impl Source {
 }
 
 impl Changes {
-    /// # Errors
-    /// The operating system has no file descriptor left.
-    pub(crate) fn new(service: Service, source: Source, manager: Manager) -> Result<Changes> {
-        let openings = Openings::new()?;
+    /// `events` is told when [`Changes::step`] has something to do.
+    pub(crate) fn new(
+        service: Service,
+        source: Source,
+        manager: Manager,
+        events: Sender<Event>,
+    ) -> Changes {
+        let openings = Openings::new(events);
         let wanted = Askers::default();
         let ends = None;
         let has_handed_over = false;
-        Ok(Changes { service, source, manager, openings, wanted, ends, has_handed_over })
+        Changes { service, source, manager, openings, wanted, ends, has_handed_over }
     }
 
     /// Begins to end the service: sends all hosts away. Returns the number of controllers.
@@ -213,45 +205,38 @@ impl Changes {
         self.ends.is_some_and(|until| self.service.is_drained() || Instant::now() >= until)
     }
 
-    /// Becomes readable when [`Changes::step`] has something to do.
-    pub(crate) fn waker(&self) -> Arc<OwnedFd> {
-        self.openings.waker.clone()
-    }
-
     /// Notes that SIGHUP has arrived.
     pub(crate) fn hung_up(&mut self) {
         self.wanted.hung_up = true;
     }
 
-    /// Carries out a request. `None`: [`Changes::step`] returns the answer later.
-    pub(crate) fn answer(&mut self, request: &Request, ticket: Ticket) -> Option<Result<Value>> {
-        match request.method.as_str() {
-            "add-ns" | "reload" if self.is_ending() => Some(Err(it_ends())),
-            "add-ns" => self.begin_to_add(request, ticket).err().map(Err),
-            "reload" => {
-                self.wanted.tickets.push(ticket);
-                None
-            }
-            "drain" => {
-                let controllers = self.begin_to_end("dlfs ctl drain");
-                Some(Ok(json!({ "controllers": controllers })))
-            }
-            "hand-over" => Some(self.service.stop_listening().map(|()| {
+    /// Carries out a request. It is answered now, or by [`Changes::step`].
+    pub(crate) fn answer(&mut self, request: &Request, reply: Reply) {
+        let answer = match request.method.as_str() {
+            "add-ns" | "reload" if self.is_ending() => Err(it_ends()),
+            "add-ns" => match self.begin_to_add(request, &reply) {
+                Ok(()) => return,
+                Err(error) => Err(error),
+            },
+            "reload" => return self.wanted.replies.push(reply),
+            "drain" => Ok(json!({ "controllers": self.begin_to_end("dlfs ctl drain") })),
+            "hand-over" => self.service.stop_listening().map(|()| {
                 self.has_handed_over = true;
                 let controllers = self.begin_to_end("another process takes over");
                 json!({ "controllers": controllers })
-            })),
-            _ => Some(self.service.answer(request)),
-        }
+            }),
+            _ => self.service.answer(request),
+        };
+        give(&reply, answer);
     }
 
-    fn begin_to_add(&mut self, request: &Request, ticket: Ticket) -> Result<()> {
+    fn begin_to_add(&mut self, request: &Request, reply: &Reply) -> Result<()> {
         let promised = self.openings.purposes().filter_map(|purpose| match purpose {
             Purpose::Add(_, added) => Some(added),
             Purpose::Reload(_) => None,
         });
         let added = self.service.to_add(request, promised)?;
-        self.open(vec![added.1.clone()], Purpose::Add(ticket, added));
+        self.open(vec![added.1.clone()], Purpose::Add(reply.clone(), added));
         Ok(())
     }
 
@@ -262,37 +247,35 @@ impl Changes {
         });
     }
 
-    /// Advances all changes in progress; returns the answers that are ready.
-    pub(crate) fn step(&mut self) -> Answers {
-        let mut answers = Vec::new();
+    /// Advances all changes in progress, and gives the answers that are ready.
+    pub(crate) fn step(&mut self) {
         self.service.step_leaving();
         for (purpose, opened) in self.openings.finished() {
             let opened = if self.is_ending() { Err(it_ends()) } else { opened };
             match purpose {
-                Purpose::Add(ticket, (nqn, config)) => {
+                Purpose::Add(reply, (nqn, config)) => {
                     let add = |mut served: Vec<ServedNamespace>| {
                         self.service.add_opened(&nqn, config, served.remove(0))
                     };
-                    answers.push((ticket, opened.and_then(add)));
+                    give(&reply, opened.and_then(add));
                 }
                 Purpose::Reload(reload) => match opened {
-                    Ok(served) => self.have_opened(reload, served, &mut answers),
-                    Err(error) => self.end(reload.askers, Err(NothingChanged(error)), &mut answers),
+                    Ok(served) => self.have_opened(reload, served),
+                    Err(error) => self.end(reload.askers, Err(NothingChanged(error))),
                 },
             }
         }
         let is_reloading =
             self.openings.purposes().any(|purpose| matches!(purpose, Purpose::Reload(_)));
-        if !is_reloading && (self.wanted.hung_up || !self.wanted.tickets.is_empty()) {
-            self.begin_to_reload(&mut answers);
+        if !is_reloading && (self.wanted.hung_up || !self.wanted.replies.is_empty()) {
+            self.begin_to_reload();
         }
-        answers
     }
 
-    fn begin_to_reload(&mut self, answers: &mut Answers) {
+    fn begin_to_reload(&mut self) {
         if self.is_ending() {
             let askers = std::mem::take(&mut self.wanted);
-            return self.end(askers, Err(NothingChanged(it_ends())), answers);
+            return self.end(askers, Err(NothingChanged(it_ends())));
         }
         let new = self.source.config.as_deref().map(config::read).transpose();
         if let Ok(Some(new)) = &new
@@ -308,31 +291,26 @@ impl Changes {
             Ok(Some(new)) => {
                 let wanted = Vec::new();
                 let opened = Vec::new();
-                self.go_on(Reload { askers, new, wanted, opened }, answers);
+                self.go_on(Reload { askers, new, wanted, opened });
             }
-            Err(error) => self.end(askers, Err(NothingChanged(error)), answers),
+            Err(error) => self.end(askers, Err(NothingChanged(error))),
             Ok(None) => {
                 let end = self.read_hosts_again().map_err(NothingChanged);
-                self.end(askers, end, answers);
+                self.end(askers, end);
             }
         }
     }
 
-    fn have_opened(
-        &mut self,
-        mut reload: Reload,
-        served: Vec<ServedNamespace>,
-        answers: &mut Answers,
-    ) {
+    fn have_opened(&mut self, mut reload: Reload, served: Vec<ServedNamespace>) {
         let wanted = std::mem::take(&mut reload.wanted).into_iter().zip(served);
         let opened = wanted.map(|((nqn, config), served)| Opened { nqn, config, served });
         reload.opened.extend(opened);
-        self.go_on(reload, answers);
+        self.go_on(reload);
     }
 
     /// Opens missing namespaces, or ends the reload. Namespaces may be missing again: `dlfs ctl` may remove
     /// one while others are opened.
-    fn go_on(&mut self, mut reload: Reload, answers: &mut Answers) {
+    fn go_on(&mut self, mut reload: Reload) {
         match self.service.missing(&reload.new, &reload.opened) {
             Ok(missing) if !missing.is_empty() => {
                 reload.wanted = missing;
@@ -342,9 +320,9 @@ impl Changes {
             Ok(_) => {
                 let Reload { askers, new, opened, .. } = reload;
                 let end = self.become_what(&new, opened);
-                self.end(askers, end, answers);
+                self.end(askers, end);
             }
-            Err(error) => self.end(reload.askers, Err(NothingChanged(error)), answers),
+            Err(error) => self.end(reload.askers, Err(NothingChanged(error))),
         }
     }
 
@@ -374,7 +352,7 @@ impl Changes {
     }
 
     /// Reports the result of a reload to all its requesters.
-    fn end(&mut self, askers: Askers, end: End, answers: &mut Answers) {
+    fn end(&mut self, askers: Askers, end: End) {
         let why = |error: &Error| error.report().replace("\n  ", "; "); // one line of the log
         let (event, text, failed) = match end {
             Ok(what) => ("reloaded", what, None),
@@ -394,14 +372,18 @@ impl Changes {
         if !self.is_ending() {
             self.manager.ready("serving");
         }
-        for ticket in askers.tickets {
+        for reply in askers.replies {
             let answer = match failed {
                 None => Ok(json!({ "changed": text })),
                 Some(kind) => Err(Error::new(kind, text.clone())),
             };
-            answers.push((ticket, answer));
+            give(&reply, answer);
         }
     }
+}
+
+fn give(reply: &Reply, answer: Result<Value>) {
+    let _ = reply.send(answer); // fails only if the client is gone
 }
 
 fn it_ends() -> Error {
@@ -429,7 +411,7 @@ mod tests {
 
     #[test]
     fn one_that_hangs_delays_no_other_and_fails_when_its_time_is_over() {
-        let mut openings = Openings::new().unwrap();
+        let mut openings = Openings::new(channel().0);
         let (release, hang) = channel::<()>();
         let hangs = move || {
             let _ = hang.recv();
@@ -453,7 +435,7 @@ mod tests {
 
     #[test]
     fn more_than_the_limit_are_refused() {
-        let mut openings = Openings::new().unwrap();
+        let mut openings = Openings::new(channel().0);
         let releases: Vec<_> = (0..MAX_THREADS)
             .map(|number| {
                 let (release, hang) = channel::<()>();
