@@ -17,7 +17,7 @@ use dlfs::{Error, ErrorKind, Result};
 
 use super::config::{MAX_NSID, NamespaceConfig, parse_address};
 use super::control::Request;
-use super::running::{Leaving, Running, Service};
+use super::running::{Running, Service};
 use super::takeover;
 use crate::log;
 
@@ -295,8 +295,8 @@ impl Service {
 
     /// The subsystem of this name, or all; also subsystems that are ending.
     fn those(&self, nqn: Option<&Nqn>) -> Result<Vec<&Running>> {
-        let leaving = self.leaving.iter().filter_map(Leaving::running);
-        let mut those = self.subsystems.iter().chain(leaving);
+        let draining = self.draining.iter().map(|(running, _)| running);
+        let mut those = self.subsystems.iter().chain(draining);
         match nqn {
             None => Ok(those.collect()),
             Some(nqn) => {

@@ -34,8 +34,10 @@ use crate::log::{self, AccessLog, Output, Place};
 /// One running target for each subsystem.
 pub(crate) struct Service {
     pub(crate) subsystems: Vec<Running>,
-    /// Subsystems that a reload has removed and that are still ending.
-    pub(super) leaving: Vec<Leaving>,
+    /// Subsystems that a reload has removed, whose hosts have until a deadline to leave.
+    pub(super) draining: Vec<(Running, Instant)>,
+    /// Removed subsystems whose targets are ending.
+    ending: Vec<(Nqn, JoinHandle<()>)>,
     pub(crate) connect: ConnectOptions,
     /// Limits of the hosts and namespaces of all subsystems.
     pub(crate) limiter: Limiter,
@@ -73,7 +75,8 @@ impl Service {
         let access = place.map(AccessLog::open).transpose()?;
         let service = Service {
             subsystems: Vec::new(),
-            leaving: Vec::new(),
+            draining: Vec::new(),
+            ending: Vec::new(),
             connect,
             limiter: Limiter::default(),
             inherited,
@@ -190,7 +193,8 @@ impl Service {
 
     /// Returns whether a subsystem of this name was removed and is still ending.
     pub(crate) fn is_leaving(&self, nqn: &Nqn) -> bool {
-        self.leaving.iter().any(|leaving| leaving.nqn() == nqn)
+        self.draining.iter().any(|(running, _)| running.config.nqn == *nqn)
+            || self.ending.iter().any(|(known, _)| known == nqn)
     }
 
     fn find_mut(&mut self, nqn: &Nqn) -> Option<&mut Running> {
@@ -204,8 +208,8 @@ impl Service {
 
     /// Ends all targets, whose hosts were sent away.
     pub(crate) fn end(mut self) {
-        let leaving = std::mem::take(&mut self.leaving).into_iter();
-        let ending: Vec<Leaving> = leaving.filter_map(Leaving::end).collect();
+        let draining = std::mem::take(&mut self.draining);
+        draining.into_iter().for_each(|(running, _)| self.cut_off(running));
         // In parallel: each may wait for a hanging device.
         thread::scope(|scope| {
             for running in self.subsystems.drain(..) {
@@ -214,15 +218,18 @@ impl Service {
                 let _ = thread::Builder::new().spawn_scoped(scope, end);
             }
         });
-        ending.into_iter().for_each(Leaving::join);
+        for (nqn, thread) in std::mem::take(&mut self.ending) {
+            let _ = thread.join(); // a panic ends the target as well
+            self.note_end(&nqn);
+        }
         self.note("stopped", Value::Null);
         self.access.iter().for_each(AccessLog::finish);
     }
 
     /// Returns whether no host is connected any more.
     pub(crate) fn is_drained(&self) -> bool {
-        let leaving = self.leaving.iter().filter_map(Leaving::running);
-        self.subsystems.iter().chain(leaving).all(|running| running.target.is_drained())
+        let draining = self.draining.iter().map(|(running, _)| running);
+        self.subsystems.iter().chain(draining).all(|running| running.target.is_drained())
     }
 
     /// The sockets that subsystems listen on.
@@ -313,17 +320,6 @@ impl Running {
         self.listeners.clear();
         self.target.stop_listening()
     }
-
-    /// Returns a closure that writes the last line about the subsystem to the access log.
-    fn last_note(&self) -> impl FnOnce() + Send + 'static {
-        let nqn = self.config.nqn.clone();
-        let access = self.access.clone();
-        move || {
-            access.iter().for_each(|access| {
-                access.note("subsystem-removed", Some(&nqn), Value::Null);
-            });
-        }
-    }
 }
 
 /// Opens the device of a namespace.
@@ -361,49 +357,34 @@ fn options(config: &SubsystemConfig, connect: &ConnectOptions) -> TargetOptions 
 /// Time limit for hosts to leave.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
-/// A subsystem that is no longer served.
-pub(crate) enum Leaving {
-    /// Hosts have until this deadline to leave.
-    Draining(Box<Running>, Instant),
-    /// Its target ends.
-    Ending(Nqn, JoinHandle<()>),
-}
+impl Service {
+    /// Begins to end a subsystem that the service no longer contains.
+    ///
+    /// # Errors
+    /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
+    pub(super) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
+        let left = running.leave();
+        self.draining.push((running, Instant::now() + DRAIN_LIMIT));
+        left
+    }
 
-impl Leaving {
-    pub(crate) fn nqn(&self) -> &Nqn {
-        match self {
-            Leaving::Draining(running, _) => &running.config.nqn,
-            Leaving::Ending(nqn, _) => nqn,
+    /// Advances all subsystems that are ending.
+    pub(super) fn step_leaving(&mut self) {
+        let now = Instant::now();
+        let is_over = |(running, until): &mut (Running, Instant)| {
+            running.target.is_drained() || now >= *until
+        };
+        let over: Vec<_> = self.draining.extract_if(.., is_over).collect();
+        over.into_iter().for_each(|(running, _)| self.cut_off(running));
+        let gone: Vec<_> = self.ending.extract_if(.., |(_, thread)| thread.is_finished()).collect();
+        for (nqn, _) in gone {
+            self.note_end(&nqn);
+            log::say(&format!("subsystem {nqn} has ended"));
         }
     }
 
-    /// The subsystem, while hosts may be connected to it.
-    pub(super) fn running(&self) -> Option<&Running> {
-        match self {
-            Leaving::Draining(running, _) => Some(running),
-            Leaving::Ending(..) => None,
-        }
-    }
-
-    /// Advances if possible; `None`: the subsystem is gone.
-    fn step(self, now: Instant) -> Option<Leaving> {
-        match self {
-            Leaving::Draining(running, until) => {
-                let is_over = running.target.is_drained() || now >= until;
-                let leaving = Leaving::Draining(running, until);
-                if is_over { leaving.end() } else { Some(leaving) }
-            }
-            Leaving::Ending(nqn, thread) if thread.is_finished() => {
-                log::say(&format!("subsystem {nqn} has ended"));
-                None
-            }
-            ending @ Leaving::Ending(..) => Some(ending),
-        }
-    }
-
-    /// Ends the target, and disconnects the remaining hosts; `None`: the subsystem is gone.
-    pub(crate) fn end(self) -> Option<Leaving> {
-        let Leaving::Draining(running, _) = self else { return Some(self) };
+    /// Ends the target of a subsystem on a thread, and disconnects the remaining hosts.
+    fn cut_off(&mut self, running: Running) {
         let nqn = running.config.nqn.clone();
         let late = running.target.connected().len();
         if late > 0 {
@@ -412,45 +393,16 @@ impl Leaving {
                 "subsystem {nqn}: {late} controllers were not gone after {limit} s and are cut off"
             ));
         }
-        let last_note = running.last_note();
-        let again = running.last_note();
-        let end = move || {
-            running.target.stop();
-            last_note();
-        };
+        let end = move || running.target.stop();
         match thread::Builder::new().name("dlfs-serve-end".to_owned()).spawn(end) {
-            Ok(thread) => Some(Leaving::Ending(nqn, thread)),
-            Err(_) => {
-                again(); // its target has ended on this thread
-                None
-            }
+            Ok(thread) => self.ending.push((nqn, thread)),
+            Err(_) => self.note_end(&nqn), // its target has ended on this thread
         }
     }
 
-    /// Waits until the target has ended, which takes a few seconds at most.
-    pub(super) fn join(self) {
-        if let Leaving::Ending(_, thread) = self {
-            let _ = thread.join(); // a panic ends the target as well
-        }
-    }
-}
-
-impl Service {
-    /// Begins to end a subsystem that the service no longer contains.
-    ///
-    /// # Errors
-    /// Errors of [`Running::leave`]; the subsystem ends nevertheless.
-    pub(super) fn begin_to_end(&mut self, mut running: Running) -> Result<()> {
-        let left = running.leave();
-        self.leaving.push(Leaving::Draining(Box::new(running), Instant::now() + DRAIN_LIMIT));
-        left
-    }
-
-    /// Advances all subsystems that are ending.
-    pub(super) fn step_leaving(&mut self) {
-        let now = Instant::now();
-        let leaving = std::mem::take(&mut self.leaving).into_iter();
-        self.leaving = leaving.filter_map(|leaving| leaving.step(now)).collect();
+    fn note_end(&self, nqn: &Nqn) {
+        let note = |access: &AccessLog| access.note("subsystem-removed", Some(nqn), Value::Null);
+        self.access.iter().for_each(note);
     }
 }
 
