@@ -9,6 +9,7 @@
 //! chunk in the order of these first reads; a node that wants a sample that is being copied waits for the copy.
 //! A sample for which no node has room always comes from the origin.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
@@ -20,22 +21,50 @@ use dlfs::units::SampleId;
 use crate::engine::Job;
 
 /// The copies that nodes hold.
-#[derive(Debug)]
-pub(crate) enum Copies {
-    /// No copies: all samples come from the origin.
-    None {
-        /// True if whole chunks are read.
-        chunks: bool,
-    },
-    /// At most one copy of each sample, known to all nodes.
-    Shared(Shared),
-    /// First come, first kept, in each node independently.
-    FirstTouch(FirstTouch),
-    /// As planned, and filled during the training.
-    Planned(Box<Planned>),
-    /// Each chunk on the node that a hash selects, filled during the training.
-    ByHash(Box<ByHash>),
+pub(crate) trait Copies {
+    /// The tiers of this node and of another one with a copy of `sample`.
+    fn find(&self, _node: u32, _sample: u32) -> (Option<u8>, Option<u8>) {
+        (None, None)
+    }
+
+    /// The source from which `node` reads `sample` now.
+    fn source(&self, model: &Model, node: u32, sample: u32) -> Source {
+        let (local, remote) = self.find(node, sample);
+        model.choose(local, remote)
+    }
+
+    /// Returns whether `sample` reaches `node` from the origin by way of another node.
+    fn is_elsewhere(&self, _node: u32, _sample: u32) -> bool {
+        false
+    }
+
+    /// Returns whether the staging threads of `node` wait for `sample`: a fill thread is copying it to the place
+    /// where they would read it, and the policy lets them wait.
+    fn is_coming(&self, _node: u32, _sample: u32) -> bool {
+        false
+    }
+
+    /// Notes that `node` stages `sample`; some policies keep it. Returns the node whose fill threads now have
+    /// more to do, if any.
+    fn claimed(&mut self, _node: u32, _sample: u32, _len_bytes: u32) -> Option<u32> {
+        None
+    }
+
+    /// Starts the next copy of thread `thread` of `tier` of `node`; returns its sample.
+    fn next_fill(&mut self, _node: u32, _tier: usize, _thread: usize) -> Option<u32> {
+        None
+    }
+
+    /// Ends the copy of thread `thread` of `tier` of `node`; returns its sample.
+    fn filled(&mut self, _node: u32, _tier: usize, _thread: usize) -> Option<u32> {
+        None
+    }
 }
+
+/// No copies: all samples come from the origin.
+pub(crate) struct Nothing;
+
+impl Copies for Nothing {}
 
 /// At most one copy of each sample, and its holder.
 #[derive(Debug)]
@@ -44,6 +73,8 @@ pub(crate) struct Shared {
     places: Vec<u32>,
     /// True if a node keeps samples that it is the first to read, in tier 0.
     fill: bool,
+    /// Bytes held from the start in each tier of each node.
+    pub(crate) used: Vec<Vec<u64>>,
 }
 
 /// Tiers that each node fills from the top with the samples that it reads first.
@@ -100,105 +131,14 @@ struct Fill {
     is_done: bool,
 }
 
-impl Copies {
-    /// Returns whether the origin is read in whole chunks.
-    pub(crate) fn reads_chunks(&self) -> bool {
-        matches!(self, Copies::None { chunks: true })
-    }
-
-    /// The source from which `node` reads `sample` now.
-    pub(crate) fn source(&self, model: &Model, node: u32, sample: u32) -> Source {
-        let (local, remote) = match self {
-            Copies::None { .. } => (None, None),
-            Copies::Shared(shared) => shared.find(node, sample),
-            Copies::FirstTouch(touched) => {
-                (touched.nodes[node as usize].get(&sample).copied(), None)
-            }
-            Copies::Planned(planned) => planned.find(node, sample),
-            Copies::ByHash(held) => return held.source(node, sample),
-        };
-        model.choose(local, remote)
-    }
-
-    /// Returns whether `sample` reaches `node` from the origin by way of another node.
-    pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
-        matches!(self, Copies::ByHash(held) if held.is_elsewhere(node, sample))
-    }
-
-    /// Returns whether the staging threads of `node` wait for `sample`: a fill thread is copying it to the place
-    /// where they would read it, and the policy lets them wait.
-    pub(crate) fn is_coming(&self, node: u32, sample: u32) -> bool {
-        let planned = match self {
-            Copies::Planned(planned) => planned,
-            Copies::ByHash(held) => return held.is_coming(sample),
-            _ => return false,
-        };
-        let tiers = planned.nodes[node as usize].tiers.iter();
-        let mut at = tiers.flat_map(|tier| tier.at.iter().flatten().map(|&at| tier.fills[at]));
-        planned.keep_staged.is_some() && at.any(|fill| fill.sample == sample)
-    }
-
-    /// Notes that `node` stages `sample`; some policies keep it. Returns the node whose fill threads now have
-    /// more to do, if any.
-    pub(crate) fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
-        match self {
-            Copies::Shared(shared) if shared.fill => {
-                let place = &mut shared.places[sample as usize];
-                if *place == NOBODY {
-                    *place = node << 8;
-                }
-            }
-            Copies::FirstTouch(touched) => touched.touch(node, sample, len_bytes),
-            Copies::Planned(planned) => planned.nodes[node as usize].claimed += 1,
-            Copies::ByHash(held) => return held.claimed(sample),
-            _ => (),
-        }
-        None
-    }
-
-    /// Starts the next copy of thread `thread` of `tier` of `node`; returns its sample.
-    pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
-        let planned = match self {
-            Copies::Planned(planned) => planned,
-            Copies::ByHash(held) => return held.next_fill(node, tier, thread),
-            _ => return None,
-        };
-        let node = &mut planned.nodes[node as usize];
-        let tier = &mut node.tiers[tier];
-        if let Some(margin) = planned.keep_staged {
-            let near = |fill: &&Fill| u64::from(fill.first_access) < node.claimed + margin;
-            tier.next += tier.fills[tier.next..].iter().take_while(near).count();
-        }
-        let fill = tier.fills.get(tier.next)?;
-        tier.at[thread] = Some(tier.next);
-        tier.next += 1;
-        Some(fill.sample)
-    }
-
-    /// Ends the copy of thread `thread` of `tier` of `node`; returns its sample.
-    pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
-        match self {
-            Copies::Planned(planned) => {
-                let tier = &mut planned.nodes[node as usize].tiers[tier];
-                let fill = &mut tier.fills[tier.at[thread].take()?];
-                fill.is_done = true;
-                Some(fill.sample)
-            }
-            Copies::ByHash(held) => held.filled(node, tier, thread),
-            _ => None,
-        }
-    }
-}
-
 impl Shared {
     /// Begins without copies; each node keeps the samples that it is the first to read.
     pub(crate) fn first_reader(samples: usize) -> Shared {
-        Shared { places: vec![NOBODY; samples], fill: true }
+        Shared { places: vec![NOBODY; samples], fill: true, used: Vec::new() }
     }
 
-    /// Each node holds its slice of the samples while it fits the tiers, filled in the order `tiers`. Also
-    /// returns the bytes in each tier of each node.
-    pub(crate) fn slices(job: &Job, tiers: &[usize]) -> (Shared, Vec<Vec<u64>>) {
+    /// Each node holds its slice of the samples while it fits the tiers, filled in the order `tiers`.
+    pub(crate) fn slices(job: &Job, tiers: &[usize]) -> Shared {
         let nodes = job.schedule.nodes();
         let samples = job.sizes.len();
         let mut places = vec![NOBODY; samples];
@@ -213,7 +153,7 @@ impl Shared {
                 }
             }
         }
-        (Shared { places, fill: false }, used)
+        Shared { places, fill: false, used }
     }
 
     /// The node that holds `sample`.
@@ -221,7 +161,9 @@ impl Shared {
         let place = self.places[sample as usize];
         (place != NOBODY).then_some(place >> 8)
     }
+}
 
+impl Copies for Shared {
     fn find(&self, node: u32, sample: u32) -> (Option<u8>, Option<u8>) {
         let place = self.places[sample as usize];
         match place {
@@ -229,6 +171,14 @@ impl Shared {
             _ if place >> 8 == node => (Some(place as u8), None),
             _ => (None, Some(place as u8)),
         }
+    }
+
+    fn claimed(&mut self, node: u32, sample: u32, _: u32) -> Option<u32> {
+        let place = &mut self.places[sample as usize];
+        if self.fill && *place == NOBODY {
+            *place = node << 8;
+        }
+        None
     }
 }
 
@@ -238,18 +188,23 @@ impl FirstTouch {
         let nodes = job.schedule.nodes() as usize;
         FirstTouch { nodes: vec![HashMap::new(); nodes], room: vec![job.tier_bytes.clone(); nodes] }
     }
+}
 
-    fn touch(&mut self, node: u32, sample: u32, len_bytes: u32) {
-        let copies = &mut self.nodes[node as usize];
+impl Copies for FirstTouch {
+    fn find(&self, node: u32, sample: u32) -> (Option<u8>, Option<u8>) {
+        (self.nodes[node as usize].get(&sample).copied(), None)
+    }
+
+    fn claimed(&mut self, node: u32, sample: u32, len_bytes: u32) -> Option<u32> {
         let room = &mut self.room[node as usize];
-        if copies.contains_key(&sample) {
-            return;
-        }
         let len = u64::from(len_bytes);
-        if let Some(tier) = room.iter().position(|&room| len <= room) {
+        if let Entry::Vacant(place) = self.nodes[node as usize].entry(sample)
+            && let Some(tier) = room.iter().position(|&room| len <= room)
+        {
             room[tier] -= len;
-            copies.insert(sample, tier as u8);
+            place.insert(tier as u8);
         }
+        None
     }
 }
 
@@ -292,6 +247,16 @@ impl Planned {
         Ok(Planned { holders, nodes, keep_staged })
     }
 
+    /// Returns whether the copy that `node` plans at `lba` of `tier` exists.
+    fn has(&self, node: &NodePlan, tier: usize, lba: u64) -> bool {
+        let fills = &node.tiers[tier].fills;
+        let fill = fills.binary_search_by_key(&lba, |fill| fill.lba).map(|index| fills[index]);
+        let is_kept = |fill: &Fill| u64::from(fill.first_access) < node.claimed;
+        fill.is_ok_and(|fill| fill.is_done || self.keep_staged.is_some() && is_kept(&fill))
+    }
+}
+
+impl Copies for Planned {
     fn find(&self, node: u32, sample: u32) -> (Option<u8>, Option<u8>) {
         let own = &self.nodes[node as usize];
         let local = own.by_id.binary_search_by_key(&sample, |entry| entry.0).ok();
@@ -309,12 +274,35 @@ impl Planned {
         (local, remote.map(|holder| holder.tier))
     }
 
-    /// Returns whether the copy that `node` plans at `lba` of `tier` exists.
-    fn has(&self, node: &NodePlan, tier: usize, lba: u64) -> bool {
-        let fills = &node.tiers[tier].fills;
-        let fill = fills.binary_search_by_key(&lba, |fill| fill.lba).map(|index| fills[index]);
-        let is_kept = |fill: &Fill| u64::from(fill.first_access) < node.claimed;
-        fill.is_ok_and(|fill| fill.is_done || self.keep_staged.is_some() && is_kept(&fill))
+    fn is_coming(&self, node: u32, sample: u32) -> bool {
+        let tiers = self.nodes[node as usize].tiers.iter();
+        let mut at = tiers.flat_map(|tier| tier.at.iter().flatten().map(|&at| tier.fills[at]));
+        self.keep_staged.is_some() && at.any(|fill| fill.sample == sample)
+    }
+
+    fn claimed(&mut self, node: u32, _: u32, _: u32) -> Option<u32> {
+        self.nodes[node as usize].claimed += 1;
+        None
+    }
+
+    fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+        let node = &mut self.nodes[node as usize];
+        let tier = &mut node.tiers[tier];
+        if let Some(margin) = self.keep_staged {
+            let near = |fill: &&Fill| u64::from(fill.first_access) < node.claimed + margin;
+            tier.next += tier.fills[tier.next..].iter().take_while(near).count();
+        }
+        let fill = tier.fills.get(tier.next)?;
+        tier.at[thread] = Some(tier.next);
+        tier.next += 1;
+        Some(fill.sample)
+    }
+
+    fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+        let tier = &mut self.nodes[node as usize].tiers[tier];
+        let fill = &mut tier.fills[tier.at[thread].take()?];
+        fill.is_done = true;
+        Some(fill.sample)
     }
 }
 
@@ -425,9 +413,11 @@ impl ByHash {
             fills: vec![fills.collect(); nodes],
         }
     }
+}
 
-    /// The source from which `node` reads `sample` now: the holder if it has a copy, else the origin.
-    pub(crate) fn source(&self, node: u32, sample: u32) -> Source {
+impl Copies for ByHash {
+    /// The holder if it has a copy, else the origin.
+    fn source(&self, _: &Model, node: u32, sample: u32) -> Source {
         match (self.places[sample as usize], self.states[sample as usize]) {
             (Some(place), State::Held) if u32::from(place.node) == node => {
                 Source::Local(place.tier)
@@ -437,19 +427,17 @@ impl ByHash {
         }
     }
 
-    /// Returns whether `node` reads `sample` by way of another node, the holder.
-    pub(crate) fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
+    fn is_elsewhere(&self, node: u32, sample: u32) -> bool {
         self.places[sample as usize].is_some_and(|place| u32::from(place.node) != node)
     }
 
-    /// Returns whether a fill thread is copying `sample`.
-    pub(crate) fn is_coming(&self, sample: u32) -> bool {
+    fn is_coming(&self, _: u32, sample: u32) -> bool {
         self.states[sample as usize] == State::Coming
     }
 
-    /// Notes that some node reads `sample`: from now on its holder has it. Returns the holder if this is the
-    /// first read of the chunk, so that the holder has to copy the rest.
-    pub(crate) fn claimed(&mut self, sample: u32) -> Option<u32> {
+    /// From now on the holder has the sample. Returns the holder if this is the first read of the chunk, so that the
+    /// holder has to copy the rest.
+    fn claimed(&mut self, _: u32, sample: u32, _: u32) -> Option<u32> {
         let place = self.places[sample as usize]?;
         self.states[sample as usize] = State::Held;
         let chunk = sample / self.per_chunk;
@@ -462,8 +450,7 @@ impl ByHash {
         Some(place.node.into())
     }
 
-    /// Starts the next copy of thread `thread` of `tier` of `node`; returns its sample.
-    pub(crate) fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+    fn next_fill(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let fills = &mut self.fills[node as usize][tier];
         while let Some(&chunk) = fills.chunks.front() {
             let first = chunk * self.per_chunk;
@@ -485,8 +472,7 @@ impl ByHash {
         None
     }
 
-    /// Ends the copy of thread `thread` of `tier` of `node`; returns its sample.
-    pub(crate) fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
+    fn filled(&mut self, node: u32, tier: usize, thread: usize) -> Option<u32> {
         let sample = self.fills[node as usize][tier].at[thread].take()?;
         self.states[sample as usize] = State::Held;
         Some(sample)

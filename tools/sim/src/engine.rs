@@ -54,6 +54,8 @@ pub(crate) struct Rules {
     pub(crate) hides_writes: Hides,
     /// The nodes that share the origin.
     pub(crate) readers: Readers,
+    /// The origin is read in whole chunks.
+    pub(crate) reads_chunks: bool,
 }
 
 /// The threads that fetch the next sample while the last one is decoded and written; other threads do these
@@ -98,10 +100,10 @@ pub struct Outcome {
 }
 
 /// One simulation in progress.
-pub(crate) struct Engine<'a> {
+pub(crate) struct Engine<'a, C> {
     job: &'a Job,
     rules: Rules,
-    copies: Copies,
+    copies: C,
     sequence: &'a Sequence<'a>,
     window: VecDeque<Vec<u32>>,
     first_in_window: u32,
@@ -169,14 +171,14 @@ struct Transfers {
     ends: BinaryHeap<Reverse<(u128, u32)>>,
 }
 
-impl<'a> Engine<'a> {
+impl<'a, C: Copies> Engine<'a, C> {
     /// A simulation of `job` under `rules` with `copies`, reading `sequence` of each epoch.
     pub(crate) fn new(
         job: &'a Job,
         rules: Rules,
-        copies: Copies,
+        copies: C,
         sequence: &'a Sequence<'a>,
-    ) -> Engine<'a> {
+    ) -> Engine<'a, C> {
         let staging = job.model.staging.threads as usize;
         let fills: usize = job.model.tiers.iter().map(|tier| tier.threads as usize).sum();
         let num_nodes = job.schedule.nodes();
@@ -278,7 +280,7 @@ impl<'a> Engine<'a> {
             Readers::Now => self.reading_nodes.max(1),
         };
         let model = &self.job.model;
-        if self.copies.reads_chunks() {
+        if self.rules.reads_chunks {
             model.origin_link.min(self.job.origin_chunks.at(readers).shared_by(readers))
         } else {
             model.origin_rate(readers)

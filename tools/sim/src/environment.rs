@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use dlfs::cache::Environment as Probed;
+use dlfs::permutation::Key;
 use dlfs::plan::{Curve, Model, Rate, Stage};
 
 /// Machines, data set and training: all inputs of a simulation. A TOML file holds one.
@@ -281,10 +282,8 @@ impl Dataset {
 /// The standard normal deviate of `index`: a Box-Muller transform of two words hashed from seed and index.
 fn normal(seed: u64, index: u64) -> f64 {
     let word = |nth: u64| {
-        let mut word = seed.wrapping_add((2 * index + nth + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ (word >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+        let place = (2 * index + nth).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (Key::new(seed.wrapping_add(place)).word() >> 11) as f64 / (1_u64 << 53) as f64
     };
     (-2.0 * (1.0 - word(0)).ln()).sqrt() * (std::f64::consts::TAU * word(1)).cos()
 }

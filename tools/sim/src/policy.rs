@@ -12,7 +12,7 @@ use dlfs::order::{OrderKind, OrderSpec, deal};
 use dlfs::permutation::{Key, Permutation};
 use dlfs::plan::ChunkHolders;
 
-use crate::copies::{self, ByHash, Copies, FirstTouch, Planned, Shared, Use, slice};
+use crate::copies::{self, ByHash, Copies, FirstTouch, Nothing, Planned, Shared, Use, slice};
 use crate::engine::{Engine, Hides, Job, Outcome, Readers, Rules};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
@@ -181,20 +181,17 @@ impl Simulation {
     pub fn run(&self, policy: Policy) -> Result<Outcome, PolicyError> {
         match policy {
             Policy::LowerBound => Ok(self.lower_bound()),
-            Policy::Naive => Ok(self.plain(Copies::None { chunks: false }, ON_DEMAND, 1)),
-            Policy::StagingPool => Ok(self.plain(Copies::None { chunks: false }, OVERLAPPED, 0)),
+            Policy::Naive => Ok(self.plain(Nothing, ON_DEMAND, 1)),
+            Policy::StagingPool => Ok(self.plain(Nothing, OVERLAPPED, 0)),
             Policy::Hdmlp => Ok(self.plain(self.planned(HDMLP)?, STAGED, 0)),
             Policy::Clairvoyant => Ok(self.plain(self.planned(CLAIRVOYANT)?, OVERLAPPED, 0)),
             Policy::PeersByPlan => Ok(self.plain(self.planned(PEERS_BY_PLAN)?, OVERLAPPED, 0)),
             Policy::PeersByHash => {
                 let holders = copies::holders(&self.job, false).map_err(ConfigError::from)?;
-                Ok(self.plain(self.held(&holders), OVERLAPPED, 0))
+                Ok(self.plain(ByHash::new(&self.job, &holders), OVERLAPPED, 0))
             }
             Policy::ShardLocal => self.shard_local(),
-            Policy::FirstTouch => {
-                let copies = Copies::FirstTouch(FirstTouch::new(&self.job));
-                Ok(self.plain(copies, OVERLAPPED, 0))
-            }
+            Policy::FirstTouch => Ok(self.plain(FirstTouch::new(&self.job), OVERLAPPED, 0)),
             Policy::Grouped => self.grouped(),
             Policy::DeepioOrdered => self.deepio_ordered(),
             Policy::DeepioOpportunistic => self.deepio_opportunistic(),
@@ -227,7 +224,7 @@ impl Simulation {
     }
 
     /// Trains in the order's own sequence, with `threads` staging threads; 0: as configured.
-    fn plain(&self, copies: Copies, rules: Rules, threads: u32) -> Outcome {
+    fn plain(&self, copies: impl Copies, rules: Rules, threads: u32) -> Outcome {
         let mut job = self.job.clone();
         if threads > 0 {
             job.model.staging.threads = threads;
@@ -236,13 +233,8 @@ impl Simulation {
         Engine::new(&job, rules, copies, &sequence).run(0)
     }
 
-    fn planned(&self, usage: Use) -> Result<Copies, PolicyError> {
-        let planned = Planned::new(&self.job, usage).map_err(ConfigError::from)?;
-        Ok(Copies::Planned(Box::new(planned)))
-    }
-
-    fn held(&self, holders: &ChunkHolders) -> Copies {
-        Copies::ByHash(Box::new(ByHash::new(&self.job, holders)))
+    fn planned(&self, usage: Use) -> Result<Planned, PolicyError> {
+        Ok(Planned::new(&self.job, usage).map_err(ConfigError::from)?)
     }
 
     fn shard_local(&self) -> Result<Outcome, PolicyError> {
@@ -255,25 +247,25 @@ impl Simulation {
             }
             sequence
         };
-        Ok(Engine::new(&self.job, OVERLAPPED, self.held(&holders), &sequence).run(0))
+        Ok(Engine::new(&self.job, OVERLAPPED, ByHash::new(&self.job, &holders), &sequence).run(0))
     }
 
     fn grouped(&self) -> Result<Outcome, PolicyError> {
         let schedule = schedule(&self.config, &self.job.sizes, Policy::Grouped)?;
         let job = Job { schedule, ..self.job.clone() };
         let sequence = |epoch| job.schedule.sequence(epoch);
-        Ok(Engine::new(&job, OVERLAPPED, Copies::None { chunks: true }, &sequence).run(0))
+        Ok(Engine::new(&job, IN_CHUNKS, Nothing, &sequence).run(0))
     }
 
     fn deepio_ordered(&self) -> Result<Outcome, PolicyError> {
-        let (shared, used) = Shared::slices(&self.job, self.memory()?);
+        let shared = Shared::slices(&self.job, self.memory()?);
         let rules = Rules { origin_on_demand: true, ..PIPELINED };
-        Ok(self.loaded(Copies::Shared(shared), &used, rules, &|e| self.job.schedule.sequence(e)))
+        Ok(self.loaded(shared, rules, &|e| self.job.schedule.sequence(e)))
     }
 
     /// Every node draws from the contents of all memories, until the epoch is complete.
     fn deepio_opportunistic(&self) -> Result<Outcome, PolicyError> {
-        let (shared, used) = Shared::slices(&self.job, self.memory()?);
+        let shared = Shared::slices(&self.job, self.memory()?);
         let ids = 0..self.job.sizes.len() as u32;
         let held: Vec<u32> = ids.filter(|&id| shared.node_of(id).is_some()).collect();
         if held.is_empty() {
@@ -285,13 +277,13 @@ impl Simulation {
             let mut draws = Draws::new(&held, Key::derive(seed, &[u64::from(epoch)]));
             (0..positions).map(|_| draws.next()).collect()
         };
-        Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
+        Ok(self.loaded(shared, PIPELINED, &sequence))
     }
 
     /// Every node draws from its own slice; the disk is filled first, as the published times imply.
     fn parallel_staging(&self) -> Result<Outcome, PolicyError> {
         let slowest_first: Vec<usize> = (0..self.job.tier_bytes.len()).rev().collect();
-        let (shared, used) = Shared::slices(&self.job, &slowest_first);
+        let shared = Shared::slices(&self.job, &slowest_first);
         let nodes = self.job.schedule.nodes();
         let held = |node| {
             let ids = slice(self.job.sizes.len(), node, nodes).map(|id| id as u32);
@@ -313,20 +305,19 @@ impl Simulation {
             }
             sequence
         };
-        Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
+        Ok(self.loaded(shared, PIPELINED, &sequence))
     }
 
     fn lbann_dynamic(&self) -> Result<Outcome, PolicyError> {
         self.fits_memories()?;
-        let copies = Copies::Shared(Shared::first_reader(self.job.sizes.len()));
+        let copies = Shared::first_reader(self.job.sizes.len());
         Ok(self.plain(copies, Rules { readers: Readers::All, ..PIPELINED }, 0))
     }
 
     fn lbann_preloading(&self) -> Result<Outcome, PolicyError> {
         self.fits_memories()?;
-        let (shared, used) = Shared::slices(&self.job, self.memory()?);
-        Ok(self
-            .loaded(Copies::Shared(shared), &used, PIPELINED, &|e| self.job.schedule.sequence(e)))
+        let shared = Shared::slices(&self.job, self.memory()?);
+        Ok(self.loaded(shared, PIPELINED, &|e| self.job.schedule.sequence(e)))
     }
 
     /// A slice that fits in memory is there; a larger slice fills the disk first. The published load times
@@ -337,7 +328,7 @@ impl Simulation {
         if self.job.tier_bytes.first().is_some_and(|&memory| memory < each) {
             tiers.reverse();
         }
-        let (shared, used) = Shared::slices(&self.job, &tiers);
+        let shared = Shared::slices(&self.job, &tiers);
         let holders: Vec<Option<u32>> =
             (0..self.job.sizes.len() as u32).map(|id| shared.node_of(id)).collect();
         let sequence = |epoch| {
@@ -347,17 +338,11 @@ impl Simulation {
             }
             sequence
         };
-        Ok(self.loaded(Copies::Shared(shared), &used, PIPELINED, &sequence))
+        Ok(self.loaded(shared, PIPELINED, &sequence))
     }
 
     /// Trains after each node has loaded `used` bytes into its tiers, all tiers in parallel.
-    fn loaded(
-        &self,
-        copies: Copies,
-        used: &[Vec<u64>],
-        rules: Rules,
-        sequence: &dyn Fn(u32) -> Vec<u32>,
-    ) -> Outcome {
+    fn loaded(&self, shared: Shared, rules: Rules, sequence: &dyn Fn(u32) -> Vec<u32>) -> Outcome {
         let model = &self.job.model;
         let load_ns = |(tier, &bytes): (usize, &u64)| {
             let stage = &model.tiers[tier];
@@ -374,8 +359,8 @@ impl Simulation {
                 }
             }
         };
-        let load_ns = used.iter().map(of_node).max().unwrap_or(0);
-        Engine::new(&self.job, rules, copies, sequence).run(load_ns)
+        let load_ns = shared.used.iter().map(of_node).max().unwrap_or(0);
+        Engine::new(&self.job, rules, shared, sequence).run(load_ns)
     }
 
     fn memory(&self) -> Result<&'static [usize], PolicyError> {
@@ -485,13 +470,18 @@ fn give_by_node(schedule: &Schedule, step: u64, holders: &ChunkHolders, sequence
 }
 
 /// The thesis's model: a thread fetches a sample and then writes it.
-const PIPELINED: Rules =
-    Rules { origin_on_demand: false, hides_writes: Hides::None, readers: Readers::Now };
+const PIPELINED: Rules = Rules {
+    origin_on_demand: false,
+    hides_writes: Hides::None,
+    readers: Readers::Now,
+    reads_chunks: false,
+};
 /// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
 const OVERLAPPED: Rules = Rules { hides_writes: Hides::All, ..PIPELINED };
 /// HDMLP: staging threads work as in double buffering, fill threads like threads that load tiers before
 /// training. This reproduces the published times.
 const STAGED: Rules = Rules { hides_writes: Hides::Staging, ..PIPELINED };
+const IN_CHUNKS: Rules = Rules { reads_chunks: true, ..OVERLAPPED };
 const ON_DEMAND: Rules = Rules { origin_on_demand: true, ..PIPELINED };
 
 /// The published times assume that nodes read only their own tiers.
