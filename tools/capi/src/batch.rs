@@ -11,7 +11,7 @@ use dlfs::format::fields::{split, table_len};
 use dlfs::reader::Batch;
 
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
-use crate::structs::{self, Kind, Struct, check_out, give, take};
+use crate::structs::{self, Handle, Struct, check_out, give, take};
 
 /// The label of a sample without a label, in every function and struct. Python uses None, and
 /// dlfs.NO_LABEL, the same number, in arrays of labels.
@@ -93,7 +93,11 @@ struct Held {
     _fields: Vec<Field>,
 }
 
-impl Kind for Held {
+/// The type of `BatchOut::handle`.
+enum BatchHandle {}
+
+impl Handle for BatchHandle {
+    type Object = Held;
     const NAME: &str = "batch";
 }
 
@@ -149,7 +153,8 @@ pub(crate) unsafe fn hand_out(
         ends_epoch: place.1.into(),
         ..BatchOut::zeroed()
     };
-    value.handle = structs::insert(Held { _batch: batch, _items: items, _fields: fields.fields })?;
+    let held = Held { _batch: batch, _items: items, _fields: fields.fields };
+    value.handle = structs::insert::<BatchHandle>(held)?.cast();
     // SAFETY: the caller promises that `out` satisfies the contract of `give`.
     unsafe { give(out, value) }
 }
@@ -174,7 +179,7 @@ pub unsafe extern "C" fn dlfs_release(batch: *mut BatchOut) -> c_int {
         // checked.
         unsafe {
             check_out(batch)?;
-            let held = structs::remove::<Held>(take(batch.cast_const())?.handle)?;
+            let held = structs::remove(take(batch.cast_const())?.handle.cast::<BatchHandle>())?;
             give(batch, BatchOut::zeroed())?;
             drop(held);
         }

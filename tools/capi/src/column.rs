@@ -9,8 +9,8 @@ use dlfs::{Error, ErrorKind};
 
 use crate::batch::DLFS_NO_LABEL;
 use crate::error::{DLFS_E_NOT_FOUND, Failure, guard};
-use crate::mount::{Fs, entry, mount_of};
-use crate::structs::{Struct, array, fill, fill_text, put, utf8};
+use crate::mount::{Fs, entry};
+use crate::structs::{Struct, array, fill, fill_text, get, put, utf8};
 
 /// The type of a typed column: whole numbers.
 pub const DLFS_COLUMN_INT: u32 = 1;
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn dlfs_column_number(
     guard(|| {
         // SAFETY: by the header `name` is NULL or ends with NUL, and does not change during the call.
         let name = unsafe { utf8(name, "name")? };
-        let mount = mount_of(fs)?;
+        let mount = get(fs)?;
         let columns = mount.dataset.directory().columns();
         let found = columns.iter().position(|column| column.name() == name).ok_or_else(|| {
             let known: Vec<&str> = columns.iter().map(Column::name).collect();
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn dlfs_column_name(
     // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe {
         fill_text(name, len, needed, || {
-            Ok(column_of(mount_of(fs)?.dataset.directory(), column)?.name().to_owned())
+            Ok(column_of(get(fs)?.dataset.directory(), column)?.name().to_owned())
         })
     }
 }
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn dlfs_column_ints(
     values: *mut i64,
 ) -> c_int {
     guard(|| {
-        let mount = mount_of(fs)?;
+        let mount = get(fs)?;
         let column = column_of(mount.dataset.directory(), column)?;
         if column.kind().is_float() {
             let text = format!("column {} is {}: dlfs_column_floats", column.name(), column.kind());
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn dlfs_column_floats(
     values: *mut f64,
 ) -> c_int {
     guard(|| {
-        let mount = mount_of(fs)?;
+        let mount = get(fs)?;
         let column = column_of(mount.dataset.directory(), column)?;
         if column.kind() == dlfs::format::columns::ColumnType::Text {
             let text = format!("column {} is of texts: dlfs_column_ints", column.name());
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn dlfs_column_text(
     // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe {
         fill_text(text, len, needed, || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let column = column_of(mount.dataset.directory(), column)?;
             let texts = column.texts();
             let found = usize::try_from(number).ok().and_then(|number| texts.get(number));
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn dlfs_get_field_type(
     // field, which nobody else accesses meanwhile.
     unsafe {
         fill(r#type, || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let count = mount.dataset.directory().fields().len().max(1);
             let Some(field) = usize::try_from(index).ok().filter(|index| *index < count) else {
                 let text = format!("there is no field {index}, there are {count}");
@@ -275,7 +275,7 @@ fn described(kind: &field_type::FieldType) -> FieldType {
         *to = dim.unwrap_or(0).into();
     }
     FieldType {
-        element: number_of(kind.element()),
+        element: kind.element() as u32 + DLFS_ELEMENT_U8,
         element_len: kind.element().len_bytes(),
         num_dims: kind.dims().len() as u64,
         dims,
@@ -283,20 +283,4 @@ fn described(kind: &field_type::FieldType) -> FieldType {
     }
 }
 
-fn number_of(element: Element) -> u32 {
-    match element {
-        Element::U8 => DLFS_ELEMENT_U8,
-        Element::I8 => DLFS_ELEMENT_I8,
-        Element::U16 => DLFS_ELEMENT_U16,
-        Element::I16 => DLFS_ELEMENT_I16,
-        Element::U32 => DLFS_ELEMENT_U32,
-        Element::I32 => DLFS_ELEMENT_I32,
-        Element::U64 => DLFS_ELEMENT_U64,
-        Element::I64 => DLFS_ELEMENT_I64,
-        Element::F16 => DLFS_ELEMENT_F16,
-        Element::Bf16 => DLFS_ELEMENT_BF16,
-        Element::F32 => DLFS_ELEMENT_F32,
-        Element::F64 => DLFS_ELEMENT_F64,
-        Element::Bool => DLFS_ELEMENT_BOOL,
-    }
-}
+const _: () = assert!(Element::Bool as u32 + DLFS_ELEMENT_U8 == DLFS_ELEMENT_BOOL);

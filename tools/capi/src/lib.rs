@@ -1,8 +1,8 @@
 //! The C interface of dlfs, a thin layer over `dlfs::dataset`; `dlfs.h` is generated from it.
 //!
 //! It adds what C needs: error numbers and a text for each thread, structs that carry their size,
-//! and checked handles. A handle looks like a pointer but is an index into a table and a
-//! generation, so NULL, closed and invalid handles are errors. No panic leaves a function. Nothing
+//! and checked handles. A handle looks like a pointer but is a number in a table, given
+//! once, so NULL, closed and invalid handles are errors. No panic leaves a function. Nothing
 //! here reads, retries or orders samples.
 //!
 //! # Safety

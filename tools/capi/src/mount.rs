@@ -15,7 +15,8 @@ use crate::error::{DLFS_E_INTERRUPTED, DLFS_E_NOT_FOUND, Failure, guard};
 use crate::options::{MountOptions, Stop, unknown};
 use crate::peers::Joined;
 use crate::structs::{
-    self, Kind, Struct, fill, fill_text, optional_text, path, put, take_or_zeroed, text, utf8,
+    self, Handle, Struct, fill, fill_text, get, optional_text, path, put, take_or_zeroed, text,
+    utf8,
 };
 
 /// A mounted data set: an opaque handle.
@@ -30,10 +31,6 @@ pub(crate) struct Mount {
     pub(crate) connect: ConnectOptions,
     pub(crate) stop: Stop,
     pub(crate) division: Division,
-}
-
-pub(crate) fn mount_of(fs: *const Fs) -> Result<std::sync::Arc<Mount>, Failure> {
-    structs::get(fs.cast())
 }
 
 /// Facts about a data set. Set `size` to `sizeof(dlfs_info)` before it is filled.
@@ -126,7 +123,7 @@ pub unsafe extern "C" fn dlfs_mount(
 /// or leaving.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_int {
-    guard(|| mount_of(fs)?.leave_peers(timeout_ms))
+    guard(|| get(fs)?.leave_peers(timeout_ms))
 }
 
 /// Closes the handle. Any thread.
@@ -135,7 +132,7 @@ pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_i
 /// connections end with the last of them. Calls in other threads end as usual.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
-    guard(|| structs::remove::<Mount>(fs.cast()).map(drop))
+    guard(|| structs::remove(fs).map(drop))
 }
 
 /// Describes the data set. No I/O. Any thread.
@@ -145,7 +142,7 @@ pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int 
     // field, which nobody else accesses meanwhile.
     unsafe {
         fill(info, || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let directory = mount.dataset.directory();
             Ok(Info {
                 size: 0,
@@ -175,7 +172,7 @@ pub unsafe extern "C" fn dlfs_stat(
     unsafe {
         fill(sample, || {
             let name = text(name, "name")?;
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             mount.stat(mount.dataset.lookup(name, &mut mount.stop.clone())?)
         })
     }
@@ -186,7 +183,7 @@ pub unsafe extern "C" fn dlfs_stat(
 pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut SampleOut) -> c_int {
     // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
-    unsafe { fill(sample, || mount_of(fs)?.stat(SampleId(id))) }
+    unsafe { fill(sample, || get(fs)?.stat(SampleId(id))) }
 }
 
 /// Stores the id of the sample at `index`, in ascending order of ids, in `*id`. An `index` from 0
@@ -194,7 +191,7 @@ pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut Sampl
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> c_int {
     guard(|| {
-        let found = mount_of(fs)?.dataset.id_at(index)?;
+        let found = get(fs)?.dataset.id_at(index)?;
         // SAFETY: by the header `id` is NULL or points to a `uint64_t`.
         unsafe { put(id, found.0, "id") }
     })
@@ -212,7 +209,7 @@ pub unsafe extern "C" fn dlfs_class_name(
     // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe {
         fill_text(name, len, needed, || {
-            entry(mount_of(fs)?.dataset.directory().classes(), index, "class").cloned()
+            entry(get(fs)?.dataset.directory().classes(), index, "class").cloned()
         })
     }
 }
@@ -230,7 +227,7 @@ pub unsafe extern "C" fn dlfs_field_name(
     // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe {
         fill_text(name, len, needed, || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let fields = mount.dataset.directory().fields();
             if fields.is_empty() && index == 0 {
                 return Ok(Vec::new());
@@ -254,7 +251,7 @@ pub unsafe extern "C" fn dlfs_field_number(
         // SAFETY: by the header `name` is NULL or ends with NUL, and does not change during the
         // call.
         let name = unsafe { text(name, "name")? };
-        let found = number_of(mount_of(fs)?.dataset.directory().fields(), name)? as u64;
+        let found = number_of(get(fs)?.dataset.directory().fields(), name)? as u64;
         // SAFETY: by the header `number` is NULL or points to a `uint64_t`.
         unsafe { put(number, found, "number") }
     })
@@ -269,7 +266,8 @@ pub(crate) fn entry<'a, T>(list: &'a [T], index: u64, what: &str) -> Result<&'a 
     })
 }
 
-impl Kind for Mount {
+impl Handle for Fs {
+    type Object = Mount;
     const NAME: &str = "mounted data set";
 }
 
@@ -308,7 +306,7 @@ pub unsafe extern "C" fn dlfs_name(
     // SAFETY: by the header `name` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe {
         fill_text(name, len, needed, || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             Ok(mount.dataset.name(SampleId(id), &mut mount.stop.clone())?)
         })
     }
@@ -328,7 +326,7 @@ pub unsafe extern "C" fn dlfs_list(
     user: *mut c_void,
 ) -> c_int {
     guard(|| {
-        let mount = mount_of(fs)?;
+        let mount = get(fs)?;
         let visit = visit.ok_or_else(|| Failure::invalid("visit is NULL"))?;
         // SAFETY: by the header `folder` is NULL or ends with NUL, and does not change during the
         // call.
@@ -386,7 +384,7 @@ pub unsafe extern "C" fn dlfs_select(
     unsafe {
         structs::open(view, "view", || {
             let expression = utf8(expression, "expression")?;
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let selected = mount.dataset.select(expression, &mut mount.stop.clone())?;
             Ok(viewed(&mount, selected))
         })
@@ -408,7 +406,7 @@ pub unsafe extern "C" fn dlfs_select_ids(
     unsafe {
         structs::open(view, "view", || {
             let ids = structs::ids(ids, count)?;
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             Ok(viewed(&mount, mount.dataset.select_ids(ids)?))
         })
     }
@@ -440,7 +438,7 @@ pub unsafe extern "C" fn dlfs_split(
             let split = Split::parse(utf8(shares, "shares")?, seed, by);
             let split = split.map_err(|error| Failure::invalid(error.to_string()))?;
             let part = utf8(part, "part")?;
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let views = mount.dataset.split(&split, &mut mount.stop.clone())?;
             let found = views.iter().find(|named| named.name == part);
             let named = found
@@ -461,7 +459,7 @@ pub unsafe extern "C" fn dlfs_save_view(
     guard(|| {
         // SAFETY: by the header strings are NULL or end with NUL and do not change during the call.
         let (file, name) = unsafe { (path(file, "path")?, utf8(name, "name")?.to_owned()) };
-        let view = mount_of(fs)?.dataset.as_view()?;
+        let view = get(fs)?.dataset.as_view()?;
         Ok(save_views(file, vec![NamedView { name, made: "from C".to_owned(), view }])?)
     })
 }

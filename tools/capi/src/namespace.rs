@@ -17,7 +17,7 @@ use crate::error::{
     DLFS_E_BUSY, DLFS_E_INTERRUPTED, DLFS_OK, Failure, code_of, guard, guard_long, remember,
 };
 use crate::options::{MountOptions, Stop, flag, unknown};
-use crate::structs::{self, Kind, Struct, addresses, array, fill, take_or_zeroed};
+use crate::structs::{self, Handle, Struct, addresses, array, fill, get, take_or_zeroed};
 
 /// Fill the buffer from the namespace.
 pub const DLFS_NS_READ: u32 = 0;
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int
     // field, which nobody else accesses meanwhile.
     unsafe {
         fill(info, || {
-            let queue = queue_of(ns)?;
+            let queue = get(ns)?;
             let namespace = &queue.namespace;
             Ok(NsInfo {
                 size: 0,
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_void {
     let address = guard_long(|| {
-        let queue = queue_of(ns)?;
+        let queue = get(ns)?;
         let buffers = &queue.buffers;
         if index >= buffers.count {
             return Err(queue.no_buffer(index));
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: us
         // SAFETY: by the header `ios` is NULL or points to `num` requests, which do not change
         // during the call.
         let ios = unsafe { array(ios, num, "ios")? };
-        let queue = queue_of(ns)?;
+        let queue = get(ns)?;
         let mut work = queue.work()?;
         for (count, io) in ios.iter().enumerate() {
             match work.make(&queue, io) {
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn dlfs_ns_poll(
         if max > 0 && (done.is_null() || !done.is_aligned()) {
             return Err(Failure::invalid("done is NULL or not aligned"));
         }
-        let queue = queue_of(ns)?;
+        let queue = get(ns)?;
         let mut work = queue.work()?;
         work.wait(max, wait_ms, &mut queue.stop.clone())?;
         let mut ended = std::mem::take(&mut work.done);
@@ -242,15 +242,12 @@ pub unsafe extern "C" fn dlfs_ns_poll(
 /// thread, while no other thread is in a call with the handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
-    guard(|| structs::remove::<Queue>(ns.cast()).map(drop))
+    guard(|| structs::remove(ns).map(drop))
 }
 
-impl Kind for Queue {
+impl Handle for Ns {
+    type Object = Queue;
     const NAME: &str = "namespace";
-}
-
-fn queue_of(ns: *const Ns) -> Result<std::sync::Arc<Queue>, Failure> {
-    structs::get(ns.cast())
 }
 
 impl Queue {

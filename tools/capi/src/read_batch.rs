@@ -13,9 +13,9 @@ use crate::batch::{
     BatchOut, DLFS_NO_LABEL, Division, FieldTable, Item, hand_out, item_of, show_whole,
 };
 use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard, guard_long};
-use crate::mount::{Fs, Mount, mount_of};
+use crate::mount::{Fs, Mount};
 use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
-use crate::structs::{self, Kind, Struct, array, check_out, give, take, text};
+use crate::structs::{self, Handle, Struct, array, check_out, get, give, take, text};
 
 /// An open sample: an opaque handle.
 pub struct FileHandle(());
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn dlfs_open(
     // with NUL and does not change during the call.
     unsafe {
         structs::open(file, "file", || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let id = mount.dataset.lookup(text(name, "name")?, &mut mount.stop.clone())?;
             File::new(mount, id)
         })
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
     // SAFETY: by the header `file` is NULL or a place for a handle.
     unsafe {
         structs::open(file, "file", || {
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             mount.dataset.len_bytes(SampleId(id))?;
             File::new(mount, SampleId(id))
         })
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
     guard_long(|| {
-        let file = structs::get::<File>(file.cast())?;
+        let file = get(file)?;
         if buf.is_null() && len > 0 {
             return Err(Failure::invalid("buf is NULL"));
         }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn dlfs_pread(
     offset: u64,
 ) -> i64 {
     guard_long(|| {
-        let file = structs::get::<File>(file.cast())?;
+        let file = get(file)?;
         // SAFETY: by the header `buf` has `len` bytes.
         unsafe { file.read_at(buf, len, offset) }
     })
@@ -119,10 +119,11 @@ pub unsafe extern "C" fn dlfs_pread(
 /// Closes the handle and releases its memory. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
-    guard(|| structs::remove::<File>(file.cast()).map(drop))
+    guard(|| structs::remove(file).map(drop))
 }
 
-impl Kind for File {
+impl Handle for FileHandle {
+    type Object = File;
     const NAME: &str = "file";
 }
 
@@ -244,7 +245,7 @@ pub unsafe extern "C" fn dlfs_read_batch(
             check_out(batch)?;
             give(batch, BatchOut::zeroed())?;
             let request = take(request)?;
-            read(&*mount_of(fs)?, &request, batch)
+            read(&*get(fs)?, &request, batch)
         }
     })
 }

@@ -17,10 +17,10 @@ use dlfs::units::Epoch;
 
 use crate::batch::{BatchOut, Division, FieldTable, hand_out, item_of};
 use crate::error::{DLFS_E_NOT_FOUND, DLFS_END, DLFS_OK, Failure, guard, guard_long};
-use crate::mount::{Fs, mount_of};
+use crate::mount::Fs;
 use crate::options::{DLFS_ORDER_WEIGHTED, SequenceOptions, Stop, flag};
 use crate::structs::{
-    self, Kind, Struct, array, check_out, fill_text, give, path, put, put_if_asked, take,
+    self, Handle, Struct, array, check_out, fill_text, get, give, path, put, put_if_asked, take,
     take_or_zeroed, utf8,
 };
 
@@ -62,7 +62,8 @@ impl Sequence {
     }
 }
 
-impl Kind for Sequence {
+impl Handle for Seq {
+    type Object = Sequence;
     const NAME: &str = "sequence";
 }
 
@@ -70,10 +71,6 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         self.loader.close();
     }
-}
-
-pub(crate) fn sequence_of(seq: *const Seq) -> Result<Arc<Sequence>, Failure> {
-    structs::get(seq.cast())
 }
 
 /// Creates a sequence of batches along an order, and stores its handle in `*seq`, to be closed with
@@ -98,7 +95,7 @@ pub unsafe extern "C" fn dlfs_sequence(
     unsafe {
         structs::open(seq, "seq", || {
             let options = take(options)?;
-            let mount = mount_of(fs)?;
+            let mount = get(fs)?;
             let restarts_shares = options.store()?.restart_shares;
             let (dataset, of_loader) = mount.for_sequence(&options, None)?;
             let loader = dataset.loader(of_loader)?;
@@ -125,7 +122,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
             check_out(batch)?;
             give(batch, BatchOut::zeroed())?;
         }
-        let sequence = sequence_of(seq)?;
+        let sequence = get(seq)?;
         let next = sequence.loader.next(&mut sequence.stop.clone())?;
         let Some(next) = next else { return Ok(DLFS_END.into()) };
         let division = sequence.division;
@@ -151,7 +148,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
 /// DLFS_E_NO_MEMORY: the system does not provide it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
-    guard(|| Ok(sequence_of(seq)?.loader.prepare()?))
+    guard(|| Ok(get(seq)?.loader.prepare()?))
 }
 
 /// Called during dlfs_sequence_stage, with the `samples` of this rank's share, of which `done` are in
@@ -173,7 +170,7 @@ pub unsafe extern "C" fn dlfs_sequence_stage(
     user: *mut c_void,
 ) -> c_int {
     guard(|| {
-        let sequence = sequence_of(seq)?;
+        let sequence = get(seq)?;
         let mut goes_on = true;
         Ok(sequence.loader.stage(
             &mut sequence.stop.clone(),
@@ -199,7 +196,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
     batches_left: *mut u64,
 ) -> c_int {
     guard(|| {
-        let sequence = sequence_of(seq)?;
+        let sequence = get(seq)?;
         let (at, left) = sequence.place();
         // SAFETY: by the header each is NULL or points to a `uint64_t`.
         unsafe {
@@ -213,7 +210,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -> c_int {
     guard(|| {
-        let count = sequence_of(seq)?.loader.batches_per_epoch();
+        let count = get(seq)?.loader.batches_per_epoch();
         // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
         unsafe { put(batches, count, "batches") }
     })
@@ -222,7 +219,7 @@ pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -
 /// Moves to the start of `epoch`. Any thread, between its batches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
-    guard(|| Ok(sequence_of(seq)?.loader.set_epoch(epoch)?))
+    guard(|| Ok(get(seq)?.loader.set_epoch(epoch)?))
 }
 
 /// Closes the handle: readahead ends, and a dlfs_bread in another thread ends with
@@ -230,7 +227,7 @@ pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
     guard(|| {
-        structs::remove::<Sequence>(seq.cast())?.loader.close();
+        structs::remove(seq)?.loader.close();
         Ok(())
     })
 }
@@ -243,7 +240,7 @@ pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
-        let sequence = sequence_of(seq)?;
+        let sequence = get(seq)?;
         // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
         // call.
         Ok(save_state(unsafe { self::path(path, "path")? }, &sequence.loader.state())?)
@@ -257,7 +254,7 @@ pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
-        let sequence = sequence_of(seq)?;
+        let sequence = get(seq)?;
         // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
         // call.
         let path = unsafe { self::path(path, "path")? };
@@ -278,7 +275,7 @@ pub unsafe extern "C" fn dlfs_state_get(
     needed: *mut usize,
 ) -> c_int {
     // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
-    unsafe { fill_text(json, len, needed, || Ok(sequence_of(seq)?.loader.state().to_json())) }
+    unsafe { fill_text(json, len, needed, || Ok(get(seq)?.loader.state().to_json())) }
 }
 
 /// Resumes from the state in `json`, as returned by dlfs_state_get. Errors as for dlfs_state_load.
@@ -289,7 +286,7 @@ pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) ->
         // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the
         // call.
         let json = unsafe { utf8(json, "json")? };
-        sequence_of(seq)?.resume(State::from_json(json)?)
+        get(seq)?.resume(State::from_json(json)?)
     })
 }
 
@@ -435,7 +432,7 @@ pub unsafe extern "C" fn dlfs_mixture_open(
             let parts: &[*const c_char] = array(parts, count, "parts")?;
             let mut given = Vec::with_capacity(count);
             for (at, (&fs, &part)) in sources.iter().zip(parts).enumerate() {
-                let mount = mount_of(fs)?;
+                let mount = get(fs)?;
                 let part: Part = parsed(part, &format!("parts[{at}]"))?;
                 given.push((mount, part));
             }
@@ -477,7 +474,7 @@ pub unsafe extern "C" fn dlfs_mixture_open(
 /// Closes the handle. Its sequences stay valid. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_mixture_close(mixture: *mut Mix) -> c_int {
-    guard(|| structs::remove::<Mixed>(mixture.cast()).map(drop))
+    guard(|| structs::remove(mixture).map(drop))
 }
 
 /// Stores how many samples of each data set `epoch` has in `counts`, one for each of its `count` data sets,
@@ -492,7 +489,7 @@ pub unsafe extern "C" fn dlfs_mixture_counts(
     epoch_size: *mut u64,
 ) -> c_int {
     guard(|| {
-        let sequence: Mixture = mixture_of(mixture)?.mixture.sequence()?;
+        let sequence: Mixture = get(mixture)?.mixture.sequence()?;
         if !counts.is_null() {
             let sources = sequence.num_sources();
             if count != sources {
@@ -527,7 +524,7 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
     unsafe {
         structs::open(seq, "seq", || {
             let options = take(options)?;
-            let mixed = mixture_of(mixture)?;
+            let mixed = get(mixture)?;
             let loader = mixed.mixture.loader(mixed.loader_options(&options)?)?;
             let stop = options.stop();
             let division = mixed.division;
@@ -536,7 +533,8 @@ pub unsafe extern "C" fn dlfs_mixture_sequence(
     }
 }
 
-impl Kind for Mixed {
+impl Handle for Mix {
+    type Object = Mixed;
     const NAME: &str = "mixture";
 }
 
@@ -564,10 +562,6 @@ impl Mixed {
         // SAFETY: as above.
         unsafe { options.options(None, None) }
     }
-}
-
-pub(crate) fn mixture_of(mixture: *const Mix) -> Result<Arc<Mixed>, Failure> {
-    structs::get(mixture.cast())
 }
 
 /// Parses the text; `what` names it in an error.

@@ -14,9 +14,9 @@ use dlfs::store::StoreStats;
 use dlfs::units::SampleId;
 
 use crate::error::{DLFS_E_BUSY, DLFS_E_NOT_FOUND, Failure, guard, guard_long};
-use crate::mount::{Fs, mount_of};
-use crate::sequence::{Seq, sequence_of};
-use crate::structs::{Struct, fill, fill_text};
+use crate::mount::Fs;
+use crate::sequence::Seq;
+use crate::structs::{Struct, fill, fill_text, get};
 
 /// Nothing was read yet, so no memory is allocated.
 pub const DLFS_PAGES_NONE: u64 = 0;
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     // field, which nobody else accesses meanwhile.
     unsafe {
         fill(stats, || {
-            let dataset = &mount_of(fs)?.dataset;
+            let dataset = &get(fs)?.dataset;
             let read = dataset.stats();
             let mut found = value(LoaderStats { read, ..LoaderStats::default() });
             if let Some(tiers) = dataset.tier_stats() {
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn dlfs_places(
     // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe {
         fill_text(json, len, needed, || {
-            let places = mount_of(fs)?.latest().places();
+            let places = get(fs)?.latest().places();
             let none = || Failure::new(DLFS_E_NOT_FOUND, "the mount has no tiers");
             Ok(places.ok_or_else(none)?.to_json())
         })
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn dlfs_sequence_report(
     needed: *mut usize,
 ) -> c_int {
     // SAFETY: by the header `html` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
-    unsafe { fill_text(html, len, needed, || Ok(sequence_of(seq)?.loader.report().to_html())) }
+    unsafe { fill_text(html, len, needed, || Ok(get(seq)?.loader.report().to_html())) }
 }
 
 /// Copies the newest events of a sequence and a NUL to `json`, which has `len` bytes; `needed` as for
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn dlfs_sequence_trace(
     unsafe {
         fill_text(json, len, needed, || {
             let none = "the sequence keeps no events: set trace in its options";
-            let events = sequence_of(seq)?.loader.trace_json();
+            let events = get(seq)?.loader.trace_json();
             events.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, none))
         })
     }
@@ -215,14 +215,14 @@ pub unsafe extern "C" fn dlfs_sequence_trace(
 pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
     // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
-    unsafe { fill(stats, || Ok(value(sequence_of(seq)?.loader.stats()))) }
+    unsafe { fill(stats, || Ok(value(get(seq)?.loader.stats()))) }
 }
 
 /// 1 while the verified bytes of sample `id` are in the sequence's memory in this process, otherwise 0: always
 /// unless it reads whole chunks. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
-    guard_long(|| Ok(sequence_of(seq)?.loader.is_resident(SampleId(id)).into())) as c_int
+    guard_long(|| Ok(get(seq)?.loader.is_resident(SampleId(id)).into())) as c_int
 }
 
 /// Stores the counters of the store of a sequence. Any thread.
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn dlfs_store_stats(seq: *const Seq, stats: *mut StoreStat
     // field, which nobody else accesses meanwhile.
     unsafe {
         fill(stats, || {
-            let done = sequence_of(seq)?.loader.store_stats();
+            let done = get(seq)?.loader.store_stats();
             let done = done.ok_or_else(|| Failure::new(DLFS_E_NOT_FOUND, "there is no store"))?;
             Ok(of_store(&done))
         })

@@ -1,7 +1,7 @@
 //! Passes data between C and Rust: strings, arrays, and structs that begin with their own size. Pointers
 //! and sizes from C are checked as far as possible; the caller promises the rest (`lib.rs`).
 //!
-//! The table of handles. A handle is an index and a generation; it is looked up, never
+//! The table of handles. A handle is a number that is given once; it is looked up, never
 //! dereferenced.
 //!
 //! A spin lock guards the table for a few instructions at a time. A fork takes it, too: the child then
@@ -9,7 +9,8 @@
 
 use std::any::Any;
 use std::cell::UnsafeCell;
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -322,15 +323,19 @@ const MAX_COUNT: usize = 1 << 32;
 /// The object behind a handle. A clone is another reference to it.
 type Object = Arc<dyn Any + Send + Sync>;
 
-/// An object that has handles, and their name in errors.
-pub(crate) trait Kind: Any + Send + Sync {
+/// An opaque type of C whose pointers are handles.
+pub(crate) trait Handle {
+    /// The object behind a handle.
+    type Object: Any + Send + Sync;
+    /// The object's name in errors.
     const NAME: &str;
 }
 
 /// Creates a handle for `object`.
-pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {
+pub(crate) fn insert<H: Handle>(object: H::Object) -> Result<*mut H, Failure> {
     watch_forks()?;
-    TABLE.with(|table| table.insert(Arc::new(object)))
+    let number = TABLE.with(|table| table.insert(Arc::new(object)));
+    Ok(std::ptr::without_provenance_mut(number))
 }
 
 /// Runs the body of a function that stores the handle of a new object in `*to`. `*to` is NULL until `make`
@@ -338,36 +343,34 @@ pub(crate) fn insert<T: Kind>(object: T) -> Result<*mut c_void, Failure> {
 ///
 /// # Safety
 /// `to` is NULL or a place for a handle.
-pub(crate) unsafe fn open<H, T: Kind>(
+pub(crate) unsafe fn open<H: Handle>(
     to: *mut *mut H,
     what: &str,
-    make: impl FnOnce() -> Result<T, Failure>,
+    make: impl FnOnce() -> Result<H::Object, Failure>,
 ) -> c_int {
     // SAFETY: the caller's promise is the one that `put` requires.
     guard(|| unsafe {
         put(to, std::ptr::null_mut(), what)?;
-        put(to, insert(make()?)?.cast(), what)
+        put(to, insert(make()?)?, what)
     })
 }
 
 /// The object of `handle`. The result keeps the object alive, even if another thread closes the handle.
-pub(crate) fn get<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
-    let object = TABLE.with(|table| table.get(handle).cloned());
-    object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong::<T>(handle))
+pub(crate) fn get<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
+    let object = TABLE.with(|table| table.objects.get(&handle.addr()).cloned());
+    object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong(handle))
 }
 
 /// Removes `handle` from the table, which makes it invalid.
-pub(crate) fn remove<T: Kind>(handle: *const c_void) -> Result<Arc<T>, Failure> {
-    // Dropped by the caller, without the lock: dropping may take time.
-    let object = TABLE.with(|table| {
-        let fits = table.get(handle).is_some_and(|object| object.is::<T>());
-        if fits { table.remove(handle) } else { None }
-    });
-    object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong::<T>(handle))
+pub(crate) fn remove<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
+    let object = get(handle)?;
+    // Of threads that close it at once, one succeeds. It drops the object without the lock: that may take time.
+    TABLE.with(|table| table.objects.remove(&handle.addr())).ok_or_else(|| wrong(handle))?;
+    Ok(object)
 }
 
-fn wrong<T: Kind>(handle: *const c_void) -> Failure {
-    let name = T::NAME;
+fn wrong<H: Handle>(handle: *const H) -> Failure {
+    let name = H::NAME;
     let text = if handle.is_null() {
         format!("the handle of a {name} is NULL")
     } else {
@@ -376,61 +379,23 @@ fn wrong<T: Kind>(handle: *const c_void) -> Failure {
     Failure::new(DLFS_E_HANDLE, text)
 }
 
-#[derive(Default)]
+/// Objects by their handles, of which each number is given once.
 struct Table {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-}
-
-struct Slot {
-    /// The generation of the current handle, or of the next one.
-    generation: u32,
-    object: Option<Object>,
+    next: usize,
+    objects: BTreeMap<usize, Object>,
 }
 
 impl Table {
     const fn new() -> Table {
-        Table { slots: Vec::new(), free: Vec::new() }
+        Table { next: FIRST, objects: BTreeMap::new() }
     }
 
-    fn insert(&mut self, object: Object) -> Result<*mut c_void, Failure> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if self.slots.len() < MAX_HANDLES => {
-                self.slots.push(Slot { generation: FIRST_GENERATION, object: None });
-                (self.slots.len() - 1) as u32
-            }
-            None => return Err(Failure::new(DLFS_E_NO_MEMORY, "too many open handles")),
-        };
-        let place = &mut self.slots[slot as usize];
-        place.object = Some(object);
-        let number = u64::from(place.generation) << 32 | u64::from(slot) << 4 | TAG;
-        Ok(std::ptr::without_provenance_mut(number as usize))
+    fn insert(&mut self, object: Object) -> usize {
+        let number = self.next;
+        self.next += STEP;
+        self.objects.insert(number, object);
+        number
     }
-
-    fn get(&self, handle: *const c_void) -> Option<&Object> {
-        let (slot, generation) = parse(handle)?;
-        let place = self.slots.get(slot).filter(|place| place.generation == generation)?;
-        place.object.as_ref()
-    }
-
-    fn remove(&mut self, handle: *const c_void) -> Option<Object> {
-        self.get(handle)?;
-        let (slot, _) = parse(handle)?;
-        let place = &mut self.slots[slot];
-        let object = place.object.take();
-        // An entry without further generations is never reused.
-        if let Some(next) = place.generation.checked_add(1) {
-            place.generation = next;
-            self.free.push(slot as u32);
-        }
-        object
-    }
-}
-
-fn parse(handle: *const c_void) -> Option<(usize, u32)> {
-    let number = handle.addr() as u64;
-    (number & 15 == TAG).then_some(((number as u32 >> 4) as usize, (number >> 32) as u32))
 }
 
 /// The table behind its lock.
@@ -518,14 +483,12 @@ extern "C" fn after_fork() {
 /// Not the id of a process: those are positive as `pid_t`.
 const INSTALLED: u32 = u32::MAX;
 
-/// The lowest bits of a handle, which is thus never NULL, nor aligned as real pointers are.
-const TAG: u64 = 7;
+/// The first handle: its lowest bits make handles neither NULL nor aligned as real pointers are, and small numbers
+/// are none.
+const FIRST: usize = 0x0d1f_0001_0000_0007;
 
-/// Not 0, so that small numbers are not valid handles.
-const FIRST_GENERATION: u32 = 0x0d1f_0001;
-
-/// The most handles at a time: 28 bits lie between the tag and the generation.
-const MAX_HANDLES: usize = 1 << 28;
+/// The distance of two handles, which keeps the lowest bits. They last for 2^56 objects.
+const STEP: usize = 16;
 
 const _: () = assert!(size_of::<usize>() == 8, "a handle has 64 bits");
 
@@ -631,34 +594,26 @@ mod tests {
     #[test]
     fn a_handle_is_good_until_it_is_removed_and_never_again() {
         let mut table = Table::new();
-        let first = table.insert(object()).unwrap();
-        let second = table.insert(object()).unwrap();
-        assert!(table.get(first).is_some() && table.get(second).is_some());
-        assert!(table.remove(first).is_some());
-        assert!(table.get(first).is_none() && table.remove(first).is_none());
-        let third = table.insert(object()).unwrap();
-        assert_ne!(first, third, "the place is the same, the generation is not");
-        assert!(table.get(first).is_none() && table.get(third).is_some());
-        assert_eq!(table.slots.len(), 2);
+        let first = table.insert(object());
+        let second = table.insert(object());
+        assert!(table.objects.contains_key(&first) && table.objects.contains_key(&second));
+        assert!(table.objects.remove(&first).is_some());
+        let third = table.insert(object());
+        assert!(first != third && second != third && table.objects.len() == 2);
     }
 
     #[test]
     fn an_invented_handle_is_refused() {
-        let mut table = Table::new();
-        let good = table.insert(object()).unwrap().addr();
+        let good = Table::new().insert(object());
         for number in [0, 1, 7, good + 1, good + 16, good ^ 1 << 32, usize::MAX, good >> 4] {
-            assert!(table.get(std::ptr::without_provenance(number)).is_none(), "{number:x}");
+            let handle = std::ptr::without_provenance::<Numbered>(number);
+            assert_eq!(get(handle).unwrap_err().code, DLFS_E_HANDLE, "{number:x}");
         }
     }
 
-    #[test]
-    fn a_slot_whose_generations_are_used_up_is_not_reused() {
-        let mut table = Table::new();
-        let first = table.insert(object()).unwrap();
-        table.slots[0].generation = u32::MAX;
-        let last = std::ptr::without_provenance(first.addr() | 0xffff_ffff << 32);
-        assert!(table.remove(last).is_some());
-        table.insert(object()).unwrap();
-        assert_eq!(table.slots.len(), 2);
+    enum Numbered {}
+    impl Handle for Numbered {
+        type Object = ();
+        const NAME: &str = "number";
     }
 }

@@ -1,7 +1,6 @@
 //! Rows of tokens: documents packed into arrays of the caller.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
 
 use dlfs::dataset::{TokenBatch, TokenLoader};
 use dlfs::order::State;
@@ -12,10 +11,10 @@ use crate::column::{
     DLFS_ELEMENT_BYTES, DLFS_ELEMENT_I32, DLFS_ELEMENT_I64, DLFS_ELEMENT_U16, DLFS_ELEMENT_U32,
 };
 use crate::error::{DLFS_END, DLFS_OK, Failure, guard, guard_long};
-use crate::mount::{Fs, mount_of};
+use crate::mount::Fs;
 use crate::options::{SequenceOptions, Stop, TokensOptions, unknown};
-use crate::sequence::{Mix, mixture_of};
-use crate::structs::{self, Kind, Struct, fill_text, give, put, take, utf8};
+use crate::sequence::Mix;
+use crate::structs::{self, Handle, Struct, fill_text, get, give, put, take, utf8};
 
 /// A loader of rows of tokens: an opaque handle.
 pub struct TokensHandle(());
@@ -101,7 +100,7 @@ pub unsafe extern "C" fn dlfs_tokens_open(
             let sequence = take(sequence)?;
             let options = take(options)?;
             let rows = options.options(sequence.batch_size)?;
-            let (dataset, of_loader) = mount_of(fs)?.for_sequence(&sequence, Some(&rows))?;
+            let (dataset, of_loader) = get(fs)?.for_sequence(&sequence, Some(&rows))?;
             Tokens::of(dataset.token_loader(rows, of_loader)?, &sequence, &options)
         })
     }
@@ -121,7 +120,7 @@ pub unsafe extern "C" fn dlfs_mixture_tokens(
         structs::open(tokens, "tokens", || {
             let sequence = take(sequence)?;
             let options = take(options)?;
-            let mixed = mixture_of(mixture)?;
+            let mixed = get(mixture)?;
             let of_loader = mixed.loader_options(&sequence)?;
             let rows = options.options(sequence.batch_size)?;
             Tokens::of(mixed.mixture.token_loader(rows, of_loader)?, &sequence, &options)
@@ -142,7 +141,7 @@ pub unsafe extern "C" fn dlfs_tokens_next(
     guard_long(|| {
         // SAFETY: by the header `rows` is NULL or points to a struct of the size in its first field.
         let mut out = unsafe { take(rows.cast_const())? };
-        let held = tokens_of(tokens)?;
+        let held = get(tokens)?;
         let mut taken = held.spare.lock().pop().unwrap_or_default();
         // SAFETY: by the header each array is NULL or has the places that the struct's documentation says, which
         // nobody else accesses meanwhile.
@@ -161,7 +160,7 @@ pub unsafe extern "C" fn dlfs_tokens_next(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_tokens_len(tokens: *const TokensHandle, batches: *mut u64) -> c_int {
     guard(|| {
-        let count = tokens_of(tokens)?.loader.loader().batches_per_epoch();
+        let count = get(tokens)?.loader.loader().batches_per_epoch();
         // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
         unsafe { put(batches, count, "batches") }
     })
@@ -170,7 +169,7 @@ pub unsafe extern "C" fn dlfs_tokens_len(tokens: *const TokensHandle, batches: *
 /// Moves to the start of `epoch`. Any thread, between its batches.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_tokens_set_epoch(tokens: *const TokensHandle, epoch: u64) -> c_int {
-    guard(|| Ok(tokens_of(tokens)?.loader.loader().set_epoch(epoch)?))
+    guard(|| Ok(get(tokens)?.loader.loader().set_epoch(epoch)?))
 }
 
 /// Copies the state of the run as dlfs_state_get does. A loader of rows of the same data set, order, length and packing
@@ -183,9 +182,7 @@ pub unsafe extern "C" fn dlfs_tokens_state_get(
     needed: *mut usize,
 ) -> c_int {
     // SAFETY: by the header `json` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
-    unsafe {
-        fill_text(json, len, needed, || Ok(tokens_of(tokens)?.loader.loader().state().to_json()))
-    }
+    unsafe { fill_text(json, len, needed, || Ok(get(tokens)?.loader.loader().state().to_json())) }
 }
 
 /// Resumes from the state in `json`. Errors as for dlfs_state_load. Any thread, between its batches.
@@ -197,7 +194,7 @@ pub unsafe extern "C" fn dlfs_tokens_state_set(
     guard(|| {
         // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the call.
         let state = State::from_json(unsafe { utf8(json, "json")? })?;
-        Ok(tokens_of(tokens)?.loader.loader().set_state(&state)?)
+        Ok(get(tokens)?.loader.loader().set_state(&state)?)
     })
 }
 
@@ -206,16 +203,13 @@ pub unsafe extern "C" fn dlfs_tokens_state_set(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_tokens_close(tokens: *mut TokensHandle) -> c_int {
     guard(|| {
-        structs::remove::<Tokens>(tokens.cast())?.loader.loader().close();
+        structs::remove(tokens)?.loader.loader().close();
         Ok(())
     })
 }
 
-fn tokens_of(tokens: *const TokensHandle) -> Result<Arc<Tokens>, Failure> {
-    structs::get(tokens.cast())
-}
-
-impl Kind for Tokens {
+impl Handle for TokensHandle {
+    type Object = Tokens;
     const NAME: &str = "loader of rows of tokens";
 }
 

@@ -24,7 +24,7 @@ use crate::column::{
 use crate::error::{Failure, guard};
 use crate::options::{MountOptions, Stop, flag, or, to_write, unknown};
 use crate::structs::{
-    self, Kind, Struct, array, names, optional_text, path, put, put_if_asked, strings, take,
+    self, Handle, Struct, array, get, names, optional_text, path, put, put_if_asked, strings, take,
     take_or_zeroed, utf8,
 };
 
@@ -56,15 +56,16 @@ pub unsafe extern "C" fn dlfs_delete(
         // states, the array has `count` elements, `deleted` is NULL or points to a number, and nothing of this
         // changes during the call.
         unsafe {
-            let image = Image::new(addresses, options, accept_older_generation)?;
+            let edit = edit_options(accept_older_generation)?;
+            let image = structs::addresses(addresses, "addresses")?;
+            let (connect, _) = to_write(options)?;
             let report = if names.is_null() {
-                let ids = structs::ids(ids, count)?;
-                import::delete_ids(&image.addresses, &ids, &image.options, &image.connect)?
+                import::delete_ids(&image, &structs::ids(ids, count)?, &edit, &connect)?
             } else {
                 let names = structs::names(names, count, "names", "a name")?;
-                import::delete(&image.addresses, &names, &image.options, &image.connect)?
+                import::delete(&image, &names, &edit, &connect)?
             };
-            cataloging::committed(&image.addresses, report.generation, &image.connect, "delete");
+            cataloging::committed(&image, report.generation, &connect, "delete");
             put_if_asked(deleted, report.samples, "the result")
         }
     })
@@ -87,53 +88,30 @@ pub unsafe extern "C" fn dlfs_purge(
     freed_bytes: *mut u64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: by the header `addresses` is NULL or ends with NUL, and `options` is NULL or a struct
-        // of the size that it states; neither changes during the call.
-        let mut image = unsafe { Image::new(addresses, options, accept_older_generation)? };
-        let list = &image.addresses;
-        let connect = &image.connect;
-        let report = import::purge(list, &image.options, connect, &mut Asking(&mut image.stop))?;
-        cataloging::committed(list, report.generation, connect, "purge");
-        // SAFETY: by the header `freed_bytes` is NULL or points to a number.
-        unsafe { put_if_asked(freed_bytes, report.freed_bytes, "the result") }
+        // SAFETY: by the header `addresses` ends with NUL, `options` is NULL or a struct of the size that it
+        // states, `freed_bytes` is NULL or points to a number, and nothing of this changes during the call.
+        unsafe {
+            let edit = edit_options(accept_older_generation)?;
+            let image = structs::addresses(addresses, "addresses")?;
+            let (connect, mut stop) = to_write(options)?;
+            let report = import::purge(&image, &edit, &connect, &mut stop)?;
+            cataloging::committed(&image, report.generation, &connect, "purge");
+            put_if_asked(freed_bytes, report.freed_bytes, "the result")
+        }
     })
 }
 
-/// The image of an edit, and how to reach it.
-struct Image {
-    addresses: Vec<Address>,
-    connect: ConnectOptions,
-    options: EditOptions,
-    stop: Stop,
-}
-
-impl Image {
-    /// # Safety
-    /// `addresses` and `options` satisfy the header.
-    unsafe fn new(
-        addresses: *const c_char,
-        options: *const MountOptions,
-        accept_older_generation: u32,
-    ) -> Result<Image, Failure> {
-        let accept_older_generation = flag(accept_older_generation, "accept_older_generation")?;
-        // SAFETY: the caller promises that both satisfy the header.
-        let (given, addresses) =
-            unsafe { (take_or_zeroed(options)?, structs::addresses(addresses, "addresses")?) };
-        // SAFETY: the caller promises that the strings in `options` satisfy the header.
-        let connect = unsafe { given.options()?.open.connect };
-        let options = EditOptions { accept_older_generation };
-        Ok(Image { addresses, connect, options, stop: given.stop() })
-    }
+fn edit_options(accept_older_generation: u32) -> Result<EditOptions, Failure> {
+    let accept_older_generation = flag(accept_older_generation, "accept_older_generation")?;
+    Ok(EditOptions { accept_older_generation })
 }
 
 /// Asks the caller's `should_stop` between the pieces of a purge or import.
-struct Asking<'a>(pub(crate) &'a mut Stop);
-
-impl Progress for Asking<'_> {
+impl Progress for Stop {
     fn stage(&mut self, _: Stage, _: u64, _: u64) {}
     fn advance(&mut self, _: u64, _: u64) {}
     fn stop(&mut self) -> bool {
-        !self.0.goes_on()
+        !self.goes_on()
     }
 }
 
@@ -298,7 +276,7 @@ pub unsafe extern "C" fn dlfs_write(
     id: *mut u64,
 ) -> c_int {
     guard(|| {
-        let writing = structs::get::<Writing>(writer.cast())?;
+        let writing = get(writer)?;
         // SAFETY: by the header `sample` is NULL or a struct of the size that it states, strings end with NUL,
         // arrays have as many elements as is said, `id` is NULL or points to a number, and nothing changes during
         // the call.
@@ -333,7 +311,7 @@ pub unsafe extern "C" fn dlfs_write(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
     guard(|| {
-        let writing = structs::get::<Writing>(writer.cast())?;
+        let writing = get(writer)?;
         let next = writing.writer.lock().as_mut().ok_or_else(over)?.samples().next_id();
         let next = next.ok_or_else(|| {
             Failure::invalid("as many samples are written as were announced: finish")
@@ -354,7 +332,7 @@ pub unsafe extern "C" fn dlfs_writer_finish(
     generation: *mut u64,
 ) -> c_int {
     guard(|| {
-        let writing = structs::remove::<Writing>(writer.cast())?;
+        let writing = structs::remove(writer)?;
         let number = match writing.taken().ok_or_else(over)? {
             Output::Part(part) => {
                 part.finish()?;
@@ -375,10 +353,11 @@ pub unsafe extern "C" fn dlfs_writer_finish(
 /// Closes the handle, and discards what was written: the image is as it was before. Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int {
-    guard(|| structs::remove::<Writing>(writer.cast()).map(|writing| drop(writing.taken())))
+    guard(|| structs::remove(writer).map(|writing| drop(writing.taken())))
 }
 
-impl Kind for Writing {
+impl Handle for WriterHandle {
+    type Object = Writing;
     const NAME: &str = "writer";
 }
 
@@ -554,8 +533,7 @@ pub unsafe extern "C" fn dlfs_import_plan(
             let (connect, mut stop) = to_write(connection)?;
             options.folders = connect.folders;
             let plan = path(plan, "plan")?;
-            let asking = &mut Asking(&mut stop);
-            let report = plan_import(&sources, &image, &options, &connect, plan, asking)?;
+            let report = plan_import(&sources, &image, &options, &connect, plan, &mut stop)?;
             put_if_asked(samples, report.samples, "samples")
         }
     })
@@ -581,7 +559,7 @@ pub unsafe extern "C" fn dlfs_import_part(
             let (connect, mut stop) = to_write(connection)?;
             let part = u16::try_from(part)
                 .map_err(|_| Failure::invalid(format!("an image has no part {part}")))?;
-            let report = import_part(plan, part, &connect, &mut Asking(&mut stop))?;
+            let report = import_part(plan, part, &connect, &mut stop)?;
             put_if_asked(samples, report.samples, "samples")
         }
     })
@@ -605,12 +583,11 @@ pub unsafe extern "C" fn dlfs_import_commit(
         unsafe {
             let plan = path(plan, "plan")?;
             let (connect, mut stop) = to_write(connection)?;
-            let asking = &mut Asking(&mut stop);
             let (report, image) = match num_parts {
-                0 => commit_import(plan, &connect, asking)?,
+                0 => commit_import(plan, &connect, &mut stop)?,
                 count => {
                     let plan = WritePlan::load(plan)?;
-                    (plan.commit_all(count, &connect, asking)?, plan.image().to_vec())
+                    (plan.commit_all(count, &connect, &mut stop)?, plan.image().to_vec())
                 }
             };
             cataloging::committed(&image, report.generation, &connect, "import");
