@@ -61,13 +61,8 @@ pub(crate) fn run(args: DemoArgs, quiet: bool) -> Result<Outcome, Failure> {
         let _ = std::fs::remove_dir_all(path); // nobody is left to report an error to
         Outcome::Incomplete
     })?;
-    let mut demo = Demo {
-        args: &args,
-        scratch: scratch.path(),
-        stop: stop.clone(),
-        quiet,
-        show: Show { out: Out::new(), silent: args.json },
-    };
+    let mut demo =
+        Demo { args: &args, scratch: scratch.path(), stop: stop.clone(), quiet, out: Out::new() };
     let result = demo.run();
     drop(demo);
     let path = scratch.path().to_path_buf();
@@ -96,12 +91,15 @@ struct Demo<'a> {
     scratch: &'a Path,
     stop: Stop,
     quiet: bool,
-    show: Show,
+    out: Out,
 }
 
 impl Demo<'_> {
     fn run(&mut self) -> Result<(), Failure> {
-        self.show.title()?;
+        let title = self.out.bold("dlfs demo");
+        self.text(&format!(
+            "{title}: a folder of files through a real NVMe/TCP socket and back\n"
+        ))?;
         let folder = match &self.args.folder {
             Some(folder) => folder.clone(),
             None => self.make_files()?,
@@ -113,16 +111,25 @@ impl Demo<'_> {
         image.load_names()?;
         let source = Source::new(&folder, image.directory());
         let epochs = self.read(&image, &source)?;
-        self.show.verdict(epochs.len(), &image)?;
-        self.show.figures(&epochs, self.args.batch_size)?;
-        self.show.comparing()?;
+        let verified = self.out.green("verified");
+        let samples = out::count(image.directory().num_live());
+        self.text(&format!(
+            "\n{verified}: each of {samples} samples came once in each of {EPOCHS} epochs,\n\
+             and equals its source file, byte for byte\n",
+        ))?;
+        self.figures(&epochs)?;
+        let ways = self.out.bold("read in three ways");
+        self.text(&format!("\nThe same shuffled epochs, {ways}:"))?;
+        self.line("", "verified  warm samples/s    MB/s  CPU s/GB  cold samples/s")?;
         let compared = self.compare(&path, &image, &source)?;
-        self.show.compared(&compared)?;
+        self.compared(&compared)?;
         if self.args.json {
             let found = json!({"epochs": epochs, "verified": true, "compared": compared});
-            self.show.out.json(&found)?;
+            self.out.json(&found)?;
         }
-        self.show.what_next()
+        let head = self.out.bold("What next");
+        self.text(&format!("\n{head}{WHAT_NEXT}"))?;
+        self.out.flush()
     }
 
     fn make_files(&mut self) -> Result<PathBuf, Failure> {
@@ -143,7 +150,7 @@ impl Demo<'_> {
             out::counted(made.classes, "class folder"),
             out::bytes(made.bytes)
         );
-        self.show.step("made", &what, began.elapsed())?;
+        self.step("made", &what, began.elapsed())?;
         Ok(folder)
     }
 
@@ -157,14 +164,14 @@ impl Demo<'_> {
         let connect = ConnectOptions::default();
         let report = dlfs::import::import(&sources, &image, &options, &connect, &mut progress)?;
         drop(progress);
-        self.show.imported(&report, began.elapsed())
+        self.imported(&report, began.elapsed())
     }
 
     fn serve(&mut self, path: &Path) -> Result<Target, Failure> {
         let device = qpair::open(&Address::from_path(path), &ConnectOptions::default())?;
         let nqn = Nqn::new("nqn.2026-11.io.dlfs:demo").expect("a name of the right form");
         let target = Target::bind(TargetOptions::new(nqn), vec![device])?;
-        self.show.line("serving", &target.address(Nsid(1)).to_string())?;
+        self.line("serving", &target.address(Nsid(1)).to_string())?;
         Ok(target)
     }
 
@@ -173,7 +180,7 @@ impl Demo<'_> {
     fn read(&mut self, image: &Image, source: &Source<'_>) -> Result<Vec<Epoch>, Failure> {
         let epochs = self.read_epochs(image, "reading", None)?;
         for (number, epoch) in epochs.iter().enumerate() {
-            self.show.epoch(number + 1, epoch)?;
+            self.epoch(number + 1, epoch)?;
         }
         self.read_epochs(image, "comparing", Some(source))?;
         Ok(epochs)
@@ -238,40 +245,6 @@ impl Demo<'_> {
     fn go_on(&self) -> Result<(), Failure> {
         if self.stop.is_set() { Err(stopped()) } else { Ok(()) }
     }
-}
-
-/// Checks that the epoch delivered every sample; clears the list for the next epoch.
-fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
-    let missing = seen.iter().filter(|seen| !**seen).count();
-    if missing > 0 {
-        let text = format!("an epoch left out {missing} samples");
-        return Err(Error::new(ErrorKind::Corrupt, text));
-    }
-    seen.fill(false);
-    Ok(())
-}
-
-/// Measurements of one epoch.
-#[derive(Serialize)]
-struct Epoch {
-    #[serde(flatten)]
-    report: RunReport,
-    /// Read commands sent in the epoch; 0 if all chunks are still in memory.
-    commands: u64,
-}
-
-/// Prints the demo step by step, unless only JSON is requested.
-struct Show {
-    out: Out,
-    silent: bool,
-}
-
-impl Show {
-    fn title(&mut self) -> Result<(), Failure> {
-        let title = self.out.bold("dlfs demo");
-        let line = format!("{title}: a folder of files through a real NVMe/TCP socket and back\n");
-        self.text(&line)
-    }
 
     fn step(&mut self, label: &str, what: &str, time: Duration) -> Result<(), Failure> {
         let time = self.out.dim(&format!("({})", out::duration(time)));
@@ -310,20 +283,12 @@ impl Show {
         self.line(&format!("epoch {number}"), &what)
     }
 
-    fn verdict(&mut self, epochs: usize, image: &Image) -> Result<(), Failure> {
-        let verified = self.out.green("verified");
-        let samples = out::count(image.directory().num_live());
-        self.text(&format!(
-            "\n{verified}: each of {samples} samples came once in each of {epochs} epochs,\n\
-             and equals its source file, byte for byte\n",
-        ))
-    }
-
-    fn figures(&mut self, epochs: &[Epoch], batch: u32) -> Result<(), Failure> {
+    fn figures(&mut self, epochs: &[Epoch]) -> Result<(), Failure> {
         for (number, Epoch { report, .. }) in epochs.iter().enumerate() {
             let Percentiles { p50, p99, max } = report.batch_us;
             let what = format!(
-                "batch of {batch}: p50 {}, p99 {}, max {}; CPU {:.2} s a GB",
+                "batch of {}: p50 {}, p99 {}, max {}; CPU {:.2} s a GB",
+                self.args.batch_size,
                 out::micros(p50),
                 out::micros(p99),
                 out::micros(max),
@@ -332,14 +297,6 @@ impl Show {
             self.line(&format!("epoch {}", number + 1), &what)?;
         }
         Ok(())
-    }
-
-    fn comparing(&mut self) -> Result<(), Failure> {
-        self.text(&format!(
-            "\nThe same shuffled epochs, {}:",
-            self.out.bold("read in three ways")
-        ))?;
-        self.line("", "verified  warm samples/s    MB/s  CPU s/GB  cold samples/s")
     }
 
     fn compared(&mut self, compared: &Compared) -> Result<(), Failure> {
@@ -374,24 +331,38 @@ impl Show {
         }
     }
 
-    fn what_next(&mut self) -> Result<(), Failure> {
-        let head = self.out.bold("What next");
-        self.text(&format!("\n{head}{WHAT_NEXT}"))?;
-        self.out.flush()
-    }
-
     fn line(&mut self, label: &str, what: &str) -> Result<(), Failure> {
         let label = self.out.dim(&format!("{label:>9}"));
         self.text(&format!("{label}  {what}"))
     }
 
     fn text(&mut self, text: &str) -> Result<(), Failure> {
-        if self.silent {
+        if self.args.json {
             return Ok(());
         }
         self.out.line(text)?;
         self.out.flush()
     }
+}
+
+/// Checks that the epoch delivered every sample; clears the list for the next epoch.
+fn check_all_seen(seen: &mut [bool]) -> Result<(), Error> {
+    let missing = seen.iter().filter(|seen| !**seen).count();
+    if missing > 0 {
+        let text = format!("an epoch left out {missing} samples");
+        return Err(Error::new(ErrorKind::Corrupt, text));
+    }
+    seen.fill(false);
+    Ok(())
+}
+
+/// Measurements of one epoch.
+#[derive(Serialize)]
+struct Epoch {
+    #[serde(flatten)]
+    report: RunReport,
+    /// Read commands sent in the epoch; 0 if all chunks are still in memory.
+    commands: u64,
 }
 
 const EPOCHS: u64 = 2;
