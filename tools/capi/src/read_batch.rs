@@ -21,7 +21,7 @@ use crate::structs::{self, Handle, Struct, array, check_out, get, give, take, te
 pub struct FileHandle(());
 
 /// The object behind a file handle. It has no lock that it waits for: a fork may happen at any time.
-struct File {
+pub(crate) struct File {
     mount: Arc<Mount>,
     id: SampleId,
     /// The open sample in a box of its own, after the first read; NULL before. Never changed once set.

@@ -20,7 +20,7 @@ use crate::structs::{self, Handle, Struct, fill_text, get, give, put, take, utf8
 pub struct TokensHandle(());
 
 /// The object behind the handle.
-struct Tokens {
+pub(crate) struct Tokens {
     loader: TokenLoader,
     columns: Columns,
     /// The elements of each array: enough for every batch.

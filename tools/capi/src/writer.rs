@@ -229,7 +229,7 @@ unsafe impl Struct for NewSampleIn {
 }
 
 /// The object behind a writer's handle.
-struct Writing {
+pub(crate) struct Writing {
     /// `None` once it is finished or discarded.
     pub(crate) writer: Mutex<Option<Output>>,
     pub(crate) image: Vec<Address>,

@@ -79,29 +79,57 @@ impl Subject {
     }
 }
 
-/// Defines functions like `stat`: each `$argument` stands before the result, `$flags` after it, and `$subject`
-/// is the expression of the subject.
-macro_rules! stats {
-    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*; $($flags:ident)?) $subject:expr;)*) => {$(
+/// Functions that answer about what a data set has at the place of a path or descriptor, and call the real ones about
+/// others.
+macro_rules! answers {
+    ($($($name:ident)|+ ($($argument:ident: $kind:ty),*) -> $result:ty,
+        $subject:expr, $its:ident => $answer:expr;)*) => {$(
         instead! {
-            fn $($name)|+ ($($argument: $kind,)* out: *mut Stat $(, $flags: c_int)?) -> c_int {
+            fn $($name)|+ ($($argument: $kind),*) -> $result {
                 match $subject {
-                    Some(subject) => subject.tell(Full::of, |full| out.write(full.stat())),
-                    None => real($($argument,)* out $(, $flags)?),
+                    Some($its) => $answer,
+                    None => real($($argument),*),
                 }
             }
         }
     )*};
 }
 
-stats! {
-    stat | stat64 | lstat | lstat64(path: Text;) at(path);
-    __xstat | __xstat64 | __lxstat | __lxstat64(version: c_int, path: Text;) at(path);
-    fstat | fstat64(fd: c_int;) Subject::of_descriptor(fd);
-    __fxstat | __fxstat64(version: c_int, fd: c_int;) Subject::of_descriptor(fd);
-    fstatat | fstatat64(folder: c_int, path: Text; flags) Subject::of(folder, text(path), flags);
-    __fxstatat | __fxstatat64(version: c_int, folder: c_int, path: Text; flags)
-        Subject::of(folder, text(path), flags);
+answers! {
+    stat | stat64 | lstat | lstat64(path: Text, out: *mut Stat) -> c_int,
+        at(path), its => its.tell(Full::of, |full| out.write(full.stat()));
+    __xstat | __xstat64 | __lxstat | __lxstat64(version: c_int, path: Text, out: *mut Stat) -> c_int,
+        at(path), its => its.tell(Full::of, |full| out.write(full.stat()));
+    fstat | fstat64(fd: c_int, out: *mut Stat) -> c_int,
+        Subject::of_descriptor(fd), its => its.tell(Full::of, |full| out.write(full.stat()));
+    __fxstat | __fxstat64(version: c_int, fd: c_int, out: *mut Stat) -> c_int,
+        Subject::of_descriptor(fd), its => its.tell(Full::of, |full| out.write(full.stat()));
+    fstatat | fstatat64(folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
+        Subject::of(folder, text(path), flags), its => its.tell(Full::of, |full| out.write(full.stat()));
+    __fxstatat | __fxstatat64(version: c_int, folder: c_int, path: Text, out: *mut Stat, flags: c_int) -> c_int,
+        Subject::of(folder, text(path), flags), its => its.tell(Full::of, |full| out.write(full.stat()));
+    statx(folder: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut Statx) -> c_int,
+        Subject::of(folder, text(path), flags), its => its.tell(Full::of, |full| out.write(full.statx()));
+    faccessat(folder: c_int, path: Text, mode: c_int, flags: c_int) -> c_int,
+        Subject::of(folder, text(path), flags), its => its.access(mode);
+    access | eaccess | euidaccess(path: Text, mode: c_int) -> c_int,
+        at(path), its => its.access(mode);
+    statfs | statfs64(path: Text, out: *mut StatFs) -> c_int,
+        at(path), its => its.tell(statfs_of, |stat| out.write(stat));
+    fstatfs | fstatfs64(fd: c_int, out: *mut StatFs) -> c_int,
+        Subject::of_descriptor(fd), its => its.tell(statfs_of, |stat| out.write(stat));
+    statvfs | statvfs64(path: Text, out: *mut StatVfs) -> c_int,
+        at(path), its => its.tell(statvfs_of, |stat| out.write(stat));
+    fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int,
+        Subject::of_descriptor(fd), its => its.tell(statvfs_of, |stat| out.write(stat));
+    getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
+        at(path), its => put(its.xattr(CStr::from_ptr(name)), out, len);
+    fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t,
+        Subject::of_descriptor(fd), its => put(its.xattr(CStr::from_ptr(name)), out, len);
+    listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t,
+        at(path), its => put(its.xattr_names(), out.cast(), len);
+    flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t,
+        Subject::of_descriptor(fd), its => put(its.xattr_names(), out.cast(), len);
 }
 
 /// The subject of a path that, if it is relative, starts at the working directory.
@@ -111,66 +139,6 @@ stats! {
 unsafe fn at(path: Text) -> Option<Subject> {
     // SAFETY: the caller's promise; the string is used only until this returns.
     Subject::of(AT_FDCWD, unsafe { text(path) }, 0)
-}
-
-instead! {
-    fn statx(folder: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut Statx) -> c_int {
-        match Subject::of(folder, text(path), flags) {
-            Some(subject) => subject.tell(Full::of, |full| out.write(full.statx())),
-            None => real(folder, path, flags, mask, out),
-        }
-    }
-
-    fn faccessat(folder: c_int, path: Text, mode: c_int, flags: c_int) -> c_int {
-        match Subject::of(folder, text(path), flags) {
-            Some(subject) => subject.access(mode),
-            None => real(folder, path, mode, flags),
-        }
-    }
-
-    fn access | eaccess | euidaccess(path: Text, mode: c_int) -> c_int {
-        at(path).map_or_else(|| real(path, mode), |subject| subject.access(mode))
-    }
-
-    fn statfs | statfs64(path: Text, out: *mut StatFs) -> c_int {
-        let answer = |subject: Subject| subject.tell(statfs_of, |stat| out.write(stat));
-        at(path).map_or_else(|| real(path, out), answer)
-    }
-
-    fn fstatfs | fstatfs64(fd: c_int, out: *mut StatFs) -> c_int {
-        let answer = |subject: Subject| subject.tell(statfs_of, |stat| out.write(stat));
-        Subject::of_descriptor(fd).map_or_else(|| real(fd, out), answer)
-    }
-
-    fn statvfs | statvfs64(path: Text, out: *mut StatVfs) -> c_int {
-        let answer = |subject: Subject| subject.tell(statvfs_of, |stat| out.write(stat));
-        at(path).map_or_else(|| real(path, out), answer)
-    }
-
-    fn fstatvfs | fstatvfs64(fd: c_int, out: *mut StatVfs) -> c_int {
-        let answer = |subject: Subject| subject.tell(statvfs_of, |stat| out.write(stat));
-        Subject::of_descriptor(fd).map_or_else(|| real(fd, out), answer)
-    }
-
-    fn getxattr | lgetxattr(path: Text, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
-        let answer = |subject: Subject| put(subject.xattr(CStr::from_ptr(name)), out, len);
-        at(path).map_or_else(|| real(path, name, out, len), answer)
-    }
-
-    fn fgetxattr(fd: c_int, name: Text, out: *mut c_void, len: size_t) -> ssize_t {
-        let answer = |subject: Subject| put(subject.xattr(CStr::from_ptr(name)), out, len);
-        Subject::of_descriptor(fd).map_or_else(|| real(fd, name, out, len), answer)
-    }
-
-    fn listxattr | llistxattr(path: Text, out: *mut c_char, len: size_t) -> ssize_t {
-        let answer = |subject: Subject| put(subject.xattr_names(), out.cast(), len);
-        at(path).map_or_else(|| real(path, out, len), answer)
-    }
-
-    fn flistxattr(fd: c_int, out: *mut c_char, len: size_t) -> ssize_t {
-        let answer = |subject: Subject| put(subject.xattr_names(), out.cast(), len);
-        Subject::of_descriptor(fd).map_or_else(|| real(fd, out, len), answer)
-    }
 }
 
 /// Copies bytes to the caller; with a length of 0, only returns their number.
