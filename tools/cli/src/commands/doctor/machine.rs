@@ -247,38 +247,32 @@ const GIVEN_AWAY: [&str; 3] = ["vfio-pci", "pci-stub", "pcieport"];
 /// A connection to the first host that accepted one, to examine the route.
 pub(super) struct Route(TcpStream);
 
-/// The outcome of connecting to the hosts of the addresses.
-pub(super) struct Reached {
-    /// A finding for each host and port that was tried, and one more if some were not.
-    pub(super) findings: Vec<Finding>,
-    pub(super) route: Option<Route>,
-}
-
-/// Connects to the hosts of the addresses, at most [`MOST_PLACES`].
-pub(super) fn reach(addresses: &[Address]) -> Reached {
+/// Connects to the hosts of the addresses, at most [`MOST_PLACES`]. Adds a finding for each host and port that was
+/// tried, and one more if some were not.
+pub(super) fn reach(addresses: &[Address], findings: &mut Vec<Finding>) -> Option<Route> {
     let mut places: Vec<Place> = Vec::new();
     for place in addresses.iter().filter_map(Place::of) {
         if !places.contains(&place) {
             places.push(place);
         }
     }
-    let mut reached = Reached { findings: Vec::new(), route: None };
+    let mut route = None;
     for place in places.iter().take(MOST_PLACES) {
         match place.reach() {
             Ok((stream, found)) => {
                 let found =
                     if places.len() > 1 { format!("{}: {found}", place.name()) } else { found };
-                reached.findings.push(Finding::good("reachable", found));
-                reached.route.get_or_insert(Route(stream));
+                findings.push(Finding::good("reachable", found));
+                route.get_or_insert(Route(stream));
             }
-            Err(finding) => reached.findings.push(finding),
+            Err(finding) => findings.push(finding),
         }
     }
     if places.len() > MOST_PLACES {
         let found = format!("{} more were not tried", places.len() - MOST_PLACES);
-        reached.findings.push(Finding::good("reachable", found));
+        findings.push(Finding::good("reachable", found));
     }
-    reached
+    route
 }
 
 /// The reason why there is no route to examine.
@@ -711,7 +705,8 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let address: Address =
             format!("nvme-tcp://127.0.0.1:{port}/nqn.2026-11.io.dlfs:x").parse().unwrap();
-        let Reached { findings, route } = reach(&[address.clone(), address.clone()]);
+        let mut findings = Vec::new();
+        let route = reach(&[address.clone(), address.clone()], &mut findings);
         assert!(findings.len() == 1 && findings[0].good, "{findings:?}");
         let route = route.expect("a network is on the way");
         let found = route.findings(Duration::from_micros(100), 1e9);
@@ -720,11 +715,13 @@ mod tests {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let place = other.local_addr().unwrap().to_string();
         let up: Address = format!("nvme-tcp://{place}/nqn.2026-11.io.dlfs:x").parse().unwrap();
-        let Reached { findings, route } = reach(&[up, address]);
+        findings.clear();
+        let route = reach(&[up, address], &mut findings);
         assert!(route.is_some() && findings[0].good && findings[0].found.contains(&place));
         let down = &findings[1];
         assert!(!down.good && down.mend.as_ref().unwrap().contains("dlfs serve"), "{findings:?}");
-        let Reached { findings, route } = reach(&["train.dlfs".parse().unwrap()]);
+        findings.clear();
+        let route = reach(&["train.dlfs".parse().unwrap()], &mut findings);
         assert!(findings.is_empty() && route.is_none());
     }
 }

@@ -21,7 +21,7 @@ use dlfs::dataset::{Image, OpenOptions};
 use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 
-use self::machine::{Reached, Route};
+use self::machine::Route;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out};
@@ -94,11 +94,12 @@ pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
     };
     let options = args.connection.options(false)?;
     let slice = Duration::from_secs_f64(args.seconds);
-    let (findings, failed) = examine(&address.0, options, slice);
+    let mut findings = Vec::new();
+    let examined = examine(&address.0, options, slice, &mut findings);
     let done = print(args.json, &findings, |findings, green| {
         report_address(&address.in_short(), findings, green)
     })?;
-    failed.map_or(Ok(done), |error| Err(Failure::Error(error)))
+    Ok(examined.map(|()| done)?)
 }
 
 fn print(
@@ -116,42 +117,31 @@ fn print(
     out.end(Outcome::Done)
 }
 
-/// The findings about an image, and the error if it cannot be examined further.
+/// Adds the findings about an image; an error if it cannot be examined further.
 fn examine(
     image: &[Address],
     connect: ConnectOptions,
     slice: Duration,
-) -> (Vec<Finding>, Option<dlfs::Error>) {
-    let resolved = match resolve(image) {
-        Ok(resolved) => resolved,
-        Err(error) => {
-            return (vec![Finding::of_error("name", &error)], Some(error));
-        }
-    };
+    findings: &mut Vec<Finding>,
+) -> dlfs::Result<()> {
+    let resolved =
+        resolve(image).inspect_err(|error| findings.push(Finding::of_error("name", error)))?;
     let addresses = &resolved.sites[0];
-    let named = resolved.named.map(|Named { name, .. }| {
+    findings.extend(resolved.named.map(|Named { name, .. }| {
         let stands_for = Address::list_to_string(addresses);
-        let sites = resolved.sites.len();
-        let sites = out::counted(sites as u64, "site");
+        let sites = out::counted(resolved.sites.len() as u64, "site");
         Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
-    });
-    let Reached { findings: reached, route } = machine::reach(addresses);
-    let mut findings: Vec<Finding> = named.into_iter().chain(reached).collect();
+    }));
+    let route = machine::reach(addresses, findings);
     // If there is another path or another site, goes on, since that may work.
     if let Some(finding) = findings.iter().find(|finding| !finding.good)
         && connect.paths.is_empty()
         && resolved.sites.len() == 1
     {
-        let error = dlfs::Error::new(ErrorKind::Refused, finding.found.clone());
-        return (findings, Some(error));
+        return Err(dlfs::Error::new(ErrorKind::Refused, finding.found.clone()));
     }
-    match examine_data(image, addresses, connect, slice, route, &mut findings) {
-        Ok(()) => (findings, None),
-        Err(error) => {
-            findings.push(Finding::of_error("data", &error));
-            (findings, Some(error))
-        }
-    }
+    examine_data(image, addresses, connect, slice, route, findings)
+        .inspect_err(|error| findings.push(Finding::of_error("data", error)))
 }
 
 /// Measures an image, and adds what it finds. `addresses` are the resolved addresses of `image`.
