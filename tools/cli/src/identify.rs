@@ -8,8 +8,9 @@ use dlfs::units::Nsid;
 /// Identify Controller as text and as JSON. `page` has 4,096 bytes.
 pub(crate) fn controller(page: &[u8]) -> (Vec<String>, Value) {
     let mut lines = vec!["NVME Identify Controller:".to_owned()];
-    lines.extend(self::lines(CONTROLLER, page, 10));
-    let mut object = object(CONTROLLER, page);
+    let fields = fields(CONTROLLER);
+    lines.extend(self::lines(&fields, page, 10));
+    let mut object = object(&fields, page);
     for (number, state) in states(page).enumerate() {
         lines.extend(power_lines(number, state));
     }
@@ -20,8 +21,9 @@ pub(crate) fn controller(page: &[u8]) -> (Vec<String>, Value) {
 /// Identify Namespace as text and as JSON. `page` has 4,096 bytes.
 pub(crate) fn namespace(nsid: Nsid, page: &[u8]) -> (Vec<String>, Value) {
     let mut lines = vec![format!("NVME Identify Namespace {}:", nsid.0)];
-    lines.extend(self::lines(NAMESPACE, page, 8));
-    let mut object = object(NAMESPACE, page);
+    let fields = fields(NAMESPACE);
+    lines.extend(self::lines(&fields, page, 8));
+    let mut object = object(&fields, page);
     // NLBAF is 0-based; FLBAS gives the format in use.
     let in_use = usize::from(page[26] & 0xF | (page[26] & 0x60) >> 1);
     let with_attributes = usize::from(page[25]);
@@ -55,36 +57,43 @@ fn vendor_specific(bytes: &[u8]) -> Vec<String> {
     bytes[..end].chunks(16).map(|chunk| chunk.iter().map(shown).collect()).collect()
 }
 
-/// A field: its name, its position, and its form.
+/// A field: its name, its position, and its form in text and JSON.
+///
+/// | form | value                                                                |
+/// |------|----------------------------------------------------------------------|
+/// |      | a number, decimal                                                    |
+/// | `x`  | a number, hexadecimal in text and decimal in JSON                    |
+/// | `s`  | ASCII, padded with spaces or terminated by NUL                       |
+/// | `b`  | the bytes of an identifier, in hexadecimal                           |
+/// | `o`  | an OUI, its lowest byte first: hexadecimal in text, a number in JSON |
+/// | `u`  | a UUID                                                               |
 struct Field {
     name: &'static str,
     offset: usize,
     len: usize,
-    form: Form,
+    form: &'static str,
 }
 
-/// The form in which a field is shown.
-#[derive(Clone, Copy, PartialEq)]
-enum Form {
-    /// A number, decimal in text and JSON.
-    Number,
-    /// A number, hexadecimal in text and decimal in JSON.
-    Hex,
-    /// ASCII, padded with spaces or terminated by NUL.
-    Text,
-    /// The bytes of an identifier, in hexadecimal.
-    Bytes,
-    /// An OUI, stored with its lowest byte first: hexadecimal in text, a number in JSON.
-    Oui,
-    /// A UUID.
-    Uuid,
+/// The fields of a layout: `NAME:LEN` with the letter of its form, one behind the other. `@OFFSET` is where the next
+/// one begins.
+fn fields(layout: &'static str) -> Vec<Field> {
+    let mut offset = 0;
+    let field = |word: &'static str| {
+        if let Some(at) = word.strip_prefix('@') {
+            offset = at.parse().expect("the layouts below are well-formed");
+            return None;
+        }
+        let (name, rest) = word.split_once(':')?;
+        let form = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let len = rest[..rest.len() - form.len()].parse::<usize>();
+        let len = len.expect("the layouts below are well-formed");
+        offset += len;
+        Some(Field { name, offset: offset - len, len, form })
+    };
+    layout.split_whitespace().filter_map(field).collect()
 }
 
 impl Field {
-    const fn new(name: &'static str, offset: usize, len: usize, form: Form) -> Field {
-        Field { name, offset, len, form }
-    }
-
     fn bytes<'a>(&self, page: &'a [u8]) -> &'a [u8] {
         &page[self.offset..self.offset + self.len]
     }
@@ -116,15 +125,15 @@ impl Field {
             bytes.map(|byte| format!("{byte:02x}")).collect()
         };
         match self.form {
-            Form::Number => self.number(page).to_string(),
-            Form::Hex => match self.number(page) {
+            "" => self.number(page).to_string(),
+            "x" => match self.number(page) {
                 0 => "0".to_owned(),
                 number => format!("{number:#x}"),
             },
-            Form::Text => self.text(page),
-            Form::Bytes => hex(&mut self.bytes(page).iter()),
-            Form::Oui => hex(&mut self.bytes(page).iter().rev()),
-            Form::Uuid => uuid(self.bytes(page)),
+            "s" => self.text(page),
+            "b" => hex(&mut self.bytes(page).iter()),
+            "o" => hex(&mut self.bytes(page).iter().rev()),
+            _ => uuid(self.bytes(page)),
         }
     }
 
@@ -133,12 +142,12 @@ impl Field {
         match self.form {
             // nvme-cli writes a JSON number of up to 39 digits. Many readers lose digits of such a number, so
             // it is a string here.
-            Form::Number | Form::Hex => match u64::try_from(self.number(page)) {
+            "" | "x" => match u64::try_from(self.number(page)) {
                 Ok(number) => number.into(),
                 Err(_) => self.number(page).to_string().into(),
             },
-            Form::Oui => (self.number(page) as u64).into(),
-            Form::Text | Form::Bytes | Form::Uuid => self.shown(page).into(),
+            "o" => (self.number(page) as u64).into(),
+            _ => self.shown(page).into(),
         }
     }
 }
@@ -167,163 +176,36 @@ fn object(fields: &[Field], page: &[u8]) -> Map<String, Value> {
 /// The offset of NSFEAT.
 const NSFEAT: usize = 24;
 
-macro_rules! fields {
-    ($($name:ident $offset:literal $len:literal $form:ident;)*) => {
-        &[$(Field::new(stringify!($name), $offset, $len, Form::$form)),*]
-    };
-}
-
 /// Identify Controller.
-const CONTROLLER: &[Field] = fields! {
-    vid 0 2 Hex;
-    ssvid 2 2 Hex;
-    sn 4 20 Text;
-    mn 24 40 Text;
-    fr 64 8 Text;
-    rab 72 1 Number;
-    ieee 73 3 Oui;
-    cmic 76 1 Hex;
-    mdts 77 1 Number;
-    cntlid 78 2 Hex;
-    ver 80 4 Hex;
-    rtd3r 84 4 Hex;
-    rtd3e 88 4 Hex;
-    oaes 92 4 Hex;
-    ctratt 96 4 Hex;
-    rrls 100 2 Hex;
-    bpcap 102 1 Hex;
-    nssl 104 4 Hex;
-    plsi 110 1 Number;
-    cntrltype 111 1 Number;
-    fguid 112 16 Uuid;
-    crdt1 128 2 Number;
-    crdt2 130 2 Number;
-    crdt3 132 2 Number;
-    crcap 134 1 Number;
-    nvmsr 253 1 Number;
-    vwci 254 1 Number;
-    mec 255 1 Number;
-    oacs 256 2 Hex;
-    acl 258 1 Number;
-    aerl 259 1 Number;
-    frmw 260 1 Hex;
-    lpa 261 1 Hex;
-    elpe 262 1 Number;
-    npss 263 1 Number;
-    avscc 264 1 Hex;
-    apsta 265 1 Hex;
-    wctemp 266 2 Number;
-    cctemp 268 2 Number;
-    mtfa 270 2 Number;
-    hmpre 272 4 Number;
-    hmmin 276 4 Number;
-    tnvmcap 280 16 Number;
-    unvmcap 296 16 Number;
-    rpmbs 312 4 Hex;
-    edstt 316 2 Number;
-    dsto 318 1 Number;
-    fwug 319 1 Number;
-    kas 320 2 Number;
-    hctma 322 2 Hex;
-    mntmt 324 2 Number;
-    mxtmt 326 2 Number;
-    sanicap 328 4 Hex;
-    hmminds 332 4 Number;
-    hmmaxd 336 2 Number;
-    nsetidmax 338 2 Number;
-    endgidmax 340 2 Number;
-    anatt 342 1 Number;
-    anacap 343 1 Number;
-    anagrpmax 344 4 Number;
-    nanagrpid 348 4 Number;
-    pels 352 4 Number;
-    domainid 356 2 Number;
-    kpioc 358 1 Number;
-    mptfawr 360 2 Number;
-    megcap 368 16 Number;
-    tmpthha 384 1 Hex;
-    cqt 386 2 Number;
-    sqes 512 1 Hex;
-    cqes 513 1 Hex;
-    maxcmd 514 2 Number;
-    nn 516 4 Number;
-    oncs 520 2 Hex;
-    fuses 522 2 Hex;
-    fna 524 1 Hex;
-    vwc 525 1 Hex;
-    awun 526 2 Number;
-    awupf 528 2 Number;
-    icsvscc 530 1 Number;
-    nwpc 531 1 Number;
-    acwu 532 2 Number;
-    ocfs 534 2 Hex;
-    sgls 536 4 Hex;
-    mnan 540 4 Number;
-    maxdna 544 16 Number;
-    maxcna 560 4 Number;
-    oaqd 564 4 Number;
-    rhiri 568 1 Number;
-    hirt 569 1 Number;
-    cmmrtd 570 2 Number;
-    nmmrtd 572 2 Number;
-    minmrtg 574 1 Number;
-    maxmrtg 575 1 Number;
-    trattr 576 1 Number;
-    mcudmq 578 2 Number;
-    mnsudmq 580 2 Number;
-    mcmr 582 2 Number;
-    nmcmr 584 2 Number;
-    mcdqpc 586 2 Number;
-    subnqn 768 256 Text;
-    ioccsz 1792 4 Number;
-    iorcsz 1796 4 Number;
-    icdoff 1800 2 Number;
-    fcatt 1802 1 Hex;
-    msdbd 1803 1 Number;
-    ofcs 1804 2 Number;
-};
+const CONTROLLER: &str = "
+    @0     vid:2x ssvid:2x sn:20s mn:40s fr:8s rab:1 ieee:3o cmic:1x mdts:1 cntlid:2x
+    @80    ver:4x rtd3r:4x rtd3e:4x oaes:4x ctratt:4x rrls:2x bpcap:1x
+    @104   nssl:4x
+    @110   plsi:1 cntrltype:1 fguid:16u crdt1:2 crdt2:2 crdt3:2 crcap:1
+    @253   nvmsr:1 vwci:1 mec:1 oacs:2x acl:1 aerl:1 frmw:1x lpa:1x elpe:1 npss:1
+    @264   avscc:1x apsta:1x wctemp:2 cctemp:2 mtfa:2 hmpre:4 hmmin:4 tnvmcap:16
+    @296   unvmcap:16 rpmbs:4x edstt:2 dsto:1 fwug:1 kas:2 hctma:2x mntmt:2 mxtmt:2
+    @328   sanicap:4x hmminds:4 hmmaxd:2 nsetidmax:2 endgidmax:2 anatt:1 anacap:1
+    @344   anagrpmax:4 nanagrpid:4 pels:4 domainid:2 kpioc:1
+    @360   mptfawr:2
+    @368   megcap:16 tmpthha:1x
+    @386   cqt:2
+    @512   sqes:1x cqes:1x maxcmd:2 nn:4 oncs:2x fuses:2x fna:1x vwc:1x awun:2 awupf:2
+    @530   icsvscc:1 nwpc:1 acwu:2 ocfs:2x sgls:4x mnan:4 maxdna:16 maxcna:4 oaqd:4
+    @568   rhiri:1 hirt:1 cmmrtd:2 nmmrtd:2 minmrtg:1 maxmrtg:1 trattr:1
+    @578   mcudmq:2 mnsudmq:2 mcmr:2 nmcmr:2 mcdqpc:2
+    @768   subnqn:256s
+    @1792  ioccsz:4 iorcsz:4 icdoff:2 fcatt:1x msdbd:1 ofcs:2";
 
 /// Identify Namespace, without its LBA formats.
-const NAMESPACE: &[Field] = fields! {
-    nsze 0 8 Hex;
-    ncap 8 8 Hex;
-    nuse 16 8 Hex;
-    nsfeat 24 1 Hex;
-    nlbaf 25 1 Number;
-    flbas 26 1 Hex;
-    mc 27 1 Hex;
-    dpc 28 1 Hex;
-    dps 29 1 Hex;
-    nmic 30 1 Hex;
-    rescap 31 1 Hex;
-    fpi 32 1 Hex;
-    dlfeat 33 1 Number;
-    nawun 34 2 Number;
-    nawupf 36 2 Number;
-    nacwu 38 2 Number;
-    nabsn 40 2 Number;
-    nabo 42 2 Number;
-    nabspf 44 2 Number;
-    noiob 46 2 Number;
-    nvmcap 48 16 Number;
-    npwg 64 2 Number;
-    npwa 66 2 Number;
-    npdg 68 2 Number;
-    npda 70 2 Number;
-    nows 72 2 Number;
-    mssrl 74 2 Number;
-    mcl 76 4 Number;
-    msrc 80 1 Number;
-    kpios 81 1 Number;
-    nulbaf 82 1 Number;
-    kpiodaag 84 4 Number;
-    anagrpid 92 4 Number;
-    nsattr 99 1 Number;
-    nvmsetid 100 2 Number;
-    endgid 102 2 Number;
-    nguid 104 16 Bytes;
-    eui64 120 8 Bytes;
-};
+const NAMESPACE: &str = "
+    @0     nsze:8x ncap:8x nuse:8x nsfeat:1x nlbaf:1 flbas:1x mc:1x dpc:1x dps:1x
+    @30    nmic:1x rescap:1x fpi:1x dlfeat:1 nawun:2 nawupf:2 nacwu:2 nabsn:2 nabo:2
+    @44    nabspf:2 noiob:2 nvmcap:16 npwg:2 npwa:2 npdg:2 npda:2 nows:2 mssrl:2 mcl:4
+    @80    msrc:1 kpios:1 nulbaf:1
+    @84    kpiodaag:4
+    @92    anagrpid:4
+    @99    nsattr:1 nvmsetid:2 endgid:2 nguid:16b eui64:8b";
 
 /// The descriptors of the NPSS + 1 power states.
 fn states(page: &[u8]) -> impl Iterator<Item = &[u8]> {
