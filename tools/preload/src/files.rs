@@ -310,6 +310,41 @@ impl Drop for Memory {
     }
 }
 
+/// A duplicate of a descriptor, above the low numbers that programs use. The program could close it and reuse the
+/// number, so the file's identity is stored too.
+pub(crate) struct Kept {
+    pub(crate) fd: c_int,
+    pub(crate) identity: (u64, u64),
+}
+
+impl Kept {
+    /// Duplicates `fd` to a number of `least` or more, or from half of the limit.
+    pub(crate) fn new(fd: c_int, least: usize) -> Option<Kept> {
+        let least = (own::most_descriptors() / 2).min(least) as c_long;
+        // SAFETY: the command touches no memory.
+        let fd = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) };
+        let fd = called(fd).ok()? as c_int;
+        Some(Kept { fd, identity: stat_of(fd).as_ref().map_or((0, 0), identity_of) })
+    }
+
+    /// Its number, while it is still the same file.
+    pub(crate) fn descriptor(&self) -> Option<c_int> {
+        let stat = stat_of(self.fd)?;
+        (identity_of(&stat) == self.identity).then_some(self.fd)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.descriptor().into_iter().for_each(close);
+    }
+}
+
+/// Device and inode number.
+pub(crate) fn identity_of(stat: &libc::stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
 /// The kernel's `stat` of a descriptor.
 pub(crate) fn stat_of(fd: c_int) -> Option<libc::stat> {
     // SAFETY: a `stat` of zeroes is valid, and the kernel writes one.

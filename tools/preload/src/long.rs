@@ -25,9 +25,9 @@ use dlfs::posix::{self, Node};
 use dlfs::process::Forked;
 use dlfs::qpair::folder::LentFile;
 
-use crate::files::{self, Memory};
+use crate::files::{self, Kept, Memory};
 use crate::mounts::{Mount, Opened};
-use crate::own::{self, called, most_descriptors};
+use crate::own::{self, called};
 
 /// The file that a descriptor was opened for.
 pub(crate) struct Long {
@@ -70,7 +70,7 @@ impl Mount {
     ) {
         let Some(stat) = files::stat_of(fd).filter(|_| may_hold(fd)) else { return };
         let by_tiers = opened.has_tiers() && flags & (libc::O_DIRECT | libc::O_PATH) == 0;
-        let bytes = by_tiers.then(|| through_tiers(opened, fd, file, &stat)).flatten();
+        let bytes = by_tiers.then(|| through_tiers(opened, fd, file)).flatten();
         self.note(fd, file, &stat, bytes.unwrap_or(Bytes::Kernel { tier: None }));
     }
 
@@ -99,7 +99,7 @@ impl Mount {
     }
 
     fn note(&'static self, fd: c_int, file: posix::File, stat: &libc::stat, bytes: Bytes) {
-        let identity = (stat.st_dev, stat.st_ino);
+        let identity = files::identity_of(stat);
         let stamp = stamp_of(stat);
         let position = Forked::empty();
         let long = Long { mount: self, file, identity, stamp, bytes, position };
@@ -114,15 +114,12 @@ fn insert(fd: c_int, long: Arc<Long>) {
 
 /// Reads through the tiers of the folder's own file, open as `fd`. Lends the folder a duplicate of `fd`, with
 /// which it reads for the tiers.
-fn through_tiers(
-    opened: &Opened,
-    fd: c_int,
-    file: posix::File,
-    stat: &libc::stat,
-) -> Option<Bytes> {
+fn through_tiers(opened: &Opened, fd: c_int, file: posix::File) -> Option<Bytes> {
     let (folder, index) = opened.files.listed(file)?;
     let reads = opened.files.dataset().open_sample(file.id, None, &mut ()).ok()?;
-    if let Some(lent) = Lent::new(fd, (stat.st_dev, stat.st_ino)) {
+    // For the library's own reads. The program may close it, since it cannot carry the library's mark: both
+    // descriptors would share the mark.
+    if let Some(lent) = Kept::new(fd, MOST / 2) {
         folder.lend(index, Arc::new(lent));
     }
     Some(Bytes::Tiers { index, reads })
@@ -340,7 +337,7 @@ fn find(fd: c_int) -> Option<Arc<Long>> {
     let stat = files::stat_of(fd)?;
     let mut table = lock(table());
     let long = table.get(&fd)?;
-    if long.identity == (stat.st_dev, stat.st_ino) {
+    if long.identity == files::identity_of(&stat) {
         return (long.stamp == stamp_of(&stat)).then(|| Arc::clone(long));
     }
     table.remove(&fd);
@@ -379,38 +376,10 @@ fn seek(fd: c_int, by: c_long, from: c_int) -> Result<c_long, c_int> {
     called(unsafe { libc::syscall(libc::SYS_lseek, fd, by, from) })
 }
 
-/// A duplicate of the program's descriptor, for the library's own reads. The program may close it, since it
-/// cannot carry the library's mark: both descriptors would share the mark.
-struct Lent {
-    fd: c_int,
-    identity: (u64, u64),
-}
-
-impl Lent {
-    fn new(fd: c_int, identity: (u64, u64)) -> Option<Lent> {
-        let least = (most_descriptors() / 2).min(MOST / 2) as c_long;
-        // SAFETY: the command touches no memory.
-        let fd = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) };
-        called(fd).ok().map(|fd| Lent { fd: fd as c_int, identity })
-    }
-
-    fn is_there(&self) -> bool {
-        files::stat_of(self.fd).is_some_and(|stat| (stat.st_dev, stat.st_ino) == self.identity)
-    }
-}
-
-impl LentFile for Lent {
+impl LentFile for Kept {
     fn with(&self, work: &mut dyn FnMut(&File)) {
-        if self.is_there() {
-            work(&files::file_of(self.fd));
-        }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if self.is_there() {
-            files::close(self.fd);
+        if let Some(fd) = self.descriptor() {
+            work(&files::file_of(fd));
         }
     }
 }

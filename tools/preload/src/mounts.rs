@@ -2,7 +2,7 @@
 //! their first use on; their files that are read ahead; and the report on the program's reads below them, written at
 //! the program's end to the file in `DLFS_REPORT`.
 
-use std::ffi::{CStr, CString, OsStr, c_int, c_long};
+use std::ffi::{CStr, CString, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr::null_mut;
@@ -21,8 +21,8 @@ use dlfs::qpair::folder::FolderStats;
 use dlfs::units::{Epoch, parse_size};
 use dlfs::{Error, ErrorKind};
 
-use crate::files::{self, Memory};
-use crate::own::{self, called, most_descriptors};
+use crate::files::{self, Kept, Memory};
+use crate::own::{self, most_descriptors};
 use crate::paths;
 
 /// The mount point of one data set, and its options.
@@ -435,11 +435,9 @@ pub(crate) fn errno_of(error: &Error) -> c_int {
 /// The files of one sample.
 type Held = Arc<[Waiting]>;
 
-/// A memfd that waits. The program could close `fd` and reuse the number, so the file's identity is stored too.
+/// A memfd that waits.
 pub(crate) struct Waiting {
-    fd: c_int,
-    /// Device and inode number.
-    identity: (u64, u64),
+    memory: Kept,
     len: u64,
     /// Epoch of the file in the order.
     epoch: Epoch,
@@ -463,7 +461,7 @@ impl Mount {
                     let id = batch.id(index);
                     let fields = opened.files.tree().directory().fields().len().max(1);
                     let files = (0..fields).map(|field| File { id, field: field as u16 });
-                    files.map(|file| self.hold(&opened.files, opened, batch, index, file)).collect()
+                    files.map(|file| self.hold(opened, batch, index, file)).collect()
                 })
             });
             begun
@@ -483,49 +481,30 @@ impl Mount {
 
     fn hold(
         &self,
-        files: &Files,
         opened: &Opened,
         batch: &dlfs::reader::Batch,
         index: usize,
         file: File,
     ) -> Option<Waiting> {
-        let bytes = files.bytes(batch, index, file).ok()?;
+        let bytes = opened.files.bytes(batch, index, file).ok()?;
         let memory = Memory::new(&self.name_of(opened, Node::File(file)), libc::O_CLOEXEC).ok()?;
         memory.fill(&bytes).ok()?;
-        // Above the low numbers that programs use: 2048 and up, or from half of the limit.
-        let least = (most_descriptors() / 2).min(MOST_HELD) as c_long;
-        // SAFETY: the command touches no memory.
-        let fd = called(unsafe {
-            libc::syscall(libc::SYS_fcntl, memory.0, libc::F_DUPFD_CLOEXEC, least)
-        });
-        let fd = fd.ok()? as c_int;
-        mark_ours(&fd);
-        let identity = files::stat_of(fd).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
-        Some(Waiting { fd, identity, len: bytes.len() as u64, epoch: batch.epoch() })
+        let memory = Kept::new(memory.0, MOST_HELD)?;
+        mark_ours(&memory.fd);
+        Some(Waiting { memory, len: bytes.len() as u64, epoch: batch.epoch() })
     }
 }
 
 impl Waiting {
     /// A new descriptor for the program, with its own position.
     fn open(&self, flags: c_int) -> Option<(c_int, libc::stat)> {
-        let fd = files::open_again(self.fd, libc::O_RDONLY | flags & libc::O_CLOEXEC).ok()?;
-        let stat = files::stat_of(fd).filter(|stat| self.is(stat));
+        let Kept { fd, identity } = self.memory;
+        let fd = files::open_again(fd, libc::O_RDONLY | flags & libc::O_CLOEXEC).ok()?;
+        let stat = files::stat_of(fd).filter(|stat| files::identity_of(stat) == identity);
         if stat.is_none() {
             files::close(fd); // the program has closed ours and reused its number
         }
         Some((fd, stat?))
-    }
-
-    fn is(&self, stat: &libc::stat) -> bool {
-        self.identity == (stat.st_dev, stat.st_ino)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if files::stat_of(self.fd).is_some_and(|stat| self.is(&stat)) {
-            files::close(self.fd);
-        }
     }
 }
 
