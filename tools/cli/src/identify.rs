@@ -5,6 +5,8 @@ use serde_json::{Map, Value, json};
 
 use dlfs::units::Nsid;
 
+use crate::out::counted;
+
 /// Identify Controller as text and as JSON. `page` has 4,096 bytes.
 pub(crate) fn controller(page: &[u8]) -> (Vec<String>, Value) {
     let mut lines = vec!["NVME Identify Controller:".to_owned()];
@@ -236,9 +238,15 @@ fn power_lines(number: usize, state: &[u8]) -> Vec<String> {
         _ => "reserved",
     };
     let time = |what: &str, time: u8, scale: u8| {
-        let value = match (time, SCALES.get(usize::from(scale))) {
-            (0, _) => "-".to_owned(),
-            (1..=99, scale) => format!("{time} (unit: {})", scale.unwrap_or(&"Reserved")),
+        let unit = match u32::from(scale) {
+            scale @ 0..=2 => counted(10_u64.pow(scale), "microsecond"),
+            scale @ 3..=5 => counted(10_u64.pow(scale - 3), "millisecond"),
+            scale @ 6..=12 => counted(10_u64.pow(scale - 6), "second"),
+            _ => "Reserved".to_owned(),
+        };
+        let value = match time {
+            0 => "-".to_owned(),
+            1..=99 => format!("{time} (unit: {unit})"),
             _ => "reserved".to_owned(),
         };
         format!("{:12}{what}: {value}", "")
@@ -292,27 +300,6 @@ fn u16_at(state: &[u8], at: usize) -> u16 {
 fn u32_at(state: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([state[at], state[at + 1], state[at + 2], state[at + 3]])
 }
-
-/// MXPS: the maximum power is in units of 0.1 mW instead of 10 mW.
-const MXPS: u8 = 1;
-/// NOPS: the state is non-operational.
-const NOPS: u8 = 2;
-/// Names of the units of time.
-const SCALES: [&str; 13] = [
-    "1 microsecond",
-    "10 microseconds",
-    "100 microseconds",
-    "1 millisecond",
-    "10 milliseconds",
-    "100 milliseconds",
-    "1 second",
-    "10 seconds",
-    "100 seconds",
-    "1,000 seconds",
-    "10,000 seconds",
-    "100,000 seconds",
-    "1,000,000 seconds",
-];
 
 #[cfg(test)]
 mod tests {

@@ -33,7 +33,7 @@ pub(super) struct FolderSink {
 }
 
 /// Failures, each with the index of its file.
-type Written = Vec<(usize, Result<(), SinkError>)>;
+type Failures = Vec<(usize, SinkError)>;
 
 /// Writes the files of some folders.
 struct Writer {
@@ -85,20 +85,20 @@ impl Writer {
     }
 
     /// Writes the files at these indices, up to the first error that ends the export.
-    fn share(&mut self, path: &Path, files: &[NewFile<'_>], share: &[usize]) -> Written {
-        let mut written = Vec::new();
+    fn share(&mut self, path: &Path, files: &[NewFile<'_>], share: &[usize]) -> Failures {
+        let mut failures = Vec::new();
         for &index in share {
             let file = &files[index];
             if let Err(error) = self.write(file.path(), &file.bytes) {
                 let error = failed(path, file.path(), error);
                 let over = matches!(error, SinkError::Failed(_));
-                written.push((index, Err(error)));
+                failures.push((index, error));
                 if over {
                     break;
                 }
             }
         }
-        written
+        failures
     }
 
     /// The folder `path`, created if it does not exist. The empty path is the root.
@@ -138,23 +138,17 @@ impl Sink for FolderSink {
         }
         let path = &*self.path;
         let mut results: Vec<_> = files.iter().map(|_| Ok(())).collect();
-        thread::scope(|scope| {
+        let failed: Vec<_> = thread::scope(|scope| {
             let work = self.writers.iter_mut().zip(&shares).filter(|(_, share)| !share.is_empty());
-            let mut work: Vec<_> = work.collect();
-            // This thread writes one share: with a single folder no other thread is started.
-            let here = work.pop();
-            let mut running = Vec::new();
-            for (writer, share) in work {
-                running.push(scope.spawn(|| writer.share(path, files, share)));
-            }
-            let written = here.map(|(writer, share)| writer.share(path, files, share));
-            written.into_iter().flatten().for_each(|(index, result)| results[index] = result);
-            for written in running {
-                // Passes on a writer's panic.
-                let written = written.join().unwrap_or_else(|panic| resume_unwind(panic));
-                written.into_iter().for_each(|(index, result)| results[index] = result);
-            }
+            let running: Vec<_> = work
+                .map(|(writer, share)| scope.spawn(|| writer.share(path, files, share)))
+                .collect();
+            // Passes on a writer's panic.
+            let ended =
+                running.into_iter().map(|one| one.join().unwrap_or_else(|p| resume_unwind(p)));
+            ended.flatten().collect()
         });
+        failed.into_iter().for_each(|(index, error)| results[index] = Err(error));
         if let Some(first) = results.iter().position(|r| matches!(r, Err(SinkError::Failed(_)))) {
             results.truncate(first + 1);
         }

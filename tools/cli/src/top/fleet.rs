@@ -10,7 +10,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::str::FromStr;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
@@ -153,28 +153,18 @@ pub(super) fn start(
     let (sender, answers) = channel();
     for (index, address) in addresses.into_iter().enumerate() {
         let sender = sender.clone();
-        thread::Builder::new()
-            .name("dlfs-top".to_owned())
-            .spawn(move || ask_again_and_again(index, &address, &sender, interval))?;
+        let ask_again_and_again = move || loop {
+            let asked = Instant::now();
+            let page = ask(&address, asked + TIME_LIMIT);
+            let answer = Answer { index, asked, at: Instant::now(), page };
+            if sender.send(answer).is_err() {
+                return;
+            }
+            thread::sleep(interval.saturating_sub(asked.elapsed()));
+        };
+        thread::Builder::new().name("dlfs-top".to_owned()).spawn(ask_again_and_again)?;
     }
     Ok(answers)
-}
-
-fn ask_again_and_again(
-    index: usize,
-    address: &MetricsAddress,
-    sender: &Sender<Answer>,
-    interval: Duration,
-) {
-    loop {
-        let asked = Instant::now();
-        let page = ask(address, asked + TIME_LIMIT);
-        let answer = Answer { index, asked, at: Instant::now(), page };
-        if sender.send(answer).is_err() {
-            return;
-        }
-        thread::sleep(interval.saturating_sub(asked.elapsed()));
-    }
 }
 
 /// Asks once; returns the page, or the reason why there is none.
