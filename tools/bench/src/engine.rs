@@ -6,12 +6,14 @@
 //! nor a block device in use.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+
+use rustix::fs::{Advice, fadvise};
 
 use dlfs::address::Address;
 use dlfs::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
@@ -197,12 +199,18 @@ fn device(
             return Err(format!("{name} is no namespace for ioengine={}", word(job.ioengine)));
         }
         (Address::Path(path), _) => {
-            check_kind(name, path)?;
+            let found = path.metadata().ok();
+            // Other kinds are refused before they are opened: opening a pipe would block until it has a writer.
+            let is_target = |file: &Metadata| file.is_file() || file.file_type().is_block_device();
+            if !found.as_ref().is_none_or(is_target) {
+                return Err(format!("{name} is neither a regular file nor a block device"));
+            }
             if writable {
                 check_unmounted(job, name, path)?;
             }
-            drop_cached_pages(path);
-            path.metadata().is_ok_and(|file| !file.is_file() || file.len() > 0)
+            // Drops the cached pages, as fio's `invalidate=1`. The kernel may ignore the request.
+            let _ = File::open(path).map(|file| fadvise(&file, 0, None, Advice::DontNeed));
+            found.is_some_and(|file| !file.is_file() || file.len() > 0)
         }
         _ => true,
     };
@@ -235,16 +243,6 @@ fn make_long(name: &str, path: &Path, wanted: u64) -> Result<(), String> {
     laid.map_err(|error| format!("cannot make {name}: {error}"))
 }
 
-/// Refuses other kinds of files before they are opened: opening a pipe would block until it has a writer.
-fn check_kind(name: &str, path: &Path) -> Result<(), String> {
-    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) }; // opening it fails
-    if metadata.is_file() || metadata.file_type().is_block_device() {
-        Ok(())
-    } else {
-        Err(format!("{name} is neither a regular file nor a block device"))
-    }
-}
-
 /// Extends a file with random bytes: reads of a hole would do no I/O.
 fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
@@ -265,13 +263,6 @@ fn lay_out(path: &Path, has: u64, wanted: u64) -> std::io::Result<()> {
         at += len;
     }
     file.sync_all()
-}
-
-/// Drops the file's cached pages, as fio's `invalidate=1`. The kernel may ignore the request.
-fn drop_cached_pages(path: &Path) {
-    if let Ok(file) = File::open(path) {
-        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed); // see above
-    }
 }
 
 const LAYOUT_CHUNK_BYTES: usize = 1 << 20;

@@ -11,8 +11,7 @@
 use std::collections::{HashMap, hash_map};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
@@ -121,7 +120,12 @@ pub(crate) fn run(
         let gate = Arc::new(Barrier::new(stage.len()));
         let works: Result<Vec<_>, String> =
             stage.iter().map(|task| Ok((task, setup.work(task, &gate)?))).collect();
-        for (task, thread) in start(works?)? {
+        let spawned = works?.into_iter().map(|(task, work)| {
+            let builder = std::thread::Builder::new().name(format!("bench-{}", task.thread));
+            let thread = builder.spawn(work).map_err(|e| format!("cannot start a thread: {e}"))?;
+            Ok((task, thread))
+        });
+        for (task, thread) in spawned.collect::<Result<Vec<_>, String>>()? {
             let failed = |_| format!("{}: its thread failed, which is a bug", task.job.name);
             entries.push(Entry::new(task, thread.join().map_err(failed)?));
         }
@@ -130,15 +134,6 @@ pub(crate) fn run(
 }
 
 type Work = Box<dyn FnOnce() -> Stats + Send>;
-
-fn start(works: Vec<(&Task, Work)>) -> Result<Vec<(&Task, JoinHandle<Stats>)>, String> {
-    let spawned = works.into_iter().map(|(task, work)| {
-        let builder = std::thread::Builder::new().name(format!("bench-{}", task.thread));
-        let thread = builder.spawn(work).map_err(|e| format!("cannot start a thread: {e}"))?;
-        Ok((task, thread))
-    });
-    spawned.collect()
-}
 
 /// Resources that tasks share.
 struct Setup {
@@ -160,7 +155,10 @@ impl Setup {
         let cpus = cpus_of(&job).map_err(wrong)?;
         let its_cpus = cpus.clone();
         let begin = move || {
-            pin(its_cpus.as_ref());
+            // They were checked before. If one has since gone offline, the thread runs elsewhere.
+            if let Some(Err(error)) = its_cpus.as_ref().map(Cpus::bind_this_thread) {
+                eprintln!("dlfs-bench: {}", error.report());
+            }
             gate.wait();
         };
         let work: Work = if job.rw == Pattern::Samples {
@@ -192,14 +190,6 @@ fn cpus_of(job: &Job) -> Result<Option<Cpus>, String> {
     let list = job.cpus_allowed.as_ref().map(|list| list.replace(':', ","));
     let cpus = list.map(|list| Cpus::parse(&list)).transpose();
     cpus.map_err(|error| format!("cpus_allowed: {}", error.report()))
-}
-
-/// Binds this thread to `cpus`, which were checked before. If one has since gone offline, warns, and the thread
-/// runs elsewhere.
-fn pin(cpus: Option<&Cpus>) {
-    if let Some(Err(error)) = cpus.map(Cpus::bind_this_thread) {
-        eprintln!("dlfs-bench: {}", error.report());
-    }
 }
 
 /// The flag that SIGINT and SIGTERM set.
@@ -345,19 +335,57 @@ fn run_samples(
     let begin = Instant::now();
     let cpu = CpuUse::of_thread();
     let process_cpu = CpuUse::of_process();
-    let mut run = Run {
-        begin,
-        stats: Stats::default(),
-        figures: SampleFigures::default(),
-        sampled: (begin, (0, 0)),
+    let mut stats = Stats::default();
+    let mut figures = SampleFigures { accelerators: 1, ..SampleFigures::default() };
+    let reads = &mut stats.directions[0];
+    let read = || {
+        let end = job.runtime.map(|time| begin + time);
+        let compute = job.samples.thinktime;
+        let mut loader = image.prefetcher(options)?;
+        let mut batch = Batch::new();
+        // The time of the last sampling of rates, and the totals then.
+        let mut sampled = (begin, (0, 0));
+        loop {
+            let asked = Instant::now();
+            if !loader.next_into(&mut batch)? {
+                break;
+            }
+            let came = Instant::now();
+            let waited = came - asked;
+            if figures.batches == 0 {
+                figures.first_batch_ms = (came - begin).as_secs_f64() * 1e3;
+            }
+            figures.batches += 1;
+            figures.samples += batch.len() as u64;
+            figures.stall_s += waited.as_secs_f64();
+            reads.ios += 1;
+            reads.bytes += batch.len_bytes();
+            reads.clat.count(waited.as_nanos() as u64);
+            reads.lat.count(waited.as_nanos() as u64);
+            if came - sampled.0 >= SAMPLE_INTERVAL {
+                reads.sample(sampled.1, (came - sampled.0).as_secs_f64());
+                sampled = (came, (reads.ios, reads.bytes));
+            }
+            if !compute.is_zero() {
+                std::thread::sleep(compute);
+                figures.compute_s += compute.as_secs_f64();
+            }
+            let over = end.is_some_and(|end| Instant::now() >= end);
+            if over || stop.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        let stats = loader.stats();
+        figures.epochs = loader.state().epoch.0;
+        (figures.commands, figures.read_bytes) = (stats.read.commands, stats.read.bytes);
+        dlfs::Result::Ok(())
     };
-    let result = run.read(job, image, options, stop);
-    let Run { mut stats, mut figures, .. } = run;
-    if let Err(error) = result {
+    if let Err(error) = read() {
         stats.failed(errno_of(&error), || error.report());
     }
     let time = begin.elapsed();
-    figures.accelerators = 1;
+    figures.bytes = stats.directions[0].bytes;
+    figures.verified = figures.samples;
     figures.seconds = time.as_secs_f64();
     figures.cpu_s = CpuUse::of_process().since(process_cpu).total_s;
     stats.cpu = CpuUse::of_thread().since(cpu);
@@ -367,73 +395,6 @@ fn run_samples(
     stats.samples = Some(figures);
     stats.ended(epoch.elapsed());
     stats
-}
-
-/// A run under way.
-struct Run {
-    begin: Instant,
-    stats: Stats,
-    figures: SampleFigures,
-    /// The time of the last sampling of rates, and the totals then.
-    sampled: (Instant, (u64, u64)),
-}
-
-impl Run {
-    fn read(
-        &mut self,
-        job: &Job,
-        image: &Image,
-        options: LoaderOptions,
-        stop: &AtomicBool,
-    ) -> Result<(), dlfs::Error> {
-        let end = job.runtime.map(|time| self.begin + time);
-        let compute = job.samples.thinktime;
-        let mut loader = image.prefetcher(options)?;
-        let mut batch = Batch::new();
-        loop {
-            let asked = Instant::now();
-            if !loader.next_into(&mut batch)? {
-                break;
-            }
-            let came = Instant::now();
-            self.took(&batch, came - asked, came);
-            if !compute.is_zero() {
-                std::thread::sleep(compute);
-                self.figures.compute_s += compute.as_secs_f64();
-            }
-            let over = end.is_some_and(|end| Instant::now() >= end);
-            if over || stop.load(Ordering::Relaxed) {
-                break;
-            }
-        }
-        let stats = loader.stats();
-        self.figures.epochs = loader.state().epoch.0;
-        (self.figures.commands, self.figures.read_bytes) = (stats.read.commands, stats.read.bytes);
-        Ok(())
-    }
-
-    fn took(&mut self, batch: &Batch, waited: Duration, now: Instant) {
-        let bytes = batch.len_bytes();
-        let figures = &mut self.figures;
-        if figures.batches == 0 {
-            figures.first_batch_ms = (now - self.begin).as_secs_f64() * 1e3;
-        }
-        figures.batches += 1;
-        figures.samples += batch.len() as u64;
-        figures.verified += batch.len() as u64;
-        figures.bytes += bytes;
-        figures.stall_s += waited.as_secs_f64();
-        let reads = &mut self.stats.directions[0];
-        reads.ios += 1;
-        reads.bytes += bytes;
-        reads.clat.count(waited.as_nanos() as u64);
-        reads.lat.count(waited.as_nanos() as u64);
-        let (sampled, totals) = self.sampled;
-        if now - sampled >= SAMPLE_INTERVAL {
-            reads.sample(totals, (now - sampled).as_secs_f64());
-            self.sampled = (now, (reads.ios, reads.bytes));
-        }
-    }
 }
 
 fn errno_of(error: &dlfs::Error) -> i32 {

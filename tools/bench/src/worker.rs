@@ -202,17 +202,17 @@ impl Worker {
 
     #[inline]
     fn issue(&mut self, direction: usize) {
-        let block = self.positions.next_of(direction);
-        self.rates.went(direction, self.now, block.len);
+        let (offset, len) = self.positions.next_of(direction);
+        self.rates.went(direction, self.now, len);
         if self.bytes_left != u64::MAX {
-            self.bytes_left = self.bytes_left.saturating_sub(block.len);
+            self.bytes_left = self.bytes_left.saturating_sub(len);
         }
         self.ios_left -= 1;
         let check = direction == 0 && !self.job.rw.writes();
-        self.push(direction, block.offset, block.len, check);
+        self.push(direction, offset, len, check);
         if direction == 1 {
             if let Some(written) = &mut self.written {
-                written.push((block.offset, block.len));
+                written.push((offset, len));
             }
             self.writes_since_flush += 1;
             if self.writes_since_flush == self.job.fsync {

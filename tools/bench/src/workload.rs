@@ -19,16 +19,6 @@ use dlfs::permutation::{Key, Permutation};
 
 use crate::job::{Job, Split, Verify};
 
-/// One block to read or write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
-    /// 0 read, 1 write.
-    pub(crate) direction: usize,
-    /// From the start of the target, in bytes.
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-}
-
 /// The blocks of a job on its target, pass after pass.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
@@ -66,12 +56,12 @@ impl Positions {
         Positions { begin, len, reads, sizes, walk, random: Random::new(derive(seed, 1)) }
     }
 
-    /// The next block of one direction; after the end of a pass, the next pass begins.
+    /// The offset and the length of the next block of one direction; after the end of a pass, the next pass begins.
     #[inline]
-    pub(crate) fn next_of(&mut self, direction: usize) -> Block {
+    pub(crate) fn next_of(&mut self, direction: usize) -> (u64, u64) {
         let len = self.next_len(direction);
         let offset = self.walk.next(direction, len, self.len, &mut self.random);
-        Block { direction, offset: self.begin + offset, len }
+        (self.begin + offset, len)
     }
 
     #[inline]
@@ -289,10 +279,14 @@ const MAGIC: [u8; 4] = *b"dBch";
 const HEADER_BYTES: usize = 32;
 const SCRAMBLE_BYTES: usize = 4096;
 
-/// The limits of both directions.
+/// The limits of both directions: reads, and writes.
 #[derive(Debug, Clone)]
 pub(crate) struct Rates {
-    paces: [Option<Pace>; 2],
+    /// Nanoseconds per I/O and per byte; 0 without a limit.
+    ns_per_io: [f64; 2],
+    ns_per_byte: [f64; 2],
+    /// The time when the next I/O may be issued.
+    due_ns: [f64; 2],
     /// True if the job both reads and writes, so that one direction may proceed while the other is
     /// delayed.
     is_mixed: bool,
@@ -300,22 +294,25 @@ pub(crate) struct Rates {
 
 impl Rates {
     pub(crate) fn new(job: &Job) -> Rates {
-        let is_mixed = job.rw.reads() && job.rw.writes() && (1..100).contains(&job.rwmixread);
-        Rates { paces: [0, 1].map(|direction| Pace::new(job, direction)), is_mixed }
+        let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
+        Rates {
+            ns_per_io: job.rate_iops.map(per),
+            ns_per_byte: job.rate.map(per),
+            due_ns: [0.0; 2],
+            is_mixed: job.rw.reads() && job.rw.writes() && (1..100).contains(&job.rwmixread),
+        }
     }
 
-    /// Starts the limits: the job starts at `now_ns`.
+    /// Starts the job at `now_ns`: earlier time is not made up for.
     pub(crate) fn start(&mut self, now_ns: u64) {
-        self.paces.iter_mut().flatten().for_each(|pace| pace.start(now_ns));
+        self.due_ns = [now_ns as f64; 2];
     }
 
     /// The direction to issue, and the time from which it may be issued. As in fio, a drawn direction that its
     /// rate delays gives way to the other, so that each keeps its own rate whatever the mix.
     #[inline]
     pub(crate) fn choose(&self, drawn: usize, now_ns: u64) -> (usize, u64) {
-        let due_ns = |direction: usize| self.paces[direction].as_ref().map_or(0, Pace::due_ns);
-        let mine = due_ns(drawn);
-        let others = due_ns(1 - drawn);
+        let [mine, others] = [drawn, 1 - drawn].map(|direction| self.due_ns[direction] as u64);
         if mine > now_ns && self.is_mixed && others < mine {
             (1 - drawn, others)
         } else {
@@ -326,47 +323,12 @@ impl Rates {
     /// Counts an I/O of `len` bytes that was issued at `now_ns`.
     #[inline]
     pub(crate) fn went(&mut self, direction: usize, now_ns: u64, len: u64) {
-        if let Some(pace) = &mut self.paces[direction] {
-            pace.went(now_ns, len);
+        let cost = (self.ns_per_byte[direction] * len as f64).max(self.ns_per_io[direction]);
+        if cost > 0.0 {
+            // Lost time is made up for, unless it is more than a second ago.
+            let due_ns = &mut self.due_ns[direction];
+            *due_ns = due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
         }
-    }
-}
-
-/// The limits of one direction.
-#[derive(Debug, Clone)]
-struct Pace {
-    /// Nanoseconds per I/O and per byte.
-    ns_per_io: f64,
-    ns_per_byte: f64,
-    /// The time when the next I/O may be issued.
-    due_ns: f64,
-}
-
-impl Pace {
-    /// The limit of `direction`, if the job has one.
-    fn new(job: &Job, direction: usize) -> Option<Pace> {
-        let per = |limit: Option<u64>| limit.filter(|&l| l > 0).map_or(0.0, |l| 1e9 / l as f64);
-        let ns_per_io = per(job.rate_iops[direction]);
-        let ns_per_byte = per(job.rate[direction]);
-        (ns_per_io + ns_per_byte > 0.0).then_some(Pace { ns_per_io, ns_per_byte, due_ns: 0.0 })
-    }
-
-    /// The time when the next I/O may be issued.
-    #[inline]
-    fn due_ns(&self) -> u64 {
-        self.due_ns as u64
-    }
-
-    /// Starts the job now: earlier time is not made up for.
-    fn start(&mut self, now_ns: u64) {
-        self.due_ns = now_ns as f64;
-    }
-
-    /// Counts an I/O of `len` bytes that was issued at `now_ns`.
-    fn went(&mut self, now_ns: u64, len: u64) {
-        let cost = (self.ns_per_byte * len as f64).max(self.ns_per_io);
-        // Lost time is made up for, unless it is more than a second ago.
-        self.due_ns = self.due_ns.max(now_ns as f64 - MOST_CAUGHT_UP_NS) + cost;
     }
 }
 
@@ -414,12 +376,19 @@ mod tests {
 
     const SEED: u64 = 7;
 
+    struct Block {
+        direction: usize,
+        offset: u64,
+        len: u64,
+    }
+
     fn blocks(options: &[(&str, &str)], len: u64, count: usize) -> Vec<Block> {
         println!("seed {SEED}");
         let mut positions = Positions::new(&job_of_options(options), 1 << 20, len, SEED);
         let mut next = || {
             let direction = positions.direction();
-            positions.next_of(direction)
+            let (offset, len) = positions.next_of(direction);
+            Block { direction, offset, len }
         };
         (0..count).map(|_| next()).collect()
     }
@@ -519,30 +488,34 @@ mod tests {
         assert!(before[..4096] != block[..4096] && before[4096..] != block[4096..]);
     }
 
-    fn went_until(pace: &mut Pace, end_ns: u64, len: u64) -> u64 {
-        let mut count = 0;
-        while pace.due_ns() < end_ns {
-            pace.went(pace.due_ns(), len);
-            count += 1;
+    fn went_until(rates: &mut Rates, end_ns: u64, len: u64) -> u64 {
+        for count in 0.. {
+            let (_, due_ns) = rates.choose(0, 0);
+            if due_ns >= end_ns {
+                return count;
+            }
+            rates.went(0, due_ns, len);
         }
-        count
+        unreachable!("an I/O takes time");
     }
 
     #[test]
     fn a_job_that_begins_late_is_no_faster_for_it() {
         let job = job_of_options(&[("rate_iops", "1000,")]);
-        let mut pace = Pace::new(&job, 0).unwrap();
-        pace.start(5_000_000_000);
-        assert_eq!(went_until(&mut pace, 6_000_000_000, 4096), 1000);
+        let mut rates = Rates::new(&job);
+        rates.start(5_000_000_000);
+        assert_eq!(went_until(&mut rates, 6_000_000_000, 4096), 1000);
     }
 
     #[test]
     fn the_limit_of_ios_is_kept() {
         let job = job_of_options(&[("rate_iops", "1000,")]);
-        assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 1000);
-        assert!(Pace::new(&job, 1).is_none());
+        let mut rates = Rates::new(&job);
+        assert_eq!(went_until(&mut rates, 1_000_000_000, 4096), 1000);
+        rates.went(1, 0, 4096);
+        assert_eq!(rates.choose(1, 0), (1, 0), "writes have no limit");
         let job = job_of_options(&[("rate", "1m,")]);
-        assert_eq!(went_until(&mut Pace::new(&job, 0).unwrap(), 1_000_000_000, 4096), 256);
+        assert_eq!(went_until(&mut Rates::new(&job), 1_000_000_000, 4096), 256);
     }
 
     #[test]
