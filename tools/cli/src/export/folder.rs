@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 
 use dlfs::{Error, ErrorKind};
 
-use super::{NewFile, Sink, SinkError};
+use super::{Conflict, NewFile, Sink};
 use crate::exit::{Failure, about_file};
 use crate::out;
 
@@ -31,9 +31,6 @@ pub(super) struct FolderSink {
     /// written in order: the file system would serialise their creation anyway.
     writers: Vec<Writer>,
 }
-
-/// Failures, each with the index of its file.
-type Failures = Vec<(usize, SinkError)>;
 
 /// Writes the files of some folders.
 struct Writer {
@@ -85,20 +82,20 @@ impl Writer {
     }
 
     /// Writes the files at these indices, up to the first error that ends the export.
-    fn share(&mut self, path: &Path, files: &[NewFile<'_>], share: &[usize]) -> Failures {
-        let mut failures = Vec::new();
+    fn share(
+        &mut self,
+        path: &Path,
+        files: &[NewFile<'_>],
+        share: &[usize],
+    ) -> Result<Vec<Conflict>, Failure> {
+        let mut conflicts = Vec::new();
         for &index in share {
             let file = &files[index];
             if let Err(error) = self.write(file.path(), &file.bytes) {
-                let error = failed(path, file.path(), error);
-                let over = matches!(error, SinkError::Failed(_));
-                failures.push((index, error));
-                if over {
-                    break;
-                }
+                conflicts.push((index, conflict(path, file.path(), error)?));
             }
         }
-        failures
+        Ok(conflicts)
     }
 
     /// The folder `path`, created if it does not exist. The empty path is the root.
@@ -126,19 +123,13 @@ impl Writer {
 }
 
 impl Sink for FolderSink {
-    fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError> {
-        let writer = self.writer_of(name);
-        self.writers[writer].write(name, bytes).map_err(|error| failed(&self.path, name, error))
-    }
-
-    fn write_all(&mut self, files: &[NewFile<'_>]) -> Vec<Result<(), SinkError>> {
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Result<Vec<Conflict>, Failure> {
         let mut shares = vec![Vec::new(); self.writers.len()];
         for (index, file) in files.iter().enumerate() {
             shares[self.writer_of(file.path())].push(index);
         }
         let path = &*self.path;
-        let mut results: Vec<_> = files.iter().map(|_| Ok(())).collect();
-        let failed: Vec<_> = thread::scope(|scope| {
+        let conflicts: Result<Vec<_>, Failure> = thread::scope(|scope| {
             let work = self.writers.iter_mut().zip(&shares).filter(|(_, share)| !share.is_empty());
             let running: Vec<_> = work
                 .map(|(writer, share)| scope.spawn(|| writer.share(path, files, share)))
@@ -146,13 +137,11 @@ impl Sink for FolderSink {
             // Passes on a writer's panic.
             let ended =
                 running.into_iter().map(|one| one.join().unwrap_or_else(|p| resume_unwind(p)));
-            ended.flatten().collect()
+            ended.collect()
         });
-        failed.into_iter().for_each(|(index, error)| results[index] = Err(error));
-        if let Some(first) = results.iter().position(|r| matches!(r, Err(SinkError::Failed(_)))) {
-            results.truncate(first + 1);
-        }
-        results
+        let mut conflicts = conflicts?.concat();
+        conflicts.sort_unstable();
+        Ok(conflicts)
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
@@ -160,19 +149,22 @@ impl Sink for FolderSink {
     }
 }
 
-/// The error for the file `name` below `path`, which was not written.
-fn failed(path: &Path, name: &[u8], error: Errno) -> SinkError {
-    match error {
-        Errno::EXIST => SinkError::Conflict("a file or folder of that name is already there"),
-        Errno::NOTDIR => SinkError::Conflict("a file lies where one of its folders should be"),
-        Errno::LOOP => SinkError::Conflict("a link lies where one of its folders should be"),
-        Errno::NAMETOOLONG => SinkError::Conflict("too long for this file system"),
-        Errno::INVAL | Errno::ILSEQ => SinkError::Conflict("not a name on this file system"),
+/// The reason of a conflict of the file `name` below `path`, which was not written.
+///
+/// # Errors
+/// The error is of another kind, and ends the export.
+fn conflict(path: &Path, name: &[u8], error: Errno) -> Result<&'static str, Failure> {
+    Ok(match error {
+        Errno::EXIST => "a file or folder of that name is already there",
+        Errno::NOTDIR => "a file lies where one of its folders should be",
+        Errno::LOOP => "a link lies where one of its folders should be",
+        Errno::NAMETOOLONG => "too long for this file system",
+        Errno::INVAL | Errno::ILSEQ => "not a name on this file system",
         error => {
             let path = path.join(out::safe_name(name));
-            SinkError::Failed(about_file("cannot write", path, error.into()).into())
+            return Err(about_file("cannot write", path, error.into()).into());
         }
-    }
+    })
 }
 
 /// The folder of the file `name`, and the file's name in it. The empty path is the root.
@@ -244,6 +236,18 @@ mod tests {
         (outer, inner, sink)
     }
 
+    impl FolderSink {
+        /// Writes one file; the error is the reason of a conflict, or [`FAILED`].
+        fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), &'static str> {
+            let sample = dlfs::units::SampleId(0);
+            let file = NewFile { sample, name: name.to_vec(), escaped: None, bytes: bytes.into() };
+            let mut conflicts = self.write_all(&[file]).map_err(|_| FAILED)?;
+            conflicts.pop().map_or(Ok(()), |(_, reason)| Err(reason))
+        }
+    }
+
+    const FAILED: &str = "failed";
+
     #[test]
     fn files_land_in_folders_that_are_made_on_the_way() {
         let (_outer, root, mut sink) = sink();
@@ -311,13 +315,11 @@ mod tests {
                 NewFile { sample, name: name.clone(), escaped: None, bytes: bytes.into() }
             })
             .collect();
-        let results = sink.write_all(&files);
-        assert_eq!(results.len(), files.len());
-        for (index, (result, file)) in results.iter().zip(&files).enumerate() {
-            if index % 100 == 7 {
-                assert!(matches!(result, Err(SinkError::Conflict(_))), "{index}");
-            } else {
-                assert!(result.is_ok(), "{index}");
+        let conflicts = sink.write_all(&files).unwrap();
+        let conflicts: Vec<usize> = conflicts.into_iter().map(|(index, _)| index).collect();
+        assert_eq!(conflicts, (7..1_000).step_by(100).collect::<Vec<_>>());
+        for (index, file) in files.iter().enumerate() {
+            if index % 100 != 7 {
                 let path = root.join(std::str::from_utf8(&file.name).unwrap());
                 assert_eq!(std::fs::read(path).unwrap(), *file.bytes);
             }
@@ -337,10 +339,10 @@ mod tests {
     fn nothing_is_overwritten_and_files_and_folders_do_not_mix() {
         let (_outer, root, mut sink) = sink();
         sink.write(b"a", b"1").unwrap();
-        assert!(matches!(sink.write(b"a", b"2"), Err(SinkError::Conflict(_))));
-        assert!(matches!(sink.write(b"a/b", b"2"), Err(SinkError::Conflict(_))));
+        assert_ne!(sink.write(b"a", b"2").unwrap_err(), FAILED);
+        assert_ne!(sink.write(b"a/b", b"2").unwrap_err(), FAILED);
         sink.write(b"d/x", b"1").unwrap();
-        assert!(matches!(sink.write(b"d", b"2"), Err(SinkError::Conflict(_))));
+        assert_ne!(sink.write(b"d", b"2").unwrap_err(), FAILED);
         assert_eq!(std::fs::read(root.join("a")).unwrap(), b"1");
     }
 
@@ -353,8 +355,7 @@ mod tests {
         symlink(secret.join("new"), root.join("file")).unwrap();
         symlink("../secret", root.join("relative")).unwrap();
         for name in ["link/x", "link", "file", "relative/x"] {
-            let result = sink.write(name.as_bytes(), b"x");
-            assert!(matches!(result, Err(SinkError::Conflict(_))), "{name}");
+            assert_ne!(sink.write(name.as_bytes(), b"x").unwrap_err(), FAILED, "{name}");
         }
         assert_eq!(std::fs::read_dir(&secret).unwrap().count(), 0);
     }

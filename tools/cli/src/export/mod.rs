@@ -270,16 +270,14 @@ impl Export<'_> {
     }
 
     fn write(&mut self, files: &[NewFile<'_>]) -> Result<(), Failure> {
-        for (result, file) in self.sink.write_all(files).into_iter().zip(files) {
-            match result {
-                Ok(()) => {
+        let mut conflicts = self.sink.write_all(files)?.into_iter().peekable();
+        for (index, file) in files.iter().enumerate() {
+            match conflicts.next_if(|(at, _)| *at == index) {
+                Some((_, reason)) => self.refuse(file.sample, &file.name, reason.to_owned()),
+                None => {
                     self.done.files += 1;
                     self.done.bytes += file.bytes.len() as u64;
                 }
-                Err(SinkError::Conflict(reason)) => {
-                    self.refuse(file.sample, &file.name, reason.to_owned());
-                }
-                Err(SinkError::Failed(failure)) => return Err(failure),
             }
         }
         Ok(())
@@ -365,25 +363,12 @@ Examples:
 
 /// A destination of samples.
 trait Sink {
-    /// Writes one file of `bytes` under `name`, which has passed [`check`].
+    /// Writes files, whose paths have passed [`check`]. Returns those that conflict, in their order; nothing is left
+    /// behind of them.
     ///
     /// # Errors
-    /// After [`SinkError::Conflict`], which concerns only this name, nothing is left behind; after
-    /// [`SinkError::Failed`] the export is over.
-    fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError>;
-
-    /// Writes several files, each as [`Sink::write`]; returns their results in order, up to and including the
-    /// first [`SinkError::Failed`].
-    fn write_all(&mut self, files: &[NewFile<'_>]) -> Vec<Result<(), SinkError>> {
-        let mut results = Vec::with_capacity(files.len());
-        for file in files {
-            results.push(self.write(file.path(), &file.bytes));
-            if matches!(results.last(), Some(Err(SinkError::Failed(_)))) {
-                break;
-            }
-        }
-        results
-    }
+    /// No further file can be written.
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Result<Vec<Conflict>, Failure>;
 
     /// Ends the export; all data has then been passed to the operating system.
     fn finish(&mut self) -> Result<(), Failure>;
@@ -407,14 +392,9 @@ impl NewFile<'_> {
     }
 }
 
-/// The reason why a file was not written.
-#[derive(Debug)]
-enum SinkError {
-    /// Something is in the way of the file or of one of its folders, or the file system refuses the name.
-    Conflict(&'static str),
-    /// No further file can be written.
-    Failed(Failure),
-}
+/// The index of a file that was not written, and the reason: something is in the way of the file or of one of its
+/// folders, or the file system refuses the name.
+type Conflict = (usize, &'static str);
 
 /// Checks that `name` may be written unchanged.
 fn check(name: &[u8]) -> Result<(), String> {
@@ -554,10 +534,8 @@ impl TarSink {
         }
         about_file("cannot write", &self.path, error).into()
     }
-}
 
-impl Sink for TarSink {
-    fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), SinkError> {
+    fn write(&mut self, name: &[u8], bytes: &[u8]) -> Result<(), Failure> {
         use std::os::unix::ffi::OsStrExt;
         debug_assert_eq!(check(name), Ok(()), "the caller checks names");
         let mut header = tar::Header::new_gnu();
@@ -567,7 +545,14 @@ impl Sink for TarSink {
         header.set_size(bytes.len() as u64);
         let path = Path::new(std::ffi::OsStr::from_bytes(name));
         let result = self.archive.append_data(&mut header, path, bytes);
-        result.map_err(|error| SinkError::Failed(self.failed(error)))
+        result.map_err(|error| self.failed(error))
+    }
+}
+
+impl Sink for TarSink {
+    fn write_all(&mut self, files: &[NewFile<'_>]) -> Result<Vec<Conflict>, Failure> {
+        files.iter().try_for_each(|file| self.write(file.path(), &file.bytes))?;
+        Ok(Vec::new())
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
