@@ -8,8 +8,9 @@
 //! service. Targets report their events on the threads that move data, which only make the line. If lines are dropped,
 //! both the file and the service's log say how many. No line contains a key.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -245,13 +246,15 @@ impl Place {
     /// # Errors
     /// Errors of the operating system.
     pub(crate) fn open(&self) -> Result<Output> {
-        let Place::File(path) = self else { return Ok(Output::new(Box::new(io::stdout()))) };
+        let Place::File(path) = self else {
+            let to = io::stdout().as_fd().try_clone_to_owned()?.into();
+            return Ok(Output { to, is_torn: false });
+        };
         let mut options = OpenOptions::new();
         // Opening a pipe without a reader then fails at once instead of waiting for a reader.
         options.create(true).append(true).mode(0o640).custom_flags(OFlags::NONBLOCK.bits() as i32);
         let cannot = |error| about_file("cannot open the access log", path, error);
-        let file = options.open(path).map_err(cannot)?;
-        Ok(Output::new(Box::new(file)))
+        Ok(Output { to: options.open(path).map_err(cannot)?, is_torn: false })
     }
 }
 
@@ -337,23 +340,14 @@ impl<'a> Line<'a> {
 }
 
 /// An open output of the log.
+#[derive(Debug)]
 pub(crate) struct Output {
-    to: Box<dyn Write + Send>,
+    to: File,
     /// Set if only part of the last line was written.
     is_torn: bool,
 }
 
-impl std::fmt::Debug for Output {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Output")
-    }
-}
-
 impl Output {
-    fn new(to: Box<dyn Write + Send>) -> Output {
-        Output { to, is_torn: false }
-    }
-
     /// Writes a line, which has its newline. After a partial write, the next call first starts a new line.
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let whole = if self.is_torn { [b"\n", line].concat() } else { line.to_vec() };
@@ -369,7 +363,7 @@ impl Output {
                 Err(error) => return Err(error),
             }
         }
-        self.to.flush()
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fs::Mode;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -339,22 +339,14 @@ fn read_answer(stream: &mut UnixStream, until: Instant) -> io::Result<Vec<u8>> {
 /// Connects, within a limit: a stopped process accepts no connection, and connections queue up.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let flags = SocketFlags::CLOEXEC;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let until = Instant::now() + CONNECT_LIMIT;
-    loop {
-        match net::connect(&socket, &address) {
-            Ok(()) => break,
-            Err(Errno::AGAIN) if Instant::now() < until => {
-                thread::sleep(Duration::from_millis(10));
-            }
-            Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
-            Err(error) => return Err(error.into()),
-        }
-    }
     let stream = UnixStream::from(socket);
-    stream.set_nonblocking(false)?;
-    Ok(stream)
+    stream.set_write_timeout(Some(CONNECT_LIMIT))?; // the kernel limits connecting by it, too
+    match retry_on_intr(|| net::connect(&stream, &address)) {
+        Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+        connected => Ok(connected.map(|()| stream)?),
+    }
 }
 
 /// The most clients at a time.
