@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
+use unicode_truncate::UnicodeTruncateStr as _;
 
 use dlfs::metrics as m;
 
@@ -474,8 +475,8 @@ pub(super) fn clipped(text: &str, width: usize) -> String {
     if width_of(text) <= width {
         return text.to_owned();
     }
-    let begin = taken(text.chars(), width.saturating_sub(1));
-    if width == 0 { begin } else { format!("{begin}…") }
+    let (begin, _) = text.unicode_truncate(width.saturating_sub(1));
+    if width == 0 { String::new() } else { format!("{begin}…") }
 }
 
 /// The beginning and the end of a string, since names differ at their ends.
@@ -484,21 +485,9 @@ fn shortened(text: &str, width: usize) -> String {
         return text.to_owned();
     }
     let Some(room) = width.checked_sub(1) else { return String::new() };
-    let end: String = taken(text.chars().rev(), room - room / 3);
-    let begin = taken(text.chars(), room / 3);
-    format!("{begin}…{}", end.chars().rev().collect::<String>())
-}
-
-fn taken(characters: impl Iterator<Item = char>, width: usize) -> String {
-    let mut text = String::new();
-    for character in characters {
-        text.push(character);
-        if width_of(&text) > width {
-            text.pop();
-            break;
-        }
-    }
-    text
+    let (begin, _) = text.unicode_truncate(room / 3);
+    let (end, _) = text.unicode_truncate_start(room - room / 3);
+    format!("{begin}…{end}")
 }
 
 #[cfg(test)]
