@@ -293,6 +293,11 @@ fn power_object(state: &[u8]) -> Value {
     })
 }
 
+/// MXPS: the maximum power is in units of 0.1 mW instead of 10 mW.
+const MXPS: u8 = 1;
+/// NOPS: the state is non-operational.
+const NOPS: u8 = 2;
+
 fn u16_at(state: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([state[at], state[at + 1]])
 }
