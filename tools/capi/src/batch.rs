@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use dlfs::format::fields::{split, table_len};
 use dlfs::reader::Batch;
+use dlfs::units::SampleId;
 
 use crate::error::{DLFS_E_CORRUPT, DLFS_E_NOT_FOUND, DLFS_OK, Failure, guard};
 use crate::structs::{self, Handle, Struct, check_out, give, take};
@@ -121,15 +122,26 @@ pub(crate) fn show_whole(items: &mut [Item]) {
 /// The item of the sample at `index` of `batch`, without its bytes and fields.
 pub(crate) fn item_of(batch: &Batch, index: usize) -> Item {
     Item {
-        id: batch.id(index).0,
-        data: std::ptr::null(),
-        len: 0,
         label: batch.label(index).unwrap_or(DLFS_NO_LABEL),
-        fields: std::ptr::null(),
-        num_fields: 0,
-        index,
-        status: DLFS_OK,
         source: batch.sources().map_or(0, |sources| sources[index]),
+        ..Item::new(batch.id(index), index)
+    }
+}
+
+impl Item {
+    /// An item without a label, bytes or fields.
+    pub(crate) fn new(id: SampleId, index: usize) -> Item {
+        Item {
+            id: id.0,
+            data: std::ptr::null(),
+            len: 0,
+            label: DLFS_NO_LABEL,
+            fields: std::ptr::null(),
+            num_fields: 0,
+            index,
+            status: DLFS_OK,
+            source: 0,
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub const DLFS_COLUMN_STR: u32 = 5;
 ///
 /// DLFS_E_NOT_FOUND: there is none; the error text lists those that there are.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_column_number(
+unsafe extern "C" fn dlfs_column_number(
     fs: *const Fs,
     name: *const c_char,
     column: *mut u64,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn dlfs_column_number(
 ///
 /// DLFS_E_NOT_FOUND: there are fewer.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_column_name(
+unsafe extern "C" fn dlfs_column_name(
     fs: *const Fs,
     column: u64,
     name: *mut c_char,
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn dlfs_column_name(
 ///
 /// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of floating-point numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_column_ints(
+unsafe extern "C" fn dlfs_column_ints(
     fs: *const Fs,
     column: u64,
     ids: *const u64,
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn dlfs_column_ints(
 ///
 /// DLFS_E_NOT_FOUND: no such column or sample. DLFS_E_INVALID: the column is of texts.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_column_floats(
+unsafe extern "C" fn dlfs_column_floats(
     fs: *const Fs,
     column: u64,
     ids: *const u64,
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn dlfs_column_floats(
 ///
 /// DLFS_E_NOT_FOUND: there is no such column, or it has fewer texts.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_column_text(
+unsafe extern "C" fn dlfs_column_text(
     fs: *const Fs,
     column: u64,
     number: u64,
@@ -244,7 +244,7 @@ unsafe impl Struct for FieldType {
 ///
 /// DLFS_E_NOT_FOUND: samples have fewer fields.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_get_field_type(
+unsafe extern "C" fn dlfs_get_field_type(
     fs: *const Fs,
     index: u64,
     r#type: *mut FieldType,

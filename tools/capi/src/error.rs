@@ -127,13 +127,13 @@ pub(crate) fn remember(text: &str) {
 /// Never NULL; empty if no call has failed, and in a thread that runs its destructors. Valid until
 /// the next failing call of this thread, and only in this thread.
 #[unsafe(no_mangle)]
-pub extern "C" fn dlfs_last_error() -> *const c_char {
+extern "C" fn dlfs_last_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// The general meaning of the number `code`. Never NULL; valid for ever. Any thread.
 #[unsafe(no_mangle)]
-pub extern "C" fn dlfs_strerror(code: c_int) -> *const c_char {
+extern "C" fn dlfs_strerror(code: c_int) -> *const c_char {
     let text: &'static CStr = match code {
         DLFS_OK => c"success",
         DLFS_END => c"no more",
@@ -161,7 +161,7 @@ pub extern "C" fn dlfs_strerror(code: c_int) -> *const c_char {
 
 /// The version of the library, such as "0.1.0". Never NULL; valid for ever. Any thread.
 #[unsafe(no_mangle)]
-pub extern "C" fn dlfs_version() -> *const c_char {
+extern "C" fn dlfs_version() -> *const c_char {
     VERSION.as_ptr()
 }
 

@@ -122,7 +122,7 @@ pub unsafe extern "C" fn dlfs_mount(
 /// DLFS_E_TIMED_OUT: ranks are missing, and dlfs_last_error names them. DLFS_E_BUSY: another thread is joining
 /// or leaving.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_int {
+unsafe extern "C" fn dlfs_leave_peers(fs: *const Fs, timeout_ms: u32) -> c_int {
     guard(|| get(fs)?.leave_peers(timeout_ms))
 }
 
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn dlfs_unmount(fs: *mut Fs) -> c_int {
 
 /// Describes the data set. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int {
+unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int {
     // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
     unsafe {
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn dlfs_get_info(fs: *const Fs, info: *mut Info) -> c_int 
 /// Describes the sample called `name`, the newest one if there are several. No I/O, except reading
 /// the names at first use. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_stat(
+unsafe extern "C" fn dlfs_stat(
     fs: *const Fs,
     name: *const c_char,
     sample: *mut SampleOut,
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn dlfs_stat(
 
 /// Describes the sample with this `id`. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut SampleOut) -> c_int {
+unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut SampleOut) -> c_int {
     // SAFETY: by the header `sample` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
     unsafe { fill(sample, || get(fs)?.stat(SampleId(id))) }
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn dlfs_stat_id(fs: *const Fs, id: u64, sample: *mut Sampl
 /// Stores the id of the sample at `index`, in ascending order of ids, in `*id`. An `index` from 0
 /// to `num_samples` - 1 enumerates all samples. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> c_int {
+unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> c_int {
     guard(|| {
         let found = get(fs)?.dataset.id_at(index)?;
         // SAFETY: by the header `id` is NULL or points to a `uint64_t`.
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn dlfs_id_at(fs: *const Fs, index: u64, id: *mut u64) -> 
 
 /// Copies the name of class `index`, like dlfs_name. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_class_name(
+unsafe extern "C" fn dlfs_class_name(
     fs: *const Fs,
     index: u64,
     name: *mut c_char,
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn dlfs_class_name(
 /// Copies the name of field `index`, like dlfs_name; a record that is not divided is field 0,
 /// without a name. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_field_name(
+unsafe extern "C" fn dlfs_field_name(
     fs: *const Fs,
     index: u64,
     name: *mut c_char,
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn dlfs_field_name(
 ///
 /// DLFS_E_NOT_FOUND: samples have no such field; the error text lists the fields.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_field_number(
+unsafe extern "C" fn dlfs_field_number(
     fs: *const Fs,
     name: *const c_char,
     number: *mut u64,
@@ -296,7 +296,7 @@ pub type Visit =
 /// `needed` may be NULL; otherwise it receives the length of the name with its NUL, also with
 /// DLFS_E_TOO_SMALL, which leaves `name` unchanged. Reads the names at first use. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_name(
+unsafe extern "C" fn dlfs_name(
     fs: *const Fs,
     id: u64,
     name: *mut c_char,
@@ -318,7 +318,7 @@ pub unsafe extern "C" fn dlfs_name(
 /// folder; 1: all samples below the folder, by their full names. Reads the names at first use. Any
 /// thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_list(
+unsafe extern "C" fn dlfs_list(
     fs: *const Fs,
     folder: *const c_char,
     recursive: c_int,
@@ -374,7 +374,7 @@ pub const DLFS_SPLIT_BY_FOLDER: u32 = 2;
 /// DLFS_E_INVALID: it is no such expression, and dlfs_last_error says at which character; or no
 /// sample fits.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_select(
+unsafe extern "C" fn dlfs_select(
     fs: *const Fs,
     expression: *const c_char,
     view: *mut *mut Fs,
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn dlfs_select(
 ///
 /// DLFS_E_NOT_FOUND: one of them is no sample of `fs`. DLFS_E_INVALID: there are none.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_select_ids(
+unsafe extern "C" fn dlfs_select_ids(
     fs: *const Fs,
     ids: *const u64,
     count: usize,
@@ -417,7 +417,7 @@ pub unsafe extern "C" fn dlfs_select_ids(
 ///
 /// DLFS_E_INVALID: the shares do not sum to 1, or there is no such part, or it has no sample.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_split(
+unsafe extern "C" fn dlfs_split(
     fs: *const Fs,
     shares: *const c_char,
     seed: u64,
@@ -451,7 +451,7 @@ pub unsafe extern "C" fn dlfs_split(
 /// Saves the samples of `fs` as the view `name` in `file`, which it replaces: the option
 /// `view` of dlfs_mount opens it. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_save_view(
+unsafe extern "C" fn dlfs_save_view(
     fs: *const Fs,
     file: *const c_char,
     name: *const c_char,

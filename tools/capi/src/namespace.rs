@@ -112,7 +112,7 @@ struct Work {
 /// its options for connections, `direct`, `busy_poll` and `should_stop` apply here. Any thread;
 /// takes at most the connect timeout.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_ns_open(
+unsafe extern "C" fn dlfs_ns_open(
     address: *const c_char,
     options: *const MountOptions,
     writable: u32,
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn dlfs_ns_open(
 
 /// Describes the namespace. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
+unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int {
     // SAFETY: by the header `info` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
     unsafe {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn dlfs_ns_info(ns: *const Ns, info: *mut NsInfo) -> c_int
 /// Buffers are contiguous, the first at a multiple of 4,096; they do not move until dlfs_ns_close.
 /// The caller must not access the buffer of an outstanding I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_void {
+unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_void {
     let address = guard_long(|| {
         let queue = get(ns)?;
         let buffers = &queue.buffers;
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn dlfs_ns_buffer(ns: *const Ns, index: u32) -> *mut c_voi
 /// the call fails with DLFS_E_INVALID, otherwise those before it are submitted. One thread at a
 /// time: another gets DLFS_E_BUSY. A forked child may only close the handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: usize) -> i64 {
+unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: usize) -> i64 {
     guard_long(|| {
         // SAFETY: by the header `ios` is NULL or points to `num` requests, which do not change
         // during the call.
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn dlfs_ns_submit(ns: *const Ns, ios: *const NsIo, num: us
 /// dlfs_last_error has the text of the last failed I/O among them. Call it repeatedly while I/Os
 /// are outstanding. Threads and forks as for dlfs_ns_submit.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_ns_poll(
+unsafe extern "C" fn dlfs_ns_poll(
     ns: *const Ns,
     done: *mut NsDone,
     max: usize,
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn dlfs_ns_poll(
 /// Closes the handle and frees its buffers. May wait for outstanding I/Os, for a limited time. Any
 /// thread, while no other thread is in a call with the handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
+unsafe extern "C" fn dlfs_ns_close(ns: *mut Ns) -> c_int {
     guard(|| structs::remove(ns).map(drop))
 }
 

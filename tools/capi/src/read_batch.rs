@@ -1,17 +1,15 @@
 //! Samples as files, and many samples in one call, by id or name, into the library's memory or the caller's.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dlfs::dataset::{OnError, Query, SampleFile, Watch};
 use dlfs::reader::Batch;
 use dlfs::units::SampleId;
+use once_cell::race::OnceBox;
 
-use crate::batch::{
-    BatchOut, DLFS_NO_LABEL, Division, FieldTable, Item, hand_out, item_of, show_whole,
-};
+use crate::batch::{BatchOut, Division, FieldTable, Item, hand_out, item_of, show_whole};
 use crate::error::{DLFS_E_TOO_SMALL, DLFS_OK, Failure, code_of, guard, guard_long};
 use crate::mount::{Fs, Mount};
 use crate::options::{DLFS_ON_ERROR_KEEP, DLFS_ON_ERROR_RAISE, DLFS_ON_ERROR_SKIP, Stop, unknown};
@@ -24,8 +22,8 @@ pub struct FileHandle(());
 pub(crate) struct File {
     mount: Arc<Mount>,
     id: SampleId,
-    /// The open sample in a box of its own, after the first read; NULL before. Never changed once set.
-    opened: AtomicPtr<SampleFile>,
+    /// The open sample, after the first read. Never changed once set.
+    opened: OnceBox<SampleFile>,
     position: AtomicU64,
 }
 
@@ -36,7 +34,7 @@ pub(crate) struct File {
 /// DLFS_E_INVALID: none was named. If the sample does not have that field, reading fails with
 /// DLFS_E_NOT_FOUND.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_open(
+unsafe extern "C" fn dlfs_open(
     fs: *const Fs,
     name: *const c_char,
     file: *mut *mut FileHandle,
@@ -54,7 +52,7 @@ pub unsafe extern "C" fn dlfs_open(
 
 /// Opens the sample with this `id`; otherwise like dlfs_open. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
+unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut FileHandle) -> c_int {
     // SAFETY: by the header `file` is NULL or a place for a handle.
     unsafe {
         structs::open(file, "file", || {
@@ -73,7 +71,7 @@ pub unsafe extern "C" fn dlfs_open_id(fs: *const Fs, id: u64, file: *mut *mut Fi
 /// sequence; the handle keeps up to 8 MiB. A failed call does not move the position. Any thread;
 /// threads that read from one handle get different ranges.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
+unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, len: usize) -> i64 {
     guard_long(|| {
         let file = get(file)?;
         if buf.is_null() && len > 0 {
@@ -103,7 +101,7 @@ pub unsafe extern "C" fn dlfs_read(file: *const FileHandle, buf: *mut c_void, le
 /// releases have no checksums of pieces: the first call for a sample reads it whole once. Parts of a
 /// file of a plain folder are not verified.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_pread(
+unsafe extern "C" fn dlfs_pread(
     file: *const FileHandle,
     buf: *mut c_void,
     len: usize,
@@ -118,7 +116,7 @@ pub unsafe extern "C" fn dlfs_pread(
 
 /// Closes the handle and releases its memory. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
+unsafe extern "C" fn dlfs_close(file: *mut FileHandle) -> c_int {
     guard(|| structs::remove(file).map(drop))
 }
 
@@ -130,8 +128,7 @@ impl Handle for FileHandle {
 impl File {
     fn new(mount: Arc<Mount>, id: SampleId) -> Result<File, Failure> {
         mount.division.check_one(mount.dataset.directory().fields())?;
-        let opened = AtomicPtr::new(null_mut());
-        Ok(File { mount, id, opened, position: AtomicU64::new(0) })
+        Ok(File { mount, id, opened: OnceBox::new(), position: AtomicU64::new(0) })
     }
 
     /// Reads up to `len` bytes at `offset` into `buf`.
@@ -156,36 +153,10 @@ impl File {
 
     /// The open sample. If two threads open it at the same time, one of them is kept.
     fn opened(&self) -> Result<&SampleFile, Failure> {
-        if let Some(opened) = self.loaded() {
-            return Ok(opened);
-        }
-        let mount = &self.mount;
-        let chosen = mount.division.chosen;
-        let opened = mount.dataset.open_sample(self.id, chosen, &mut mount.stop.clone())?;
-        let mine = Box::into_raw(Box::new(opened));
-        let set = Ordering::AcqRel;
-        let seen = Ordering::Acquire;
-        if self.opened.compare_exchange(null_mut(), mine, set, seen).is_err() {
-            // SAFETY: it was allocated above and nobody else has it; the other thread's is equal.
-            drop(unsafe { Box::from_raw(mine) });
-        }
-        Ok(self.loaded().expect("one of the two was set and stays"))
-    }
-
-    fn loaded(&self) -> Option<&SampleFile> {
-        // SAFETY: NULL, or a box that `opened` has set; it is freed only when `self` is dropped, and the result
-        // borrows `self`.
-        unsafe { self.opened.load(Ordering::Acquire).as_ref() }
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        let opened = *self.opened.get_mut();
-        if !opened.is_null() {
-            // SAFETY: a box that `opened` has set; references to it borrow `self`, so there are none any more.
-            drop(unsafe { Box::from_raw(opened) });
-        }
+        self.opened.get_or_try_init(|| {
+            let Mount { dataset, division, stop, .. } = &*self.mount;
+            Ok(Box::new(dataset.open_sample(self.id, division.chosen, &mut stop.clone())?))
+        })
     }
 }
 
@@ -233,7 +204,7 @@ unsafe impl Struct for ReadRequest {
 /// DLFS_E_TOO_SMALL: `out` is too small, and nothing was read. With DLFS_ON_ERROR_RAISE the call
 /// fails if any sample does; otherwise each item has its status and the call succeeds.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_read_batch(
+unsafe extern "C" fn dlfs_read_batch(
     fs: *const Fs,
     request: *const ReadRequest,
     batch: *mut BatchOut,
@@ -391,17 +362,7 @@ impl Sink {
 
     /// The item of a failed sample, which is passed to the caller's function, too.
     fn failed(&self, id: SampleId, index: usize, status: c_int, table: &mut FieldTable) -> Item {
-        let mut item = Item {
-            id: id.0,
-            data: std::ptr::null(),
-            len: 0,
-            label: DLFS_NO_LABEL,
-            fields: std::ptr::null(),
-            num_fields: 0,
-            index,
-            status,
-            source: 0,
-        };
+        let mut item = Item { status, ..Item::new(id, index) };
         table.add(&mut item, &[], std::ptr::null());
         self.show(item);
         item

@@ -147,7 +147,7 @@ pub unsafe extern "C" fn dlfs_bread(seq: *const Seq, batch: *mut BatchOut) -> c_
 ///
 /// DLFS_E_NO_MEMORY: the system does not provide it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
+unsafe extern "C" fn dlfs_sequence_prepare(seq: *const Seq) -> c_int {
     guard(|| Ok(get(seq)?.loader.prepare()?))
 }
 
@@ -164,7 +164,7 @@ pub type Staging =
 /// DLFS_E_INTERRUPTED: `progress` or `should_stop` ended it; call again. DLFS_E_NO_SPACE: the file system
 /// of the store is full.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_stage(
+unsafe extern "C" fn dlfs_sequence_stage(
     seq: *const Seq,
     progress: Staging,
     user: *mut c_void,
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn dlfs_sequence_stage(
 /// Stores the epoch of the next batch in `*epoch`, and in `*batches_left` how many of its batches
 /// are left for this rank; 0 at the end of the run. Either may be NULL. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_at(
+unsafe extern "C" fn dlfs_sequence_at(
     seq: *const Seq,
     epoch: *mut u64,
     batches_left: *mut u64,
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn dlfs_sequence_at(
 
 /// Stores the number of batches of a whole epoch on this rank. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -> c_int {
+unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -> c_int {
     guard(|| {
         let count = get(seq)?.loader.batches_per_epoch();
         // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn dlfs_sequence_len(seq: *const Seq, batches: *mut u64) -
 
 /// Moves to the start of `epoch`. Any thread, between its batches.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
+unsafe extern "C" fn dlfs_set_epoch(seq: *const Seq, epoch: u64) -> c_int {
     guard(|| Ok(get(seq)?.loader.set_epoch(epoch)?))
 }
 
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn dlfs_sequence_close(seq: *mut Seq) -> c_int {
 /// A sequence of the same data set and order resumes from it, also with another world size or batch
 /// size; for that, save it when all ranks have received the same number of batches.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -> c_int {
+unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
         let sequence = get(seq)?;
         // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn dlfs_state_save(seq: *const Seq, path: *const c_char) -
 /// DLFS_E_NOT_FOUND: there is no such file. DLFS_E_INVALID, DLFS_E_STALE: it is not a state, or one
 /// of another data set or order, and dlfs_last_error says which; the run is then unchanged.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -> c_int {
+unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -> c_int {
     guard(|| {
         let sequence = get(seq)?;
         // SAFETY: by the header `path` is NULL or ends with NUL, and does not change during the
@@ -268,7 +268,7 @@ pub unsafe extern "C" fn dlfs_state_load(seq: *const Seq, path: *const c_char) -
 /// Copies the state of the run as one line of JSON and a NUL to `json`, which has `len` bytes;
 /// `needed` as for dlfs_name. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_state_get(
+unsafe extern "C" fn dlfs_state_get(
     seq: *const Seq,
     json: *mut c_char,
     len: usize,
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn dlfs_state_get(
 /// Resumes from the state in `json`, as returned by dlfs_state_get. Errors as for dlfs_state_load.
 /// Any thread, between its batches.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) -> c_int {
+unsafe extern "C" fn dlfs_state_set(seq: *const Seq, json: *const c_char) -> c_int {
     guard(|| {
         // SAFETY: by the header `json` is NULL or ends with NUL, and does not change during the
         // call.
@@ -415,7 +415,7 @@ unsafe impl Struct for MixtureOptions {
 /// DLFS_E_INVALID: this is no mixture, and dlfs_last_error says which data set is there twice, is empty or
 /// is never read, or has other fields than the first, or which part or phase is none.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_mixture_open(
+unsafe extern "C" fn dlfs_mixture_open(
     sources: *const *const Fs,
     parts: *const *const c_char,
     count: usize,
@@ -473,7 +473,7 @@ pub unsafe extern "C" fn dlfs_mixture_open(
 
 /// Closes the handle. Its sequences stay valid. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_mixture_close(mixture: *mut Mix) -> c_int {
+unsafe extern "C" fn dlfs_mixture_close(mixture: *mut Mix) -> c_int {
     guard(|| structs::remove(mixture).map(drop))
 }
 
@@ -481,7 +481,7 @@ pub unsafe extern "C" fn dlfs_mixture_close(mixture: *mut Mix) -> c_int {
 /// and the samples of an epoch in `*epoch_size`. Either may be NULL. For "per-source" without a number,
 /// global batches of one sample are counted; name the number to know more. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_mixture_counts(
+unsafe extern "C" fn dlfs_mixture_counts(
     mixture: *const Mix,
     epoch: u64,
     counts: *mut u64,
@@ -514,7 +514,7 @@ pub unsafe extern "C" fn dlfs_mixture_counts(
 /// DLFS_E_INVALID: `options` names peers, a store or an order of shares (DLFS_ORDER_LOCAL, _PARTIAL), which are
 /// for runs over one data set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_mixture_sequence(
+unsafe extern "C" fn dlfs_mixture_sequence(
     mixture: *const Mix,
     options: *const SequenceOptions,
     seq: *mut *mut Seq,

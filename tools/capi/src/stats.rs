@@ -116,7 +116,7 @@ unsafe impl Struct for StoreStatsOut {
 
 /// Stores the counters of reads by id and name on this mount, and of its tiers. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
+unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
     // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
     unsafe {
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn dlfs_stats(fs: *const Fs, stats: *mut Stats) -> c_int {
 ///
 /// DLFS_E_NOT_FOUND: the mount has no tiers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_places(
+unsafe extern "C" fn dlfs_places(
     fs: *const Fs,
     json: *mut c_char,
     len: usize,
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn dlfs_places(
 /// They are the counts of all mounts, sequences, tiers and stores, also of closed ones; docs/metrics.md lists the
 /// names. The text is longer after the next mount: ask again where DLFS_E_TOO_SMALL comes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mut usize) -> c_int {
+unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mut usize) -> c_int {
     // SAFETY: by the header `text` is NULL or has `len` bytes, and `needed` is NULL or points to a `size_t`.
     unsafe { fill_text(text, len, needed, || Ok(dlfs::exporter::snapshot().to_openmetrics())) }
 }
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn dlfs_metrics(text: *mut c_char, len: usize, needed: *mu
 /// and by place, and what to try next. The text is longer after the next batch: ask again where
 /// DLFS_E_TOO_SMALL comes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_report(
+unsafe extern "C" fn dlfs_sequence_report(
     seq: *const Seq,
     html: *mut c_char,
     len: usize,
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn dlfs_sequence_report(
 ///
 /// DLFS_E_NOT_FOUND: `trace` of its options is 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_trace(
+unsafe extern "C" fn dlfs_sequence_trace(
     seq: *const Seq,
     json: *mut c_char,
     len: usize,
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn dlfs_sequence_trace(
 
 /// Stores the counters of a sequence. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
+unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats) -> c_int {
     // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
     unsafe { fill(stats, || Ok(value(get(seq)?.loader.stats()))) }
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn dlfs_sequence_stats(seq: *const Seq, stats: *mut Stats)
 /// 1 while the verified bytes of sample `id` are in the sequence's memory in this process, otherwise 0: always
 /// unless it reads whole chunks. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
+unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
     guard_long(|| Ok(get(seq)?.loader.is_resident(SampleId(id)).into())) as c_int
 }
 
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn dlfs_is_resident(seq: *const Seq, id: u64) -> c_int {
 ///
 /// DLFS_E_NOT_FOUND: the sequence has no store.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_store_stats(seq: *const Seq, stats: *mut StoreStatsOut) -> c_int {
+unsafe extern "C" fn dlfs_store_stats(seq: *const Seq, stats: *mut StoreStatsOut) -> c_int {
     // SAFETY: by the header `stats` is NULL or points to a struct of the size in its first
     // field, which nobody else accesses meanwhile.
     unsafe {
@@ -313,7 +313,7 @@ pub type OnLog = Option<unsafe extern "C" fn(user: *mut c_void, level: c_int, te
 ///
 /// DLFS_E_BUSY: the program has another subscriber for messages, as one in Rust may have.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
+unsafe extern "C" fn dlfs_log(on_log: OnLog, user: *mut c_void) -> c_int {
     guard(|| {
         if on_log.is_some() && !is_installed() {
             let text = "the process has another subscriber of messages";

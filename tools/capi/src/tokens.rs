@@ -87,7 +87,7 @@ unsafe impl Struct for RowsOut {
 ///
 /// DLFS_E_INVALID: the samples have no such field or no whole number of tokens, or no row can be filled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_open(
+unsafe extern "C" fn dlfs_tokens_open(
     fs: *const Fs,
     sequence: *const SequenceOptions,
     options: *const TokensOptions,
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn dlfs_tokens_open(
 /// Creates a loader of rows over a mixture, as dlfs_tokens_open does over a data set: documents of all its data sets
 /// are packed together. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_mixture_tokens(
+unsafe extern "C" fn dlfs_mixture_tokens(
     mixture: *const Mix,
     sequence: *const SequenceOptions,
     options: *const TokensOptions,
@@ -134,10 +134,7 @@ pub unsafe extern "C" fn dlfs_mixture_tokens(
 /// DLFS_E_CORRUPT: a document has a token outside of the vocabulary, or one that `element` does not hold;
 /// dlfs_last_error says which.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_next(
-    tokens: *const TokensHandle,
-    rows: *mut RowsOut,
-) -> c_int {
+unsafe extern "C" fn dlfs_tokens_next(tokens: *const TokensHandle, rows: *mut RowsOut) -> c_int {
     guard_long(|| {
         // SAFETY: by the header `rows` is NULL or points to a struct of the size in its first field.
         let mut out = unsafe { take(rows.cast_const())? };
@@ -158,7 +155,7 @@ pub unsafe extern "C" fn dlfs_tokens_next(
 
 /// Stores the number of batches of a whole epoch on this rank. No I/O. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_len(tokens: *const TokensHandle, batches: *mut u64) -> c_int {
+unsafe extern "C" fn dlfs_tokens_len(tokens: *const TokensHandle, batches: *mut u64) -> c_int {
     guard(|| {
         let count = get(tokens)?.loader.loader().batches_per_epoch();
         // SAFETY: by the header `batches` is NULL or points to a `uint64_t`.
@@ -168,14 +165,14 @@ pub unsafe extern "C" fn dlfs_tokens_len(tokens: *const TokensHandle, batches: *
 
 /// Moves to the start of `epoch`. Any thread, between its batches.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_set_epoch(tokens: *const TokensHandle, epoch: u64) -> c_int {
+unsafe extern "C" fn dlfs_tokens_set_epoch(tokens: *const TokensHandle, epoch: u64) -> c_int {
     guard(|| Ok(get(tokens)?.loader.loader().set_epoch(epoch)?))
 }
 
 /// Copies the state of the run as dlfs_state_get does. A loader of rows of the same data set, order, length and packing
 /// resumes from it, also with another world size or batch size. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_state_get(
+unsafe extern "C" fn dlfs_tokens_state_get(
     tokens: *const TokensHandle,
     json: *mut c_char,
     len: usize,
@@ -187,7 +184,7 @@ pub unsafe extern "C" fn dlfs_tokens_state_get(
 
 /// Resumes from the state in `json`. Errors as for dlfs_state_load. Any thread, between its batches.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_state_set(
+unsafe extern "C" fn dlfs_tokens_state_set(
     tokens: *const TokensHandle,
     json: *const c_char,
 ) -> c_int {
@@ -201,7 +198,7 @@ pub unsafe extern "C" fn dlfs_tokens_state_set(
 /// Closes the handle: readahead ends, and a dlfs_tokens_next in another thread ends with DLFS_E_INTERRUPTED. Any
 /// thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_tokens_close(tokens: *mut TokensHandle) -> c_int {
+unsafe extern "C" fn dlfs_tokens_close(tokens: *mut TokensHandle) -> c_int {
     guard(|| {
         structs::remove(tokens)?.loader.loader().close();
         Ok(())

@@ -39,7 +39,7 @@ use crate::structs::{
 /// DLFS_E_NOT_FOUND: the image never had some of these ids, or has no such names; dlfs_last_error lists
 /// up to 20, and nothing is deleted. DLFS_E_BUSY: another process is changing the image.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_delete(
+unsafe extern "C" fn dlfs_delete(
     addresses: *const c_char,
     options: *const MountOptions,
     accept_older_generation: u32,
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn dlfs_delete(
 /// DLFS_E_CORRUPT: a sample to be kept is damaged. DLFS_E_NO_SPACE: there is no room for one chunk.
 /// DLFS_E_BUSY: another process is changing the image.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_purge(
+unsafe extern "C" fn dlfs_purge(
     addresses: *const c_char,
     options: *const MountOptions,
     accept_older_generation: u32,
@@ -244,7 +244,7 @@ pub(crate) struct Writing {
 /// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_BUSY: another process is
 /// changing the image. DLFS_E_NOT_FOUND: there is no image to append to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_writer_open(
+unsafe extern "C" fn dlfs_writer_open(
     addresses: *const c_char,
     options: *const WriteOptions,
     connection: *const MountOptions,
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn dlfs_writer_open(
 /// DLFS_E_INVALID: the sample cannot be written, and dlfs_last_error says why; the writer goes on without
 /// it. Any other error: only dlfs_writer_discard is of use any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_write(
+unsafe extern "C" fn dlfs_write(
     writer: *mut WriterHandle,
     sample: *const NewSampleIn,
     id: *mut u64,
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn dlfs_write(
 ///
 /// DLFS_E_INVALID: as many are written as `count` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
+unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut u64) -> c_int {
     guard(|| {
         let writing = get(writer)?;
         let next = writing.writer.lock().as_mut().ok_or_else(over)?.samples().next_id();
@@ -327,10 +327,7 @@ pub unsafe extern "C" fn dlfs_writer_next_id(writer: *mut WriterHandle, id: *mut
 ///
 /// DLFS_E_INVALID: no sample was written, or fewer than `count`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_writer_finish(
-    writer: *mut WriterHandle,
-    generation: *mut u64,
-) -> c_int {
+unsafe extern "C" fn dlfs_writer_finish(writer: *mut WriterHandle, generation: *mut u64) -> c_int {
     guard(|| {
         let writing = structs::remove(writer)?;
         let number = match writing.taken().ok_or_else(over)? {
@@ -352,7 +349,7 @@ pub unsafe extern "C" fn dlfs_writer_finish(
 
 /// Closes the handle, and discards what was written: the image is as it was before. Any thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int {
+unsafe extern "C" fn dlfs_writer_discard(writer: *mut WriterHandle) -> c_int {
     guard(|| structs::remove(writer).map(|writing| drop(writing.taken())))
 }
 
@@ -512,7 +509,7 @@ unsafe impl Struct for ImportOptionsIn {
 /// data that `onto` does not allow to overwrite, or a file at `plan`. DLFS_E_BUSY: another process is changing the
 /// image.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_import_plan(
+unsafe extern "C" fn dlfs_import_plan(
     sources: *const *const c_char,
     num_sources: usize,
     addresses: *const c_char,
@@ -546,7 +543,7 @@ pub unsafe extern "C" fn dlfs_import_plan(
 /// DLFS_E_BUSY: another attempt at it is running. DLFS_E_INVALID: entries have changed since they were planned.
 /// DLFS_E_STALE: something else has changed the image that the plan appends to.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_import_part(
+unsafe extern "C" fn dlfs_import_part(
     plan: *const c_char,
     part: u32,
     connection: *const MountOptions,
@@ -572,7 +569,7 @@ pub unsafe extern "C" fn dlfs_import_part(
 /// DLFS_E_NOT_FOUND: parts are not complete, and dlfs_last_error lists them. DLFS_E_BUSY: one is being written.
 /// DLFS_E_STALE: something else has changed the image.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_import_commit(
+unsafe extern "C" fn dlfs_import_commit(
     plan: *const c_char,
     num_parts: u64,
     connection: *const MountOptions,
@@ -603,7 +600,7 @@ pub unsafe extern "C" fn dlfs_import_commit(
 /// DLFS_E_REFUSED: there is data that `onto` does not allow to overwrite. DLFS_E_INVALID: `options` asks for an
 /// append, or has a `count`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_write_plan(
+unsafe extern "C" fn dlfs_write_plan(
     addresses: *const c_char,
     options: *const WriteOptions,
     classes: *const *const c_char,
@@ -631,7 +628,7 @@ pub unsafe extern "C" fn dlfs_write_plan(
 ///
 /// DLFS_E_BUSY: another part, or another attempt, is being written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dlfs_writer_open_part(
+unsafe extern "C" fn dlfs_writer_open_part(
     plan: *const c_char,
     part: u64,
     anywhere: u32,
