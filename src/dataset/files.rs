@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -29,6 +30,7 @@ pub struct Files {
     field_lens: Forked<FieldLens>,
     /// The epochs of this process: a forked child counts its own.
     epochs: Forked<Mutex<Epochs<Counted>>>,
+    counters: FileCounters,
 }
 
 /// The verified bytes of one file. They share the buffer that they were read into.
@@ -51,7 +53,8 @@ impl Files {
     pub fn new(dataset: Dataset, watch: &mut dyn Watch) -> Result<Files> {
         dataset.load_names(watch)?;
         let tree = FileTree::new(dataset.directory().clone())?;
-        Ok(Files { dataset, tree, field_lens: Forked::empty(), epochs: Forked::empty() })
+        let counters = FileCounters::default();
+        Ok(Files { dataset, tree, field_lens: Forked::empty(), epochs: Forked::empty(), counters })
     }
 
     /// The data set.
@@ -161,8 +164,10 @@ impl Files {
     }
 
     /// Counts that the program opens `file`. `along` is the epoch of the order that readahead follows, if the
-    /// file was read ahead; `so_far` holds the program's counters before this call.
-    pub fn opened(&self, file: File, along: Option<Epoch>, so_far: FileCounts) {
+    /// file was read ahead.
+    pub fn opened(&self, file: File, along: Option<Epoch>) {
+        let so_far = self.counters.so_far();
+        self.counters.opened();
         let mut epochs = self.epochs().lock();
         epochs.opened(self.tree.number(file), along, || self.counted(so_far));
     }
@@ -172,10 +177,14 @@ impl Files {
         self.epochs().lock().order_begins();
     }
 
-    /// The counters of the last 100 epochs, with the current one up to now; `so_far` holds the program's
-    /// counters.
-    pub fn epochs_so_far(&self, so_far: FileCounts) -> Vec<EpochCounts> {
-        let now = self.counted(so_far);
+    /// The counters of the program's use of files.
+    pub fn counters(&self) -> &FileCounters {
+        &self.counters
+    }
+
+    /// The counters of the last 100 epochs, with the current one up to now.
+    pub fn epochs_so_far(&self) -> Vec<EpochCounts> {
+        let now = self.counted(self.counters.so_far());
         let epochs = self.epochs().lock();
         let ends = epochs.begins().skip(1).map(|(_, begin)| begin).chain([&now]);
         epochs.begins().zip(ends).map(|((epoch, begin), end)| end.since(begin, epoch)).collect()
@@ -266,7 +275,34 @@ impl std::ops::Deref for FileBytes {
     }
 }
 
-/// Counters of a program's file operations, as seen by the mount or the preload library.
+/// Counts a program's file operations, as seen by the mount or the preload library.
+#[derive(Debug, Default)]
+pub struct FileCounters {
+    opens: AtomicU64,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl FileCounters {
+    /// Counts a file that is opened.
+    pub fn opened(&self) {
+        self.opens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a read of `bytes`.
+    pub fn read(&self, bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The counts up to now.
+    pub fn so_far(&self) -> FileCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
+    }
+}
+
+/// Counts of a program's file operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct FileCounts {
     /// Files opened.

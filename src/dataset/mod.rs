@@ -74,7 +74,7 @@ use sampler::Over;
 
 pub use crate::reader::{OnError, Ranges, SampleRange, Watch};
 pub use ahead::{Ahead, AheadStats, OrderFile};
-pub use files::{EpochCounts, FileBytes, FileCounts, Files, SampleFile};
+pub use files::{EpochCounts, FileBytes, FileCounters, FileCounts, Files, SampleFile};
 pub use first_epoch::FirstEpoch;
 pub use image::{Image, ViewSource, save_views};
 pub use loader::{Loader, Taken, check_page, load_state, save_page, save_state};

@@ -8,14 +8,10 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlfs::dataset::{EpochCounts, FileCounts, Files};
-use dlfs::posix::{
-    Attributes, FIRST, File, Folder, Found, MAX_COMPONENT_BYTES, Node, PathError, ROOT,
-};
-use dlfs::units::Epoch;
+use dlfs::dataset::{EpochCounts, Files};
+use dlfs::posix::{Attributes, FIRST, Folder, Found, MAX_COMPONENT_BYTES, Node, PathError, ROOT};
 use dlfs::{Error, ErrorKind};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -30,7 +26,6 @@ use crate::reads::{Part, Reads};
 pub(crate) struct Filesystem {
     files: Arc<Files>,
     reads: Arc<Reads>,
-    counters: Arc<Counters>,
     /// Lets the kernel itself read long files. `None` without passthrough: files then need no open.
     passthrough: Option<Passthrough>,
     /// True if listings may include attributes, that is, without fields: with fields, each length would take a
@@ -45,7 +40,6 @@ impl Filesystem {
     pub(crate) fn new(
         files: Arc<Files>,
         reads: Arc<Reads>,
-        counters: Arc<Counters>,
         passthrough: Option<Passthrough>,
     ) -> Filesystem {
         let superblocks = files.dataset().image().superblocks();
@@ -59,7 +53,6 @@ impl Filesystem {
         let passthrough = passthrough.filter(|_| files.dataset().directory().fields().is_empty());
         Filesystem {
             reads,
-            counters,
             passthrough,
             lists_attributes: files.dataset().directory().fields().is_empty(),
             files,
@@ -132,7 +125,7 @@ impl Filesystem {
             return self.reads.order().map(String::into_bytes).ok_or(Errno::ENODATA);
         }
         if inode.0 == ROOT && name == EPOCHS {
-            return Ok(self.counters.epochs().into_bytes());
+            return Ok(EpochCounts::to_json(&self.files.epochs_so_far()).into_bytes());
         }
         let value = self.files.xattr(self.node(inode)?, name.as_bytes());
         value.map(String::into_bytes).ok_or(Errno::ENODATA)
@@ -185,7 +178,7 @@ impl fuser::Filesystem for Filesystem {
         match (&self.passthrough, self.node(inode)) {
             (None, _) => reply.error(Errno::ENOSYS),
             (Some(passthrough), Ok(Node::File(file))) => {
-                self.counters.opened(file, None);
+                self.files.opened(file, None);
                 passthrough.open(inode.0, file, reply);
             }
             (Some(_), Ok(Node::Folder(_))) => reply.error(Errno::EISDIR),
@@ -347,40 +340,3 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 31);
 const BLOCK_BYTES: u32 = 128 << 10;
 /// Limit of readahead requests, of all files together.
 const MOST_IN_BACKGROUND: u16 = 128;
-
-pub(crate) struct Counters {
-    files: Arc<Files>,
-    opens: AtomicU64,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn new(files: Arc<Files>) -> Counters {
-        let (opens, reads, bytes) = Default::default();
-        Counters { files, opens, reads, bytes }
-    }
-
-    /// Counts an open: a program starts to read `file`. `along` is the file's epoch in the order, if it was read
-    /// ahead.
-    pub(crate) fn opened(&self, file: File, along: Option<Epoch>) {
-        self.files.opened(file, along, self.so_far());
-        self.opens.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Counts a read answered with `bytes`.
-    pub(crate) fn answered(&self, bytes: usize) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    /// The counters of each epoch, as JSON.
-    fn epochs(&self) -> String {
-        EpochCounts::to_json(&self.files.epochs_so_far(self.so_far()))
-    }
-
-    fn so_far(&self) -> FileCounts {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
-    }
-}

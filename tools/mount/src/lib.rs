@@ -33,7 +33,7 @@ use dlfs::dataset::{Files, OrderFile};
 use dlfs::{Error, ErrorKind, Result};
 use fuser::{Config, Session, SessionACL};
 
-use crate::filesystem::{Counters, Filesystem};
+use crate::filesystem::Filesystem;
 use crate::passthrough::Passthrough;
 use crate::place::Place;
 use crate::reads::Reads;
@@ -90,16 +90,14 @@ pub fn mount(files: Arc<Files>, source: &str, place: &Path, options: &Options) -
     config.n_threads = Some(options.threads.max(2));
     config.clone_fd = true;
     let leaders = config.n_threads.unwrap_or(2) - 1;
-    let counters = Arc::new(Counters::new(Arc::clone(&files)));
-    let counts = Arc::clone(&counters);
-    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders, counts));
+    let reads = Arc::new(Reads::new(Arc::clone(&files), leaders));
     let passed = Arc::new(AtomicU64::new(0));
     let passthrough = options.passthrough_bytes.filter(|_| rustix::process::geteuid().is_root());
     // At most half of the threads read whole files, which takes long.
     let passthrough = passthrough.map(|bytes| {
         Passthrough::new(Arc::clone(&files), bytes, leaders.div_ceil(2), Arc::clone(&passed))
     });
-    let filesystem = Filesystem::new(files, Arc::clone(&reads), counters, passthrough);
+    let filesystem = Filesystem::new(files, Arc::clone(&reads), passthrough);
     let (device, at) = Place::mount(place, source, options.allow_other).map_err(wrong)?;
     let spawned = Session::from_fd(filesystem, device, config.acl, config).and_then(|session| {
         std::thread::Builder::new().name("fuser-bg".into()).spawn(|| session.run())

@@ -29,7 +29,7 @@ use dlfs::{Error, ErrorKind};
 use fuser::{Errno, ReplyData};
 use parking_lot::Mutex;
 
-use crate::filesystem::{Counters, errno_of};
+use crate::filesystem::errno_of;
 
 /// A part of a file that the kernel waits for.
 pub(crate) struct Part {
@@ -53,7 +53,6 @@ pub(crate) struct Reads {
     kept: Mutex<Kept>,
     ahead: Mutex<Option<Arc<Ahead<Fields>>>>,
     unanswered: Unanswered,
-    counters: Arc<Counters>,
 }
 
 /// The files of one sample, and its epoch in the order.
@@ -77,22 +76,12 @@ struct Kept {
 }
 
 impl Reads {
-    pub(crate) fn new(files: Arc<Files>, most_leaders: usize, counters: Arc<Counters>) -> Reads {
+    pub(crate) fn new(files: Arc<Files>, most_leaders: usize) -> Reads {
         let (queue, kept, ahead, unanswered) = Default::default();
         let kept_bytes = (memory_bytes() / 8).min(MOST_KEPT_BYTES) as usize;
         let most_in_pieces =
             (memory_bytes() / 4 / OF_PIECES_BYTES).clamp(1, MOST_IN_PIECES) as usize;
-        Reads {
-            files,
-            most_leaders,
-            kept_bytes,
-            most_in_pieces,
-            queue,
-            kept,
-            ahead,
-            unanswered,
-            counters,
-        }
+        Reads { files, most_leaders, kept_bytes, most_in_pieces, queue, kept, ahead, unanswered }
     }
 
     /// Reads ahead along `order`, instead of any other order.
@@ -167,7 +156,7 @@ impl Reads {
 
     fn count(&self, part: &Part, along: Option<Epoch>) {
         if part.opens {
-            self.counters.opened(part.file, along);
+            self.files.opened(part.file, along);
         }
     }
 
@@ -249,7 +238,7 @@ impl Reads {
             let mut until = Until::after(self.limit(&part));
             match opened.read_at(part.offset, &mut buffer, &mut until) {
                 Ok(len) => {
-                    self.counters.answered(len);
+                    self.files.counters().read(len as u64);
                     part.reply.data(&buffer[..len]);
                 }
                 Err(error) => {
@@ -300,7 +289,7 @@ impl Reads {
     fn answer(&self, part: Part, bytes: &[u8]) {
         let from = usize::try_from(part.offset).unwrap_or(usize::MAX).min(bytes.len());
         let end = from.saturating_add(part.size as usize).min(bytes.len());
-        self.counters.answered(end - from);
+        self.files.counters().read((end - from) as u64);
         part.reply.data(&bytes[from..end]);
     }
 

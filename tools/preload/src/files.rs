@@ -77,13 +77,10 @@ impl Mount {
         flags: c_int,
         whole: bool,
     ) -> Result<c_int, c_int> {
-        let so_far = self.counters.of_files();
-        self.counters.opens.fetch_add(1, Ordering::Relaxed);
-        if let Some((fd, epoch)) = self.read_ahead(opened, file, flags) {
-            opened.files.opened(file, Some(epoch), so_far);
+        if let Some(fd) = self.read_ahead(opened, file, flags) {
             return Ok(fd);
         }
-        opened.files.opened(file, None, so_far);
+        opened.files.opened(file, None);
         let node = Node::File(file);
         let len = opened.files.tree().attributes(node, None).len_bytes;
         let is_long = len > IN_MEMORY_BYTES;
@@ -131,7 +128,7 @@ impl Mount {
             }
             errno_of(&error)
         })??;
-        self.counters.count_read(len);
+        opened.files.counters().read(len);
         memory.seal()
     }
 
@@ -145,7 +142,7 @@ impl Mount {
         let path = [place.as_os_str().as_bytes(), b"/", &path].concat();
         let found = Memory::open(&CString::new(path).map_err(|_| libc::EIO)?, flags)?;
         if opened.folder.is_some() {
-            opened.origin.opens.fetch_add(1, Ordering::Relaxed);
+            opened.origin.opened();
             let there = file_of(found.0);
             let listed = opened.files.listed(file);
             if !listed.is_some_and(|(folder, index)| folder.is_listed(index, &there)) {

@@ -269,7 +269,8 @@ impl Long {
                 break;
             }
         }
-        self.mount.counters.count_read(done as u64);
+        let opened = self.mount.if_opened();
+        opened.into_iter().for_each(|opened| opened.files.counters().read(done as u64));
         Ok(done as isize)
     }
 
@@ -294,11 +295,11 @@ impl Long {
                 None => libc::syscall(libc::SYS_readv, fd, first, count),
             }
         })?;
-        self.mount.counters.count_read(read as u64);
         let Some(opened) = self.mount.if_opened() else { return Ok(read as isize) };
+        opened.files.counters().read(read as u64);
         match tier.zip(opened.files.dataset().image().tiers()) {
             Some((tier, tiers)) => tiers.count_read(tier, read as usize, began.elapsed()),
-            None if opened.folder.is_some() => opened.origin.count_read(read as u64),
+            None if opened.folder.is_some() => opened.origin.read(read as u64),
             None => {}
         }
         Ok(read as isize)

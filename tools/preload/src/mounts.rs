@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use dlfs::address::Address;
 use dlfs::cache::{Cache, TierOptions, TierSpec};
 use dlfs::dataset::{
-    Ahead, AheadStats, Dataset, EpochCounts, FileCounts, Files, OnError, OpenOptions, Options,
-    OrderFile, Place, Query,
+    Ahead, AheadStats, Dataset, EpochCounts, FileCounters, FileCounts, Files, OnError, OpenOptions,
+    Options, OrderFile, Place, Query,
 };
 use dlfs::posix::{File, Node};
 use dlfs::process::{Forked, mark_ours};
@@ -175,8 +175,8 @@ pub(crate) fn write_report() {
 fn lines(mount: &Mount) -> String {
     let counters = &mount.counters;
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let so_far = counters.of_files();
-    let FileCounts { opens, reads, bytes } = so_far;
+    let so_far = mount.if_opened().map(|opened| opened.files.counters().so_far());
+    let FileCounts { opens, reads, bytes } = so_far.unwrap_or_default();
     let stats = load(&counters.stats);
     let folders = load(&counters.folders);
     if opens + stats + folders == 0 {
@@ -187,7 +187,7 @@ fn lines(mount: &Mount) -> String {
     )];
     if let Some(opened) = mount.if_opened() {
         lines.extend(opened.ahead.get().and_then(Option::as_ref).map(ahead));
-        lines.extend(opened.files.epochs_so_far(so_far).into_iter().map(epoch));
+        lines.extend(opened.files.epochs_so_far().into_iter().map(epoch));
         lines.extend(places(opened));
     }
     let begin = format!("dlfs {} {}", std::process::id(), mount.setting.prefix.escape_ascii());
@@ -226,7 +226,7 @@ fn places(opened: &Opened) -> Vec<String> {
     }
     if let Some(folder) = dataset.image().folder() {
         let FolderStats { opens, reads, bytes } = folder.stats();
-        let ours = opened.origin.of_files();
+        let ours = opened.origin.so_far();
         lines.push(format!(
             "at the origin: opens {}, reads {}, bytes {}",
             opens + ours.opens,
@@ -259,22 +259,16 @@ pub(crate) struct Opened {
     /// The plain folder with the files, if the data set is one.
     pub(crate) folder: Option<PathBuf>,
     /// Counters of the files that the kernel opened and read in the plain folder for the program.
-    pub(crate) origin: Counters,
+    pub(crate) origin: FileCounters,
     /// Readahead, which begins at the first opened file; `None` if it failed.
     ahead: Forked<Option<Ahead<Held>>>,
     /// The bytes that the data set uses on its namespaces, for `statfs`.
     pub(crate) len_bytes: u64,
 }
 
-/// Counters of the program's calls.
+/// Counters of the program's calls, beside those of files.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// Files opened.
-    pub(crate) opens: AtomicU64,
-    /// Files read into memory, and reads of other files.
-    pub(crate) reads: AtomicU64,
-    /// Bytes of these reads.
-    pub(crate) bytes: AtomicU64,
     /// Requests for attributes, by path or descriptor.
     pub(crate) stats: AtomicU64,
     /// Folders opened.
@@ -384,22 +378,8 @@ impl Mount {
         };
         // Reads no sample, but makes the first reader: its descriptors, too, are made above the low numbers.
         files.dataset().read(Query::Ids(&[]), OnError::Raise, &mut ())?;
-        let origin = Counters::default();
+        let origin = FileCounters::default();
         Ok(Opened { files, folder, origin, ahead: Forked::empty(), len_bytes })
-    }
-}
-
-impl Counters {
-    /// Counts a read of `bytes`.
-    pub(crate) fn count_read(&self, bytes: u64) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// The counters of opens, reads and bytes of files.
-    pub(crate) fn of_files(&self) -> FileCounts {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FileCounts { opens: load(&self.opens), reads: load(&self.reads), bytes: load(&self.bytes) }
     }
 }
 
@@ -444,14 +424,13 @@ pub(crate) struct Waiting {
 }
 
 impl Mount {
-    /// Opens a file that was read ahead: returns a new descriptor and the file's epoch in the order. The first
-    /// call starts readahead.
+    /// Opens a file that was read ahead, counts it, and returns a new descriptor. The first call starts readahead.
     pub(crate) fn read_ahead(
         &'static self,
         opened: &'static Opened,
         file: File,
         flags: c_int,
-    ) -> Option<(c_int, Epoch)> {
+    ) -> Option<c_int> {
         let order = self.setting.order.as_ref()?;
         let ahead = opened.ahead.get_or_init(|| {
             let order = OrderFile::load(order);
@@ -475,8 +454,9 @@ impl Mount {
         let waiting = held.get(usize::from(file.field))?;
         let (fd, stat) = waiting.open(flags)?;
         files::note_node(fd, &stat, self, Node::File(file));
-        self.counters.count_read(waiting.len);
-        Some((fd, waiting.epoch))
+        opened.files.opened(file, Some(waiting.epoch));
+        opened.files.counters().read(waiting.len);
+        Some(fd)
     }
 
     fn hold(
