@@ -52,8 +52,9 @@ pub(crate) struct Rules {
     pub(crate) origin_on_demand: bool,
     /// The threads that fetch the next sample while the last one is decoded and written.
     pub(crate) hides_writes: Hides,
-    /// The nodes that share the origin.
-    pub(crate) readers: Readers,
+    /// All nodes share the origin's rate, always: the worst case, as for loading before training. Otherwise those that
+    /// read from it at the moment.
+    pub(crate) all_read: bool,
     /// The origin is read in whole chunks.
     pub(crate) reads_chunks: bool,
 }
@@ -67,15 +68,6 @@ pub(crate) enum Hides {
     /// The threads that fill the staging buffer.
     Staging,
     /// Also the threads that fill tiers.
-    All,
-}
-
-/// The nodes that share the origin's rate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readers {
-    /// The nodes that read from the origin at the moment.
-    Now,
-    /// All nodes, always: the worst case, as for loading before training.
     All,
 }
 
@@ -273,12 +265,10 @@ impl<'a, C: Copies> Engine<'a, C> {
         }
     }
 
-    /// The rate at which a node gets bytes from the origin, given the nodes that share it by [`Rules::readers`].
+    /// The rate at which a node gets bytes from the origin, given the nodes that share it by [`Rules::all_read`].
     fn origin_rate(&self) -> Rate {
-        let readers = match self.rules.readers {
-            Readers::All => self.nodes.len() as u32,
-            Readers::Now => self.reading_nodes.max(1),
-        };
+        let now = self.reading_nodes.max(1);
+        let readers = if self.rules.all_read { self.nodes.len() as u32 } else { now };
         let model = &self.job.model;
         if self.rules.reads_chunks {
             model.origin_link.min(self.job.origin_chunks.at(readers).shared_by(readers))

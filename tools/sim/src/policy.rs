@@ -10,10 +10,9 @@ use serde::Serialize;
 use dlfs::options::DEFAULT_GROUP;
 use dlfs::order::{OrderKind, OrderSpec, deal};
 use dlfs::permutation::{Key, Permutation};
-use dlfs::plan::ChunkHolders;
 
 use crate::copies::{self, ByHash, Copies, FirstTouch, Nothing, Planned, Shared, Use, slice};
-use crate::engine::{Engine, Hides, Job, Outcome, Readers, Rules};
+use crate::engine::{Engine, Hides, Job, Outcome, Rules};
 use crate::environment::{Config, ConfigError, Sharing};
 use crate::schedule::{Samples, Schedule};
 
@@ -107,14 +106,6 @@ impl Policy {
     pub fn of_thesis() -> &'static [Policy] {
         &Policy::value_variants()[..10]
     }
-
-    fn order(self, seed: u64) -> OrderSpec {
-        let kind = match self {
-            Policy::Grouped => OrderKind::Grouped { lanes: 0, group: DEFAULT_GROUP },
-            _ => OrderKind::Global,
-        };
-        OrderSpec { kind, seed }
-    }
 }
 
 /// A configuration with the sizes of its samples, ready to simulate policies.
@@ -148,7 +139,7 @@ impl Simulation {
             sharing: environment.origin_shared_by,
             staging_bytes: environment.staging_bytes()?,
             tier_bytes: environment.tier_bytes()?,
-            schedule: schedule(config, &sizes, Policy::LowerBound)?,
+            schedule: schedule(config, &sizes, OrderKind::Global)?,
             sizes,
         };
         Ok(Simulation { config: config.clone(), job, total_bytes })
@@ -239,19 +230,42 @@ impl Simulation {
 
     fn shard_local(&self) -> Result<Outcome, PolicyError> {
         let holders = copies::holders(&self.job, true).map_err(ConfigError::from)?;
-        let schedule = &self.job.schedule;
         let sequence = |epoch| {
-            let mut sequence = schedule.sequence(epoch);
-            for step in 0..schedule.steps() {
-                give_by_node(schedule, step, &holders, &mut sequence);
-            }
-            sequence
+            self.dealt(epoch, |step, ids, room| {
+                let mut nodes = Vec::with_capacity(ids.len());
+                let per_chunk = self.job.schedule.per_chunk();
+                deal(ids.iter().map(|id| holders.holder(id / per_chunk)), room, step, &mut nodes);
+                ids.iter().copied().zip(nodes.into_iter().map(usize::from)).collect()
+            })
         };
         Ok(Engine::new(&self.job, OVERLAPPED, ByHash::new(&self.job, &holders), &sequence).run(0))
     }
 
+    /// The sequence of an epoch, in which `deal` has dealt out the samples of each step: it takes the step, its
+    /// samples and the number of samples for each node, and returns each sample with its node.
+    fn dealt(
+        &self,
+        epoch: u32,
+        deal: impl Fn(u64, &[u32], &mut [u64]) -> Vec<(u32, usize)>,
+    ) -> Vec<u32> {
+        let schedule = &self.job.schedule;
+        let mut sequence = schedule.sequence(epoch);
+        for step in 0..schedule.steps() {
+            let parts = (0..schedule.nodes()).map(|node| schedule.part(step, node));
+            let (mut next, mut room): (Vec<u64>, Vec<u64>) = parts.unzip();
+            let first = next[0] as usize;
+            let ids = sequence[first..first + room.iter().sum::<u64>() as usize].to_vec();
+            for (id, node) in deal(step, &ids, &mut room) {
+                sequence[next[node] as usize] = id;
+                next[node] += 1;
+            }
+        }
+        sequence
+    }
+
     fn grouped(&self) -> Result<Outcome, PolicyError> {
-        let schedule = schedule(&self.config, &self.job.sizes, Policy::Grouped)?;
+        let kind = OrderKind::Grouped { lanes: 0, group: DEFAULT_GROUP };
+        let schedule = schedule(&self.config, &self.job.sizes, kind)?;
         let job = Job { schedule, ..self.job.clone() };
         let sequence = |epoch| job.schedule.sequence(epoch);
         Ok(Engine::new(&job, IN_CHUNKS, Nothing, &sequence).run(0))
@@ -311,7 +325,7 @@ impl Simulation {
     fn lbann_dynamic(&self) -> Result<Outcome, PolicyError> {
         self.fits_memories()?;
         let copies = Shared::first_reader(self.job.sizes.len());
-        Ok(self.plain(copies, Rules { readers: Readers::All, ..PIPELINED }, 0))
+        Ok(self.plain(copies, Rules { all_read: true, ..PIPELINED }, 0))
     }
 
     fn lbann_preloading(&self) -> Result<Outcome, PolicyError> {
@@ -331,13 +345,8 @@ impl Simulation {
         let shared = Shared::slices(&self.job, &tiers);
         let holders: Vec<Option<u32>> =
             (0..self.job.sizes.len() as u32).map(|id| shared.node_of(id)).collect();
-        let sequence = |epoch| {
-            let mut sequence = self.job.schedule.sequence(epoch);
-            for step in 0..self.job.schedule.steps() {
-                give_to_holders(&self.job.schedule, step, &holders, &mut sequence);
-            }
-            sequence
-        };
+        let sequence =
+            |epoch| self.dealt(epoch, |_, ids, room| deal_to_holders(ids, room, &holders));
         Ok(self.loaded(shared, PIPELINED, &sequence))
     }
 
@@ -382,11 +391,11 @@ impl Simulation {
     }
 }
 
-fn schedule(config: &Config, sizes: &[u32], policy: Policy) -> Result<Schedule, ConfigError> {
+fn schedule(config: &Config, sizes: &[u32], kind: OrderKind) -> Result<Schedule, ConfigError> {
     let count = sizes.len() as u64;
     let total: u64 = sizes.iter().map(|&size| u64::from(size)).sum();
     let per_chunk = (CHUNK_BYTES * count / total.max(1)).clamp(1, 65_535);
-    let order = policy.order(config.training.seed).started(config.environment.nodes);
+    let order = OrderSpec { kind, seed: config.training.seed }.started(config.environment.nodes);
     let samples = Samples { count, per_chunk };
     Schedule::new(samples, order, config.environment.nodes, &config.training)
 }
@@ -417,63 +426,35 @@ impl<'a> Draws<'a> {
     }
 }
 
-/// Redistributes the samples of a step. Each node first takes samples that it holds, up to its share; the
-/// remaining samples go to nodes that need more.
-fn give_to_holders(schedule: &Schedule, step: u64, holders: &[Option<u32>], sequence: &mut [u32]) {
-    let parts: Vec<(u64, u64)> =
-        (0..schedule.nodes()).map(|node| schedule.part(step, node)).collect();
-    let first = parts[0].0 as usize;
-    let count: u64 = parts.iter().map(|part| part.1).sum();
-    let ids = sequence[first..first + count as usize].to_vec();
-    let mut taken = vec![0; parts.len()];
+/// Deals out the samples of a step. Each node first takes samples that it holds, up to its share; the remaining
+/// samples go to nodes that need more.
+fn deal_to_holders(ids: &[u32], room: &mut [u64], holders: &[Option<u32>]) -> Vec<(u32, usize)> {
+    let mut dealt = Vec::with_capacity(ids.len());
     let mut surplus = Vec::new();
-    for id in ids {
-        match holders[id as usize].map(|node| node as usize) {
-            Some(node) if taken[node] < parts[node].1 => {
-                sequence[(parts[node].0 + taken[node]) as usize] = id;
-                taken[node] += 1;
+    for &id in ids {
+        match holders[id as usize].map(|node| node as usize).filter(|&node| room[node] > 0) {
+            Some(node) => {
+                room[node] -= 1;
+                dealt.push((id, node));
             }
-            _ => surplus.push(id),
+            None => surplus.push(id),
         }
     }
-    let mut node = 0;
+    // Round robin, so that no single node gets all samples without a holder.
+    let mut nodes = (0..room.len()).cycle();
     for id in surplus {
-        // Round robin, so that no single node gets all samples without a holder.
-        while taken[node] == parts[node].1 {
-            node = (node + 1) % parts.len();
-        }
-        sequence[(parts[node].0 + taken[node]) as usize] = id;
-        taken[node] += 1;
-        node = (node + 1) % parts.len();
+        let node = nodes.find(|&node| room[node] > 0).expect("a step has a place for each sample");
+        room[node] -= 1;
+        dealt.push((id, node));
     }
-}
-
-/// Redistributes the samples of a step by dlfs's rule for local shares.
-fn give_by_node(schedule: &Schedule, step: u64, holders: &ChunkHolders, sequence: &mut [u32]) {
-    let parts = || (0..schedule.nodes()).map(|node| schedule.part(step, node));
-    let mut room: Vec<u64> = parts().map(|(_, count)| count).collect();
-    let mut next: Vec<u64> = parts().map(|(first, _)| first).collect();
-    let first = next[0] as usize;
-    let ids = sequence[first..first + room.iter().sum::<u64>() as usize].to_vec();
-    let mut nodes = Vec::with_capacity(ids.len());
-    deal(
-        ids.iter().map(|id| holders.holder(id / schedule.per_chunk())),
-        &mut room,
-        step,
-        &mut nodes,
-    );
-    for (id, node) in ids.into_iter().zip(nodes) {
-        let next = &mut next[usize::from(node)];
-        sequence[*next as usize] = id;
-        *next += 1;
-    }
+    dealt
 }
 
 /// The thesis's model: a thread fetches a sample and then writes it.
 const PIPELINED: Rules = Rules {
     origin_on_demand: false,
     hides_writes: Hides::None,
-    readers: Readers::Now,
+    all_read: false,
     reads_chunks: false,
 };
 /// Double buffering, and dlfs's pump: the next sample is fetched while the last one is written.
