@@ -4,12 +4,13 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::{fmt, fs};
+use std::time::Duration;
+use std::{fmt, fs, io};
 
 use clap::Args;
 use clap::builder::{
@@ -113,6 +114,21 @@ pub(crate) fn host_and_port(text: &str, usual: u16) -> Option<(String, u16)> {
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
+}
+
+/// Connects to the first of the addresses that accepts, each within `limit`.
+pub(crate) fn connect(
+    addresses: impl Iterator<Item = SocketAddr>,
+    limit: impl Fn() -> io::Result<Duration>,
+) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, limit()?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// How to connect.

@@ -10,7 +10,7 @@ use dlfs::catalog::{Alias, Catalog, Expect, Index, Record, resolve};
 use dlfs::dataset::cataloging::{self, Origin};
 use dlfs::units::Generation;
 
-use super::import::ImportProgress;
+use super::import::progress;
 use crate::args::{ConnectionArgs, DatasetName, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out, joined};
@@ -284,9 +284,7 @@ fn rebuild(args: &RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
     let connect = args.connection.options(false)?;
     let catalog = Catalog::open(&name.catalog)?;
     let image = resolve(&[Address::Named(name.clone())])?.sites.swap_remove(0);
-    let mut progress = ImportProgress::start(quiet)?;
-    let (directory, times) = dlfs::import::read_heads(&image, &connect, &mut progress)?;
-    drop(progress);
+    let (directory, times) = dlfs::import::read_heads(&image, &connect, &mut progress(quiet)?)?;
     let time = |c| times.get(&directory.chunk_id(c)).copied().unwrap_or_default();
     let found = Index::of(&directory, |c| Ok::<u64, Failure>(time(c)))?;
     let mut out = Out::new();

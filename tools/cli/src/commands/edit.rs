@@ -14,7 +14,7 @@ use dlfs::qpair::ConnectOptions;
 use dlfs::shards::{Indexed, ShardOptions};
 use dlfs::units::{Generation, SampleId};
 
-use super::import::ImportProgress;
+use super::import::progress;
 use crate::args::{ConnectionArgs, ImageAddress, Name};
 use crate::exit::{Failure, Outcome, read_or_stdin};
 use crate::out::{self, Out};
@@ -123,11 +123,9 @@ pub(crate) struct PurgeArgs {
 }
 
 pub(crate) fn purge(args: PurgeArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true)?;
     let options = EditOptions { accept_older_generation: args.accept_older_generation };
-    let report = dlfs::import::purge(&args.image.0, &options, &connect, &mut progress)?;
-    drop(progress);
+    let report = dlfs::import::purge(&args.image.0, &options, &connect, &mut progress(quiet)?)?;
     cataloging::committed(&args.image.0, report.generation, &connect, "purge");
     Out::answer(args.json, &report, |out| {
         if report.chunks == 0 && report.samples == 0 {
@@ -167,15 +165,10 @@ pub(crate) struct RebuildArgs {
 }
 
 pub(crate) fn rebuild(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true)?;
     let since = args.since.map(Generation);
-    let report = dlfs::import::rebuild(&args.image.0, since, &connect, &mut progress)?;
-    drop(progress);
-    let mut out = Out::new();
-    if args.json {
-        out.json(&report)?;
-    } else {
+    let report = dlfs::import::rebuild(&args.image.0, since, &connect, &mut progress(quiet)?)?;
+    Out::answer(args.json, &report, |out| {
         out.line(format!(
             "rebuilt {}: generation {}, {} from {}",
             args.image,
@@ -200,12 +193,13 @@ pub(crate) fn rebuild(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure
             let lost = out::counted(report.lost_samples, "sample");
             out.line(format!("  lost       {lost}: their chunks were not found"))?;
         }
-        if !report.deletions_known {
-            out.line("  deletions  unknown: deleted samples are back, classes have no names")?;
+        if report.deletions_known {
+            return Ok(());
         }
-    }
+        out.line("  deletions  unknown: deleted samples are back, classes have no names")
+    })?;
     let is_whole = report.lost_samples == 0 && report.deletions_known;
-    out.end(if is_whole { Outcome::Done } else { Outcome::Damaged })
+    Ok(if is_whole { Outcome::Done } else { Outcome::Damaged })
 }
 
 /// Save the directory to a file, or check a saved one
@@ -277,7 +271,7 @@ pub(crate) struct IndexArgs {
 }
 
 pub(crate) fn index(args: IndexArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::start(quiet)?;
+    let mut progress = progress(quiet)?;
     let mut connect = args.connection.options(false)?;
     connect.places.cancel = progress.cancel();
     let options = ShardOptions { index: Some(args.index), ..ShardOptions::default() };

@@ -200,7 +200,7 @@ struct Chosen(String, Option<ColumnType>);
 pub(crate) fn run(args: ImportArgs, quiet: bool) -> Result<Outcome, Failure> {
     let ImportArgs { what: args } = args;
     let (sources, image) = args.places()?;
-    let mut progress = ImportProgress::start(quiet)?;
+    let mut progress = progress(quiet)?;
     let began = Instant::now();
     let connect = args.connection.options(true)?;
     let mut options = args.options(&connect)?;
@@ -330,13 +330,13 @@ pub(crate) struct ImportProgress {
     quiet: bool,
 }
 
-impl ImportProgress {
-    /// Progress of a command that writes an image and can be continued after a signal.
-    pub(crate) fn start(quiet: bool) -> Result<ImportProgress, Error> {
-        let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
-        Ok(ImportProgress::new(quiet, stop))
-    }
+/// Progress of a command that writes an image and can be continued after a signal.
+pub(crate) fn progress(quiet: bool) -> Result<ImportProgress, Error> {
+    let stop = Stop::on_signals(GRACE_FOR_WRITERS, || Outcome::Stopped)?;
+    Ok(ImportProgress::new(quiet, stop))
+}
 
+impl ImportProgress {
     /// Ends a wait for an object store when the command is stopped.
     pub(crate) fn cancel(&self) -> Cancel {
         let stop = self.stop.clone();

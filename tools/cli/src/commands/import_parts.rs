@@ -13,7 +13,7 @@ use dlfs::import::OnError;
 use dlfs::import::many::{WritePlan, commit_import, import_part, plan_import};
 use dlfs::{Error, ErrorKind};
 
-use super::import::{ImportProgress, WhatArgs};
+use super::import::{WhatArgs, progress};
 use crate::args::{ConnectionArgs, DatasetName};
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out};
@@ -113,7 +113,7 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
             .hint("give --catalog to dlfs import-parts commit")
             .into());
     }
-    let mut progress = ImportProgress::start(quiet)?;
+    let mut progress = progress(quiet)?;
     let connect = args.what.connection.options(true)?;
     let mut options = args.what.options(&connect)?;
     options.places.cancel = progress.cancel();
@@ -153,10 +153,8 @@ fn plan(args: &PlanArgs, quiet: bool) -> Result<Outcome, Failure> {
 }
 
 fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::start(quiet)?;
     let connect = args.connection.options(true)?;
-    let report = import_part(&args.plan, args.part, &connect, &mut progress)?;
-    drop(progress);
+    let report = import_part(&args.plan, args.part, &connect, &mut progress(quiet)?)?;
     Out::answer(args.json, &report, |out| {
         let found = match report.found {
             0 => String::new(),
@@ -173,7 +171,7 @@ fn part(args: &PartArgs, quiet: bool) -> Result<Outcome, Failure> {
 }
 
 fn commit(args: &CommitArgs, quiet: bool) -> Result<Outcome, Failure> {
-    let mut progress = ImportProgress::start(quiet)?;
+    let mut progress = progress(quiet)?;
     let connect = args.connection.options(true)?;
     let (report, image) = match args.parts {
         None => commit_import(&args.plan, &connect, &mut progress)?,

@@ -297,26 +297,23 @@ fn describe(pid: u32) -> String {
     }
 }
 
-fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<(), Failure> {
-    let mut out = Out::new();
+fn announce(args: &CachedArgs, image: &Image, stats: &CacheStats) -> Result<Outcome, Failure> {
     let directory = image.directory();
     let generation = directory.generation().0;
     let name = args.image.image.to_string();
-    if args.json {
-        out.json(&json!({
-            "pid": std::process::id(), "image": name, "uuid": directory.uuid().to_string(),
-            "generation": generation, "tiers": stats.tiers,
-        }))?;
-        return out.flush();
-    }
-    out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;
-    for tier in &stats.tiers {
-        let used = out::bytes(tier.used_bytes);
-        let capacity = out::bytes(tier.capacity_bytes);
-        out.line(format!("  tier       {}: {used} of {capacity} used", tier.name))?;
-    }
-    out.line(out.dim("  Ctrl-C ends it"))?;
-    out.flush()
+    let facts = json!({
+        "pid": std::process::id(), "image": name, "uuid": directory.uuid().to_string(),
+        "generation": generation, "tiers": stats.tiers,
+    });
+    Out::answer(args.json, &facts, |out| {
+        out.line(format!("caching {} (generation {generation})", out.bold(&name)))?;
+        for tier in &stats.tiers {
+            let used = out::bytes(tier.used_bytes);
+            let capacity = out::bytes(tier.capacity_bytes);
+            out.line(format!("  tier       {}: {used} of {capacity} used", tier.name))?;
+        }
+        out.line(out.dim("  Ctrl-C ends it"))
+    })
 }
 
 /// One line with the content and counters of the tiers. Hits are left out, since jobs count their own.

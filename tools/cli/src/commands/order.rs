@@ -172,16 +172,11 @@ pub(crate) fn tokens(args: TokensArgs) -> Result<Outcome, Failure> {
     let options = LoaderOptions::new(order, 1, args.epoch.saturating_add(1));
     let seq_len = rows.seq_len;
     let plan = token_loader(&dataset, mixture.as_ref(), rows, options)?.plan(args.epoch)?;
-    let mut out = Out::new();
-    if !args.json {
-        out.text(&plan_text(&args, seq_len, &plan))?;
-        return out.end(Outcome::Done);
-    }
     let counts = &plan.counts;
     let sources = args.mix.images(&args.image.image).zip(&plan.sources).map(|(image, of)| {
         json!({"image": image.to_string(), "documents": of.documents, "tokens": of.tokens})
     });
-    out.json(&known(json!({
+    let facts = known(json!({
         "epoch": args.epoch,
         "order": order,
         "seq_len": seq_len,
@@ -194,8 +189,8 @@ pub(crate) fn tokens(args: TokensArgs) -> Result<Outcome, Failure> {
         "dropped": counts.dropped,
         "phases": (!args.rows.phases.is_empty()).then_some(&counts.phases),
         "sources": args.mix.is_given().then(|| sources.collect::<Vec<_>>()),
-    })))?;
-    out.end(Outcome::Done)
+    }));
+    Out::answer(args.json, &facts, |out| out.text(&plan_text(&args, seq_len, &plan)))
 }
 
 fn plan_text(args: &PlanArgs, seq_len: u32, plan: &RowPlan) -> String {

@@ -43,27 +43,15 @@ pub(crate) fn stat(args: StatArgs) -> Result<Outcome, Failure> {
         return list_origins(&args);
     }
     let image = args.image.open_with_names(&args.connection)?;
-    let mut out = Out::new();
-    match &args.name {
-        Some(name) => {
-            let directory = image.directory();
-            let id = find(directory, &name.0, args.id)?;
-            if args.json {
-                out.json(&sample_json(directory, id)?)?;
-            } else {
-                print_sample(&mut out, directory, id)?;
-            }
-        }
-        None => {
-            let sums = Sums::of(&image)?;
-            if args.json {
-                out.json(&image_json(&image, &sums))?;
-            } else {
-                print_image(&mut out, &image, &sums)?;
-            }
-        }
-    }
-    out.end(Outcome::Done)
+    let Some(name) = &args.name else {
+        let sums = Sums::of(&image)?;
+        let facts = image_json(&image, &sums);
+        return Out::answer(args.json, &facts, |out| print_image(out, &image, &sums));
+    };
+    let directory = image.directory();
+    let id = find(directory, &name.0, args.id)?;
+    let facts = sample_json(directory, id)?;
+    Out::answer(args.json, &facts, |out| print_sample(out, directory, id))
 }
 
 fn list_origins(args: &StatArgs) -> Result<Outcome, Failure> {

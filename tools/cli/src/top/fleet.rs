@@ -8,7 +8,7 @@
 //! [`Fleet`] is pure: time is an argument.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use std::{fmt, thread};
 
 use super::page::{Between, Page, is_restarted};
 use super::report::{Known, Report};
+use crate::args::connect;
 
 /// The addresses in the order in which they were given.
 #[derive(Debug)]
@@ -175,7 +176,7 @@ fn ask(address: &MetricsAddress, until: Instant) -> Result<Page, String> {
 }
 
 fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
-    let mut stream = connect(&address.authority, until)?;
+    let mut stream = connect(address.authority.to_socket_addrs()?, || left(until))?;
     stream.set_write_timeout(Some(left(until)?))?;
     let MetricsAddress { authority, path } = address;
     let request = format!(
@@ -198,18 +199,6 @@ fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Connects to the first of the name's addresses that accepts.
-fn connect(authority: &str, until: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-    for address in authority.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, left(until)?) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 /// The remaining time; never zero, since a zero timeout would mean no limit.
@@ -299,7 +288,7 @@ const DEFAULT_PATH: &str = "/metrics";
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, TcpListener};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
 
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 

@@ -17,7 +17,7 @@ use dlfs::address::{Address, TcpAddress};
 use dlfs::qpair::Device;
 
 use super::Finding;
-use crate::args::host_and_port;
+use crate::args::{connect, host_and_port};
 use crate::out::{self, percent};
 
 /// One finding for each feature that SPDK or its targets use.
@@ -345,10 +345,10 @@ impl Place {
             let mend = "name a host that resolves, or its IP address: getent hosts HOST shows what this machine knows";
             Finding::bad("reachable", format!("the name {} does not resolve: {error}", self.host), mend)
         })?;
-        let resolved: Vec<SocketAddr> = resolved.collect();
         let name_took = began.elapsed();
         let began = Instant::now();
-        let stream = connect(&resolved).map_err(|error| {
+        let stream = connect(resolved.take(MOST_ADDRESSES), || Ok(CONNECT_LIMIT));
+        let stream = stream.map_err(|error| {
             let found = format!("no TCP connection to {}: {error}", self.name());
             Finding::bad("reachable", found, self.mend)
         })?;
@@ -365,17 +365,6 @@ impl Route {
         let mtu = mtu(&self.0, bytes_per_s);
         [mtu, congestion(&self.0), buffers].into_iter().flatten().collect()
     }
-}
-
-fn connect(addresses: &[SocketAddr]) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
-    for address in addresses.iter().take(MOST_ADDRESSES) {
-        match TcpStream::connect_timeout(address, CONNECT_LIMIT) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 fn mtu(stream: &TcpStream, bytes_per_s: f64) -> Option<Finding> {
