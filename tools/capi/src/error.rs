@@ -70,23 +70,32 @@ impl From<Error> for Failure {
 }
 
 pub(crate) fn code_of(error: &Error) -> c_int {
-    match error.kind() {
-        ErrorKind::NotFound => DLFS_E_NOT_FOUND,
-        ErrorKind::InvalidArgument | ErrorKind::BadSource => DLFS_E_INVALID,
-        ErrorKind::Corrupt => DLFS_E_CORRUPT,
-        ErrorKind::Unsupported => DLFS_E_UNSUPPORTED,
-        ErrorKind::Disconnected => DLFS_E_DISCONNECTED,
-        ErrorKind::TimedOut => DLFS_E_TIMED_OUT,
-        ErrorKind::Refused => DLFS_E_REFUSED,
-        ErrorKind::Busy => DLFS_E_BUSY,
-        ErrorKind::Stale => DLFS_E_STALE,
-        ErrorKind::NoSpace => DLFS_E_NO_SPACE,
-        ErrorKind::OutOfMemory => DLFS_E_NO_MEMORY,
-        ErrorKind::Interrupted => DLFS_E_INTERRUPTED,
-        ErrorKind::Internal => DLFS_E_INTERNAL,
-        _ => DLFS_E_IO,
-    }
+    let found = CODES.iter().find(|(.., kinds)| kinds.contains(&error.kind()));
+    found.map_or(DLFS_E_IO, |(code, ..)| *code)
 }
+
+/// The codes, their texts, and the kinds of the library's errors.
+const CODES: [(c_int, &CStr, &[ErrorKind]); 19] = [
+    (DLFS_OK, c"success", &[]),
+    (DLFS_END, c"no more", &[]),
+    (DLFS_E_INVALID, c"invalid argument", &[ErrorKind::InvalidArgument, ErrorKind::BadSource]),
+    (DLFS_E_NOT_FOUND, c"not found", &[ErrorKind::NotFound]),
+    (DLFS_E_CORRUPT, c"damaged bytes", &[ErrorKind::Corrupt]),
+    (DLFS_E_UNSUPPORTED, c"not supported", &[ErrorKind::Unsupported]),
+    (DLFS_E_DISCONNECTED, c"connection lost", &[ErrorKind::Disconnected]),
+    (DLFS_E_TIMED_OUT, c"timed out", &[ErrorKind::TimedOut]),
+    (DLFS_E_REFUSED, c"refused", &[ErrorKind::Refused]),
+    (DLFS_E_BUSY, c"busy", &[ErrorKind::Busy]),
+    (DLFS_E_STALE, c"the image has moved on", &[ErrorKind::Stale]),
+    (DLFS_E_NO_SPACE, c"no space left", &[ErrorKind::NoSpace]),
+    (DLFS_E_NO_MEMORY, c"out of memory", &[ErrorKind::OutOfMemory]),
+    (DLFS_E_INTERRUPTED, c"interrupted", &[ErrorKind::Interrupted]),
+    (DLFS_E_IO, c"input/output error", &[]),
+    (DLFS_E_HANDLE, c"not an open handle", &[]),
+    (DLFS_E_SIZE, c"unknown size of a struct", &[]),
+    (DLFS_E_TOO_SMALL, c"memory too small", &[]),
+    (DLFS_E_INTERNAL, c"internal error", &[ErrorKind::Internal]),
+];
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
@@ -134,28 +143,8 @@ extern "C" fn dlfs_last_error() -> *const c_char {
 /// The general meaning of the number `code`. Never NULL; valid for ever. Any thread.
 #[unsafe(no_mangle)]
 extern "C" fn dlfs_strerror(code: c_int) -> *const c_char {
-    let text: &'static CStr = match code {
-        DLFS_OK => c"success",
-        DLFS_END => c"no more",
-        DLFS_E_INVALID => c"invalid argument",
-        DLFS_E_NOT_FOUND => c"not found",
-        DLFS_E_CORRUPT => c"damaged bytes",
-        DLFS_E_UNSUPPORTED => c"not supported",
-        DLFS_E_DISCONNECTED => c"connection lost",
-        DLFS_E_TIMED_OUT => c"timed out",
-        DLFS_E_REFUSED => c"refused",
-        DLFS_E_BUSY => c"busy",
-        DLFS_E_STALE => c"the image has moved on",
-        DLFS_E_NO_SPACE => c"no space left",
-        DLFS_E_NO_MEMORY => c"out of memory",
-        DLFS_E_INTERRUPTED => c"interrupted",
-        DLFS_E_IO => c"input/output error",
-        DLFS_E_HANDLE => c"not an open handle",
-        DLFS_E_SIZE => c"unknown size of a struct",
-        DLFS_E_TOO_SMALL => c"memory too small",
-        DLFS_E_INTERNAL => c"internal error",
-        _ => c"unknown error",
-    };
+    let known = CODES.iter().find(|(known, ..)| *known == code);
+    let text = known.map_or(c"unknown error", |(_, text, _)| text);
     text.as_ptr()
 }
 

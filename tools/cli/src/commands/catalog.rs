@@ -21,15 +21,9 @@ use crate::out::{self, Out, joined};
 /// folder's path (dlfs:///srv/catalog/NAME), or a word that DLFS_CATALOGS="word=/srv/catalog" or
 /// ~/.config/dlfs/catalogs.toml says the place of. Without @, the newest version is meant. Commands that
 /// change an image by its name (import --append, delete, purge) add the new generation.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct CatalogArgs {
-    #[command(subcommand)]
-    action: Action,
-}
-
 #[derive(Debug, Subcommand)]
-enum Action {
+#[command(after_help = EXAMPLES)]
+pub(crate) enum Action {
     /// List the data sets of a catalogue, with their newest versions
     Ls {
         /// The catalogue: dlfs://WORD, dlfs:///PATH, or the path itself
@@ -72,7 +66,7 @@ enum Action {
 }
 
 #[derive(Debug, Args)]
-struct AddArgs {
+pub(crate) struct AddArgs {
     name: DatasetName,
     /// The image: ADDRESS[,ADDRESS...]
     image: ImageAddress,
@@ -87,7 +81,7 @@ struct AddArgs {
 }
 
 #[derive(Debug, Args)]
-struct RebuildArgs {
+pub(crate) struct RebuildArgs {
     name: DatasetName,
     /// Take older chunks from the index as it is: only those written since this second (since 1970) are rebuilt
     #[arg(long, value_name = "SECONDS")]
@@ -106,8 +100,8 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-pub(crate) fn run(args: CatalogArgs, quiet: bool) -> Result<Outcome, Failure> {
-    match args.action {
+pub(crate) fn run(action: Action, quiet: bool) -> Result<Outcome, Failure> {
+    match action {
         Action::Ls { catalog, json } => list(&catalog, json),
         Action::Show { name, json } => show(&name, json),
         Action::Add(args) => add(args),

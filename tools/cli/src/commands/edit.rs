@@ -206,14 +206,8 @@ pub(crate) fn rebuild(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure
 ///
 /// Commands that read an image accept such a file with --snapshot, and then do not read the
 /// directory from the image. A file of another generation is refused.
-#[derive(Debug, Args)]
-pub(crate) struct SnapshotArgs {
-    #[command(subcommand)]
-    action: SnapshotAction,
-}
-
 #[derive(Debug, Subcommand)]
-enum SnapshotAction {
+pub(crate) enum SnapshotAction {
     /// Write the directory to FILE, atomically
     Save(FileArgs),
     /// Check that FILE is the directory of the image's current generation
@@ -221,7 +215,7 @@ enum SnapshotAction {
 }
 
 #[derive(Debug, Args)]
-struct FileArgs {
+pub(crate) struct FileArgs {
     /// The image: ADDRESS[,ADDRESS...], in any order
     image: ImageAddress,
     /// The file
@@ -233,8 +227,8 @@ struct FileArgs {
     connection: ConnectionArgs,
 }
 
-pub(crate) fn snapshot(args: SnapshotArgs) -> Result<Outcome, Failure> {
-    let (args, what, act): (_, _, fn(&[Address], &Path, &ConnectOptions) -> _) = match args.action {
+pub(crate) fn snapshot(action: SnapshotAction) -> Result<Outcome, Failure> {
+    let (args, what, act): (_, _, fn(&[Address], &Path, &ConnectOptions) -> _) = match action {
         SnapshotAction::Save(args) => (args, "saved", snapshot_save),
         SnapshotAction::Check(args) => (args, "current", snapshot_check),
     };

@@ -19,14 +19,8 @@ use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out};
 
 /// Import by many processes, on any number of hosts: plan, then a part for each namespace, then commit
-#[derive(Debug, Args)]
-pub(crate) struct ImportPartsArgs {
-    #[command(subcommand)]
-    command: PartsCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum PartsCommand {
+pub(crate) enum PartsCommand {
     Plan(Box<PlanArgs>),
     Part(PartArgs),
     Commit(CommitArgs),
@@ -40,7 +34,7 @@ enum PartsCommand {
 /// change of the image gives the plan up.
 #[derive(Debug, Args)]
 #[command(override_usage = "dlfs import-parts plan [OPTIONS] <SOURCE>... <IMAGE>")]
-struct PlanArgs {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
     what: WhatArgs,
     /// The number of parts, to be sure: as many as the image has namespaces
@@ -56,7 +50,7 @@ struct PlanArgs {
 /// May run on any host, in any order, and again after it failed or was killed: what is on the namespace is found
 /// and not written again. While an attempt is running, another ends with exit code 4.
 #[derive(Debug, Args)]
-struct PartArgs {
+pub(crate) struct PartArgs {
     /// The plan
     plan: PathBuf,
     /// The number of the part, from 0: $SLURM_PROCID, $JOB_COMPLETION_INDEX
@@ -73,7 +67,7 @@ struct PartArgs {
 ///
 /// Lists the parts that are not, and changes nothing then. May run again: a plan that is committed stays so.
 #[derive(Debug, Args)]
-struct CommitArgs {
+pub(crate) struct CommitArgs {
     /// The plan
     plan: PathBuf,
     /// The number of parts, where programs write them (dlfs.WritePlan): of each, the last complete attempt counts
@@ -89,8 +83,8 @@ struct CommitArgs {
     connection: ConnectionArgs,
 }
 
-pub(crate) fn run(args: ImportPartsArgs, quiet: bool) -> Result<Outcome, Failure> {
-    match args.command {
+pub(crate) fn run(command: PartsCommand, quiet: bool) -> Result<Outcome, Failure> {
+    match command {
         PartsCommand::Plan(args) => plan(&args, quiet),
         PartsCommand::Part(args) => part(&args, quiet),
         PartsCommand::Commit(args) => commit(&args, quiet),

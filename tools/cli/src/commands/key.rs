@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum};
 
 use dlfs::auth::{Hash, Secret};
 use dlfs::keys::{generate_secret, generate_tls_key, read_hosts, read_secret, read_tls_key};
@@ -12,15 +12,9 @@ use crate::exit::{Failure, Outcome};
 use crate::out::{Out, counted};
 
 /// Generate and check the keys with which hosts and targets authenticate each other, by DH-HMAC-CHAP or TLS
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct KeyArgs {
-    #[command(subcommand)]
-    command: KeyCommand,
-}
-
 #[derive(Debug, Subcommand)]
-enum KeyCommand {
+#[command(after_help = EXAMPLES)]
+pub(crate) enum KeyCommand {
     /// Print a new key, in nvme-cli's format
     Gen {
         /// A key of TLS; its hash, sha256 (the default) or sha384, selects the cipher suite
@@ -38,7 +32,7 @@ enum KeyCommand {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum HashArg {
+pub(crate) enum HashArg {
     /// The key is used as it is printed
     None,
     Sha256,
@@ -57,9 +51,9 @@ impl HashArg {
     }
 }
 
-pub(crate) fn run(args: KeyArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(command: KeyCommand) -> Result<Outcome, Failure> {
     let mut out = Out::new();
-    match args.command {
+    match command {
         KeyCommand::Gen { tls: true, hash } => {
             if hash == HashArg::Sha512 {
                 let message = "--hash sha512: a key of TLS has sha256 or sha384";

@@ -59,7 +59,8 @@ pub(crate) struct Cli {
 enum Command {
     Demo(demo::DemoArgs),
     Import(Box<import::ImportArgs>),
-    ImportParts(import_parts::ImportPartsArgs),
+    #[command(subcommand)]
+    ImportParts(import_parts::PartsCommand),
     Index(edit::IndexArgs),
     Serve(Box<serve::ServeArgs>),
     Ctl(serve::CtlArgs),
@@ -81,7 +82,8 @@ enum Command {
     Ls(samples::LsArgs),
     Stat(stat::StatArgs),
     Cat(samples::CatArgs),
-    Catalog(catalog::CatalogArgs),
+    #[command(subcommand)]
+    Catalog(catalog::Action),
     Export(export::ExportArgs),
     Mount(mount::MountArgs),
     Verify(stat::VerifyArgs),
@@ -89,14 +91,17 @@ enum Command {
     Order(Box<order::OrderArgs>),
     Select(samples::SelectArgs),
     ShuffleReport(order::ShuffleReportArgs),
-    Tokens(order::TokensArgs),
+    #[command(subcommand)]
+    Tokens(order::Action),
     Delete(edit::DeleteArgs),
     Probe(fabric::ProbeArgs),
     Purge(edit::PurgeArgs),
     Rebuild(edit::RebuildArgs),
-    Snapshot(edit::SnapshotArgs),
+    #[command(subcommand)]
+    Snapshot(edit::SnapshotAction),
     Completions(CompletionsArgs),
-    Key(key::KeyArgs),
+    #[command(subcommand)]
+    Key(key::KeyCommand),
     Man(ManArgs),
 }
 
@@ -112,7 +117,7 @@ impl Cli {
         match self.command {
             Command::Demo(args) => demo::run(args, quiet),
             Command::Import(args) => import::run(*args, quiet),
-            Command::ImportParts(args) => import_parts::run(args, quiet),
+            Command::ImportParts(command) => import_parts::run(command, quiet),
             Command::Index(args) => edit::index(args, quiet),
             Command::Serve(args) => serve::run(*args),
             Command::Ctl(args) => serve::ctl(args),
@@ -127,7 +132,7 @@ impl Cli {
             Command::Ls(args) => samples::ls(args),
             Command::Stat(args) => stat::stat(args),
             Command::Cat(args) => samples::cat(args),
-            Command::Catalog(args) => catalog::run(args, quiet),
+            Command::Catalog(action) => catalog::run(action, quiet),
             Command::Export(args) => export::run(args, quiet),
             Command::Mount(args) => mount::mount_image(args),
             Command::Verify(args) => stat::verify(args, quiet),
@@ -135,14 +140,14 @@ impl Cli {
             Command::Order(args) => order::order(*args),
             Command::Select(args) => samples::select(args),
             Command::ShuffleReport(args) => order::shuffle_report(args),
-            Command::Tokens(args) => order::tokens(args),
+            Command::Tokens(action) => order::tokens(action),
             Command::Delete(args) => edit::delete(args),
             Command::Probe(args) => fabric::probe(args),
             Command::Purge(args) => edit::purge(args, quiet),
             Command::Rebuild(args) => edit::rebuild(args, quiet),
-            Command::Snapshot(args) => edit::snapshot(args),
+            Command::Snapshot(action) => edit::snapshot(action),
             Command::Completions(args) => completions(args),
-            Command::Key(args) => key::run(args),
+            Command::Key(command) => key::run(command),
             Command::Man(args) => man(args),
         }
     }

@@ -119,14 +119,8 @@ Examples:
   dlfs order train.dlfs --world-size 4 --rank 1 > ids";
 
 /// Plan rows of tokens
-#[derive(Debug, Args)]
-pub(crate) struct TokensArgs {
-    #[command(subcommand)]
-    action: Action,
-}
-
 #[derive(Debug, Subcommand)]
-enum Action {
+pub(crate) enum Action {
     Plan(Box<PlanArgs>),
 }
 
@@ -140,7 +134,7 @@ enum Action {
 #[command(after_help = TOKENS_EXAMPLES, mut_arg("mix", |arg| arg.conflicts_with_all(PLANNED_OF_ONE)))]
 #[command(mut_arg("epoch_size", |arg| arg.requires("mix")))]
 #[command(mut_arg("seq_len", |arg| arg.required(true)))]
-struct PlanArgs {
+pub(crate) struct PlanArgs {
     #[command(flatten)]
     image: ImageArgs,
     #[command(flatten)]
@@ -162,8 +156,7 @@ struct PlanArgs {
     connection: ConnectionArgs,
 }
 
-pub(crate) fn tokens(args: TokensArgs) -> Result<Outcome, Failure> {
-    let Action::Plan(args) = args.action;
+pub(crate) fn tokens(Action::Plan(args): Action) -> Result<Outcome, Failure> {
     let order = unweighted(&args.order, 1)?.started(1);
     let rows = args.rows.options(Some(1)).map_err(usage)?.expect("--seq-len is required");
     let image = args.image.open(&args.connection)?;
