@@ -13,6 +13,8 @@ mod target_process;
 #[allow(unreachable_pub)] // their package exports them
 mod targets;
 
+use targets::net; // where the control socket of `targets` expects it
+
 use std::sync::{Mutex, MutexGuard};
 
 /// One test at a time: heap, descriptors and forks belong to the whole process.

@@ -17,6 +17,9 @@ pub mod image;
 #[path = "../../images/mod.rs"]
 pub mod images;
 pub mod media;
+#[allow(dead_code, unreachable_pub)] // the control socket uses a part of it, as `crate::net`
+#[path = "../../../tools/cli/src/net.rs"]
+pub mod net;
 #[allow(dead_code, unreachable_pub)] // tests use other parts of it
 #[path = "../../support/raw_host.rs"]
 pub mod raw_host;

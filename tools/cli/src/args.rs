@@ -4,13 +4,12 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
-use std::{fmt, fs, io};
+use std::{fmt, fs};
 
 use clap::Args;
 use clap::builder::{
@@ -101,34 +100,6 @@ impl From<OsString> for Name {
     fn from(text: OsString) -> Name {
         Name(text.into_vec())
     }
-}
-
-/// The host and port of HOST:PORT, or of HOST with the usual port. An IPv6 address before a port needs
-/// brackets.
-pub(crate) fn host_and_port(text: &str, usual: u16) -> Option<(String, u16)> {
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !host.contains(':') || host.ends_with(']') => {
-            (host, port.parse().ok()?)
-        }
-        _ => (text, usual),
-    };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
-}
-
-/// Connects to the first of the addresses that accepts, each within `limit`.
-pub(crate) fn connect(
-    addresses: impl Iterator<Item = SocketAddr>,
-    limit: impl Fn() -> io::Result<Duration>,
-) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, limit()?) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 /// How to connect.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
 use dlfs::format::FormatError;
 use dlfs::{Error, ErrorKind, Result};
@@ -169,34 +170,12 @@ impl Stop {
     }
 }
 
-/// Signals that a service handles without ending.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    hang_up: Arc<AtomicBool>,
-    statistics: Arc<AtomicBool>,
-}
-
-impl Asked {
-    /// Keeps SIGHUP and SIGUSR1 from ending the process, from now on.
-    ///
-    /// # Errors
-    /// Errors of the operating system if it refuses a handler.
-    pub(crate) fn on_signals() -> Result<Asked> {
-        let asked = Asked { hang_up: Arc::default(), statistics: Arc::default() };
-        flag::register(SIGHUP, asked.hang_up.clone()).map_err(Error::from)?;
-        flag::register(SIGUSR1, asked.statistics.clone()).map_err(Error::from)?;
-        Ok(asked)
-    }
-
-    /// Returns whether SIGHUP has arrived since the last call.
-    pub(crate) fn hung_up(&self) -> bool {
-        self.hang_up.swap(false, Ordering::Relaxed)
-    }
-
-    /// Returns whether SIGUSR1 has arrived since the last call.
-    pub(crate) fn wants_statistics(&self) -> bool {
-        self.statistics.swap(false, Ordering::Relaxed)
-    }
+/// The signals that a service handles without ending: SIGHUP and SIGUSR1, which do not end the process from now on.
+///
+/// # Errors
+/// Errors of the operating system if it refuses a handler.
+pub(crate) fn asked_by_signals() -> Result<Signals> {
+    Ok(Signals::new([SIGHUP, SIGUSR1])?)
 }
 
 /// Makes writes beyond the file size limit (`ulimit -f`) fail with EFBIG, instead of ending this process.

@@ -13,6 +13,7 @@ mod help;
 mod identify;
 mod job_args;
 mod log;
+mod net;
 mod out;
 mod reading;
 mod service;

@@ -17,9 +17,10 @@ use dlfs::qpair::{ConnectOptions, host_identity, pcie};
 use dlfs::units::Nsid;
 use dlfs::{Error, ErrorKind};
 
-use crate::args::{ConnectionArgs, ImageAddress, free_memory_bytes, host_and_port};
+use crate::args::{ConnectionArgs, ImageAddress, free_memory_bytes};
 use crate::exit::{Failure, Outcome, about_file};
 use crate::identify::{controller, namespace, uuid};
+use crate::net::host_and_port;
 use crate::out::{Out, known, safe_name};
 
 /// List the subsystems that a discovery service offers

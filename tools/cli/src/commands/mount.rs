@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 use serde_json::json;
+use signal_hook::consts::SIGUSR1;
 
 use dlfs::address::Address;
 use dlfs::cache::{Cache, CacheStats, TierStats};
@@ -21,7 +22,7 @@ use dlfs::{Error, ErrorKind};
 use dlfs_mount::{Mounted, Options, mount};
 
 use crate::args::{ConnectionArgs, ImageArgs, MetricsArgs, tiers};
-use crate::exit::{Asked, Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop};
+use crate::exit::{Failure, GRACE, GRACE_FOR_TIERS, Outcome, Stop, asked_by_signals};
 use crate::log;
 use crate::out::{self, Out};
 
@@ -232,7 +233,7 @@ pub(crate) fn cached(args: CachedArgs) -> Result<Outcome, Failure> {
         return Err(Failure::Usage("name what to keep: --tier ram:20G, for example".to_owned()));
     }
     let stop = Stop::on_signals(GRACE_FOR_TIERS, || Outcome::Done)?;
-    let asked = Asked::on_signals()?;
+    let mut asked = asked_by_signals()?;
     let _metrics = args.metrics.serve()?;
     let image = args.image.open_with_tiers(&args.connection, options)?;
     image.check_copies();
@@ -252,7 +253,8 @@ pub(crate) fn cached(args: CachedArgs) -> Result<Outcome, Failure> {
         if is_due {
             told = Instant::now();
         }
-        if asked.wants_statistics() || is_due {
+        let is_asked = asked.pending().fold(false, |asked, signal| asked || signal == SIGUSR1);
+        if is_asked || is_due {
             log::say(&statistics(&stats));
         }
     }

@@ -16,6 +16,7 @@ use clap::{Args, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use serde_json::{Value, json};
+use signal_hook::consts::SIGHUP;
 
 use dlfs::address::{Address, TcpAddress};
 use dlfs::exporter::Exporter;
@@ -26,7 +27,7 @@ use dlfs::target::{AnaState, ServedNamespace, TargetStats};
 use dlfs::units::{Nsid, total};
 
 use crate::args::{ConnectionArgs, ImageAddress, MOST_SHOWN, MetricsArgs, PlacementArgs};
-use crate::exit::{Asked, Failure, Outcome, Stop};
+use crate::exit::{Failure, Outcome, Stop, asked_by_signals};
 use crate::log::{self, Place};
 use crate::out::{self, Out};
 use crate::service::config::{self, NamespaceConfig, SubsystemConfig};
@@ -117,7 +118,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         return check(args.config.as_deref().unwrap_or(Path::new("")));
     }
     let stop = Stop::on_signals(GRACE_FOR_TARGETS, || Outcome::Done)?;
-    let asked = Asked::on_signals()?;
+    let mut asked = asked_by_signals()?;
     let manager = Manager::of_environment();
     // Before other threads create files: opening the control socket changes the umask of the process for a moment.
     let (mut takeover, sockets) = match &args.control {
@@ -166,10 +167,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<Outcome, Failure> {
         // While hosts are sent away, the last one's departure must be polled for.
         let limit = if changes.is_ending() { LOOK } else { WATCH };
         changes.service.check()?;
-        if asked.hung_up() {
-            changes.hung_up();
-        }
-        if asked.wants_statistics() {
+        for signal in asked.pending() {
+            if signal == SIGHUP {
+                changes.hung_up();
+                continue;
+            }
             let subsystems = changes.service.subsystems.iter();
             let lines = subsystems.map(|running| statistics(&running.target.stats()));
             lines.for_each(|line| log::say(&line));

@@ -28,6 +28,8 @@ use serde_json::Value;
 
 use dlfs::{Error, ErrorKind, Result};
 
+use crate::net::{left, read_within};
+
 /// A request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -273,13 +275,16 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
         let hint = "start it with dlfs serve --control PATH, and name the same path with --socket";
         about_socket("no service answers on the control socket", path, error).hint(hint)
     };
-    let mut stream = connect(path).map_err(about)?;
+    let stream = connect(path).map_err(about)?;
     let until = Instant::now() + CALL_LIMIT;
     stream.set_write_timeout(Some(CALL_LIMIT)).map_err(about)?;
     let request = Request { id: 1.into(), method: method.to_owned(), params };
     let mut line = serde_json::to_vec(&request).map_err(|error| about(error.into()))?;
     line.push(b'\n');
-    let asked = stream.write_all(&line).and_then(|()| read_answer(&mut stream, until));
+    let limit = || stream.set_read_timeout(Some(left(until)?));
+    let is_line = |read: &[u8]| read.ends_with(b"\n");
+    let asked = (&stream).write_all(&line);
+    let asked = asked.and_then(|()| read_within(&stream, limit, MAX_ANSWER_BYTES, is_line));
     let late = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
     };
@@ -309,31 +314,6 @@ pub(crate) fn call(path: &Path, method: &str, params: Value) -> Result<Value> {
         (_, Some(Refused { message, .. })) => Err(Error::new(ErrorKind::Refused, message)),
         (result, None) => Ok(result.unwrap_or_default()),
     }
-}
-
-/// The line of the answer; without its newline if the service hangs up.
-fn read_answer(stream: &mut UnixStream, until: Instant) -> io::Result<Vec<u8>> {
-    let mut reader = io::BufReader::new(stream);
-    let mut line = Vec::new();
-    while !line.ends_with(b"\n") {
-        let left = until.saturating_duration_since(Instant::now());
-        // The limit is for the whole answer: a service that sends byte by byte must not extend it.
-        reader.get_ref().set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        let part = match reader.fill_buf() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            part => part?,
-        };
-        let len = part.iter().position(|&byte| byte == b'\n').map_or(part.len(), |at| at + 1);
-        line.extend_from_slice(&part[..len]);
-        reader.consume(len);
-        match () {
-            () if len == 0 => break,
-            () if line.len() > MAX_ANSWER_BYTES => return Err(io::ErrorKind::InvalidData.into()),
-            () if left.is_zero() => return Err(io::ErrorKind::TimedOut.into()),
-            () => {}
-        }
-    }
-    Ok(line)
 }
 
 /// Connects, within a limit: a stopped process accepts no connection, and connections queue up.

@@ -7,7 +7,7 @@
 //!
 //! [`Fleet`] is pure: time is an argument.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::ToSocketAddrs;
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, channel};
@@ -16,7 +16,7 @@ use std::{fmt, thread};
 
 use super::page::{Between, Page, is_restarted};
 use super::report::{Known, Report};
-use crate::args::connect;
+use crate::net::{connect, left, read_within};
 
 /// The addresses in the order in which they were given.
 #[derive(Debug)]
@@ -176,7 +176,7 @@ fn ask(address: &MetricsAddress, until: Instant) -> Result<Page, String> {
 }
 
 fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
-    let mut stream = connect(address.authority.to_socket_addrs()?, || left(until))?;
+    let stream = connect(address.authority.to_socket_addrs()?, || left(until))?;
     stream.set_write_timeout(Some(left(until)?))?;
     let MetricsAddress { authority, path } = address;
     let request = format!(
@@ -184,27 +184,9 @@ fn exchange(address: &MetricsAddress, until: Instant) -> io::Result<Vec<u8>> {
          User-Agent: dlfs-top/{}\r\n\r\n",
         env!("CARGO_PKG_VERSION")
     );
-    stream.write_all(request.as_bytes())?;
-    let mut answer = Vec::new();
-    let mut bytes = vec![0; 64 << 10];
-    loop {
-        stream.set_read_timeout(Some(left(until)?))?;
-        match stream.read(&mut bytes) {
-            Ok(0) => return Ok(answer),
-            Ok(len) if answer.len() + len > MAX_ANSWER_BYTES => {
-                return Err(io::Error::new(ErrorKind::InvalidData, TOO_LONG));
-            }
-            Ok(len) => answer.extend_from_slice(&bytes[..len]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// The remaining time; never zero, since a zero timeout would mean no limit.
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    (&stream).write_all(request.as_bytes())?;
+    let limit = || stream.set_read_timeout(Some(left(until)?));
+    read_within(&stream, limit, MAX_ANSWER_BYTES, |_| false)
 }
 
 fn reason(error: &io::Error) -> String {
@@ -213,6 +195,7 @@ fn reason(error: &io::Error) -> String {
             format!("timed out after {} s", TIME_LIMIT.as_secs())
         }
         ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        ErrorKind::InvalidData => TOO_LONG.to_owned(),
         _ => error.to_string(),
     }
 }
@@ -288,6 +271,7 @@ const DEFAULT_PATH: &str = "/metrics";
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::net::{SocketAddr, TcpListener, TcpStream};
 
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};

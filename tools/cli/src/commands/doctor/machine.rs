@@ -17,7 +17,7 @@ use dlfs::address::{Address, TcpAddress};
 use dlfs::qpair::Device;
 
 use super::Finding;
-use crate::args::{connect, host_and_port};
+use crate::net::{connect, host_and_port};
 use crate::out::{self, percent};
 
 /// One finding for each feature that SPDK or its targets use.
