@@ -92,9 +92,8 @@ impl Place {
     }
 
     fn unmount_by_helper(&self) -> Result<()> {
-        let output = helper(|command| {
-            command.args(["-u", "-z", "--"]).arg(&self.path).stderr(Stdio::piped()).output()
-        })?;
+        let mut helper = Command::new(HELPER);
+        let output = helper.args(["-u", "-z", "--"]).arg(&self.path).output()?;
         if output.status.success() {
             Ok(())
         } else {
@@ -104,6 +103,8 @@ impl Place {
     }
 }
 
+/// The program that mounts for users who are not root.
+const HELPER: &str = "fusermount3";
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The device of the file system at `path`. Asks only the kernel, since the file system may not answer.
@@ -146,13 +147,13 @@ fn mount_by_helper(path: &Path, source: &str, all: bool) -> io::Result<OwnedFd> 
     let allow = if all { ",allow_other" } else { "" };
     let options =
         format!("ro,nodev,nosuid,noatime,default_permissions,subtype=dlfs,fsname={source}{allow}");
-    let (mut child, ours) = helper(|command| {
-        let (ours, theirs) = UnixStream::pair()?;
-        // The helper finds the socket at descriptor 0, its standard input.
-        command.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0");
-        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
-        Ok((command.spawn()?, ours))
-    })?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut helper = Command::new(HELPER);
+    // The helper finds the socket at descriptor 0, its standard input.
+    helper.args(["-o", &options, "--"]).arg(path).env("_FUSE_COMMFD", "0");
+    helper.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = helper.spawn()?;
+    drop(helper); // and our copy of its end of the socket
     let received = receive(&ours);
     drop(ours);
     let mut said = String::new();
@@ -168,14 +169,4 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut files = Vec::new();
     receive_files(socket, &mut [0], &mut files)?;
     Ok(files.into_iter().next())
-}
-
-/// Runs `fusermount3`, or `fusermount` if only that is installed.
-fn helper<T>(run: impl Fn(&mut Command) -> io::Result<T>) -> io::Result<T> {
-    match run(&mut Command::new("fusermount3")) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            run(&mut Command::new("fusermount"))
-        }
-        ran => ran,
-    }
 }
