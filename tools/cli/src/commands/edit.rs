@@ -181,17 +181,14 @@ pub(crate) fn rebuild(args: RebuildArgs, quiet: bool) -> Result<Outcome, Failure
             let none = "none: no directory that old is left, so all headers were read";
             out.line(format!("  base       {}", base.as_deref().unwrap_or(none)))?;
         }
-        if report.mended_copies > 0 {
-            let copies = out::counted(report.mended_copies, "superblock copy");
-            out.line(format!("  mended     {copies}"))?;
-        }
-        if report.unreadable_cells > 0 {
-            let cells = out::counted(report.unreadable_cells, "cell");
-            out.line(format!("  unreadable {cells}: a chunk that begins there is lost"))?;
-        }
-        if report.lost_samples > 0 {
-            let lost = out::counted(report.lost_samples, "sample");
-            out.line(format!("  lost       {lost}: their chunks were not found"))?;
+        for (label, count, noun, what) in [
+            ("mended", report.mended_copies, "superblock copy", ""),
+            ("unreadable", report.unreadable_cells, "cell", ": a chunk that begins there is lost"),
+            ("lost", report.lost_samples, "sample", ": their chunks were not found"),
+        ] {
+            if count > 0 {
+                out.line(format!("  {label:<10} {}{what}", out::counted(count, noun)))?;
+            }
         }
         if report.deletions_known {
             return Ok(());
