@@ -8,7 +8,6 @@
 //! finds a free lock and a consistent table, whatever other threads were doing.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -18,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use dlfs::address::Address;
 use dlfs::units::SampleId;
+use lock_api::{GuardNoSend, Mutex, RawMutex};
 
 use crate::error::{
     DLFS_E_HANDLE, DLFS_E_NO_MEMORY, DLFS_E_SIZE, DLFS_E_TOO_SMALL, DLFS_E_UNSUPPORTED, Failure,
@@ -334,7 +334,7 @@ pub(crate) trait Handle {
 /// Creates a handle for `object`.
 pub(crate) fn insert<H: Handle>(object: H::Object) -> Result<*mut H, Failure> {
     watch_forks()?;
-    let number = TABLE.with(|table| table.insert(Arc::new(object)));
+    let number = TABLE.lock().insert(Arc::new(object));
     Ok(std::ptr::without_provenance_mut(number))
 }
 
@@ -357,7 +357,7 @@ pub(crate) unsafe fn open<H: Handle>(
 
 /// The object of `handle`. The result keeps the object alive, even if another thread closes the handle.
 pub(crate) fn get<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
-    let object = TABLE.with(|table| table.objects.get(&handle.addr()).cloned());
+    let object = TABLE.lock().objects.get(&handle.addr()).cloned();
     object.and_then(|object| object.downcast().ok()).ok_or_else(|| wrong(handle))
 }
 
@@ -365,7 +365,7 @@ pub(crate) fn get<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure
 pub(crate) fn remove<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
     let object = get(handle)?;
     // Of threads that close it at once, one succeeds. It drops the object without the lock: that may take time.
-    TABLE.with(|table| table.objects.remove(&handle.addr())).ok_or_else(|| wrong(handle))?;
+    TABLE.lock().objects.remove(&handle.addr()).ok_or_else(|| wrong(handle))?;
     Ok(object)
 }
 
@@ -398,42 +398,29 @@ impl Table {
     }
 }
 
-/// The table behind its lock.
-struct Locked {
-    taken: AtomicBool,
-    table: UnsafeCell<Table>,
-}
+static TABLE: Mutex<Spin, Table> = Mutex::const_new(Spin::INIT, Table::new());
 
-static TABLE: Locked =
-    Locked { taken: AtomicBool::new(false), table: UnsafeCell::new(Table::new()) };
+/// A lock that depends on no other and allocates nothing, so that handlers of forks can hold it.
+struct Spin(AtomicBool);
 
-// SAFETY: only `with` accesses the table, and it holds the lock; objects are `Send` and `Sync`.
-unsafe impl Sync for Locked {}
-
-impl Locked {
-    fn with<R>(&self, work: impl FnOnce(&mut Table) -> R) -> R {
-        self.lock();
-        // Unlocked also if an allocation panics: the table is then unchanged.
-        struct Unlock<'a>(&'a Locked);
-        impl Drop for Unlock<'_> {
-            fn drop(&mut self) {
-                self.0.unlock();
-            }
-        }
-        let _unlock = Unlock(self);
-        // SAFETY: the lock was taken above and is released when this function returns, so this is
-        // the only reference to the table.
-        work(unsafe { &mut *self.table.get() })
-    }
+// SAFETY: the thread that changes the flag to true has the lock, until the flag is false again.
+unsafe impl RawMutex for Spin {
+    #[allow(clippy::declare_interior_mutable_const)] // as the trait has it
+    const INIT: Spin = Spin(AtomicBool::new(false));
+    type GuardMarker = GuardNoSend;
 
     fn lock(&self) {
-        while self.taken.swap(true, Ordering::Acquire) {
+        while !self.try_lock() {
             std::thread::yield_now();
         }
     }
 
-    fn unlock(&self) {
-        self.taken.store(false, Ordering::Release);
+    fn try_lock(&self) -> bool {
+        !self.0.swap(true, Ordering::Acquire)
+    }
+
+    unsafe fn unlock(&self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -471,13 +458,14 @@ fn watch_forks() -> Result<(), Failure> {
 }
 
 extern "C" fn before_fork() {
-    TABLE.lock();
+    std::mem::forget(TABLE.lock()); // until `after_fork`
 }
 
 extern "C" fn after_fork() {
     // The handlers run, so they are installed, also if the thread that installs them is not in this process.
     WATCHED.store(INSTALLED, Ordering::Release);
-    TABLE.unlock();
+    // SAFETY: `before_fork` has locked it on this thread.
+    unsafe { TABLE.force_unlock() };
 }
 
 /// Not the id of a process: those are positive as `pid_t`.
