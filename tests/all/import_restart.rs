@@ -253,7 +253,7 @@ fn what_is_damaged_on_the_media_is_read_again() {
     let case = Case::new(SourceKind::Tar, PlacementOrder::Source, &tars(false));
     let (_, image) = case.whole();
     // In the first chunk, in the second, and in the block that says where the import was.
-    for damaged in [9 * 4096 + 70_000, (32 << 20) + 9 * 4096 + 70_000, (20 << 10) + 100] {
+    for damaged in [9 * 4096 + 70_000, (32 << 20) + 9 * 4096 + 70_000, (4 << 10) + 100] {
         let devices = case.interrupted(1000);
         let device = &devices[damaged >> 25];
         let at = damaged as u64 % (32 << 20);

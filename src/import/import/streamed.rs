@@ -313,7 +313,7 @@ impl<'a> StreamImport<'a> {
             if let Some(mut restored) = restored {
                 restored.classes = classes;
                 (self.samples, self.sample_bytes) = (point.samples, restored.sample_bytes);
-                points.begin_at(point, self.sample_bytes);
+                points.begin_at(point, &restored.classes, self.sample_bytes);
                 self.progress.advance(self.samples, self.sample_bytes);
                 return Ok(Some((point.place, restored)));
             }
