@@ -1,4 +1,4 @@
-//! Writes chunks while their samples arrive, in the order of slots. Used by imports of streams, and by
+//! Writes chunks while their samples arrive, in the order of slots. Used by imports of streams, by purges, and by
 //! [`Writer`](super::Writer), for programs that write samples themselves.
 //!
 //! An indexed import plans the place of every chunk before it begins; here a chunk gets its place when it is
@@ -10,15 +10,14 @@ use std::collections::HashSet;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::import::commit;
-use crate::import::journal::PartSum;
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{MediaUse, Progress, stopped};
 use crate::import::prepare::{self, ImportState};
-use crate::import::read_back::{check_chunks, sound_chunk};
+use crate::import::read_back::{check_chunks, check_heads, sound_chunk};
 use crate::import::write_behind::{BlockStream, FLUSH_EVERY_BYTES, ReturnTo, WriteBehind};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::units::Slot;
+use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, DirectoryBuilder};
@@ -39,11 +38,15 @@ pub(super) struct ChunkStream<'a> {
     /// The chunks whose writes are in flight, by first slot.
     pub(super) writes: WriteBehind<Slot>,
     pub(super) space: Space,
-    /// The directory of the generation that is committed at the end. `None`: this stream writes a part, which a
-    /// separate commit adds.
+    /// The directory of the generation that is committed at the end. `None`: a separate commit adds the chunks.
     builder: Option<Box<DirectoryBuilder>>,
-    sum: PartSum,
+    /// The heads of the chunks, if a separate commit adds them.
+    pub(super) heads: Vec<ChunkHead>,
+    /// The slot after the last complete chunk.
+    closed_slot: Slot,
     open: Option<ChunkBuilder>,
+    /// Set if there was no room for a chunk.
+    pub(super) is_full: bool,
     pub(super) sequence: u64,
     pub(super) found: u64,
     pub(super) media: MediaUse,
@@ -94,6 +97,7 @@ impl<'a> ChunkStream<'a> {
         };
         let space = prepare::free_space(&state.media, &layout, state.current.as_ref());
         Ok(ChunkStream {
+            closed_slot: builder.next_slot(),
             builder: Some(builder.into()),
             ..ChunkStream::of_part(state, lease, columns, space)
         })
@@ -114,8 +118,10 @@ impl<'a> ChunkStream<'a> {
             writes: WriteBehind::new(state.media.channel(), buf_len),
             space,
             builder: None,
-            sum: PartSum::default(),
+            heads: Vec::new(),
+            closed_slot: Slot(0),
             open: None,
+            is_full: false,
             sequence: 0,
             found: 0,
             media: MediaUse::default(),
@@ -146,24 +152,20 @@ impl<'a> ChunkStream<'a> {
         }
     }
 
-    /// Begins a part. It must begin at the next slot.
+    /// Continues with `slot`, of `part`, in a new chunk.
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub(super) fn begin_part(&mut self, part: Part) -> Result<()> {
+    pub(super) fn begin_at(&mut self, part: Part, slot: Slot) -> Result<()> {
         self.finish_chunk()?;
         self.spec.part = part;
+        self.closed_slot = slot;
         Ok(())
     }
 
     /// The slot of the next sample.
     pub(super) fn next_slot(&self) -> Slot {
-        self.open.as_ref().map_or(self.closed_slot(), ChunkBuilder::next_slot)
-    }
-
-    /// The slot after the last complete chunk.
-    pub(super) fn closed_slot(&self) -> Slot {
-        self.builder.as_ref().map_or(Slot(self.sum.samples), |builder| builder.next_slot())
+        self.open.as_ref().map_or(self.closed_slot, ChunkBuilder::next_slot)
     }
 
     /// The slot after the longest prefix of chunks whose writes have completed.
@@ -172,7 +174,7 @@ impl<'a> ChunkStream<'a> {
     /// A write has failed.
     pub(super) fn written_slot(&mut self) -> Result<Slot> {
         self.take_ended()?;
-        Ok(self.writes.oldest().copied().unwrap_or(self.closed_slot()))
+        Ok(self.writes.oldest().copied().unwrap_or(self.closed_slot))
     }
 
     /// Adds the sample of the next slot.
@@ -181,12 +183,7 @@ impl<'a> ChunkStream<'a> {
     /// Errors of writing: what was written is useless then. A name or value that no image can have.
     pub(super) fn push(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
         loop {
-            let slot = self.next_slot();
-            if self.open.is_none() {
-                let buf = self.writes.chunk_buf();
-                self.open = Some(ChunkBuilder::new(self.spec.clone(), slot, buf)?);
-            }
-            let chunk = self.open.as_mut().expect("opened just above");
+            let chunk = self.open()?;
             match chunk.fit(meta, record.len) {
                 Fit::Here => {
                     let space = chunk.space(record.len);
@@ -202,12 +199,36 @@ impl<'a> ChunkStream<'a> {
                 }
                 Fit::NextChunk => self.finish_chunk()?,
                 Fit::Oversize if chunk.num_samples() > 0 => self.finish_chunk()?,
-                Fit::Oversize => return self.push_oversize(slot, meta, record),
+                Fit::Oversize => return self.push_oversize(meta, record),
             }
         }
     }
 
-    fn finish_chunk(&mut self) -> Result<()> {
+    /// Adds the empty entry of a purged sample at the next slot.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(super) fn push_purged(&mut self, id: SampleId) -> Result<()> {
+        while self.open()?.push_purged(id) != Fit::Here {
+            self.finish_chunk()?;
+        }
+        Ok(())
+    }
+
+    /// The chunk that is being filled.
+    fn open(&mut self) -> Result<&mut ChunkBuilder> {
+        if self.open.is_none() {
+            let buf = self.writes.chunk_buf();
+            self.open = Some(ChunkBuilder::new(self.spec.clone(), self.closed_slot, buf)?);
+        }
+        Ok(self.open.as_mut().expect("opened just above"))
+    }
+
+    /// Writes the chunk that is being filled, if it has samples.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub(super) fn finish_chunk(&mut self) -> Result<()> {
         let Some(mut chunk) = self.open.take().filter(|chunk| chunk.num_samples() > 0) else {
             return Ok(());
         };
@@ -224,13 +245,9 @@ impl<'a> ChunkStream<'a> {
     }
 
     /// Writes a sample that has its own chunk: first its bytes as they arrive, then the header.
-    fn push_oversize(
-        &mut self,
-        slot: Slot,
-        meta: &SampleMeta<'_>,
-        record: NewRecord<'_>,
-    ) -> Result<()> {
+    fn push_oversize(&mut self, meta: &SampleMeta<'_>, record: NewRecord<'_>) -> Result<()> {
         self.open = None;
+        let slot = self.closed_slot;
         let NewRecord { len, give } = record;
         let spec = self.spec.clone();
         let unknown = RecordSums::unknown(len);
@@ -275,10 +292,11 @@ impl<'a> ChunkStream<'a> {
 
     /// Counts a chunk, and adds it to the directory to commit.
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
-        if let Some(builder) = &mut self.builder {
-            builder.add_chunk(header)?;
+        match &mut self.builder {
+            Some(builder) => builder.add_chunk(header)?,
+            None => self.heads.push(*header.head()),
         }
-        self.sum.add(header.head());
+        self.closed_slot = header.head().end_slot();
         self.media.add(&DraftLen::of(header), &self.state.journal.layout);
         Ok(())
     }
@@ -287,6 +305,7 @@ impl<'a> ChunkStream<'a> {
     pub(super) fn next_location(&mut self, cells: u64) -> Result<ChunkLocation> {
         let layout = &self.state.journal.layout;
         let range = self.space.allocate(self.sequence, cells);
+        self.is_full = range.is_none();
         let range: CellRange = range.ok_or_else(|| self.space.no_room(cells))?;
         self.grow(range.namespace, layout.offset_of(range.cell + range.cells)?)?;
         let location = self.location(range);
@@ -393,15 +412,18 @@ impl<'a> ChunkStream<'a> {
         Ok(Streamed { commit, chunks: self.sequence, found: self.found, media })
     }
 
-    /// Writes the open chunk of a part. Returns the totals of its chunks, and the remaining space. The caller
+    /// Writes the open chunk of a part. Returns the heads of its chunks, and the remaining space. The caller
     /// must flush.
     ///
     /// # Errors
-    /// Errors of writing.
-    pub(super) fn end_part(mut self) -> Result<(PartSum, Space)> {
+    /// Errors of writing. `Disconnected`: a chunk does not read back as it was written.
+    pub(super) fn end_part(mut self) -> Result<(Vec<ChunkHead>, Space)> {
         self.finish_chunk()?;
         self.drain()?;
-        Ok((self.sum, self.space))
+        if !self.state.media.checks_writes() {
+            check_heads(&mut self.writes.channel, &self.heads)?;
+        }
+        Ok((self.heads, self.space))
     }
 }
 

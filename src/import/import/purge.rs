@@ -7,24 +7,22 @@
 
 use std::sync::Arc;
 
+use crate::import::chunk_stream::{ChunkStream, NewRecord};
 use crate::import::columns::columns_of;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
 use crate::import::edit::{Edit, EditReport, give_back, is_left, writable};
-use crate::import::media::Channel;
+use crate::import::journal::Journal;
+use crate::import::media::Media;
 use crate::import::options::{EditOptions, Progress, Stage};
-use dlfs_base::buf::IoBuf;
+use crate::import::prepare::ImportState;
 use dlfs_base::units::{Generation, Lba, SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
 use dlfs_format::directory::{Directory, Rewrite};
-use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::error::equal;
 use dlfs_format::format::names::crc32c;
-use dlfs_format::format::{
-    ChunkBuilder, ChunkHead, ChunkHeader, ChunkSpec, FinishedChunk, Fit, ImageLayout, Part,
-    SampleEntry, SampleMeta, Space,
-};
+use dlfs_format::format::{ChunkHead, ChunkHeader, Part, SampleEntry, SampleMeta, Space};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -178,12 +176,26 @@ impl<'a> Purge<'a> {
             // If possible, also reserve room for a commit that only makes freed cells usable.
             let _ = space.allocate(0, commit_cells); // a single generation needs none
         }
-        let mut rewriter = Rewriter::new(self, space);
+        let Edit { media, lease, current } = &*self.edit;
+        let old = &*current.directory;
+        let journal = Journal {
+            layout: *old.layout(),
+            namespace: 0,
+            generation: self.edit.next_generation(),
+            time_ns: self.time_ns,
+            part: Part::default(),
+            fingerprint: 0,
+        };
+        let media = media.clone();
+        let state = ImportState { media, current: None, journal, resumed: false, done: false };
+        let mut chunks = ChunkStream::of_part(&state, lease, columns_of(Some(old)), space);
+        chunks.set_fields(old.fields(), old.field_types().clone());
+        let mut rewriter = Rewriter { old, chunks };
         let done = match rewriter.rewrite_what_fits(todo, progress)? {
             (0, Some(no_room)) => return Ok(Err(no_room)),
             (done, _) => done,
         };
-        let heads = rewriter.heads;
+        let (heads, _) = rewriter.chunks.end_part()?;
         Ok(Ok((done, heads.len() as u64, self.commit(&heads)?)))
     }
 
@@ -277,37 +289,11 @@ fn holed(directory: &Directory) -> Result<(Vec<Slots>, u64)> {
 
 /// Writes the new chunks of a generation.
 struct Rewriter<'a> {
-    purge: &'a Purge<'a>,
     old: &'a Directory,
-    layout: ImageLayout,
-    channel: Channel,
-    space: Space,
-    /// The chunk being filled, and its part. `None`: `buf` holds the buffer.
-    open: Option<(ChunkBuilder, Part)>,
-    buf: IoBuf,
-    /// The heads of the chunks that were written.
-    heads: Vec<ChunkHead>,
-    /// Set if there was no room for a chunk.
-    is_full: bool,
+    chunks: ChunkStream<'a>,
 }
 
-impl<'a> Rewriter<'a> {
-    fn new(purge: &'a Purge<'a>, space: Space) -> Rewriter<'a> {
-        let old = &*purge.edit.current.directory;
-        let layout = *old.layout();
-        Rewriter {
-            purge,
-            old,
-            layout,
-            channel: purge.edit.media.channel(),
-            space,
-            open: None,
-            buf: IoBuf::zeroed(ChunkBuilder::buf_len_bytes(&layout)),
-            heads: Vec::new(),
-            is_full: false,
-        }
-    }
-
+impl Rewriter<'_> {
     /// Rewrites chunks in order. Returns how many fit, and the reason why the next one does not.
     ///
     /// While there is room for three full-size chunks, neighbours are merged: one chunk may complete the open
@@ -318,37 +304,36 @@ impl<'a> Rewriter<'a> {
         todo: &[Slots],
         progress: &mut dyn Progress,
     ) -> Result<(usize, Option<Error>)> {
-        let chunk_cells = self.layout.cells_of(self.layout.chunk_size_bytes.into());
-        let mut end = None;
+        let layout = self.old.layout();
+        let chunk_cells = layout.cells_of(layout.chunk_size_bytes.into());
         for (done, slots) in todo.iter().enumerate() {
             if progress.stop() {
                 let message = "the purge was stopped; what it has done stays";
                 return Err(Error::new(ErrorKind::Interrupted, message));
             }
             // The open chunk was begun with enough free space, so it can be finished.
-            if end != Some(slots.start) {
-                self.finish_chunk()?;
+            if self.chunks.next_slot() != Slot(slots.start) {
+                self.chunks.finish_chunk()?;
             }
-            let is_tight = !self.space.has_room(3 * chunk_cells);
+            let is_tight = !self.chunks.space.has_room(3 * chunk_cells);
             if is_tight {
-                self.finish_chunk()?;
+                self.chunks.finish_chunk()?;
             }
-            let whole = self.heads.len();
+            let whole = self.chunks.heads.len();
             let mut rewritten = self.rewrite(slots);
             if is_tight {
-                rewritten = rewritten.and_then(|()| self.finish_chunk());
+                rewritten = rewritten.and_then(|()| self.chunks.finish_chunk());
             }
             match rewritten {
-                Err(no_room) if is_tight && self.is_full => {
-                    self.heads.truncate(whole);
+                Err(no_room) if is_tight && self.chunks.is_full => {
+                    self.chunks.heads.truncate(whole);
                     return Ok((done, Some(no_room)));
                 }
                 rewritten => rewritten?,
             }
-            end = Some(slots.end);
             progress.advance(slots.end - slots.start, 0);
         }
-        self.finish_chunk()?;
+        self.chunks.finish_chunk()?;
         Ok((todo.len(), None))
     }
 
@@ -359,12 +344,12 @@ impl<'a> Rewriter<'a> {
         let chunk = old.chunk_of(id).expect("a slot of a chunk is in one");
         let info = old.chunk(chunk);
         if old.live_in_chunk(chunk) == 0 {
-            return slots.clone().try_for_each(|slot| self.push(Slot(slot), None));
+            return slots.clone().try_for_each(|slot| self.push_purged(Slot(slot)));
         }
-        let bytes =
-            self.channel.read(info.namespace, info.offset_bytes, info.len_bytes as usize)?;
+        let channel = &mut self.chunks.writes.channel;
+        let bytes = channel.read(info.namespace, info.offset_bytes, info.len_bytes as usize)?;
         let header = ChunkHeader::parse(&bytes)?;
-        let cell = info.offset_bytes / self.layout.cell_bytes();
+        let cell = info.offset_bytes / old.layout().cell_bytes();
         header.head().check_location(old.layout(), info.namespace, cell)?;
         equal("first slot of a chunk", info.first_slot.0, header.head().first_slot.0)?;
         let found = u64::from(header.head().num_samples);
@@ -377,7 +362,7 @@ impl<'a> Rewriter<'a> {
             let id = old.id_at(sample.slot).map_or(u64::MAX, |id| id.0);
             equal("id of the sample at a slot", id, sample.id.0)?;
             let Some(extent) = old.extent(sample.id) else {
-                self.push(sample.slot, None)?;
+                self.push_purged(sample.slot)?;
                 continue;
             };
             let start = sample.offset_bytes as usize;
@@ -387,84 +372,28 @@ impl<'a> Rewriter<'a> {
             };
             let Some(record) = record.filter(is_right) else {
                 let at = extent.offset_bytes;
-                return Err(damaged(sample.id, at, &self.channel, info.namespace));
+                return Err(damaged(sample.id, at, &self.chunks.state.media, info.namespace));
             };
             let SampleEntry { id, name, label, values, .. } = sample;
             let meta = SampleMeta { id, name, label, values };
-            self.push(sample.slot, Some((&meta, record)))?;
+            self.go_to(sample.slot)?;
+            let record = NewRecord { len: sample.len_bytes, give: &mut |take| take(record) };
+            self.chunks.push(&meta, record)?;
         }
         Ok(())
     }
 
-    fn push(&mut self, slot: Slot, sample: Option<(&SampleMeta<'_>, &[u8])>) -> Result<()> {
-        loop {
-            self.open_chunk(slot)?;
-            let (chunk, _) = self.open.as_mut().expect("opened just above");
-            let fit = match sample {
-                Some((meta, record)) => chunk.push(meta, record)?,
-                None => {
-                    chunk.push_purged(self.old.id_at(slot).expect("a slot of a chunk has an id"))
-                }
-            };
-            match fit {
-                Fit::Here => return Ok(()),
-                Fit::NextChunk => self.finish_chunk()?,
-                // An oversize sample has its own chunk, which is dropped as a whole.
-                Fit::Oversize => {
-                    let message = "a sample among others does not fit into a chunk";
-                    return Err(Error::new(ErrorKind::Corrupt, message));
-                }
-            }
-        }
+    fn push_purged(&mut self, slot: Slot) -> Result<()> {
+        self.go_to(slot)?;
+        self.chunks.push_purged(self.old.id_at(slot).expect("a slot of a chunk has an id"))
     }
 
-    /// Ensures that the chunk being filled continues with `slot`.
-    fn open_chunk(&mut self, slot: Slot) -> Result<()> {
+    /// Ensures that the chunk being filled continues with `slot`. The samples of a chunk are of one part.
+    fn go_to(&mut self, slot: Slot) -> Result<()> {
         let part = *self.part_of(slot);
-        if self.open.as_ref().is_some_and(|(_, open)| *open != part) {
-            self.finish_chunk()?;
+        if self.chunks.spec.part != part || self.chunks.next_slot() != slot {
+            self.chunks.begin_at(part, slot)?;
         }
-        if self.open.is_none() {
-            let spec = ChunkSpec {
-                layout: self.layout,
-                generation: self.purge.edit.next_generation(),
-                part,
-                fields: self.old.fields().to_vec(),
-                field_types: self.old.field_types().clone(),
-                columns: columns_of(Some(self.old)),
-            };
-            let buf = std::mem::take(&mut self.buf);
-            self.open = Some((ChunkBuilder::new(spec, slot, buf)?, part));
-        }
-        Ok(())
-    }
-
-    /// Writes the chunk being filled, if there is one. Sets `is_full` if there is no room for it.
-    fn finish_chunk(&mut self) -> Result<()> {
-        let Some((mut chunk, _)) = self.open.take() else { return Ok(()) };
-        let sequence = self.heads.len() as u64;
-        let needed = chunk.cells();
-        let Some(cells) = self.space.allocate(sequence, needed) else {
-            self.is_full = true;
-            return Err(self.space.no_room(needed).into());
-        };
-        let start = self.layout.offset_of(cells.cell)?;
-        let end = start + cells.cells * self.layout.cell_bytes();
-        self.purge.edit.media.grow(cells.namespace, end)?;
-        let FinishedChunk { header, mut buf, range } = chunk.finish(ChunkLocation {
-            sequence,
-            time_ns: self.purge.time_ns,
-            namespace: cells.namespace,
-            cell: cells.cell,
-        });
-        let tail = buf.split_off(range.end);
-        let body = buf.split_off(range.start);
-        self.purge.edit.lease.check()?;
-        let body = self.channel.write(cells.namespace, start, body)?;
-        buf.rejoin(body);
-        buf.rejoin(tail);
-        self.buf = buf;
-        self.heads.push(*header.head());
         Ok(())
     }
 
@@ -474,8 +403,8 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-fn damaged(id: SampleId, offset: u64, channel: &Channel, namespace: u16) -> Error {
-    let device = channel.media.devices[usize::from(namespace)].namespace();
+fn damaged(id: SampleId, offset: u64, media: &Media, namespace: u16) -> Error {
+    let device = media.devices[usize::from(namespace)].namespace();
     Error::new(ErrorKind::Corrupt, "a sample that is to be kept is damaged")
         .sample(id)
         .target(device.address)

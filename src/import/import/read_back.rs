@@ -1,7 +1,6 @@
 //! Reads chunks back: to find those of an interrupted import, and to verify written ones where a network has no
 //! digests.
 
-use crate::import::journal::{PartSum, WrittenPart};
 use crate::import::media::{Channel, pieces};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{ALIGN_BYTES, Slot};
@@ -9,8 +8,8 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::{ChunkInfo, Directory};
 use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::chunk::{ChunkId, ChunkKind, SampleEntry};
-use dlfs_format::format::names::{crc32c, crc32c_append};
-use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, ImageLayout, RecordSums};
+use dlfs_format::format::names::crc32c;
+use dlfs_format::format::{ChunkHead, ChunkHeader, ChunkSpec, RecordSums};
 
 /// Reads the chunk of `spec` at `location` that begins with `first_slot`; of an oversize chunk, only the header.
 /// `None`: it is not there, a sample does not match its checksums, or padding is not zero.
@@ -23,19 +22,28 @@ pub(super) fn sound_chunk(
     location: &ChunkLocation,
     first_slot: Slot,
 ) -> Result<Option<(ChunkHeader, IoBuf)>> {
-    let namespace = location.namespace;
     let start = spec.layout.offset_of(location.cell)?;
+    let is_own = |head: &ChunkHead| is_head_of(head, spec, location, first_slot);
+    read_sound(channel, location.namespace, start, is_own)
+}
+
+/// Reads the chunk at offset `start` whose head `is_own`; of an oversize chunk, only the header. `None`: as
+/// [`sound_chunk`].
+fn read_sound(
+    channel: &mut Channel,
+    namespace: u16,
+    start: u64,
+    is_own: impl Fn(&ChunkHead) -> bool,
+) -> Result<Option<(ChunkHeader, IoBuf)>> {
     let len = channel.media.len_bytes(namespace);
     let is_within = |bytes: u64| start.saturating_add(bytes) <= len;
     if !is_within(ALIGN_BYTES as u64) {
         return Ok(None);
     }
     let block = channel.read(namespace, start, ALIGN_BYTES)?;
-    let Ok(head) = ChunkHead::parse(&block) else { return Ok(None) };
-    if !is_head_of(&head, spec, location, first_slot) || !is_within(head.len_bytes()) {
-        return Ok(None);
-    }
-    let is_oversize = head.len_bytes() > u64::from(spec.layout.chunk_size_bytes);
+    let head = ChunkHead::parse(&block).ok().filter(is_own);
+    let Some(head) = head.filter(|head| is_within(head.len_bytes())) else { return Ok(None) };
+    let is_oversize = head.len_bytes() > u64::from(head.layout.chunk_size_bytes);
     let read = if is_oversize { head.data_start() } else { head.len_bytes() };
     let bytes = channel.read(namespace, start, read as usize)?;
     let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
@@ -121,9 +129,8 @@ fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
 pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: u32) -> Result<()> {
     for number in first..directory.num_chunks() {
         let chunk = directory.chunk(number);
-        let header =
-            whole_chunk(channel, chunk.namespace, chunk.offset_bytes, chunk.header_bytes as usize)?;
-        if !header.is_some_and(|header| is_same(&header, directory, &chunk)) {
+        let found = read_sound(channel, chunk.namespace, chunk.offset_bytes, |_| true)?;
+        if !found.is_some_and(|(header, _)| is_same(&header, directory, &chunk)) {
             let error = differs(channel, chunk.namespace, number.into());
             return Err(error.hint("resume with dlfs import --resume"));
         }
@@ -144,67 +151,18 @@ fn is_same(header: &ChunkHeader, directory: &Directory, chunk: &ChunkInfo) -> bo
         && header.samples().all(is_sample)
 }
 
-/// Reads the chunk at `offset`, and returns its header if all its samples match their checksums.
-/// `header_bytes`, at least a block, is the length of the first read.
+/// Reads chunks that were written back, and compares them with their heads.
 ///
 /// # Errors
-/// Errors of reading.
-pub(super) fn whole_chunk(
-    channel: &mut Channel,
-    namespace: u16,
-    offset: u64,
-    header_bytes: usize,
-) -> Result<Option<ChunkHeader>> {
-    let mut bytes = channel.read(namespace, offset, header_bytes)?;
-    let Ok(head) = ChunkHead::parse(&bytes) else { return Ok(None) };
-    if head.data_start() as usize > bytes.len() {
-        bytes = channel.read(namespace, offset, head.data_start() as usize)?;
-    }
-    let Ok(header) = ChunkHeader::parse(&bytes) else { return Ok(None) };
-    for sample in header.samples() {
-        let at = offset + sample.offset_bytes;
-        if crc_of(channel, namespace, at, sample.len_bytes.into())? != sample.crc32c {
-            return Ok(None);
+/// `Disconnected`: a chunk differs. Errors of reading.
+pub(super) fn check_heads(channel: &mut Channel, heads: &[ChunkHead]) -> Result<()> {
+    for head in heads {
+        let start = head.layout.offset_of(head.cell)?;
+        if read_sound(channel, head.namespace, start, |found| found == head)?.is_none() {
+            return Err(differs(channel, head.namespace, head.id.sequence));
         }
     }
-    Ok(Some(header))
-}
-
-/// Computes the checksum of a byte range on the media.
-fn crc_of(channel: &mut Channel, namespace: u16, offset: u64, len: u64) -> Result<u32> {
-    let mut crc = 0;
-    for (at, piece) in pieces(len, PIECE_BYTES) {
-        crc = crc32c_append(crc, &channel.read(namespace, offset + at, piece)?);
-    }
-    Ok(crc)
-}
-
-/// Reads the chunks of a written part in order. Compares all samples with the chunk headers, and the headers
-/// with the part's record.
-///
-/// # Errors
-/// `Disconnected`: something differs; the part can be written again. Errors of reading.
-pub(super) fn check_part(
-    channel: &mut Channel,
-    layout: &ImageLayout,
-    part: &WrittenPart,
-) -> Result<()> {
-    let mut cell = part.first_cell;
-    let mut sum = PartSum::default();
-    for number in 0..part.chunks {
-        let offset = layout.offset_of(cell)?;
-        let Some(header) = whole_chunk(channel, part.namespace, offset, ALIGN_BYTES)? else {
-            return Err(differs(channel, part.namespace, number).hint("write the part again"));
-        };
-        sum.add(header.head());
-        cell += header.head().cell_range().cells;
-    }
-    if (sum.samples, sum.digest()) == (part.samples, part.digest) {
-        Ok(())
-    } else {
-        let message = "the chunks of a part do not read back as they were written";
-        Err(Error::new(ErrorKind::Disconnected, message).hint("write the part again"))
-    }
+    Ok(())
 }
 
 fn differs(channel: &Channel, namespace: u16, number: u64) -> Error {

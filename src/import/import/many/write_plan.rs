@@ -11,14 +11,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::{Journal, Lane, Mark, State, WrittenPart};
+use crate::import::journal::{Journal, Lane, Mark, PartSum, State, WrittenPart};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
 use crate::import::many::source_parts::addresses;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare::{self, ImportState};
-use crate::import::read_back::check_part;
 use crate::import::writer::{
     self, NewSample, Placer, Started, Thread, WriteOrder, Writer, WriterOptions,
 };
@@ -338,8 +337,10 @@ impl NewPart {
         let mut placer = Placer::new(options, seed, 0, chunks);
         placer.place_all(thread, next)?;
         let Placer { chunks, sample_bytes, .. } = placer;
-        let (sum, mut space) = chunks.end_part()?;
-
+        let written = chunks.end_part();
+        let (heads, mut space) = written.map_err(|error| error.hint("write the part again"))?;
+        let mut sum = PartSum::default();
+        heads.iter().for_each(|head| sum.add(head));
         let range = space.allocate(namespace.into(), RECORD_CELLS);
         let range = range.ok_or_else(|| Error::from(space.no_room(RECORD_CELLS)))?;
         let record = WrittenPart {
@@ -355,10 +356,6 @@ impl NewPart {
             digest: sum.digest(),
         };
         let mut channel = media.channel(); // only now, when the channel of the chunks is closed
-        if !media.checks_writes() {
-            // The samples cannot be read again, so damage is reported, not repaired.
-            check_part(&mut channel, &layout, &record)?;
-        }
         lease.check()?;
         lane.append(&mut channel, (plan.0.id, namespace), record.record_cell, &record)?;
         Ok(record)

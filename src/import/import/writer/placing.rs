@@ -270,7 +270,7 @@ impl<'a> Placer<'a> {
             WriteOrder::Windows => {
                 let seed = self.seed.wrapping_add(self.windows);
                 let part = Part { first: self.next, count, seed, window: count };
-                self.chunks.begin_part(part)?;
+                self.chunks.begin_at(part, Slot(part.first))?;
                 let placement = Placement::new(part);
                 for slot in part.first..part.first + count {
                     let id = placement.id_at(Slot(slot));
