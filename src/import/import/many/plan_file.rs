@@ -251,7 +251,7 @@ pub(super) fn damaged() -> Error {
 pub(super) const FROM_SOURCES: [u8; 8] = *b"DLFSPLAN";
 pub(super) const WRITTEN: [u8; 8] = *b"DLFSWPLN";
 const NO_PLAN: &str = "this is not the plan of an import in parts, or one of other parts";
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 pub(super) const FRONT_BYTES: usize = 9;
 /// The length of the head, and its hash.
 const TAIL_BYTES: usize = 8 + 16;

@@ -13,7 +13,7 @@ use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
 use crate::import::journal::{Mark, State};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::Plan;
-use crate::import::many::source_plan::{PlannedNames, SourceParts, SourcePlan, of_part};
+use crate::import::many::source_plan::{SourceParts, SourcePlan, of_part};
 use crate::import::media::{Channel, Media};
 use crate::import::options::{BadEntries, ImportOptions, Onto, Progress, Stage, as_text};
 use crate::import::pass::Pass;
@@ -146,7 +146,7 @@ fn write_plan(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Ve
         classes,
         parts,
     };
-    plan.write(path, &import.source.shared()?, &chunks, &rows)?;
+    plan.write(path, import.source.shared()?, &chunks, &rows)?;
     Ok((plan, chunks))
 }
 
@@ -365,18 +365,25 @@ fn commit_parts(
     if let Some(base) = &base {
         builder.set_freed(base.freed(builder.cell_ranges()));
     }
-    let mut names = PlannedNames::new(file);
+    let mut pieces = plan.parts.names.iter();
+    let mut names = Vec::new();
+    let mut first = 0; // the row of the first of `names`
     let mut failed = None;
-    let finished =
-        builder.finish_named(journal.generation, journal.time_ns, &mut |id: SampleId, out| {
-            let name = names.name(id.0 - journal.part.first).map_err(|error| {
+    let mut name = |id: SampleId, out: &mut Vec<u8>| -> Result<(), FormatError> {
+        let row = id.0 - journal.part.first;
+        while row - first >= names.len() as u64 {
+            first += names.len() as u64;
+            let piece = pieces.next().expect("a plan has as many names as samples");
+            names = file.names(piece).map_err(|error| {
                 let why = error.to_string();
                 failed = Some(error);
                 FormatError::Unread { what: "names of a plan", why }
             })?;
-            out.extend_from_slice(name);
-            Ok(())
-        });
+        }
+        out.extend_from_slice(&names[(row - first) as usize]);
+        Ok(())
+    };
+    let finished = builder.finish_named(journal.generation, journal.time_ns, &mut name);
     let directory = match failed {
         Some(error) => return Err(error),
         None => finished?,
