@@ -113,13 +113,7 @@ impl Catalog {
         self.within("listing names", "", |store, _| {
             let mut names = Vec::new();
             for name in words(store.names()?)? {
-                let newest = newest_entry::<VersionEntry>(store, &Log::Versions(name.clone()))?;
-                let has_version = match newest {
-                    Some((_, VersionEntry::Added(_))) => true,
-                    Some(_) => !live_versions(store, &name)?.is_empty(),
-                    None => false,
-                };
-                names.extend(has_version.then_some(name));
+                names.extend(newest_version(store, &name)?.is_some().then_some(name));
             }
             names.sort_unstable();
             Ok(names)
@@ -380,15 +374,7 @@ fn find(store: &dyn Store, asked: &CatalogName) -> Result<(u64, Record)> {
     let name = &asked.name;
     let gone = |what: String| none_of(name, &what);
     match &asked.version {
-        None => {
-            // Usually the last entry is the newest version, and nothing else has to be read.
-            if let Some((number, VersionEntry::Added(record))) =
-                newest_entry(store, &Log::Versions(name.clone()))?
-            {
-                return Ok((number, *record));
-            }
-            live_versions(store, name)?.pop().ok_or_else(|| no_such(&asked.catalog, name))
-        }
+        None => newest_version(store, name)?.ok_or_else(|| no_such(&asked.catalog, name)),
         Some(CatalogVersion::Generation(generation)) => {
             let versions = live_versions(store, name)?;
             if versions.is_empty() {
@@ -479,6 +465,15 @@ fn pointed_to(store: &dyn Store, name: &str, numbers: &[u64]) -> Result<Option<E
 /// All versions of a data set that were not removed.
 fn live_versions(store: &dyn Store, name: &str) -> Result<Vec<(u64, Record)>> {
     Ok(living(entries_of(store, &Log::Versions(name.to_owned()))?))
+}
+
+/// The newest version of a data set that was not removed. Usually it is the last entry, and nothing else has to be read.
+fn newest_version(store: &dyn Store, name: &str) -> Result<Option<(u64, Record)>> {
+    match newest_entry(store, &Log::Versions(name.to_owned()))? {
+        Some((number, VersionEntry::Added(record))) => Ok(Some((number, *record))),
+        Some(_) => Ok(live_versions(store, name)?.pop()),
+        None => Ok(None),
+    }
 }
 
 fn living(entries: Vec<(u64, VersionEntry)>) -> Vec<(u64, Record)> {

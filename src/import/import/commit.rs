@@ -164,50 +164,37 @@ pub(super) fn listed(all: &[impl Display], most: usize) -> String {
 /// Maximum number of parts that an error lists.
 const MAX_LISTED: usize = 100;
 
-/// Bytes in a temporary file, except the last ones. If the file cannot take more, the rest stays in memory.
-#[derive(Debug)]
+/// Bytes in a temporary file. If the file cannot take more, the rest stays in memory.
+#[derive(Debug, Default)]
 pub(super) struct TemporaryColumn {
     file: Option<File>,
     /// Number of bytes in the file.
     in_file: u64,
     /// The bytes after those of the file.
-    tail: Vec<u8>,
-    is_full: bool,
+    rest: Vec<u8>,
 }
 
 impl TemporaryColumn {
-    /// An empty column.
-    pub(super) fn new() -> TemporaryColumn {
-        TemporaryColumn { file: None, in_file: 0, tail: Vec::new(), is_full: false }
-    }
-
-    fn move_tail(&mut self) -> std::io::Result<()> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(nameless_file(&std::env::temp_dir())?),
         };
-        file.write_all_at(&self.tail, self.in_file)
+        file.write_all_at(bytes, self.in_file)?;
+        self.in_file += bytes.len() as u64;
+        Ok(())
     }
 }
 
 impl KeepsAside for TemporaryColumn {
     fn append(&mut self, bytes: &[u8]) {
-        self.tail.extend_from_slice(bytes);
-        if self.tail.len() < MAX_TAIL_BYTES || self.is_full {
-            return;
+        if self.rest.is_empty() {
+            let Err(error) = self.write(bytes) else { return };
+            tracing::warn!(
+                "checksums stay in memory, since there is no temporary file for them: {error}"
+            );
         }
-        match self.move_tail() {
-            Ok(()) => {
-                self.in_file += self.tail.len() as u64;
-                self.tail.clear();
-            }
-            Err(error) => {
-                self.is_full = true;
-                tracing::warn!(
-                    "checksums stay in memory, since there is no temporary file for them: {error}"
-                );
-            }
-        }
+        self.rest.extend_from_slice(bytes);
     }
 
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), FormatError> {
@@ -222,25 +209,27 @@ impl KeepsAside for TemporaryColumn {
         }
         if !rest.is_empty() {
             let start = (at + in_file as u64 - self.in_file) as usize;
-            rest.copy_from_slice(&self.tail[start..start + rest.len()]);
+            rest.copy_from_slice(&self.rest[start..start + rest.len()]);
         }
         Ok(())
     }
 }
 
-const MAX_TAIL_BYTES: usize = 256 << 10;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const BYTES: usize = 300 << 10;
+
     #[test]
     fn bytes_read_back_from_file_and_memory() {
-        let mut column = TemporaryColumn::new();
-        let all: Vec<u8> = (0..3 * MAX_TAIL_BYTES / 2).map(|at| (at * 31 / 7) as u8).collect();
-        all.chunks(16 << 10).for_each(|piece| column.append(piece));
-        assert!(column.in_file > 0 && !column.tail.is_empty(), "a part of it in each");
-        for (at, len) in [(0, all.len()), (5, 100), (MAX_TAIL_BYTES - 3, 7), (all.len() - 9, 9)] {
+        let mut column = TemporaryColumn::default();
+        let all: Vec<u8> = (0..BYTES).map(|at| (at * 31 / 7) as u8).collect();
+        let (first, last) = all.split_at(BYTES / 3);
+        first.chunks(16 << 10).for_each(|piece| column.append(piece));
+        column.rest.extend_from_slice(last);
+        assert_eq!(column.in_file, first.len() as u64);
+        for (at, len) in [(0, all.len()), (5, 100), (BYTES / 3 - 3, 7), (all.len() - 9, 9)] {
             let mut found = vec![0; len];
             column.read_at(at as u64, &mut found).unwrap();
             assert!(found == all[at..at + len], "{len} bytes at {at}");
@@ -250,8 +239,8 @@ mod tests {
     #[test]
     fn what_a_full_file_does_not_take_stays_in_memory() {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut column = TemporaryColumn { file: Some(full), ..TemporaryColumn::new() };
-        let all: Vec<u8> = (0..2 * MAX_TAIL_BYTES).map(|at| at as u8).collect();
+        let mut column = TemporaryColumn { file: Some(full), ..TemporaryColumn::default() };
+        let all: Vec<u8> = (0..BYTES).map(|at| at as u8).collect();
         all.chunks(1000).for_each(|piece| column.append(piece));
         let mut found = vec![0; all.len()];
         column.read_at(0, &mut found).unwrap();

@@ -14,15 +14,13 @@ use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, Onto, PlacementOrder, Progress, RowOptions,
-    Stage, no_samples, other_fields,
+    Stage, no_samples, other_fields, source_options,
 };
 use crate::import::pass::{BadRows, Discard, Pass};
 use crate::import::prepare::{self, ImportState, write_journals};
 use crate::import::progress::Metered;
-use crate::import::sources::expansion::Expansion;
 use crate::import::sources::{
-    BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, SourceOptions,
-    detect, objects,
+    BadEntry, BadReason, Found, Index, Indexing, PieceError, Source, SourceKind, detect, objects,
 };
 use crate::import::write_behind::PIECE_BYTES;
 use crate::import::{commit, streamed};
@@ -131,23 +129,6 @@ pub(super) fn open_source(
     Ok(OpenSource::Indexed(Box::new(source)))
 }
 
-/// The options to open an import's source, which ignores the files `exclude`.
-pub(super) fn source_options(options: &ImportOptions, exclude: Vec<(u64, u64)>) -> SourceOptions {
-    let kind = match options.from {
-        SourceKind::Auto if options.rows.end_of_document.is_some() => SourceKind::Tokens,
-        kind => kind,
-    };
-    SourceOptions {
-        kind,
-        spool: options.spool.clone(),
-        exclude,
-        folders: options.folders,
-        prefix: options.prefix,
-        nested: options.nested,
-        expansion: Expansion::new(options.max_expansion),
-    }
-}
-
 /// Detects the kind of an import's sources. `are_objects`: they are objects of stores.
 pub(super) fn look(
     sources: &[PathBuf],
@@ -211,21 +192,15 @@ fn run(
         }
     };
     match ready(source, columns, media, lease, options, progress)? {
-        Ready::Done(report) => Ok(*report),
-        Ready::Import(mut import) => {
+        Err(report) => Ok(report),
+        Ok(mut import) => {
             let result = import.run(progress);
             import.lease.explain(result)
         }
     }
 }
 
-/// An import that may begin to write, or a complete one.
-pub(super) enum Ready<'a> {
-    Import(Box<Import<'a>>),
-    Done(Box<ImportReport>),
-}
-
-/// Inspects source and image, and decides what to write.
+/// Inspects source and image, and decides what to write. The inner error: the report of an import that is complete.
 pub(super) fn ready<'a>(
     mut source: Source,
     columns: Option<ColumnFile>,
@@ -233,7 +208,7 @@ pub(super) fn ready<'a>(
     lease: Lease,
     options: &'a ImportOptions,
     progress: &mut dyn Progress,
-) -> Result<Ready<'a>> {
+) -> Result<Result<Import<'a>, ImportReport>> {
     let index = source.index();
     options.check_classes(&index.classes)?;
     if let Some(columns) = columns.as_ref().filter(|_| options.onto == Onto::Force) {
@@ -248,7 +223,7 @@ pub(super) fn ready<'a>(
     let given = is_new.then(|| give(None)).transpose()?;
     let state = prepare::prepare(media, options, fingerprint)?;
     if state.done {
-        return Ok(Ready::Done(Box::new(report_of_done(&state, &source))));
+        return Ok(Err(report_of_done(&state, &source)));
     }
     let image = state.image();
     let columns = columns.map(|columns| columns.for_image(image)).transpose()?;
@@ -258,7 +233,7 @@ pub(super) fn ready<'a>(
     };
     let mut import = Import { source, state, options, lease, columns, typing, field_columns };
     import.leave_out_duplicate_names()?;
-    Ok(Ready::Import(Box::new(import)))
+    Ok(Ok(import))
 }
 
 /// Replaces the files of typed fields by their elements, and reads the values of columns that come from fields.

@@ -156,15 +156,14 @@ pub(super) struct Lane {
     pub(super) end_cell: u64,
 }
 
-/// The beginning of a record. Its content follows in JSON.
+/// A record of chunks.
 #[derive(Serialize, Deserialize)]
-struct RecordHead {
+struct Record<T> {
     plan: [u8; 16],
     namespace: u16,
     /// The lane without this record.
     previous: Lane,
-    /// Bytes of the content.
-    len_bytes: usize,
+    content: T,
 }
 
 impl Lane {
@@ -180,11 +179,9 @@ impl Lane {
         cell: u64,
         content: &impl Serialize,
     ) -> Result<Lane> {
-        let tail = serde_json::to_vec(content).expect("numbers are JSON");
-        let head = RecordHead { plan, namespace, previous: self, len_bytes: tail.len() };
-        let len = (RECORD_HEAD_BYTES + tail.len()).next_multiple_of(CELL_BYTES as usize);
-        let block = record(len).seal(&head, &tail).expect("a block of the length that it needs");
-        let end_cell = cell + len as u64 / CELL_BYTES;
+        let record = Record { plan, namespace, previous: self, content };
+        let block = RECORD.seal(&record, &[]).expect("numbers are JSON");
+        let end_cell = cell + block.len() as u64 / CELL_BYTES;
         channel.media.grow(namespace, end_cell * CELL_BYTES)?;
         channel.write_bytes(namespace, cell * CELL_BYTES, &block)?;
         let lane = Lane { last_record: cell, end_cell };
@@ -192,45 +189,45 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Reads the last record. Returns its content, and the lane without it; `None`: there is none.
+    /// Reads all records, the last one first. Returns the content of each, the lane that ends with it, and the lane
+    /// without it.
     ///
     /// # Errors
-    /// The error of `damaged`, for its cell: the record is damaged. Errors of reading.
-    pub(super) fn last<T: DeserializeOwned>(
-        self,
+    /// The error of `damaged`, for its cell: a record is damaged. Errors of reading.
+    pub(super) fn records<T: DeserializeOwned>(
+        mut self,
         channel: &mut Channel,
         (plan, namespace): ([u8; 16], u16),
         damaged: &dyn Fn(u64) -> Error,
-    ) -> Result<Option<(T, Lane)>> {
-        let Lane { last_record, end_cell } = self;
-        if last_record == 0 {
-            return Ok(None);
+    ) -> Result<Vec<(T, Lane, Lane)>> {
+        let mut records = Vec::new();
+        while self.last_record > 0 {
+            let Lane { last_record, end_cell } = self;
+            let damaged = || damaged(last_record);
+            let cells = end_cell.saturating_sub(last_record);
+            if cells == 0 || end_cell > channel.media.len_bytes(namespace) / CELL_BYTES {
+                return Err(damaged());
+            }
+            let len = (cells * CELL_BYTES) as usize;
+            let bytes = channel.read(namespace, last_record * CELL_BYTES, len)?;
+            let found =
+                RECORD.open::<Record<T>>(&bytes).map_err(|error| damaged().source(error))?;
+            let (record, _) = found.ok_or_else(damaged)?;
+            let previous = record.previous;
+            if (record.plan, record.namespace) != (plan, namespace)
+                || previous.last_record >= previous.end_cell
+                || previous.end_cell > last_record
+            {
+                return Err(damaged());
+            }
+            records.push((record.content, self, previous));
+            self = previous;
         }
-        let damaged = || damaged(last_record);
-        let cells = end_cell.saturating_sub(last_record);
-        if cells == 0 || end_cell > channel.media.len_bytes(namespace) / CELL_BYTES {
-            return Err(damaged());
-        }
-        let len = (cells * CELL_BYTES) as usize;
-        let bytes = channel.read(namespace, last_record * CELL_BYTES, len)?;
-        let found = record(len).open::<RecordHead>(&bytes);
-        let (head, tail) = found.map_err(|error| damaged().source(error))?.ok_or_else(damaged)?;
-        let tail = tail.get(..head.len_bytes).ok_or_else(damaged)?;
-        let content = serde_json::from_slice(tail).map_err(|error| damaged().source(error))?;
-        let previous = head.previous;
-        let is_it = (head.plan, head.namespace) == (plan, namespace)
-            && previous.last_record < previous.end_cell
-            && previous.end_cell <= last_record;
-        if is_it { Ok(Some((content, previous))) } else { Err(damaged()) }
+        Ok(records)
     }
 }
 
-fn record(len: usize) -> Block {
-    Block { what: "record of chunks", magic: *b"DLFSRECD", at: 0, len }
-}
-
-/// Enough for the head of a block and [`RecordHead`].
-const RECORD_HEAD_BYTES: usize = 512;
+const RECORD: Block = Block { what: "record of chunks", magic: *b"DLFSRECD", at: 0, len: 0 };
 
 impl Mark {
     /// Reads the mark of a namespace. `None`: there is none, or its write was torn.
@@ -351,16 +348,18 @@ impl PartSum {
 /// | bytes  | field      | meaning                                                              |
 /// |--------|------------|----------------------------------------------------------------------|
 /// | 0..8   | `magic`    | which state it is                                                    |
-/// | 8..10  | `version`  | 3                                                                    |
-/// | 10..12 | `len`      | bytes of the JSON, from byte 16 on                                   |
-/// | 12..16 | `crc`      | CRC32C of all other bytes of the block                               |
-/// | 16..   |            | the JSON, then bytes that belong to it, then zeroes                  |
+/// | 8..10  | `version`  | 4                                                                    |
+/// | 10..12 | `reserved` | zero                                                                 |
+/// | 12..16 | `len`      | bytes of the JSON, from byte 20 on                                   |
+/// | 16..20 | `crc`      | CRC32C of all other bytes of the block                               |
+/// | 20..   |            | the JSON, then bytes that belong to it, then zeroes                  |
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Head {
     magic: [u8; 8],
     version: U16,
-    len: U16,
+    reserved: U16,
+    len: U32,
     crc: U32,
 }
 const _: () = assert!(size_of::<Head>() == HEAD_BYTES);
@@ -372,6 +371,7 @@ pub(super) struct Block {
     pub(super) magic: [u8; 8],
     /// Offset on the namespace.
     pub(super) at: u64,
+    /// Length of the block; 0: as long as its state needs, in steps of [`BLOCK_BYTES`].
     pub(super) len: usize,
 }
 
@@ -382,14 +382,17 @@ impl Block {
         let head = Head {
             magic: self.magic,
             version: VERSION.into(),
-            len: u16::try_from(json.len()).ok()?.into(),
+            reserved: 0.into(),
+            len: u32::try_from(json.len()).ok()?.into(),
             crc: 0.into(),
         };
         let mut block = [head.as_bytes(), &json, tail].concat();
-        if block.len() > self.len {
+        let needed = block.len().next_multiple_of(BLOCK_BYTES);
+        let len = if self.len == 0 { needed } else { self.len };
+        if block.len() > len {
             return None;
         }
-        block.resize(self.len, 0);
+        block.resize(len, 0);
         let crc = crc_of(&block);
         block[CRC_AT..HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
         Some(block)
@@ -405,8 +408,8 @@ impl Block {
         block: &'b [u8],
     ) -> std::result::Result<Option<(T, &'b [u8])>, FormatError> {
         let what = self.what;
-        let Some(block) = block.get(..self.len).filter(|block| block.starts_with(&self.magic))
-        else {
+        let len = if self.len == 0 { block.len() } else { self.len };
+        let Some(block) = block.get(..len).filter(|block| block.starts_with(&self.magic)) else {
             return Ok(None);
         };
         let (head, body) = Head::read_from_prefix(block).expect("longer than its head");
@@ -468,9 +471,9 @@ fn crc_of(block: &[u8]) -> u32 {
 /// Length of a block for a state of a few numbers, which needs no more.
 pub(super) const BLOCK_BYTES: usize = 4096;
 
-const HEAD_BYTES: usize = 16;
-const CRC_AT: usize = 12;
-const VERSION: u16 = 3;
+const HEAD_BYTES: usize = 20;
+const CRC_AT: usize = 16;
+const VERSION: u16 = 4;
 
 #[cfg(test)]
 mod tests {

@@ -9,9 +9,9 @@ use serde::Serializer;
 
 use crate::import::field_types::{FieldColumn, FieldSpec, typed_fields};
 pub use crate::import::progress::{Progress, Stage};
-use crate::import::sources::expansion::DEFAULT_MAX_EXPANSION;
+use crate::import::sources::expansion::{DEFAULT_MAX_EXPANSION, Expansion};
 use crate::import::sources::file_counts::FileCounts;
-use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind};
+use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind, SourceOptions};
 use dlfs_base::folders::FolderOptions;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -187,7 +187,7 @@ pub(super) fn stopped() -> Error {
 }
 
 /// The result of an import.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImportReport {
     /// The image.
     pub uuid: Uuid,
@@ -235,19 +235,11 @@ impl ImportReport {
             uuid: directory.uuid(),
             generation: directory.generation(),
             kind,
-            decided: None,
-            samples: 0,
-            sample_bytes: 0,
             live_samples: directory.num_live(),
-            chunks: 0,
-            chunks_found: 0,
             image_bytes: used_bytes(superblocks),
-            media: MediaUse::default(),
             pack: directory.layout().pack,
-            bad: Vec::new(),
-            file_counts: Vec::new(),
-            columns: None,
             field_types: typed_fields(directory),
+            ..ImportReport::default()
         }
     }
 }
@@ -343,6 +335,23 @@ impl ImportOptions {
             let text = format!("the class {class} is none of those that --classes gives");
             Err(Error::new(ErrorKind::BadSource, text))
         })
+    }
+}
+
+/// The options to open an import's source, which ignores the files `exclude`.
+pub(super) fn source_options(options: &ImportOptions, exclude: Vec<(u64, u64)>) -> SourceOptions {
+    let kind = match options.from {
+        SourceKind::Auto if options.rows.end_of_document.is_some() => SourceKind::Tokens,
+        kind => kind,
+    };
+    SourceOptions {
+        kind,
+        spool: options.spool.clone(),
+        exclude,
+        folders: options.folders,
+        prefix: options.prefix,
+        nested: options.nested,
+        expansion: Expansion::new(options.max_expansion),
     }
 }
 

@@ -11,8 +11,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::checked::{Checked, Checks};
 use super::columns::FieldColumns;
 use super::formats::{self, RowSet, SharedOrigins};
-use super::importer::{look, source_options};
-use super::options::{ImportOptions, Progress};
+use super::importer::look;
+use super::options::{ImportOptions, Progress, source_options};
 use super::sources::compression::is_stream;
 use super::sources::expansion::Expansion;
 use super::sources::index::BadEntry;
@@ -20,7 +20,7 @@ use super::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
 use super::sources::stream::StreamSource;
 use super::sources::tar::{FolderClasses, folder_classes};
 use super::sources::{
-    Decided, FoundFile, Indexing, Inputs, RecordStream, SourceKind, SourceOptions, objects, shard,
+    Decided, FoundFile, Indexing, Inputs, RecordStream, SourceKind, objects, shard,
 };
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
@@ -261,8 +261,7 @@ impl Shards {
         if self.kind == SourceKind::TfRecord {
             return Ok(Box::new(RecordStream::new(inputs, u64::MAX, (offset, record))));
         }
-        let &ImportOptions { prefix, nested, folders, .. } = &self.options;
-        let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
+        let members = source_options(&self.options, Vec::new());
         let is_open = self.decided == Some(Decided::NoPair);
         let fields = self.layout.get().map(|(fields, _)| fields.clone());
         let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, is_open)?;

@@ -18,7 +18,7 @@ use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{
     BadEntries, ImportOptions, ImportReport, OnError, PlacementOrder, Progress, Stage, no_samples,
-    stopped,
+    source_options, stopped,
 };
 use crate::import::prepare::{self, ImportState};
 use crate::import::sources::expansion::Expansion;
@@ -28,7 +28,6 @@ use crate::import::sources::sample_stream::{SampleStream, Shuffled, StreamPlace,
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
     BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
-    SourceOptions,
 };
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -132,8 +131,7 @@ impl Judged {
         fields: Option<Vec<Vec<u8>>>,
         checks: Checks<'_>,
     ) -> Result<StreamSource> {
-        let &ImportOptions { prefix, nested, folders, .. } = checks.options;
-        let members = SourceOptions { prefix, nested, folders, ..SourceOptions::default() };
+        let members = source_options(checks.options, Vec::new());
         let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, self.is_open())?;
         Ok(source.at_once(most_at_once(checks)))
     }

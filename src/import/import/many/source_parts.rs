@@ -9,7 +9,7 @@ use crate::import::chunks::{ChunkLayout, ChunkPlan};
 use crate::import::columns::ColumnFile;
 use crate::import::commit::{TemporaryColumn, check_stop, commit, not_complete, once};
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::importer::{Import, OpenSource, Ready, open_source, ready};
+use crate::import::importer::{Import, OpenSource, open_source, ready};
 use crate::import::journal::{Mark, State};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::Plan;
@@ -89,8 +89,8 @@ pub fn plan_import(
         let media = prepare::in_image_order(&Media::new(devices)?)?;
         let lease = Lease::take(&media, options.lease)?;
         match ready(*source, columns, media, lease, options, progress)? {
-            Ready::Import(import) => planned(*import, plan, progress),
-            Ready::Done(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
+            Ok(import) => planned(import, plan, progress),
+            Err(_) => Err(Error::new(ErrorKind::Internal, "a new image is complete")),
         }
     })
 }
@@ -343,7 +343,7 @@ fn commit_parts(
     let mut builder = match &base {
         // Checksums are not read before the snapshot contains them, so they stay out of memory.
         None => DirectoryBuilder::new(journal.layout)
-            .with_checksums_aside(Box::new(TemporaryColumn::new())),
+            .with_checksums_aside(Box::new(TemporaryColumn::default())),
         Some(base) => {
             // Uses the lengths of the namespaces at planning time, so that the same cells are free as then.
             base.reserve(&mut space, &plan.parts.planned_cells);

@@ -36,10 +36,10 @@ use dlfs_format::format::{CellRange, ChunkSpec, FormatError, Part, Placement};
 pub(super) struct SourceParts {
     pub(super) kind: SourceKind,
     /// Path, stamp and length of each container of the source.
-    containers: Vec<(OsString, u64, u64)>,
+    pub(super) containers: Vec<(OsString, u64, u64)>,
     /// Fields and classes of the source.
-    fields: Vec<Vec<u8>>,
-    classes: Vec<Vec<u8>>,
+    pub(super) fields: Vec<Vec<u8>>,
+    pub(super) classes: Vec<Vec<u8>>,
     /// For each field of the image, the field of the source.
     pub(super) source_fields: Vec<Option<u16>>,
     /// For each class of the source, its number in the image.
@@ -49,7 +49,7 @@ pub(super) struct SourceParts {
     /// The number of cells of each namespace at planning time.
     pub(super) planned_cells: Vec<u64>,
     /// Number of samples of each chunk, its cells, and whether it is oversize.
-    chunks: Vec<(u32, CellRange, bool)>,
+    pub(super) chunks: Vec<(u32, CellRange, bool)>,
     /// The pieces with the rows of each part.
     pub(super) rows: Vec<Vec<Piece>>,
     /// The pieces with the names of all samples.

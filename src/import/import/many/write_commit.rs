@@ -132,7 +132,7 @@ impl WritePlan {
         progress.stage(Stage::Committing, samples, 0);
         // Checksums are not read before the snapshot contains them, so they stay out of memory.
         let builder = DirectoryBuilder::new(journal.layout)
-            .with_checksums_aside(Box::new(TemporaryColumn::new()));
+            .with_checksums_aside(Box::new(TemporaryColumn::default()));
         let mut merge = Merge { builder, sequence: 0 };
         let mut channel = media.channel();
         for part in parts {

@@ -19,7 +19,7 @@ use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare::{self, ImportState};
 use crate::import::writer::{
-    self, NewSample, Placer, Started, Thread, WriteOrder, Writer, WriterOptions,
+    self, NewSample, Placer, Started, Thread, Windows, WriteOrder, Writer, WriterOptions,
 };
 use dlfs_base::replace_file::{NewMode, replace_file};
 use dlfs_base::{Error, ErrorKind, Result, random};
@@ -36,9 +36,7 @@ pub struct WritePlan(pub(super) Plan<WriterParts>);
 /// Options for the placement of samples by writers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct WriterParts {
-    order: WriteOrder,
-    window_bytes: usize,
-    seed: u64,
+    windows: Windows,
     lease_ms: u64,
 }
 
@@ -84,7 +82,7 @@ impl WritePlan {
         classes: Vec<Vec<u8>>,
     ) -> Result<WritePlan> {
         let media = prepare::in_image_order(&Media::new(devices)?)?;
-        let WriterOptions { image, fields, field_types, columns, order, window_bytes } = options;
+        let WriterOptions { image, fields, field_types, columns, .. } = options;
         let lease = Lease::take(&media, image.lease)?;
         let layout =
             ImageLayout::new(Uuid([0; 16]), image.chunk_size_bytes, image.pack, media.len())?;
@@ -103,9 +101,7 @@ impl WritePlan {
                 columns: columns.clone(),
                 classes,
                 parts: WriterParts {
-                    order: *order,
-                    window_bytes: *window_bytes,
-                    seed: image.seed,
+                    windows: options.windows(),
                     lease_ms: image.lease.as_millis() as u64, // far below 2^64
                 },
             };
@@ -123,26 +119,6 @@ impl WritePlan {
     /// The UUID of the new image.
     pub fn uuid(&self) -> Uuid {
         self.0.journal.layout.uuid
-    }
-
-    /// The options of the plan's writers.
-    pub(super) fn options(&self) -> WriterOptions {
-        let Plan { journal, fields, field_types, columns, parts, .. } = &self.0;
-        WriterOptions {
-            image: ImportOptions {
-                seed: parts.seed,
-                lease: self.lease_limit(),
-                chunk_size_bytes: journal.layout.chunk_size_bytes,
-                pack: journal.layout.pack,
-                placement: PlacementOrder::Source,
-                ..ImportOptions::default()
-            },
-            fields: fields.clone(),
-            field_types: field_types.clone(),
-            columns: columns.clone(),
-            order: parts.order,
-            window_bytes: parts.window_bytes.min(MAX_WINDOW_BYTES),
-        }
     }
 
     pub(super) fn lease_limit(&self) -> Duration {
@@ -201,8 +177,6 @@ impl WritePlan {
     }
 }
 
-const MAX_WINDOW_BYTES: usize = 1 << 40;
-
 /// The choice of a namespace for a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PartPlace {
@@ -253,13 +227,13 @@ impl PartWriter {
     ) -> Result<PartWriter> {
         let count = plan.image().len() as u64;
         let tries = if place == PartPlace::Own { 1 } else { count };
-        let options = plan.options();
         let mut busy = None;
         for step in 0..tries {
             let namespace = ((key % count + step) % count) as u16;
-            let part = NewPart { plan: plan.clone(), options: options.clone(), key, namespace };
+            let part = NewPart { plan: plan.clone(), key, namespace };
             let connect = connect.clone();
-            match Writer::start_part(&options, move |thread| part.place(&connect, thread)) {
+            let place = move |thread: &Thread| part.place(&connect, thread);
+            match Writer::start_part(plan.0.parts.windows, &plan.0.fields, place) {
                 Err(error) if error.kind() == ErrorKind::Busy => busy = Some(error),
                 begun => return begun.map(PartWriter),
             }
@@ -292,7 +266,6 @@ impl PartWriter {
 /// A part to be written onto a namespace, after the parts that the namespace has already.
 struct NewPart {
     plan: WritePlan,
-    options: WriterOptions,
     key: u64,
     namespace: u16,
 }
@@ -307,8 +280,7 @@ impl NewPart {
     }
 
     fn write(&self, media: Media, lease: &Lease, thread: &Thread) -> Result<WrittenPart> {
-        let NewPart { plan, options, .. } = self;
-        let namespace = self.namespace;
+        let &NewPart { ref plan, key, namespace } = self;
         let layout = plan.0.journal.layout;
         let lane = {
             let mut channel = media.channel();
@@ -317,10 +289,10 @@ impl NewPart {
             lane
         };
         thread.start(Started {
-            part: Some(self.key),
-            fields: options.fields.clone(),
-            field_types: options.field_types.clone(),
-            columns: options.columns.clone(),
+            part: Some(key),
+            fields: plan.0.fields.clone(),
+            field_types: plan.0.field_types.clone(),
+            columns: plan.0.columns.clone(),
             classes: plan.0.classes.clone(),
             ..Started::default()
         })?;
@@ -331,10 +303,11 @@ impl NewPart {
         let media = &state.media;
         let mut space = prepare::free_space(media, &layout, None);
         space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
-        let mut chunks = ChunkStream::of_part(&state, lease, options.columns.clone(), space);
-        chunks.set_fields(&options.fields, options.field_types.clone());
-        let seed = xxh3_64_with_seed(&self.key.to_le_bytes(), options.image.seed);
-        let mut placer = Placer::new(options, seed, 0, chunks);
+        let mut chunks = ChunkStream::of_part(&state, lease, plan.0.columns.clone(), space);
+        chunks.set_fields(&plan.0.fields, plan.0.field_types.clone());
+        let windows = plan.0.parts.windows;
+        let seed = xxh3_64_with_seed(&key.to_le_bytes(), windows.seed);
+        let mut placer = Placer::new(Windows { seed, ..windows }, 0, chunks);
         placer.place_all(thread, next)?;
         let Placer { chunks, sample_bytes, .. } = placer;
         let written = chunks.end_part();
@@ -345,7 +318,7 @@ impl NewPart {
         let range = range.ok_or_else(|| Error::from(space.no_room(RECORD_CELLS)))?;
         let record = WrittenPart {
             plan: plan.0.id,
-            key: self.key,
+            key,
             namespace,
             time_ns: prepare::time_ns(None),
             first_cell: lane.end_cell,
@@ -383,7 +356,7 @@ impl WritePlan {
     /// `Corrupt`: a record is damaged. Errors of reading.
     pub(super) fn records(
         &self,
-        mut lane: Lane,
+        lane: Lane,
         namespace: u16,
         channel: &mut Channel,
     ) -> Result<Vec<WrittenPart>> {
@@ -394,14 +367,13 @@ impl WritePlan {
         };
         let here = (self.0.id, namespace);
         let mut records = Vec::new();
-        while let Some((record, previous)) = lane.last::<WrittenPart>(channel, here, &damaged)? {
+        for (record, lane, previous) in lane.records::<WrittenPart>(channel, here, &damaged)? {
             let WrittenPart { plan, namespace, first_cell, record_cell, .. } = record;
             let cells = (previous.end_cell, lane.last_record);
             if ((plan, namespace), (first_cell, record_cell)) != (here, cells) {
                 return Err(damaged(lane.last_record));
             }
             records.push(record);
-            lane = previous;
         }
         Ok(records)
     }

@@ -28,6 +28,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use xxhash_rust::xxh3::xxh3_128;
 
+pub(super) use options::Windows;
 pub use options::{Label, NewSample, WriteOrder, WriteReport, WriterOptions};
 pub(super) use placing::{Placer, Started, Thread, check};
 
@@ -49,8 +50,7 @@ use dlfs_io::qpair::{ConnectOptions, Device};
 ///
 /// Dropping the writer without [`finish`](Writer::finish) discards the samples.
 pub struct Writer {
-    window_bytes: usize,
-    order: WriteOrder,
+    windows: Windows,
     /// For each field of the image, its index in a [`NewSample`].
     field_order: Vec<usize>,
     started: Started,
@@ -119,23 +119,25 @@ impl Writer {
     /// # Errors
     /// Errors of `place`, until it has started.
     pub(super) fn start_part(
-        options: &WriterOptions,
+        windows: Windows,
+        fields: &[Vec<u8>],
         place: impl FnOnce(&Thread) -> Result<WrittenPart> + Send + 'static,
     ) -> Result<Writer> {
-        Writer::start(options, move |thread| place(&thread).map(Written::Part))
+        Writer::start(windows, fields, move |thread| place(&thread).map(Written::Part))
     }
 
     fn start_image(options: WriterOptions, open: placing::Open) -> Result<Writer> {
-        Writer::start(&options.clone(), move |thread| {
+        let fields = options.fields.clone();
+        Writer::start(options.windows(), &fields, move |thread| {
             placing::run(&options, open, &thread).map(Written::Image)
         })
     }
 
     fn start(
-        options: &WriterOptions,
+        windows: Windows,
+        fields: &[Vec<u8>],
         place: impl FnOnce(Thread) -> Result<Written> + Send + 'static,
     ) -> Result<Writer> {
-        let window_bytes = options.window_bytes.max(1);
         let (tell, told) = bounded(1);
         let (work, to_do) = bounded(0);
         let (give_back, spare) = unbounded();
@@ -148,12 +150,11 @@ impl Writer {
             // The thread ended before it could begin. Its result is the reason.
             return Err(joined(handle).err().unwrap_or_else(ended_early));
         };
-        let field_order = order_of(&started.fields, &options.fields)?;
-        let window = Window::new(&started.columns, window_bytes);
+        let field_order = order_of(&started.fields, fields)?;
+        let window = Window::new(&started.columns, windows.window_bytes);
         let classes = (0..).zip(&started.classes).map(|(number, name)| (name.clone(), number));
         Ok(Writer {
-            window_bytes,
-            order: options.order,
+            windows,
             field_order,
             placement: started.whole.map(Placement::new),
             written: 0,
@@ -252,7 +253,7 @@ impl Writer {
         self.names.insert(xxh3_128(&name));
         self.keep_label(sample.label);
         self.written += 1;
-        if self.window.len_bytes() >= self.window_bytes {
+        if self.window.len_bytes() >= self.windows.window_bytes {
             self.hand_over()?;
         }
         Ok(id)
@@ -264,7 +265,8 @@ impl Writer {
     /// Errors of writing: nothing is committed. `InvalidArgument`: there is no sample, or fewer than
     /// announced.
     pub fn finish(mut self) -> Result<WriteReport> {
-        if let (WriteOrder::Whole { count }, true) = (self.order, self.next_id().is_some()) {
+        if let (WriteOrder::Whole { count }, true) = (self.windows.order, self.next_id().is_some())
+        {
             let text = format!("{count} samples were announced, and {} written", self.written);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
@@ -405,7 +407,8 @@ impl Writer {
         let thread = self.thread.as_ref().ok_or_else(ended_early)?;
         let thread = thread.get().ok_or_else(forked)?;
         let next = thread.spare.try_recv().ok();
-        let next = next.unwrap_or_else(|| Window::new(&self.started.columns, self.window_bytes));
+        let next =
+            next.unwrap_or_else(|| Window::new(&self.started.columns, self.windows.window_bytes));
         let full = std::mem::replace(&mut self.window, next);
         if thread.work.send(Work::Place(full)).is_ok() {
             return Ok(());

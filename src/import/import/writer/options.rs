@@ -28,6 +28,23 @@ pub struct WriterOptions {
     pub window_bytes: usize,
 }
 
+/// The placement of a writer's samples.
+#[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
+pub(in crate::import) struct Windows {
+    pub(in crate::import) order: WriteOrder,
+    /// As [`WriterOptions::window_bytes`].
+    pub(in crate::import) window_bytes: usize,
+    /// Seed of the first window.
+    pub(in crate::import) seed: u64,
+}
+
+impl WriterOptions {
+    pub(in crate::import) fn windows(&self) -> Windows {
+        let WriterOptions { order, window_bytes, .. } = *self;
+        Windows { order, window_bytes: window_bytes.max(1), seed: self.image.seed }
+    }
+}
+
 impl Default for WriterOptions {
     fn default() -> WriterOptions {
         WriterOptions {

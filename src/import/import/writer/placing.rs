@@ -13,7 +13,7 @@ use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::prepare::{self, ImportState};
-use crate::import::writer::options::{WriteOrder, WriteReport, WriterOptions};
+use crate::import::writer::options::{Windows, WriteOrder, WriteReport, WriterOptions};
 use dlfs_base::error::invalid;
 use dlfs_base::units::{Generation, SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -129,7 +129,7 @@ fn write_leased(
     state.begin()?;
     let mut chunks = ChunkStream::new(&state, lease, start.columns)?;
     chunks.set_fields(&start.fields, start.field_types);
-    let mut placer = Placer::new(options, options.image.seed, start.first_id, chunks);
+    let mut placer = Placer::new(options.windows(), start.first_id, chunks);
     let classes = placer.place_all(thread, next)?;
     placer.commit(classes)
 }
@@ -219,26 +219,25 @@ fn types_of(options: &WriterOptions, image: Option<&Directory>) -> Result<FieldT
 
 /// Places the samples of windows in chunks.
 pub(in crate::import) struct Placer<'a> {
-    options: &'a WriterOptions,
-    seed: u64,
+    windows: Windows,
+    /// Number of windows so far.
+    count: u64,
     /// The first id, and the next id.
     first: u64,
     next: u64,
-    windows: u64,
     /// The number of bytes of all samples.
     pub(in crate::import) sample_bytes: u64,
     pub(in crate::import) chunks: ChunkStream<'a>,
 }
 
 impl<'a> Placer<'a> {
-    /// Places samples in `chunks`, from the id `first` on. `seed` is the seed of the first window.
+    /// Places samples in `chunks`, from the id `first` on.
     pub(in crate::import) fn new(
-        options: &'a WriterOptions,
-        seed: u64,
+        windows: Windows,
         first: u64,
         chunks: ChunkStream<'a>,
     ) -> Placer<'a> {
-        Placer { options, seed, first, next: first, windows: 0, sample_bytes: 0, chunks }
+        Placer { windows, count: 0, first, next: first, sample_bytes: 0, chunks }
     }
 
     /// Places all windows, beginning with `next`. Returns the names of the classes.
@@ -254,7 +253,7 @@ impl<'a> Placer<'a> {
             match next {
                 Work::Place(mut window) => {
                     self.place(&window)?;
-                    window.clear(self.options.window_bytes);
+                    window.clear(self.windows.window_bytes);
                     // The writer may have ended, and no longer takes windows.
                     let _ = thread.spare.send(window);
                 }
@@ -266,9 +265,9 @@ impl<'a> Placer<'a> {
 
     fn place(&mut self, window: &Window) -> Result<()> {
         let count = window.len() as u64;
-        match self.options.order {
+        match self.windows.order {
             WriteOrder::Windows => {
-                let seed = self.seed.wrapping_add(self.windows);
+                let seed = self.windows.seed.wrapping_add(self.count);
                 let part = Part { first: self.next, count, seed, window: count };
                 self.chunks.begin_at(part, Slot(part.first))?;
                 let placement = Placement::new(part);
@@ -285,7 +284,7 @@ impl<'a> Placer<'a> {
             }
         }
         self.next += count;
-        self.windows += 1;
+        self.count += 1;
         Ok(())
     }
 

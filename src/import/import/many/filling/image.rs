@@ -194,9 +194,8 @@ impl Filled {
         let mut ranks = BTreeSet::new();
         for (namespace, &lane) in (0..).zip(lanes) {
             let here = (journal.layout.uuid.0, namespace);
-            let mut lane = lane;
-            while let Some((record, previous)) = lane.last(&mut channel, here, &damaged)? {
-                let (rank, found): (u32, Vec<FilledChunk>) = record;
+            let records = lane.records::<(u32, Vec<FilledChunk>)>(&mut channel, here, &damaged)?;
+            for ((rank, found), lane, previous) in records {
                 let lies_here = |chunk: &FilledChunk| {
                     let start = chunk.cell.checked_sub(chunk.header_cells);
                     let end = chunk.cell.checked_add(chunk.cells);
@@ -211,7 +210,6 @@ impl Filled {
                 for chunk in found {
                     chunks.entry(chunk.shard).or_default().push(FilledChunk { namespace, ..chunk });
                 }
-                lane = previous;
             }
         }
         Ok(Filled { media, chunks, ranks })
