@@ -42,10 +42,10 @@ type Makes = fn() -> Vec<u8>;
 /// Openers of files that begin with these bytes, and go on with zeroes for a tebibyte.
 const FILES: &[(&str, &[u8], Opens)] = &[
     ("state of a run", b"{", |path| load_state(path).map(drop)),
-    ("plan of parts", b"DLFSPLAN\x04", |path| {
-        // The length of its head stands before the 16 bytes at its end.
+    ("plan of parts", b"DLFSPLAN", |path| {
+        // The length of its head stands at its end.
         let file = File::options().write(true).open(path)?;
-        file.write_all_at(&(TIB - 100).to_le_bytes(), TIB - 24)?;
+        file.write_all_at(&(TIB - 100).to_le_bytes(), TIB - 8)?;
         import_part(path, 0, &ConnectOptions::default(), &mut ()).map(drop)
     }),
     ("plan of written parts", b"", |path| WritePlan::load(path).map(drop)),

@@ -97,10 +97,15 @@ fn in_file(path: &Path, word: &str) -> Result<Option<String>> {
 }
 
 fn files() -> impl Iterator<Item = PathBuf> {
-    let variable =
-        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
-    user.into_iter().chain([PathBuf::from("/etc")]).map(|folder| folder.join("dlfs/catalogs.toml"))
+    let folders =
+        user_folder("XDG_CONFIG_HOME", ".config").into_iter().chain([PathBuf::from("/etc")]);
+    folders.map(|folder| folder.join("dlfs/catalogs.toml"))
+}
+
+/// The user's folder that a variable of the environment names, or else `usual` in the home directory.
+pub(super) fn user_folder(variable: &str, usual: &str) -> Option<PathBuf> {
+    let value = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    value(variable).or_else(|| Some(value("HOME")?.join(usual)))
 }
 
 const VARIABLE: &str = "DLFS_CATALOGS";

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::catalog::places::user_folder;
 use crate::catalog::record::{decode, encode};
 use crate::catalog::store::MAX_ENTRY_BYTES;
 use crate::catalog::{Catalog, Record};
@@ -137,9 +138,7 @@ pub(super) struct LastKnown(Option<PathBuf>);
 
 impl LastKnown {
     pub(super) fn of(name: &CatalogName) -> LastKnown {
-        let variable =
-            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        let cache = user_folder("XDG_CACHE_HOME", ".cache");
         let file = format!("{:016x}.json", xxh3_64(name.to_string().as_bytes()));
         LastKnown(cache.map(|folder| folder.join("dlfs/catalog").join(file)))
     }

@@ -15,8 +15,7 @@ use crate::import::media::Media;
 use crate::import::options::{MediaUse, Progress, stopped};
 use crate::import::prepare::{self, ImportState};
 use crate::import::read_back::{check_chunks, check_heads, sound_chunk};
-use crate::import::write_behind::{BlockStream, FLUSH_EVERY_BYTES, ReturnTo, WriteBehind};
-use dlfs_base::buf::IoBuf;
+use crate::import::write_behind::{FLUSH_EVERY_BYTES, WriteBehind};
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::commit::Commit;
@@ -90,11 +89,8 @@ impl<'a> ChunkStream<'a> {
         lease: &'a Lease,
         columns: Vec<ColumnSpec>,
     ) -> Result<ChunkStream<'a>> {
+        let builder = state.builder()?;
         let layout = state.journal.layout;
-        let builder = match &state.current {
-            Some(current) => DirectoryBuilder::after(&current.directory)?,
-            None => DirectoryBuilder::new(layout),
-        };
         let space = prepare::free_space(&state.media, &layout, state.current.as_ref());
         Ok(ChunkStream {
             closed_slot: builder.next_slot(),
@@ -250,44 +246,32 @@ impl<'a> ChunkStream<'a> {
         let slot = self.closed_slot;
         let NewRecord { len, give } = record;
         let spec = self.spec.clone();
-        let unknown = RecordSums::unknown(len);
         let header = |sums: &RecordSums, location| {
             ChunkBuilder::oversize(&spec, slot, meta, len, sums, location)
         };
         let nowhere = ChunkLocation { sequence: 0, time_ns: 0, namespace: 0, cell: 1 };
-        let draft = header(&unknown, nowhere)?;
+        let draft = header(&RecordSums::unknown(len), nowhere)?;
         let location = self.next_location(spec.layout.cells_of(draft.head().len_bytes()))?;
-        let data_at = draft.head().data_start();
+        let at = (location.namespace, self.begin_put(location)?);
+        let lease = self.lease;
+        let written = self.writes.write_oversize(
+            at,
+            draft.head().data_start(),
+            self.state.resumed,
+            |sums| header(sums, location),
+            |stream| {
+                give(&mut |bytes| {
+                    lease.check()?;
+                    stream.push(bytes)
+                })
+            },
+        );
         // If the sample is bad, the next chunk takes the number of this one, but not its cells: writes to them
         // may be in flight. They stay unused until the next generation.
-        let written = self.put_pieces(location, data_at, give).inspect_err(|_| self.sequence -= 1);
-        let header: ChunkHeader = header(&written?, location)?;
-        let mut front = IoBuf::zeroed(data_at as usize);
-        header.encode_into(&mut front);
+        let (header, is_there) = written.flatten().inspect_err(|_| self.sequence -= 1)?;
+        self.found += u64::from(is_there);
         self.collect(&header)?;
-        let offset = self.begin_put(location)?;
-        if !self.is_there(location, offset, &front)? {
-            self.writes.write(location.namespace, offset, front, ReturnTo::None)?;
-        }
         self.close(header.head())
-    }
-
-    /// Writes a record at `at` bytes into the chunk at `location`, and returns its checksums.
-    fn put_pieces(
-        &mut self,
-        location: ChunkLocation,
-        at: u64,
-        give: &mut Give<'_>,
-    ) -> Result<RecordSums> {
-        let offset = self.begin_put(location)? + at;
-        let lease = self.lease;
-        let mut stream = BlockStream::new(&mut self.writes, location.namespace, offset);
-        stream.look = self.state.resumed;
-        give(&mut |bytes| {
-            lease.check()?;
-            stream.push(bytes)
-        })?;
-        stream.finish()
     }
 
     /// Counts a chunk, and adds it to the directory to commit.
@@ -338,7 +322,7 @@ impl<'a> ChunkStream<'a> {
         Ok(self.state.journal.layout.offset_of(location.cell)?)
     }
 
-    /// Returns whether a resumed import finds these bytes, a header or a whole chunk, on the media.
+    /// Returns whether a resumed import finds these bytes, a whole chunk, on the media.
     fn is_there(&mut self, location: ChunkLocation, offset: u64, bytes: &[u8]) -> Result<bool> {
         let is_there =
             self.state.resumed && self.writes.is_there(location.namespace, offset, bytes)?;

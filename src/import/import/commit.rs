@@ -120,13 +120,14 @@ pub(super) fn check_stop(progress: &mut dyn Progress) -> Result<()> {
     Err(Error::new(ErrorKind::Interrupted, text).hint("run it again"))
 }
 
-/// The error for missing parts. It lists the first hundred.
-pub(super) fn not_complete(missing: &[u64], hint: &'static str) -> Error {
+/// Refuses to commit while parts are missing. The error lists the first hundred.
+pub(super) fn all_complete(missing: &[u64], hint: &'static str) -> Result<()> {
     let text = match missing {
+        [] => return Ok(()),
         [one] => format!("part {one} is not complete"),
         _ => format!("the parts {} are not complete", listed(missing, MAX_LISTED)),
     };
-    Error::new(ErrorKind::NotFound, text).hint(hint)
+    Err(Error::new(ErrorKind::NotFound, text).hint(hint))
 }
 
 /// The generation of a plan, if it is committed.

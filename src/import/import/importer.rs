@@ -26,7 +26,7 @@ use crate::import::write_behind::PIECE_BYTES;
 use crate::import::{commit, streamed};
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::{Directory, DirectoryBuilder};
+use dlfs_format::directory::Directory;
 use dlfs_format::format::space::without;
 use dlfs_format::format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES};
 use dlfs_format::format::{CellRange, ChunkSpec, Placement, Superblock};
@@ -337,11 +337,7 @@ impl Import<'_> {
         let ranges: Vec<CellRange> = plan.chunks.iter().map(|chunk| chunk.cells).collect();
         self.clear_unused(used, &ranges)?;
         *used = ranges;
-        let mut builder = match current {
-            Some(current) => DirectoryBuilder::after(&current.directory)?,
-            None => DirectoryBuilder::new(journal.layout),
-        }
-        .without_names();
+        let mut builder = self.state.builder()?.without_names();
         progress.stage(Stage::Writing, index.len(), sample_bytes);
         let mut pass = Pass {
             rows: &rows,

@@ -105,7 +105,7 @@ pub fn orphans_on(devices: &[Arc<dyn Device>]) -> Result<Vec<CellRange>> {
     let (media, superblock) = opened(devices.to_vec())?;
     let directory = prepare::read_directory(&media, &superblock)?;
     let layout = superblock.layout;
-    let all = cells_until(&layout, prepare::num_cells(&media, &layout));
+    let all = cells_until(&layout, media.num_cells(&layout));
     let read = directory.cell_ranges().chain([superblock.snapshot_range()]);
     let free = without(all, read.chain(directory.freed().iter().copied()));
     let mut channel = media.channel();

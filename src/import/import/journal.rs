@@ -412,7 +412,7 @@ impl Block {
         let Some(block) = block.get(..len).filter(|block| block.starts_with(&self.magic)) else {
             return Ok(None);
         };
-        let (head, body) = Head::read_from_prefix(block).expect("longer than its head");
+        let Ok((head, body)) = Head::read_from_prefix(block) else { return Ok(None) };
         let found = head.version.get();
         if found != VERSION {
             return Err(FormatError::Version { what, found, known: VERSION });

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::deadline;
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::format::ImageLayout;
 use dlfs_format::format::geometry::MAX_NAMESPACE_BYTES;
 use dlfs_format::format::superblock::SUPERBLOCK_BYTES;
 use dlfs_format::format::superblock_set::SuperblockCopies;
@@ -156,6 +157,11 @@ impl Media {
             }
         };
         self.devices.iter().map(capacity).collect()
+    }
+
+    /// The number of cells of each namespace, by its current length. The last cell of a file may be truncated.
+    pub(super) fn num_cells(&self, layout: &ImageLayout) -> Vec<u64> {
+        (0..self.len()).map(|namespace| layout.cells_of(self.len_bytes(namespace))).collect()
     }
 
     /// Makes a namespace at least `len_bytes` long.

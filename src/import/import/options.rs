@@ -12,6 +12,7 @@ pub use crate::import::progress::{Progress, Stage};
 use crate::import::sources::expansion::{DEFAULT_MAX_EXPANSION, Expansion};
 use crate::import::sources::file_counts::FileCounts;
 use crate::import::sources::{BadEntry, BadReason, Decided, FileCount, SourceKind, SourceOptions};
+use dlfs_base::error::invalid;
 use dlfs_base::folders::FolderOptions;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -275,20 +276,15 @@ impl Default for ImportOptions {
     }
 }
 
-impl FromStr for PlacementOrder {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<PlacementOrder> {
-        let choices = [("shuffled", PlacementOrder::Shuffled), ("source", PlacementOrder::Source)];
-        chosen(text, choices)
-    }
-}
-
 impl FromStr for OnError {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<OnError> {
-        chosen(text, [("stop", OnError::Stop), ("skip", OnError::Skip)])
+        match text {
+            "stop" => Ok(OnError::Stop),
+            "skip" => Ok(OnError::Skip),
+            _ => Err(invalid(format!("{text:?} is neither stop or skip"))),
+        }
     }
 }
 
@@ -298,13 +294,6 @@ pub(super) fn as_text<S: Serializer>(
     serializer: S,
 ) -> std::result::Result<S::Ok, S::Error> {
     serializer.collect_str(value)
-}
-
-fn chosen<T>(text: &str, choices: [(&str, T); 2]) -> Result<T> {
-    let names = choices.each_ref().map(|(name, _)| *name).join(" or ");
-    let found = choices.into_iter().find(|(name, _)| *name == text).map(|(_, value)| value);
-    let message = || format!("{text:?} is neither {names}");
-    found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, message()))
 }
 
 impl ImportOptions {

@@ -19,10 +19,7 @@ use crate::import::media::{Backoff, Channel, Media, RETRY_FOR, is_transient};
 use crate::import::options::{Progress, stopped};
 use crate::import::read_back::sound_chunk;
 use crate::import::sources::{BadEntry, BadReason, PieceError, PieceSink, Source, SourceReader};
-use crate::import::write_behind::{
-    BlockStream, FLUSH_EVERY_BYTES, PIECE_BYTES, ReturnTo, WriteBehind,
-};
-use dlfs_base::buf::IoBuf;
+use crate::import::write_behind::{BlockStream, FLUSH_EVERY_BYTES, PIECE_BYTES, WriteBehind};
 use dlfs_base::threads::caught;
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -200,11 +197,8 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Messages from the threads to the collector.
-enum Event {
-    Made { chunk: ChunkLayout, header: Box<ChunkHeader>, found: bool },
-    Bad(BadRows),
-}
+/// A message from a thread to the collector: a chunk, its header, and whether it was found on the media; or bad rows.
+type Event = Result<(ChunkLayout, Box<ChunkHeader>, bool), BadRows>;
 
 /// State that all threads share.
 struct Shared<'a> {
@@ -234,8 +228,8 @@ struct Collector<'a, 'b> {
 impl Collector<'_, '_> {
     fn take(&mut self, event: Event) -> Result<()> {
         match event {
-            Event::Bad(bad) => self.outcome.bad.extend(bad),
-            Event::Made { chunk, header, found } => {
+            Err(bad) => self.outcome.bad.extend(bad),
+            Ok((chunk, header, found)) => {
                 self.take_chunk(&chunk, *header, found)?;
                 self.flush_periodically()?;
             }
@@ -390,7 +384,7 @@ impl<'p, 'a> Worker<'p, 'a> {
     fn start(&mut self, task: Task) -> Result<()> {
         if self.shared.only_check.load(Ordering::Relaxed) {
             let bad = self.check(&task.chunk);
-            self.tell(Event::Bad(bad));
+            self.tell(Err(bad));
             return Ok(());
         }
         match self.build(&task) {
@@ -399,7 +393,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             Ok(Started::Bad(bad)) => {
                 self.writes.give_up();
                 self.shared.only_check.store(true, Ordering::Relaxed);
-                self.tell(Event::Bad(bad));
+                self.tell(Err(bad));
             }
             Ok(Started::SourceFailed(error)) => {
                 self.writes.give_up();
@@ -429,7 +423,7 @@ impl<'p, 'a> Worker<'p, 'a> {
 
     fn made(&self, chunk: ChunkLayout, header: ChunkHeader, found: bool) {
         self.shared.pass.media.retry_budget.progressed();
-        self.tell(Event::Made { chunk, header: header.into(), found });
+        self.tell(Ok((chunk, header.into(), found)));
     }
 
     fn tell(&self, event: Event) {
@@ -504,24 +498,21 @@ impl<'p, 'a> Worker<'p, 'a> {
             |sums: &RecordSums| ChunkBuilder::oversize(spec, slot, &meta, len, sums, location);
         let start = spec.layout.offset_of(chunk.cells.cell)?;
         let data_start = header(&RecordSums::unknown(len))?.head().data_start();
-        let data_at = start + data_start;
-        let mut stream = BlockStream::new(&mut self.writes, chunk.cells.namespace, data_at);
-        if self.lens.len() > 1 {
-            stream.push(&fields::table(&self.lens))?;
-        }
-        match read_in_pieces(rows, &mut self.reader, row, &mut stream) {
-            Ok(()) => {}
-            Err(PieceError::Sink(error)) => return Err(error),
+        let table = fields::table(&self.lens);
+        let reader = &mut self.reader;
+        let give = |stream: &mut BlockStream<'_, _>| {
+            stream.push(&table).map_err(PieceError::Sink)?;
+            read_in_pieces(rows, reader, row, stream)
+        };
+        let at = (chunk.cells.namespace, start);
+        match self.writes.write_oversize(at, data_start, false, header, give)? {
+            Ok((header, _)) => Ok(Started::Writing(header)),
+            Err(PieceError::Sink(error)) => Err(error),
             Err(PieceError::Bad(reason)) => {
                 let bad = || Started::Bad(vec![(row, rows.index.bad_row(row, reason))]);
-                return Ok(self.reader.take_failure().map_or_else(bad, Started::SourceFailed));
+                Ok(self.reader.take_failure().map_or_else(bad, Started::SourceFailed))
             }
         }
-        let header = header(&stream.finish()?)?;
-        let mut block = IoBuf::zeroed(data_start as usize);
-        header.encode_into(&mut block);
-        self.writes.write(chunk.cells.namespace, start, block, ReturnTo::None)?;
-        Ok(Started::Writing(header))
     }
 
     /// The header of the chunk, if the whole chunk is on the media as expected.

@@ -11,8 +11,8 @@ use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result, random};
-use dlfs_format::directory::Directory;
 use dlfs_format::directory::commit::{Commit, freed_by_next, reserve_current};
+use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::chunk::ChunkKind;
 use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::geometry::check_layout;
@@ -72,6 +72,15 @@ impl ImportState {
     /// The directory of the image, if there is one.
     pub(super) fn image(&self) -> Option<&Directory> {
         self.current.as_ref().map(|current| &*current.directory)
+    }
+
+    /// The directory that the import continues.
+    ///
+    /// # Errors
+    /// The names of the current generation are not loaded.
+    pub(super) fn builder(&self) -> Result<DirectoryBuilder, FormatError> {
+        let new = || Ok(DirectoryBuilder::new(self.journal.layout));
+        self.image().map_or_else(new, DirectoryBuilder::after)
     }
 
     /// Grows the namespaces to hold journals, and writes the journals. From here on other processes see that an
@@ -205,15 +214,9 @@ fn load_current(mut opened: SuperblockSet, media: &Media) -> Result<(Media, Curr
 pub(super) fn free_space(media: &Media, layout: &ImageLayout, current: Option<&Current>) -> Space {
     let mut space = Space::new(layout, &media.capacities());
     if let Some(current) = current {
-        current.reserve(&mut space, &num_cells(media, layout));
+        current.reserve(&mut space, &media.num_cells(layout));
     }
     space
-}
-
-/// The number of cells of each namespace, by its current length.
-pub(super) fn num_cells(media: &Media, layout: &ImageLayout) -> Vec<u64> {
-    let cells = |device: &Arc<dyn Device>| layout.cells_of(device.namespace().len_bytes());
-    media.devices.iter().map(cells).collect()
 }
 
 /// The time that the caller asked for, or else the current time, in ns since 1970.

@@ -23,7 +23,7 @@ use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage, as_text};
 use crate::import::prepare::{self, give_up_plan};
-use crate::import::scan::{BLOCK_BYTES, Scan, capacities, cells_until, each_block};
+use crate::import::scan::{BLOCK_BYTES, Scan, cells_until, each_block};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::Generation;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -253,7 +253,7 @@ impl Remains {
             let ends = copies.copies.iter().flatten().map(|superblock| superblock.used_len_bytes);
             ends.max().unwrap_or(u64::MAX).div_ceil(self.layout.cell_bytes())
         };
-        let ends = capacities(&self.media, &self.layout).into_iter().zip(&self.copies);
+        let ends = self.media.num_cells(&self.layout).into_iter().zip(&self.copies);
         let ends =
             ends.map(|(end, copies)| if is_certain { end.min(used_cells(copies)) } else { end });
         let snapshots = self.superblocks().filter(|_| opened.is_some());

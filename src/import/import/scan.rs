@@ -6,14 +6,12 @@
 
 use std::collections::HashSet;
 use std::ops::{ControlFlow, Range};
-use std::sync::Arc;
 
 use crate::import::media::{Channel, Media};
 use crate::import::options::Progress;
 use dlfs_base::Result;
 use dlfs_format::format::geometry::CELL_BYTES;
 use dlfs_format::format::{CellRange, ChunkHead, ImageLayout};
-use dlfs_io::qpair::Device;
 
 /// The heads found so far.
 pub(super) struct Scan {
@@ -30,7 +28,7 @@ pub(super) struct Scan {
 impl Scan {
     /// Finds every head of the namespaces.
     pub(super) fn whole(media: &Media, layout: &ImageLayout) -> Result<Scan> {
-        let all: Vec<CellRange> = cells_until(layout, capacities(media, layout)).collect();
+        let all: Vec<CellRange> = cells_until(layout, media.num_cells(layout)).collect();
         let mut scan = Scan::of(media, layout, &all, &mut ())?;
         while scan.look_inside(&HashSet::new())? {}
         Ok(scan)
@@ -145,13 +143,6 @@ pub(super) fn each_block(
         most = if is_next { (2 * most).min(PIECE_BYTES) } else { block };
     }
     Ok(())
-}
-
-/// The number of cells of each namespace, and one more.
-pub(super) fn capacities(media: &Media, layout: &ImageLayout) -> Vec<u64> {
-    let capacity = |device: &Arc<dyn Device>| layout.capacity_cells(device.namespace().len_bytes());
-    // The last cell of a file may be truncated after its used part, so it counts, too.
-    media.devices.iter().map(capacity).map(|cells| cells + 1).collect()
 }
 
 /// The cells for chunks of each namespace, up to the cell `ends` gives for it.

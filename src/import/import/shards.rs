@@ -17,11 +17,9 @@ use super::sources::compression::is_stream;
 use super::sources::expansion::Expansion;
 use super::sources::index::BadEntry;
 use super::sources::sample_stream::{SampleStream, StreamPlace, StreamSample};
-use super::sources::stream::StreamSource;
 use super::sources::tar::{FolderClasses, folder_classes};
-use super::sources::{
-    Decided, FoundFile, Indexing, Inputs, RecordStream, SourceKind, objects, shard,
-};
+use super::sources::{FoundFile, Indexing, Inputs, SourceKind, objects, shard};
+use super::streamed::Judged;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::columns::ColumnSpec;
@@ -42,8 +40,7 @@ pub struct Shard {
 
 /// The shards of a source, in the order of an import.
 pub struct Shards {
-    kind: SourceKind,
-    decided: Option<Decided>,
+    judged: Judged,
     files: Vec<FoundFile>,
     shards: Vec<Shard>,
     rows: Option<Arc<RowSet>>,
@@ -96,8 +93,7 @@ impl Shards {
         }
         let shards = files.iter().map(listed).collect::<Result<_>>()?;
         Ok(Shards {
-            kind: found.kind,
-            decided: found.decided,
+            judged: Judged { kind: found.kind, decided: found.decided },
             files,
             shards,
             rows,
@@ -115,7 +111,7 @@ impl Shards {
 
     /// Their kind; never `Auto`.
     pub fn kind(&self) -> SourceKind {
-        self.kind
+        self.judged.kind
     }
 
     /// Entries beside the shards that are no files.
@@ -150,7 +146,7 @@ impl Shards {
 
     /// Returns whether the first sample defines the fields or their types.
     pub fn is_of_first(&self) -> bool {
-        self.kind == SourceKind::WebDataset || !self.options.field_types.is_empty()
+        self.kind() == SourceKind::WebDataset || !self.options.field_types.is_empty()
     }
 
     /// A hash of what defines the samples of a shard, besides its bytes: options, and what other shards define.
@@ -159,13 +155,13 @@ impl Shards {
             &self.options;
         let first = self.shards.first().filter(|_| self.is_of_first());
         let of_rows = self.rows.as_ref().map(|rows| (rows.layout(), rows.classes()));
-        let given = (self.kind, rows, field_types, field_columns, prefix, classes, folders);
+        let given = (self.kind(), rows, field_types, field_columns, prefix, classes, folders);
         xxh3_64(format!("{given:?} {first:?} {of_rows:?}").as_bytes())
     }
 
     /// Returns whether all names are distinct, since they are made of the shards' names and numbers.
     pub fn is_numbered(&self) -> bool {
-        self.kind == SourceKind::TfRecord
+        self.kind() == SourceKind::TfRecord
     }
 
     /// The pages within long row groups of a Parquet shard that its readers have met: offsets and numbers of values.
@@ -223,8 +219,9 @@ impl Shards {
         end: Option<StreamPlace>,
         ahead_bytes: Option<u64>,
     ) -> Result<ShardStream<'_>> {
+        let Shards { options, field_columns, .. } = self;
         let is_packed = Arc::new(AtomicBool::new(false));
-        let expansion = Expansion::new(self.options.max_expansion);
+        let expansion = Expansion::new(options.max_expansion);
         let types = self.layout.get().map(|(_, types)| types.clone()).unwrap_or_default();
         let samples: Box<dyn SampleStream> = match &self.rows {
             Some(rows) => {
@@ -247,31 +244,20 @@ impl Shards {
                 let part = is_part.then(|| begin..end.clamp(begin, len));
                 let ahead_bytes = ahead_bytes.unwrap_or(u64::MAX);
                 let packed = Arc::clone(&is_packed);
-                self.samples(Inputs::of_shard(file, part, ahead_bytes, expansion, packed), from)?
+                let inputs = Inputs::of_shard(file, part, ahead_bytes, expansion, packed);
+                let fields = self.layout.get().map(|(fields, _)| fields.clone());
+                let place = StreamPlace { input: 0, ..from };
+                self.judged.samples(inputs, fields, options, u64::MAX, &place, HashSet::new())?
             }
         };
-        let Shards { options, field_columns, .. } = self;
         let checks = Checks { image: None, file: None, options, field_columns };
         Ok(ShardStream { from: Checked::new(samples, checks, types), is_packed, shards: self })
-    }
-
-    /// The samples of an archive or of TFRecords.
-    fn samples(&self, inputs: Inputs, from: StreamPlace) -> Result<Box<dyn SampleStream>> {
-        let StreamPlace { offset, record, .. } = from;
-        if self.kind == SourceKind::TfRecord {
-            return Ok(Box::new(RecordStream::new(inputs, u64::MAX, (offset, record))));
-        }
-        let members = source_options(&self.options, Vec::new());
-        let is_open = self.decided == Some(Decided::NoPair);
-        let fields = self.layout.get().map(|(fields, _)| fields.clone());
-        let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, is_open)?;
-        Ok(Box::new(source.after(0, offset, HashSet::new())))
     }
 
     /// The names of the classes and the label of each sample, if they follow from the `names` of all samples: those of
     /// plain archives that are files.
     pub fn folder_classes(&self, names: impl FnOnce() -> Vec<Vec<u8>>) -> Option<FolderClasses> {
-        let is_plain = self.kind == SourceKind::Tar && !self.are_objects();
+        let is_plain = self.kind() == SourceKind::Tar && !self.are_objects();
         let names = is_plain.then(names)?;
         let found = folder_classes(names.iter().map(Vec::as_slice));
         Some(found).filter(|(classes, _)| !classes.is_empty())

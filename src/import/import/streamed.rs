@@ -5,6 +5,7 @@
 //! bytes. If the stream consists of shards or rows in an object store, it reads only what follows the last
 //! point that the interrupted import has recorded: see `checkpoint.rs` and `chunk_stream.rs`.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use super::tokenizer::GivenTokenizer;
@@ -114,9 +115,9 @@ pub(super) fn run(
 }
 
 /// The kind of a source, and the reason for that kind.
-struct Judged {
-    kind: SourceKind,
-    decided: Option<Decided>,
+pub(super) struct Judged {
+    pub(super) kind: SourceKind,
+    pub(super) decided: Option<Decided>,
 }
 
 impl Judged {
@@ -125,15 +126,26 @@ impl Judged {
         self.decided == Some(Decided::NoPair)
     }
 
-    fn archives(
+    /// The samples of archives or of TFRecords from `place` on, where `inputs` begin. `names` are the hashes of the names
+    /// before it. Samples with more bytes than `most_at_once` are read in pieces.
+    ///
+    /// # Errors
+    /// `BadSource`: samples of this kind do not come in streams.
+    pub(super) fn samples(
         &self,
         inputs: Inputs,
         fields: Option<Vec<Vec<u8>>>,
-        checks: Checks<'_>,
-    ) -> Result<StreamSource> {
-        let members = source_options(checks.options, Vec::new());
+        options: &ImportOptions,
+        most_at_once: u64,
+        &StreamPlace { input, offset, record, .. }: &StreamPlace,
+        names: HashSet<u128>,
+    ) -> Result<Box<dyn SampleStream>> {
+        if self.kind == SourceKind::TfRecord {
+            return Ok(Box::new(RecordStream::new(inputs, most_at_once, (offset, record))));
+        }
+        let members = source_options(options, Vec::new());
         let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, self.is_open())?;
-        Ok(source.at_once(most_at_once(checks)))
+        Ok(Box::new(source.at_once(most_at_once).after(input, offset, names)))
     }
 }
 
@@ -174,26 +186,20 @@ fn open(
         push_origin(&mut origins.lock(), client, object);
     }
     let Checks { image, options, .. } = checks;
-    Ok(match judged.kind {
-        kind if kind.is_rows() => {
-            let rows = formats::open(files, kind, image, options, encoder, origins, expansion)?;
-            Opened::Rows(Box::new(rows))
-        }
-        SourceKind::TfRecord => {
-            let inputs = Inputs::new(files, expansion.clone());
-            Opened::Other(Box::new(RecordStream::new(inputs, most_at_once(checks), (0, 0))))
-        }
-        _ => {
-            let mut inputs = Inputs::new(files, expansion.clone());
-            if judged.is_open()
-                && let Some(pair) = inputs.pair_at_beginning()?
-            {
-                *judged = Judged { kind: SourceKind::WebDataset, decided: Some(pair) };
-            }
-            let fields = image.map(|image| image.fields().to_vec());
-            Opened::Other(Box::new(judged.archives(inputs, fields, checks)?))
-        }
-    })
+    if judged.kind.is_rows() {
+        let rows = formats::open(files, judged.kind, image, options, encoder, origins, expansion)?;
+        return Ok(Opened::Rows(Box::new(rows)));
+    }
+    let mut inputs = Inputs::new(files, expansion.clone());
+    if judged.is_open()
+        && let Some(pair) = inputs.pair_at_beginning()?
+    {
+        *judged = Judged { kind: SourceKind::WebDataset, decided: Some(pair) };
+    }
+    let fields = image.map(|image| image.fields().to_vec());
+    let place = StreamPlace::default();
+    let most = most_at_once(checks);
+    judged.samples(inputs, fields, options, most, &place, HashSet::new()).map(Opened::Other)
 }
 
 /// Samples with more bytes than this are read in pieces. No limit if types or columns need the whole sample.
@@ -215,20 +221,17 @@ fn go_on<'a>(
     (place, restored): (StreamPlace, Restored),
     expansion: Expansion,
 ) -> Result<Box<dyn SampleStream + 'a>> {
-    let StreamPlace { input, offset, record, windows, .. } = place;
-    let inputs = || Inputs::from(files, input, offset, expansion);
-    let source: Box<dyn SampleStream> = match (opened, judged.kind) {
-        (Opened::Rows(rows), _) => Box::new(rows.after(&place, restored.names, &restored.classes)),
-        (_, SourceKind::TfRecord) => {
-            Box::new(RecordStream::new(inputs()?, most_at_once(checks), (offset, record)))
-        }
-        _ => {
-            let source = judged.archives(inputs()?, Some(restored.fields), checks)?;
-            Box::new(source.after(input, offset, restored.names))
+    let options = checks.options;
+    let source: Box<dyn SampleStream> = match opened {
+        Opened::Rows(rows) => Box::new(rows.after(&place, restored.names, &restored.classes)),
+        Opened::Other(_) => {
+            let inputs = Inputs::from(files, place.input, place.offset, expansion)?;
+            let most = most_at_once(checks);
+            judged.samples(inputs, Some(restored.fields), options, most, &place, restored.names)?
         }
     };
     let source = Checked::new(source, checks, restored.field_types);
-    Ok(placed(source, checks.options, windows))
+    Ok(placed(source, options, place.windows))
 }
 
 /// The samples in the order of placement, after `windows` earlier windows.

@@ -12,7 +12,7 @@ use dlfs_base::buf::IoBuf;
 use dlfs_base::units::ALIGN_BYTES;
 use dlfs_base::{Error, Result};
 use dlfs_format::format::builder::FinishedChunk;
-use dlfs_format::format::{ChunkHeader, RecordSums};
+use dlfs_format::format::{ChunkHeader, FormatError, RecordSums};
 
 /// One thread's writes in flight. `T` is the caller's data about a chunk.
 pub(super) struct WriteBehind<T> {
@@ -116,6 +116,43 @@ impl<T> WriteBehind<T> {
         let body = buf.split_off(range.start);
         self.write(namespace, offset, body, ReturnTo::Chunk(buf, tail))?;
         Ok(header)
+    }
+
+    /// Writes a chunk of one oversize sample at an offset of a namespace: first the record, which `give` pushes, then the
+    /// header, which `header` makes of the record's checksums and which ends at `data_start`. With `look`, leaves out
+    /// blocks that are on the media already. Returns the header, and whether it was there. The inner error is that of
+    /// `give`; what was written of the chunk is useless then.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write); errors of `header`.
+    pub(super) fn write_oversize<E>(
+        &mut self,
+        (namespace, offset): (u16, u64),
+        data_start: u64,
+        look: bool,
+        header: impl FnOnce(&RecordSums) -> Result<ChunkHeader, FormatError>,
+        give: impl FnOnce(&mut BlockStream<'_, T>) -> Result<(), E>,
+    ) -> Result<Result<(ChunkHeader, bool), E>> {
+        let mut stream = BlockStream {
+            writes: self,
+            namespace,
+            offset: offset + data_start,
+            piece: None,
+            filled: 0,
+            sums: RecordSums::default(),
+            look,
+        };
+        if let Err(error) = give(&mut stream) {
+            return Ok(Err(error));
+        }
+        let header = header(&stream.finish()?)?;
+        let mut front = IoBuf::zeroed(data_start as usize);
+        header.encode_into(&mut front);
+        let is_there = look && self.is_there(namespace, offset, &front)?;
+        if !is_there {
+            self.write(namespace, offset, front, ReturnTo::None)?;
+        }
+        Ok(Ok((header, is_there)))
     }
 
     /// Returns whether `bytes` are on the media already.
@@ -280,7 +317,7 @@ pub(super) struct BlockStream<'a, T> {
     filled: usize,
     sums: RecordSums,
     /// Set if blocks may be on the media already. Those are not written again.
-    pub(super) look: bool,
+    look: bool,
 }
 
 impl<T> PieceSink for BlockStream<'_, T> {
@@ -300,23 +337,7 @@ impl<T> PieceSink for BlockStream<'_, T> {
     }
 }
 
-impl<'a, T> BlockStream<'a, T> {
-    pub(super) fn new(
-        writes: &'a mut WriteBehind<T>,
-        namespace: u16,
-        offset: u64,
-    ) -> BlockStream<'a, T> {
-        BlockStream {
-            writes,
-            namespace,
-            offset,
-            piece: None,
-            filled: 0,
-            sums: RecordSums::default(),
-            look: false,
-        }
-    }
-
+impl<T> BlockStream<'_, T> {
     pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let space = self.space()?;
@@ -329,7 +350,7 @@ impl<'a, T> BlockStream<'a, T> {
     }
 
     /// Writes the remaining bytes, padded with zeroes. Returns the checksums of all bytes.
-    pub(super) fn finish(mut self) -> Result<RecordSums> {
+    fn finish(mut self) -> Result<RecordSums> {
         let whole = self.filled.next_multiple_of(ALIGN_BYTES);
         if let Some(piece) = self.piece.as_mut().filter(|_| whole > 0) {
             piece[self.filled..whole].fill(0);

@@ -2,11 +2,11 @@
 //! they need.
 //!
 //! ```text
-//! magic, version | pieces | head | bytes of the head (u64) | XXH3-128 of the head
+//! magic | pieces | head | bytes of the head (u64)
 //! ```
 //!
-//! The head is JSON: the properties of the image, its parts, and offset and hash of each piece. Only plans of
-//! parts from sources have pieces: see `source_plan.rs`.
+//! The head is a block as those of `../journal.rs`: the properties of the image, its parts, and offset and hash of each
+//! piece. Only plans of parts from sources have pieces: see `source_plan.rs`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,10 +14,9 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
 
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::{Journal, Mark, State};
+use crate::import::journal::{Block, Journal, Mark, State};
 use crate::import::media::{Channel, Media};
 use crate::import::options::Onto;
 use crate::import::prepare::write_journals;
@@ -50,28 +49,19 @@ pub(super) struct Plan<P> {
 
 /// A kind of parts: from sources, or from programs.
 pub(super) trait Parts: Serialize + DeserializeOwned {
-    /// The first bytes of the plan.
-    const MAGIC: [u8; 8];
+    /// The head of the plan.
+    const HEAD: Block;
     /// The hint for a user who gives a plan of the other kind.
     const OTHERWISE: &str;
 }
 
 impl<P: Parts> Plan<P> {
-    /// The bytes before the pieces.
-    pub(super) fn front() -> Vec<u8> {
-        [&P::MAGIC[..], &[VERSION]].concat()
-    }
-
     /// The bytes after the pieces.
-    ///
-    /// # Errors
-    /// None in practice: JSON can represent all of the plan's numbers.
-    pub(super) fn tail(&self) -> std::io::Result<Vec<u8>> {
-        let mut out = serde_json::to_vec(self)?;
-        let hash = xxh3_128(&out);
-        out.extend_from_slice(&(out.len() as u64).to_le_bytes());
-        out.extend_from_slice(&hash.to_le_bytes());
-        Ok(out)
+    pub(super) fn tail(&self) -> Vec<u8> {
+        let mut tail = P::HEAD.seal(self, &[]).expect("JSON has all that a plan has");
+        let len = tail.len() as u64;
+        tail.extend_from_slice(&len.to_le_bytes());
+        tail
     }
 
     /// Reads the plan at `path`. Also returns the file, which holds the plan's pieces.
@@ -96,38 +86,26 @@ impl<P: Parts> Plan<P> {
         len: u64,
         read: impl Fn(u64, &mut [u8]) -> Result<()>,
     ) -> Result<Plan<P>> {
-        let mut front = [0; FRONT_BYTES];
-        let mut tail = [0; TAIL_BYTES];
-        let Some(room) = len.checked_sub((FRONT_BYTES + TAIL_BYTES) as u64) else {
+        let mut magic = [0; MAGIC_BYTES];
+        let mut tail = [0; 8];
+        let Some(end) = len.checked_sub(8).filter(|end| *end >= MAGIC_BYTES as u64) else {
             return Err(Error::new(ErrorKind::InvalidArgument, NO_PLAN));
         };
-        read(0, &mut front)?;
-        let [magic @ .., version] = front;
-        if magic != P::MAGIC {
+        read(0, &mut magic)?;
+        if magic != P::HEAD.magic {
             let error = Error::new(ErrorKind::InvalidArgument, NO_PLAN);
-            return Err(if [FROM_SOURCES, WRITTEN].contains(&magic) {
-                error.hint(P::OTHERWISE)
-            } else {
-                error
-            });
+            let is_other = [FROM_SOURCES.magic, WRITTEN.magic].contains(&magic);
+            return Err(if is_other { error.hint(P::OTHERWISE) } else { error });
         }
-        if version != VERSION {
+        read(end, &mut tail)?;
+        let start = end.checked_sub(u64::from_le_bytes(tail)).ok_or_else(damaged)?;
+        let mut head = zeroed_vec(end - start)?;
+        read(start, &mut head)?;
+        let found = P::HEAD.open::<Plan<P>>(&head).map_err(|error| {
             let text = "another release of dlfs made this plan";
-            return Err(Error::new(ErrorKind::InvalidArgument, text)
-                .hint("use that release, or plan again"));
-        }
-        read(len - TAIL_BYTES as u64, &mut tail)?;
-        let (head_len, hash) = tail.split_at(8);
-        let head_len = u64::from_le_bytes(head_len.try_into().expect("8 bytes"));
-        if head_len > room {
-            return Err(damaged());
-        }
-        let mut head = zeroed_vec(head_len)?;
-        read(len - TAIL_BYTES as u64 - head_len, &mut head)?;
-        if xxh3_128(&head).to_le_bytes() != hash {
-            return Err(damaged());
-        }
-        let plan: Plan<P> = serde_json::from_slice(&head).map_err(|why| damaged().source(why))?;
+            Error::invalid(text, "use that release, or plan again").source(error)
+        })?;
+        let (plan, _) = found.ok_or_else(damaged)?;
         plan.journal.check()?;
         let namespaces = plan.journal.layout.num_namespaces;
         equal("addresses of a plan", namespaces.into(), plan.image.len() as u64)?;
@@ -247,11 +225,10 @@ pub(super) fn damaged() -> Error {
         .hint("copy it again from where it was made, or make another")
 }
 
-/// The first bytes of plans of parts from sources, and of parts that programs write.
-pub(super) const FROM_SOURCES: [u8; 8] = *b"DLFSPLAN";
-pub(super) const WRITTEN: [u8; 8] = *b"DLFSWPLN";
+/// The heads of plans of parts from sources, and of parts that programs write.
+pub(super) const FROM_SOURCES: Block =
+    Block { what: "plan of parts", magic: *b"DLFSPLAN", at: 0, len: 0 };
+pub(super) const WRITTEN: Block =
+    Block { what: "plan of written parts", magic: *b"DLFSWPLN", at: 0, len: 0 };
+pub(super) const MAGIC_BYTES: usize = 8;
 const NO_PLAN: &str = "this is not the plan of an import in parts, or one of other parts";
-const VERSION: u8 = 5;
-pub(super) const FRONT_BYTES: usize = 9;
-/// The length of the head, and its hash.
-const TAIL_BYTES: usize = 8 + 16;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::import::chunks::{ChunkLayout, ChunkPlan};
 use crate::import::columns::ColumnFile;
-use crate::import::commit::{TemporaryColumn, check_stop, commit, not_complete, once};
+use crate::import::commit::{TemporaryColumn, all_complete, check_stop, commit, once};
 use crate::import::device::{open_for_import, or_remove};
 use crate::import::importer::{Import, OpenSource, open_source, ready};
 use crate::import::journal::{Mark, State};
@@ -133,7 +133,7 @@ fn write_plan(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Ve
         source_fields: rows.source_fields.clone(),
         class_numbers: rows.class_numbers.clone(),
         sample_bytes: (0..index.len()).map(|row| index.payload_bytes(row)).sum(),
-        planned_cells: prepare::num_cells(&state.media, &journal.layout),
+        planned_cells: state.media.num_cells(&journal.layout),
         ..SourceParts::default()
     };
     let mut plan = Plan {
@@ -320,10 +320,7 @@ fn check_parts(plan: &Plan<SourceParts>, media: &Media) -> Result<()> {
             missing.push(namespace.into());
         }
     }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(not_complete(&missing, "run dlfs import-parts part PLAN N for each of them"))
+    all_complete(&missing, "run dlfs import-parts part PLAN N for each of them")
 }
 
 fn commit_parts(

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::import::chunks::{ChunkLayout, RowOrder, Rows};
-use crate::import::journal::Journal;
-use crate::import::many::plan_file::{FROM_SOURCES, Parts, Plan, damaged};
+use crate::import::journal::{Block, Journal};
+use crate::import::many::plan_file::{FROM_SOURCES, MAGIC_BYTES, Parts, Plan, damaged};
 use crate::import::sources::{Container, Index, Source, SourceKind};
 use dlfs_base::buf::zeroed_vec;
 use dlfs_base::replace_file::{NewMode, replace_file_with};
@@ -57,7 +57,7 @@ pub(super) struct SourceParts {
 }
 
 impl Parts for SourceParts {
-    const MAGIC: [u8; 8] = FROM_SOURCES;
+    const HEAD: Block = FROM_SOURCES;
     const OTHERWISE: &str = "programs write its parts: commit them with --parts K";
 }
 
@@ -81,16 +81,15 @@ impl Plan<SourceParts> {
         let chunk = |chunk: &ChunkLayout| (chunk.num_slots, chunk.cells, chunk.oversize);
         parts.chunks = chunks.iter().map(chunk).collect();
         replace_file_with(path, NewMode::Private, |file| {
-            let front = Plan::<SourceParts>::front();
-            file.write_all(&front)?;
-            let mut out = PieceWriter { file, at: front.len() as u64 };
+            file.write_all(&FROM_SOURCES.magic)?;
+            let mut out = PieceWriter { file, at: MAGIC_BYTES as u64 };
             let spec = self.spec();
             let placement = Placement::new(self.journal.part);
             for part in 0..self.journal.layout.num_namespaces {
                 self.parts.rows.push(out.rows(rows, &of_part(chunks, part), &spec, &placement)?);
             }
             self.parts.names = out.names(rows.index)?;
-            out.file.write_all(&self.tail()?)
+            out.file.write_all(&self.tail())
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use zerocopy::IntoBytes;
 
-use crate::import::commit::{TemporaryColumn, check_stop, commit, not_complete, once};
+use crate::import::commit::{TemporaryColumn, all_complete, check_stop, commit, once};
 use crate::import::edit::trim;
 use crate::import::journal::{Lane, PartSum, WrittenPart};
 use crate::import::lease::Lease;
@@ -42,7 +42,7 @@ impl WritePlan {
         self.commit_chosen(connect, progress, |found| {
             let is_missing = |part: &&WrittenPart| !found.contains(part);
             let missing: Vec<u64> = parts.iter().filter(is_missing).map(|part| part.key).collect();
-            if missing.is_empty() { Ok(parts.to_vec()) } else { Err(not_complete(&missing, HINT)) }
+            all_complete(&missing, HINT).map(|()| parts.to_vec())
         })
     }
 
@@ -67,11 +67,7 @@ impl WritePlan {
                 return Err(Error::invalid(text, "say how many parts there are"));
             }
             let missing: Vec<u64> = (0..count).filter(|key| !last.contains_key(key)).collect();
-            if missing.is_empty() {
-                Ok(last.into_values().collect())
-            } else {
-                Err(not_complete(&missing, HINT))
-            }
+            all_complete(&missing, HINT).map(|()| last.into_values().collect())
         })
     }
 
@@ -131,17 +127,17 @@ impl WritePlan {
         }
         progress.stage(Stage::Committing, samples, 0);
         // Checksums are not read before the snapshot contains them, so they stay out of memory.
-        let builder = DirectoryBuilder::new(journal.layout)
+        let mut builder = DirectoryBuilder::new(journal.layout)
             .with_checksums_aside(Box::new(TemporaryColumn::default()));
-        let mut merge = Merge { builder, sequence: 0 };
+        let mut sequence = 0;
         let mut channel = media.channel();
         for part in parts {
             leases.iter().try_for_each(Lease::check)?;
-            merge.add(part, self, &mut channel)?;
+            self.add(part, sequence, &mut builder, &mut channel)?;
+            sequence += part.chunks;
             progress.advance(part.samples, 0);
             check_stop(progress)?;
         }
-        let Merge { mut builder, .. } = merge;
         builder.set_classes(self.0.classes.clone());
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         check_names(&directory)?;
@@ -152,20 +148,17 @@ impl WritePlan {
         }
         commit(media, leases, directory, &mut space)
     }
-}
 
-/// Concatenates parts.
-struct Merge {
-    builder: DirectoryBuilder,
-    /// The number of the next chunk.
-    sequence: u64,
-}
-
-impl Merge {
-    /// Adds a part, and gives its chunks their places in the image.
-    fn add(&mut self, part: &WrittenPart, plan: &WritePlan, channel: &mut Channel) -> Result<()> {
-        let layout = &plan.0.journal.layout;
-        let draft = plan.draft_layout();
+    /// Adds a part to the directory, and gives its chunks their places in the image, from number `first` on.
+    fn add(
+        &self,
+        part: &WrittenPart,
+        first: u64,
+        builder: &mut DirectoryBuilder,
+        channel: &mut Channel,
+    ) -> Result<()> {
+        let layout = &self.0.journal.layout;
+        let draft = self.draft_layout();
         let wrong = |what: String| {
             let text = format!("part {} on namespace {} {what}", part.key, part.namespace);
             Error::new(ErrorKind::Corrupt, text)
@@ -175,9 +168,9 @@ impl Merge {
         let mut sum = PartSum::default();
         let mut len = BLOCK_BYTES;
         let end = layout.offset_of(part.record_cell)?;
-        for _ in 0..part.chunks {
+        for sequence in (first..).take(part.chunks as usize) {
             let offset = layout.offset_of(cell)?;
-            let first_slot = self.builder.next_slot();
+            let first_slot = builder.next_slot();
             // The namespace may end at the record.
             let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
             let mut bytes =
@@ -194,15 +187,14 @@ impl Merge {
                 bytes = channel.read(part.namespace, offset, padded)?;
             }
             len = padded; // the next chunk's header usually has about the same length
-            let placed = placed(head, layout, first_slot, self.sequence);
+            let placed = placed(head, layout, first_slot, sequence);
             bytes[..HEAD_BYTES].copy_from_slice(placed.to_raw().as_bytes());
             let header = ChunkHeader::parse(&bytes)
                 .map_err(|error| wrong(format!("is damaged: {error}")))?;
-            self.builder.add_chunk(&header)?;
+            builder.add_chunk(&header)?;
             if placed != head {
                 channel.write_bytes(part.namespace, offset, &bytes[..BLOCK_BYTES])?;
             }
-            self.sequence += 1;
             cell += head.cell_range().cells;
         }
         let is_whole =

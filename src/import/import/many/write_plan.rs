@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::import::chunk_stream::ChunkStream;
 use crate::import::device::{open_for_import, or_remove};
-use crate::import::journal::{Journal, Lane, Mark, PartSum, State, WrittenPart};
+use crate::import::journal::{Block, Journal, Lane, Mark, PartSum, State, WrittenPart};
 use crate::import::lease::Lease;
 use crate::import::many::plan_file::{Parts, Plan, WRITTEN, damaged, not_prepared};
 use crate::import::many::source_parts::addresses;
@@ -41,7 +41,7 @@ pub(super) struct WriterParts {
 }
 
 impl Parts for WriterParts {
-    const MAGIC: [u8; 8] = WRITTEN;
+    const HEAD: Block = WRITTEN;
     const OTHERWISE: &str = "its parts come from sources: commit them without --parts";
 }
 
@@ -159,8 +159,7 @@ impl WritePlan {
 
     /// Encodes the plan, to be sent to the writers.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let tail = self.0.tail().expect("JSON has all that a plan has");
-        [Plan::<WriterParts>::front(), tail].concat()
+        [&WRITTEN.magic[..], &self.0.tail()].concat()
     }
 
     /// Decodes a plan.

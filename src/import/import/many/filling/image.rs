@@ -31,10 +31,17 @@ use dlfs_io::qpair::file::FileCalls;
 pub(super) enum Look {
     /// Nothing is prepared, or not all of it.
     Nothing,
-    /// It is prepared: the journal of namespace 0, and the lane of each namespace.
-    Begun(Journal, Vec<Lane>),
+    /// It is prepared.
+    Begun(Begun),
     /// It is committed.
     Complete,
+}
+
+/// An image that is being filled: its journal of namespace 0, and the lane of each namespace.
+pub(super) struct Begun {
+    media: Media,
+    pub(super) journal: Journal,
+    pub(super) lanes: Vec<Lane>,
 }
 
 /// Looks at an image that is to hold the shards of identity `source`.
@@ -78,7 +85,7 @@ pub(super) fn look(media: &Media, source: u64) -> Result<Look> {
             _ => return Ok(Look::Nothing),
         }
     }
-    Ok(Look::Begun(journal, lanes))
+    Ok(Look::Begun(Begun { media: media.clone(), journal, lanes }))
 }
 
 /// Prepares the namespaces of a new image, unless another process has done so.
@@ -120,15 +127,11 @@ pub(super) fn prepare(image: &[Address], source: u64, connect: &ConnectOptions) 
     Ok(())
 }
 
-/// Opens the namespaces for reading, and looks at them; `None`: one of them is no file yet, or an empty one.
+/// Opens the namespaces for reading, and looks at them. There is nothing if one of them is no file yet, or an empty one.
 ///
 /// # Errors
 /// As [`look`]; errors of opening.
-pub(super) fn look_at(
-    image: &[Address],
-    source: u64,
-    connect: &ConnectOptions,
-) -> Result<Option<(Media, Look)>> {
+pub(super) fn look_at(image: &[Address], source: u64, connect: &ConnectOptions) -> Result<Look> {
     let is_there = |address: &Address| match address {
         Address::Path(path) => {
             std::fs::metadata(path).is_ok_and(|it| !it.is_file() || it.len() > 0)
@@ -136,12 +139,10 @@ pub(super) fn look_at(
         _ => true,
     };
     if !image.iter().all(is_there) {
-        return Ok(None);
+        return Ok(Look::Nothing);
     }
     let connect = ConnectOptions { writable: false, ..connect.clone() };
-    let media = Media::for_reading(open_image(image, &connect, Meaning::Nothing)?)?;
-    let found = look(&media, source)?;
-    Ok(Some((media, found)))
+    look(&Media::for_reading(open_image(image, &connect, Meaning::Nothing)?)?, source)
 }
 
 /// Opens the namespaces for writing.
@@ -188,7 +189,9 @@ impl Filled {
     ///
     /// # Errors
     /// `Corrupt`: one is damaged. Errors of reading.
-    pub(super) fn read(media: Media, journal: &Journal, lanes: &[Lane]) -> Result<Filled> {
+    pub(super) fn read(begun: &Begun) -> Result<Filled> {
+        let Begun { media, journal, lanes } = begun;
+        let media = media.clone();
         let mut channel = media.channel();
         let mut chunks = HashMap::<u64, Vec<FilledChunk>>::new();
         let mut ranks = BTreeSet::new();
@@ -275,22 +278,23 @@ pub fn commit(
 ) -> Result<()> {
     let media = open(image, connect)?;
     let leases = Lease::take_all(&media, ImportOptions::default().lease)?;
-    let (journal, lanes) = match look(&media, source)? {
+    let begun = match look(&media, source)? {
         Look::Complete => return Ok(()),
-        Look::Begun(journal, lanes) => (journal, lanes),
+        Look::Begun(begun) => begun,
         Look::Nothing => return Err(missing(image)),
     };
-    let done = once(&journal, &media, &leases, || {
-        let filled = Filled::read(media.clone(), &journal, &lanes)?;
+    let journal = &begun.journal;
+    let done = once(journal, &media, &leases, || {
+        let filled = Filled::read(&begun)?;
         if !(0..ranks).all(|rank| filled.has_rank(rank)) {
             return Err(missing(image));
         }
         let (directory, counts) = samples()?;
         let chunks = (0..).zip(counts).map(|(shard, count)| filled.shard(shard, count));
         let chunks = chunks.collect::<Option<Vec<_>>>().ok_or_else(|| missing(image))?.concat();
-        let made = write_headers(&media, &leases, &journal, &chunks, &directory)?;
+        let made = write_headers(&media, &leases, journal, &chunks, &directory)?;
         let mut space = prepare::free_space(&media, &journal.layout, None);
-        for (namespace, lane) in (0..).zip(&lanes) {
+        for (namespace, lane) in (0..).zip(&begun.lanes) {
             space.reserve(CellRange { namespace, cell: 0, cells: lane.end_cell });
         }
         commit::commit(&media, &leases, made, &mut space)

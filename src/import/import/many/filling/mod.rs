@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 use crate::import::journal::{Journal, Lane};
 use crate::import::lease::Lease;
-use crate::import::media::{Channel, Media};
+use crate::import::media::Channel;
 use crate::import::options::ImportOptions;
 use dlfs_base::buf::IoBuf;
 use dlfs_base::{Error, ErrorKind, Result, random};
@@ -37,8 +37,8 @@ use dlfs_format::format::ImageLayout;
 use dlfs_io::address::Address;
 use dlfs_io::qpair::ConnectOptions;
 
+use image::{Begun, Look, look_at, open, prepare};
 pub use image::{Filled, FilledChunk, commit};
-use image::{Look, look_at, open, prepare};
 
 /// The right of a rank to fill one namespace of an image. Dropping it keeps what was written, for the next one.
 pub struct Filling {
@@ -71,17 +71,10 @@ struct Place {
     connect: ConnectOptions,
 }
 
-/// A namespace that was taken for writing, and the state of the image then.
-struct Taken {
-    writing: Writing,
-    media: Media,
-    journal: Journal,
-    lanes: Vec<Lane>,
-}
-
 impl Place {
-    /// Takes the namespace for writing. Another rank may have it for a moment. `None`: the image is complete.
-    fn take(&self, limit: Duration) -> Result<Option<Taken>> {
+    /// Takes the namespace for writing, and returns the state of the image then. Another rank may have it for a moment.
+    /// `None`: the image is complete.
+    fn take(&self, limit: Duration) -> Result<Option<(Writing, Begun)>> {
         let until = Instant::now() + limit;
         loop {
             match self.try_take() {
@@ -92,31 +85,31 @@ impl Place {
         }
     }
 
-    fn try_take(&self) -> Result<Option<Taken>> {
+    fn try_take(&self) -> Result<Option<(Writing, Begun)>> {
         let Place { image, source, rank, connect } = self;
         match look_at(image, *source, connect)? {
-            Some((_, Look::Complete)) => return Ok(None),
-            Some((_, Look::Begun(..))) => {}
-            Some((_, Look::Nothing)) | None => prepare(image, *source, connect)?,
+            Look::Complete => return Ok(None),
+            Look::Begun(_) => {}
+            Look::Nothing => prepare(image, *source, connect)?,
         }
         let namespace = (*rank as usize % image.len().max(1)) as u16;
         let own = open(&image[usize::from(namespace)..][..1], connect)?;
         let lease = Lease::take(&own, ImportOptions::default().lease)?;
-        let Some((media, Look::Begun(journal, lanes))) = look_at(image, *source, connect)? else {
+        let Look::Begun(begun) = look_at(image, *source, connect)? else {
             return Err(Error::new(ErrorKind::Busy, "the image was committed just now"));
         };
-        let own = own.placed(namespace, journal.layout.num_namespaces)?;
-        let lane = lanes[usize::from(namespace)];
+        let own = own.placed(namespace, begun.journal.layout.num_namespaces)?;
+        let lane = begun.lanes[usize::from(namespace)];
         let writing = Writing {
             channel: own.channel(),
             lease,
-            journal: Journal { namespace, ..journal },
+            journal: Journal { namespace, ..begun.journal },
             rank: *rank,
             lane,
             next_cell: lane.end_cell,
             chunks: Vec::new(),
         };
-        Ok(Some(Taken { writing, media, journal, lanes }))
+        Ok(Some((writing, begun)))
     }
 }
 
@@ -134,9 +127,8 @@ impl Filling {
         connect: &ConnectOptions,
     ) -> Result<Option<Filling>> {
         let place = Place { image: image.to_vec(), source, rank, connect: connect.clone() };
-        let Some(taken) = place.take(BUSY_LIMIT)? else { return Ok(None) };
-        let Taken { mut writing, media, journal, lanes } = taken;
-        let filled = Filled::read(media, &journal, &lanes)?;
+        let Some((mut writing, begun)) = place.take(BUSY_LIMIT)? else { return Ok(None) };
+        let filled = Filled::read(&begun)?;
         if !filled.has_rank(rank) {
             writing.explained(Writing::record)?; // it is not committed before
         }
@@ -149,7 +141,7 @@ impl Filling {
         };
         Ok(Some(Filling {
             place,
-            layout: journal.layout,
+            layout: begun.journal.layout,
             filled,
             attempts: AtomicU64::new(random::number()?),
             hold: Some(hold).into(),
@@ -167,7 +159,7 @@ impl Filling {
     /// # Errors
     /// `Refused`: it holds other data, or other shards. Errors of opening.
     pub fn is_complete(image: &[Address], source: u64, connect: &ConnectOptions) -> Result<bool> {
-        Ok(matches!(look_at(image, source, connect)?, Some((_, Look::Complete))))
+        Ok(matches!(look_at(image, source, connect)?, Look::Complete))
     }
 
     /// The layout of the image.
@@ -254,7 +246,7 @@ impl Hold {
                 let waiting = std::mem::take(&mut self.waiting);
                 self.bytes = 0;
                 // A complete image has other attempts of these shards.
-                if let Some(Taken { mut writing, .. }) = taken {
+                if let Some((mut writing, _)) = taken {
                     for (chunk, header_bytes, data) in waiting {
                         writing.explained(|writing| writing.write(chunk, header_bytes, data))?;
                     }
