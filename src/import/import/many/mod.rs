@@ -36,17 +36,14 @@
 //!
 //! [`filling`] writes shards while they are read for training, without a plan.
 //!
-//! Read `plan_file.rs` first; then, for sources, `source_plan.rs` and `source_parts.rs`; for programs `write_plan.rs`
-//! and `write_commit.rs`.
+//! Read `plan_file.rs` first; then `sourced.rs` for parts from sources, and `written.rs` for parts from programs.
 
 pub mod filling;
 mod plan_file;
-mod source_parts;
-mod source_plan;
-mod write_commit;
-mod write_plan;
+mod sourced;
+mod written;
 
-pub use source_parts::{PartReport, PlanReport, commit_import, import_part, plan_import};
-pub use write_plan::{Output, PartPlace, PartWriter, WritePlan};
+pub use sourced::{PartReport, PlanReport, commit_import, import_part, plan_import};
+pub use written::{Output, PartPlace, PartWriter, WritePlan};
 
 pub use crate::import::journal::WrittenPart;

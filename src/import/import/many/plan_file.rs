@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The head is a block as those of `../journal.rs`: the properties of the image, its parts, and offset and hash of each
-//! piece. Only plans of parts from sources have pieces: see `source_plan.rs`.
+//! piece. Only plans of parts from sources have pieces: see `sourced.rs`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -192,6 +192,18 @@ impl<P: Parts> Plan<P> {
     pub(super) fn mark_of(&self, namespace: u16, state: State) -> Mark {
         Mark { plan: self.id, namespace, state }
     }
+}
+
+/// The addresses of the namespaces, in the image's order. Paths are absolute, so that processes in any folder
+/// can use them.
+pub(super) fn addresses(media: &Media) -> Result<Vec<Address>> {
+    let address = |text: String| match text.parse::<Address>().map_err(Error::from)? {
+        Address::Path(path) => {
+            std::path::absolute(path).map(Address::from_path).map_err(Error::from)
+        }
+        other => Ok(other),
+    };
+    media.devices.iter().map(|device| address(device.namespace().address)).collect()
 }
 
 /// Addresses as users write them.
