@@ -20,12 +20,11 @@ use crate::import::device::{Meaning, open_image};
 use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, ImportOptions, as_text};
-use crate::import::prepare::{self, Current, give_up_plan};
+use crate::import::prepare::{self, Current, give_up_plan, void_other_copy};
 use dlfs_base::units::{Generation, SampleId};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::directory::Directory;
-use dlfs_format::format::superblock::{OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index, copy_offset};
-use dlfs_format::format::{FormatError, ImageLayout, Space, Uuid};
+use dlfs_format::format::{ImageLayout, Space, Uuid};
 use dlfs_io::address::Address;
 use dlfs_io::qpair::{ConnectOptions, Device};
 
@@ -194,8 +193,9 @@ pub(super) fn give_back(edit: &Edit) -> Result<()> {
     if !edit.media.can_grow() {
         return Ok(());
     }
-    edit.media.retry_budget.retry(|| void_other_copy(edit))?;
-    trim(&edit.media, &edit.current, &edit.lease)
+    let Edit { media, current, .. } = edit;
+    media.retry_budget.retry(|| void_other_copy(media, &current.superblocks))?;
+    trim(media, current, &edit.lease)
 }
 
 /// Frees the space that `current`, a committed generation, does not read.
@@ -257,38 +257,4 @@ fn unused(layout: &ImageLayout, space: &Space, namespace: u16) -> (Vec<Range<u64
     let free = space.free_below_end(namespace);
     let free = free.map(|cells| bytes(cells.start)..bytes(cells.end)).collect();
     (free, bytes(space.end_cell(namespace)))
-}
-
-/// Declares the other superblock copies void, then erases them. Steps that a killed purge completed are not
-/// written again, but flushed: that purge may have been killed before its flush.
-fn void_other_copy(edit: &Edit) -> Result<()> {
-    let Edit { media, lease, current } = edit;
-    let mut channel = media.channel();
-    let generation = current.directory.generation();
-    let own = copy_index(generation);
-    let other = 1 - copy_index(generation);
-    let found = media.superblocks()?;
-    let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
-    // If no other copy exists, there is nothing to declare: the first generation never had one.
-    let none_is_there = (0..found.len()).all(is_erased);
-    for (superblock, found) in current.superblocks.iter().zip(&found).rev() {
-        let mut superblock = *superblock;
-        superblock.optional_features |= OTHER_COPY_VOID;
-        lease.check()?;
-        // A bad copy is written too: it will be the only copy of its namespace.
-        if !none_is_there && found.copies[own] != Ok(superblock) {
-            let block = superblock.encode();
-            channel.write_bytes(superblock.namespace, copy_offset(generation), &block)?;
-        }
-        channel.flush(superblock.namespace)?;
-    }
-    let offset = copy_offset(Generation(generation.0 - 1));
-    for namespace in 0..media.len() {
-        lease.check()?;
-        if !is_erased(usize::from(namespace)) {
-            channel.zero(namespace, offset, SUPERBLOCK_BYTES as u64)?;
-        }
-        channel.flush(namespace)?;
-    }
-    Ok(())
 }

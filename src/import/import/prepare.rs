@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::import::journal::{JOURNAL_BYTES, JOURNAL_OFFSET, Journal, Mark};
 use crate::import::lease::{LEASE_OFFSET, Lease};
-use crate::import::media::{Channel, Media, pieces};
+use crate::import::media::{Media, pieces};
 use crate::import::options::{ImportOptions, Onto, PlacementOrder};
 use crate::import::scan::Scan;
 use dlfs_base::units::Generation;
@@ -18,7 +18,7 @@ use dlfs_format::format::error::{at_most, equal};
 use dlfs_format::format::geometry::check_layout;
 use dlfs_format::format::snapshot::SnapshotHead;
 use dlfs_format::format::superblock::{
-    COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_offset,
+    COPY_OFFSETS, OTHER_COPY_VOID, SUPERBLOCK_BYTES, copy_index,
 };
 use dlfs_format::format::superblock_set::{SuperblockSet, select_generation};
 use dlfs_format::format::{
@@ -109,7 +109,7 @@ pub(super) fn prepare(
     match options.onto {
         Onto::Resume => return resume(media, options, fingerprint),
         Onto::Empty => must_be_empty(&media, false)?,
-        Onto::Force => give_up(&mut media.channel())?,
+        Onto::Force => give_up(&media)?,
         Onto::Append => {
             let (media, current) = open_current(&media, options.accept_older_generation)?;
             give_up_plan(&media, &current.directory, options.lease)?;
@@ -463,22 +463,16 @@ fn probes(len: u64) -> Vec<(u64, usize)> {
 /// Erases superblocks and journals, so that the namespaces hold no image. The copies of the committed generation
 /// are erased last, so the image stays usable until then. If they were erased first, a power loss could make
 /// the previous generation current.
-fn give_up(channel: &mut Channel) -> Result<()> {
-    let opened = judge_now(&channel.media)?.ok();
-    if let Some(opened) = &opened {
-        void_other_copy(channel, opened)?;
+fn give_up(media: &Media) -> Result<()> {
+    if let Ok(opened) = judge_now(media)? {
+        void_other_copy(&media.in_order(&opened.given), &opened.superblocks)?;
     }
-    let committed = opened.map(|opened| opened.superblock().generation);
-    let last = committed.map(copy_offset);
-    let marks = [COPY_OFFSETS[0], COPY_OFFSETS[1], JOURNAL_OFFSET];
-    for of_committed in [false, true] {
-        for namespace in 0..channel.media.len() {
-            let len = channel.media.len_bytes(namespace);
-            let is_there = |at: &u64| at + SUPERBLOCK_BYTES as u64 <= len;
-            for at in marks.into_iter().filter(is_there) {
-                if (Some(at) == last) == of_committed {
-                    channel.zero(namespace, at, SUPERBLOCK_BYTES as u64)?;
-                }
+    let mut channel = media.channel();
+    for marks in [&[JOURNAL_OFFSET][..], &COPY_OFFSETS] {
+        for namespace in 0..media.len() {
+            let len = media.len_bytes(namespace);
+            for &at in marks.iter().filter(|at| **at + SUPERBLOCK_BYTES as u64 <= len) {
+                channel.zero(namespace, at, SUPERBLOCK_BYTES as u64)?;
             }
             channel.flush(namespace)?;
         }
@@ -486,18 +480,35 @@ fn give_up(channel: &mut Channel) -> Result<()> {
     Ok(())
 }
 
-/// Commits the open generation again, with a superblock on namespace 0 that declares the other copy void. The
-/// other copy then counts as erased, not as a lost newer generation.
-fn void_other_copy(channel: &mut Channel, opened: &SuperblockSet) -> Result<()> {
-    let superblock = opened.superblock();
-    if superblock.generation == Generation(1) {
-        return Ok(()); // the first generation has no other copy
+/// Declares the other copies of the committed `superblocks` void, then erases them: they count as erased, not as a lost
+/// newer generation. Steps that a killed process completed are not written again, but flushed: it may have been killed
+/// before its flush.
+pub(super) fn void_other_copy(media: &Media, superblocks: &[Superblock]) -> Result<()> {
+    let mut channel = media.channel();
+    let generation = superblocks[0].generation;
+    let own = copy_index(generation);
+    let other = 1 - own;
+    let found = media.superblocks()?;
+    let is_erased = |at: usize| matches!(found[at].copies[other], Err(FormatError::Blank { .. }));
+    // If no other copy exists, there is nothing to declare: the first generation never had one.
+    let none_is_there = (0..found.len()).all(is_erased);
+    for (superblock, found) in superblocks.iter().zip(&found).rev() {
+        let mut superblock = *superblock;
+        superblock.optional_features |= OTHER_COPY_VOID;
+        // A bad copy is written too: it will be the only copy of its namespace.
+        if !none_is_there && found.copies[own] != Ok(superblock) {
+            let block = superblock.encode();
+            channel.write_bytes(superblock.namespace, COPY_OFFSETS[own], &block)?;
+        }
+        channel.flush(superblock.namespace)?;
     }
-    let optional_features = superblock.optional_features | OTHER_COPY_VOID;
-    let voided = Superblock { optional_features, ..*superblock };
-    let zero = opened.given[0] as u16; // at most 65,535 namespaces
-    channel.write_bytes(zero, copy_offset(voided.generation), &voided.encode())?;
-    channel.flush(zero)
+    for namespace in 0..media.len() {
+        if !is_erased(usize::from(namespace)) {
+            channel.zero(namespace, COPY_OFFSETS[other], SUPERBLOCK_BYTES as u64)?;
+        }
+        channel.flush(namespace)?;
+    }
+    Ok(())
 }
 
 /// Reads the directory of the generation that `superblock` commits.
