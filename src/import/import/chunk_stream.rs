@@ -132,22 +132,6 @@ impl<'a> ChunkStream<'a> {
         self.spec.field_types = types;
     }
 
-    /// Sets the names of the classes. Labels are indexes into them.
-    pub(super) fn set_classes(&mut self, classes: Vec<Vec<u8>>) {
-        if let Some(builder) = &mut self.builder {
-            builder.set_classes(classes);
-        }
-    }
-
-    /// Adds the objects that are imported.
-    pub(super) fn add_origins(&mut self, origins: &OriginsBuilder) {
-        if let Some(builder) = &mut self.builder {
-            let mut group = Vec::new();
-            origins.encode(self.state.journal.generation, &mut group);
-            builder.add_origins(&group);
-        }
-    }
-
     /// Continues with `slot`, of `part`, in a new chunk.
     ///
     /// # Errors
@@ -367,11 +351,16 @@ impl<'a> ChunkStream<'a> {
         Ok(())
     }
 
-    /// Writes the open chunk, and commits the generation.
+    /// Writes the open chunk, and commits the generation. `classes`: the names of the classes, into which labels are
+    /// indexes; if they are empty, those of the current generation stay. `origins`: the objects that are imported.
     ///
     /// # Errors
     /// Errors of writing. A reader then opens the previous generation.
-    pub(super) fn commit(mut self) -> Result<Streamed> {
+    pub(super) fn commit(
+        mut self,
+        classes: &[Vec<u8>],
+        origins: &OriginsBuilder,
+    ) -> Result<Streamed> {
         self.finish_chunk()?;
         self.drain()?;
         let Some(mut builder) = self.builder else {
@@ -381,6 +370,12 @@ impl<'a> ChunkStream<'a> {
             builder.set_freed(current.freed(builder.cell_ranges()));
         }
         let journal = &self.state.journal;
+        if !classes.is_empty() {
+            builder.set_classes(classes.to_vec());
+        }
+        let mut group = Vec::new();
+        origins.encode(journal.generation, &mut group);
+        builder.add_origins(&group);
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         if !self.state.media.checks_writes() {
             // The samples cannot be read again, so damage is reported, not repaired.

@@ -33,7 +33,7 @@ use crate::import::sources::{
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::columns::{ColumnTable, RowValues};
-use dlfs_format::format::{FieldTypes, SampleMeta, fields};
+use dlfs_format::format::{FieldTypes, OriginsBuilder, SampleMeta, fields};
 use dlfs_places::{Client, Object};
 
 /// Imports the streams `found` onto `media`.
@@ -74,8 +74,20 @@ pub(super) fn run(
     let points = Points::of(kind, objects, shards, columns.as_ref(), &state, options);
     progress.stage(Stage::Writing, 0, 0);
     state.begin()?;
-    let mut import = StreamImport::new(&state, checks, lease, progress)?;
-    import.points = points;
+    let mut import = StreamImport {
+        state: &state,
+        lease,
+        checks,
+        row: None,
+        values: checks.file.map(ColumnFile::of_stream),
+        example: None,
+        progress,
+        chunks: ChunkStream::new(&state, lease, checks.columns())?,
+        points,
+        samples: 0,
+        sample_bytes: 0,
+        only_names_matter: false,
+    };
     let restored = again.as_ref().map(|files| import.restore(files, opened.shards()));
     let restored = restored.transpose()?.flatten();
     let mut source = match again.zip(restored) {
@@ -107,11 +119,7 @@ pub(super) fn run(
         return Err(no_samples(bad, kind, &file_counts));
     }
     let classes = [source.classes(), &options.classes].into_iter().find(|all| !all.is_empty());
-    if let Some(classes) = classes {
-        import.chunks.set_classes(classes.to_vec());
-    }
-    import.chunks.add_origins(&origins.lock());
-    import.finish(judged, bad, file_counts)
+    import.finish(judged, bad, file_counts, classes.unwrap_or_default(), &origins.lock())
 }
 
 /// The kind of a source, and the reason for that kind.
@@ -270,29 +278,7 @@ struct StreamImport<'a> {
     only_names_matter: bool,
 }
 
-impl<'a> StreamImport<'a> {
-    fn new(
-        state: &'a ImportState,
-        checks: Checks<'a>,
-        lease: &'a Lease,
-        progress: &'a mut dyn Progress,
-    ) -> Result<StreamImport<'a>> {
-        Ok(StreamImport {
-            state,
-            lease,
-            checks,
-            row: None,
-            values: checks.file.map(ColumnFile::of_stream),
-            example: None,
-            progress,
-            chunks: ChunkStream::new(state, lease, checks.columns())?,
-            points: None,
-            samples: 0,
-            sample_bytes: 0,
-            only_names_matter: false,
-        })
-    }
-
+impl StreamImport<'_> {
     /// Takes over the samples on the media up to the last point of an interrupted import before which no chunk
     /// is missing. Returns the position at which to continue reading; `None`: at the beginning.
     fn restore(
@@ -398,12 +384,14 @@ impl<'a> StreamImport<'a> {
         Judged { kind, decided }: Judged,
         bad: Vec<BadEntry>,
         file_counts: Vec<FileCount>,
+        classes: &[Vec<u8>],
+        origins: &OriginsBuilder,
     ) -> Result<ImportReport> {
         if let Some(values) = &self.values {
             values.check(self.example.as_deref())?;
         }
         self.progress.stage(Stage::Committing, 0, 0);
-        let Streamed { commit, chunks, found, media } = self.chunks.commit()?;
+        let Streamed { commit, chunks, found, media } = self.chunks.commit(classes, origins)?;
         Ok(ImportReport {
             decided,
             samples: self.samples,

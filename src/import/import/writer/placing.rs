@@ -21,7 +21,8 @@ use dlfs_format::directory::Directory;
 use dlfs_format::format::builder::encode_fields;
 use dlfs_format::format::columns::{ColumnSpec, ColumnTable, Value, check_columns};
 use dlfs_format::format::{
-    ChunkSpec, FieldTypes, FormatError, ImageLayout, Part, Placement, SampleMeta, Uuid,
+    ChunkSpec, FieldTypes, FormatError, ImageLayout, OriginsBuilder, Part, Placement, SampleMeta,
+    Uuid,
 };
 use dlfs_io::qpair::Device;
 
@@ -295,9 +296,9 @@ impl<'a> Placer<'a> {
         self.chunks.push(&window.meta(at), NewRecord { len, give: &mut |take| take(record) })
     }
 
-    fn commit(mut self, classes: Vec<Vec<u8>>) -> Result<WriteReport> {
-        self.chunks.set_classes(classes);
-        let Streamed { commit, chunks, .. } = self.chunks.commit()?;
+    fn commit(self, classes: Vec<Vec<u8>>) -> Result<WriteReport> {
+        let origins = OriginsBuilder::default();
+        let Streamed { commit, chunks, .. } = self.chunks.commit(&classes, &origins)?;
         Ok(WriteReport {
             samples: self.next - self.first,
             sample_bytes: self.sample_bytes,
