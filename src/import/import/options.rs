@@ -276,15 +276,20 @@ impl Default for ImportOptions {
     }
 }
 
+impl FromStr for PlacementOrder {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<PlacementOrder> {
+        let choices = [("shuffled", PlacementOrder::Shuffled), ("source", PlacementOrder::Source)];
+        chosen(text, choices)
+    }
+}
+
 impl FromStr for OnError {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<OnError> {
-        match text {
-            "stop" => Ok(OnError::Stop),
-            "skip" => Ok(OnError::Skip),
-            _ => Err(invalid(format!("{text:?} is neither stop or skip"))),
-        }
+        chosen(text, [("stop", OnError::Stop), ("skip", OnError::Skip)])
     }
 }
 
@@ -294,6 +299,12 @@ pub(super) fn as_text<S: Serializer>(
     serializer: S,
 ) -> std::result::Result<S::Ok, S::Error> {
     serializer.collect_str(value)
+}
+
+fn chosen<T>(text: &str, choices: [(&str, T); 2]) -> Result<T> {
+    let names = choices.each_ref().map(|(name, _)| *name).join(" or ");
+    let found = choices.into_iter().find(|(name, _)| *name == text).map(|(_, value)| value);
+    found.ok_or_else(|| invalid(format!("{text:?} is neither {names}")))
 }
 
 impl ImportOptions {
