@@ -6,13 +6,13 @@
 //! once its generation is committed.
 //!
 //! Here is also the block format of this state and of the others that an unfinished import keeps on the media:
-//! checkpoint, class names, lease, mark of a plan, and records of chunks.
+//! checkpoint, lease, mark of a plan, and records of chunks; heads of plans have it, too.
 //!
-//! A state is a JSON value in a block of a fixed length. The block's magic names the kind of state. A torn
-//! block has a wrong checksum, and counts as absent. `Block::read`, which reads journals and marks, refuses a
-//! state of another release, since this release cannot continue that import. The owners of the other states
-//! call `Block::open`: another release's checkpoint, class names or record count as absent, and its lease as
-//! one that may have a holder.
+//! A state is a JSON value in a block. The block's magic names the kind of state. A torn block has a wrong
+//! checksum, and counts as absent. `Block::read`, which reads journals and marks, refuses a state of another
+//! release, since this release cannot continue that import. The owners of the other states call `Block::open`:
+//! another release's checkpoint counts as absent, its record as damaged, and its lease as one that may have a
+//! holder.
 //!
 //! A state of a few numbers fits into the first 512 bytes, which a device writes atomically: overwriting it
 //! leaves either the old state or the new one.
