@@ -14,12 +14,12 @@ use crate::import::lease::Lease;
 use crate::import::media::Media;
 use crate::import::options::{MediaUse, Progress, stopped};
 use crate::import::prepare::{self, ImportState};
-use crate::import::read_back::{check_chunks, check_heads, sound_chunk};
+use crate::import::read_back::{check_heads, sound_chunk};
 use crate::import::write_behind::{FLUSH_EVERY_BYTES, WriteBehind};
 use dlfs_base::units::{SampleId, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_format::directory::DirectoryBuilder;
 use dlfs_format::directory::commit::Commit;
-use dlfs_format::directory::{Directory, DirectoryBuilder};
 use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::chunk::SampleEntry;
 use dlfs_format::format::columns::ColumnSpec;
@@ -39,7 +39,7 @@ pub(super) struct ChunkStream<'a> {
     pub(super) space: Space,
     /// The directory of the generation that is committed at the end. `None`: a separate commit adds the chunks.
     builder: Option<Box<DirectoryBuilder>>,
-    /// The heads of the chunks, if a separate commit adds them.
+    /// The heads of the chunks, if a separate commit adds them, or if they are read back.
     pub(super) heads: Vec<ChunkHead>,
     /// The slot after the last complete chunk.
     closed_slot: Slot,
@@ -260,9 +260,11 @@ impl<'a> ChunkStream<'a> {
 
     /// Counts a chunk, and adds it to the directory to commit.
     pub(super) fn collect(&mut self, header: &ChunkHeader) -> Result<()> {
-        match &mut self.builder {
-            Some(builder) => builder.add_chunk(header)?,
-            None => self.heads.push(*header.head()),
+        if let Some(builder) = &mut self.builder {
+            builder.add_chunk(header)?;
+        }
+        if self.builder.is_none() || !self.state.media.checks_writes() {
+            self.heads.push(*header.head());
         }
         self.closed_slot = header.head().end_slot();
         self.media.add(&DraftLen::of(header), &self.state.journal.layout);
@@ -379,8 +381,7 @@ impl<'a> ChunkStream<'a> {
         let directory = builder.finish(journal.generation, journal.time_ns)?;
         if !self.state.media.checks_writes() {
             // The samples cannot be read again, so damage is reported, not repaired.
-            let kept = self.state.image().map_or(0, Directory::num_chunks);
-            check_chunks(&mut self.writes.channel, &directory, kept)?;
+            check_heads(&mut self.writes.channel, &self.heads, "resume with dlfs import --resume")?;
         }
         let leases = std::slice::from_ref(self.lease);
         let commit = commit::commit(&self.state.media, leases, directory, &mut self.space)?;
@@ -395,12 +396,12 @@ impl<'a> ChunkStream<'a> {
     /// must flush.
     ///
     /// # Errors
-    /// Errors of writing. `Disconnected`: a chunk does not read back as it was written.
-    pub(super) fn end_part(mut self) -> Result<(Vec<ChunkHead>, Space)> {
+    /// Errors of writing. `Disconnected`: a chunk does not read back as it was written; `hint` says what to do.
+    pub(super) fn end_part(mut self, hint: &'static str) -> Result<(Vec<ChunkHead>, Space)> {
         self.finish_chunk()?;
         self.drain()?;
         if !self.state.media.checks_writes() {
-            check_heads(&mut self.writes.channel, &self.heads)?;
+            check_heads(&mut self.writes.channel, &self.heads, hint)?;
         }
         Ok((self.heads, self.space))
     }

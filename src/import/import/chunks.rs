@@ -36,19 +36,6 @@ pub(super) enum RowOrder {
     Slots(Vec<(Slot, u64)>),
 }
 
-impl RowOrder {
-    /// The order of an index that holds the rows of `chunks`, chunk by chunk.
-    pub(super) fn of_chunks(chunks: &[ChunkLayout]) -> RowOrder {
-        let mut row = 0;
-        let firsts = chunks.iter().map(|chunk| {
-            let first = (chunk.first_slot, row);
-            row += u64::from(chunk.num_slots);
-            first
-        });
-        RowOrder::Slots(firsts.collect())
-    }
-}
-
 impl<'a> Rows<'a> {
     /// The row of the sample at `slot`. The index must hold it.
     pub(super) fn row_at(&self, slot: Slot, placement: &Placement) -> u64 {

@@ -26,7 +26,7 @@ pub(super) enum Meaning {
     Nothing,
 }
 
-/// Opens the namespaces of an existing image.
+/// Opens the namespaces of an existing image; for writing if all of them must be those of one image.
 ///
 /// # Errors
 /// Errors of opening. `InvalidArgument`: an address does not say which of several namespaces is meant.
@@ -36,8 +36,9 @@ pub(super) fn open_image(
     meaning: Meaning,
 ) -> Result<Vec<Arc<dyn Device>>> {
     // With digests, data need not be read back after a transfer over a network.
-    let prefer_digests = connect.prefer_digests || connect.writable;
-    let connect = ConnectOptions { prefer_digests, ..connect.clone() };
+    let writable = connect.writable || meaning == Meaning::AllOfImage;
+    let prefer_digests = connect.prefer_digests || writable;
+    let connect = ConnectOptions { writable, prefer_digests, ..connect.clone() };
     let Resolved { sites, named } = catalog::resolve(image)?;
     // Only one site's copy is written. The other copies are outdated afterwards.
     let image = &sites[0];

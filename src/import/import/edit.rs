@@ -72,7 +72,7 @@ pub fn delete(
     options: &EditOptions,
     connect: &ConnectOptions,
 ) -> Result<EditReport> {
-    let devices = open_image(image, &writable(connect), Meaning::AllOfImage)?;
+    let devices = open_image(image, connect, Meaning::AllOfImage)?;
     delete_with(&devices, options, |directory| ids_of(directory, names))
 }
 
@@ -86,7 +86,7 @@ pub fn delete_ids(
     options: &EditOptions,
     connect: &ConnectOptions,
 ) -> Result<EditReport> {
-    let devices = open_image(image, &writable(connect), Meaning::AllOfImage)?;
+    let devices = open_image(image, connect, Meaning::AllOfImage)?;
     delete_with(&devices, options, |directory| known_ids(directory, ids))
 }
 
@@ -144,10 +144,6 @@ fn delete_with(
         .retry_budget
         .retry(|| edit.commit(directory.clone(), &mut edit.free_space(), samples));
     edit.lease.explain(result)
-}
-
-pub(super) fn writable(connect: &ConnectOptions) -> ConnectOptions {
-    ConnectOptions { writable: true, ..connect.clone() }
 }
 
 /// An edit of an image in progress.

@@ -11,7 +11,7 @@ use crate::import::chunk_stream::{ChunkStream, NewRecord};
 use crate::import::columns::columns_of;
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
-use crate::import::edit::{Edit, EditReport, give_back, is_left, writable};
+use crate::import::edit::{Edit, EditReport, give_back, is_left};
 use crate::import::journal::Journal;
 use crate::import::media::Media;
 use crate::import::options::{EditOptions, Progress, Stage};
@@ -44,7 +44,7 @@ pub fn purge(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<EditReport> {
-    purge_with(&open_image(image, &writable(connect), Meaning::AllOfImage)?, options, progress)
+    purge_with(&open_image(image, connect, Meaning::AllOfImage)?, options, progress)
 }
 
 /// Same as [`purge`] with the default options, for open namespaces.
@@ -195,7 +195,7 @@ impl<'a> Purge<'a> {
             (0, Some(no_room)) => return Ok(Err(no_room)),
             (done, _) => done,
         };
-        let (heads, _) = rewriter.chunks.end_part()?;
+        let (heads, _) = rewriter.chunks.end_part("run the purge again")?;
         Ok(Ok((done, heads.len() as u64, self.commit(&heads)?)))
     }
 

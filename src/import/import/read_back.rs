@@ -5,7 +5,6 @@ use crate::import::media::{Channel, pieces};
 use dlfs_base::buf::IoBuf;
 use dlfs_base::units::{ALIGN_BYTES, Slot};
 use dlfs_base::{Error, ErrorKind, Result};
-use dlfs_format::directory::{ChunkInfo, Directory};
 use dlfs_format::format::builder::ChunkLocation;
 use dlfs_format::format::chunk::{ChunkId, ChunkKind, SampleEntry};
 use dlfs_format::format::names::crc32c;
@@ -122,53 +121,25 @@ fn is_right(sample: &SampleEntry<'_>, sums: &RecordSums) -> bool {
         && (pieces.is_empty() || sums.pieces().eq(pieces.iter().copied()))
 }
 
-/// Reads the chunks from number `first` on, and compares them with `directory`.
-///
-/// # Errors
-/// `Disconnected`: a chunk differs; the import can be resumed. Errors of reading.
-pub(super) fn check_chunks(channel: &mut Channel, directory: &Directory, first: u32) -> Result<()> {
-    for number in first..directory.num_chunks() {
-        let chunk = directory.chunk(number);
-        let found = read_sound(channel, chunk.namespace, chunk.offset_bytes, |_| true)?;
-        if !found.is_some_and(|(header, _)| is_same(&header, directory, &chunk)) {
-            let error = differs(channel, chunk.namespace, number.into());
-            return Err(error.hint("resume with dlfs import --resume"));
-        }
-    }
-    Ok(())
-}
-
-/// Returns whether a chunk has the samples that `directory` lists.
-fn is_same(header: &ChunkHeader, directory: &Directory, chunk: &ChunkInfo) -> bool {
-    let head = header.head();
-    let is_sample = |sample: SampleEntry<'_>| {
-        let extent = directory.extent(sample.id);
-        extent.is_none_or(|extent| {
-            (extent.len_bytes, extent.crc32c) == (sample.len_bytes, sample.crc32c)
-        })
-    };
-    (head.first_slot, u32::from(head.num_samples)) == (chunk.first_slot, chunk.num_slots)
-        && header.samples().all(is_sample)
-}
-
 /// Reads chunks that were written back, and compares them with their heads.
 ///
 /// # Errors
-/// `Disconnected`: a chunk differs. Errors of reading.
-pub(super) fn check_heads(channel: &mut Channel, heads: &[ChunkHead]) -> Result<()> {
+/// `Disconnected`: a chunk differs; `hint` says what to do. Errors of reading.
+pub(super) fn check_heads(
+    channel: &mut Channel,
+    heads: &[ChunkHead],
+    hint: &'static str,
+) -> Result<()> {
     for head in heads {
         let start = head.layout.offset_of(head.cell)?;
         if read_sound(channel, head.namespace, start, |found| found == head)?.is_none() {
-            return Err(differs(channel, head.namespace, head.id.sequence));
+            let message =
+                format!("chunk {} does not read back as it was written", head.id.sequence);
+            let error = Error::new(ErrorKind::Disconnected, message).hint(hint);
+            return Err(error.target(channel.media.address(head.namespace)));
         }
     }
     Ok(())
-}
-
-fn differs(channel: &Channel, namespace: u16, number: u64) -> Error {
-    let message = format!("chunk {number} does not read back as it was written");
-    let error = Error::new(ErrorKind::Disconnected, message);
-    error.target(channel.media.address(namespace))
 }
 
 const PIECE_BYTES: u64 = 1 << 20;

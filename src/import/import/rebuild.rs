@@ -18,7 +18,6 @@ use serde::Serialize;
 
 use crate::import::commit;
 use crate::import::device::{Meaning, open_image};
-use crate::import::edit::writable;
 use crate::import::lease::Lease;
 use crate::import::media::{Channel, Media};
 use crate::import::options::{ImportOptions, Progress, Stage, as_text};
@@ -94,7 +93,7 @@ pub fn rebuild(
     connect: &ConnectOptions,
     progress: &mut dyn Progress,
 ) -> Result<RebuildReport> {
-    let devices = open_image(image, &writable(connect), Meaning::AllOfImage)?;
+    let devices = open_image(image, connect, Meaning::AllOfImage)?;
     rebuild_on(&devices, since, progress)
 }
 

@@ -118,7 +118,7 @@ pub fn plan_import(
 fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> Result<PlanReport> {
     import.size_part()?;
     progress.stage(Stage::Committing, 0, 0);
-    let (plan, chunks) = write_plan(&import, path)?;
+    let plan = write_plan(&import, path)?;
     let bad = import.source.index().bad.clone();
     let Import { state, lease, .. } = import;
     // If the plan appends, others may change the image meanwhile. The mark shows whether they have.
@@ -129,11 +129,11 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
         let _ = std::fs::remove_file(path);
         return Err(error);
     }
-    let count = |part: u16| of_part(&chunks, part).len() as u64;
+    let counts = plan.parts.rows.iter().map(|pieces| total(pieces.iter().map(|piece| piece.count)));
     Ok(PlanReport {
         id: plan.id,
         uuid: plan.journal.layout.uuid,
-        parts: (0..).zip(&plan.image).map(|(at, one)| (one.to_string(), count(at))).collect(),
+        parts: plan.image.iter().map(Address::to_string).zip(counts).collect(),
         samples: plan.journal.part.count,
         sample_bytes: plan.parts.sample_bytes,
         bad,
@@ -141,7 +141,7 @@ fn planned(mut import: Import<'_>, path: &Path, progress: &mut dyn Progress) -> 
 }
 
 /// Lays out all chunks, and writes the plan with the chunks and their rows to the file at `path`.
-fn write_plan(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Vec<ChunkLayout>)> {
+fn write_plan(import: &Import<'_>, path: &Path) -> Result<Plan<SourceParts>> {
     let state = &import.state;
     let index = import.source.index();
     let journal = &state.journal;
@@ -167,7 +167,7 @@ fn write_plan(import: &Import<'_>, path: &Path) -> Result<(Plan<SourceParts>, Ve
         parts,
     };
     plan.write(path, import.source.shared()?, &chunks, &rows)?;
-    Ok((plan, chunks))
+    Ok(plan)
 }
 
 /// The report of an imported part.
@@ -604,7 +604,13 @@ impl SourcePlan {
         let SourceParts { source_fields, class_numbers, .. } = &self.plan.parts;
         let source_fields = source_fields.clone();
         let class_numbers = class_numbers.clone();
-        let order = RowOrder::of_chunks(chunks);
+        let mut row = 0;
+        let first = |chunk: &ChunkLayout| {
+            let first = row;
+            row += u64::from(chunk.num_slots);
+            (chunk.first_slot, first)
+        };
+        let order = RowOrder::Slots(chunks.iter().map(first).collect());
         Rows { index, source_fields, class_numbers, values: None, order }
     }
 }

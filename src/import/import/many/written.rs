@@ -320,8 +320,7 @@ impl NewPart {
         let mut placer = Placer::new(Windows { seed, ..windows }, 0, chunks);
         placer.place_all(thread, next)?;
         let Placer { chunks, sample_bytes, .. } = placer;
-        let written = chunks.end_part();
-        let (heads, mut space) = written.map_err(|error| error.hint("write the part again"))?;
+        let (heads, mut space) = chunks.end_part("write the part again")?;
         let mut sum = PartSum::default();
         heads.iter().for_each(|head| sum.add(head));
         let range = space.allocate(namespace.into(), RECORD_CELLS);
