@@ -467,7 +467,7 @@ fn live_versions(store: &dyn Store, name: &str) -> Result<Vec<(u64, Record)>> {
     Ok(living(entries_of(store, &Log::Versions(name.to_owned()))?))
 }
 
-/// The newest version of a data set that was not removed. Usually it is the last entry, and nothing else has to be read.
+/// The newest version of a data set that was not removed. Usually it is the last entry, and nothing else is read.
 fn newest_version(store: &dyn Store, name: &str) -> Result<Option<(u64, Record)>> {
     match newest_entry(store, &Log::Versions(name.to_owned()))? {
         Some((number, VersionEntry::Added(record))) => Ok(Some((number, *record))),

@@ -134,8 +134,8 @@ impl Judged {
         self.decided == Some(Decided::NoPair)
     }
 
-    /// The samples of archives or of TFRecords from `place` on, where `inputs` begin. `names` are the hashes of the names
-    /// before it. Samples with more bytes than `most_at_once` are read in pieces.
+    /// The samples of archives or of TFRecords from `place` on, where `inputs` begin. `names` are the hashes of the
+    /// names before it. Samples with more bytes than `most_at_once` are read in pieces.
     ///
     /// # Errors
     /// `BadSource`: samples of this kind do not come in streams.

@@ -433,7 +433,7 @@ fn prepare(image: &[Address], source: u64, connect: &ConnectOptions) -> Result<(
     Ok(())
 }
 
-/// Opens the namespaces for reading, and looks at them. There is nothing if one of them is no file yet, or an empty one.
+/// Opens the namespaces for reading, and looks at them. Nothing is there if one of them is no file yet, or is empty.
 ///
 /// # Errors
 /// As [`look`]; errors of opening.

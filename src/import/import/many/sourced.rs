@@ -5,8 +5,8 @@
 //! samples, in smaller ones. Numbers there are LEB128, and strings follow their length. So no process loads the rows of
 //! other parts, and a part loads few of its own rows at a time.
 //!
-//! The rows of a piece are in the order of chunks and slots; behind them are their values of typed columns. Names are in
-//! the order of ids. Each name is stored without the prefix that it shares with the name before it.
+//! The rows of a piece are in the order of chunks and slots; behind them are their values of typed columns. Names are
+//! in the order of ids. Each name is stored without the prefix that it shares with the name before it.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! Parts from programs: the plan of their image, the writer of one part, and the commit of all parts as one generation.
-//! The writer's thread places full windows in chunks after the parts that its namespace has already, and leaves a record
-//! for the commit. A part is complete once the mark of its namespace points to its record; each record points to the
-//! previous one.
+//! The writer's thread places full windows in chunks after the parts that its namespace has already, and leaves a
+//! record for the commit. A part is complete once the mark of its namespace points to its record; each record points
+//! to the previous one.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -23,8 +23,8 @@ impl Index {
         }
     }
 
-    /// Reads `count` rows that [`save_rows`](Self::save_rows) wrote. They use the containers, fields and classes of this
-    /// index.
+    /// Reads `count` rows that [`save_rows`](Self::save_rows) wrote. They use the containers, fields and classes of
+    /// this index.
     ///
     /// # Errors
     /// The bytes are not rows, or not rows of this index.
