@@ -55,12 +55,8 @@ pub(super) struct Copier {
     jobs: Receiver<Job>,
     /// For each tier, pages to be written, in the order of their arrival.
     to_write: Vec<VecDeque<Write>>,
-    /// For each tier, the number of outstanding writes of copies, and their bytes.
-    writes: Vec<(usize, usize)>,
     /// For each unit, the pages that are being written or are queued for it.
     writing: HashMap<u32, PageSet>,
-    /// Outstanding writes of copies to all tiers.
-    num_writes: usize,
     /// Units whose reserved pages must all be fetched.
     filling: HashMap<u32, Filling>,
     /// The same units, in the order in which they are checked.
@@ -140,7 +136,8 @@ struct Active {
 enum What {
     /// Contiguous pages of one or more units.
     Fetch(Vec<(u32, PageSet)>),
-    Write(Writing),
+    /// Copies that are being written, and their checksum.
+    Write(Copies, u32),
     Index {
         tier: usize,
         page: usize,
@@ -149,23 +146,16 @@ enum What {
         tier: u8,
         kept: Kept,
     },
-    Sum(Summing),
+    /// Copies whose checksum is being recomputed, and the number of the attempt.
+    Sum(Copies, u64),
 }
 
-/// Copies that are being written.
-struct Writing {
+/// Copies of one unit.
+#[derive(Clone, Copy)]
+struct Copies {
     unit: u32,
     pages: PageSet,
     location: CopyLocation,
-    sum: u32,
-}
-
-/// Copies whose checksum is being recomputed.
-struct Summing {
-    unit: u32,
-    pages: PageSet,
-    location: CopyLocation,
-    number: u64,
 }
 
 impl Copier {
@@ -193,9 +183,7 @@ impl Copier {
             first_tier: shared.origins.len(),
             jobs,
             to_write: shared.media.iter().map(|_| VecDeque::new()).collect(),
-            writes: vec![(0, 0); shared.media.len()],
             writing: HashMap::new(),
-            num_writes: 0,
             filling: HashMap::new(),
             incomplete: VecDeque::new(),
             checks: Checks::new(to_check, &shared.copies),
@@ -215,7 +203,7 @@ impl Copier {
 
     pub(super) fn run(&mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
-            if !self.poll_once(Instant::now()) {
+            if !self.turn(Instant::now(), false) {
                 let is_filled = self.incomplete.is_empty() && self.planned.is_empty();
                 let idle = is_filled && self.lent.is_empty();
                 let limit = if idle { IDLE_WAIT } else { BUSY_WAIT };
@@ -225,25 +213,35 @@ impl Copier {
         self.write_last(Instant::now() + LAST_WRITES);
     }
 
-    fn poll_once(&mut self, now: Instant) -> bool {
+    /// Advances all work; at the end (`is_last`) only writes. Returns whether anything has moved.
+    fn turn(&mut self, now: Instant, is_last: bool) -> bool {
         let mut moved = self.calls.turn();
-        while let Ok(job) = self.jobs.try_recv() {
+        while !is_last && let Ok(job) = self.jobs.try_recv() {
             self.handle(job, now);
             self.shared.counters.unsettle(-1);
             moved = true;
         }
         moved |= self.take_ended(now);
-        moved |= self.take_all_back();
+        moved |= !is_last && self.take_all_back();
         let before = self.active.len();
-        self.start_writes(now);
-        self.start_checks(now);
-        self.start_fetches(now);
+        (0..self.to_write.len()).for_each(|tier| self.start_writes(tier, now));
+        if !is_last {
+            self.start_checks(now);
+            self.start_fetches(now);
+        }
         self.start_index_writes(now);
-        moved |= self.active.len() > before; // the next turn submits them
         if !self.flushing.is_empty() && self.is_all_written() {
             self.flushing.clear();
         }
-        moved
+        moved || self.active.len() > before // the next turn submits them
+    }
+
+    /// Adds a call that has begun, or ends it if it has not.
+    fn start(&mut self, begun: Result<Ticket>, what: What, now: Instant) {
+        match begun {
+            Ok(ticket) => self.active.push(Active { ticket, began: now, what }),
+            Err(error) => self.ended(what, now, Err(error), now),
+        }
     }
 
     fn handle(&mut self, job: Job, now: Instant) {
@@ -274,9 +272,9 @@ impl Copier {
     fn is_moving(&self, unit: u32) -> bool {
         let is_used = |active: &Active| match &active.what {
             What::Check { kept, .. } => kept.unit == unit,
-            What::Sum(summing) => summing.unit == unit,
+            What::Sum(copies, _) => copies.unit == unit,
             What::Fetch(parts) => parts.iter().any(|(other, _)| *other == unit),
-            What::Write(_) | What::Index { .. } => false,
+            What::Write(..) | What::Index { .. } => false,
         };
         self.writing.contains_key(&unit) || self.active.iter().any(is_used)
     }
@@ -324,8 +322,7 @@ impl Copier {
         let keep = self.keep(unit, pages.without(is_written));
         let tier = self.shared.copies.location(unit).map_or(0, |location| location.tier);
         self.shared.copies.release(unit, pages.without(keep).without(is_written));
-        let dropped = u64::from(pages.without(keep).len()) * PAGE_BYTES;
-        self.shared.queued_bytes.fetch_sub(dropped as usize, Ordering::AcqRel);
+        self.shared.queued_bytes.fetch_sub(bytes_of(pages.without(keep)), Ordering::AcqRel);
         let mut rest = bytes;
         let mut at = first;
         for run in keep.runs() {
@@ -362,20 +359,24 @@ impl Copier {
         self.shared.wants(unit, pages.without(self.shared.copies.there(unit)))
     }
 
-    fn start_writes(&mut self, now: Instant) {
-        for tier in 0..self.to_write.len() {
-            self.start_writes_of(tier, now);
-        }
+    /// Outstanding writes of copies.
+    fn writes(&self) -> impl Iterator<Item = &Copies> + Clone {
+        self.active.iter().filter_map(|active| match &active.what {
+            What::Write(copies, _) => Some(copies),
+            _ => None,
+        })
     }
 
     fn may_write(&self, tier: usize) -> bool {
-        let (count, bytes) = self.writes[tier];
+        let to_tier = self.writes().filter(|copies| usize::from(copies.location.tier) == tier);
+        let bytes: usize = to_tier.clone().map(|copies| bytes_of(copies.pages)).sum();
+        let count = to_tier.count();
         let next = self.to_write[tier].front().map_or(0, |write| write.bytes.len());
         let most = self.shared.sources.limit(tier as u8).map(|limit| limit.most_bytes());
         count < MAX_WRITES && most.is_none_or(|most| count == 0 || bytes + next <= most)
     }
 
-    fn start_writes_of(&mut self, tier: usize, now: Instant) {
+    fn start_writes(&mut self, tier: usize, now: Instant) {
         while self.may_write(tier) {
             let Some(Write { unit, pages, bytes }) = self.to_write[tier].pop_front() else {
                 return;
@@ -388,21 +389,13 @@ impl Copier {
                 self.end_write(unit, pages);
                 continue;
             };
-            let sum = sum_of_pages(pages, first, &bytes);
+            let what =
+                What::Write(Copies { unit, pages, location }, sum_of_pages(pages, first, &bytes));
             let media = &self.shared.media[usize::from(location.tier)];
             let offset = media.data_offset + page * PAGE_BYTES;
             let pair = self.first_tier + usize::from(location.tier);
-            let len = bytes.len();
-            match self.calls.begin_write(pair, offset, bytes) {
-                Ok(ticket) => {
-                    let what = What::Write(Writing { unit, pages, location, sum });
-                    self.active.push(Active { ticket, began: now, what });
-                    self.num_writes += 1;
-                    let (count, bytes) = &mut self.writes[usize::from(location.tier)];
-                    (*count, *bytes) = (*count + 1, *bytes + len);
-                }
-                Err(error) => self.write_failed(unit, pages, location, &error.report()),
-            }
+            let begun = self.calls.begin_write(pair, offset, bytes);
+            self.start(begun, what, now);
         }
     }
 
@@ -414,28 +407,27 @@ impl Copier {
                 self.writing.remove(&unit);
             }
         }
-        let bytes = u64::from(pages.len()) * PAGE_BYTES;
-        self.shared.queued_bytes.fetch_sub(bytes as usize, Ordering::AcqRel);
+        self.shared.queued_bytes.fetch_sub(bytes_of(pages), Ordering::AcqRel);
         self.shared.counters.unsettle(-1);
     }
 
-    fn written(&mut self, write: &Writing, began: Instant, now: Instant) {
-        let Writing { unit, pages, location, sum } = *write;
+    fn written(&mut self, copies: Copies, sum: u32, began: Instant, now: Instant) {
+        let Copies { unit, pages, location } = copies;
         let is_listed = self.list(unit, location, pages, sum);
         let media = &self.shared.media[usize::from(location.tier)];
         location.ranges(pages).for_each(|range| media.freeze(&range));
         self.shared.copies.publish(unit, pages);
         let all = self.shared.units.get(unit).all();
         let is_whole = all.without(self.shared.copies.there(unit)).is_empty();
-        let len = u64::from(pages.len()) * PAGE_BYTES;
-        self.shared.counters.filled(location.tier, len as usize, is_whole, now - began);
+        self.shared.counters.filled(location.tier, bytes_of(pages), is_whole, now - began);
         if !is_listed {
             self.sum_again(unit, now);
         }
+        self.end_write(unit, pages);
     }
 
     /// Handles a failed write: stops copying to the tier.
-    fn write_failed(&mut self, unit: u32, pages: PageSet, location: CopyLocation, why: &str) {
+    fn write_failed(&mut self, Copies { unit, pages, location }: Copies, why: &str) {
         self.shared.switch_off(location.tier, &why);
         self.shared.unreserve(unit, pages);
         self.shared.copies.release(unit, pages);
@@ -450,31 +442,21 @@ impl Copier {
             match self.calls.take(self.active[at].ticket) {
                 None => at += 1,
                 Some(result) => {
-                    let active = self.active.swap_remove(at);
-                    self.ended(active, result, now);
+                    let Active { what, began, .. } = self.active.swap_remove(at);
+                    self.ended(what, began, result, now);
                 }
             }
         }
         self.active.len() != before
     }
 
-    fn ended(&mut self, active: Active, result: Result<IoBuf>, now: Instant) {
-        match active.what {
+    fn ended(&mut self, what: What, began: Instant, result: Result<IoBuf>, now: Instant) {
+        match what {
             What::Fetch(parts) => self.fetched(parts, result, now),
-            What::Write(write) => {
-                let Writing { unit, pages, location, .. } = write;
-                self.num_writes -= 1;
-                let (count, bytes) = &mut self.writes[usize::from(location.tier)];
-                *count -= 1;
-                *bytes -= pages.len() as usize * PAGE_BYTES as usize;
-                match result {
-                    Ok(_) => {
-                        self.written(&write, active.began, now);
-                        self.end_write(unit, pages);
-                    }
-                    Err(error) => self.write_failed(unit, pages, location, &error.report()),
-                }
-            }
+            What::Write(copies, sum) => match result {
+                Ok(_) => self.written(copies, sum, began, now),
+                Err(error) => self.write_failed(copies, &error.report()),
+            },
             What::Index { tier, page } => {
                 self.dirty[tier].writing.remove(&page);
                 if let Err(error) = result {
@@ -482,7 +464,7 @@ impl Copier {
                 }
             }
             What::Check { tier, kept } => self.checked(tier, kept, result, now),
-            What::Sum(summing) => self.summed(summing, result, now),
+            What::Sum(copies, number) => self.summed(copies, number, result, now),
         }
     }
 
@@ -497,7 +479,7 @@ impl Copier {
             Ok(mut rest) => {
                 self.shared.queued_bytes.fetch_add(rest.len(), Ordering::AcqRel);
                 for (unit, pages) in parts {
-                    let behind = rest.split_off((u64::from(pages.len()) * PAGE_BYTES) as usize);
+                    let behind = rest.split_off(bytes_of(pages));
                     self.add(unit, pages, rest, now);
                     rest = behind;
                 }
@@ -558,17 +540,14 @@ impl Copier {
         self.set_entry(location.tier, unit, None);
         self.summing.remove(&unit);
         let Some((location, pages)) = copies else { return };
-        if let Ok(ticket) = self.begin_read_copies(location, pages) {
-            self.last_sum += 1;
-            let number = self.last_sum;
-            self.summing.insert(unit, number);
-            let what = What::Sum(Summing { unit, pages, location, number });
-            self.active.push(Active { ticket, began: now, what });
-        }
+        self.last_sum += 1;
+        self.summing.insert(unit, self.last_sum);
+        let begun = self.begin_read_copies(location, pages);
+        self.start(begun, What::Sum(Copies { unit, pages, location }, self.last_sum), now);
     }
 
-    fn summed(&mut self, summing: Summing, result: Result<IoBuf>, now: Instant) {
-        let Summing { unit, pages, location, number } = summing;
+    fn summed(&mut self, copies: Copies, number: u64, result: Result<IoBuf>, now: Instant) {
+        let Copies { unit, pages, location } = copies;
         if self.summing.get(&unit) != Some(&number) {
             return; // the copies have changed meanwhile
         }
@@ -677,7 +656,7 @@ impl Copier {
     }
 
     fn num_reads(&self) -> usize {
-        self.active.len() - self.num_writes
+        self.active.len() - self.writes().count()
     }
 
     fn may_fetch(&self, now: Instant) -> bool {
@@ -725,7 +704,7 @@ impl Copier {
         let mut next = Some((unit, run));
         while let Some((unit, run)) = next.take() {
             let pages = PageSet::range(run.clone());
-            bytes += u64::from(pages.len()) * PAGE_BYTES;
+            bytes += bytes_of(pages);
             let claimed = shared.copies.claim(unit, pages);
             if claimed != pages {
                 shared.copies.release(unit, claimed); // a reader has claimed some of them
@@ -746,21 +725,18 @@ impl Copier {
         let namespace = usize::from(self.shared.units.namespace_of(unit));
         let skip = u64::from(pages.0.trailing_zeros()) * PAGE_BYTES;
         let offset = self.shared.units.get(unit).start_bytes() + skip;
-        let num_pages: u64 = parts.iter().map(|(_, pages)| u64::from(pages.len())).sum();
-        let len = (num_pages * PAGE_BYTES) as usize;
+        let len: usize = parts.iter().map(|(_, pages)| bytes_of(*pages)).sum();
         for (unit, pages) in &parts {
             if let Some(filling) = self.filling.get_mut(unit) {
                 filling.fetching = filling.fetching.with(*pages);
             }
         }
-        match self.calls.begin_read(namespace, offset, IoBuf::zeroed(len)) {
-            Ok(ticket) => {
-                let most = self.calls.namespace(namespace).max_transfer_bytes as usize;
-                self.shared.counters.copier_read(len.div_ceil(most) as u64, len);
-                self.active.push(Active { ticket, began: now, what: What::Fetch(parts) });
-            }
-            Err(error) => self.fetched(parts, Err(error), now),
+        let begun = self.calls.begin_read(namespace, offset, IoBuf::zeroed(len));
+        if begun.is_ok() {
+            let most = self.calls.namespace(namespace).max_transfer_bytes as usize;
+            self.shared.counters.copier_read(len.div_ceil(most) as u64, len);
         }
+        self.start(begun, What::Fetch(parts), now);
         if let Some(rate) = self.bandwidth {
             let pause = Duration::from_secs_f64(len as f64 / rate as f64);
             self.next_fetch = self.next_fetch.max(now) + pause;
@@ -769,17 +745,13 @@ impl Copier {
 
     fn start_index_writes(&mut self, now: Instant) {
         for tier in 0..self.dirty.len() {
-            let Some(index) = &self.shared.media[tier].index else { continue };
+            let shared = Arc::clone(&self.shared);
+            let Some(index) = &shared.media[tier].index else { continue };
             while let Some(page) = self.dirty[tier].take_next() {
                 let mut buf = IoBuf::zeroed(PAGE_BYTES as usize);
                 buf.copy_from_slice(&index.lock().bytes()[page..page + PAGE_BYTES as usize]);
-                match self.calls.begin_write(self.first_tier + tier, page as u64, buf) {
-                    Ok(ticket) => {
-                        let what = What::Index { tier, page };
-                        self.active.push(Active { ticket, began: now, what });
-                    }
-                    Err(_) => _ = self.dirty[tier].writing.remove(&page), // cannot happen: the length is a whole page
-                }
+                let begun = self.calls.begin_write(self.first_tier + tier, page as u64, buf);
+                self.start(begun, What::Index { tier, page }, now);
             }
         }
     }
@@ -794,13 +766,7 @@ impl Copier {
             self.shared.counters.unsettle(-1);
         }
         while !self.is_all_written() && Instant::now() < until {
-            let mut moved = self.calls.turn();
-            moved |= self.take_ended(Instant::now());
-            let before = self.active.len();
-            self.start_writes(Instant::now());
-            self.start_index_writes(Instant::now());
-            moved |= self.active.len() > before;
-            if !moved {
+            if !self.turn(Instant::now(), true) {
                 self.calls.wait_until(until.min(Instant::now() + BUSY_WAIT));
             }
         }
@@ -808,11 +774,15 @@ impl Copier {
 
     fn is_all_written(&self) -> bool {
         let is_clean = |dirty: &Dirty| dirty.pages.is_empty() && dirty.writing.is_empty();
-        self.num_writes == 0
+        self.writes().next().is_none()
             && self.to_write.iter().all(VecDeque::is_empty)
             && self.summing.is_empty()
             && self.dirty.iter().all(is_clean)
     }
+}
+
+fn bytes_of(pages: PageSet) -> usize {
+    (u64::from(pages.len()) * PAGE_BYTES) as usize
 }
 
 /// Time that a unit waits for pages that readers may still request, before the copier fetches it.
@@ -837,7 +807,7 @@ const MAX_INDEX_WRITES: usize = 4;
 const MAX_CHECKED: usize = 64;
 
 /// Maximum length of one read of the origin by the copier.
-const MAX_FETCH_BYTES: u64 = 1 << 20;
+const MAX_FETCH_BYTES: usize = 1 << 20;
 
 /// Limit of data waiting to be written; above it nothing is fetched ahead.
 const MAX_AHEAD_BYTES: usize = 32 << 20;

@@ -23,10 +23,11 @@ use super::Shared;
 use dlfs_base::buf::{IoBuf, SharedBuf};
 use dlfs_base::error::{ErrorKind, Result};
 use dlfs_base::units::Lba;
+use dlfs_io::qpair::mem::MemNamespace;
 use dlfs_io::qpair::pieces::PieceId;
-use dlfs_io::qpair::{Completion, Io, IoError, IoOp, Namespace, PairScope, QueuePair};
+use dlfs_io::qpair::{Device, Io, IoOp, PairScope, QueuePair};
 use dlfs_order::plan::{Rate, Source as Place, SourceRates};
-use dlfs_order::tier::{Ledger, PageSet};
+use dlfs_order::tier::{Ledger, PAGE_BYTES, PageSet};
 
 /// The decisions for all tiers of a process.
 #[derive(Default)]
@@ -204,43 +205,11 @@ pub(super) fn pair_of(shared: &Shared, tier: u8, scope: &PairScope) -> Result<Bo
     match media.device.queue_pair_in(scope) {
         Err(error) if media.remote.is_some() && error.kind() != ErrorKind::Refused => {
             shared.switch_off(tier, &error.report());
-            let namespace = media.device.namespace();
-            Ok(Box::new(Lost { namespace, taken: Vec::new(), why: error.to_string() }))
+            // A page stands for the tier. All copies lie behind the index, so each read of one fails past
+            // the end, and then goes to the origin.
+            MemNamespace::new(PAGE_BYTES, PAGE_BYTES as u32)?.queue_pair()
         }
         opened => opened,
-    }
-}
-
-/// Queue pair of a tier whose target cannot be reached: each read fails here, and then goes to the origin.
-struct Lost {
-    namespace: Namespace,
-    taken: Vec<Io>,
-    why: String,
-}
-
-impl QueuePair for Lost {
-    fn namespace(&self) -> &Namespace {
-        &self.namespace
-    }
-
-    fn submit(&mut self, pending: &mut VecDeque<Io>) -> usize {
-        let count = pending.len();
-        self.taken.extend(pending.drain(..));
-        count
-    }
-
-    fn poll(&mut self, _: Instant, max: usize, done: &mut Vec<Completion>) -> usize {
-        let count = self.taken.len().min(max);
-        done.extend(self.taken.drain(..count).map(|io| Completion {
-            tag: io.tag,
-            buf: io.buf,
-            result: Err(IoError::Disconnected(self.why.clone())),
-        }));
-        count
-    }
-
-    fn outstanding(&self) -> usize {
-        self.taken.len()
     }
 }
 
@@ -413,11 +382,7 @@ const MAX_ID: u32 = u32::MAX >> 1;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
-    use dlfs_io::qpair::Device;
-    use dlfs_io::qpair::mem::MemNamespace;
     use dlfs_order::plan::{Curve, Rate, Stage};
 
     fn source(limit: &Arc<Limit>) -> Source {
