@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use super::copier::{Job, MAX_QUEUED_BYTES};
 use super::opening::lacking;
 use super::share::Message;
-use super::{Held, OWN, Shared};
+use super::{Held, Shared};
 use dlfs_base::buf::IoBuf;
 use dlfs_order::tier::{CopyLocation, Holding, Ledger, OWN_FILES_PAGE, PageSet, Policy, Want};
 
@@ -242,15 +242,6 @@ impl Shared {
         self.copies.unreserve(unit, pages);
         ledger.unreserve(unit, location.tier, pages.len().into());
         self.copies.set_room(ledger.room());
-    }
-
-    /// Sets the chunks that this process holds: here, or at the owner.
-    pub(super) fn set_held(&self, held: Held) {
-        if let Some(link) = self.link() {
-            link.send(Message::Hold(held));
-        } else if self.is_owner() {
-            self.add_held(OWN, held);
-        }
     }
 
     /// Adds the chunks that a process holds; from now on, room is kept for the chunks of all processes.

@@ -50,7 +50,7 @@ mod sources;
 mod stats;
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ struct Shared {
     /// Tells a forked child from the process that opened the tiers: threads and connections do not
     /// survive a fork.
     home: Forked<()>,
-    units: Arc<Units>,
+    opening: Arc<Opening>,
     copies: CopyTable,
     ledger: Mutex<Ledger>,
     /// The latest plan of each process that shares the tiers, by connection number. The owner merges
@@ -114,8 +114,6 @@ struct Shared {
     /// The chunks that the processes that share the tiers hold for other nodes.
     holdings: Mutex<Holdings>,
     media: Vec<Media>,
-    origins: Vec<Arc<dyn Device>>,
-    counters: Arc<Counters>,
     sources: Arc<Sources>,
     jobs: Sender<Job>,
     /// Wakes the copier, if this process owns the tiers.
@@ -130,11 +128,6 @@ struct Shared {
     link: Forked<Option<Link>>,
     /// Bytes queued for the copier.
     queued_bytes: AtomicUsize,
-    /// Outstanding reads of the origin that a reader waits for.
-    demand: Arc<AtomicUsize>,
-    /// Checksums for comparing copies before they are published; set if other nodes rely on these
-    /// copies.
-    intact: Arc<OnceLock<Arc<Intact>>>,
     /// Number of consecutive waits for a claimed page that timed out.
     overdue: AtomicU32,
     /// The state that replaces this one after the owner has ended.
@@ -175,18 +168,18 @@ impl Cache {
         options: &TierOptions,
     ) -> Result<Cache> {
         options.check()?;
-        let opening = Opening {
+        let opening = Arc::new(Opening {
             origins: origins.to_vec(),
             units: Arc::new(units),
             identity,
             options: options.clone(),
-            counters: Arc::new(Counters::new(options::MAX_TIERS)),
+            counters: Counters::new(options::MAX_TIERS),
             sources: Arc::new(Sources::new(options.rates.clone())),
-            plan: Arc::new(Forked::new(Mutex::default())),
-            demand: Arc::default(),
-            holding: Arc::default(),
-            intact: Arc::default(),
-        };
+            plan: Forked::new(Mutex::default()),
+            demand: AtomicUsize::new(0),
+            holding: Mutex::default(),
+            intact: OnceLock::new(),
+        });
         let until = Instant::now() + ATTACH_WAIT;
         let mut was_free = false;
         let (shared, owned) = loop {
@@ -307,7 +300,7 @@ impl Cache {
         // Stored before the current state is looked up: a state that succeeds it sets the stored plan
         // again.
         *self.tiers.opening.plan.get_or_init(Mutex::default).lock() = Some(Arc::clone(&plan));
-        self.tiers.latest().set_plan(plan);
+        self.tiers.latest().tell(Message::Plan(plan));
         Ok(())
     }
 
@@ -338,7 +331,7 @@ impl Cache {
             // Stored before the current state is looked up: a state that succeeds it sets the stored
             // chunks again.
             *self.tiers.opening.holding.lock() = Some(held.clone());
-            self.tiers.latest().set_held(held);
+            self.tiers.latest().tell(Message::Hold(held));
         }
     }
 
@@ -359,7 +352,7 @@ impl Cache {
     /// Identifier of these tiers, the same for all processes of this machine that share them, and
     /// unique while this machine runs; 0 if they are not shared, or if the machine's boot id is unknown.
     pub fn shared_id(&self) -> u64 {
-        let Opening { options, identity, .. } = &self.tiers.opening;
+        let Opening { options, identity, .. } = &*self.tiers.opening;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         match share::socket_name(options, *identity) {
             Some(name) if !boot.is_empty() => {
@@ -403,18 +396,16 @@ impl Cache {
 
 impl Shared {
     /// A state without a copier, a connection or copies.
-    fn new(opening: &Opening, media: Vec<Media>) -> Shared {
+    fn new(opening: &Arc<Opening>, media: Vec<Media>) -> Shared {
         Shared {
             home: Forked::new(()),
-            units: Arc::clone(&opening.units),
+            opening: Arc::clone(opening),
             copies: CopyTable::new(0),
             ledger: Mutex::new(Ledger::new(Policy::None, Stop::Never, &[])),
             plans: Mutex::default(),
             holdings: Mutex::default(),
-            counters: Arc::clone(&opening.counters),
             sources: Arc::clone(&opening.sources),
             media,
-            origins: opening.origins.clone(),
             jobs: crossbeam_channel::unbounded().0,
             waker: None,
             attached_to: None,
@@ -422,8 +413,6 @@ impl Shared {
             num_attached: AtomicUsize::new(0),
             link: Forked::new(None),
             queued_bytes: AtomicUsize::new(0),
-            demand: Arc::clone(&opening.demand),
-            intact: Arc::clone(&opening.intact),
             overdue: AtomicU32::new(0),
             next: OnceLock::new(),
             stop: AtomicBool::new(false),
@@ -431,12 +420,13 @@ impl Shared {
         }
     }
 
-    /// Sets this process's plan: here, or at the owner.
-    fn set_plan(&self, plan: Arc<TierPlan>) {
-        if let Some(link) = self.link() {
-            link.send(Message::Plan(plan));
-        } else if self.is_owner() {
-            self.add_plan(OWN, plan);
+    /// Handles this process's message: here, or at the owner.
+    fn tell(&self, message: Message) {
+        match (self.link(), message) {
+            (Some(link), message) => link.send(message),
+            (None, Message::Plan(plan)) if self.is_owner() => self.add_plan(OWN, plan),
+            (None, Message::Hold(held)) if self.is_owner() => self.add_held(OWN, held),
+            _ => {} // nobody owns the tiers now; pages go to the copier
         }
     }
 
@@ -651,6 +641,14 @@ impl Shared {
             let tier = &self.media[usize::from(tier)].name;
             tracing::warn!(%tier, "the tier takes no more copies: {why}");
         }
+    }
+}
+
+impl Deref for Shared {
+    type Target = Opening;
+
+    fn deref(&self) -> &Opening {
+        &self.opening
     }
 }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::copier::{self, Copier, Job};
 use super::media::{self, Media};
 use super::options::TierOptions;
-use super::share::{self, Hello, Link, Listener, Owner, Sharing, Welcome};
+use super::share::{self, Hello, Link, Listener, Message, Owner, Sharing, Welcome};
 use super::sources::Sources;
 use super::stats::Counters;
 use super::{Held, Holdings, Identity, Shared, TierPlan, folder};
@@ -30,24 +30,24 @@ use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
 
 /// Everything that [`Cache::new`](super::Cache::new), takeovers and forked children need to open the
 /// tiers.
-#[derive(Clone)]
 pub(super) struct Opening {
     pub(super) origins: Vec<Arc<dyn Device>>,
     pub(super) units: Arc<Units>,
     pub(super) identity: Identity,
     pub(super) options: TierOptions,
     /// Counters that continue after takeovers.
-    pub(super) counters: Arc<Counters>,
-    pub(super) demand: Arc<AtomicUsize>,
+    pub(super) counters: Counters,
+    /// Outstanding reads of the origin that a reader waits for.
+    pub(super) demand: AtomicUsize,
     /// The decisions that follow from the rates in `options`.
     pub(super) sources: Arc<Sources>,
     /// This process's last plan, for the next owner.
-    pub(super) plan: Arc<Forked<Mutex<Option<Arc<TierPlan>>>>>,
+    pub(super) plan: Forked<Mutex<Option<Arc<TierPlan>>>>,
     /// The chunks that this node holds for others, once they are known; also for the next owner.
-    pub(super) holding: Arc<Mutex<Option<Held>>>,
+    pub(super) holding: Mutex<Option<Held>>,
     /// Checksums for comparing copies before they are published; set if other nodes rely on these
     /// copies.
-    pub(super) intact: Arc<OnceLock<Arc<Intact>>>,
+    pub(super) intact: OnceLock<Arc<Intact>>,
 }
 
 /// The threads of the owner.
@@ -63,7 +63,7 @@ impl Opening {
     /// # Errors
     /// `Busy`: another process has the tiers; the source says why this process could not attach. Errors
     /// of [`Opening::attach`] and [`Opening::own`].
-    pub(super) fn attach_or_own(&self) -> Result<(Arc<Shared>, Option<Owned>)> {
+    pub(super) fn attach_or_own(self: &Arc<Opening>) -> Result<(Arc<Shared>, Option<Owned>)> {
         let why = match self.attach() {
             Ok(Some(shared)) => return Ok((shared, None)),
             Ok(None) => None,
@@ -80,14 +80,14 @@ impl Opening {
     /// After a takeover, sets this process's last plan and the chunks that this node holds again.
     fn tell_again(&self, shared: &Shared) {
         let plan = self.plan.get().and_then(|plan| plan.lock().clone());
-        plan.into_iter().for_each(|plan| shared.set_plan(plan));
+        plan.into_iter().for_each(|plan| shared.tell(Message::Plan(plan)));
         let held = self.holding.lock().clone();
-        held.into_iter().for_each(|held| shared.set_held(held));
+        held.into_iter().for_each(|held| shared.tell(Message::Hold(held)));
     }
 
     /// Opens the tiers as their owner.
-    fn own(&self) -> Result<(Arc<Shared>, Owned)> {
-        let Opening { origins, units, identity, options, .. } = self;
+    fn own(self: &Arc<Opening>) -> Result<(Arc<Shared>, Owned)> {
+        let Opening { origins, units, identity, options, .. } = &**self;
         let listener = self.claim_memory()?;
         let mut media = Vec::new();
         let mut to_check = Vec::new();
@@ -225,8 +225,8 @@ impl Opening {
     /// # Errors
     /// `Unsupported`: the owner runs another version of dlfs. `Busy`: the owner has the tiers for
     /// another image. Errors of [`share::connect`].
-    pub(super) fn attach(&self) -> Result<Option<Arc<Shared>>> {
-        let Opening { identity, options, units, .. } = self;
+    pub(super) fn attach(self: &Arc<Opening>) -> Result<Option<Arc<Shared>>> {
+        let Opening { identity, options, units, .. } = &**self;
         let identity = *identity;
         let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
         let Some(welcome) = share::connect(&name)? else { return Ok(None) };
@@ -262,7 +262,7 @@ impl Opening {
     }
 
     /// A state without tiers for now: reads go to the origin.
-    pub(super) fn none(&self) -> Arc<Shared> {
+    pub(super) fn none(self: &Arc<Opening>) -> Arc<Shared> {
         let copies = CopyTable::new(self.units.len());
         Arc::new(Shared { copies, ..Shared::new(self, Vec::new()) })
     }
@@ -299,7 +299,7 @@ fn is_final(error: &Error) -> bool {
 
 /// The tiers of one data set, in this process and in the children that it forks.
 pub(super) struct Tiers {
-    pub(super) opening: Opening,
+    pub(super) opening: Arc<Opening>,
     running: Forked<Running>,
 }
 
@@ -320,7 +320,7 @@ impl Tiers {
     /// # Errors
     /// A thread cannot be started.
     pub(super) fn new(
-        opening: Opening,
+        opening: Arc<Opening>,
         shared: Arc<Shared>,
         owned: Option<Owned>,
     ) -> Result<Tiers> {
@@ -350,7 +350,7 @@ impl Tiers {
 impl Running {
     /// For the duration `yields` after an owner's end, the heir only attaches.
     fn start(
-        opening: &Opening,
+        opening: &Arc<Opening>,
         shared: Arc<Shared>,
         owned: Option<Owned>,
         yields: Duration,
@@ -360,7 +360,7 @@ impl Running {
             None
         } else {
             let (running, stopped) = bounded(0);
-            let opening = opening.clone();
+            let opening = Arc::clone(opening);
             let shared = Arc::clone(&shared);
             let owned = Arc::clone(&owned);
             let heir = Heir { opening, shared, owned, yields, stopped };
@@ -371,7 +371,7 @@ impl Running {
 
     /// Attaches as any other process does, since the inherited state does not follow takeovers. If the tiers
     /// are not shared, the child only reads the existing copies.
-    fn in_child(opening: &Opening, of_parent: &Arc<Shared>) -> Running {
+    fn in_child(opening: &Arc<Opening>, of_parent: &Arc<Shared>) -> Running {
         let not_followed =
             |shared| Running { shared, owned: Arc::default(), heir: Mutex::default() };
         if of_parent.waker.is_some() && !of_parent.is_shared {
@@ -419,7 +419,7 @@ impl Drop for Running {
 
 /// The thread of an attached process that waits for the owner's end. The states that it opens succeed `shared`.
 struct Heir {
-    opening: Opening,
+    opening: Arc<Opening>,
     /// The current state of the tiers.
     shared: Arc<Shared>,
     owned: Arc<Mutex<Option<Owned>>>,
