@@ -45,15 +45,10 @@ impl Shared {
     /// Claims the absent pages among `pages`, and tells the owner.
     pub(super) fn claim(&self, unit: u32, pages: PageSet) -> PageSet {
         let claimed = self.copies.claim(unit, pages);
-        self.expect(unit, claimed);
-        claimed
-    }
-
-    /// Tells the owner that this process is reading these pages.
-    pub(super) fn expect(&self, unit: u32, pages: PageSet) {
-        if let Some(link) = self.link().filter(|_| !pages.is_empty()) {
-            link.send(Message::Expect(unit, pages));
+        if !claimed.is_empty() {
+            self.tell(Message::Expect(unit, claimed));
         }
+        claimed
     }
 
     /// Gives up claims on data that will not arrive or cannot be kept.
@@ -62,9 +57,7 @@ impl Shared {
             return;
         }
         self.copies.release(unit, pages);
-        if let Some(link) = self.link() {
-            link.send(Message::Gone(unit, pages));
-        }
+        self.tell(Message::Gone(unit, pages));
     }
 
     /// Passes contiguous pages to the copier. Releases them instead if too many bytes wait for it.
@@ -77,7 +70,7 @@ impl Shared {
         }
         let mut buf = IoBuf::zeroed(bytes.len());
         buf.copy_from_slice(bytes);
-        self.send(Job::Piece { unit, pages, bytes: buf });
+        self.tell(Message::Piece { unit, pages, bytes: buf });
     }
 
     /// Returns whether the copier fetches all reserved pages of the unit, including those that nobody reads.

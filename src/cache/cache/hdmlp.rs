@@ -34,10 +34,10 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
     let mut root = Group::new("the configuration", settings);
     let classes = root.list("storage_classes")?;
     let mut classes = classes.into_iter().enumerate();
-    let mut unused = Vec::new();
     let (_, staging) =
         classes.next().ok_or_else(|| refuse("storage_classes is empty".to_owned()))?;
-    unused.extend(staging_buffer(staging)?);
+    check_staging_buffer(staging)?;
+    let mut unused = vec!["storage_classes[0] (the staging buffer is the loader's window)"];
     let tiers = classes.map(|(number, class)| tier(number, class)).collect::<Result<_>>()?;
     let origin = if root.has("pfs_bandwidth") {
         points("pfs_bandwidth", root.list("pfs_bandwidth")?, "processes")?
@@ -46,12 +46,10 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
     };
     let origin_link_mb_per_s = root.has("b_fs").then(|| root.number("b_fs")).transpose()?;
     let network_mb_per_s = root.has("b_c").then(|| root.number("b_c")).transpose()?;
-    unused.extend(UNUSED.into_iter().filter(|key| root.take(key).is_some()).map(str::to_owned));
+    unused.extend(UNUSED.into_iter().filter(|key| root.take(key).is_some()));
     root.end()?;
-    if !unused.is_empty() {
-        let keys = unused.join(", ");
-        tracing::warn!(keys, "keys of HDMLP's configuration that have no effect here");
-    }
+    let keys = unused.join(", ");
+    tracing::warn!(keys, "keys of HDMLP's configuration that have no effect here");
     Ok(Environment {
         policy: Some("clairvoyant".to_owned()),
         origin,
@@ -63,15 +61,14 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
     })
 }
 
-/// Checks the first storage class; returns its description for the warning, since it has no effect.
-fn staging_buffer(class: Value) -> Result<Vec<String>> {
+/// Checks the first storage class, which has no effect.
+fn check_staging_buffer(class: Value) -> Result<()> {
     let what = "storage_classes[0], the staging buffer,";
     let mut class = Group::of(what, class)?;
     class.number("capacity")?;
     class.number("threads")?;
     points(what, class.list("bandwidth")?, "threads")?;
-    class.end()?;
-    Ok(vec!["storage_classes[0] (the staging buffer is the loader's window)".to_owned()])
+    class.end()
 }
 
 fn tier(number: usize, class: Value) -> Result<TierTable> {

@@ -420,13 +420,17 @@ impl Shared {
         }
     }
 
-    /// Handles this process's message: here, or at the owner.
+    /// Handles a message of this process: here, or at the owner.
     fn tell(&self, message: Message) {
-        match (self.link(), message) {
-            (Some(link), message) => link.send(message),
-            (None, Message::Plan(plan)) if self.is_owner() => self.add_plan(OWN, plan),
-            (None, Message::Hold(held)) if self.is_owner() => self.add_held(OWN, held),
-            _ => {} // nobody owns the tiers now; pages go to the copier
+        if let Some(link) = self.link() {
+            return link.send(message);
+        }
+        match message {
+            Message::Corrupt(unit, pages) => self.send(Job::Corrupt(unit, pages)),
+            Message::Piece { unit, pages, bytes } => self.send(Job::Piece { unit, pages, bytes }),
+            Message::Plan(plan) if self.is_owner() => self.add_plan(OWN, plan),
+            Message::Hold(held) if self.is_owner() => self.add_held(OWN, held),
+            _ => {} // claims are in the table
         }
     }
 
@@ -617,16 +621,8 @@ impl Shared {
         }
     }
 
+    /// Sends a job to the copier of this process, which owns the tiers.
     fn send(&self, job: Job) {
-        if let Some(link) = self.link() {
-            return match job {
-                Job::Corrupt(unit, pages) => link.send(Message::Corrupt(unit, pages)),
-                Job::Piece { unit, pages, bytes } => {
-                    link.send(Message::Piece { unit, pages, bytes });
-                }
-                _ => {} // only the owner reserves and fetches
-            };
-        }
         self.counters.unsettle(1);
         // Fails only when all threads end, or when the copier has died.
         let _ = self.jobs.send(job);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::copier::Job;
+use super::share::Message;
 use super::sources::{Claim, MAX_AHEAD_BYTES, ReadAhead, Source, Waiting, pair_of};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::metrics::{Place, PlaceCounters};
@@ -647,7 +647,7 @@ impl TieredPair {
             if !removed.is_empty() {
                 shared.counters.count(location.tier, |of| &of.damaged);
                 if shared.has_copier() {
-                    shared.send(Job::Corrupt(unit, removed));
+                    shared.tell(Message::Corrupt(unit, removed));
                 }
             }
         }

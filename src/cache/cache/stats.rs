@@ -76,92 +76,79 @@ impl Measured for OriginStats {
 }
 
 /// Counters of one tier.
+pub type TierStats = TierCounts<u64, f64>;
+
+/// The counters behind [`TierStats`]; times are in nanoseconds.
+type TierCounters = TierCounts<AtomicU64, AtomicU64>;
+
+/// The counters of a tier: values and times, or atomic counters for several threads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct TierStats {
+pub struct TierCounts<T, S> {
     /// The tier's name as the user wrote it.
     pub name: String,
     /// Quota in bytes, without the index.
-    pub capacity_bytes: u64,
+    pub capacity_bytes: T,
     /// Bytes of reserved pages.
-    pub used_bytes: u64,
+    pub used_bytes: T,
     /// Bytes of pages that have copies.
-    pub held_bytes: u64,
+    pub held_bytes: T,
     /// Number of copies that were opened as files.
-    pub opens: u64,
+    pub opens: T,
     /// Reads, or pieces of reads, that the tier served.
-    pub hits: u64,
+    pub hits: T,
     /// Bytes of those reads.
-    pub hit_bytes: u64,
+    pub hit_bytes: T,
     /// Total time of those reads from submission to completion, in seconds.
-    pub hit_s: f64,
+    pub hit_s: S,
     /// Units of at most 64 pages that were completed.
-    pub fills: u64,
+    pub fills: T,
     /// Bytes written to the tier, for complete and incomplete units.
-    pub fill_bytes: u64,
+    pub fill_bytes: T,
     /// Total time of writing them, in seconds.
-    pub fill_s: f64,
+    pub fill_s: S,
     /// Units of an earlier run whose copies were verified and reused.
-    pub restored: u64,
+    pub restored: T,
     /// Units that lost copies to units that a later plan reads more often, or to chunks that this node holds.
-    pub left: u64,
+    pub left: T,
     /// Units with corrupt, truncated or unreadable copies: each was a miss and is written again.
-    pub damaged: u64,
+    pub damaged: T,
     /// Set once the tier accepts no more copies: a write failed, its target is lost, or the copier has died.
     pub is_off: bool,
 }
 
 /// Counters of the origin.
+pub type OriginStats = OriginCounts<u64, f64>;
+
+/// The counters of the origin: values and times, or atomic counters for several threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct OriginStats {
+pub struct OriginCounts<T, S> {
     /// Reads that a reader waited for.
-    pub reads: u64,
+    pub reads: T,
     /// Bytes of those reads.
-    pub bytes: u64,
+    pub bytes: T,
     /// Total time of those reads from submission to completion, in seconds.
-    pub read_s: f64,
+    pub read_s: S,
     /// Reads, or pieces of reads, served from ahead reads.
-    pub ahead: u64,
+    pub ahead: T,
     /// Bytes of these pieces.
-    pub ahead_bytes: u64,
+    pub ahead_bytes: T,
     /// Reads, or pieces of reads, that were served by another read of the same pages.
-    pub joined: u64,
+    pub joined: T,
     /// Bytes of these pieces.
-    pub joined_bytes: u64,
+    pub joined_bytes: T,
     /// Reads by the copier itself.
-    pub copier_reads: u64,
+    pub copier_reads: T,
     /// Bytes of those reads.
-    pub copier_bytes: u64,
+    pub copier_bytes: T,
 }
 
 /// The counters behind [`CacheStats`].
 #[derive(Default)]
 pub(super) struct Counters {
     tiers: Vec<TierCounters>,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-    read_ns: AtomicU64,
-    ahead: AtomicU64,
-    ahead_bytes: AtomicU64,
-    joined: AtomicU64,
-    joined_bytes: AtomicU64,
-    copier_reads: AtomicU64,
-    copier_bytes: AtomicU64,
+    origin: OriginCounts<AtomicU64, AtomicU64>,
     /// Amount of outstanding work: messages to the copier, units to fetch or verify, and writes.
     unsettled: AtomicI64,
-}
-
-#[derive(Default)]
-pub(super) struct TierCounters {
-    pub(super) opens: AtomicU64,
-    hits: AtomicU64,
-    hit_bytes: AtomicU64,
-    hit_ns: AtomicU64,
-    fills: AtomicU64,
-    fill_bytes: AtomicU64,
-    fill_ns: AtomicU64,
-    pub(super) restored: AtomicU64,
-    pub(super) left: AtomicU64,
-    pub(super) damaged: AtomicU64,
 }
 
 impl Counters {
@@ -179,33 +166,34 @@ impl Counters {
         let tier = &self.tiers[usize::from(tier)];
         add(&tier.hits, 1);
         add(&tier.hit_bytes, len as u64);
-        add(&tier.hit_ns, took.as_nanos() as u64);
+        add(&tier.hit_s, took.as_nanos() as u64);
     }
 
     pub(super) fn origin_read(&self, len: usize, took: Duration) {
-        add(&self.reads, 1);
-        add(&self.bytes, len as u64);
-        add(&self.read_ns, took.as_nanos() as u64);
+        add(&self.origin.reads, 1);
+        add(&self.origin.bytes, len as u64);
+        add(&self.origin.read_s, took.as_nanos() as u64);
     }
 
     /// The mean duration of a read of the origin.
     pub(super) fn mean_origin_read(&self) -> Duration {
-        Duration::from_nanos(load(&self.read_ns).checked_div(load(&self.reads)).unwrap_or(0))
+        let OriginCounts { reads, read_s, .. } = &self.origin;
+        Duration::from_nanos(load(read_s).checked_div(load(reads)).unwrap_or(0))
     }
 
     pub(super) fn ahead(&self, len: usize) {
-        add(&self.ahead, 1);
-        add(&self.ahead_bytes, len as u64);
+        add(&self.origin.ahead, 1);
+        add(&self.origin.ahead_bytes, len as u64);
     }
 
     pub(super) fn joined(&self, len: usize) {
-        add(&self.joined, 1);
-        add(&self.joined_bytes, len as u64);
+        add(&self.origin.joined, 1);
+        add(&self.origin.joined_bytes, len as u64);
     }
 
     pub(super) fn copier_read(&self, reads: u64, len: usize) {
-        add(&self.copier_reads, reads);
-        add(&self.copier_bytes, len as u64);
+        add(&self.origin.copier_reads, reads);
+        add(&self.origin.copier_bytes, len as u64);
     }
 
     /// Counts `len` bytes of a unit that were written; `is_whole`: the unit is now complete.
@@ -213,7 +201,7 @@ impl Counters {
         let tier = &self.tiers[usize::from(tier)];
         add(&tier.fills, is_whole.into());
         add(&tier.fill_bytes, len as u64);
-        add(&tier.fill_ns, took.as_nanos() as u64);
+        add(&tier.fill_s, took.as_nanos() as u64);
     }
 
     /// Adds `by`, possibly negative, to the copier's outstanding work.
@@ -232,10 +220,10 @@ impl Counters {
             opens: load(&counters.opens),
             hits: load(&counters.hits),
             hit_bytes: load(&counters.hit_bytes),
-            hit_s: seconds(&counters.hit_ns),
+            hit_s: seconds(&counters.hit_s),
             fills: load(&counters.fills),
             fill_bytes: load(&counters.fill_bytes),
-            fill_s: seconds(&counters.fill_ns),
+            fill_s: seconds(&counters.fill_s),
             restored: load(&counters.restored),
             left: load(&counters.left),
             damaged: load(&counters.damaged),
@@ -245,16 +233,17 @@ impl Counters {
 
     /// The counters of the origin.
     pub(super) fn origin(&self) -> OriginStats {
+        let origin = &self.origin;
         OriginStats {
-            reads: load(&self.reads),
-            bytes: load(&self.bytes),
-            read_s: seconds(&self.read_ns),
-            ahead: load(&self.ahead),
-            ahead_bytes: load(&self.ahead_bytes),
-            joined: load(&self.joined),
-            joined_bytes: load(&self.joined_bytes),
-            copier_reads: load(&self.copier_reads),
-            copier_bytes: load(&self.copier_bytes),
+            reads: load(&origin.reads),
+            bytes: load(&origin.bytes),
+            read_s: seconds(&origin.read_s),
+            ahead: load(&origin.ahead),
+            ahead_bytes: load(&origin.ahead_bytes),
+            joined: load(&origin.joined),
+            joined_bytes: load(&origin.joined_bytes),
+            copier_reads: load(&origin.copier_reads),
+            copier_bytes: load(&origin.copier_bytes),
         }
     }
 }

@@ -89,20 +89,17 @@ impl Means {
         }
         if path.is_file() {
             let lines = fs::read_to_string(path).map_err(|error| Error::from(error).path(path))?;
+            let refused = |text: String| {
+                Error::invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
+            };
             let entries =
                 lines.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
             let list = entries.filter(|entry| !entry.is_empty()).map(|entry| {
-                entry_of(entry).ok_or_else(|| {
-                    let text = format!("{entry:?} is no address of a rank");
-                    Error::invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
-                })
+                entry_of(entry).ok_or_else(|| refused(format!("{entry:?} is no address of a rank")))
             });
             let list = list.collect::<Result<Vec<_>>>()?;
             if list.is_empty() {
-                let text = "the list of ranks is empty".to_owned();
-                return Err(
-                    Error::invalid(text, "one HOST:PORT a line, in the order of ranks").path(path)
-                );
+                return Err(refused("the list of ranks is empty".to_owned()));
             }
             return Ok(Means::List(list));
         }
@@ -284,12 +281,7 @@ fn place_in(list: &[(String, u16)], given: Option<(u32, u32)>) -> Result<u32> {
             );
             return Err(Error::invalid(text, "name each rank in it, in their order"));
         }
-        let Some(entry) = list.get(rank as usize) else {
-            return Err(Error::invalid(
-                format!("rank {rank} of world size {world_size}"),
-                "ranks count from 0",
-            ));
-        };
+        let Some(entry) = list.get(rank as usize) else { return Ok(rank) }; // the caller refuses it
         if is_own(resolved(entry)?.ip()) {
             return Ok(rank);
         }

@@ -49,48 +49,37 @@ pub use join::{Pass, PeerOptions, Peers, Served, Serving};
 pub use meeting::{JoinOptions, Launched, Means, Meeting};
 pub use round::{MAX_RECORD_BYTES, Node, Record, Round};
 
-/// Counters of reads through peers. This rank's cache counts the reads that it serves itself.
-#[derive(Debug, Default)]
-struct Counters {
-    peers: Vec<OfPeer>,
-    not_there: AtomicU64,
-    not_there_reads: AtomicU64,
-    rerouted: AtomicU64,
-    mismatched: AtomicU64,
-}
+/// Counters of reads from peers since the start. This rank's cache counts the reads that it serves itself.
+pub type PeerStats = PeerCounts<u64, f64>;
 
-#[derive(Debug, Default)]
-struct OfPeer {
-    reads: AtomicU64,
-    bytes: AtomicU64,
-    micros: AtomicU64,
-}
+/// The counters behind [`PeerStats`]; times are in microseconds.
+type Counters = PeerCounts<AtomicU64, AtomicU64>;
 
-/// Counters of reads from peers since the start.
+/// The counters of reads through peers: values and times, or atomic counters for several threads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct PeerStats {
+pub struct PeerCounts<T, S> {
     /// Reads from each node of the round, in the order of the round's nodes. Zero for
     /// this node.
-    pub nodes: Vec<NodeStats>,
+    pub nodes: Vec<NodeCounts<T, S>>,
     /// Bytes that a peer was asked for and did not have.
-    pub not_there_bytes: u64,
+    pub not_there_bytes: T,
     /// The reads of `not_there_bytes`: wrong guesses of the data that a peer has.
-    pub not_there_reads: u64,
+    pub not_there_reads: T,
     /// Bytes that were read elsewhere after a peer had failed, had lacked them, or had delivered wrong bytes.
-    pub rerouted_bytes: u64,
+    pub rerouted_bytes: T,
     /// Bytes from a peer that differ from the directory's checksum. The caller never gets them.
-    pub mismatched_bytes: u64,
+    pub mismatched_bytes: T,
 }
 
 /// Counters of reads from one node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct NodeStats {
+pub struct NodeCounts<T, S> {
     /// Number of reads.
-    pub reads: u64,
+    pub reads: T,
     /// Bytes of these reads.
-    pub bytes: u64,
+    pub bytes: T,
     /// Total time of these reads, in seconds.
-    pub read_s: f64,
+    pub read_s: S,
 }
 
 impl Measured for PeerStats {
@@ -114,42 +103,34 @@ impl Measured for PeerStats {
 
 impl Counters {
     fn new(num_nodes: usize) -> Counters {
-        let peers = (0..num_nodes).map(|_| OfPeer::default()).collect();
-        Counters { peers, ..Counters::default() }
+        let nodes = (0..num_nodes).map(|_| NodeCounts::default()).collect();
+        Counters { nodes, ..Counters::default() }
     }
 
     fn read_from(&self, node: u16, len: usize, took: Duration) {
-        let peer = &self.peers[usize::from(node)];
-        peer.reads.fetch_add(1, Ordering::Relaxed);
-        peer.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        peer.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
-    }
-
-    fn not_there(&self, len: usize) {
-        self.not_there.fetch_add(len as u64, Ordering::Relaxed);
-        self.not_there_reads.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn rerouted(&self, len: usize) {
-        self.rerouted.fetch_add(len as u64, Ordering::Relaxed);
-    }
-
-    fn mismatched(&self, len: usize) {
-        self.mismatched.fetch_add(len as u64, Ordering::Relaxed);
+        let node = &self.nodes[usize::from(node)];
+        add(&node.reads, 1);
+        add(&node.bytes, len);
+        add(&node.read_s, took.as_micros() as usize);
     }
 
     fn read(&self) -> PeerStats {
-        let of_node = |peer: &OfPeer| NodeStats {
-            reads: peer.reads.load(Ordering::Relaxed),
-            bytes: peer.bytes.load(Ordering::Relaxed),
-            read_s: Duration::from_micros(peer.micros.load(Ordering::Relaxed)).as_secs_f64(),
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of_node = |node: &NodeCounts<AtomicU64, AtomicU64>| NodeCounts {
+            reads: of(&node.reads),
+            bytes: of(&node.bytes),
+            read_s: Duration::from_micros(of(&node.read_s)).as_secs_f64(),
         };
         PeerStats {
-            nodes: self.peers.iter().map(of_node).collect(),
-            not_there_bytes: self.not_there.load(Ordering::Relaxed),
-            not_there_reads: self.not_there_reads.load(Ordering::Relaxed),
-            rerouted_bytes: self.rerouted.load(Ordering::Relaxed),
-            mismatched_bytes: self.mismatched.load(Ordering::Relaxed),
+            nodes: self.nodes.iter().map(of_node).collect(),
+            not_there_bytes: of(&self.not_there_bytes),
+            not_there_reads: of(&self.not_there_reads),
+            rerouted_bytes: of(&self.rerouted_bytes),
+            mismatched_bytes: of(&self.mismatched_bytes),
         }
     }
+}
+
+fn add(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(by as u64, Ordering::Relaxed);
 }

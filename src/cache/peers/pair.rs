@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::Counters;
 use super::chunk_map::{ChunkMap, LatestPlan, PlanMap};
 use super::links::{CONNECT_WAIT, Links, Slot};
+use super::{Counters, add};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::metrics::{Measured, Place, PlaceCounters, Snapshot};
@@ -415,7 +415,7 @@ impl PeersPair {
         let range = piece.start..piece.start + piece.len as u64;
         let way = &mut piece.info;
         *way = Way { is_anew: false, is_checked: false, began: now, ..*way };
-        self.shared.counters.rerouted(buf.len());
+        add(&self.shared.counters.rerouted_bytes, buf.len());
         self.push(id, range, buf, source, now);
     }
 
@@ -439,7 +439,7 @@ impl PeersPair {
             let id = PieceId(tag);
             match result {
                 Ok(()) if self.is_wrong(id, &buf) => {
-                    self.shared.counters.mismatched(buf.len());
+                    add(&self.shared.counters.mismatched_bytes, buf.len());
                     self.shared.links.mismatched(node, now);
                     self.go_to(id, buf, Source::Cache, now);
                 }
@@ -451,7 +451,8 @@ impl PeersPair {
                     self.ready.extend(self.pieces.end(id, buf, Ok(())));
                 }
                 Err(IoError::Status(status)) => {
-                    self.shared.counters.not_there(buf.len());
+                    add(&self.shared.counters.not_there_bytes, buf.len());
+                    add(&self.shared.counters.not_there_reads, 1);
                     match status.retry_class() {
                         // Other peers would only read the origin, and so can this rank itself.
                         RetryClass::Elsewhere => self.go_to(id, buf, Source::Cache, now),
@@ -574,7 +575,8 @@ impl QueuePair for PeersPair {
         self.cache.report_corrupt(slba, len_bytes);
         for (source, range) in sources {
             if let Source::Peer(node) = source {
-                self.shared.counters.mismatched((range.end - range.start) as usize);
+                let len = (range.end - range.start) as usize;
+                add(&self.shared.counters.mismatched_bytes, len);
                 self.shared.links.mismatched(node, now);
             }
             if self.suspects.len() < MAX_SUSPECTS {

@@ -49,8 +49,8 @@ pub(super) struct Exchange {
     mended: u64,
     /// Set once the samples of an earlier run have been checked.
     is_checked: bool,
-    peers: HashMap<u32, Supplier>,
-    origin: Supplier,
+    /// The stores of other ranks, and the data set (`None`).
+    suppliers: HashMap<Option<u32>, Supplier>,
     media: Option<Blocking>,
 }
 
@@ -92,10 +92,6 @@ impl Supplier {
         self.again_at = Some(now + pause);
         self.away_since.get_or_insert(now);
     }
-
-    fn may_be_asked(&self) -> bool {
-        self.again_at.is_none_or(|at| Instant::now() >= at)
-    }
 }
 
 /// Samples that other ranks have not delivered.
@@ -112,9 +108,8 @@ struct Lacking {
 impl Exchange {
     pub(super) fn new(parts: Parts) -> Exchange {
         let held = IdSet::new(parts.directory.num_samples());
-        let (peers, origin) = Default::default();
-        let (work, media, is_checked, answered, mended) = Default::default();
-        Exchange { parts, work, held, answered, mended, is_checked, peers, origin, media }
+        let (work, media, is_checked, answered, mended, suppliers) = Default::default();
+        Exchange { parts, work, held, answered, mended, is_checked, suppliers, media }
     }
 
     /// See [`super::Store::begin`].
@@ -257,7 +252,7 @@ impl Exchange {
     fn fetch_from(&mut self, rank: u32, ids: &[SampleId], lacking: &mut Lacking) -> Result<()> {
         let runs: Vec<Run> =
             ids.iter().filter_map(|&id| Run::of(&self.parts.directory, id)).collect();
-        let mut place = match self.place_of(rank) {
+        let mut place = match self.place_of(Some(rank)) {
             Ok(place) => place,
             Err(why) => {
                 self.out_of_reach(rank, ids, why, lacking);
@@ -293,7 +288,7 @@ impl Exchange {
             }
             Ok(!shared.is_stopping())
         })?;
-        let peer = self.peers.entry(rank).or_default();
+        let peer = self.suppliers.entry(Some(rank)).or_default();
         match failed {
             None => peer.is_back(place),
             Some((ids, why)) => {
@@ -328,19 +323,10 @@ impl Exchange {
         ids: &[SampleId],
         take: &mut dyn FnMut(&mut Exchange, &Run, IoBuf) -> Result<()>,
     ) -> Result<()> {
-        if ids.is_empty() || !self.origin.may_be_asked() {
+        if ids.is_empty() {
             return Ok(());
         }
-        let taken = self.origin.place.take();
-        let opened = taken.map_or_else(|| Place::new(&self.parts.shared.origins, ORIGIN_LIMIT), Ok);
-        let mut place = match opened {
-            Ok(place) => place,
-            Err(error) => {
-                tracing::debug!(error = %error.report(), "the data set cannot be read");
-                self.origin.is_away(ORIGIN_LIMIT);
-                return Ok(());
-            }
-        };
+        let Ok(mut place) = self.place_of(None) else { return Ok(()) };
         let runs = Run::of_all(&self.parts.directory, ids);
         let mut failed = false;
         let shared = Arc::clone(&self.parts.shared);
@@ -351,10 +337,11 @@ impl Exchange {
             }
             Ok(!failed && !shared.is_stopping())
         })?;
+        let origin = self.suppliers.entry(None).or_default();
         if failed {
-            self.origin.is_away(ORIGIN_LIMIT);
+            origin.is_away(ORIGIN_LIMIT)
         } else {
-            self.origin.is_back(place);
+            origin.is_back(place)
         }
         Ok(())
     }
@@ -401,7 +388,7 @@ impl Exchange {
 
     /// Returns whether `rank` has been unreachable for longer than `patience`.
     fn is_gone(&self, rank: u32) -> bool {
-        let since = self.peers.get(&rank).and_then(|peer| peer.away_since);
+        let since = self.suppliers.get(&Some(rank)).and_then(|peer| peer.away_since);
         since.is_some_and(|since| since.elapsed() >= self.parts.options.patience)
     }
 
@@ -418,34 +405,40 @@ impl Exchange {
     }
 
     fn progress_of(&mut self, rank: u32) -> Result<Progress, String> {
-        let mut place = self.place_of(rank)?;
+        let mut place = self.place_of(Some(rank))?;
         // A peer that reads the first page of a store gets the progress of its rank: see `media.rs`.
-        match place.read_page(0, 0) {
-            Ok(page) => {
-                self.peers.entry(rank).or_default().is_back(place);
-                Progress::from_bytes(&page)
-                    .ok_or_else(|| "it does not say how far it is".to_owned())
-            }
-            Err(error) => {
-                self.peers.entry(rank).or_default().is_away(RECONNECT);
-                Err(error.to_string())
-            }
+        let read = place.read_page(0, 0);
+        let peer = self.suppliers.entry(Some(rank)).or_default();
+        if read.is_ok() {
+            peer.is_back(place)
+        } else {
+            peer.is_away(RECONNECT)
         }
+        let page = read.map_err(|error| error.to_string())?;
+        Progress::from_bytes(&page).ok_or_else(|| "it does not say how far it is".to_owned())
     }
 
-    /// Takes the open connection to `rank`, or connects.
-    fn place_of(&mut self, rank: u32) -> Result<Place, String> {
-        let peer = self.peers.entry(rank).or_default();
-        if let Some(place) = peer.place.take() {
-            return Ok(place);
-        }
-        if !peer.may_be_asked() {
+    /// Takes the open connection to the store of a rank, or to the data set (`None`); or connects.
+    fn place_of(&mut self, rank: Option<u32>) -> Result<Place, String> {
+        let supplier = self.suppliers.entry(rank).or_default();
+        if supplier.again_at.is_some_and(|at| Instant::now() < at) {
             return Err("it cannot be reached".to_owned());
         }
-        let Some(peers) = &self.parts.peers else { return Err("nobody has joined".to_owned()) };
-        let opened = peers.devices_of(rank).and_then(|devices| Place::new(&devices, PEER_LIMIT));
+        if let Some(place) = supplier.place.take() {
+            return Ok(place);
+        }
+        let Parts { shared, peers, .. } = &self.parts;
+        let (opened, pause) = match (rank, peers) {
+            (None, _) => (Place::new(&shared.origins, ORIGIN_LIMIT), ORIGIN_LIMIT),
+            (Some(_), None) => return Err("nobody has joined".to_owned()),
+            (Some(rank), Some(peers)) => {
+                let devices = peers.devices_of(rank);
+                (devices.and_then(|devices| Place::new(&devices, PEER_LIMIT)), RECONNECT)
+            }
+        };
         opened.map_err(|error| {
-            peer.is_away(RECONNECT);
+            tracing::debug!(rank, error = %error.report(), "samples cannot be read from there");
+            supplier.is_away(pause);
             error.to_string()
         })
     }
@@ -454,7 +447,7 @@ impl Exchange {
     /// match.
     fn check_what_lies_there(&mut self, ids: &[SampleId]) -> Result<()> {
         let shared = Arc::clone(&self.parts.shared);
-        if !shared.media.was_used {
+        if !shared.media.storage.was_used {
             return Ok(());
         }
         for run in Run::of_all(&self.parts.directory, ids) {
@@ -659,7 +652,7 @@ impl Exchange {
 
     fn media(&mut self) -> Result<&mut Blocking> {
         if self.media.is_none() {
-            let pair = self.parts.shared.media.device().queue_pair()?;
+            let pair = self.parts.shared.media.storage.device.queue_pair()?;
             self.media = Some(Blocking::new(pair)?);
         }
         Ok(self.media.as_mut().expect("opened just now"))

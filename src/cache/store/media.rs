@@ -34,22 +34,27 @@ use dlfs_order::tier::PAGE_BYTES;
 
 /// The pages of all namespaces, one namespace after the other.
 pub(super) struct Media {
-    backing: Backing,
+    pub(super) storage: Storage,
     /// The first page of each namespace, and the end of the last.
     firsts: Vec<u64>,
     /// A bitmap of the pages that are present, followed by three counters. Shared with forked children.
     present: SharedWords,
     /// Limit of pages that may be present.
     quota_pages: AtomicU64,
-    /// Set if the storage had content when it was opened.
-    pub(super) was_used: bool,
-    /// The lock; forked children do not keep it.
-    _lock: Option<NotInherited>,
 }
 
-enum Backing {
-    File(Arc<FileNamespace>),
-    Memory(Arc<SharedMemory>),
+/// A sparse file, or sparse memory.
+pub(super) struct Storage {
+    /// The device with all pages.
+    pub(super) device: Arc<dyn Device>,
+    /// Frees a range of bytes.
+    free: Box<dyn Fn(Range<u64>) -> Result<()> + Send + Sync>,
+    /// The place that metrics attribute the store's bytes to.
+    kind: Place,
+    /// Set if the storage had content when it was opened.
+    pub(super) was_used: bool,
+    /// The lock of a file; forked children do not keep it.
+    _lock: Option<NotInherited>,
 }
 
 impl Media {
@@ -72,12 +77,19 @@ impl Media {
         }
         let num_pages = firsts[firsts.len() - 1].max(1);
         let len_bytes = num_pages * PAGE_BYTES;
-        let (backing, was_used) = match &spec.kind {
+        let storage = match &spec.kind {
             TierKind::Ram => {
                 let memory = SharedMemory::sparse(len_bytes, most_bytes.max(PAGE_BYTES)).map_err(
                     |error| error.hint(format!("the store {spec} must fit into memory")),
                 )?;
-                (Backing::Memory(Arc::new(memory)), false)
+                let freed = memory.clone();
+                Storage {
+                    device: Arc::new(memory),
+                    free: Box::new(move |bytes| freed.deallocate(bytes)),
+                    kind: Place::Memory,
+                    was_used: false,
+                    _lock: None,
+                }
             }
             TierKind::File(folder) => in_file(folder, name, len_bytes, most_bytes, spec)?,
             TierKind::Namespace(_) => {
@@ -85,12 +97,8 @@ impl Media {
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         };
-        let lock = match &backing {
-            Backing::File(file) => Some(file.keep_lock_from_children()),
-            Backing::Memory(_) => None,
-        };
         let present = SharedWords::new(num_pages.div_ceil(64) as usize + NUM_COUNTERS)?;
-        Ok(Media { backing, firsts, present, quota_pages, was_used, _lock: lock })
+        Ok(Media { storage, firsts, present, quota_pages })
     }
 
     /// Limits this rank to an equal part of the quota of `spec`, which `ranks` ranks share.
@@ -100,22 +108,6 @@ impl Media {
     pub(super) fn share_quota(&self, ranks: u64, most_pages: u64, spec: &TierSpec) -> Result<()> {
         self.quota_pages.store(part_of(spec, ranks, most_pages)?, Ordering::Release);
         Ok(())
-    }
-
-    /// The device with all pages.
-    pub(super) fn device(&self) -> Arc<dyn Device> {
-        match &self.backing {
-            Backing::File(file) => Arc::clone(file) as Arc<dyn Device>,
-            Backing::Memory(memory) => Arc::clone(memory) as Arc<dyn Device>,
-        }
-    }
-
-    /// The place that metrics attribute the store's bytes to.
-    pub(super) fn kind(&self) -> Place {
-        match self.backing {
-            Backing::File(_) => Place::Drive,
-            Backing::Memory(_) => Place::Memory,
-        }
     }
 
     /// The pages of `bytes` of a namespace; `None` if any lies after the last sample.
@@ -183,11 +175,7 @@ impl Media {
         }
         self.clear(pages.clone());
         self.counter(DELETIONS).fetch_add(1, Ordering::AcqRel);
-        let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
-        match &self.backing {
-            Backing::File(file) => file.deallocate(bytes),
-            Backing::Memory(memory) => memory.deallocate(bytes),
-        }
+        (self.storage.free)(pages.start * PAGE_BYTES..pages.end * PAGE_BYTES)
     }
 
     /// Number of deletions: a read during a deletion may have returned zeroes.
@@ -269,7 +257,7 @@ fn in_file(
     len_bytes: u64,
     most_bytes: u64,
     spec: &TierSpec,
-) -> Result<(Backing, bool)> {
+) -> Result<Storage> {
     if !folder.is_dir() {
         let text = "a store is a file in a folder, and this is no folder";
         let hint = format!("make the folder of the store {spec} first");
@@ -296,14 +284,18 @@ fn in_file(
     file.deallocate(end..end + PAGE_BYTES).map_err(|error| {
         error.hint("samples that leave are freed one by one; use a file system with sparse files, or ram:SIZE")
     })?;
-    Ok((Backing::File(Arc::new(file)), was_used))
+    let lock = Some(file.keep_lock_from_children());
+    let file = Arc::new(file);
+    let freed = Arc::clone(&file);
+    let free = Box::new(move |bytes| freed.deallocate(bytes));
+    Ok(Storage { device: file, free, kind: Place::Drive, was_used, _lock: lock })
 }
 
 /// One device for each namespace. With `nguids`, the devices are for peers: they have these NGUIDs, never
 /// wait, and report unreadable data as unwritten, so that peers read elsewhere.
 pub(super) fn devices(shared: &Arc<Shared>, nguids: Option<&[[u8; 16]]>) -> Vec<Arc<dyn Device>> {
     let of = |(number, origin): (u16, &Arc<dyn Device>)| -> Arc<dyn Device> {
-        let media = shared.media.device().namespace();
+        let media = shared.media.storage.device.namespace();
         let origin = origin.namespace();
         let namespace = Namespace {
             num_blocks: origin.len_bytes() / PAGE_BYTES,
@@ -339,7 +331,7 @@ impl Device for StoreDevice {
             number: self.number,
             for_peers: self.for_peers,
             namespace: self.namespace.clone(),
-            media: self.shared.media.device().queue_pair_in(scope)?,
+            media: self.shared.media.storage.device.queue_pair_in(scope)?,
             places: Arc::clone(scope.places()),
             pending: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -349,7 +341,7 @@ impl Device for StoreDevice {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let media = self.shared.media.device().capabilities();
+        let media = self.shared.media.storage.device.capabilities();
         Capabilities {
             can_grow: false,
             is_exclusive: false,
@@ -420,7 +412,7 @@ impl StorePair {
             return self.take(Io { op: IoOp::Read, slba, buf, tag });
         }
         let result = if self.for_peers { to_peer(result) } else { result };
-        self.places.add(self.shared.media.kind(), buf.len());
+        self.places.add(self.shared.media.storage.kind, buf.len());
         self.ready.push_back(Completion { tag, buf, result });
     }
 
@@ -587,7 +579,7 @@ mod tests {
         let written = |bytes: usize| std::fs::write(&path, vec![1; bytes]).unwrap();
         written(210 * 4096);
         let media = media(&spec);
-        assert!(media.was_used);
+        assert!(media.storage.was_used);
         media.set(3..5);
         media.set(64..130);
         media.delete_others().unwrap();

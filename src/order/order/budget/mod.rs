@@ -292,10 +292,7 @@ impl Budget {
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Cost::Padded => "padded",
-            Cost::Sum => "sum",
-        })
+        self.serialize(f)
     }
 }
 
@@ -374,11 +371,7 @@ pub fn wrong_place(place: &RowPlace, consumed: u64) -> Error {
 
 impl fmt::Display for Pack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Pack::Concat => "concat",
-            Pack::BestFit => "best_fit",
-            Pack::None => "none",
-        })
+        self.serialize(f)
     }
 }
 
