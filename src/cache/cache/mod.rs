@@ -57,6 +57,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -699,7 +700,7 @@ impl std::fmt::Debug for Cache {
 }
 
 /// The chunks that one process holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Held {
     chunks: Holding,
     /// Set if the copier fetches all chunks by itself, not only the rest of chunks that somebody begins

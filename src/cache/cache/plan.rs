@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::OWN;
 use super::options::MAX_TIERS;
 use dlfs_base::error::{Error, ErrorKind, Result};
@@ -17,7 +19,7 @@ use dlfs_order::tier::{Ledger, PageSet, Units};
 /// place, so its chosen portions are all in one tier: the fastest tier takes the units whose chosen pages are
 /// read most often. Planning costs 13 bytes per portion (2 of them stay) and 8 bytes per portion that is
 /// kept.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierPlan {
     /// Portions and their tiers, in the order of fetching.
     pub copies: Vec<(u32, u8)>,

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use super::units::MAX_UNIT_PAGES;
 use super::{OWN_FILES_PAGE, PageSet, Room, Units};
 
@@ -329,19 +331,20 @@ impl Ledger {
 }
 
 /// All chunks of a data set as ranges of units, each marked if this node holds it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
     /// Sorted by first unit.
     chunks: Vec<Chunk>,
 }
 
 /// The units of one chunk.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Chunk {
     units: Range<u32>,
     pages: u64,
     is_held: bool,
     /// Set once the whole chunk is to be fetched, because one of its pages is kept and the others have room.
+    #[serde(skip)]
     has_begun: bool,
 }
 

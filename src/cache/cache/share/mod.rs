@@ -290,7 +290,7 @@ fn failed(kind: ErrorKind, why: &str) -> Error {
 }
 
 /// Version of the first message, the table of copies and the frames.
-pub(in crate::cache) const PROTOCOL: u32 = 7;
+pub(in crate::cache) const PROTOCOL: u32 = 8;
 
 const MAX_HELLO_BYTES: usize = 64 << 10;
 
