@@ -34,17 +34,10 @@ pub struct TrainingRun<'a, P: ?Sized> {
     consumed: u64,
     world_size: u32,
     tail: Tail,
-    shares: Shares,
+    sharding: Sharding,
+    locality: Option<Arc<Locality>>,
     /// The batch size of one rank.
     batch_size: u64,
-}
-
-/// The rule by which ranks share a global batch.
-#[derive(Debug, Clone)]
-enum Shares {
-    Strided,
-    Aligned,
-    Local(Arc<Locality>),
 }
 
 impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
@@ -68,18 +61,16 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
             order.check_epoch(Epoch(last))?;
         }
         Shard::new(0, world_size, tail)?;
-        let consumed = 0;
-        let shares = Shares::Strided;
-        let batch_size = 1;
         Ok(TrainingRun {
             population,
             order,
             epochs,
-            consumed,
+            consumed: 0,
             world_size,
             tail,
-            shares,
-            batch_size,
+            sharding: Sharding::Strided,
+            locality: None,
+            batch_size: 1,
         })
     }
 
@@ -99,13 +90,8 @@ impl<'a, P: Population + ?Sized> TrainingRun<'a, P> {
         locality: Option<&Arc<Locality>>,
         batch_size: u64,
     ) -> TrainingRun<'a, P> {
-        let is_grouped = self.order.kind.lanes_and_group().is_some();
-        let shares = match (sharding, locality) {
-            (Sharding::Aligned, _) if is_grouped => Shares::Aligned,
-            (Sharding::Local, Some(locality)) => Shares::Local(Arc::clone(locality)),
-            _ => Shares::Strided,
-        };
-        TrainingRun { shares, batch_size: batch_size.max(1), ..self }
+        let locality = locality.cloned();
+        TrainingRun { sharding, locality, batch_size: batch_size.max(1), ..self }
     }
 }
 
@@ -118,10 +104,10 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
         let mut ids = Vec::with_capacity(PIECE as usize);
         let mut aligner = Aligner::default();
         let mut picks = Vec::new();
-        let mut by_node = match &self.shares {
-            Shares::Local(locality) => Some(ByNode::new(Arc::clone(locality))),
-            Shares::Strided | Shares::Aligned => None,
-        };
+        let locality = self.locality.clone().filter(|_| self.sharding == Sharding::Local);
+        let mut by_node = locality.map(ByNode::new);
+        let is_aligned =
+            self.sharding == Sharding::Aligned && self.order.kind.lanes_and_group().is_some();
         for epoch in self.epochs.clone() {
             let mut order = EpochOrder::new(&self.order, Epoch(epoch), self.population)
                 .expect("the order and the epochs were checked when the run was made");
@@ -132,7 +118,7 @@ impl<P: Population + ?Sized> Accesses for TrainingRun<'_, P> {
             let mut taken = 0;
             while positions.remaining() > 0 {
                 ids.clear();
-                if let Shares::Strided = self.shares {
+                if by_node.is_none() && !is_aligned {
                     order.ids(self.population, positions.split_front(PIECE), &mut ids);
                     visit(&ids);
                     continue;
