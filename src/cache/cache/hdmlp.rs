@@ -18,6 +18,8 @@
 
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 use super::options::{self, Environment, Point, TierTable};
 use dlfs_base::error::{Error, ErrorKind, Result};
 
@@ -39,14 +41,16 @@ pub(super) fn environment(text: &str) -> Result<Environment> {
     check_staging_buffer(staging)?;
     let mut unused = vec!["storage_classes[0] (the staging buffer is the loader's window)"];
     let tiers = classes.map(|(number, class)| tier(number, class)).collect::<Result<_>>()?;
-    let origin = if root.has("pfs_bandwidth") {
+    let origin = if root.settings.contains_key("pfs_bandwidth") {
         points("pfs_bandwidth", root.list("pfs_bandwidth")?, "processes")?
     } else {
         Vec::new()
     };
-    let origin_link_mb_per_s = root.has("b_fs").then(|| root.number("b_fs")).transpose()?;
-    let network_mb_per_s = root.has("b_c").then(|| root.number("b_c")).transpose()?;
-    unused.extend(UNUSED.into_iter().filter(|key| root.take(key).is_some()));
+    let mut rate =
+        |key: &str| root.settings.contains_key(key).then(|| root.number(key)).transpose();
+    let origin_link_mb_per_s = rate("b_fs")?;
+    let network_mb_per_s = rate("b_c")?;
+    unused.extend(UNUSED.into_iter().filter(|key| root.settings.remove(*key).is_some()));
     root.end()?;
     let keys = unused.join(", ");
     tracing::warn!(keys, "keys of HDMLP's configuration that have no effect here");
@@ -75,7 +79,7 @@ fn tier(number: usize, class: Value) -> Result<TierTable> {
     let what = format!("storage_classes[{number}]");
     let mut class = Group::of(&what, class)?;
     let backend = class.text("backend")?;
-    let path = match class.take("backend_options") {
+    let path = match class.settings.remove("backend_options") {
         None => None,
         Some(options) => {
             let mut options = Group::of(&format!("{what}.backend_options"), options)?;
@@ -115,49 +119,37 @@ fn points(what: &str, list: Vec<Value>, by: &str) -> Result<Vec<Point>> {
 /// The settings of a group that have not been read yet.
 struct Group {
     what: String,
-    settings: Vec<(String, Value)>,
+    settings: Map<String, Value>,
 }
 
 impl Group {
-    fn new(what: &str, settings: Vec<(String, Value)>) -> Group {
+    fn new(what: &str, settings: Map<String, Value>) -> Group {
         Group { what: what.to_owned(), settings }
     }
 
     fn of(what: &str, value: Value) -> Result<Group> {
         match value {
-            Value::Group(settings) => Ok(Group::new(what, settings)),
+            Value::Object(settings) => Ok(Group::new(what, settings)),
             _ => Err(refuse(format!("{what} is no group of settings"))),
         }
     }
 
-    fn has(&self, key: &str) -> bool {
-        self.settings.iter().any(|(name, _)| name == key)
-    }
-
-    fn take(&mut self, key: &str) -> Option<Value> {
-        let at = self.settings.iter().position(|(name, _)| name == key)?;
-        Some(self.settings.remove(at).1)
+    fn get<T>(&mut self, key: &str, kind: &str, of: impl Fn(Value) -> Option<T>) -> Result<T> {
+        let found = self.settings.remove(key);
+        let is_there = found.is_some();
+        found.and_then(of).ok_or_else(|| self.wrong(key, kind, is_there))
     }
 
     fn list(&mut self, key: &str) -> Result<Vec<Value>> {
-        match self.take(key) {
-            Some(Value::List(list)) => Ok(list),
-            found => Err(self.wrong(key, "a list", found.is_some())),
-        }
+        self.get(key, "a list", |value| value.as_array().cloned())
     }
 
     fn text(&mut self, key: &str) -> Result<String> {
-        match self.take(key) {
-            Some(Value::Text(text)) => Ok(text),
-            found => Err(self.wrong(key, "a text", found.is_some())),
-        }
+        self.get(key, "a text", |value| value.as_str().map(str::to_owned))
     }
 
     fn number(&mut self, key: &str) -> Result<f64> {
-        match self.take(key) {
-            Some(Value::Number(number)) => Ok(number),
-            found => Err(self.wrong(key, "a number", found.is_some())),
-        }
+        self.get(key, "a number", |value| value.as_f64())
     }
 
     fn whole(&mut self, key: &str) -> Result<u64> {
@@ -168,9 +160,9 @@ impl Group {
 
     /// Refuses the remaining settings, whose keys are unknown.
     fn end(self) -> Result<()> {
-        match self.settings.first() {
+        match self.settings.keys().next() {
             None => Ok(()),
-            Some((key, _)) => Err(refuse(format!("{} has an unknown key '{key}'", self.what))),
+            Some(key) => Err(refuse(format!("{} has an unknown key '{key}'", self.what))),
         }
     }
 
@@ -189,19 +181,6 @@ fn refuse(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text).hint("docs/operations.md lists the keys")
 }
 
-/// A value of a setting.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
-    Bool(bool),
-    /// An integer or a floating-point number.
-    Number(f64),
-    Text(String),
-    /// A list or an array.
-    List(Vec<Value>),
-    /// Settings in the order of the text.
-    Group(Vec<(String, Value)>),
-}
-
 /// Syntax error: its line, and the expected syntax.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: expected {expected}")]
@@ -211,7 +190,7 @@ pub(super) struct SyntaxError {
 }
 
 /// Parses all settings of `text`.
-pub(super) fn parse(text: &str) -> Result<Vec<(String, Value)>, SyntaxError> {
+pub(super) fn parse(text: &str) -> Result<Map<String, Value>, SyntaxError> {
     let mut parser = Parser { text, at: 0, depth: 0 };
     let settings = parser.settings()?;
     match parser.peek() {
@@ -227,18 +206,18 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn settings(&mut self) -> Result<Vec<(String, Value)>, SyntaxError> {
-        let mut settings: Vec<(String, Value)> = Vec::new();
+    fn settings(&mut self) -> Result<Map<String, Value>, SyntaxError> {
+        let mut settings = Map::new();
         while self.peek().is_some_and(|next| next.is_ascii_alphabetic() || next == '*') {
             let name = self.word();
-            if settings.iter().any(|(known, _)| *known == name) {
+            if settings.contains_key(&name) {
                 return Err(self.expected("a name that the group does not have yet"));
             }
             if !self.takes('=') && !self.takes(':') {
                 return Err(self.expected("= or : behind a name"));
             }
             let value = self.value()?;
-            settings.push((name, value));
+            settings.insert(name, value);
             _ = self.takes(';') || self.takes(','); // neither is needed
         }
         Ok(settings)
@@ -253,11 +232,11 @@ impl Parser<'_> {
             Some('{') => {
                 self.takes('{');
                 let settings = self.settings()?;
-                self.close('}', "a setting or }").map(|()| Value::Group(settings))
+                self.close('}', "a setting or }").map(|()| Value::Object(settings))
             }
             Some('(') => self.list('(', ')', ", or )"),
             Some('[') => self.list('[', ']', ", or ]"),
-            Some('"') => self.texts().map(Value::Text),
+            Some('"') => self.texts().map(Value::String),
             Some(_) => self.scalar(),
             None => Err(self.expected("a value")),
         };
@@ -275,7 +254,7 @@ impl Parser<'_> {
                 break;
             }
         }
-        self.close(close, what).map(|()| Value::List(values))
+        self.close(close, what).map(|()| Value::Array(values))
     }
 
     /// Adjacent strings are concatenated.
@@ -307,7 +286,7 @@ impl Parser<'_> {
         let value = match word.to_ascii_lowercase().as_str() {
             "true" => Some(Value::Bool(true)),
             "false" => Some(Value::Bool(false)),
-            _ => number(&word).map(Value::Number),
+            _ => number(&word).map(Value::from),
         };
         value.ok_or_else(|| {
             self.at = before;
@@ -417,6 +396,7 @@ mod tests {
     use dlfs_order::plan::{Rate, Source};
     use dlfs_order::tier::Policy;
     use proptest::prelude::*;
+    use serde_json::json;
 
     /// The layout of the files that come with HDMLP and NoPFS: both separators, lines without a
     /// separator, and comments.
@@ -531,23 +511,18 @@ pfs_bandwidth: (
     fn settings_are_read_with_every_separator_and_comment() {
         let text = "a = 1 # one\n b: 0x1F; /* a\n b */ c = -2.5e1, d = true // yes\n e = \"x\\\"\" \"y\"\n\
                     f = { g = FALSE; }; h = [1, 2L]; i = ( { j : 3 }, \"k\", );";
-        let text_of = |text: &str| Value::Text(text.to_owned());
-        let named = |name: &str, value| (name.to_owned(), value);
-        let expected = [
-            named("a", Value::Number(1.0)),
-            named("b", Value::Number(31.0)),
-            named("c", Value::Number(-25.0)),
-            named("d", Value::Bool(true)),
-            named("e", text_of("x\"y")),
-            named("f", Value::Group(vec![named("g", Value::Bool(false))])),
-            named("h", Value::List(vec![Value::Number(1.0), Value::Number(2.0)])),
-            named(
-                "i",
-                Value::List(vec![Value::Group(vec![named("j", Value::Number(3.0))]), text_of("k")]),
-            ),
-        ];
-        assert_eq!(parse(text).unwrap(), expected);
-        assert_eq!(parse(" # nothing"), Ok(Vec::new()));
+        let expected = json!({
+            "a": 1.0,
+            "b": 31.0,
+            "c": -25.0,
+            "d": true,
+            "e": "x\"y",
+            "f": { "g": false },
+            "h": [1.0, 2.0],
+            "i": [{ "j": 3.0 }, "k"],
+        });
+        assert_eq!(Value::Object(parse(text).unwrap()), expected);
+        assert_eq!(parse(" # nothing"), Ok(Map::new()));
     }
 
     #[test]

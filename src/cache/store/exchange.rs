@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::board::{Count, Progress};
-use super::fetch::{Fetched, Place, Run, page_bytes};
+use super::fetch::{Fetched, Place, Run, is_absent, page_bytes};
 use super::{Shared, Staged, StoreOptions, add};
 use crate::peers::Peers;
 use dlfs_base::buf::IoBuf;
@@ -278,7 +278,7 @@ impl Exchange {
                     lacking.lost.push(id);
                     lacking.because(rank, "its copy has another checksum");
                 }
-                Fetched::Absent => {
+                Fetched::Failed(error) if is_absent(&error) => {
                     lacking.late.push(id);
                     lacking.because(rank, "it has not got them yet");
                 }
@@ -333,7 +333,7 @@ impl Exchange {
         place.fetch(runs, &mut |run, fetched| {
             match fetched {
                 Fetched::Right(buf) => take(self, run, buf)?,
-                Fetched::Wrong(_) | Fetched::Absent | Fetched::Failed(_) => failed = true,
+                Fetched::Wrong(_) | Fetched::Failed(_) => failed = true,
             }
             Ok(!failed && !shared.is_stopping())
         })?;
@@ -543,10 +543,6 @@ impl Exchange {
                 Fetched::Wrong(ids) => {
                     let text = "the data set's bytes have another checksum than its directory";
                     return Err(Error::new(ErrorKind::Corrupt, text).sample(ids[0]));
-                }
-                Fetched::Absent => {
-                    let text = "the data set has not got its own samples";
-                    return Err(Error::new(ErrorKind::Io, text));
                 }
             }
             add(&shared.counters.staged, run.samples.len() as u64);

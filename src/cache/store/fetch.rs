@@ -117,14 +117,13 @@ impl Place {
             while under_way.len() < DEPTH
                 && let Some(run) = runs.next()
             {
-                let begun = if run.len() == 0 { None } else { Some(self.begin(&run)) };
-                let fetched = match begun {
-                    None => Fetched::Right(IoBuf::empty()),
-                    Some(Err(error)) => Fetched::Failed(error),
-                    Some(Ok(ticket)) => {
+                let fetched = match self.begin(&run) {
+                    Ok(Some(ticket)) => {
                         under_way.push_back((run, ticket));
                         continue;
                     }
+                    Ok(None) => Fetched::Right(IoBuf::empty()),
+                    Err(error) => Fetched::Failed(error),
                 };
                 if !each(&run, fetched)? {
                     return Ok(());
@@ -162,9 +161,11 @@ impl Place {
         self.calls.read(pair, offset_bytes, PAGE_BYTES as usize)
     }
 
-    fn begin(&mut self, run: &Run) -> Result<Ticket> {
+    /// Begins to read a run, unless it is empty.
+    fn begin(&mut self, run: &Run) -> Result<Option<Ticket>> {
         let pair = self.pairs[usize::from(run.namespace)];
-        self.calls.begin_read(pair, run.bytes.start, IoBuf::zeroed(run.len()))
+        let begin = || self.calls.begin_read(pair, run.bytes.start, IoBuf::zeroed(run.len()));
+        (run.len() > 0).then(begin).transpose()
     }
 }
 
@@ -174,8 +175,6 @@ pub(super) enum Fetched {
     Right(IoBuf),
     /// Samples with another checksum than the directory's.
     Wrong(Vec<SampleId>),
-    /// The place does not have the samples now.
-    Absent,
     /// The place could not be read.
     Failed(Error),
 }
@@ -186,13 +185,12 @@ fn checked(run: &Run, read: Result<IoBuf>) -> Fetched {
             wrong if wrong.is_empty() => Fetched::Right(buf),
             wrong => Fetched::Wrong(wrong),
         },
-        Err(error) if is_absent(&error) => Fetched::Absent,
         Err(error) => Fetched::Failed(error),
     }
 }
 
 /// Returns whether a store has answered that it does not have the pages.
-fn is_absent(error: &Error) -> bool {
+pub(super) fn is_absent(error: &Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<IoError>());
     matches!(cause, Some(IoError::Status(status)) if status.is(Status::UNWRITTEN_BLOCK))
 }
