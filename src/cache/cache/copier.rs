@@ -53,8 +53,8 @@ pub(super) struct Copier {
     /// Index of the first tier's queue pair in `calls`; those of the origins come before it.
     first_tier: usize,
     jobs: Receiver<Job>,
-    /// For each tier, pages to be written, in the order of their arrival.
-    to_write: Vec<VecDeque<Write>>,
+    /// For each tier, the units and contiguous pages to be written, in the order of their arrival.
+    to_write: Vec<VecDeque<(u32, PageSet, IoBuf)>>,
     /// For each unit, the pages that are being written or are queued for it.
     writing: HashMap<u32, PageSet>,
     /// Units whose reserved pages must all be fetched.
@@ -80,13 +80,6 @@ pub(super) struct Copier {
     bandwidth: Option<u64>,
     /// The earliest time of the next fetch within the bandwidth limit.
     next_fetch: Instant,
-}
-
-/// Contiguous pages of a unit, to be written.
-struct Write {
-    unit: u32,
-    pages: PageSet,
-    bytes: IoBuf,
 }
 
 /// A unit whose missing pages the copier fetches.
@@ -330,11 +323,8 @@ impl Copier {
             rest = bytes.split_off(((run.end - run.start) as u64 * PAGE_BYTES) as usize);
             at = run.end;
             self.shared.counters.unsettle(1);
-            self.to_write[usize::from(tier)].push_back(Write {
-                unit,
-                pages: PageSet::range(run),
-                bytes,
-            });
+            let write = (unit, PageSet::range(run), bytes);
+            self.to_write[usize::from(tier)].push_back(write);
         }
         if !keep.is_empty() {
             let writing = self.writing.entry(unit).or_default();
@@ -371,16 +361,14 @@ impl Copier {
         let to_tier = self.writes().filter(|copies| usize::from(copies.location.tier) == tier);
         let bytes: usize = to_tier.clone().map(|copies| bytes_of(copies.pages)).sum();
         let count = to_tier.count();
-        let next = self.to_write[tier].front().map_or(0, |write| write.bytes.len());
+        let next = self.to_write[tier].front().map_or(0, |(_, _, bytes)| bytes.len());
         let most = self.shared.sources.limit(tier as u8).map(|limit| limit.most_bytes());
         count < MAX_WRITES && most.is_none_or(|most| count == 0 || bytes + next <= most)
     }
 
     fn start_writes(&mut self, tier: usize, now: Instant) {
         while self.may_write(tier) {
-            let Some(Write { unit, pages, bytes }) = self.to_write[tier].pop_front() else {
-                return;
-            };
+            let Some((unit, pages, bytes)) = self.to_write[tier].pop_front() else { return };
             let first = pages.0.trailing_zeros();
             let location = self.shared.copies.location(unit);
             let place = location.and_then(|location| Some((location, location.of_page(first)?)));

@@ -92,18 +92,8 @@ impl Chunked {
         order
     }
 
-    pub(super) fn shuffled(
-        population: &(impl Population + ?Sized),
-        lanes_and_group: (u32, u32),
-        key: Key,
-    ) -> Chunked {
-        let mut order = Chunked::default();
-        order.shuffle_anew(population, lanes_and_group, key);
-        order
-    }
-
-    /// Replaces this order with the one that `shuffled` returns, and reuses its memory.
-    pub(super) fn shuffle_anew(
+    /// Replaces this order with a shuffled one, and reuses its memory.
+    pub(super) fn shuffle(
         &mut self,
         population: &(impl Population + ?Sized),
         (lanes, group): (u32, u32),

@@ -115,28 +115,50 @@ impl EpochOrder {
         epoch: Epoch,
         population: &(impl Population + ?Sized),
     ) -> Result<EpochOrder> {
+        EpochOrder::along(spec, epoch, population, None, None)
+    }
+
+    /// The order of `spec`, which draws by `weights` if they are given. A grouped order reuses the memory of `before`.
+    fn along(
+        spec: &OrderSpec,
+        epoch: Epoch,
+        population: &(impl Population + ?Sized),
+        weights: Option<&Arc<Weights>>,
+        before: Option<Chunked>,
+    ) -> Result<EpochOrder> {
         spec.check()?;
         spec.check_epoch(epoch)?;
-        let len = population.num_live();
+        let samples = population.num_live();
+        if let Some(weights) = weights
+            && (spec.kind != weights.kind() || weights.num_samples() != samples)
+        {
+            let weighed = weights.num_samples();
+            return Err(invalid(format!(
+                "the order names other weights: these weigh {weighed} samples, and there are {samples}"
+            )));
+        }
         let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
         let sequence = match spec.kind {
             OrderKind::Sequential { by: SequentialBy::Id } => Sequence::ById,
             OrderKind::Sequential { by: SequentialBy::Slot } => {
                 Sequence::Chunked(Chunked::in_slot_order(population))
             }
-            OrderKind::Global => Sequence::Global(Permutation::new(len, key)),
+            OrderKind::Global => Sequence::Global(Permutation::new(samples, key)),
             OrderKind::Grouped { lanes, group } => {
-                Sequence::Chunked(Chunked::shuffled(population, (lanes, group), key))
+                let mut chunked = before.unwrap_or_default();
+                chunked.shuffle(population, (lanes, group), key);
+                Sequence::Chunked(chunked)
             }
             OrderKind::Local { .. } | OrderKind::Partial { .. } => {
                 let shares = Shares::new(spec, population).expect("its world size is checked");
                 Sequence::Partial(Partial::new(shares, epoch))
             }
             OrderKind::Weighted { .. } => {
-                return Err(invalid("a weighted order draws by weights, and there are none here"));
+                let none = || invalid("a weighted order draws by weights, and there are none here");
+                Sequence::Weighted(Weighted::new(weights.ok_or_else(none)?, key))
             }
         };
-        Ok(EpochOrder { len, epoch, sequence })
+        Ok(EpochOrder { len: spec.kind.epoch_len(samples), epoch, sequence })
     }
 
     /// The weighted order of the samples of `population` in `epoch`, by `spec`.
@@ -152,18 +174,7 @@ impl EpochOrder {
         population: &(impl Population + ?Sized),
         weights: &Arc<Weights>,
     ) -> Result<EpochOrder> {
-        spec.check()?;
-        spec.check_epoch(epoch)?;
-        let weighed = weights.num_samples();
-        let samples = population.num_live();
-        if spec.kind != weights.kind() || weighed != samples {
-            return Err(invalid(format!(
-                "the order names other weights: these weigh {weighed} samples, and there are {samples}"
-            )));
-        }
-        let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
-        let sequence = Sequence::Weighted(Weighted::new(weights, key));
-        Ok(EpochOrder { len: spec.kind.epoch_len(samples), epoch, sequence })
+        EpochOrder::along(spec, epoch, population, Some(weights), None)
     }
 
     /// Replaces this order with that of another epoch, as [`EpochOrder::new`] or, with the same weights,
@@ -177,20 +188,18 @@ impl EpochOrder {
         epoch: Epoch,
         population: &(impl Population + ?Sized),
     ) -> Result<()> {
-        match (spec.kind.lanes_and_group(), &mut self.sequence) {
-            (Some(lanes_and_group), Sequence::Chunked(chunked)) => {
-                spec.check()?;
-                spec.check_epoch(epoch)?;
-                let key = Key::derive(spec.seed, &[spec.kind.label(), epoch.0]);
-                chunked.shuffle_anew(population, lanes_and_group, key);
-                (self.len, self.epoch) = (population.num_live(), epoch);
+        spec.check()?;
+        spec.check_epoch(epoch)?;
+        *self = match &mut self.sequence {
+            Sequence::Chunked(chunked) if spec.kind.lanes_and_group().is_some() => {
+                let before = Some(std::mem::take(chunked)); // no error follows
+                EpochOrder::along(spec, epoch, population, None, before)?
             }
-            (_, Sequence::Weighted(weighted)) => {
-                let weights = Arc::clone(&weighted.weights);
-                *self = EpochOrder::weighted(spec, epoch, population, &weights)?;
+            Sequence::Weighted(weighted) => {
+                EpochOrder::weighted(spec, epoch, population, &Arc::clone(&weighted.weights))?
             }
-            _ => *self = EpochOrder::new(spec, epoch, population)?,
-        }
+            _ => EpochOrder::new(spec, epoch, population)?,
+        };
         Ok(())
     }
 

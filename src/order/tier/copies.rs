@@ -62,13 +62,11 @@ pub const OWN_FILES_PAGE: u64 = 1 << 40;
 /// The copies of all units: 32 bytes per unit. Any thread, and any process that shares the words, reads them
 /// without waiting.
 pub struct CopyTable {
-    words: Box<dyn Words>,
+    words: Box<Words>,
 }
 
 /// The memory of a table's words: private to a process, or shared by processes.
-pub trait Words: AsRef<[AtomicU64]> + Send + Sync {}
-
-impl<T: AsRef<[AtomicU64]> + Send + Sync> Words for T {}
+type Words = dyn AsRef<[AtomicU64]> + Send + Sync;
 
 /// The unused part of a tier, as its owner last set it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,7 +88,7 @@ impl CopyTable {
     ///
     /// # Panics
     /// If there are fewer words than any table has: see [`CopyTable::num_words`].
-    pub fn over(words: Box<dyn Words>) -> CopyTable {
+    pub fn over(words: Box<Words>) -> CopyTable {
         assert!((*words).as_ref().len() >= HEADER_WORDS, "no table is shorter");
         CopyTable { words }
     }

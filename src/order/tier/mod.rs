@@ -46,7 +46,7 @@ mod ledger;
 mod page_set;
 mod units;
 
-pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room, Words};
+pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room};
 pub use index::{Index, IndexError, Kept, sum_of_pages};
 pub use ledger::{Holding, Lacking, Ledger, Policy, Stop, Want};
 pub use page_set::PageSet;

@@ -208,7 +208,7 @@ impl Units {
         let mut extents = Vec::new();
         for (page, len_bytes) in samples {
             let pages = page..page + len_bytes.div_ceil(PAGE_BYTES);
-            runs.push(Run { pages, is_one_sample: true });
+            runs.push((pages, true));
             let offset_bytes = page * PAGE_BYTES;
             let len_bytes = len_bytes as u32;
             extents.push(Extent { offset_bytes, len_bytes, ..Extent::default() });
@@ -224,16 +224,16 @@ impl Units {
 
     fn of_runs(pages: impl IntoIterator<Item = (u64, u32)>, is_one_sample: bool) -> Units {
         let pages = pages.into_iter().map(|(page, pages)| page..page + u64::from(pages));
-        Units::from_runs(vec![pages.map(|pages| Run { pages, is_one_sample }).collect()])
+        Units::from_runs(vec![pages.map(|pages| (pages, is_one_sample)).collect()])
     }
 
     fn from_runs(by_namespace: Vec<Vec<Run>>) -> Units {
         let mut units = Units::default();
         for mut runs in by_namespace {
-            runs.sort_unstable_by_key(|run| (run.pages.start, run.pages.end));
+            runs.sort_unstable_by_key(|(pages, _)| (pages.start, pages.end));
             units.first.push(units.units.len() as u32);
             let mut end = 0;
-            for Run { pages, is_one_sample } in runs {
+            for (pages, is_one_sample) in runs {
                 let rest = pages.start.max(end)..pages.end;
                 end = end.max(pages.end);
                 divide(rest.clone(), is_one_sample, rest.start > pages.start, &mut units.units);
@@ -406,24 +406,20 @@ impl Units {
     }
 }
 
-/// Contiguous pages of one large sample, or of small samples.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Run {
-    pages: Range<u64>,
-    is_one_sample: bool,
-}
+/// Contiguous pages, and whether they belong to one large sample.
+type Run = (Range<u64>, bool);
 
 fn runs_of_chunk(extents: impl Iterator<Item = Extent>, alone: bool, runs: &mut Vec<Run>) {
     let mut small: Option<Range<u64>> = None;
     let end = |small: &mut Option<Range<u64>>, runs: &mut Vec<Run>| {
-        runs.extend(small.take().map(|pages| Run { pages, is_one_sample: false }));
+        runs.extend(small.take().map(|pages| (pages, false)));
     };
     for extent in extents.filter(|extent| extent.len_bytes > 0) {
         let last = extent.offset_bytes + u64::from(extent.len_bytes);
         let pages = extent.offset_bytes / PAGE_BYTES..last.div_ceil(PAGE_BYTES);
         if alone || u64::from(extent.len_bytes) >= SMALL_BYTES {
             end(&mut small, runs);
-            runs.push(Run { pages, is_one_sample: true });
+            runs.push((pages, true));
             continue;
         }
         match &mut small {

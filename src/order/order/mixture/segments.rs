@@ -39,23 +39,22 @@ impl Segment {
     pub(super) fn contains(&self, position: u64) -> bool {
         position.wrapping_sub(self.first) < self.len
     }
+
+    /// The number of positions that each source has before `first`; a segment of this stretch begins at `first`, or
+    /// the stretch ends there.
+    fn before_next(&self, first: u64) -> Vec<u64> {
+        let number = (first - self.first) / self.len;
+        let counts = self.before.iter().zip(&self.counts);
+        counts.map(|(before, count)| before + number * count).collect()
+    }
 }
 
 /// All segments of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Segments {
     pub(super) epoch_size: u64,
-    stretches: Vec<Stretch>,
-}
-
-/// Segments of equal length and counts.
-#[derive(Debug, Clone)]
-struct Stretch {
-    first: u64,
-    segment_len: u64,
-    counts: Vec<u64>,
-    /// The draws of each source before the first segment.
-    before: Vec<u64>,
+    /// The first segment of each stretch; segments of equal length and counts follow it.
+    stretches: Vec<Segment>,
 }
 
 impl Segments {
@@ -89,9 +88,11 @@ impl Segments {
             let len = if is_whole { size } else { (size - into).min(end - first) };
             let units = apportion(weights, len / unit);
             let counts = units.iter().map(|count| count * unit).collect();
-            let before =
-                self.stretches.last().map_or(vec![0; weights.len()], |last| last.before(first));
-            self.stretches.push(Stretch { first, segment_len: len, counts, before });
+            let before = self
+                .stretches
+                .last()
+                .map_or(vec![0; weights.len()], |last| last.before_next(first));
+            self.stretches.push(Segment { first, len, counts, before });
             let number = if is_whole { (end - first) / size } else { 1 };
             // The last phase has no end.
             first = if is_whole && end == u64::MAX { end } else { first + number * len };
@@ -100,15 +101,11 @@ impl Segments {
 
     /// The segment with `position`.
     pub(super) fn at(&self, position: u64) -> Segment {
-        let stretch = self.stretch(position);
-        let number = (position - stretch.first) / stretch.segment_len;
-        let first = stretch.first + number * stretch.segment_len;
-        Segment {
-            first,
-            len: stretch.segment_len,
-            counts: stretch.counts.clone(),
-            before: stretch.before(first),
-        }
+        let later = self.stretches.partition_point(|stretch| stretch.first <= position);
+        let stretch = &self.stretches[later - 1];
+        let number = (position - stretch.first) / stretch.len;
+        let first = stretch.first + number * stretch.len;
+        Segment { first, before: stretch.before_next(first), ..stretch.clone() }
     }
 
     /// The number of the first `position` positions that each source has.
@@ -120,24 +117,6 @@ impl Segments {
             Dealt::new(segment, batching, seed).count_before(len, &mut counts);
         }
         counts
-    }
-
-    fn stretch(&self, position: u64) -> &Stretch {
-        let later = self.stretches.partition_point(|stretch| stretch.first <= position);
-        &self.stretches[later - 1]
-    }
-}
-
-impl Stretch {
-    /// The number of positions that each source has before `first`; a segment begins at `first`, or the stretch
-    /// ends there.
-    fn before(&self, first: u64) -> Vec<u64> {
-        let number = (first - self.first) / self.segment_len;
-        self.before
-            .iter()
-            .zip(&self.counts)
-            .map(|(before, count)| before + number * count)
-            .collect()
     }
 }
 

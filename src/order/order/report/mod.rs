@@ -95,17 +95,12 @@ pub struct Observer {
     displacement: u128,
     /// The sum of rank * next rank. With the sum of squares, it gives the serial correlation.
     neighbour_products: u128,
-    ranks: Ends,
+    /// The first and the last rank of the sequence: the two sums of the serial correlation each omit one of them.
+    first_rank: u64,
+    last_rank: u64,
     chunks: Kinds,
     classes: Kinds,
     class_numbers: BTreeMap<i64, usize>,
-}
-
-/// The first and the last rank of the sequence: the two sums of the serial correlation each omit one of them.
-#[derive(Debug, Default)]
-struct Ends {
-    first: u64,
-    last: u64,
 }
 
 impl Observer {
@@ -118,11 +113,11 @@ impl Observer {
     pub fn see(&mut self, sample: Observed) {
         self.displacement += u128::from(sample.rank.abs_diff(self.samples));
         if self.samples == 0 {
-            self.ranks.first = sample.rank;
+            self.first_rank = sample.rank;
         } else {
-            self.neighbour_products += u128::from(self.ranks.last) * u128::from(sample.rank);
+            self.neighbour_products += u128::from(self.last_rank) * u128::from(sample.rank);
         }
-        self.ranks.last = sample.rank;
+        self.last_rank = sample.rank;
         self.samples += 1;
         self.chunks.see(sample.chunk as usize);
         if let Some(label) = sample.label {
@@ -182,8 +177,8 @@ impl Observer {
         let square_sum = n * (n * n - 1.0) / 12.0;
         // Sum of (x - mean)(y - mean) over neighbours = products - mean * (sums without one end each) + ...
         let all = n * mean;
-        let first = self.ranks.first as f64;
-        let last = self.ranks.last as f64;
+        let first = self.first_rank as f64;
+        let last = self.last_rank as f64;
         let covariance = self.neighbour_products as f64 - mean * ((all - last) + (all - first))
             + (n - 1.0) * mean * mean;
         compare(covariance / square_sum, -1.0 / n, 1.0 / n.sqrt())
