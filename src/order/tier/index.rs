@@ -291,9 +291,9 @@ const BOUND_BYTES: usize = 512;
 /// Offset of the quota's checksum.
 const QUOTA_CRC_OFFSET: usize = 520;
 /// Bytes of the header.
-const HEADER_BYTES: usize = 4096;
+pub const HEADER_BYTES: usize = 4096;
 /// Bytes of an entry.
-const ENTRY_BYTES: usize = 24;
+pub const ENTRY_BYTES: usize = 24;
 const MAGIC: &[u8; 8] = b"DLFSTIER";
 const VERSION: u32 = 4;
 /// Data shorter than this many of the longest units have no gap before their copies.

@@ -47,7 +47,7 @@ mod page_set;
 mod units;
 
 pub use copies::{CopyLocation, CopyTable, OWN_FILES_PAGE, Room};
-pub use index::{Index, IndexError, Kept, sum_of_pages};
+pub use index::{ENTRY_BYTES, HEADER_BYTES, Index, IndexError, Kept, sum_of_pages};
 pub use ledger::{Holding, Lacking, Ledger, Policy, Stop, Want};
 pub use page_set::PageSet;
 pub use units::{LongSample, Unit, Units};
