@@ -152,10 +152,6 @@ struct Copies {
 }
 
 impl Copier {
-    pub(super) fn calls() -> Result<Calls> {
-        Calls::new(DEADLINE)
-    }
-
     pub(super) fn new(
         shared: Arc<Shared>,
         mut calls: Calls,
@@ -804,7 +800,7 @@ const MAX_AHEAD_BYTES: usize = 32 << 20;
 const MAX_FAILURES: u32 = 3;
 
 /// Deadline of one call.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(5);

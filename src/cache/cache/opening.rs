@@ -25,6 +25,7 @@ use dlfs_base::process::Forked;
 use dlfs_base::threads::{self, Fate, Thread, caught};
 use dlfs_format::directory::Intact;
 use dlfs_io::qpair::Device;
+use dlfs_io::qpair::calls::Calls;
 use dlfs_io::qpair::group::Waker;
 use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
 
@@ -142,7 +143,7 @@ impl Opening {
         }
         copies.set_room(ledger.room());
         let (jobs, received) = crossbeam_channel::unbounded();
-        let calls = Copier::calls()?;
+        let calls = Calls::new(copier::DEADLINE)?;
         let shared = Arc::new(Shared {
             copies,
             ledger: Mutex::new(ledger),
@@ -271,10 +272,7 @@ impl Opening {
 /// The pages of `tier` that have copies, in ascending ranges.
 fn pages_of(tier: u8, copies: &[(u8, Kept)]) -> Vec<Range<u64>> {
     let of_tier = copies.iter().filter(|(of, _)| *of == tier);
-    let runs = of_tier.flat_map(|(_, kept)| {
-        let at = |page: u32| kept.page + u64::from(page) - u64::from(kept.first);
-        kept.pages.runs().map(move |run| at(run.start)..at(run.end))
-    });
+    let runs = of_tier.flat_map(|(_, kept)| kept.location(tier).ranges(kept.pages));
     let mut runs: Vec<Range<u64>> = runs.collect();
     runs.sort_unstable_by_key(|run| run.start);
     runs

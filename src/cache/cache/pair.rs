@@ -244,22 +244,19 @@ impl TieredPair {
         let mut together = None;
         for unit in shared.units.within(self.number, &(range.end - 1..limit.max(range.end))) {
             let together = together.get_or_insert_with(|| shared.units.together_with(unit));
-            let bounds = shared.units.get(unit);
-            let behind = bounds.pages_in(&(range.end..bounds.end_bytes()));
-            let known = shared.copies.under_way(unit).with(shared.copies.there(unit));
-            let absent = behind.without(if shared.has_copier() { known } else { PageSet::NONE });
             if !together.contains(&unit) {
                 break;
             }
-            let first = absent.runs().next().unwrap_or(0..0);
-            let is_next = bounds.start_bytes() + u64::from(first.start) * PAGE_BYTES <= end;
+            let bounds = shared.units.get(unit);
+            let behind = bounds.pages_in(&(range.end..bounds.end_bytes()));
             if behind.is_empty() {
                 continue;
             }
-            if !is_next || first.is_empty() {
-                break;
-            }
-            end = bounds.start_bytes() + u64::from(first.end) * PAGE_BYTES;
+            let known = shared.copies.under_way(unit).with(shared.copies.there(unit));
+            let absent = behind.without(if shared.has_copier() { known } else { PageSet::NONE });
+            let first = behind.0.trailing_zeros();
+            let next = first + (absent.0 >> first).trailing_ones();
+            end = bounds.start_bytes() + u64::from(next) * PAGE_BYTES;
             if end < bounds.end_bytes() {
                 break;
             }

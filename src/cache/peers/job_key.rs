@@ -210,7 +210,9 @@ impl RoundKeys {
 
     fn pair(&self, of: &[u8], host: &Nqn, to: u32) -> Zeroizing<[u8; 64]> {
         let parts = [self.round.as_bytes(), host.as_str().as_bytes(), &to.to_le_bytes()];
-        self.derived.key(of, &parts)
+        let mut bytes = Zeroizing::new([0; 64]);
+        bytes[..32].copy_from_slice(self.derived.part(of, &parts).as_ref());
+        bytes
     }
 }
 
@@ -259,13 +261,6 @@ impl Derived {
             info.extend_from_slice(part);
         }
         Hash::Sha256.hmac(self.0.as_ref(), &[&info, &[1]])
-    }
-
-    /// [`Derived::part`] in the format of a secret.
-    fn key(&self, of: &[u8], parts: &[&[u8]]) -> Zeroizing<[u8; 64]> {
-        let mut bytes = Zeroizing::new([0; 64]);
-        bytes[..32].copy_from_slice(self.part(of, parts).as_ref());
-        bytes
     }
 }
 

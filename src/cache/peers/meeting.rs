@@ -458,7 +458,12 @@ impl Launched {
                 .all(|name| get(name).is_some())
         };
         let Some(launcher) = LAUNCHERS.iter().find(is_there) else { return Ok(None) };
-        let number = |name: &str| number(name, get(name).as_deref());
+        let number = |name: &str| {
+            let value = get(name).unwrap_or_default();
+            let not_one =
+                |_| invalid(format!("{name} is {value:?}, and not a whole number below 2^32"));
+            value.parse::<u32>().map_err(not_one)
+        };
         let rank = number(launcher.rank)?;
         let world_size = number(launcher.world_size)?;
         if rank >= world_size {
@@ -498,13 +503,6 @@ impl Launched {
     pub fn from_env() -> Result<Option<Launched>> {
         Launched::from_variables(|name| std::env::var(name).ok())
     }
-}
-
-fn number(name: &str, value: Option<&str>) -> Result<u32> {
-    let value = value.unwrap_or_default();
-    value
-        .parse()
-        .map_err(|_| invalid(format!("{name} is {value:?}, and not a whole number below 2^32")))
 }
 
 /// Limit of the list entries that a message names.

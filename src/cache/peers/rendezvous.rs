@@ -340,7 +340,9 @@ impl Blocks {
         if block.as_deref() != Some(own)
             && !block.as_deref().is_some_and(|other| is_of_round(other, own))
         {
-            io.write_at(offset_of(*rank), &padded(own))?;
+            let mut padded = own.clone();
+            padded.resize(BLOCK_BYTES, 0);
+            io.write_at(offset_of(*rank), &padded)?;
             *block = Some(own.clone());
         }
         Ok(blocks)
@@ -436,12 +438,6 @@ fn content(block: &[u8]) -> Option<Vec<u8>> {
 fn is_of_round(other: &[u8], own: &[u8]) -> bool {
     let round = |bytes| Record::from_bytes(bytes).map(|record| record.round);
     round(other).is_some() && round(other) == round(own)
-}
-
-fn padded(record: &[u8]) -> Vec<u8> {
-    let mut block = record.to_vec();
-    block.resize(BLOCK_BYTES, 0);
-    block
 }
 
 fn offset_of(block: u32) -> u64 {

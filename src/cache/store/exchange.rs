@@ -51,7 +51,8 @@ pub(super) struct Exchange {
     is_checked: bool,
     /// The stores of other ranks, and the data set (`None`).
     suppliers: HashMap<Option<u32>, Supplier>,
-    media: Option<Blocking>,
+    /// All pages of the store.
+    media: Blocking,
 }
 
 /// The exchange of one epoch.
@@ -106,10 +107,11 @@ struct Lacking {
 }
 
 impl Exchange {
-    pub(super) fn new(parts: Parts) -> Exchange {
+    pub(super) fn new(parts: Parts) -> Result<Exchange> {
         let held = IdSet::new(parts.directory.num_samples());
-        let (work, media, is_checked, answered, mended, suppliers) = Default::default();
-        Exchange { parts, work, held, answered, mended, is_checked, suppliers, media }
+        let media = Blocking::new(parts.shared.media.storage.device.queue_pair()?)?;
+        let (work, is_checked, answered, mended, suppliers) = Default::default();
+        Ok(Exchange { parts, work, held, answered, mended, is_checked, suppliers, media })
     }
 
     /// See [`super::Store::begin`].
@@ -452,7 +454,7 @@ impl Exchange {
         }
         for run in Run::of_all(&self.parts.directory, ids) {
             let Some(pages) = shared.media.pages_of(run.namespace, &run.bytes) else { continue };
-            let read = self.media()?.read(pages.start * PAGE_BYTES, run.len());
+            let read = self.media.read(pages.start * PAGE_BYTES, run.len());
             let Ok(bytes) = read else { continue }; // unreadable samples are fetched again
             let wrong: BTreeSet<SampleId> = run.wrong(&bytes).into_iter().collect();
             for (id, extent) in run.samples.iter().filter(|(id, _)| !wrong.contains(id)) {
@@ -595,7 +597,7 @@ impl Exchange {
         let pages = pages.expect("samples lie before the end of all samples");
         if !pages.is_empty() {
             shared.media.has_room(pages.clone())?;
-            self.media()?.write(pages.start * PAGE_BYTES, bytes)?;
+            self.media.write(pages.start * PAGE_BYTES, bytes)?;
             shared.media.set(pages);
         }
         run.samples.iter().for_each(|(id, _)| _ = self.held.insert(id.0));
@@ -644,14 +646,6 @@ impl Exchange {
             }
         }
         None
-    }
-
-    fn media(&mut self) -> Result<&mut Blocking> {
-        if self.media.is_none() {
-            let pair = self.parts.shared.media.storage.device.queue_pair()?;
-            self.media = Some(Blocking::new(pair)?);
-        }
-        Ok(self.media.as_mut().expect("opened just now"))
     }
 
     fn has(&self, id: SampleId) -> bool {

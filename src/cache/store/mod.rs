@@ -213,7 +213,7 @@ impl Store {
             near = places.into_iter().map(is_near).collect();
             peers = Some(joined);
         }
-        let exchange = Exchange::new(exchange::Parts {
+        let parts = exchange::Parts {
             shared: Arc::clone(&shared),
             directory: Arc::clone(directory),
             shares,
@@ -222,8 +222,8 @@ impl Store {
             peers: peers.clone(),
             near,
             options,
-        });
-        let exchange = Arc::new(Mutex::new(exchange));
+        };
+        let exchange = Arc::new(Mutex::new(Exchange::new(parts)?));
         let thread = Store::start(Arc::clone(&shared), Arc::clone(&exchange))?;
         let thread = Forked::new(Some(thread));
         let _metered = Registration::new(&shared);
