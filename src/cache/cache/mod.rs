@@ -87,7 +87,7 @@ pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Job, LAST_WRITES};
 use media::Media;
-use opening::{Opening, Tiers};
+use opening::{Opening, Owned, Tiers};
 use plan::{merged, pages_of};
 use share::{Link, Message};
 use sources::Sources;
@@ -119,6 +119,8 @@ struct Shared {
     jobs: Sender<Job>,
     /// Wakes the copier, if this process owns the tiers.
     waker: Option<Waker>,
+    /// The owner's threads, if this process owns the tiers.
+    owned: Mutex<Option<Owned>>,
     /// The process that owns the tiers; `None`: this process, or nobody.
     attached_to: Option<u32>,
     /// Set if other processes can attach to the tiers of this process.
@@ -183,7 +185,7 @@ impl Cache {
         });
         let until = Instant::now() + ATTACH_WAIT;
         let mut was_free = false;
-        let (shared, owned) = loop {
+        let shared = loop {
             match opening.attach_or_own() {
                 // The process that has the tiers may still be opening them, or ending.
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {
@@ -197,7 +199,7 @@ impl Cache {
                 opened => break opened?,
             }
         };
-        let tiers = Arc::new(Tiers::new(opening, shared, owned)?);
+        let tiers = Arc::new(Tiers::new(opening, shared)?);
         let metered = Registration::new(&tiers);
         let devices = device::devices(&tiers, None);
         Ok(Cache { devices, tiers, _metered: metered })
@@ -409,6 +411,7 @@ impl Shared {
             media,
             jobs: crossbeam_channel::unbounded().0,
             waker: None,
+            owned: Mutex::default(),
             attached_to: None,
             is_shared: false,
             num_attached: AtomicUsize::new(0),

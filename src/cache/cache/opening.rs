@@ -64,15 +64,14 @@ impl Opening {
     /// # Errors
     /// `Busy`: another process has the tiers; the source says why this process could not attach. Errors
     /// of [`Opening::attach`] and [`Opening::own`].
-    pub(super) fn attach_or_own(self: &Arc<Opening>) -> Result<(Arc<Shared>, Option<Owned>)> {
+    pub(super) fn attach_or_own(self: &Arc<Opening>) -> Result<Arc<Shared>> {
         let why = match self.attach() {
-            Ok(Some(shared)) => return Ok((shared, None)),
+            Ok(Some(shared)) => return Ok(shared),
             Ok(None) => None,
             Err(error) if is_final(&error) => return Err(error),
             Err(error) => Some(error),
         };
-        let owned = self.own().map(|(shared, owned)| (shared, Some(owned)));
-        owned.map_err(|error| match why {
+        self.own().map_err(|error| match why {
             Some(why) if error.kind() == ErrorKind::Busy => error.source(why),
             _ => error,
         })
@@ -87,7 +86,7 @@ impl Opening {
     }
 
     /// Opens the tiers as their owner.
-    fn own(self: &Arc<Opening>) -> Result<(Arc<Shared>, Owned)> {
+    fn own(self: &Arc<Opening>) -> Result<Arc<Shared>> {
         let Opening { origins, units, identity, options, .. } = &**self;
         let listener = self.claim_memory()?;
         let mut media = Vec::new();
@@ -169,7 +168,8 @@ impl Opening {
             None => None,
             Some(sharing) => Some(Owner::start(Arc::clone(&shared), sharing)?),
         };
-        Ok((shared, Owned { copier: thread, owner }))
+        *shared.owned.lock() = Some(Owned { copier: thread, owner });
+        Ok(shared)
     }
 
     /// If no tier has a file that can be locked, binds the socket's name as the lock.
@@ -305,8 +305,6 @@ pub(super) struct Tiers {
 struct Running {
     /// The first state of a chain: each takeover adds one.
     shared: Arc<Shared>,
-    /// The owner's threads, if this process owns the tiers.
-    owned: Arc<Mutex<Option<Owned>>>,
     /// The thread that waits for the owner's end, if another process is the owner, and the channel whose sender is
     /// dropped to end it.
     heir: Mutex<Option<(Sender<Infallible>, Thread)>>,
@@ -317,12 +315,8 @@ impl Tiers {
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub(super) fn new(
-        opening: Arc<Opening>,
-        shared: Arc<Shared>,
-        owned: Option<Owned>,
-    ) -> Result<Tiers> {
-        let running = Running::start(&opening, shared, owned, Duration::ZERO)?;
+    pub(super) fn new(opening: Arc<Opening>, shared: Arc<Shared>) -> Result<Tiers> {
+        let running = Running::start(&opening, shared, Duration::ZERO)?;
         Ok(Tiers { opening, running: Forked::new(running) })
     }
 
@@ -347,31 +341,22 @@ impl Tiers {
 
 impl Running {
     /// For the duration `yields` after an owner's end, the heir only attaches.
-    fn start(
-        opening: &Arc<Opening>,
-        shared: Arc<Shared>,
-        owned: Option<Owned>,
-        yields: Duration,
-    ) -> Result<Running> {
-        let owned = Arc::new(Mutex::new(owned));
+    fn start(opening: &Arc<Opening>, shared: Arc<Shared>, yields: Duration) -> Result<Running> {
         let heir = if shared.is_owner() {
             None
         } else {
             let (running, stopped) = bounded(0);
             let opening = Arc::clone(opening);
-            let shared = Arc::clone(&shared);
-            let owned = Arc::clone(&owned);
-            let heir = Heir { opening, shared, owned, yields, stopped };
+            let heir = Heir { opening, shared: Arc::clone(&shared), yields, stopped };
             Some((running, threads::start(HEIR, &Fate::default(), heir, Heir::run)?))
         };
-        Ok(Running { shared, owned, heir: Mutex::new(heir) })
+        Ok(Running { shared, heir: Mutex::new(heir) })
     }
 
     /// Attaches as any other process does, since the inherited state does not follow takeovers. If the tiers
     /// are not shared, the child only reads the existing copies.
     fn in_child(opening: &Arc<Opening>, of_parent: &Arc<Shared>) -> Running {
-        let not_followed =
-            |shared| Running { shared, owned: Arc::default(), heir: Mutex::default() };
+        let not_followed = |shared| Running { shared, heir: Mutex::default() };
         if of_parent.waker.is_some() && !of_parent.is_shared {
             return not_followed(Arc::clone(of_parent));
         }
@@ -380,7 +365,7 @@ impl Running {
             None
         });
         let shared = attached.unwrap_or_else(|| opening.none());
-        let running = Running::start(opening, Arc::clone(&shared), None, YIELDS);
+        let running = Running::start(opening, Arc::clone(&shared), YIELDS);
         running.unwrap_or_else(|error| {
             tracing::debug!(error = %error.report(), "a forked child follows no takeover");
             not_followed(shared)
@@ -395,7 +380,8 @@ impl Running {
         }
         let shared = self.shared.latest();
         shared.link().into_iter().for_each(Link::finish);
-        let owned = self.owned.lock().take();
+        // A forked child that reads its parent's state must not touch its threads or its lock.
+        let owned = shared.is_owner().then(|| shared.owned.lock().take()).flatten();
         let (copier, owner) = owned.map(|owned| (owned.copier, owned.owner)).unzip();
         // Before the copier ends, so that the copier also writes the pages that attached processes have sent.
         owner.flatten().into_iter().for_each(Owner::stop);
@@ -420,7 +406,6 @@ struct Heir {
     opening: Arc<Opening>,
     /// The current state of the tiers.
     shared: Arc<Shared>,
-    owned: Arc<Mutex<Option<Owned>>>,
     yields: Duration,
     /// Disconnected when the thread must end.
     stopped: Receiver<Infallible>,
@@ -446,9 +431,9 @@ impl Heir {
     fn succeed(&mut self) -> bool {
         let mut pause = FIRST_PAUSE;
         let ended = Instant::now();
-        let (next, owned) = loop {
+        let next = loop {
             let opened = if ended.elapsed() < self.yields {
-                self.opening.attach().map(|shared| Some((shared?, None)))
+                self.opening.attach()
             } else {
                 self.opening.attach_or_own().map(Some)
             };
@@ -469,7 +454,6 @@ impl Heir {
                  are used again, and tiers in memory begin empty"
             ),
         }
-        *self.owned.lock() = owned;
         let before = std::mem::replace(&mut self.shared, Arc::clone(&next));
         // Cannot fail: only this thread sets it, once.
         let _ = before.next.set(Arc::clone(&next));
