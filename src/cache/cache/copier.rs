@@ -77,7 +77,6 @@ pub(super) struct Copier {
     last_sum: u64,
     /// Callers that wait until all is written.
     flushing: Vec<Sender<Infallible>>,
-    bandwidth: Option<u64>,
     /// The earliest time of the next fetch within the bandwidth limit.
     next_fetch: Instant,
 }
@@ -157,7 +156,6 @@ impl Copier {
         mut calls: Calls,
         jobs: Receiver<Job>,
         to_check: Vec<(u8, Kept)>,
-        bandwidth: Option<u64>,
     ) -> Result<Copier> {
         let scope = PairScope::new();
         for pairs in open_pairs(&shared.origins, std::slice::from_ref(&scope))? {
@@ -184,7 +182,6 @@ impl Copier {
             summing: HashMap::new(),
             last_sum: 0,
             flushing: Vec::new(),
-            bandwidth,
             next_fetch: Instant::now(),
             shared,
         })
@@ -721,7 +718,7 @@ impl Copier {
             self.shared.counters.copier_read(len.div_ceil(most) as u64, len);
         }
         self.start(begun, What::Fetch(parts), now);
-        if let Some(rate) = self.bandwidth {
+        if let Some(rate) = self.shared.options.bandwidth_bytes_per_s {
             let pause = Duration::from_secs_f64(len as f64 / rate as f64);
             self.next_fetch = self.next_fetch.max(now) + pause;
         }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Identity;
 use super::folder::{self, Locked, OwnFiles, take_over, take_over_namespace};
+use super::opening::Opening;
 use super::options::{TierKind, TierSpec};
 use super::share::{self, Listener, Place, SharedTier};
 use dlfs_base::buf::HugePages;
@@ -171,20 +171,15 @@ impl Media {
     }
 
     /// Opens a tier; returns it and the copies that its index lists.
-    pub(super) fn open(
-        number: u8,
-        spec: &TierSpec,
-        identity: Identity,
-        units: &Units,
-        (policy, is_last): (Policy, bool),
-        origins: &[Arc<dyn Device>],
-        connect: &ConnectOptions,
-    ) -> Result<(Media, Vec<Kept>)> {
+    pub(super) fn open(opening: &Opening, number: u8) -> Result<(Media, Vec<Kept>)> {
+        let Opening { options, units, .. } = opening;
+        let spec = &options.tiers[usize::from(number)];
+        let is_last = usize::from(number) + 1 == options.tiers.len();
         // A sparse tier may have a place for a unit, but later no room for all of its pages; a unit has one
         // place, so no other tier can keep the rest. So under first-touch only the last tier is sparse. A
         // plan knows the room of each tier, so all tiers are sparse.
         let space = |capacity| {
-            if is_last || policy == Policy::Clairvoyant {
+            if is_last || options.policy == Policy::Clairvoyant {
                 Ledger::sparse_space(capacity, units)
             } else {
                 capacity
@@ -192,10 +187,9 @@ impl Media {
         };
         let (media, kept) = match &spec.kind {
             TierKind::Ram => (in_memory(spec, units, &space)?, Vec::new()),
-            TierKind::File(path) => in_file(path, spec, identity, units, origins, &space)?,
+            TierKind::File(path) => in_file(opening, path, spec, &space)?,
             TierKind::Namespace(address) => {
-                let device = remote(&Address::Tcp(address.clone()), connect)?;
-                in_namespace(device, address.to_string(), spec, identity, units)?
+                in_namespace(opening, &Address::Tcp(address.clone()), spec)?
             }
         };
         let smallest = (0..units.len()).map(|unit| u64::from(units.get(unit).pages())).min();
@@ -258,11 +252,11 @@ impl Media {
 /// The tiers that another process owns, for reading; `memory` has the file descriptors of tiers in
 /// memory.
 pub(super) fn attached(
+    opening: &Opening,
     tiers: &[SharedTier],
-    memory: Vec<OwnedFd>,
-    units: &Units,
-    connect: &ConnectOptions,
+    memory: impl IntoIterator<Item = OwnedFd>,
 ) -> Result<Vec<Media>> {
+    let Opening { units, options, .. } = opening;
     let mut memory = memory.into_iter();
     let mut media = |tier: &SharedTier| {
         let device: Arc<dyn Device> = match &tier.place {
@@ -278,7 +272,7 @@ pub(super) fn attached(
                 let address = address.parse().map_err(|_| {
                     Error::new(ErrorKind::Internal, format!("no address of a tier: {address}"))
                 })?;
-                remote(&address, connect)?
+                remote(&address, &options.connect)?
             }
             Place::Memory(len_bytes) => {
                 let missing =
@@ -310,13 +304,12 @@ fn in_memory(spec: &TierSpec, units: &Units, space: &dyn Fn(u64) -> u64) -> Resu
 }
 
 fn in_file(
+    opening: &Opening,
     path: &Path,
     spec: &TierSpec,
-    identity: Identity,
-    units: &Units,
-    origins: &[Arc<dyn Device>],
     space: &dyn Fn(u64) -> u64,
 ) -> Result<(Media, Vec<Kept>)> {
+    let Opening { identity, units, origins, .. } = opening;
     let name = spec.to_string();
     let data_offset = Index::data_offset(units);
     let quota = spec.quota_bytes / PAGE_BYTES * PAGE_BYTES;
@@ -337,7 +330,8 @@ fn in_file(
     };
     // Held until the file is open and locked itself, so that no process removes it in between.
     let folder = if path.is_dir() { Some(Locked::new(path)?) } else { None };
-    let (path, exclusive) = take_over(path, &folder::file_name(identity), spec.overwrite, origins)?;
+    let (path, exclusive) =
+        take_over(path, &folder::file_name(*identity), spec.overwrite, origins)?;
     if folder.is_some() && path.exists() && !folder::is_unused(&path) {
         let text = "another process uses this tier";
         return Err(named(Error::new(ErrorKind::Busy, text).path(path)));
@@ -345,7 +339,7 @@ fn in_file(
     let mut quota = less_than_disk(&path, quota, data_offset, &name)?;
     if let Some(folder) = &folder {
         let wanted = data_offset.saturating_add(units.num_pages() * PAGE_BYTES);
-        quota = folder.reserve(&path, identity, quota, wanted)?;
+        quota = folder.reserve(&path, *identity, quota, wanted)?;
         if quota <= data_offset {
             tracing::warn!(
                 tier = %name,
@@ -368,7 +362,7 @@ fn in_file(
         folder::note_use(&path);
     }
     let mut io = Blocking::new(device.queue_pair()?)?;
-    let (index, kept) = open_index(&mut io, &name, identity, units, quota)?;
+    let (index, kept) = open_index(opening, &mut io, &name, quota)?;
     let mut media = Media {
         _lock: Some(lock),
         file: (space_pages > capacity_pages).then(|| Arc::clone(&device)),
@@ -399,12 +393,13 @@ fn remote(address: &Address, connect: &ConnectOptions) -> Result<Arc<dyn Device>
 }
 
 fn in_namespace(
-    device: Arc<dyn Device>,
-    address: String,
+    opening: &Opening,
+    address: &Address,
     spec: &TierSpec,
-    identity: Identity,
-    units: &Units,
 ) -> Result<(Media, Vec<Kept>)> {
+    let Opening { identity, units, options, .. } = opening;
+    let device = remote(address, &options.connect)?;
+    let address = address.to_string();
     let refuse = |why: String| Err(invalid(format!("the tier {spec} {why}")));
     let len_bytes = device.namespace().len_bytes();
     let data_offset = Index::data_offset(units);
@@ -423,8 +418,8 @@ fn in_namespace(
     }
     let claim = claimed(&address, spec)?;
     let mut io = Blocking::new(device.queue_pair()?)?;
-    take_over_namespace(&mut io, spec, identity)?;
-    let (index, kept) = open_index(&mut io, &spec.to_string(), identity, units, quota)?;
+    take_over_namespace(&mut io, spec, *identity)?;
+    let (index, kept) = open_index(opening, &mut io, &spec.to_string(), quota)?;
     let capacity_pages = (quota - data_offset) / PAGE_BYTES;
     let media = Media {
         data_offset,
@@ -450,13 +445,12 @@ fn claimed(address: &str, spec: &TierSpec) -> Result<Listener> {
 
 /// The index of a tier with this quota: the existing one, if it belongs to this data set.
 fn open_index(
+    opening: &Opening,
     io: &mut Blocking,
     name: &str,
-    identity: Identity,
-    units: &Units,
     quota: u64,
 ) -> Result<(Index, Vec<Kept>)> {
-    let (mut index, kept) = read_index(io, name, identity, units)?;
+    let (mut index, kept) = read_index(opening, io, name)?;
     if index.set_quota(quota) {
         io.write_at(0, index.header())?;
         io.flush()?;
@@ -496,12 +490,8 @@ fn less_than_disk(path: &Path, quota: u64, data_offset: u64, name: &str) -> Resu
 }
 
 /// Reads the index, or writes a new one if there is no index of this data set.
-fn read_index(
-    io: &mut Blocking,
-    name: &str,
-    identity: Identity,
-    units: &Units,
-) -> Result<(Index, Vec<Kept>)> {
+fn read_index(opening: &Opening, io: &mut Blocking, name: &str) -> Result<(Index, Vec<Kept>)> {
+    let Opening { identity, units, .. } = opening;
     let old = io.read(0, Index::len_bytes(units.len()) as usize)?;
     let why = match Index::parse(&old, identity.uuid, identity.generation, units) {
         Ok(found) => return Ok(found),

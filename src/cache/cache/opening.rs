@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::copier::{self, Copier, Job};
 use super::media::{self, Media};
 use super::options::TierOptions;
-use super::share::{self, Hello, Link, Listener, Message, Owner, Sharing, Welcome};
+use super::share::{self, Hello, Link, Listener, Message, Owner, Sharing};
 use super::sources::Sources;
 use super::stats::Counters;
 use super::{Held, Holdings, Identity, Shared, TierPlan, folder};
@@ -87,14 +87,12 @@ impl Opening {
 
     /// Opens the tiers as their owner.
     fn own(self: &Arc<Opening>) -> Result<Arc<Shared>> {
-        let Opening { origins, units, identity, options, .. } = &**self;
+        let Opening { units, options, .. } = &**self;
         let listener = self.claim_memory()?;
         let mut media = Vec::new();
         let mut to_check = Vec::new();
-        for (number, spec) in (0..).zip(&options.tiers) {
-            let how = (options.policy, usize::from(number) + 1 == options.tiers.len());
-            let (opened, kept) =
-                Media::open(number, spec, *identity, units, how, origins, &options.connect)?;
+        for number in 0..options.tiers.len() as u8 {
+            let (opened, kept) = Media::open(self, number)?;
             media.push(opened);
             to_check.extend(kept.into_iter().map(|kept| (number, kept)));
         }
@@ -156,8 +154,7 @@ impl Opening {
             shared.send(Job::Behind(behind));
         }
         incomplete.into_iter().for_each(|units| shared.send(Job::Fill(units)));
-        let bandwidth = options.bandwidth_bytes_per_s;
-        let copier = Copier::new(Arc::clone(&shared), calls, received, to_check, bandwidth)?;
+        let copier = Copier::new(Arc::clone(&shared), calls, received, to_check)?;
         let thread = threads::start(COPIER, &shared.fate, copier, |copier| {
             let who = format!("the thread {COPIER}");
             if let Err(error) = caught(&who, || copier.run()) {
@@ -202,7 +199,16 @@ impl Opening {
             None => share::socket_name(options, *identity),
         }?;
         let tiers = media.iter().map(Media::shared).collect::<Option<_>>()?;
-        let hello = Hello::new(*identity, units.fingerprint(), options.policy, tiers);
+        let hello = Hello {
+            protocol: share::PROTOCOL,
+            dlfs: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uuid: identity.uuid.0,
+            generation: identity.generation.0,
+            fingerprint: units.fingerprint(),
+            policy: format!("{:?}", options.policy),
+            tiers,
+        };
         let shared = SharedWords::new(CopyTable::num_words(units.len())).and_then(|words| {
             let table = std::iter::once(words.file()).chain(media.iter().filter_map(Media::memory));
             let files = table.map(|file| file.try_clone_to_owned()).collect::<Result<_, _>>()?;
@@ -230,8 +236,10 @@ impl Opening {
         let Opening { identity, options, units, .. } = &**self;
         let identity = *identity;
         let Some(name) = share::socket_name(options, identity) else { return Ok(None) };
-        let Some(welcome) = share::connect(&name)? else { return Ok(None) };
-        let Welcome { stream, hello, table, memory } = welcome;
+        let Some((stream, hello, files)) = share::connect(&name)? else { return Ok(None) };
+        let mut files = files.into_iter();
+        let table =
+            files.next().ok_or_else(|| share::failed(ErrorKind::Internal, "it sent no table"))?;
         let is_same = (hello.uuid, hello.generation) == (identity.uuid.0, identity.generation.0)
             && hello.fingerprint == units.fingerprint();
         if !is_same {
@@ -248,7 +256,7 @@ impl Opening {
             Arc::default()
         };
         let words = SharedWords::open(table, CopyTable::num_words(units.len()))?;
-        let media = media::attached(&hello.tiers, memory, units, &options.connect)?;
+        let media = media::attached(self, &hello.tiers, files)?;
         let capacities: Vec<u64> = media.iter().map(|media| media.capacity_pages).collect();
         let shared = Arc::new(Shared {
             copies: CopyTable::over(Box::new(words)),

@@ -51,12 +51,9 @@ pub(super) type Namespaces = Vec<Arc<dyn Device>>;
 /// node, and for a node that serves nothing.
 pub(super) type Reached = (String, Option<(SocketAddr, u32)>);
 
-/// Slot for a requested queue pair, filled when the connection is made or has failed.
-pub(super) struct Slot {
-    arrived: Mutex<Option<Result<Box<dyn QueuePair>>>>,
-    /// The poller to wake when the queue pair arrives.
-    registry: Mutex<Option<Registry>>,
-}
+/// Slot for a requested queue pair, filled when the connection is made or has failed; and the poller to wake then.
+#[derive(Default)]
+pub(super) struct Slot(Mutex<(Option<Result<Box<dyn QueuePair>>>, Option<Registry>)>);
 
 impl Links {
     /// Links to `nodes`, in the order of the round.
@@ -176,7 +173,7 @@ impl Links {
         number: u16,
         scope: &Arc<PairScope>,
     ) -> Arc<Slot> {
-        let slot = Arc::new(Slot { arrived: Mutex::new(None), registry: Mutex::new(None) });
+        let slot = Arc::<Slot>::default();
         let asked = (Arc::clone(self), Arc::clone(scope), Arc::clone(&slot));
         let fate = Fate::default();
         let started = threads::start(CONNECT, &fate, asked, move |(links, scope, slot)| {
@@ -245,22 +242,22 @@ impl Peer {
 impl Slot {
     /// Sets the poller to wake when the queue pair arrives.
     pub(super) fn register(&self, registry: &Registry) {
-        *self.registry.lock() = Some(registry.clone());
-        if self.arrived.lock().is_some() {
+        let mut slot = self.0.lock();
+        slot.1 = Some(registry.clone());
+        if slot.0.is_some() {
             registry.mark();
         }
     }
 
     /// Takes the queue pair or the error, if one has arrived.
     pub(super) fn take(&self) -> Option<Result<Box<dyn QueuePair>>> {
-        self.arrived.lock().take()
+        self.0.lock().0.take()
     }
 
     fn put(&self, pair: Result<Box<dyn QueuePair>>) {
-        *self.arrived.lock() = Some(pair);
-        if let Some(registry) = &*self.registry.lock() {
-            registry.mark();
-        }
+        let mut slot = self.0.lock();
+        slot.0 = Some(pair);
+        slot.1.iter().for_each(Registry::mark);
     }
 }
 

@@ -57,11 +57,18 @@ impl Device for PeersDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let open = || Ok(Arc::new(PeerScope::new(&self.shared)));
+        let nodes = self.shared.map.holders.members();
+        let open = || {
+            let bytes = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
+            Ok(Arc::new(PeerScope {
+                _owner: Arc::clone(&self.shared),
+                scope: Arc::default(),
+                bytes,
+            }))
+        };
         let scope_of_peers = scope.get_or_open(&self.shared, open)?;
         let cache = self.cache.queue_pair_in(scope)?;
         let namespace = describe(cache.namespace().clone());
-        let num_nodes = scope_of_peers.bytes.len();
         Ok(Box::new(PeersPair {
             shared: Arc::clone(&self.shared),
             scope: scope_of_peers,
@@ -70,7 +77,7 @@ impl Device for PeersDevice {
             namespace,
             cache,
             cache_pending: VecDeque::new(),
-            peers: (0..num_nodes).map(|_| PeerQueue::default()).collect(),
+            peers: nodes.iter().map(|_| PeerQueue::default()).collect(),
             in_use: Vec::new(),
             pieces: Pieces::new(),
             ready: VecDeque::new(),
@@ -104,14 +111,6 @@ struct PeerScope {
     scope: Arc<PairScope>,
     /// Bytes outstanding at each node.
     bytes: Vec<AtomicUsize>,
-}
-
-impl PeerScope {
-    fn new(shared: &Arc<Shared>) -> PeerScope {
-        let nodes = shared.map.holders.members();
-        let bytes = nodes.iter().map(|_| AtomicUsize::new(0)).collect();
-        PeerScope { _owner: Arc::clone(shared), scope: Arc::default(), bytes }
-    }
 }
 
 /// State of a piece of a read.

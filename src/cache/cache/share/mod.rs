@@ -47,7 +47,6 @@ use super::options::{TierKind, TierOptions};
 use super::{Identity, folder};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{receive_files, send_files};
-use dlfs_order::tier::Policy;
 
 pub(super) use link::{Link, Message};
 pub(super) use owner::{Owner, Sharing};
@@ -173,45 +172,14 @@ pub(in crate::cache) enum Place {
     Memory(u64),
 }
 
-/// The data and descriptors that a process receives when it attaches.
-#[derive(Debug)]
-pub(in crate::cache) struct Welcome {
-    pub stream: UnixStream,
-    pub hello: Hello,
-    /// Descriptor of the table's memory.
-    pub table: OwnedFd,
-    /// Descriptors of the tiers in memory.
-    pub memory: Vec<OwnedFd>,
-}
-
-impl Hello {
-    /// The first message of this process.
-    pub(in crate::cache) fn new(
-        identity: Identity,
-        fingerprint: u64,
-        policy: Policy,
-        tiers: Vec<SharedTier>,
-    ) -> Hello {
-        Hello {
-            protocol: PROTOCOL,
-            dlfs: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            uuid: identity.uuid.0,
-            generation: identity.generation.0,
-            fingerprint,
-            policy: format!("{policy:?}"),
-            tiers,
-        }
-    }
-}
-
-/// Connects to the owner that listens on the socket `name`; `None` if nobody listens.
+/// Connects to the owner that listens on the socket `name`; `None` if nobody listens. Also returns the owner's first
+/// message, and its file descriptors: that of the table's memory, and those of the tiers in memory.
 ///
 /// # Errors
 /// `Refused`: the owner belongs to another user. `Unsupported`: the owner runs another version of dlfs.
 /// `TimedOut`, `Disconnected`, `Internal`: there is no answer within a second, the owner has just ended, or the
 /// answer is not an owner's. Errors of the operating system.
-pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
+pub(in crate::cache) fn connect(name: &str) -> Result<Option<(UnixStream, Hello, Vec<OwnedFd>)>> {
     let stream = match connect_to(name) {
         Ok(Some(stream)) => stream,
         Ok(None) => return Ok(None),
@@ -226,14 +194,10 @@ pub(in crate::cache) fn connect(name: &str) -> Result<Option<Welcome>> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HELLO_WAIT))?;
     stream.set_write_timeout(Some(HELLO_WAIT))?;
-    let (text, mut files) = receive(&stream)?;
+    let (text, files) = receive(&stream)?;
     let hello = parse(&text)?;
-    if files.is_empty() {
-        return Err(failed(ErrorKind::Internal, "it sent no table"));
-    }
-    let table = files.remove(0);
     stream.set_read_timeout(None)?;
-    Ok(Some(Welcome { stream, hello, table, memory: files }))
+    Ok(Some((stream, hello, files)))
 }
 
 /// Sends the first message with its file descriptors, the table's first. The message fits into the buffer of
@@ -285,7 +249,7 @@ fn parse(text: &[u8]) -> Result<Hello> {
     serde_json::from_value(value).map_err(unknown)
 }
 
-fn failed(kind: ErrorKind, why: &str) -> Error {
+pub(super) fn failed(kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, format!("cannot share the tiers of the process that has them: {why}"))
 }
 
