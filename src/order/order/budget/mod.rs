@@ -404,6 +404,9 @@ pub struct Deal<T> {
     free: Vec<Window<T>>,
 }
 
+/// Appends the samples at consecutive positions, and the tokens of each.
+pub type DrawFn<'a, T> = dyn FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()> + 'a;
+
 /// The result of [`Deal::next`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dealt {
@@ -454,15 +457,9 @@ impl<T: Copy> Deal<T> {
 
     /// Appends the samples of the rank's next batch to `out`. `None`: it has no more in this epoch.
     ///
-    /// `draw` appends the samples at consecutive positions, and the tokens of each.
-    ///
     /// # Errors
     /// Errors of `draw`. The position after the consumed ones does not begin a batch; the first call checks this.
-    pub fn next(
-        &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-        out: &mut Vec<T>,
-    ) -> Result<Option<Dealt>> {
+    pub fn next(&mut self, draw: &mut DrawFn<'_, T>, out: &mut Vec<T>) -> Result<Option<Dealt>> {
         let ranks = self.shard.num_ranks();
         // Cut until the end of the next round is known: this tells which ranks have a batch in that round.
         let places = u64::from(self.shard.world_size.max(1));
@@ -502,10 +499,7 @@ impl<T: Copy> Deal<T> {
     }
 
     /// Cuts the next window.
-    fn cut_next(
-        &mut self,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-    ) -> Result<()> {
+    fn cut_next(&mut self, draw: &mut DrawFn<'_, T>) -> Result<()> {
         let samples = Vec::new();
         let cut = Cut::default();
         let empty = || Window { first: 0, samples, cut, skipped: 0 };
@@ -515,8 +509,8 @@ impl<T: Copy> Deal<T> {
         window.samples.clear();
         self.tokens.clear();
         draw(self.next..end, &mut window.samples, &mut self.tokens)?;
-        let place = (self.seed, self.epoch.0, self.next / size);
-        self.cutter.cut(&self.budget, place, &self.tokens, &mut window.cut);
+        let key = Budget::key(self.seed, self.epoch.0, self.next / size);
+        self.cutter.cut(&self.budget, key, &self.tokens, &mut window.cut);
         window.first = self.next;
         window.skipped = match self.shard.consumed.checked_sub(self.next) {
             None | Some(0) => 0,
@@ -556,12 +550,7 @@ impl<T: Copy> Deal<T> {
     }
 
     /// Appends the `nth` batch of the epoch, starting over if the epoch has fewer: the padding of its last round.
-    fn repeat(
-        &self,
-        nth: u64,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-        out: &mut Vec<T>,
-    ) -> Result<()> {
+    fn repeat(&self, nth: u64, draw: &mut DrawFn<'_, T>, out: &mut Vec<T>) -> Result<()> {
         let all = Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep, seats: 1 };
         let begin = || Deal::new(&self.budget, self.seed, self.epoch, self.len, all);
         let mut deal = begin();
@@ -606,7 +595,7 @@ pub fn count_batches(
         tokens.clear();
         draw(window * size..len.min((window + 1) * size), &mut tokens)?;
         // A window has at most MAX_WINDOW batches.
-        Ok(cutter.count(budget, (seed, epoch.0, window), &tokens) as u32)
+        Ok(cutter.count(budget, Budget::key(seed, epoch.0, window), &tokens) as u32)
     };
     (0..budget.num_windows(len)).map(count).collect()
 }
@@ -638,17 +627,10 @@ pub(crate) struct Cutter {
 }
 
 impl Cutter {
-    /// Replaces `cut` with the batches of window `window` of the epoch; its samples have these numbers of tokens.
+    /// Replaces `cut` with the batches of the window with this key; its samples have these numbers of tokens.
     ///
     /// Takes some 50 ns per sample, mostly for sorting.
-    pub(crate) fn cut(
-        &mut self,
-        budget: &Budget,
-        (seed, epoch, window): (u64, u64, u64),
-        tokens: &[u32],
-        cut: &mut Cut,
-    ) {
-        let key = Budget::key(seed, epoch, window);
+    pub(crate) fn cut(&mut self, budget: &Budget, key: Key, tokens: &[u32], cut: &mut Cut) {
         self.divide(budget, key.with(TIES), tokens);
         let Cut { order, ends } = cut;
         order.clear();
@@ -664,13 +646,8 @@ impl Cutter {
     }
 
     /// The number of batches that [`cut`](Self::cut) would make.
-    pub(crate) fn count(
-        &mut self,
-        budget: &Budget,
-        (seed, epoch, window): (u64, u64, u64),
-        tokens: &[u32],
-    ) -> u64 {
-        self.divide(budget, Budget::key(seed, epoch, window).with(TIES), tokens);
+    pub(crate) fn count(&mut self, budget: &Budget, key: Key, tokens: &[u32]) -> u64 {
+        self.divide(budget, key.with(TIES), tokens);
         self.ends.len() as u64
     }
 

@@ -240,12 +240,12 @@ fn equal_lengths_are_shuffled_and_lengths_do_not_come_sorted() {
     let budget = Budget { window: 1000, ..Budget::new(400) };
     let mut cutter = Cutter::default();
     let mut cut = Cut::default();
-    cutter.cut(&budget, (3, 0, 0), &[4; 1000], &mut cut);
+    cutter.cut(&budget, Budget::key(3, 0, 0), &[4; 1000], &mut cut);
     assert_eq!(cut.ends, (1..=10).map(|nth| nth * 100).collect::<Vec<u32>>());
     let neighbours = cut.order.windows(2).filter(|two| two[1] == two[0] + 1).count();
     assert!(neighbours < 20, "{neighbours} neighbours stay together");
     let lengths: Vec<u32> = (1..=1000).map(|at| at % 100 + 1).collect();
-    cutter.cut(&budget, (3, 0, 0), &lengths, &mut cut);
+    cutter.cut(&budget, Budget::key(3, 0, 0), &lengths, &mut cut);
     let longest = |number: usize| cut.batch(number).iter().map(|&at| lengths[at as usize]).max();
     let each: Vec<_> = (0..cut.ends.len()).map(longest).collect();
     let rising = each.windows(2).filter(|two| two[1] >= two[0]).count();
