@@ -66,27 +66,35 @@ impl ChunkMap {
         ChunkMap { places: ChunkPlaces::new(directory), holders }
     }
 
-    /// Splits `range` of a namespace by chunk, and calls `visit` with each part and its chunk, in order; the
-    /// chunk is `None` between chunks.
-    pub(super) fn split(
-        &self,
-        namespace: u16,
-        range: Range<u64>,
-        mut visit: impl FnMut(Range<u64>, Option<u32>),
-    ) {
+    /// Splits `range` of a namespace by chunk, in order.
+    pub(super) fn split(&self, namespace: u16, range: Range<u64>, spans: &mut Vec<Span>) {
         let mut at = range.start;
         for Chunk { bytes, number } in self.places.within(namespace, &range) {
             if bytes.start > at {
-                visit(at..bytes.start, None);
+                spans.push((at..bytes.start, Keeper::None));
             }
             let end = bytes.end.min(range.end);
-            visit(bytes.start.max(at)..end, Some(*number));
+            spans.push((bytes.start.max(at)..end, Keeper::Chunk(*number)));
             at = end;
         }
         if at < range.end {
-            visit(at..range.end, None);
+            spans.push((at..range.end, Keeper::None));
         }
     }
+}
+
+/// A part of a range, and the node that keeps its data for all nodes.
+pub(super) type Span = (Range<u64>, Keeper);
+
+/// The node that keeps data for all nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keeper {
+    /// No node.
+    None,
+    /// The holder of this chunk.
+    Chunk(u32),
+    /// The node with this index, by the plan of the run.
+    Planned(u16),
 }
 
 /// Bytes of the pages with live samples, for each chunk.
@@ -133,27 +141,15 @@ impl PlanMap {
     /// Entry of a portion that is read from no other node.
     pub const NOBODY: u16 = u16::MAX;
 
-    /// Splits `range` of a namespace, which begins and ends at page boundaries, by node; calls `visit` with
-    /// each part in order.
-    pub(super) fn split(
-        &self,
-        namespace: u16,
-        range: Range<u64>,
-        mut visit: impl FnMut(Range<u64>, Option<u16>),
-    ) {
-        let mut part = range.start..range.start;
-        let mut of = PlanMap::NOBODY;
+    /// Splits `range` of a namespace, which begins and ends at page boundaries, by node, in order. `spans` is empty
+    /// before.
+    pub(super) fn split(&self, namespace: u16, range: Range<u64>, spans: &mut Vec<Span>) {
         let mut add = |more: Range<u64>, node: u16| {
-            if more.is_empty() {
-                return;
-            }
-            if node != of && !part.is_empty() {
-                visit(part.clone(), (of != PlanMap::NOBODY).then_some(of));
-                part.start = part.end;
-            }
-            (part.end, of) = (more.end, node);
-            if more.end == range.end {
-                visit(part.clone(), (of != PlanMap::NOBODY).then_some(of));
+            let keeper = if node == PlanMap::NOBODY { Keeper::None } else { Keeper::Planned(node) };
+            match spans.last_mut() {
+                _ if more.is_empty() => {}
+                Some((part, of)) if *of == keeper => part.end = more.end,
+                _ => spans.push((more, keeper)),
             }
         };
         let mut at = range.start;
@@ -206,27 +202,27 @@ impl LatestPlan {
 mod tests {
     use super::*;
 
-    fn split(map: &PlanMap, pages: Range<u64>) -> Vec<(Range<u64>, Option<u16>)> {
-        let mut parts = Vec::new();
-        let bytes = pages.start * PAGE_BYTES..pages.end * PAGE_BYTES;
-        map.split(0, bytes, |part, node| {
-            parts.push((part.start / PAGE_BYTES..part.end / PAGE_BYTES, node));
-        });
-        parts
+    fn split(map: &PlanMap, pages: Range<u64>) -> Vec<Span> {
+        let mut spans = Vec::new();
+        map.split(0, pages.start * PAGE_BYTES..pages.end * PAGE_BYTES, &mut spans);
+        let in_pages = |bytes: Range<u64>| bytes.start / PAGE_BYTES..bytes.end / PAGE_BYTES;
+        spans.into_iter().map(|(part, keeper)| (in_pages(part), keeper)).collect()
     }
 
     #[test]
     fn a_range_is_split_where_another_node_keeps_the_units_and_where_there_is_none() {
         let units = Units::from_pages([(1, 4), (5, 4), (9, 4), (20, 4), (24, 4)]);
         let map = PlanMap::new(Arc::new(units), vec![3, 3, PlanMap::NOBODY, 7, 3]);
-        assert_eq!(split(&map, 1..9), [(1..9, Some(3))]);
-        assert_eq!(split(&map, 2..3), [(2..3, Some(3))]);
+        let at = Keeper::Planned;
+        let none = Keeper::None;
+        assert_eq!(split(&map, 1..9), [(1..9, at(3))]);
+        assert_eq!(split(&map, 2..3), [(2..3, at(3))]);
         assert_eq!(
             split(&map, 0..26),
-            [(0..1, None), (1..9, Some(3)), (9..20, None), (20..24, Some(7)), (24..26, Some(3))]
+            [(0..1, none), (1..9, at(3)), (9..20, none), (20..24, at(7)), (24..26, at(3))]
         );
-        assert_eq!(split(&map, 26..40), [(26..28, Some(3)), (28..40, None)]);
-        assert_eq!(split(&map, 40..41), [(40..41, None)]);
+        assert_eq!(split(&map, 26..40), [(26..28, at(3)), (28..40, none)]);
+        assert_eq!(split(&map, 40..41), [(40..41, none)]);
     }
 
     #[test]

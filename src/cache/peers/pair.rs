@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::chunk_map::{ChunkMap, LatestPlan, PlanMap};
+use super::chunk_map::{ChunkMap, Keeper, LatestPlan, PlanMap, Span};
 use super::links::{CONNECT_WAIT, Links, Slot};
 use super::{Counters, add};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -125,17 +125,6 @@ struct Way {
     began: Instant,
 }
 
-/// The node that keeps a piece's data for all nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Keeper {
-    /// No node.
-    None,
-    /// The holder of this chunk.
-    Chunk(u32),
-    /// The node with this index, by the plan of the run.
-    Planned(u16),
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     /// This rank's cache, which reads a tier of this node or the origin.
@@ -206,7 +195,7 @@ struct PeersPair {
     scratch: Vec<Completion>,
     /// The number of the plan of the run, and the plan.
     plan: (u32, Option<Arc<PlanMap>>),
-    spans: Vec<(Range<u64>, Keeper)>,
+    spans: Vec<Span>,
     /// Ranges whose bytes were wrong, and their source. The next read of such a range makes that peer fetch
     /// the bytes again, and is verified.
     suspects: Vec<(Range<u64>, Source)>,
@@ -245,18 +234,14 @@ impl PeersPair {
     }
 
     /// Splits a range by the keeper of its data.
-    fn split(&mut self, range: Range<u64>, spans: &mut Vec<(Range<u64>, Keeper)>) {
+    fn split(&mut self, range: Range<u64>, spans: &mut Vec<Span>) {
         let Some(latest) = &self.shared.plan else {
-            return self.shared.map.split(self.number, range, |part, chunk| {
-                spans.push((part, chunk.map_or(Keeper::None, Keeper::Chunk)));
-            });
+            return self.shared.map.split(self.number, range, spans);
         };
         latest.follow(&mut self.plan);
         match &self.plan.1 {
             None => spans.push((range, Keeper::None)),
-            Some(plan) => plan.split(self.number, range, |part, node| {
-                spans.push((part, node.map_or(Keeper::None, Keeper::Planned)));
-            }),
+            Some(plan) => plan.split(self.number, range, spans),
         }
     }
 
