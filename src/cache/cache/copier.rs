@@ -299,13 +299,9 @@ impl Copier {
         if let Some(filling) = self.filling.get_mut(&unit) {
             filling.touched = now;
         }
-        if !self.is_intact(unit, first, &bytes) {
-            self.shared.copies.release(unit, pages.without(is_written));
-            self.shared.queued_bytes.fetch_sub(bytes.len(), Ordering::AcqRel);
-            let text = "the origin's data differ from the directory";
-            return self.fetch_failed(unit, &Error::new(ErrorKind::Corrupt, text));
-        }
-        let keep = self.keep(unit, pages.without(is_written));
+        let is_intact = self.is_intact(unit, first, &bytes);
+        let keep =
+            if is_intact { self.keep(unit, pages.without(is_written)) } else { PageSet::NONE };
         let tier = self.shared.copies.location(unit).map_or(0, |location| location.tier);
         self.shared.copies.release(unit, pages.without(keep).without(is_written));
         self.shared.queued_bytes.fetch_sub(bytes_of(pages.without(keep)), Ordering::AcqRel);
@@ -322,6 +318,10 @@ impl Copier {
         if !keep.is_empty() {
             let writing = self.writing.entry(unit).or_default();
             *writing = writing.with(keep);
+        }
+        if !is_intact {
+            let text = "the origin's data differ from the directory";
+            self.fetch_failed(unit, &Error::new(ErrorKind::Corrupt, text));
         }
     }
 

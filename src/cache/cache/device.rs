@@ -6,8 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::opening::Tiers;
-use super::pair::{Requester, TieredPair};
-use super::sources::{Source, pair_of};
+use super::pair::TieredPair;
 use dlfs_base::error::Result;
 use dlfs_io::qpair::{Capabilities, Device, Namespace, PairScope, QueuePair};
 use dlfs_order::tier::PAGE_BYTES;
@@ -29,17 +28,17 @@ pub(super) fn devices(
     (0..tiers.opening.origins.len() as u16).map(device).collect()
 }
 
-struct TieredDevice {
-    tiers: Arc<Tiers>,
-    number: u16,
+pub(super) struct TieredDevice {
+    pub(super) tiers: Arc<Tiers>,
+    pub(super) number: u16,
     /// Set if other nodes read this device.
-    view: Option<View>,
+    pub(super) view: Option<View>,
 }
 
 /// A device under another identity, thinly provisioned.
-struct View {
+pub(super) struct View {
     nguid: [u8; 16],
-    copies_only: bool,
+    pub(super) copies_only: bool,
     /// The bytes of the namespace that have copies.
     held: Mutex<Held>,
 }
@@ -53,13 +52,13 @@ struct Held {
 }
 
 impl TieredDevice {
-    fn origin(&self) -> &Arc<dyn Device> {
+    pub(super) fn origin(&self) -> &Arc<dyn Device> {
         &self.tiers.opening.origins[usize::from(self.number)]
     }
 
     /// The origin's namespace with blocks of one page, so that a block is always a whole page of a
     /// copy.
-    fn describe(&self, origin: Namespace) -> Namespace {
+    pub(super) fn describe(&self, origin: Namespace) -> Namespace {
         let shared = self.tiers.latest();
         let tiers = shared.media.iter().map(|media| media.device.namespace());
         let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(MIN_OF_TIERS);
@@ -94,20 +93,7 @@ impl Device for TieredDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        let shared = self.tiers.latest();
-        let origin = self.origin().queue_pair_in(scope)?;
-        let namespace = self.describe(origin.namespace().clone());
-        let mut sources = vec![Source::to(origin, None)];
-        for tier in 0..shared.media.len() as u8 {
-            sources.push(Source::to(pair_of(shared, tier, scope)?, shared.sources.limit(tier)));
-        }
-        let places = Arc::clone(scope.places());
-        let requester = match &self.view {
-            None => Requester::Own,
-            Some(view) => Requester::Peer { copies_only: view.copies_only },
-        };
-        let which = (self.number, requester);
-        Ok(Box::new(TieredPair::new(Arc::clone(shared), which, namespace, sources, places)))
+        Ok(Box::new(TieredPair::open(self, scope)?))
     }
 
     fn capabilities(&self) -> Capabilities {

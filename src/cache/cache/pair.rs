@@ -11,9 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::device::TieredDevice;
 use super::share::Message;
 use super::sources::{Claim, MAX_AHEAD_BYTES, ReadAhead, Source, Waiting, pair_of};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
+use dlfs_base::error::Result;
 use dlfs_base::metrics::{Place, PlaceCounters};
 use dlfs_base::units::Lba;
 use dlfs_io::qpair::pieces::{PieceId, Pieces};
@@ -94,23 +96,27 @@ pub(super) struct TieredPair {
 }
 
 impl TieredPair {
-    /// Reads namespace `number` from `sources`: the origin, then the tiers.
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        (number, requester): (u16, Requester),
-        namespace: Namespace,
-        sources: Vec<Source>,
-        places: Arc<PlaceCounters>,
-    ) -> TieredPair {
-        TieredPair {
-            shared,
+    /// Opens the queue pairs of the origin and of the tiers.
+    pub(super) fn open(device: &TieredDevice, scope: &PairScope) -> Result<TieredPair> {
+        let shared = device.tiers.latest();
+        let origin = device.origin().queue_pair_in(scope)?;
+        let namespace = device.describe(origin.namespace().clone());
+        let mut sources = vec![Source::to(origin, None)];
+        for tier in 0..shared.media.len() as u8 {
+            sources.push(Source::to(pair_of(shared, tier, scope)?, shared.sources.limit(tier)));
+        }
+        Ok(TieredPair {
+            shared: Arc::clone(shared),
             pool: None,
             registry: None,
-            number,
-            requester,
+            number: device.number,
+            requester: match &device.view {
+                None => Requester::Own,
+                Some(view) => Requester::Peer { copies_only: view.copies_only },
+            },
             namespace,
             sources,
-            places,
+            places: Arc::clone(scope.places()),
             pieces: Pieces::new(),
             ready: VecDeque::new(),
             scratch: Vec::new(),
@@ -120,7 +126,7 @@ impl TieredPair {
             checks: (0, Instant::now()),
             has_moved: false,
             cuts: Vec::new(),
-        }
+        })
     }
 
     fn is_copies_only(&self) -> bool {

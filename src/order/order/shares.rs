@@ -106,8 +106,8 @@ impl Shares {
     ) -> Vec<SampleId> {
         assert!(rank < self.world_size, "rank {rank} of {}", self.world_size);
         let past = self.past(epoch);
-        let of_entry = |entry| self.id(population, &past, rank, entry);
-        (0..self.len_of(rank)).map(of_entry).collect()
+        let places = (0..self.len_of(rank)).map(|entry| self.locate(&past, rank, entry));
+        places.map(|(chunk, nth)| population.id_in_chunk(chunk, nth)).collect()
     }
 
     /// The samples that `rank` sends and receives in each step of `epoch`; the receiving rank uses them from the
@@ -124,31 +124,18 @@ impl Shares {
         assert!(rank < self.world_size, "rank {rank} of {}", self.world_size);
         let past = self.past(epoch);
         let exchange = Exchange::new(self.seed, epoch.0, self.shortest(), self.num_steps());
+        let id = |rank, entry| {
+            let (chunk, nth) = self.locate(&past, rank, entry);
+            population.id_in_chunk(chunk, nth)
+        };
         let of_step = |step| {
             let entry = exchange.entries.forward(step);
             let ranks = exchange.ranks(step, self.ranks());
             let to = ranks.forward(rank.into()) as u32;
             let from = ranks.inverse(rank.into()) as u32;
-            Exchanged {
-                to,
-                from,
-                sends: self.id(population, &past, rank, entry),
-                receives: self.id(population, &past, from, entry),
-            }
+            Exchanged { to, from, sends: id(rank, entry), receives: id(from, entry) }
         };
         (0..self.num_steps()).map(of_step).collect()
-    }
-
-    /// The sample that `rank` has at `entry` after the exchanges `past`.
-    fn id(
-        &self,
-        population: &(impl Population + ?Sized),
-        past: &[Exchange],
-        rank: u32,
-        entry: u64,
-    ) -> SampleId {
-        let (chunk, nth) = self.locate(past, rank, entry);
-        population.id_in_chunk(chunk, nth)
     }
 
     /// The chunk of the sample that `rank` has at `entry`, and the sample's index in the chunk.
