@@ -507,7 +507,7 @@ impl Shared {
             wanted[usize::from(tier)].extend(candidate(portion, missing.sum()));
         }
         let tiers = (0..).zip(present.into_iter().zip(wanted));
-        let free = |tier| ledger.capacity(tier) - ledger.used(tier);
+        let free = |tier: u8| self.media[usize::from(tier)].capacity_pages - ledger.used(tier);
         let portions = tiers
             .flat_map(|(tier, (present, wanted))| copies_to_evict(present, wanted, free(tier)));
         let mut evicted = BTreeMap::<u32, PageSet>::new();
@@ -661,7 +661,7 @@ impl Tiers {
             tiers: tiers
                 .map(|((number, media), (reserved, held))| TierStats {
                     name: media.name.clone(),
-                    capacity_bytes: ledger.capacity(number) * PAGE_BYTES,
+                    capacity_bytes: media.capacity_pages * PAGE_BYTES,
                     used_bytes: reserved * PAGE_BYTES,
                     held_bytes: held * PAGE_BYTES,
                     is_off: ledger.is_off(number),

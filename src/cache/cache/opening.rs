@@ -68,7 +68,10 @@ impl Opening {
         let why = match self.attach() {
             Ok(Some(shared)) => return Ok(shared),
             Ok(None) => None,
-            Err(error) if is_final(&error) => return Err(error),
+            // Trying to own the tiers cannot succeed either.
+            Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy) => {
+                return Err(error);
+            }
             Err(error) => Some(error),
         };
         self.own().map_err(|error| match why {
@@ -296,11 +299,6 @@ pub(super) fn lacking(holding: &Holding, units: &Units, copies: &CopyTable) -> L
             space: sum.space + u64::from(unplaced),
         }
     })
-}
-
-/// Returns whether the error is final: trying to own the tiers cannot succeed either.
-fn is_final(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Busy)
 }
 
 /// The tiers of one data set, in this process and in the children that it forks.

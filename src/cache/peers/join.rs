@@ -307,7 +307,9 @@ impl Peers {
     /// `TimedOut`: ranks are missing; the message names them. Errors of the rendezvous.
     pub fn wait_for_end(&self, rendezvous: &mut dyn Rendezvous, timeout: Duration) -> Result<()> {
         let own = &self.round.records()[self.pass.rank as usize];
-        rendezvous::wait_for_end(rendezvous, own, Instant::now() + timeout, std::thread::sleep)
+        let own = Record { round: rendezvous::end_of(&own.round), ..own.clone() };
+        let deadline = Instant::now() + timeout;
+        rendezvous::gather(rendezvous, &own, deadline, std::thread::sleep).map(drop)
     }
 
     /// Counters of reads from peers since the start.

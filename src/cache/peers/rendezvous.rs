@@ -97,21 +97,6 @@ pub fn gather(
     }
 }
 
-/// Waits until all ranks of `own`'s round have reached its end, or until the deadline: a rank continues to
-/// serve while its peers still read. `rendezvous` must be a new one, not the one that gathered the records.
-///
-/// # Errors
-/// As [`gather`].
-pub fn wait_for_end(
-    rendezvous: &mut dyn Rendezvous,
-    own: &Record,
-    deadline: Instant,
-    sleep: impl FnMut(Duration),
-) -> Result<()> {
-    let own = Record { round: end_of(&own.round), ..own.clone() };
-    gather(rendezvous, &own, deadline, sleep).map(drop)
-}
-
 /// The name of the round in which ranks report that they have reached the end of `round`.
 pub fn end_of(round: &str) -> String {
     format!("{round} end")

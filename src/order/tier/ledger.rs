@@ -323,11 +323,6 @@ impl Ledger {
             contiguous: tiers.map(contiguous).max().unwrap_or(0),
         }
     }
-
-    /// Quota of `tier` in pages.
-    pub fn capacity(&self, tier: u8) -> u64 {
-        self.tiers[usize::from(tier)].quota
-    }
 }
 
 /// All chunks of a data set as ranges of units, each marked if this node holds it.

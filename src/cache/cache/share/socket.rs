@@ -62,7 +62,10 @@ impl Listener {
         let socket = unix_socket()?;
         let address = SocketAddrUnix::new(&path)?;
         let mut bound = rustix::net::bind(&socket, &address);
-        if bound == Err(Errno::ADDRINUSE) && is_left_behind(&address)? {
+        // Refused: the socket's file exists, but nobody listens on it.
+        if bound == Err(Errno::ADDRINUSE)
+            && rustix::net::connect(unix_socket()?, &address) == Err(Errno::CONNREFUSED)
+        {
             std::fs::remove_file(&path)?;
             bound = rustix::net::bind(&socket, &address);
         }
@@ -86,11 +89,6 @@ impl Drop for Listener {
             let _ = std::fs::remove_file(&self.path); // on failure, the next owner replaces it
         }
     }
-}
-
-/// Returns whether the socket's file exists but nobody listens on it.
-fn is_left_behind(address: &SocketAddrUnix) -> Result<bool, Errno> {
-    Ok(rustix::net::connect(unix_socket()?, address) == Err(Errno::CONNREFUSED))
 }
 
 fn file_at(path: &Path) -> Option<(u64, u64)> {

@@ -116,10 +116,22 @@ impl Budget {
     /// # Errors
     /// The first number that is not.
     pub fn check(&self) -> Result<()> {
-        if self.rows.is_some() {
-            self.check_rows()?;
-        }
-        let text = if self.rows.is_none() && !self.phases.is_empty() {
+        let longest = MAX_CAPACITY - 1;
+        let is_rows = self.rows.is_some();
+        let mut lens = self.row_lens().filter(|_| is_rows);
+        let mut pairs = self.phases.windows(2).filter(|_| is_rows);
+        let text = if let Some(len) = lens.find(|len| !(1..=longest).contains(len)) {
+            format!("a row has a length of 1 to {longest} tokens, not {len}")
+        } else if let Some(two) = pairs.find(|two| two[0].from >= two[1].from) {
+            let RowPhase { from, .. } = two[1];
+            format!("a phase of rows begins at {from} tokens, not after the one before")
+        } else if is_rows && self.phases.first().is_some_and(|phase| phase.from == 0) {
+            "a phase of rows begins after at least one token".to_owned()
+        } else if is_rows && self.max_samples.is_some() {
+            "rows of tokens have no `max_samples`: any number of documents fills them".to_owned()
+        } else if is_rows && self.cost != Cost::Sum {
+            format!("rows of tokens have the cost `sum`, not `{}`", self.cost)
+        } else if !is_rows && !self.phases.is_empty() {
             "only rows of tokens have phases".to_owned()
         } else if self.tokens == 0 {
             "a batch has a budget of at least one token".to_owned()
@@ -132,26 +144,6 @@ impl Budget {
             "a batch has at least one sample".to_owned()
         } else if self.lengths == LengthsOf::Bytes(0) {
             "a token has at least one byte".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(invalid(text))
-    }
-
-    /// Checks the numbers that rows of tokens restrict.
-    fn check_rows(&self) -> Result<()> {
-        let longest = MAX_CAPACITY - 1;
-        let text = if let Some(len) = self.row_lens().find(|len| !(1..=longest).contains(len)) {
-            format!("a row has a length of 1 to {longest} tokens, not {len}")
-        } else if let Some(two) = self.phases.windows(2).find(|two| two[0].from >= two[1].from) {
-            let RowPhase { from, .. } = two[1];
-            format!("a phase of rows begins at {from} tokens, not after the one before")
-        } else if self.phases.first().is_some_and(|phase| phase.from == 0) {
-            "a phase of rows begins after at least one token".to_owned()
-        } else if self.max_samples.is_some() {
-            "rows of tokens have no `max_samples`: any number of documents fills them".to_owned()
-        } else if self.cost != Cost::Sum {
-            format!("rows of tokens have the cost `sum`, not `{}`", self.cost)
         } else {
             return Ok(());
         };
