@@ -82,7 +82,7 @@ pub(crate) use pair::{UNWRITTEN, to_peer};
 pub use plan::{TierPlan, TierRooms};
 pub use probe::{Probe, probe};
 #[doc(hidden)]
-pub use share::{Listener, connect_to};
+pub use share::{Listener, connect_to, is_same_user};
 pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Job, LAST_WRITES};

@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::SendFlags;
 
 use crate::buf::Pool;
-use crate::cache::Listener;
+use crate::cache::{Listener, is_same_user};
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::State;
 use crate::prefetch::stream::Head;
@@ -222,22 +222,17 @@ impl Server {
     fn accept(&mut self) {
         let Some(listener) = &self.listener else { return };
         loop {
-            let stream = match listener.socket().accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == IoKind::Interrupted => continue,
+            let stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
                 Err(error) => {
-                    if error.kind() != IoKind::WouldBlock {
-                        // Without a descriptor it would stay ready; ranks that are connected go on.
-                        tracing::warn!(%error, "no more ranks can join this node's loader for now");
-                        self.listens_from = Instant::now() + LISTEN_AGAIN;
-                    }
+                    // Without a descriptor it would stay ready; ranks that are connected go on.
+                    tracing::warn!(%error, "no more ranks can join this node's loader for now");
+                    self.listens_from = Instant::now() + LISTEN_AGAIN;
                     return;
                 }
             };
-            mark_ours(&stream);
-            let peer = rustix::net::sockopt::socket_peercred(&stream);
-            let is_same_user = peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid());
-            if !is_same_user || stream.set_nonblocking(true).is_err() {
+            if !is_same_user(&stream) {
                 continue;
             }
             self.clients.push(Client {

@@ -50,7 +50,7 @@ use dlfs_base::process::{receive_files, send_files};
 
 pub(super) use link::{Link, Message};
 pub(super) use owner::{Owner, Sharing};
-pub use socket::{Listener, connect_to};
+pub use socket::{Listener, connect_to, is_same_user};
 
 /// Name of the socket on which the owner of these tiers listens; `None` if the first tier in a file has no
 /// file yet, or its path is neither a file nor a block device.

@@ -132,22 +132,15 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        let Some(listener) = &self.sharing.listener else { return };
-        loop {
-            let stream = match listener.socket().accept() {
-                Ok((stream, _)) => {
-                    mark_ours(&stream);
-                    stream
-                }
-                Err(error) if error.kind() == IoKind::Interrupted => continue,
+        while let Some(listener) = &self.sharing.listener {
+            let stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
                 Err(error) => {
-                    if error.kind() != IoKind::WouldBlock {
-                        // For example, no file descriptor is left. The listener would stay ready and the
-                        // thread would spin, so the owner listens again later; processes that are connecting
-                        // retry.
-                        tracing::warn!(%error, "other processes cannot attach to the tiers for now");
-                        self.sharing.listener = None;
-                    }
+                    // The listener would stay ready and the thread would spin, so the owner listens again later;
+                    // processes that are connecting retry.
+                    tracing::warn!(%error, "other processes cannot attach to the tiers for now");
+                    self.sharing.listener = None;
                     return;
                 }
             };
@@ -159,11 +152,7 @@ impl Server {
                 continue;
             }
             let files: Vec<_> = self.sharing.files.iter().map(OwnedFd::as_fd).collect();
-            let welcomed = stream
-                .set_nonblocking(true)
-                .map_err(Into::into)
-                .and_then(|()| share::send(&stream, &self.sharing.hello, &files));
-            match welcomed {
+            match share::send(&stream, &self.sharing.hello, &files) {
                 Ok(()) => {
                     self.last += 1;
                     self.attached.push(Attached {

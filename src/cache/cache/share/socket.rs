@@ -76,6 +76,24 @@ impl Listener {
         Ok(Listener { path, file, _own: own, socket: socket.into() })
     }
 
+    /// Accepts the next process that connects; `None`: nobody does. The stream does not block.
+    ///
+    /// # Errors
+    /// Errors of the operating system: for example, no file descriptor is left. The socket then stays ready.
+    pub fn accept(&self) -> io::Result<Option<UnixStream>> {
+        loop {
+            match self.socket.accept() {
+                Err(error) if error.kind() == IoKind::Interrupted => {}
+                Err(error) if error.kind() == IoKind::WouldBlock => return Ok(None),
+                accepted => {
+                    let (stream, _) = accepted?;
+                    mark_ours(&stream);
+                    return stream.set_nonblocking(true).map(|()| Some(stream));
+                }
+            }
+        }
+    }
+
     /// The socket, which does not block.
     pub fn socket(&self) -> &UnixListener {
         &self.socket
@@ -131,7 +149,7 @@ fn unix_socket() -> rustix::io::Result<OwnedFd> {
 }
 
 /// Returns whether the other end of a connection belongs to the same user.
-pub(super) fn is_same_user(stream: &std::os::unix::net::UnixStream) -> bool {
+pub fn is_same_user(stream: &UnixStream) -> bool {
     let peer = rustix::net::sockopt::socket_peercred(stream);
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
