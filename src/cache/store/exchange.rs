@@ -144,7 +144,11 @@ impl Exchange {
             self.check_what_lies_there(&lies_there.into_iter().collect::<Vec<_>>())?;
             self.is_checked = true;
         }
-        self.stage(&share, &before, &next, goes_on)?;
+        let mut tell = |staged| {
+            let text = "bringing the share into the store was interrupted";
+            if goes_on(staged) { Ok(()) } else { Err(Error::new(ErrorKind::Interrupted, text)) }
+        };
+        self.stage(&share, &before, &next, &mut tell)?;
         // The share is here now. Samples that leave stay until their new ranks have them.
         before.open.clear();
         before.due = before.steps.len();
@@ -474,27 +478,19 @@ impl Exchange {
         share: &[SampleId],
         before: &Work,
         next: &Work,
-        goes_on: &mut dyn FnMut(Staged) -> bool,
+        tell: &mut dyn FnMut(Staged) -> Result<()>,
     ) -> Result<()> {
         let mut staged = Staged { samples: share.len() as u64, ..Staged::default() };
         let missing: BTreeSet<SampleId> =
             share.iter().copied().filter(|&id| !self.has(id)).collect();
         staged.found = staged.samples - missing.len() as u64;
         staged.done = staged.found;
-        if !goes_on(staged) {
-            return Err(interrupted());
-        }
+        tell(staged)?;
         if missing.is_empty() {
             return Ok(());
         }
-        let mut failed = match self.stage_from_origin(
-            &Vec::from_iter(missing.iter().copied()),
-            &mut staged,
-            goes_on,
-        ) {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
+        let all = Vec::from_iter(missing.iter().copied());
+        let Err(failed) = self.stage_from_origin(&all, &mut staged, tell) else { return Ok(()) };
         if matches!(failed.kind(), ErrorKind::Interrupted | ErrorKind::NoSpace) {
             return Err(failed);
         }
@@ -516,14 +512,11 @@ impl Exchange {
             if lacking == 0 {
                 return Ok(());
             }
-            if !goes_on(staged) {
-                return Err(interrupted());
-            }
+            tell(staged)?;
             if Instant::now() >= until {
                 let text = format!("{lacking} samples of the share cannot be had");
                 let hint = "the data set cannot be read, and no other rank has them";
-                failed = Error::new(failed.kind(), text).hint(hint).source(failed);
-                return Err(failed);
+                return Err(Error::new(failed.kind(), text).hint(hint).source(failed));
             }
             std::thread::sleep(SOON);
         }
@@ -533,7 +526,7 @@ impl Exchange {
         &mut self,
         missing: &[SampleId],
         staged: &mut Staged,
-        goes_on: &mut dyn FnMut(Staged) -> bool,
+        tell: &mut dyn FnMut(Staged) -> Result<()>,
     ) -> Result<()> {
         let runs = Run::of_all(&self.parts.directory, missing);
         let shared = Arc::clone(&self.parts.shared);
@@ -552,7 +545,7 @@ impl Exchange {
             shared.board.add(Count::Staged, run.samples.len() as u64);
             staged.done += run.samples.len() as u64;
             staged.bytes += run.len() as u64;
-            if goes_on(*staged) { Ok(true) } else { Err(interrupted()) }
+            tell(*staged).map(|()| true)
         })
     }
 
@@ -726,10 +719,6 @@ pub(super) fn most_pages(directory: &Directory, shares: &Shares) -> u64 {
         .sum();
     let most = num.div_ceil(world_size) + steps;
     (u128::from(all) * u128::from(most)).div_ceil(u128::from(num)) as u64
-}
-
-fn interrupted() -> Error {
-    Error::new(ErrorKind::Interrupted, "bringing the share into the store was interrupted")
 }
 
 /// Stands for the progress of a rank that is gone: nobody waits for it.
