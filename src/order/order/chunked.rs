@@ -188,7 +188,7 @@ impl Chunked {
 
     /// The index of `chunk` in `chunks`, if it belongs to `group`.
     pub(super) fn find_in_group(&self, group: u32, chunk: u32) -> Option<usize> {
-        let (first, end) = self.chunk_range(group);
+        let [first, end] = [group, group + 1].map(|group| self.groups[group as usize] as usize);
         self.chunks[first..end].iter().position(|&other| other == chunk).map(|nth| first + nth)
     }
 
@@ -225,11 +225,6 @@ impl Chunked {
     /// The position of the sample `index` of `lane`.
     pub(super) fn position(&self, lane: u32, index: u64) -> u64 {
         index * u64::from(self.num_lanes()) + u64::from(lane)
-    }
-
-    /// Indices of the chunks of `group`: the first, and one past the last.
-    fn chunk_range(&self, group: u32) -> (usize, usize) {
-        (self.groups[group as usize] as usize, self.groups[group as usize + 1] as usize)
     }
 
     fn enter(&mut self, lane: u32, index: u64) {

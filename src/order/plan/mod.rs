@@ -21,7 +21,7 @@
 //! addresses. This module does not read, wait or measure: `tier` admits copies, `cache` moves them, and `tools/sim`
 //! runs this very code to simulate the result.
 //!
-//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses twice, and meanwhile keeps some
+//! *Cost*, for F samples, E epochs and N ranks: a rank walks its E * F / N accesses once, and meanwhile keeps some
 //! 30 bytes for each of its samples. The holder map does this for every rank, one after the other, and keeps 8
 //! bytes per sample. Nothing grows with F * E.
 //!

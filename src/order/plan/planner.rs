@@ -12,7 +12,6 @@ use std::cmp::Reverse;
 use super::Accesses;
 use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::{Lba, SampleId};
-use dlfs_format::directory::IdSet;
 
 /// Plans one rank after another.
 #[derive(Debug)]
@@ -51,7 +50,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
     /// Calls `visit` with each copy that `rank` plans in `tiers`, in the order of first access. Tiers are given by
     /// their quotas in blocks.
     ///
-    /// Costs two walks of the rank's access string, and some 30 bytes for each of its samples.
+    /// Costs a walk of the rank's access string, and some 30 bytes for each of its samples.
     ///
     /// # Errors
     /// The tiers are more or larger than an address can encode; `visit` was not called.
@@ -71,8 +70,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         if tiers.is_empty() {
             return Ok(());
         }
-        self.frequencies.count(self.accesses, rank);
-        let first_accesses = self.first_accesses(rank);
+        let first_accesses = self.frequencies.count(self.accesses, rank);
         let mut ranked: Vec<usize> = (0..first_accesses.len()).collect();
         // Stable: of samples with equal frequency, the earliest comes first.
         ranked.sort_by_key(|&at| Reverse(self.frequencies.of(first_accesses[at].0)));
@@ -107,18 +105,6 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
         &self.frequencies
     }
 
-    /// Each sample of the rank in the order of first access, with the position of that access in the access string.
-    fn first_accesses(&self, rank: u32) -> Vec<(SampleId, u64)> {
-        let mut seen = IdSet::new(self.lengths.len() as u64);
-        let mut accesses = 0..;
-        let mut first = Vec::new();
-        self.accesses.walk(rank, &mut |ids| {
-            let new = ids.iter().copied().zip(&mut accesses).filter(|(id, _)| seen.insert(id.0));
-            first.extend(new);
-        });
-        first
-    }
-
     /// The number of blocks that a sample occupies: at least one.
     fn blocks(&self, sample: SampleId) -> u64 {
         u64::from(self.lengths[sample.0 as usize].div_ceil(self.block_len_bytes).max(1))
@@ -140,19 +126,29 @@ impl Frequencies {
         Frequencies { counts: vec![0; num_samples] }
     }
 
-    /// Counts the accesses of `rank`; clears earlier counts. Costs one walk.
+    /// Counts the accesses of `rank`; clears earlier counts. Costs one walk. Returns each sample in the order of first
+    /// access, with the position of that access in the access string.
     ///
     /// # Panics
     /// If the access string contains a sample that does not exist.
-    pub fn count(&mut self, accesses: &(impl Accesses + ?Sized), rank: u32) {
+    pub fn count(
+        &mut self,
+        accesses: &(impl Accesses + ?Sized),
+        rank: u32,
+    ) -> Vec<(SampleId, u64)> {
         self.counts.fill(0);
         let counts = &mut self.counts;
+        let mut position = 0;
+        let mut first = Vec::new();
         accesses.walk(rank, &mut |ids| {
-            for id in ids {
+            for &id in ids {
                 let count = &mut counts[id.0 as usize];
+                first.extend((*count == 0).then_some((id, position)));
                 *count = count.saturating_add(1);
+                position += 1;
             }
         });
+        first
     }
 
     /// The number of times that `sample` is read.

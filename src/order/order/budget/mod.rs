@@ -465,11 +465,13 @@ impl<T: Copy> Deal<T> {
         }
         let end = (round + 1) * ranks;
         if number < self.known {
-            self.take(number, out)
+            let (window, nth) = self.window_of(number);
+            out.extend(window.cut.batch(nth).iter().map(|&at| window.samples[at as usize]));
         } else {
             self.repeat(number - self.known, draw, out)?
         }
-        let consumed = self.end_of(end.min(self.known) - 1);
+        let (window, nth) = self.window_of(end.min(self.known) - 1);
+        let consumed = window.first + u64::from(window.cut.ends[nth]);
         self.taken += 1;
         let ends_epoch = !self.has(number + ranks);
         let is_last_of_round = (number + places) / ranks > round;
@@ -528,17 +530,6 @@ impl<T: Copy> Deal<T> {
             left -= window.num_batches();
         }
         unreachable!("batch {number} of {} is in no window", self.known)
-    }
-
-    fn take(&self, number: u64, out: &mut Vec<T>) {
-        let (window, nth) = self.window_of(number);
-        out.extend(window.cut.batch(nth).iter().map(|&at| window.samples[at as usize]));
-    }
-
-    /// The number of positions that are consumed after batch `number`.
-    fn end_of(&self, number: u64) -> u64 {
-        let (window, nth) = self.window_of(number);
-        window.first + u64::from(window.cut.ends[nth])
     }
 
     /// Appends the `nth` batch of the epoch, starting over if the epoch has fewer: the padding of its last round.

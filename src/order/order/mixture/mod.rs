@@ -334,23 +334,18 @@ enum Side {
 }
 
 impl Word {
-    /// The word in which source i occurs `counts[i]` times. The sum of the counts is positive and fits 64 bits.
+    /// The word in which source i occurs `counts[i]` times, with phases drawn from `key`. The sum of the counts is positive and fits 64 bits.
     fn new(counts: &[u64], key: Key) -> Word {
         let sources = (0..).zip(counts).filter(|&(_, &count)| count > 0);
         let leaves: Vec<(u64, Side)> =
             sources.map(|(i, &count)| (count, Side::Source(i))).collect();
         let mut word = Word { nodes: Vec::with_capacity(leaves.len()), root: leaves[0].1, len: 0 };
         (word.len, word.root) = word.join_all(leaves);
-        word.begin(key);
-        word
-    }
-
-    /// Draws the phase of each node from `key`.
-    fn begin(&mut self, key: Key) {
-        for (i, node) in (0..).zip(&mut self.nodes) {
+        for (i, node) in (0..).zip(&mut word.nodes) {
             let draw = u128::from(key.with(i).word());
             node.phase = ((draw * u128::from(node.len)) >> 64) as u64;
         }
+        word
     }
 
     /// Joins the two smallest parts until one is left: Huffman's algorithm. Of equal parts, the earlier comes
