@@ -49,28 +49,6 @@ pub enum ErrorKind {
     Internal,
 }
 
-impl ErrorKind {
-    /// All kinds, each at its number in messages between processes.
-    pub const ALL: [ErrorKind; 16] = [
-        ErrorKind::NotFound,
-        ErrorKind::InvalidArgument,
-        ErrorKind::Corrupt,
-        ErrorKind::Unsupported,
-        ErrorKind::Disconnected,
-        ErrorKind::TimedOut,
-        ErrorKind::Refused,
-        ErrorKind::Busy,
-        ErrorKind::Stale,
-        ErrorKind::NoSpace,
-        ErrorKind::OutOfMemory,
-        ErrorKind::BadSource,
-        ErrorKind::Interrupted,
-        ErrorKind::DeviceLost,
-        ErrorKind::Io,
-        ErrorKind::Internal,
-    ];
-}
-
 /// A failure with its context.
 ///
 /// `Display` prints message and context on one line; [`Error::report`] adds causes and the hint.

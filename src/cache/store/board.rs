@@ -127,7 +127,7 @@ impl Board {
         if self.word(FAILED).load(Ordering::Acquire) != 0 {
             return false;
         }
-        let kind = ErrorKind::ALL.iter().position(|known| *known == kind).unwrap_or(0);
+        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(0);
         let mut end = text.len().min(TEXT_WORDS * 8);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -145,7 +145,7 @@ impl Board {
 
     pub(super) fn failure(&self) -> Option<Error> {
         let word = self.word(FAILED).load(Ordering::Acquire);
-        let kind = ErrorKind::ALL.get((word & 0xff).checked_sub(1)? as usize)?;
+        let kind = KINDS.get((word & 0xff).checked_sub(1)? as usize)?;
         let words = self.words.as_ref()[TEXT..TEXT + TEXT_WORDS].iter();
         let mut bytes: Vec<u8> =
             words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
@@ -221,6 +221,18 @@ pub(super) const MAX_READERS: u32 = 1024;
 
 /// Bits for the number of samples taken: an image has at most 2^40.
 const TAKEN_BITS: u32 = 40;
+
+/// The kinds of failures that a store has; the first also stands for all others.
+const KINDS: [ErrorKind; 8] = [
+    ErrorKind::Io,
+    ErrorKind::TimedOut,
+    ErrorKind::Corrupt,
+    ErrorKind::NoSpace,
+    ErrorKind::Disconnected,
+    ErrorKind::Stale,
+    ErrorKind::OutOfMemory,
+    ErrorKind::InvalidArgument,
+];
 
 const TEXT_WORDS: usize = 128;
 
