@@ -101,29 +101,25 @@ pub(crate) fn parse(options: &Bound<'_, PyDict>) -> PyResult<Option<(Pin, u32)>>
 /// A batch on a device, and the places of its arrays.
 pub(crate) struct Arrived {
     bytes: DeviceBytes,
-    ids: Spec,
-    labels: Option<Spec>,
-    sources: Option<Spec>,
-    columns: Vec<(String, Spec)>,
-    fields: Vec<FieldSpecs>,
+    arrays: Vec<(Part, Spec)>,
 }
 
-struct FieldSpecs {
-    number: usize,
-    data: Spec,
-    offsets: Spec,
+/// An array of a batch. Those of fields have the field's number.
+#[derive(PartialEq)]
+enum Part {
+    Ids,
+    Labels,
+    Sources,
+    Column(String),
+    Offsets(usize),
+    Data(usize),
 }
 
 /// The arrays of a batch on the way, in their order on the device.
 struct Sent {
     held: Arc<Held>,
-    arrays: Vec<SentArray>,
-}
-
-struct SentArray {
-    bytes: SentBytes,
-    element: Element,
-    shape: Vec<i64>,
+    arrays: Vec<(Part, Spec)>,
+    bytes: Vec<SentBytes>,
 }
 
 enum SentBytes {
@@ -133,20 +129,21 @@ enum SentBytes {
 }
 
 impl Sent {
-    fn push(&mut self, element: Element, shape: Vec<i64>, bytes: SentBytes) {
-        self.arrays.push(SentArray { bytes, element, shape });
+    fn push(&mut self, part: Part, element: Element, shape: Vec<i64>, bytes: SentBytes) {
+        self.arrays.push((part, Spec::compact(element, shape, 0)));
+        self.bytes.push(bytes);
     }
 
-    fn numbers(&mut self, numbers: impl Iterator<Item = i64>) {
+    fn numbers(&mut self, part: Part, numbers: impl Iterator<Item = i64>) {
         let bytes: Vec<u8> = numbers.flat_map(i64::to_le_bytes).collect();
-        self.push(Element::I64, vec![bytes.len() as i64 / 8], SentBytes::Small(bytes));
+        self.push(part, Element::I64, vec![bytes.len() as i64 / 8], SentBytes::Small(bytes));
     }
 
     fn parts(&self) -> Parts<'_> {
         let mut parts = Parts::new();
-        for array in &self.arrays {
+        for bytes in &self.bytes {
             parts.begin();
-            match &array.bytes {
+            match bytes {
                 SentBytes::Small(bytes) => parts.push(bytes),
                 SentBytes::Samples(field) => {
                     for index in 0..self.held.len() {
@@ -168,22 +165,22 @@ impl Arrived {
     /// # Errors
     /// `DeviceLost`, `OutOfMemory`. `Corrupt`: a field does not fit its type.
     pub(crate) fn send(held: &Arc<Held>, slot: Slot) -> dlfs::Result<Arrived> {
-        let mut sent = Sent { held: Arc::clone(held), arrays: Vec::new() };
+        let mut sent = Sent { held: Arc::clone(held), arrays: Vec::new(), bytes: Vec::new() };
         let samples = 0..held.len();
-        sent.numbers(samples.clone().map(|index| held.id(index)));
+        sent.numbers(Part::Ids, samples.clone().map(|index| held.id(index)));
         if held.has_labels() {
-            sent.numbers(samples.clone().map(|index| held.label(index).unwrap_or(NO_LABEL)));
+            let labels = samples.clone().map(|index| held.label(index).unwrap_or(NO_LABEL));
+            sent.numbers(Part::Labels, labels);
         }
         if let Some(sources) = held.sources() {
-            sent.numbers(sources.iter().map(|&source| source.into()));
+            sent.numbers(Part::Sources, sources.iter().map(|&source| source.into()));
         }
-        let mut columns = Vec::new();
         for name in held.column_names() {
             // Data sets of a mixture may disagree on a column: batch.column then raises.
             let Ok(values) = held.column(&name, samples.clone()) else { continue };
             let (element, bytes) = values.elements();
-            sent.push(element, vec![held.len() as i64], SentBytes::Small(bytes));
-            columns.push(name);
+            let shape = vec![held.len() as i64];
+            sent.push(Part::Column(name), element, shape, SentBytes::Small(bytes));
         }
         let fields = &held.fields;
         let shown: Vec<(usize, Option<usize>)> = if fields.are_several() {
@@ -193,44 +190,29 @@ impl Arrived {
         };
         let rows: Vec<FieldRows> =
             shown.iter().map(|&it| FieldRows::of(held, it)).collect::<dlfs::Result<_>>()?;
-        for rows in &rows {
+        for (rows, &(number, _)) in rows.iter().zip(&shown) {
             let ends = rows.counts.iter().scan(0, |at, count| {
                 *at += count;
                 Some(*at)
             });
-            sent.numbers(std::iter::once(0).chain(ends));
+            sent.numbers(Part::Offsets(number), std::iter::once(0).chain(ends));
         }
-        for (rows, (_, field)) in rows.iter().zip(&shown) {
-            sent.push(rows.element, rows.shape(), SentBytes::Samples(*field));
+        for (rows, &(number, field)) in rows.iter().zip(&shown) {
+            let bytes = SentBytes::Samples(field);
+            sent.push(Part::Data(number), rows.element, rows.shape(), bytes);
         }
-        let mut arrays: Vec<Spec> = sent
-            .arrays
-            .iter()
-            .map(|array| Spec::compact(array.element, array.shape.clone(), 0))
-            .collect();
+        let mut arrays = std::mem::take(&mut sent.arrays);
         let bytes = slot.upload(sent, Sent::parts)?;
-        for (nth, spec) in arrays.iter_mut().enumerate() {
-            spec.offset = offset_of(&bytes, nth);
+        for (nth, (_, spec)) in arrays.iter_mut().enumerate() {
+            let place = bytes.array(nth);
+            spec.offset = place.map_or(0, |(address, _)| (address - bytes.address()) as usize);
         }
-        let mut arrays = arrays.into_iter();
-        let mut next = || arrays.next().expect("each array that was sent has a place");
-        Ok(Arrived {
-            ids: next(),
-            labels: held.has_labels().then(&mut next),
-            sources: held.sources().is_some().then(&mut next),
-            columns: columns.into_iter().map(|name| (name, next())).collect(),
-            fields: {
-                let offsets: Vec<Spec> = shown.iter().map(|_| next()).collect();
-                let each = shown.iter().zip(offsets);
-                each.map(|(&(number, _), offsets)| FieldSpecs { number, offsets, data: next() })
-                    .collect()
-            },
-            bytes,
-        })
+        Ok(Arrived { bytes, arrays })
     }
 
-    fn array(&self, spec: &Spec) -> DeviceArray {
-        DeviceArray::new(&self.bytes, spec.clone())
+    fn array(&self, part: &Part) -> Option<DeviceArray> {
+        let (_, spec) = self.arrays.iter().find(|(of, _)| of == part)?;
+        Some(DeviceArray::new(&self.bytes, spec.clone()))
     }
 }
 
@@ -282,11 +264,6 @@ fn bytes_of(held: &Held, index: usize, field: Option<usize>) -> dlfs::Result<Opt
     }
 }
 
-/// The place of array number `nth` in the device's buffer.
-fn offset_of(bytes: &DeviceBytes, nth: usize) -> usize {
-    bytes.array(nth).map_or(0, |(address, _)| (address - bytes.address()) as usize)
-}
-
 /// The arrays of a batch on its device.
 ///
 /// Each is a dlfs.DeviceArray, which torch.from_dlpack, jax.dlpack.from_dlpack or cupy.from_dlpack takes without a
@@ -303,13 +280,12 @@ impl OnDevice {
         OnDevice { arrived, fields }
     }
 
-    fn specs(&self, py: Python<'_>) -> PyResult<&FieldSpecs> {
+    /// The array of the field that stands for the sample.
+    fn of_field(&self, py: Python<'_>, part: fn(usize) -> Part) -> PyResult<DeviceArray> {
         if self.fields.are_several() {
             return Err(raise_no_array(py, self.fields.unnamed().report()));
         }
-        let number = self.fields.sole().unwrap_or(0);
-        let found = self.arrived.fields.iter().find(|specs| specs.number == number);
-        found.ok_or_else(|| {
+        self.arrived.array(&part(self.fields.sole().unwrap_or(0))).ok_or_else(|| {
             let text = "the field is not on the device: name it in the loader's option fields";
             raise_no_array(py, text.to_owned())
         })
@@ -322,39 +298,41 @@ impl OnDevice {
     /// dlfs.torch.TensorBatch.data.
     #[getter]
     fn data(&self, py: Python<'_>) -> PyResult<DeviceArray> {
-        Ok(self.arrived.array(&self.specs(py)?.data))
+        self.of_field(py, Part::Data)
     }
 
     /// The start of each sample in the flat data, and the end of the last one: int64[B + 1].
     #[getter]
     fn offsets(&self, py: Python<'_>) -> PyResult<DeviceArray> {
-        Ok(self.arrived.array(&self.specs(py)?.offsets))
+        self.of_field(py, Part::Offsets)
     }
 
     /// int64[B].
     #[getter]
-    fn ids(&self) -> DeviceArray {
-        self.arrived.array(&self.arrived.ids)
+    fn ids(&self) -> Option<DeviceArray> {
+        self.arrived.array(&Part::Ids)
     }
 
     /// int64[B], or None, as Batch.labels.
     #[getter]
     fn labels(&self) -> Option<DeviceArray> {
-        self.arrived.labels.as_ref().map(|spec| self.arrived.array(spec))
+        self.arrived.array(&Part::Labels)
     }
 
     /// int64[B] of a mixture; None otherwise.
     #[getter]
     fn sources(&self) -> Option<DeviceArray> {
-        self.arrived.sources.as_ref().map(|spec| self.arrived.array(spec))
+        self.arrived.array(&Part::Sources)
     }
 
     /// The typed columns by name, as Batch.column has them.
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for (name, spec) in &self.arrived.columns {
-            all.set_item(name, self.arrived.array(spec))?;
+        for (part, spec) in &self.arrived.arrays {
+            if let Part::Column(name) = part {
+                all.set_item(name, DeviceArray::new(&self.arrived.bytes, spec.clone()))?;
+            }
         }
         Ok(all)
     }

@@ -597,20 +597,9 @@ impl Epoch {
 
     /// Returns whether the epoch has no more batch for this iterator.
     fn has_ended(&self) -> dlfs::Result<bool> {
-        let loader = &self.run.loader;
-        if self.ended.load(Ordering::Relaxed) || loader.epoch() != self.epoch {
-            self.end();
-            return Ok(true);
-        }
-        if loader.has_batches_left() {
-            return Ok(false);
-        }
-        if self.epoch < loader.options().epochs.end {
-            // This rank has no samples in the rest of the epoch, so no batch will end it.
-            loader.set_epoch(self.epoch + 1)?;
-        }
-        self.end();
-        Ok(true)
+        let ended = self.ended.load(Ordering::Relaxed) || has_ended(&self.run.loader, self.epoch)?;
+        self.ended.store(ended, Ordering::Relaxed);
+        Ok(ended)
     }
 
     fn end(&self) {
@@ -743,6 +732,20 @@ impl Sampler {
     fn state(&self) -> State {
         self.sampler.lock().state()
     }
+}
+
+/// Returns whether the run has left `epoch`, which it does if no batch of it is left for this rank.
+pub(crate) fn has_ended(loader: &dataset::Loader, epoch: u64) -> dlfs::Result<bool> {
+    if loader.epoch() == epoch {
+        if loader.has_batches_left() {
+            return Ok(false);
+        }
+        if epoch < loader.options().epochs.end {
+            // This rank has no samples in the rest of the epoch, so no batch will end it.
+            loader.set_epoch(epoch + 1)?;
+        }
+    }
+    Ok(true)
 }
 
 /// The names of the options by which a rank joins others and keeps its share.

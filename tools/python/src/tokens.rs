@@ -23,7 +23,7 @@ use crate::device::{Device, DeviceArray};
 use crate::dlpack::Spec;
 use crate::error::{self, OrRaise as _, Signals, detached, raise_invalid};
 use crate::ffi::{Unshared, is_shared};
-use crate::loader::{an_epoch, join_peers, joining, state_of_dict, state_to_dict};
+use crate::loader::{an_epoch, has_ended, join_peers, joining, state_of_dict, state_to_dict};
 use crate::mixture::Mixture;
 use crate::options::{given_or, loader_options, take, without};
 use crate::{convert, numpy};
@@ -284,15 +284,8 @@ impl TokenLoader {
             ));
         }
         let loader = self.loader.loader();
-        if turn.ended || loader.epoch() != turn.epoch {
-            turn.ended = true;
-            return Ok(false);
-        }
-        if !loader.has_batches_left() {
-            turn.ended = true;
-            if turn.epoch < loader.options().epochs.end {
-                loader.set_epoch(turn.epoch + 1)?; // the rest of the epoch is no whole batch
-            }
+        turn.ended = turn.ended || has_ended(loader, turn.epoch)?;
+        if turn.ended {
             return Ok(false);
         }
         let taken = self.loader.next(&mut turn.batch, watch)?;
