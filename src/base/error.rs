@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::units::{Lba, Nsid, SampleId};
 
 /// The kind of a failure, on which callers act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The sample, file, namespace or target does not exist.

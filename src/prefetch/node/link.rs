@@ -9,7 +9,7 @@
 //! | 8..16   | `a`    | hello: the seat; want: an epoch; release: the entry                           |
 //! | 16..24  | `b`    | want: the consumed positions of the epoch                                     |
 //!
-//! An owner's message has its whole length (4 bytes), its kind (4 bytes) and the fields of its variant of [`ToClient`].
+//! An owner's message has its whole length (4 bytes), its kind (4 bytes), and a batch as numbers, or JSON.
 
 use std::io::ErrorKind as IoKind;
 use std::os::fd::AsFd;
@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::{Deserialize, Serialize};
 
 use crate::buf::{HugePages, Loan, Registrar, SealedLocation, SharedBytes};
 use crate::error::{Error, ErrorKind, Result};
@@ -283,11 +284,12 @@ pub(super) enum ToOwner {
 }
 
 /// A message of the owner.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ToClient {
     /// The answer to a hello: the version of the messages, and the length of the window, whose file comes with it.
     Welcome { protocol: u32, window_len: u64 },
     /// A batch, and the layout of its rows if it has rows of tokens.
+    #[serde(skip)]
     Batch(BatchHead, Vec<SamplePlace>, Layout),
     /// No batch of this turn follows.
     End { turn: u32 },
@@ -369,31 +371,13 @@ impl ToClient {
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let begin = out.len();
         out.extend([0; 8]);
-        let kind = match self {
-            ToClient::Welcome { protocol, window_len } => {
-                out.extend(protocol.to_le_bytes());
-                out.extend(window_len.to_le_bytes());
-                1_u32
-            }
-            ToClient::Batch(head, samples, layout) => {
-                head.write(samples, layout, out);
-                2
-            }
-            ToClient::End { turn } => {
-                out.extend(turn.to_le_bytes());
-                3
-            }
-            ToClient::Failed { turn, kind, text } => {
-                out.extend(turn.to_le_bytes());
-                let kind = KINDS.iter().position(|known| known == kind).unwrap_or(KINDS.len());
-                out.extend((kind as u32).to_le_bytes());
-                out.extend(text.as_bytes());
-                4
-            }
-            ToClient::Holders(seats) => {
-                out.extend(seats.iter().flat_map(|seat| seat.to_le_bytes()));
-                5
-            }
+        let kind = if let ToClient::Batch(head, samples, layout) = self {
+            head.write(samples, layout, out);
+            BATCH
+        } else {
+            serde_json::to_writer(&mut *out, self)
+                .expect("numbers and texts become JSON in memory");
+            JSON
         };
         let len = (out.len() - begin) as u32;
         out[begin..begin + 4].copy_from_slice(&len.to_le_bytes());
@@ -414,41 +398,23 @@ impl ToClient {
     }
 
     fn of_body(kind: u32, mut rest: Reader<'_>) -> Option<ToClient> {
-        Some(match kind {
-            1 => {
-                let [protocol] = rest.u32s()?;
-                let [window_len] = rest.u64s()?;
-                ToClient::Welcome { protocol, window_len }
-            }
-            2 => {
-                let head = BatchHead::read(&mut rest)?;
-                let [count, num_rows, seq_len] = rest.u32s()?;
-                let sample = |_| {
-                    let [id, offset] = rest.u64s()?;
-                    let [len, source] = rest.u32s()?;
-                    Some(SamplePlace { id, offset, len, source })
-                };
-                let samples = (0..count).map(sample).collect::<Option<_>>()?;
-                let count = rest.0.len() / SEGMENT_BYTES;
-                let segment = |_| {
-                    let [row, column, document, from, len] = rest.u32s()?;
-                    Some(Segment { row, column, document, from, len })
-                };
-                let segments = (0..count).map(segment).collect::<Option<_>>()?;
-                ToClient::Batch(head, samples, Layout { num_rows, seq_len, segments })
-            }
-            3 => {
-                let [turn] = rest.u32s()?;
-                ToClient::End { turn }
-            }
-            4 => {
-                let [turn, kind] = rest.u32s()?;
-                let kind = KINDS.get(kind as usize).copied().unwrap_or(ErrorKind::Internal);
-                ToClient::Failed { turn, kind, text: String::from_utf8_lossy(rest.0).into_owned() }
-            }
-            5 => ToClient::Holders(std::iter::from_fn(|| rest.u32s::<1>()).flatten().collect()),
-            _ => return None,
-        })
+        if kind != BATCH {
+            return serde_json::from_slice(rest.0).ok();
+        }
+        let head = BatchHead::read(&mut rest)?;
+        let [count, num_rows, seq_len] = rest.u32s()?;
+        let sample = |_| {
+            let [id, offset] = rest.u64s()?;
+            let [len, source] = rest.u32s()?;
+            Some(SamplePlace { id, offset, len, source })
+        };
+        let samples = (0..count).map(sample).collect::<Option<_>>()?;
+        let segment = || {
+            let [row, column, document, from, len] = rest.u32s()?;
+            Some(Segment { row, column, document, from, len })
+        };
+        let segments = std::iter::from_fn(segment).collect();
+        Some(ToClient::Batch(head, samples, Layout { num_rows, seq_len, segments }))
     }
 }
 
@@ -520,14 +486,16 @@ const LONGEST_POLL: Duration = Duration::from_secs(1);
 const RECEIVE_BYTES: usize = 64 << 10;
 
 /// The version of these messages.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
+
+/// The kinds of an owner's message.
+const JSON: u32 = 1;
+const BATCH: u32 = 2;
 
 pub(super) const TO_OWNER_BYTES: usize = 24;
 
 /// The bit of an offset that lies in the loose bytes.
 pub(super) const LOOSE: u64 = 1 << 63;
-
-const SEGMENT_BYTES: usize = 20;
 
 /// More samples than any batch has.
 const MAX_MESSAGE_BYTES: usize = 1 << 30;
@@ -537,26 +505,6 @@ const NO_PLACE: RowPlace =
     RowPlace { position: u64::MAX, tokens: u64::MAX, rows: u64::MAX, check: 0 };
 
 const NOWHERE: SealedLocation = SealedLocation { pid: 0, fd: 0, dev: 0, ino: 0 };
-
-/// The kinds of errors by number.
-const KINDS: [ErrorKind; 16] = [
-    ErrorKind::NotFound,
-    ErrorKind::InvalidArgument,
-    ErrorKind::Corrupt,
-    ErrorKind::Unsupported,
-    ErrorKind::Disconnected,
-    ErrorKind::TimedOut,
-    ErrorKind::Refused,
-    ErrorKind::Busy,
-    ErrorKind::Stale,
-    ErrorKind::NoSpace,
-    ErrorKind::OutOfMemory,
-    ErrorKind::BadSource,
-    ErrorKind::Interrupted,
-    ErrorKind::Io,
-    ErrorKind::Internal,
-    ErrorKind::DeviceLost,
-];
 
 #[cfg(test)]
 mod tests {
@@ -594,7 +542,8 @@ mod tests {
             ToClient::End { turn: 3 },
             ToClient::Holders(vec![1, 5]),
         ];
-        all.extend(KINDS.map(|kind| ToClient::Failed { turn: 7, kind, text: "why: ä".into() }));
+        let kinds = [ErrorKind::NotFound, ErrorKind::Busy, ErrorKind::DeviceLost];
+        all.extend(kinds.map(|kind| ToClient::Failed { turn: 7, kind, text: "why: ä".into() }));
         all
     }
 
