@@ -8,9 +8,7 @@ use crate::error::Result;
 use crate::format::pieces::whole;
 use crate::format::superblock_set::select_generation;
 use crate::format::{ChunkHeader, FormatError, SampleEntry};
-use crate::reader::{
-    Fetch, Fetched, Geometry, Pump, plan_whole_chunk, read_superblocks, stale_error,
-};
+use crate::reader::{Fetch, Fetched, Geometry, Pump, plan_chunk, read_superblocks, stale_error};
 use crate::units::{SampleId, deadline};
 
 use super::Image;
@@ -131,7 +129,7 @@ impl Image {
     fn plan_chunk(&self, chunk: u32, geometry: &[Geometry]) -> Fetch {
         let mut fetch = Fetch::default();
         let samples = self.directory.samples_in_chunk(chunk);
-        plan_whole_chunk(&self.directory.chunk(chunk), samples, geometry, &mut fetch);
+        plan_chunk(samples, Some(&self.directory.chunk(chunk)), geometry, &mut fetch);
         fetch
     }
 

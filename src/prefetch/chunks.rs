@@ -288,12 +288,12 @@ impl ChunkDriver {
             (1, live) if live > 1 => {
                 let id = self.directory.id_in_chunk(chunk, range.start);
                 let extent = self.directory.extent(id).map(|extent| (id, extent));
-                plan_chunk(extent.into_iter(), &self.geometry, &mut fetch);
+                plan_chunk(extent.into_iter(), None, &self.geometry, &mut fetch);
             }
             _ => {
                 let samples = self.directory.samples_in_chunk(chunk);
                 let of_range = samples.skip(range.start as usize).take(range.len());
-                plan_chunk(of_range, &self.geometry, &mut fetch);
+                plan_chunk(of_range, None, &self.geometry, &mut fetch);
             }
         }
         fetch

@@ -154,9 +154,10 @@ pub(crate) fn plan_samples(
     }
 }
 
-/// Plans the read of a chunk's samples as one range, without the chunk's header.
+/// Plans the read of a chunk's samples as one range: the whole chunk with its header, if it is given.
 pub(crate) fn plan_chunk(
     samples: impl Iterator<Item = (SampleId, Extent)>,
+    whole: Option<&ChunkInfo>,
     geometry: &[Geometry],
     fetch: &mut Fetch,
 ) {
@@ -178,7 +179,10 @@ pub(crate) fn plan_chunk(
             crc32c: extent.crc32c,
         });
     }
-    if start == u64::MAX {
+    if let Some(chunk) = whole {
+        (namespace, start) = (chunk.namespace, chunk.offset_bytes);
+        end = start + chunk.len_bytes;
+    } else if start == u64::MAX {
         fetch.samples.iter_mut().for_each(|s| s.buf_offset = 0);
         return;
     }
@@ -197,30 +201,6 @@ pub(crate) fn plan_chunk(
         sample.buf_offset = last;
     }
     range.append_to(fetch, &[], geometry);
-}
-
-/// Plans the read of a whole chunk, including its header. `samples` are the chunk's samples.
-pub(crate) fn plan_whole_chunk(
-    chunk: &ChunkInfo,
-    samples: impl Iterator<Item = (SampleId, Extent)>,
-    geometry: &[Geometry],
-    fetch: &mut Fetch,
-) {
-    let mut last = 0;
-    for (index, (id, extent)) in samples.enumerate() {
-        if extent.len_bytes > 0 {
-            last = (extent.offset_bytes - chunk.offset_bytes) as usize;
-        }
-        let len_bytes = extent.len_bytes;
-        let crc32c = extent.crc32c;
-        let index = index as u32;
-        fetch.samples.push(FetchSample { id, index, buf_offset: last, len_bytes, crc32c });
-    }
-    let geometry = geometry[usize::from(chunk.namespace)];
-    let start = chunk.offset_bytes;
-    let end = chunk.offset_bytes + chunk.len_bytes;
-    let end = block_end(end, geometry);
-    Range { namespace: chunk.namespace, start, end, samples: 0 }.append_to(fetch, &[], geometry);
 }
 
 fn equal_whole_blocks(requests: &[SampleRequest], geometry: &[Geometry]) -> bool {
@@ -469,7 +449,7 @@ mod tests {
             |offset_bytes, len_bytes| Extent { namespace: 1, offset_bytes, len_bytes, crc32c: 9 };
         let mut fetch = Fetch::default();
         let list = [(SampleId(5), extent(12_288, 10)), (SampleId(2), extent(12_298, 200_000))];
-        plan_chunk(list.into_iter(), &[GEOMETRY; 3], &mut fetch);
+        plan_chunk(list.into_iter(), None, &[GEOMETRY; 3], &mut fetch);
         assert_eq!(fetch.len_bytes, 200_704);
         assert_eq!(fetch.transfers[0].offset_bytes, 12_288);
         assert_eq!(fetch.transfers.len(), 2);

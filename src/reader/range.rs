@@ -567,7 +567,9 @@ impl Reader {
         let Wanted { id, extent, .. } = group.wanted[0];
         let mut fetch = Fetch::default();
         match &group.unit {
-            Unit::Whole => plan_chunk([(id, extent)].into_iter(), &self.plans.geometry, &mut fetch),
+            Unit::Whole => {
+                plan_chunk([(id, extent)].into_iter(), None, &self.plans.geometry, &mut fetch)
+            }
             Unit::Unknown => {
                 let start = group.span.start;
                 let len = group.span.end - group.span.start;
@@ -585,7 +587,7 @@ impl Reader {
                     let len_bytes = piece_len(extent.len_bytes, piece);
                     (id, Extent { offset_bytes, len_bytes, crc32c, ..extent })
                 });
-                plan_chunk(pieces, &self.plans.geometry, &mut fetch);
+                plan_chunk(pieces, None, &self.plans.geometry, &mut fetch);
             }
         }
         group.buf_offset = fetch.samples[0].buf_offset;
@@ -597,7 +599,7 @@ impl Reader {
     fn plan_raw(&self, namespace: u16, offset_bytes: u64, len: u32) -> (Fetch, usize) {
         let extent = Extent { namespace, offset_bytes, len_bytes: len, crc32c: 0 };
         let mut fetch = Fetch::default();
-        plan_chunk([(SampleId(0), extent)].into_iter(), &self.plans.geometry, &mut fetch);
+        plan_chunk([(SampleId(0), extent)].into_iter(), None, &self.plans.geometry, &mut fetch);
         let at = fetch.samples[0].buf_offset;
         fetch.samples.clear();
         (fetch, at)
