@@ -393,7 +393,7 @@ impl Loader {
         let position = pack(&state)?;
         let lanes = pack_lanes(&state.order);
         let mut running = self.running.get_or_init(Mutex::default).lock();
-        let failed = running.loader.as_ref().is_some_and(Reading::has_failed)
+        let failed = running.loader.as_ref().is_some_and(|loader| loader.course().has_failed())
             || running.loader.is_some() && self.check_place().is_err();
         let moved = position != self.position.load(Ordering::Acquire)
             || lanes != self.lanes.load(Ordering::Acquire);
@@ -433,7 +433,7 @@ impl Loader {
             if next == NextBatch::Ready {
                 // Under the lock, so that threads that share the loader do not swap layouts.
                 loader.take_layout(layout);
-                let after = loader.state();
+                let after = loader.course().state.clone();
                 let ends_epoch = batch.ends_epoch();
                 match taken {
                     Some(taken) => {
@@ -473,7 +473,7 @@ impl Loader {
     /// Adds the batch that was just delivered to the record of the run.
     fn record(&self, running: &mut Running, batch: &Batch, asked: Instant) {
         let Running { loader: Some(loader), past, record, .. } = running else { return };
-        let of_loader = loader.delivered();
+        let of_loader = &loader.course().stats;
         let sums = LoaderStats {
             samples: past.samples + of_loader.samples,
             sample_bytes: past.sample_bytes + of_loader.sample_bytes,

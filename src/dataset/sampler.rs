@@ -5,14 +5,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::{Dataset, Query, Read};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::order::{OrderSpec, Shard, State};
+use crate::order::{Shard, State};
 use crate::prefetch::{
-    BatchCounts, LoaderOptions, Mix, MixIds, Prefetcher, Stream, TokenLengths, Window,
+    BatchCounts, Head, LoaderOptions, Mix, MixIds, Prefetcher, Stream, TokenLengths, Window,
     samples_of_batch,
 };
 use crate::qpair::Device;
@@ -71,11 +69,7 @@ impl Sampler {
     /// # Errors
     /// `InvalidArgument`: the order is invalid for the data set.
     pub fn next(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<bool>> {
-        let next = match &mut self.batches {
-            Batches::Dataset(stream) => stream.next_ids(ids)?,
-            Batches::Mixture(mixed) => mixed.next(ids, &mut self.sources)?,
-        };
-        let Some(head) = next else { return Ok(None) };
+        let Some(head) = self.batches.next(ids, &mut self.sources)? else { return Ok(None) };
         self.state.move_to(head.after, head.place);
         self.has_more = !head.ends_epoch;
         Ok(Some(head.ends_epoch))
@@ -138,6 +132,14 @@ impl Batches {
         stream.give_layouts_to(options.layouts.as_ref());
         Ok(Batches::Dataset(Box::new(stream)))
     }
+
+    /// Replaces `ids` by those of the next batch, and `sources` by theirs if it is of a mixture.
+    fn next(&mut self, ids: &mut Vec<SampleId>, sources: &mut Vec<u32>) -> Result<Option<Head>> {
+        match self {
+            Batches::Dataset(stream) => stream.next_ids(ids),
+            Batches::Mixture(mixed) => mixed.next(ids, sources),
+        }
+    }
 }
 
 impl std::fmt::Debug for Sampler {
@@ -154,32 +156,14 @@ pub struct Share {
     batch_size: u64,
     drop_short: bool,
     /// Counts of batches by a budget, which differ between epochs.
-    budgeted: Option<Arc<Budgeted>>,
-}
-
-/// Counts of batches by a budget.
-#[derive(Debug)]
-struct Budgeted {
-    counts: BatchCounts,
-    /// The counts of the epoch that was asked for last.
-    last: Mutex<Option<Counted>>,
-}
-
-/// The number of batches in each window of an epoch.
-#[derive(Debug, Clone)]
-struct Counted {
-    order: OrderSpec,
-    epoch: Epoch,
-    of_windows: Arc<[u32]>,
-    /// The rows of each phase of the epoch, if batches are of rows.
-    of_phases: Arc<[u64]>,
+    budgeted: Option<Arc<BatchCounts>>,
 }
 
 impl Share {
     pub(super) fn over(over: &Over, options: &LoaderOptions) -> Result<Share> {
         let shard = Shard::new(options.rank, options.world_size, options.tail)?;
         let counts = BatchCounts::new(over.directory(), over.mix.as_ref(), options)?;
-        let budgeted = counts.map(|counts| Arc::new(Budgeted { counts, last: Mutex::default() }));
+        let budgeted = counts.map(Arc::new);
         let batch_size = (options.batch_size as u64).max(1);
         let len = over.len(options);
         Ok(Share { shard, len, batch_size, drop_short: options.drop_short, budgeted })
@@ -197,14 +181,12 @@ impl Share {
     ///
     /// With a budget, the first call for an epoch draws the whole epoch, in some 100 ns a sample.
     pub(crate) fn batches_after(&self, at: &State) -> u64 {
-        let consumed = at.consumed;
-        if let Some(budgeted) = &self.budgeted {
-            // All lengths were checked when the loader was made, so an error means that no batch begins at
-            // `consumed`.
-            let left = budgeted.batches_after(&at.order, at.epoch, consumed).unwrap_or(0);
+        if let Some(counts) = &self.budgeted {
+            // All lengths were checked when the loader was made, so an error means that no batch begins there.
+            let left = counts.batches_after(at).unwrap_or(0);
             return Shard { consumed: 0, ..self.shard }.positions(left).remaining();
         }
-        let samples = self.shard.after(consumed).positions(self.len).remaining();
+        let samples = self.shard.after(at.consumed).positions(self.len).remaining();
         if self.drop_short { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
 
@@ -212,63 +194,29 @@ impl Share {
     pub(crate) fn has_batch_after(&self, at: &State) -> bool {
         match &self.budgeted {
             None => self.batches_after(at) > 0,
-            Some(it) if self.shard.world_size == 1 && !it.counts.has_rows() => {
-                at.consumed < self.len
-            }
+            Some(it) if self.shard.world_size == 1 && !it.has_rows() => at.consumed < self.len,
             // The error is as in `batches_after`.
-            Some(it) => it.counts.has_batch(at).unwrap_or(false),
+            Some(it) => it.has_batch(at).unwrap_or(false),
         }
     }
 
     /// The counts of an epoch; `None` without a budget.
     pub(super) fn counts(&self) -> Option<&BatchCounts> {
-        self.budgeted.as_ref().map(|budgeted| &budgeted.counts)
+        self.budgeted.as_deref()
     }
 
     /// Samples of this rank from `at` to the end of its epoch. With a budget and several ranks, it draws all
     /// remaining batches.
     pub fn samples_after(&self, at: &State) -> u64 {
-        let consumed = at.consumed;
-        if let Some(budgeted) = &self.budgeted {
+        let samples = self.shard.after(at.consumed).positions(self.len).remaining();
+        if let Some(counts) = &self.budgeted {
             return match self.shard.world_size {
-                1 if !budgeted.counts.has_rows() => self.len.saturating_sub(consumed),
+                1 if !counts.has_rows() => self.len.saturating_sub(at.consumed),
                 // The error is as in `batches_after`.
-                _ => budgeted.counts.samples_after(at).unwrap_or(0),
+                _ => counts.samples_after(at).unwrap_or(0),
             };
         }
-        let samples = self.shard.after(consumed).positions(self.len).remaining();
         if self.drop_short { samples / self.batch_size * self.batch_size } else { samples }
-    }
-}
-
-impl Budgeted {
-    /// Batches of all ranks after `consumed` positions of an epoch.
-    fn batches_after(&self, order: &OrderSpec, epoch: Epoch, consumed: u64) -> Result<u64> {
-        let Counted { of_windows, of_phases, .. } = self.counted(order, epoch)?;
-        if self.counts.has_rows() {
-            let global = self.counts.whole_batches(&of_phases, consumed);
-            return Ok(global.saturating_mul(self.counts.num_ranks()));
-        }
-        let all: u64 = of_windows.iter().map(|&count| u64::from(count)).sum();
-        Ok(all - self.counts.before(order, epoch, consumed, &of_windows)?)
-    }
-
-    /// The batches of each window of an epoch, or the rows of each phase.
-    fn counted(&self, order: &OrderSpec, epoch: Epoch) -> Result<Counted> {
-        let mut last = self.last.lock();
-        if let Some(counted) = &*last
-            && (counted.order, counted.epoch) == (*order, epoch)
-        {
-            return Ok(counted.clone());
-        }
-        let (of_windows, of_phases) = if self.counts.has_rows() {
-            (Vec::new(), self.counts.rows(order, epoch)?.phases)
-        } else {
-            (self.counts.of_windows(order, epoch)?, Vec::new())
-        };
-        let of_windows = of_windows.into();
-        let counted = Counted { order: *order, epoch, of_windows, of_phases: of_phases.into() };
-        Ok(last.insert(counted).clone())
     }
 }
 
@@ -334,13 +282,11 @@ impl Over {
     /// `InvalidArgument`, `Stale`: the options or the state to resume from contradict each other or the data.
     pub(super) fn start(&self, options: &LoaderOptions) -> Result<State> {
         options.check()?;
-        if let Some(mix) = &self.mix {
-            let start = mix.start_state(options)?;
-            self.check_rows(&start, options)?;
-            return Ok(start);
-        }
-        let start = Stream::start_state(self.directory(), options)?;
-        Stream::new(Arc::clone(self.directory()), options, &start)?;
+        let start = match &self.mix {
+            Some(mix) => mix.start_state(options)?,
+            None => Stream::start_state(self.directory(), options)?,
+        };
+        Batches::new(self, options, &start)?;
         self.check_place(&start, options)?;
         Ok(start)
     }
@@ -350,21 +296,14 @@ impl Over {
     /// # Errors
     /// `InvalidArgument`, `Stale`: the state belongs to other data or another order.
     pub(super) fn check_state(&self, state: &State, options: &LoaderOptions) -> Result<()> {
-        if let Some(mix) = &self.mix {
-            mix.check_state(state, options)?;
-            mix.check_place(state, options)?;
-            return self.check_rows(state, options);
+        match &self.mix {
+            Some(mix) => mix.check_state(state, options)?,
+            None => Stream::check_state(self.directory(), state, options)?,
         }
-        let directory = self.directory();
-        let view = directory.view().map(|mark| mark.hash);
-        let image = (directory.uuid().0, view);
-        let LoaderOptions { order, world_size, .. } = options;
-        state.check_budget(options.budget.as_deref())?;
-        state.check(image, directory.generation(), order, *world_size, self.len(options))?;
         self.check_place(state, options)
     }
 
-    /// Checks that the `consumed` of a data set's state is at the end of a batch, if batches have a budget.
+    /// Checks that the `consumed` of a state is at the end of a batch, if batches have a budget.
     fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
         if options.has_rows() {
             return self.check_rows(state, options);
@@ -374,8 +313,7 @@ impl Over {
         }
         let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
         let options = LoaderOptions { epochs, ..options.clone() };
-        let mut stream = Stream::new(Arc::clone(self.directory()), &options, state)?;
-        stream.next_ids(&mut Vec::new()).map(drop)
+        Batches::new(self, &options, state)?.next(&mut Vec::new(), &mut Vec::new()).map(drop)
     }
 
     /// Checks that the epoch has the rows that `state` has consumed, if batches are of rows, and that its place is

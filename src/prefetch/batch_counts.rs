@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::directory::Directory;
 use crate::error::Result;
 use crate::order::budget::{Budget, Dealt, RowPlace, count_batches, within_batch};
@@ -16,17 +18,22 @@ use super::mixture::SourceLengths;
 use super::run_order::{Mix, SourceIds, drawn, order_of};
 
 /// Counts the batches of epochs.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct BatchCounts {
     over: Over,
     options: LoaderOptions,
     budget: Arc<Budget>,
     /// Positions of an epoch.
     len: u64,
+    /// The counts of the epoch that was asked for last.
+    last: Mutex<Option<Counted>>,
 }
 
+/// An epoch along an order, and its batches in each window, or its rows in each phase if batches are of rows.
+type Counted = ((OrderSpec, Epoch), Arc<[u64]>);
+
 /// The data set or the mixture that batches are cut from.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 enum Over {
     Dataset(Arc<Directory>, TokenLengths),
     Mixture(Arc<Mix>, SourceLengths),
@@ -56,7 +63,8 @@ impl BatchCounts {
             }
         };
         let budget = Arc::clone(budget);
-        Ok(Some(BatchCounts { over, options: options.clone(), budget, len }))
+        let last = Mutex::default();
+        Ok(Some(BatchCounts { over, options: options.clone(), budget, len, last }))
     }
 
     /// Returns whether batches are of rows, which [`BatchCounts::rows`] counts.
@@ -101,8 +109,41 @@ impl BatchCounts {
         Ok(sums)
     }
 
+    /// The batches of all ranks from `at` to the end of its epoch.
+    ///
+    /// The first call for an epoch draws and sorts the whole epoch, in some 100 ns a sample.
+    ///
+    /// # Errors
+    /// No batch begins there.
+    pub(crate) fn batches_after(&self, at: &State) -> Result<u64> {
+        let counted = self.counted(&at.order, at.epoch)?;
+        if self.has_rows() {
+            return Ok(self.whole_batches(&counted, at.consumed).saturating_mul(self.num_ranks()));
+        }
+        Ok(counted.iter().sum::<u64>() - self.before(at, &counted)?)
+    }
+
+    /// The batches of each window of an epoch, over all ranks, or the rows of each phase.
+    fn counted(&self, order: &OrderSpec, epoch: Epoch) -> Result<Arc<[u64]>> {
+        let mut last = self.last.lock();
+        if let Some((of, counted)) = &*last
+            && *of == (*order, epoch)
+        {
+            return Ok(Arc::clone(counted));
+        }
+        let counted: Arc<[u64]> = if self.has_rows() {
+            self.rows(order, epoch)?.phases.into()
+        } else {
+            let tokens_at = self.tokens_at(order, epoch)?;
+            let windows = count_batches(&self.budget, order.seed, epoch, self.len, tokens_at)?;
+            windows.into_iter().map(u64::from).collect()
+        };
+        *last = Some(((*order, epoch), Arc::clone(&counted)));
+        Ok(counted)
+    }
+
     /// The number of whole global batches of rows after row `consumed` of an epoch that has `of_phases` rows.
-    pub(crate) fn whole_batches(&self, of_phases: &[u64], consumed: u64) -> u64 {
+    fn whole_batches(&self, of_phases: &[u64], consumed: u64) -> u64 {
         let last = self.options.rows.last().copied().unwrap_or(1);
         let rows = self.options.rows.iter().copied().chain(std::iter::repeat(last));
         let mut start = 0;
@@ -115,45 +156,27 @@ impl BatchCounts {
         whole.sum()
     }
 
-    pub(crate) fn num_ranks(&self) -> u64 {
+    fn num_ranks(&self) -> u64 {
         u64::from(self.options.world_size.max(1))
     }
 
-    /// The number of batches in each window of an epoch along `order`, over all ranks.
-    ///
-    /// Draws and sorts the whole epoch, in some 100 ns a sample.
-    pub(crate) fn of_windows(&self, order: &OrderSpec, epoch: Epoch) -> Result<Vec<u32>> {
-        let tokens_at = self.tokens_at(order, epoch)?;
-        count_batches(&self.budget, order.seed, epoch, self.len, tokens_at)
-    }
-
-    /// The number of batches of an epoch before position `consumed`, over all ranks.
-    ///
-    /// # Errors
-    /// No batch ends at `consumed`.
-    pub(crate) fn before(
-        &self,
-        order: &OrderSpec,
-        epoch: Epoch,
-        consumed: u64,
-        of_windows: &[u32],
-    ) -> Result<u64> {
+    /// The number of batches of an epoch before the position of `at`, over all ranks.
+    fn before(&self, at: &State, of_windows: &[u64]) -> Result<u64> {
+        let consumed = at.consumed;
         let size = u64::from(self.budget.window);
         let window = consumed / size;
-        let whole = of_windows.iter().take(window as usize).map(|&count| u64::from(count)).sum();
-        let start = window * size;
-        if start == consumed {
-            return Ok(whole);
+        let mut before = of_windows.iter().take(window as usize).sum();
+        let mut end = window * size;
+        if end == consumed {
+            return Ok(before);
         }
-        let shard = Shard { rank: 0, world_size: 1, consumed: start, ..self.shard()? };
-        let mut batches = self.deal(order, epoch, (shard, None))?;
-        let mut before = whole;
-        let mut at = start;
-        while at < consumed {
+        let shard = Shard { rank: 0, world_size: 1, consumed: end, ..self.shard()? };
+        let mut batches = self.deal(&at.order, at.epoch, (shard, None))?;
+        while end < consumed {
             let Some((_, dealt)) = batches.next()? else { break };
-            (before, at) = (before + 1, dealt.consumed);
+            (before, end) = (before + 1, dealt.consumed);
         }
-        if at == consumed { Ok(before) } else { Err(within_batch(consumed)) }
+        if end == consumed { Ok(before) } else { Err(within_batch(consumed)) }
     }
 
     /// The number of this rank's samples from `at` to the end of its epoch. Cuts the rest of the epoch into batches.

@@ -31,24 +31,17 @@ impl Mix {
     /// `InvalidArgument`: options that a mixture cannot have, or a state of another mixture; the error names the
     /// difference.
     pub(crate) fn start_state(&self, options: &LoaderOptions) -> Result<State> {
-        let start = self.first_state(options);
-        Walk::new(self.mixture.epoch_size(), options, &start)?;
         check(options)?;
-        let Some(state) = &options.resume else { return Ok(start) };
-        self.check_state(state, options)?;
-        self.check_place(state, options)?;
-        let State { image, mixture, budget, .. } = start;
-        Ok(State { image, mixture, budget, ..state.clone() })
-    }
-
-    /// The state before the first epoch of `options`.
-    fn first_state(&self, options: &LoaderOptions) -> State {
         let order = options.order.started(options.world_size);
-        State {
+        let start = State {
             epoch: Epoch(options.epochs.start),
             mixture: Some(Arc::clone(&self.spec)),
             ..State::start(self.hash().0, Generation(0), order).by_budget(options.budget.clone())
-        }
+        };
+        let Some(state) = &options.resume else { return Ok(start) };
+        self.check_state(state, options)?;
+        let State { image, mixture, budget, .. } = start;
+        Ok(State { image, mixture, budget, ..state.clone() })
     }
 
     /// Checks that a run with these options can resume from `state`.
@@ -68,20 +61,6 @@ impl Mix {
         self.spec.check_resumed(spec, consumed)?;
         state.check_budget(options.budget.as_deref())?;
         state.check_order(&options.order, options.world_size, len)
-    }
-
-    /// Checks that the consumed positions of `state` end with a batch, if batches have a budget. Rows may begin
-    /// anywhere.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: they do not.
-    pub(crate) fn check_place(&self, state: &State, options: &LoaderOptions) -> Result<()> {
-        if options.budget.is_none() || options.has_rows() || state.consumed == 0 {
-            return Ok(());
-        }
-        let epochs = state.epoch.0..state.epoch.0.saturating_add(1);
-        let options = LoaderOptions { epochs, ..options.clone() };
-        MixStream::new(self, &options, state)?.next(&mut Vec::new()).map(drop)
     }
 
     /// `options` with an estimate of the samples per batch, if batches have a budget. Reads all lengths.

@@ -62,13 +62,14 @@ use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{self, Histogram, Measured, Recorder, Snapshot};
 use crate::order::State;
+use crate::order::budget::RowPlace;
 use crate::process::Forked;
 use crate::qpair::Device;
 use crate::qpair::group::Waker;
 use crate::reader::{Batch, OnError, ReadStats, Reader, ReaderOptions, timed_out};
 use crate::report::Stalls;
 use crate::threads::Fate;
-use crate::units::SampleId;
+use crate::units::{Epoch, SampleId};
 
 pub(crate) use batch_counts::BatchCounts;
 pub(crate) use budgeted::samples_of_batch;
@@ -78,13 +79,12 @@ pub(crate) use node::{NodeClient, Origin, reading};
 pub use options::{Batching, LoaderOptions, NodePlace};
 pub use run_order::Mix;
 pub(crate) use run_order::MixSource;
-pub(crate) use stream::Stream;
+pub(crate) use stream::{Head, Stream};
 pub use waits::Trace;
 pub(crate) use window::Window;
 
 use driver::{Delivery, Residency};
 use poller::Poller;
-use stream::Head;
 use waits::Seen;
 
 /// The result of [`Prefetcher::next_within`].
@@ -104,18 +104,64 @@ pub struct Prefetcher {
     devices: Vec<Arc<dyn Device>>,
     pub(crate) options: LoaderOptions,
     poller: Option<Forked<Poller>>,
-    /// The state of the run after the last delivered batch.
-    state: State,
+    pub(crate) course: Course,
     /// The number of samples that this loader has to deliver, according to the order; `None` if it is known only
     /// after reading.
     owed: Option<u64>,
-    ended: bool,
-    pub(crate) failed: Option<(ErrorKind, String)>,
     /// The position of the last delivered batch.
     pub(crate) head: Option<Head>,
-    kept: Kept,
+    /// The readers that read overwritten samples again, by source; created when first needed.
+    readers: BTreeMap<u32, Reader>,
+}
+
+/// The consumer's course through a run.
+pub(crate) struct Course {
+    /// The state of the run after the last delivered batch.
+    pub(crate) state: State,
+    ended: bool,
+    failed: Option<(ErrorKind, String)>,
+    /// The counters of deliveries and waits.
     pub(crate) stats: LoaderStats,
 }
+
+impl Course {
+    fn new(state: State) -> Course {
+        Course { state, ended: false, failed: None, stats: LoaderStats::default() }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// # Errors
+    /// The first error of the run.
+    fn check(&self) -> Result<()> {
+        let Some((kind, text)) = &self.failed else { return Ok(()) };
+        Err(Error::new(*kind, text.clone()))
+    }
+
+    /// Notes the error of a call, which all later ones return.
+    fn noted<T>(&mut self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| self.failed = Some((error.kind(), error.to_string())))
+    }
+
+    /// Counts a batch, and moves behind it: `after` is the state of the run then.
+    fn deliver(
+        &mut self,
+        batch: &Batch,
+        skipped: u64,
+        (after, place): (Position, Option<RowPlace>),
+    ) {
+        self.stats.batches += 1;
+        self.stats.samples += batch.len() as u64;
+        self.stats.sample_bytes += batch.len_bytes();
+        self.stats.skipped += skipped;
+        self.state.move_to(after, place);
+    }
+}
+
+/// An epoch, and its consumed positions.
+type Position = (Epoch, u64);
 
 /// State that the poller and the consumer share.
 #[derive(Default)]
@@ -216,9 +262,7 @@ impl Prefetcher {
             NextBatch::Ready => Ok(true),
             NextBatch::End => Ok(false),
             NextBatch::Later => {
-                let error = timed_out(self.options.deadline, &self.devices);
-                self.failed = Some((error.kind(), error.to_string()));
-                Err(error)
+                self.course.noted(Err(timed_out(self.options.deadline, &self.devices)))
             }
         }
     }
@@ -229,45 +273,36 @@ impl Prefetcher {
     /// # Errors
     /// As [`Prefetcher::next`], without `TimedOut`.
     pub(crate) fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
-        if let Some((kind, text)) = &self.failed {
-            return Err(Error::new(*kind, text.clone()));
-        }
-        if self.ended {
+        self.course.check()?;
+        if self.course.ended {
             return Ok(NextBatch::End);
         }
-        let result = self.receive(std::mem::take(batch), limit);
-        match result {
-            Ok(Some(Message::Batch(delivery))) => {
-                self.stats.batches += 1;
-                self.stats.samples += delivery.batch.len() as u64;
-                self.stats.sample_bytes += delivery.batch.len_bytes();
-                self.stats.skipped += delivery.skipped;
-                self.state.move_to(delivery.head.after, delivery.head.place);
-                self.head = Some(delivery.head);
-                *batch = delivery.batch;
+        let next = match self.receive(std::mem::take(batch), limit) {
+            Ok(Some(Message::Batch(Delivery { batch: delivered, head, skipped, .. }))) => {
+                self.course.deliver(&delivered, skipped, (head.after, head.place));
+                self.head = Some(head);
+                *batch = delivered;
                 Ok(NextBatch::Ready)
             }
             Ok(Some(Message::End)) => {
-                self.ended = true;
+                self.course.ended = true;
                 Ok(NextBatch::End)
             }
             Ok(None) => Ok(NextBatch::Later),
-            Ok(Some(Message::Failed(error))) | Err(error) => {
-                self.failed = Some((error.kind(), error.to_string()));
-                Err(error)
-            }
-        }
+            Ok(Some(Message::Failed(error))) | Err(error) => Err(error),
+        };
+        self.course.noted(next)
     }
 
     /// The state of the run after the batches delivered so far. A run resumes from it, also with
     /// another world size or batch size.
     pub fn state(&self) -> State {
-        self.state.clone()
+        self.course.state.clone()
     }
 
     /// The counters so far.
     pub fn stats(&self) -> LoaderStats {
-        let mut stats = self.stats;
+        let mut stats = self.course.stats;
         stats.stall_s = stats.stalls.total().as_secs_f64();
         if let Some(poller) = self.poller() {
             stats.read = *poller.shared.read.lock();
@@ -331,7 +366,7 @@ impl Prefetcher {
                 let then_copied = self.options.copy_threads.is_some() && received.is_ok();
                 let waited = began.elapsed();
                 let seen = &poller.shared.seen;
-                poller.divider.divide(waited, seen, then_copied, &mut self.stats.stalls);
+                poller.divider.divide(waited, seen, then_copied, &mut self.course.stats.stalls);
                 match received {
                     Ok(message) => message,
                     Err(RecvTimeoutError::Timeout) => return Ok(None),
@@ -355,7 +390,7 @@ impl Prefetcher {
 
     /// Checks a second time that the run is complete: as many samples were delivered as the order has.
     fn check_complete(&self) -> Result<()> {
-        let LoaderStats { samples, skipped, .. } = self.stats;
+        let LoaderStats { samples, skipped, .. } = self.course.stats;
         let Some(owed) = self.owed.filter(|owed| *owed != samples + skipped) else {
             return Ok(());
         };
@@ -370,7 +405,7 @@ impl Prefetcher {
     fn notice_fork(&mut self) -> Result<()> {
         let forked = self.poller.as_ref().is_some_and(|poller| !poller.is_ours());
         if forked {
-            self.options.resume = Some(self.state.clone());
+            self.options.resume = Some(self.state());
             self.poller = None;
             self.poller = Some(Forked::new(self.start(None)?));
         }
@@ -383,7 +418,7 @@ impl Prefetcher {
         if wrong.is_empty() {
             return Ok(0);
         }
-        if self.stats.rewritten == 0 {
+        if self.course.stats.rewritten == 0 {
             tracing::warn!(
                 sample = batch.id(wrong[0].index as usize).0,
                 "somebody wrote to the memory of a batch (torch.frombuffer, DLPack or a writable NumPy view \
@@ -391,7 +426,7 @@ impl Prefetcher {
                  that happens; copy samples before changing them"
             );
         }
-        self.stats.rewritten += wrong.len() as u64;
+        self.course.stats.rewritten += wrong.len() as u64;
         let mut num_failed = 0;
         wrong.sort_by_key(|kept| kept.source);
         for wrong in wrong.chunk_by(|one, other| one.source == other.source) {
@@ -428,7 +463,7 @@ impl Prefetcher {
             Some(mix) => mix.source(source),
             None => (&self.directory, &self.devices[..]),
         };
-        match self.kept.readers.entry(source) {
+        match self.readers.entry(source) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
                 let options = ReaderOptions {
@@ -445,7 +480,7 @@ impl Prefetcher {
 impl std::fmt::Debug for Prefetcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Prefetcher")
-            .field("state", &self.state)
+            .field("state", &self.course.state)
             .field("stats", &self.stats())
             .finish()
     }
@@ -531,13 +566,6 @@ impl LoaderStats {
             ..self
         }
     }
-}
-
-/// The readers that read overwritten samples again, created when first needed.
-#[derive(Default)]
-struct Kept {
-    /// By source; only one, unless the run is over a mixture.
-    readers: BTreeMap<u32, Reader>,
 }
 
 /// Overwritten chunks that the poller is to read again: source, chunk number, and number of the read that filled

@@ -16,8 +16,8 @@ use super::budgeted::Layouts;
 use super::run_order::Mix;
 use super::waits::Trace;
 
-/// Options of a [`Prefetcher`](super::Prefetcher).
-#[derive(Debug, Clone)]
+/// Options of a [`Prefetcher`](super::Prefetcher). Begin with [`LoaderOptions::new`]: defaults alone make no run.
+#[derive(Debug, Clone, Default)]
 pub struct LoaderOptions {
     /// The order. In grouped order, 0 lanes select the number that suits the world size, or that of the state to
     /// resume from.
@@ -97,34 +97,12 @@ impl LoaderOptions {
         LoaderOptions {
             order,
             batch_size,
-            budget: None,
-            too_long: TooLong::Raise,
             rows: vec![1],
-            layouts: None,
             epochs: 0..epochs,
-            rank: 0,
             world_size: 1,
-            node: None,
-            seats: None,
-            sharding: Sharding::Strided,
-            locality: None,
-            tail: Tail::Keep,
-            drop_short: false,
-            resume: None,
-            weights: None,
-            mixture: None,
-            batching: None,
-            window_bytes: 0,
-            copy_threads: None,
-            pin: None,
-            device: None,
             queue_pairs: 1,
-            on_error: OnError::Raise,
             deadline: Duration::from_secs(60),
-            busy_poll: false,
-            verify_kept: false,
-            cpus: None,
-            trace: None,
+            ..LoaderOptions::default()
         }
     }
 

@@ -1,5 +1,6 @@
 //! Starts a prefetcher: its state, its window, and the driver of its batches.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::directory::Directory;
@@ -15,9 +16,7 @@ use super::poller::Poller;
 use super::stream::Stream;
 use super::window::{Memory, Place, Window};
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS, page_cached};
-use super::{
-    Batching, Kept, LoaderOptions, LoaderStats, Prefetcher, READY_BATCHES, Shared, mix_driver,
-};
+use super::{Batching, Course, LoaderOptions, Prefetcher, READY_BATCHES, Shared, mix_driver};
 
 impl Prefetcher {
     /// Allocates the window of a loader with these options. A background thread faults it in.
@@ -90,12 +89,9 @@ impl Prefetcher {
             devices,
             options,
             poller: None,
-            state: start,
-            ended: false,
-            failed: None,
+            course: Course::new(start),
             head: None,
-            kept: Kept::default(),
-            stats: LoaderStats::default(),
+            readers: BTreeMap::new(),
         };
         loader.poller = Some(Forked::new(loader.start(window)?));
         Ok(loader)
@@ -106,7 +102,7 @@ impl Prefetcher {
         let options = &self.options;
         let pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
         let Parts { mut pump, mut driver, residency, directories } = match &options.mixture {
-            Some(mix) => mix_driver::parts(pump, mix, options, &self.state)?,
+            Some(mix) => mix_driver::parts(pump, mix, options, &self.course.state)?,
             None => self.parts(pump)?,
         };
         // As many as a burst needs. Otherwise the first burst would allocate them, late in an epoch.
@@ -131,7 +127,8 @@ impl Prefetcher {
         let batching = options.batching_on(&self.directory, &self.devices)?;
         pump.learn(&self.directory);
         let geometry = pump.geometry();
-        let mut stream = Stream::new(Arc::clone(&self.directory), options, &self.state)?;
+        let state = &self.course.state;
+        let mut stream = Stream::new(Arc::clone(&self.directory), options, state)?;
         stream.give_layouts_to(options.layouts.as_ref());
         let passes = options.pass_lengths(batching, &self.directory);
         let residency = Arc::new(Residency::new(match (batching, passes) {
@@ -149,7 +146,7 @@ impl Prefetcher {
                 let chunks = ChunkDriver::new(directory, geometry, stream, on_error, keep, shown)
                     .patient(working_set::patience(options));
                 if working_set::reads_first_batch_apart(&self.directory, options) {
-                    Box::new(chunks.beginning_early(self.state.order)?)
+                    Box::new(chunks.beginning_early(state.order)?)
                 } else {
                     Box::new(chunks)
                 }

@@ -14,7 +14,7 @@ use crate::order::budget::{Dealt, RowPlace};
 use crate::order::weighted::not_one_each;
 use crate::order::{
     Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Positions, Shard,
-    Sharding, State, Tail,
+    Sharding, State,
 };
 use crate::units::{Epoch, SampleId};
 
@@ -63,19 +63,35 @@ impl Stream {
     /// `InvalidArgument`, `Stale`: the state to resume from does not fit the image or the
     /// options.
     pub(crate) fn start_state(directory: &Directory, options: &LoaderOptions) -> Result<State> {
-        let image = directory.uuid().0;
-        let generation = directory.generation();
-        let view = directory.view().map(|mark| mark.hash);
-        let Some(state) = &options.resume else {
-            let start = State::start(image, generation, options.order.started(options.world_size));
-            let start = State { epoch: Epoch(options.epochs.start), ..start };
-            return Ok(start.of_view(view).by_budget(options.budget.clone()));
+        let start = match &options.resume {
+            Some(state) => {
+                Stream::check_state(directory, state, options)?;
+                state.clone()
+            }
+            None => {
+                let order = options.order.started(options.world_size);
+                let start = State::start(directory.uuid().0, directory.generation(), order);
+                let view = directory.view().map(|mark| mark.hash);
+                State { epoch: Epoch(options.epochs.start), ..start }.of_view(view)
+            }
         };
-        state.check_budget(options.budget.as_deref())?;
-        let len = options.epoch_len(directory.num_live());
-        state.check((image, view), generation, &options.order, options.world_size, len)?;
         // Later phases of rows may differ from those of the state.
-        Ok(state.clone().by_budget(options.budget.clone()))
+        Ok(start.by_budget(options.budget.clone()))
+    }
+
+    /// Checks that a run with these options can resume from `state`.
+    ///
+    /// # Errors
+    /// As [`Stream::start_state`].
+    pub(crate) fn check_state(
+        directory: &Directory,
+        state: &State,
+        options: &LoaderOptions,
+    ) -> Result<()> {
+        state.check_budget(options.budget.as_deref())?;
+        let image = (directory.uuid().0, directory.view().map(|mark| mark.hash));
+        let len = options.epoch_len(directory.num_live());
+        state.check(image, directory.generation(), &options.order, options.world_size, len)
     }
 
     pub(crate) fn new(
@@ -112,21 +128,17 @@ impl Stream {
             None => None,
         };
         let order = RunOrder::new(Arc::clone(&directory), start.order, options.weights.clone());
-        Ok(Stream { budgeted, ..Stream::along(directory, order, walk, shares) })
-    }
-
-    fn along(directory: Arc<Directory>, order: RunOrder, walk: Walk, shares: Shares) -> Stream {
-        Stream {
+        Ok(Stream {
             directory,
             order,
             walk,
             shares,
             aligned: Vec::new(),
             ids: Vec::new(),
-            budgeted: None,
+            budgeted,
             layouts: None,
             fed: None,
-        }
+        })
     }
 
     /// Gives the layouts of rows to `layouts` from now on.
@@ -134,11 +146,13 @@ impl Stream {
         self.layouts = layouts.map(LayoutSink::new);
     }
 
-    /// A source's part of a mixture: positions from [`Fed::pieces`], along `spec`.
+    /// A source's part of a mixture: positions from [`Fed::pieces`], along `spec`, which is an order of this data set.
     pub(super) fn fed(directory: Arc<Directory>, spec: OrderSpec) -> Stream {
-        let fed = Some(Fed::default());
         let order = RunOrder::of_source(Arc::clone(&directory), spec);
-        Stream { fed, ..Stream::along(directory, order, Walk::ended(), Shares::Strided) }
+        let start = State::start(directory.uuid().0, directory.generation(), spec);
+        let without_epochs = LoaderOptions::new(spec, 1, 0);
+        let stream = Stream::new(directory, &without_epochs, &start).expect("a checked order");
+        Stream { order, fed: Some(Fed::default()), ..stream }
     }
 
     /// Returns whether a consumer that waits (`starving`) waits for the next read of this stream. True for fed
@@ -452,21 +466,6 @@ impl Walk {
             current: None,
             empty_epochs: 0,
         })
-    }
-
-    /// A walk without positions.
-    pub(super) fn ended() -> Walk {
-        Walk {
-            shard: Shard { rank: 0, world_size: 1, consumed: 0, tail: Tail::Keep, seats: 1 },
-            len: 0,
-            batch_size: 1,
-            drop_short: false,
-            epochs: 0..0,
-            consumed: 0,
-            place: None,
-            current: None,
-            empty_epochs: 0,
-        }
     }
 
     /// Returns whether all batches have been planned.

@@ -13,7 +13,7 @@ use crate::dataset::sampler::Over;
 use crate::error::{Error, Result};
 use crate::order::State;
 use crate::prefetch::{
-    LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
+    Course, LoaderOptions, LoaderStats, NextBatch, NodeClient, Origin, Prefetcher, Window, reading,
 };
 use crate::reader::{Batch, Watch};
 use crate::store::{Reader, Staged, Store, StoreStats, Ticket};
@@ -73,10 +73,11 @@ impl Reading {
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    /// The consumer's course, with the counters of deliveries and stalls. Takes no lock.
+    pub(super) fn course(&self) -> &Course {
         match self {
-            Reading::Alone(alone) => alone.state(),
-            Reading::Node(node) => node.state(),
+            Reading::Alone(alone) => &alone.course,
+            Reading::Node(node) => &node.course,
         }
     }
 
@@ -94,13 +95,6 @@ impl Reading {
         }
     }
 
-    pub(super) fn has_failed(&self) -> bool {
-        match self {
-            Reading::Alone(alone) => alone.failed.is_some(),
-            Reading::Node(node) => node.failed.is_some(),
-        }
-    }
-
     pub(super) fn stats(&self) -> LoaderStats {
         match self {
             Reading::Alone(alone) => alone.stats(),
@@ -108,19 +102,11 @@ impl Reading {
         }
     }
 
-    /// The counters of deliveries and stalls. Takes no lock.
-    pub(super) fn delivered(&self) -> &LoaderStats {
-        match self {
-            Reading::Alone(alone) => &alone.stats,
-            Reading::Node(node) => &node.stats,
-        }
-    }
-
     /// The counters of a run that is moved. The owner of a node's loader goes on, and keeps those of its reads.
     pub(super) fn moved(&self) -> LoaderStats {
         match self {
             Reading::Alone(alone) => alone.stats().ended(),
-            Reading::Node(node) => node.stats,
+            Reading::Node(node) => node.course.stats,
         }
     }
 

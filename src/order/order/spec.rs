@@ -8,7 +8,7 @@ use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::Epoch;
 
 /// The order of all epochs: runs with equal specifications read equal sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct OrderSpec {
     /// The kind of order.
     #[serde(flatten)]
@@ -18,7 +18,7 @@ pub struct OrderSpec {
 }
 
 /// The kind of order.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OrderKind {
@@ -28,6 +28,7 @@ pub enum OrderKind {
         by: SequentialBy,
     },
     /// A full shuffle of all samples.
+    #[default]
     Global,
     /// DIESEL's chunk-based shuffle in `lanes` lanes of equal length: chunks are shuffled and divided among the
     /// lanes, each lane shuffles the samples of `group` chunks together, and the sequence takes one sample of each

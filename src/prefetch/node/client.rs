@@ -11,7 +11,7 @@ use crate::order::State;
 use crate::prefetch::poller::gather;
 use crate::prefetch::stream::{Head, Walk};
 use crate::prefetch::window::registrar;
-use crate::prefetch::{LoaderOptions, LoaderStats, NextBatch, NodePlace};
+use crate::prefetch::{Course, LoaderOptions, LoaderStats, NextBatch, NodePlace};
 use crate::reader::{Batch, SampleLocation};
 use crate::report::Cause;
 use crate::tokens::Layout;
@@ -28,8 +28,7 @@ pub(crate) struct NodeClient {
     options: LoaderOptions,
     place: NodePlace,
     directory: Arc<Directory>,
-    /// The state behind the last batch.
-    state: State,
+    pub(crate) course: Course,
     /// The batches that the rank is owed; `None` for batches by a budget, whose samples it would have to look at.
     walk: Option<Walk>,
     /// The position of the next batch by `walk`.
@@ -49,11 +48,8 @@ pub(crate) struct NodeClient {
     busy_until: Instant,
     /// Set once it has had a connection: ranks then need not be awaited again for long.
     was_connected: bool,
-    ended: bool,
-    pub(crate) failed: Option<(ErrorKind, String)>,
     /// The layout of the last batch, if batches are rows of tokens.
     pub(crate) layout: Layout,
-    pub(crate) stats: LoaderStats,
 }
 
 impl NodeClient {
@@ -73,7 +69,7 @@ impl NodeClient {
             options,
             place,
             directory,
-            state,
+            course: Course::new(state),
             next: None,
             link: None,
             owner: None,
@@ -84,13 +80,10 @@ impl NodeClient {
             waited: Duration::ZERO,
             busy_until: Instant::now() + BUSY_WAIT,
             was_connected: false,
-            ended: false,
-            failed: None,
             layout: Layout::default(),
-            stats: LoaderStats::default(),
         };
         client.begin(len)?;
-        if !client.ended {
+        if !client.course.ended {
             client.connect()?;
         }
         Ok(client)
@@ -104,13 +97,11 @@ impl NodeClient {
         if let Some(ToClient::Batch(head, ..)) = self.pending.take() {
             self.push(ToOwner::Release { entry: head.entry });
         }
-        if state.order != self.state.order {
+        if state.order != self.course.state.order {
             let NodeClient { origin, options, place, directory, .. } = self;
             return NodeClient::start(origin, (options, place), (directory, len), state);
         }
-        let stats = LoaderStats::default();
-        let mut client =
-            NodeClient { state, ended: false, failed: None, pending: None, stats, ..self };
+        let mut client = NodeClient { course: Course::new(state), pending: None, ..self };
         client.begin(len)?;
         client.want();
         Ok(client)
@@ -121,10 +112,10 @@ impl NodeClient {
         self.turn += 1;
         self.walk = None;
         if self.options.budget.is_none() {
-            self.walk = Some(Walk::new(len, &self.options, &self.state)?);
+            self.walk = Some(Walk::new(len, &self.options, &self.course.state)?);
             self.step();
         }
-        self.ended |= self.state.epoch.0 >= self.options.epochs.end;
+        self.course.ended |= self.course.state.epoch.0 >= self.options.epochs.end;
         Ok(())
     }
 
@@ -132,24 +123,19 @@ impl NodeClient {
     fn step(&mut self) {
         if let Some(walk) = &mut self.walk {
             self.next = walk.next_taken().map(|taken| taken.head);
-            self.ended = self.next.is_none();
+            self.course.ended = self.next.is_none();
         }
     }
 
     /// As `Prefetcher::next_within`.
     pub(crate) fn next_within(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
-        if let Some((kind, text)) = &self.failed {
-            return Err(Error::new(*kind, text.clone()));
-        }
+        self.course.check()?;
         // The release of the last batch goes with the next message.
         self.link.iter().for_each(Link::hold);
         batch.clear();
-        let taken = if self.ended { Ok(NextBatch::End) } else { self.take(batch, limit) };
+        let taken = if self.course.ended { Ok(NextBatch::End) } else { self.take(batch, limit) };
         self.link.iter().for_each(Link::flush);
-        if let Err(error) = &taken {
-            self.failed = Some((error.kind(), error.to_string()));
-        }
-        taken
+        self.course.noted(taken)
     }
 
     fn take(&mut self, batch: &mut Batch, limit: Duration) -> Result<NextBatch> {
@@ -165,7 +151,7 @@ impl NodeClient {
                 ToClient::Batch(head, samples, layout) if head.turn == self.turn => {
                     let cause = Cause::ALL.get(head.cause as usize).unwrap_or(&Cause::Window);
                     let waited = std::mem::take(&mut self.waited) + began.elapsed();
-                    self.stats.stalls.add(*cause, waited);
+                    self.course.stats.stalls.add(*cause, waited);
                     if self.fill(batch, &head, &samples)? {
                         self.layout = layout;
                         return Ok(NextBatch::Ready);
@@ -177,7 +163,7 @@ impl NodeClient {
                     return Err(Error::new(ErrorKind::Internal, text));
                 }
                 ToClient::End { turn } if turn == self.turn => {
-                    self.ended = true;
+                    self.course.ended = true;
                     return Ok(NextBatch::End);
                 }
                 ToClient::Failed { turn, kind, text } if turn == self.turn => {
@@ -238,7 +224,8 @@ impl NodeClient {
         }
         self.retry = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        let name = socket_name(&self.place, &self.options, &self.state);
+        let state = &self.course.state;
+        let name = socket_name(&self.place, &self.options, state);
         let stream = match connect_to(&name) {
             Ok(None) => {
                 let listener = match Listener::on(&name) {
@@ -249,9 +236,9 @@ impl NodeClient {
                     }
                     Err(error) => return Err(error.into()),
                 };
-                let reading = reading(&self.place, &self.options, self.state.clone());
+                let reading = reading(&self.place, &self.options, state.clone());
                 let gather = if self.was_connected { GATHER_AGAIN } else { GATHER };
-                let base = self.state.clone();
+                let base = state.clone();
                 self.owner = Some(Owner::start(listener, &self.origin, (&reading, base), gather)?);
                 connect_to(&name)
             }
@@ -283,7 +270,8 @@ impl NodeClient {
 
     /// Tells the owner where to go on.
     fn want(&self) {
-        let position = (self.state.epoch.0, self.state.consumed);
+        let State { epoch, consumed, .. } = self.course.state;
+        let position = (epoch.0, consumed);
         self.push(ToOwner::Want { turn: self.turn, position });
     }
 
@@ -345,15 +333,12 @@ impl NodeClient {
             batch.set_ends_epoch();
         }
         if self.options.copy_threads.is_some() {
-            self.stats.copied_bytes += gather(batch, None)? as u64;
+            self.course.stats.copied_bytes += gather(batch, None)? as u64;
         }
-        self.stats.batches += 1;
-        self.stats.samples += batch.len() as u64;
-        self.stats.sample_bytes += batch.len_bytes();
-        self.stats.skipped += head.skipped;
-        self.state.move_to((Epoch(head.after.0), head.after.1), head.place);
+        let after = (Epoch(head.after.0), head.after.1);
+        self.course.deliver(batch, head.skipped, (after, head.place));
         self.step();
-        self.ended |= head.after.0 >= self.options.epochs.end;
+        self.course.ended |= head.after.0 >= self.options.epochs.end;
         Ok(())
     }
 
@@ -382,16 +367,11 @@ impl NodeClient {
         }
     }
 
-    /// The state behind the batches delivered so far.
-    pub(crate) fn state(&self) -> State {
-        self.state.clone()
-    }
-
     /// The counters of this rank, with those of the reads of the whole node if this process reads for it.
     pub(crate) fn stats(&self) -> LoaderStats {
         let of_node = self.owner.as_ref().map(Owner::stats).unwrap_or_default();
         let LoaderStats { batches, samples, sample_bytes, skipped, copied_bytes, stalls, .. } =
-            self.stats;
+            self.course.stats;
         let stall_s = stalls.total().as_secs_f64();
         LoaderStats {
             batches,

@@ -130,7 +130,7 @@ impl Puller {
     /// Waits for the next batch; `None`: the thread is to do something else.
     fn pull(&mut self) -> Result<Option<What>> {
         let Some(prefetcher) = &mut self.prefetcher else { return Ok(None) };
-        let before = prefetcher.stats;
+        let before = prefetcher.course.stats;
         let mut batch = Batch::new();
         loop {
             match prefetcher.next_within(&mut batch, TICK)? {
@@ -143,7 +143,7 @@ impl Puller {
                 }
             }
         }
-        let now = &prefetcher.stats;
+        let now = &prefetcher.course.stats;
         let cause = longest(&now.stalls.since(&before.stalls));
         let skipped = now.skipped - before.skipped;
         let Some(head) = prefetcher.head else { return Ok(None) };
