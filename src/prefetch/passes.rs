@@ -291,7 +291,7 @@ impl PassDriver {
     /// Plans one more batch. `false`: the stream has ended.
     fn plan_next(&mut self) -> Result<bool> {
         let mut picks = std::mem::take(&mut self.picks);
-        let Some(head) = self.stream.next_places(&mut picks)? else {
+        let Some(head) = self.stream.next_picks(&mut picks)? else {
             self.picks = picks;
             return Ok(false);
         };

@@ -28,7 +28,7 @@ pub(crate) struct Stream {
     order: RunOrder,
     walk: Walk,
     shares: Shares,
-    aligned: Vec<Pick>,
+    picks: Vec<Pick>,
     ids: Vec<SampleId>,
     /// `None` if batches have a fixed number of samples.
     budgeted: Option<Box<Budgeted>>,
@@ -133,7 +133,7 @@ impl Stream {
             order,
             walk,
             shares,
-            aligned: Vec::new(),
+            picks: Vec::new(),
             ids: Vec::new(),
             budgeted,
             layouts: None,
@@ -195,47 +195,17 @@ impl Stream {
 
     /// Replaces `ids` with the ids of the next batch.
     pub(crate) fn next_ids(&mut self, ids: &mut Vec<SampleId>) -> Result<Option<Head>> {
-        ids.clear();
-        if let Some(fed) = &mut self.fed {
-            return fed.next(&mut self.order, |order, directory, positions| {
-                order.ids(directory, positions.iter().map(|placed| placed.position), ids);
-            });
-        }
-        if self.budgeted.is_some() {
-            let mut picks = std::mem::take(&mut self.aligned);
-            picks.clear();
-            let head = self.next_dealt(ids, &mut picks);
-            ids.extend(picks.iter().map(|pick| self.directory.id_in_chunk(pick.chunk, pick.nth)));
-            self.aligned = picks;
-            return head;
-        }
-        let Stream { order, shares, aligned, walk, .. } = self;
-        let Some(taken) = walk.next_taken() else { return Ok(None) };
-        let Taken { head, positions, shard, batch, is_partly_dropped } = taken;
-        let (order, directory) = order.enter(head.epoch)?;
-        match shares {
-            Shares::Aligned(aligner) if !is_partly_dropped => {
-                aligned.clear();
-                order.aligned_picks(directory, aligner, &shard, batch, aligned);
-                ids.extend(aligned.iter().map(|pick| directory.id_in_chunk(pick.chunk, pick.nth)));
-            }
-            Shares::Local(by_node) if !is_partly_dropped => {
-                order.local_ids(directory, by_node, &shard, (batch, walk.batch_size), ids);
-            }
-            _ => order.ids(directory, positions, ids),
-        }
-        Ok(Some(head))
+        let mut picks = std::mem::take(&mut self.picks);
+        let head = self.next(ids, &mut picks);
+        ids.extend(picks.iter().map(|pick| self.directory.id_in_chunk(pick.chunk, pick.nth)));
+        self.picks = picks;
+        head
     }
 
-    /// Replaces `picks` with the samples of the next batch. Unlike [`Stream::next_picks`], works in every kind of
-    /// order.
-    pub(super) fn next_places(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
-        if self.order.spec.kind.lanes_and_group().is_some() {
-            return self.next_picks(picks);
-        }
-        picks.clear();
+    /// Replaces `picks` with the samples of the next batch; their groups are those of a grouped order, else 0.
+    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
         let mut ids = std::mem::take(&mut self.ids);
-        let head = self.next_ids(&mut ids)?;
+        let head = self.next(&mut ids, picks)?;
         for &id in &ids {
             let (chunk, nth) = self.directory.place_in_chunk(id).ok_or_else(|| {
                 Error::new(ErrorKind::NotFound, "the order names a sample that is gone").sample(id)
@@ -246,19 +216,25 @@ impl Stream {
         Ok(head)
     }
 
-    /// Replaces `picks` with the picks of the next batch of a grouped order.
-    pub(super) fn next_picks(&mut self, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
+    /// Replaces `ids` and `picks` with the samples of the next batch: they are in `picks` if the order visits whole
+    /// chunks, else in `ids`.
+    fn next(&mut self, ids: &mut Vec<SampleId>, picks: &mut Vec<Pick>) -> Result<Option<Head>> {
+        ids.clear();
         picks.clear();
         if let Some(fed) = &mut self.fed {
-            return fed.next(&mut self.order, |order, _, positions| {
-                order.picks(positions.iter().map(|placed| placed.position), picks);
-                for (pick, placed) in picks.iter_mut().zip(positions) {
+            return fed.next(&mut self.order, |order, directory, placed| {
+                let positions = placed.iter().map(|placed| placed.position);
+                if !order.is_chunked() {
+                    return order.ids(directory, positions, ids);
+                }
+                order.picks(positions, picks);
+                for (pick, placed) in picks.iter_mut().zip(placed) {
                     pick.alone = placed.alone;
                 }
             });
         }
         if self.budgeted.is_some() {
-            return self.next_dealt(&mut Vec::new(), picks);
+            return self.next_dealt(ids, picks);
         }
         let Stream { order, shares, walk, .. } = self;
         let Some(taken) = walk.next_taken() else { return Ok(None) };
@@ -269,7 +245,12 @@ impl Stream {
                 order.aligned_picks(directory, aligner, &shard, batch, picks);
             }
             Shares::Local(by_node) if !is_partly_dropped => {
-                order.local_picks(by_node, &shard, (batch, walk.batch_size), picks);
+                let batch = (batch, walk.batch_size);
+                if order.is_chunked() {
+                    order.local_picks(by_node, &shard, batch, picks);
+                } else {
+                    order.local_ids(directory, by_node, &shard, batch, ids);
+                }
             }
             Shares::Aligned(_) => {
                 order.picks(positions, picks);
@@ -278,7 +259,8 @@ impl Stream {
                     pick.alone = !own.contains(&pick.nth);
                 }
             }
-            _ => order.picks(positions, picks),
+            _ if order.is_chunked() => order.picks(positions, picks),
+            _ => order.ids(directory, positions, ids),
         }
         Ok(Some(head))
     }
