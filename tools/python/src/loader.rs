@@ -775,23 +775,22 @@ pub(crate) fn join_peers(
     options: &Bound<'_, PyDict>,
     completed: impl FnOnce(&Directory, LoaderOptions) -> dlfs::Result<LoaderOptions>,
 ) -> PyResult<()> {
-    if let Some(join) = Join::of(options)? {
-        let is_placed = given_or(options, "world_size", 1_u32)? > 1;
-        let place_of = |(rank, world_size): (u32, u32)| -> PyResult<()> {
-            if !is_placed {
-                options.set_item("rank", rank)?;
-                options.set_item("world_size", world_size)?;
-            }
-            Ok(())
-        };
-        let opened = dataset.get().dataset(dataset.py())?;
-        let run = |place| {
-            place_of(place)?;
-            let run = loader_options(options, Some(opened.directory()))?;
-            completed(opened.directory(), run).map(Some).or_raise(options.py())
-        };
-        let place = dataset.get().through_peers(dataset.py(), join, run)?;
-        place_of(place)?;
+    let Some(join) = Join::of(options)? else { return Ok(()) };
+    let opened = dataset.get().dataset(dataset.py())?;
+    let run = |at| {
+        place(options, at)?;
+        let run = loader_options(options, Some(opened.directory()))?;
+        completed(opened.directory(), run).map(Some).or_raise(options.py())
+    };
+    let at = dataset.get().through_peers(dataset.py(), join, run)?;
+    place(options, at)
+}
+
+/// Gives the options a rank and a world size, unless they have a world size above 1.
+fn place(options: &Bound<'_, PyDict>, (rank, world_size): (u32, u32)) -> PyResult<()> {
+    if given_or(options, "world_size", 1_u32)? <= 1 {
+        options.set_item("rank", rank)?;
+        options.set_item("world_size", world_size)?;
     }
     Ok(())
 }
@@ -805,12 +804,9 @@ fn open_store(
     let Some(stored) = peers::store_options(options)? else { return Ok(None) };
     let py = dataset.py();
     let join = Join::of(options)?;
-    if let Some(join) = &join
-        && given_or(options, "world_size", 1_u32)? <= 1
-    {
+    if let Some(join) = &join {
         let meeting = join.meeting(py)?;
-        options.set_item("rank", meeting.rank)?;
-        options.set_item("world_size", meeting.world_size)?;
+        place(options, (meeting.rank, meeting.world_size))?;
     }
     let opened = dataset.get().dataset(py)?;
     let connect = &dataset.get().connect;

@@ -103,22 +103,18 @@ impl Writer {
         let py = sample.py();
         let name = name.map(bytes_of).transpose()?;
         let label = label.map(Labelled::of).transpose()?;
-        let parts = self.parts(sample).map_err(|error| match self.look(import::Writer::len) {
+        let numbered = |error| match self.look(import::Writer::len) {
             Ok(number) => behind(py, format_args!("sample {number}"), &error),
             Err(_) => error,
-        })?;
+        };
+        let parts = self.parts(sample).map_err(numbered)?;
         let fields: Vec<Option<&[u8]>> =
             parts.fields.iter().map(|field| field.as_ref().map(|bytes| bytes.as_bytes())).collect();
         let values = parts.values.iter().map(|(at, value)| {
-            let value = match value {
-                Owned::Int(number) => Value::Int(*number),
-                Owned::Float(number) => Value::Float(*number),
-                Owned::Bool(is_true) => Value::Bool(*is_true),
-                Owned::Text(text) => Value::Text(text),
-            };
-            (&*self.columns[*at].1.name, value)
+            let (key, column) = &self.columns[*at];
+            Ok((&*column.name, about(key, value_of(value, column.kind))?))
         });
-        let values: Vec<(&str, Value<'_>)> = values.collect();
+        let values: Vec<(&str, Value<'_>)> = values.collect::<PyResult<_>>().map_err(numbered)?;
         let new = NewSample {
             name: name.as_ref().map(|name| name.as_bytes()),
             label: label.as_ref().map_or(Label::None, Labelled::label),
@@ -216,15 +212,7 @@ const BYTES: &str = "bytes";
 struct Parts<'py> {
     fields: Vec<Option<Bound<'py, PyBytes>>>,
     /// The values of columns, each with the index of its column.
-    values: Vec<(usize, Owned)>,
-}
-
-/// A value of a column.
-enum Owned {
-    Int(i64),
-    Float(f64),
-    Bool(bool),
-    Text(String),
+    values: Vec<(usize, Bound<'py, PyAny>)>,
 }
 
 /// A label, held while it is written.
@@ -304,10 +292,8 @@ impl Writer {
             fields.push(bytes.transpose()?);
         }
         let mut values = Vec::new();
-        for (at, (key, column)) in self.columns.iter().enumerate() {
-            if let Some(value) = item(key)? {
-                values.push((at, about(key, value_of(&value, column.kind))?));
-            }
+        for (at, (key, _)) in self.columns.iter().enumerate() {
+            values.extend(item(key)?.map(|value| (at, value)));
         }
         if known < mapping.len()? {
             return Err(self.unknown_key(mapping));
@@ -498,25 +484,25 @@ fn elements_of<'py>(given: &Bound<'py, PyAny>, kind: &FieldType) -> PyResult<Bou
     Ok(array.call_method0("tobytes")?.cast_into::<PyBytes>()?)
 }
 
-fn value_of(given: &Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Owned> {
+fn value_of<'a>(given: &'a Bound<'_, PyAny>, kind: ColumnType) -> PyResult<Value<'a>> {
     Ok(match kind {
-        ColumnType::Int => Owned::Int(given.extract()?),
+        ColumnType::Int => Value::Int(given.extract()?),
         ColumnType::Float | ColumnType::Float32 => {
             let number: f64 = given.extract()?;
             // An integer may have more digits than a float keeps.
             if !number.is_nan() && !given.eq(number)? {
                 return Err(changes(given, kind));
             }
-            Owned::Float(number)
+            Value::Float(number)
         }
         ColumnType::Bool => {
             let bit = given.is_truthy()?;
             if !given.eq(bit)? {
                 return Err(changes(given, kind));
             }
-            Owned::Bool(bit)
+            Value::Bool(bit)
         }
-        ColumnType::Text => Owned::Text(given.extract()?),
+        ColumnType::Text => Value::Text(given.extract()?),
     })
 }
 
