@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::order::HexId;
 use crate::order::mixture::{self, Batching, MixtureSpec, Part, Phase, Source};
-use crate::prefetch::{LoaderOptions, Mix, MixSource};
+use crate::prefetch::{LoaderOptions, Mix};
 use crate::reader::{OnError, Watch};
 use crate::tier::Policy;
 use crate::units::SampleId;
@@ -156,11 +156,11 @@ impl Mixture {
     }
 
     pub(super) fn over(&self, options: &LoaderOptions) -> Result<Over> {
-        let sources = self.datasets.iter().map(|dataset| MixSource {
-            directory: Arc::clone(dataset.directory()),
-            devices: dataset.image().devices().to_vec(),
-        });
-        Ok(Over::mixture(&self.datasets, Mix::new(self.spec(options), sources.collect())?))
+        let sources = self
+            .datasets
+            .iter()
+            .map(|dataset| (Arc::clone(dataset.directory()), dataset.image().devices().to_vec()));
+        Ok(Over::mixture(&self.datasets, Mix::new(self.spec(options), sources)?))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::units::Epoch;
 use dlfs_tokens::{RowCounts, count_rows};
 
 use super::LoaderOptions;
-use super::budgeted::{Deals, TokenLengths, each};
+use super::budgeted::{Dealing, TokenLengths, each};
 use super::mixture::SourceLengths;
 use super::run_order::{Mix, SourceIds, drawn, order_of};
 
@@ -209,9 +209,13 @@ impl BatchCounts {
         epoch: Epoch,
         from: (Shard, Option<RowPlace>),
     ) -> Result<Batches<'_>> {
-        let of = (order.seed, epoch);
-        let deal = Deals::new(&self.budget, &self.options.rows, of, self.len, from);
-        Ok(Batches { deal, tokens_at: self.tokens_at(order, epoch)?, samples: Vec::new() })
+        Ok(Batches {
+            dealing: Dealing::new(&self.budget, &self.options.rows, order.seed),
+            at: (epoch, from.0, from.1),
+            len: self.len,
+            tokens_at: self.tokens_at(order, epoch)?,
+            samples: Vec::new(),
+        })
     }
 
     fn tokens_at(&self, spec: &OrderSpec, epoch: Epoch) -> Result<TokensAt<'_>> {
@@ -242,20 +246,22 @@ impl BatchCounts {
 
 /// The batches of one epoch, as numbers of samples.
 struct Batches<'a> {
-    deal: Deals<()>,
+    dealing: Dealing<()>,
+    at: (Epoch, Shard, Option<RowPlace>),
+    len: u64,
     tokens_at: TokensAt<'a>,
     samples: Vec<()>,
 }
 
 impl Batches<'_> {
     fn next(&mut self) -> Result<Option<(u64, Dealt)>> {
-        let Batches { deal, tokens_at, samples } = self;
+        let Batches { dealing, at, len, tokens_at, samples } = self;
         samples.clear();
         let mut draw = |range: Range<u64>, samples: &mut Vec<()>, tokens: &mut Vec<u32>| {
             samples.resize(samples.len() + (range.end - range.start) as usize, ());
             tokens_at(range, tokens)
         };
-        let dealt = deal.next(None, &mut draw, samples)?;
+        let dealt = dealing.next(None, *at, *len, &mut draw, samples)?;
         Ok(dealt.map(|dealt| (samples.len() as u64, dealt)))
     }
 }

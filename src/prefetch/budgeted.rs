@@ -340,16 +340,44 @@ impl<T: Copy> Dealing<T> {
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
         out: &mut Vec<T>,
     ) -> Result<Option<Dealt>> {
-        let deals = match &mut self.current {
+        let Dealing { budget, rows, seed, current } = self;
+        let deals = match current {
             Some((at, deals)) if *at == epoch => deals,
             other => {
-                let of = (self.seed, epoch);
-                let new = Deals::new(&self.budget, &self.rows, of, len, (shard, place));
+                let new = if budget.rows.is_none() {
+                    Deals::Samples(Deal::new(budget, *seed, epoch, len, shard))
+                } else {
+                    let deal = RowDeal::new(budget, rows, (*seed, epoch), len, shard, place);
+                    Deals::Rows { deal: Box::new(deal), layout: Layout::default() }
+                };
                 &mut other.insert((epoch, new)).1
             }
         };
-        deals.next(sink, draw, out)
+        match deals {
+            Deals::Samples(deal) => deal.next(draw, out),
+            Deals::Rows { deal, layout } => {
+                let mut draw = |range: Range<u64>, to: &mut Vec<T>, tokens: &mut Vec<u32>| {
+                    if let Some(sink) = sink {
+                        sink.layouts.drawn.fetch_add(range.end - range.start, Ordering::Relaxed);
+                    }
+                    draw(range, to, tokens)
+                };
+                let dealt = deal.next(&mut draw, out, layout)?;
+                if let (Some(sink), Some(_)) = (sink, dealt) {
+                    sink.push(layout);
+                }
+                Ok(dealt)
+            }
+        }
     }
+}
+
+/// The batches of a rank in an epoch.
+enum Deals<T> {
+    /// Samples by a budget.
+    Samples(Deal<T>),
+    /// The documents of rows.
+    Rows { deal: Box<RowDeal<T>>, layout: Layout },
 }
 
 pub(super) fn each<T>(
@@ -438,63 +466,6 @@ impl LayoutSink {
     }
 }
 
-/// The batches of a rank in an epoch.
-#[derive(Debug, Clone)]
-pub(super) enum Deals<T> {
-    /// Samples by a budget.
-    Samples(Deal<T>),
-    /// The documents of rows.
-    Rows { deal: Box<RowDeal<T>>, layout: Layout },
-}
-
-impl<T: Copy> Deals<T> {
-    /// The batches of the rank of `shard` in an epoch of `len` positions. `rows`: those of a batch in each phase, if
-    /// the budget is of rows, which begin at `place`.
-    pub(super) fn new(
-        budget: &Arc<Budget>,
-        rows: &[u32],
-        (seed, epoch): (u64, Epoch),
-        len: u64,
-        (shard, place): (Shard, Option<RowPlace>),
-    ) -> Deals<T> {
-        if budget.rows.is_none() {
-            return Deals::Samples(Deal::new(budget, seed, epoch, len, shard));
-        }
-        let deal = Box::new(RowDeal::new(budget, rows, (seed, epoch), len, shard, place));
-        Deals::Rows { deal, layout: Layout::default() }
-    }
-
-    /// Appends the samples of the next batch to `out`, as [`Deal::next`]; the layout of its rows goes to `sink`.
-    ///
-    /// # Errors
-    /// As [`Deal::next`].
-    pub(super) fn next(
-        &mut self,
-        sink: Option<&LayoutSink>,
-        draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
-        out: &mut Vec<T>,
-    ) -> Result<Option<Dealt>> {
-        match self {
-            Deals::Samples(deal) => deal.next(draw, out),
-            Deals::Rows { deal, layout } => {
-                let mut draw = |range: Range<u64>,
-                                documents: &mut Vec<T>,
-                                tokens: &mut Vec<u32>| {
-                    if let Some(sink) = sink {
-                        sink.layouts.drawn.fetch_add(range.end - range.start, Ordering::Relaxed);
-                    }
-                    draw(range, documents, tokens)
-                };
-                let dealt = deal.next(&mut draw, out, layout)?;
-                if let (Some(sink), Some(_)) = (sink, dealt) {
-                    sink.push(layout);
-                }
-                Ok(dealt)
-            }
-        }
-    }
-}
-
 /// Samples whose lengths are summed before they are checked: few enough to stay in a processor's cache.
 const SUMMED_TOGETHER: usize = 1 << 12;
 
@@ -514,31 +485,33 @@ mod tests {
         let layouts: Arc<Layouts> = Arc::default();
         let next = layouts.renewed();
         let sink = LayoutSink::new(&next);
-        let mut deals = Deals::new(&budget, &[1], (7, Epoch(0)), 10_000, (shard, None));
+        let at = (Epoch(0), shard, None);
+        let mut deals = Dealing::new(&budget, &[1], 7);
         let mut draw = |range: Range<u64>, documents: &mut Vec<u64>, tokens: &mut Vec<u32>| {
             documents.extend(range.clone());
             tokens.extend(range.map(|_| 1));
             Ok(())
         };
         let mut documents = Vec::new();
-        deals.next(Some(&sink), &mut draw, &mut documents).unwrap().unwrap();
+        deals.next(Some(&sink), at, 10_000, &mut draw, &mut documents).unwrap().unwrap();
         assert_eq!(documents, (9_000..9_011).collect::<Vec<u64>>());
         assert!(layouts.drawn() >= 9_011, "{}", layouts.drawn());
         assert_eq!(next.take().unwrap().segments.len(), 11);
-        deals.next(Some(&sink), &mut draw, &mut documents).unwrap().unwrap();
+        deals.next(Some(&sink), at, 10_000, &mut draw, &mut documents).unwrap().unwrap();
         let later = LayoutSink::new(&next);
         assert!(next.take().is_none());
-        deals.next(Some(&sink), &mut draw, &mut documents).unwrap().unwrap();
+        deals.next(Some(&sink), at, 10_000, &mut draw, &mut documents).unwrap().unwrap();
         assert!(next.take().is_none(), "of the run before");
-        let dealt = deals.next(Some(&later), &mut draw, &mut documents).unwrap().unwrap();
+        let dealt = deals.next(Some(&later), at, 10_000, &mut draw, &mut documents);
+        let dealt = dealt.unwrap().unwrap();
         assert!(next.take().is_some());
 
         // From a place on, nothing is passed over.
         let before = layouts.drawn();
-        let from = (shard.after(dealt.consumed), dealt.place);
-        let mut deals = Deals::new(&budget, &[1], (7, Epoch(0)), 10_000, from);
+        let at = (Epoch(0), shard.after(dealt.consumed), dealt.place);
+        let mut deals = Dealing::new(&budget, &[1], 7);
         documents.clear();
-        deals.next(Some(&later), &mut draw, &mut documents).unwrap().unwrap();
+        deals.next(Some(&later), at, 10_000, &mut draw, &mut documents).unwrap().unwrap();
         assert_eq!(documents, (9_040..9_051).collect::<Vec<u64>>());
         assert!(layouts.drawn() < before + 2000, "{} of {before}", layouts.drawn());
     }

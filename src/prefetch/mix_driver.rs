@@ -30,7 +30,7 @@ use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::run_order::{Drawn, Mix};
 use super::stream::{Head, Piece, Placed, Stream};
-use super::window::{Memory, Place, Window};
+use super::window::{Memory, Window};
 use super::working_set::{self, page_cached};
 
 /// Drives the batches of a mixture.
@@ -103,44 +103,6 @@ struct Part {
 }
 
 impl MixDriver {
-    pub(super) fn new(
-        mix: Arc<Mix>,
-        order: OrderSpec,
-        plan: MixPlan,
-        stream: MixStream,
-        geometry: Vec<Geometry>,
-        (on_error, verify_kept): (OnError, bool),
-    ) -> MixDriver {
-        let mut next = 0;
-        let first_namespace = mix.sources.iter().map(|source| {
-            let first = next;
-            next += source.devices.len();
-            first
-        });
-        let num_sources = mix.sources.len();
-        MixDriver {
-            first_namespace: first_namespace.collect(),
-            drivers: (0..num_sources).map(|_| None).collect(),
-            part_of: vec![NONE; num_sources],
-            mix,
-            order,
-            plan,
-            stream,
-            geometry,
-            on_error,
-            verify_kept,
-            planned: VecDeque::new(),
-            num_planned: 0,
-            next_span: 1,
-            requested: 0,
-            drawn: Vec::new(),
-            to_reread: Vec::new(),
-            suspect: 0,
-            free_spans: Vec::new(),
-            recycled: Vec::new(),
-        }
-    }
-
     /// The part in `parts` for the samples of this epoch of the source; adds one if there is none.
     #[inline]
     fn part(&mut self, parts: &mut Vec<Part>, source: u32, epoch: u64) -> u32 {
@@ -179,8 +141,7 @@ impl MixDriver {
     fn new_driver(&self, source: usize) -> Box<dyn SourceDriver> {
         let directory = Arc::clone(&self.mix.directories[source]);
         let first = self.first_namespace[source];
-        let geometry =
-            self.geometry[first..first + self.mix.sources[source].devices.len()].to_vec();
+        let geometry = self.geometry[first..first + self.mix.devices[source].len()].to_vec();
         let stream = Stream::fed(Arc::clone(&directory), self.mix.order_of(source, &self.order));
         // Failed samples keep their places in a part: their errors belong to one batch of the span.
         let on_error = OnError::Blank;
@@ -393,13 +354,13 @@ pub(super) fn parts(
     options: &LoaderOptions,
     state: &State,
 ) -> Result<Parts> {
-    pump.divide(mix.sources.iter().map(|source| source.devices.len()))?;
+    pump.divide(mix.devices.iter().map(Vec::len))?;
     for (at, directory) in (0..).zip(mix.directories.iter()) {
         pump.select(at);
         pump.learn(directory);
     }
-    if page_cached(&mix.devices()) {
-        let of_one = mix.sources.iter().map(|source| source.devices.len()).max();
+    if mix.devices.iter().all(|devices| page_cached(devices)) {
+        let of_one = mix.devices.iter().map(Vec::len).max();
         pump.count_queues(of_one.unwrap_or(1).saturating_mul(options.queue_pairs));
     }
     let plan = plan(mix, options)?;
@@ -408,9 +369,34 @@ pub(super) fn parts(
     }
     let mut stream = MixStream::new(mix, options, state)?;
     stream.give_layouts_to(options.layouts.as_ref());
-    let how = (options.on_error, options.verify_kept);
-    let geometry = pump.geometry();
-    let driver = MixDriver::new(Arc::clone(mix), state.order, plan, stream, geometry, how);
+    let mut next = 0;
+    let first_namespace = mix.devices.iter().map(|devices| {
+        let first = next;
+        next += devices.len();
+        first
+    });
+    let num_sources = mix.devices.len();
+    let driver = MixDriver {
+        mix: Arc::clone(mix),
+        order: state.order,
+        plan,
+        stream,
+        geometry: pump.geometry(),
+        first_namespace: first_namespace.collect(),
+        on_error: options.on_error,
+        verify_kept: options.verify_kept,
+        drivers: (0..num_sources).map(|_| None).collect(),
+        planned: VecDeque::new(),
+        num_planned: 0,
+        next_span: 1,
+        requested: 0,
+        drawn: Vec::new(),
+        part_of: vec![NONE; num_sources],
+        to_reread: Vec::new(),
+        suspect: 0,
+        free_spans: Vec::new(),
+        recycled: Vec::new(),
+    };
     let residency = Arc::new(Residency::new(0));
     let directories = Arc::clone(&mix.directories);
     Ok(Parts { pump, driver: Box::new(driver), residency, directories })
@@ -435,7 +421,7 @@ pub(super) fn window(mix: &Mix, options: &LoaderOptions) -> Result<Arc<Window>> 
     };
     let all: u64 = mix.directories.iter().map(data).sum();
     let used = usize::try_from(all).unwrap_or(usize::MAX);
-    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, &Place::of(options))?))
+    Ok(Arc::new(Window::new(plan.window_bytes, slot_len_bytes, used, options)?))
 }
 
 /// Selects how each source is read, and the size of the window.
@@ -451,13 +437,13 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
         resume: None,
         ..options.clone()
     };
-    let mut batching = Vec::with_capacity(mix.sources.len());
-    let mut open = Vec::with_capacity(mix.sources.len());
-    for (at, source) in mix.sources.iter().enumerate() {
+    let mut batching = Vec::new();
+    let mut open = Vec::new();
+    for (at, (directory, devices)) in mix.directories.iter().zip(&mix.devices).enumerate() {
         let options = of_source(at);
-        open.push(working_set::kept_bytes(&source.directory, &options));
+        open.push(working_set::kept_bytes(directory, &options));
         // Modes for one data set alone, such as passes, are not used here.
-        batching.push(options.batching_on(&source.directory, &source.devices)?);
+        batching.push(options.batching_on(directory, devices)?);
     }
     let wanted: u64 = open
         .iter()
@@ -511,7 +497,7 @@ pub(super) fn plan(mix: &Mix, options: &LoaderOptions) -> Result<MixPlan> {
 /// 1 / [`SPANS_A_WINDOW`] of the window.
 fn span_of(mix: &Mix, options: &LoaderOptions, window_bytes: usize) -> usize {
     let batch_size = options.batch_size.max(1);
-    let for_parts = (PART_SAMPLES * mix.sources.len()).div_ceil(batch_size);
+    let for_parts = (PART_SAMPLES * mix.devices.len()).div_ceil(batch_size);
     let batch_bytes = mean_bytes(mix).saturating_mul(batch_size as u64).max(1);
     let for_window = window_bytes as u64 / SPANS_A_WINDOW / batch_bytes;
     for_parts.min(usize::try_from(for_window).unwrap_or(usize::MAX)).clamp(1, MAX_SPAN)

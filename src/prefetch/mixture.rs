@@ -135,7 +135,9 @@ impl MixStream {
         let lanes_of = |source| mix.order_of(source, &start.order).kind.lanes_and_group();
         let lanes: Option<Vec<u32>> = match options.shard()?.num_ranks() {
             1 => None,
-            _ => (0..mix.sources.len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect(),
+            _ => {
+                (0..mix.directories.len()).map(|at| lanes_of(at).map(|(lanes, _)| lanes)).collect()
+            }
         };
         let dealing = match &options.budget {
             Some(budget) => Some(Box::new(MixDealing {

@@ -78,7 +78,6 @@ pub(crate) use mixture::MixIds;
 pub(crate) use node::{NodeClient, Origin, reading};
 pub use options::{Batching, LoaderOptions, NodePlace};
 pub use run_order::Mix;
-pub(crate) use run_order::MixSource;
 pub(crate) use stream::{Head, Stream};
 pub use waits::Trace;
 pub(crate) use window::Window;
@@ -180,8 +179,9 @@ struct Shared {
     /// Time that the poller has slept waiting for the consumer.
     blocked_ns: AtomicU64,
     copied_bytes: AtomicU64,
-    /// Chunks in which the consumer found overwritten samples.
-    rewritten: Rewritten,
+    /// Chunks in which the consumer found overwritten samples, which the poller is to read again: source, chunk number,
+    /// and number of the read that filled the memory.
+    rewritten: Mutex<Vec<(u32, u32, u32)>>,
     /// The reason that the poller or a copying thread died.
     fate: Fate,
 }
@@ -452,7 +452,7 @@ impl Prefetcher {
         wrong.dedup_by_key(|kept| (kept.source, kept.chunk, kept.load));
         if let Some(poller) = self.poller() {
             let chunks = wrong.iter().map(|kept| (kept.source, kept.chunk, kept.load));
-            poller.shared.rewritten.add(chunks);
+            poller.shared.rewritten.lock().extend(chunks);
             poller.waker.wake();
         }
         Ok(num_failed)
@@ -460,7 +460,10 @@ impl Prefetcher {
 
     fn reader_again(&mut self, source: u32) -> Result<&mut Reader> {
         let (directory, devices) = match &self.options.mixture {
-            Some(mix) => mix.source(source),
+            Some(mix) => {
+                let at = source as usize;
+                (&mix.directories[at], &mix.devices[at][..])
+            }
             None => (&self.directory, &self.devices[..]),
         };
         match self.readers.entry(source) {
@@ -564,28 +567,6 @@ impl LoaderStats {
             registered_bytes: 0,
             resident: 0,
             ..self
-        }
-    }
-}
-
-/// Overwritten chunks that the poller is to read again: source, chunk number, and number of the read that filled
-/// the memory.
-#[derive(Default)]
-struct Rewritten {
-    any: AtomicBool,
-    chunks: Mutex<Vec<(u32, u32, u32)>>,
-}
-
-impl Rewritten {
-    fn add(&self, chunks: impl Iterator<Item = (u32, u32, u32)>) {
-        self.chunks.lock().extend(chunks);
-        self.any.store(true, Ordering::Release);
-    }
-
-    fn each(&self, mut tell: impl FnMut(u32, u32, u32)) {
-        if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::Acquire) {
-            let chunks = std::mem::take(&mut *self.chunks.lock());
-            chunks.into_iter().for_each(|(source, chunk, load)| tell(source, chunk, load));
         }
     }
 }

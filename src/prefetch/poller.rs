@@ -164,9 +164,10 @@ impl PollerThread {
         let starving =
             self.shared.waiting.load(Ordering::Acquire) && self.held.is_none() && is_idle;
         self.memory.set_starving(starving);
-        self.shared
-            .rewritten
-            .each(|source, chunk, load| self.driver.read_again(source, chunk, load));
+        let rewritten = std::mem::take(&mut *self.shared.rewritten.lock());
+        for (source, chunk, load) in rewritten {
+            self.driver.read_again(source, chunk, load);
+        }
         let advanced = self.driver.advance(&mut self.pump, &mut self.memory);
         let advanced = advanced.and_then(|more| self.memory.check(more, &self.directories));
         let advanced = advanced.unwrap_or_else(|error| {

@@ -87,7 +87,7 @@ pub(super) struct SourceIds {
 impl SourceIds {
     /// The orders of a run along `order`.
     pub(super) fn new(mix: &Mix, order: &OrderSpec) -> SourceIds {
-        let sources = 0..mix.sources.len();
+        let sources = 0..mix.directories.len();
         SourceIds {
             orders: sources.clone().map(|_| None).collect(),
             specs: sources.map(|source| mix.order_of(source, order)).collect(),
@@ -136,7 +136,8 @@ impl SourceIds {
 pub struct Mix {
     pub(crate) spec: Arc<MixtureSpec>,
     pub(crate) mixture: Mixture,
-    pub(crate) sources: Vec<MixSource>,
+    /// The namespaces of each source.
+    pub(crate) devices: Vec<Vec<Arc<dyn Device>>>,
     pub(crate) directories: Arc<[Arc<Directory>]>,
 }
 
@@ -144,12 +145,6 @@ impl std::fmt::Debug for Mix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Mix").field("spec", &self.spec).finish_non_exhaustive()
     }
-}
-
-/// A data set of a mixture.
-pub(crate) struct MixSource {
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) devices: Vec<Arc<dyn Device>>,
 }
 
 /// The source and position that a position of the mixture draws, and whether its sample is read alone.
@@ -169,25 +164,17 @@ pub(super) fn drawn(mixture: &mut Mixture, position: u64) -> Drawn {
 }
 
 impl Mix {
-    /// The data sets of `spec`, in its order.
+    /// The data sets of `spec`, in its order: directory and namespaces of each.
     ///
     /// # Errors
     /// Errors of [`Mixture::new`].
-    pub(crate) fn new(spec: MixtureSpec, sources: Vec<MixSource>) -> Result<Mix> {
+    pub(crate) fn new(
+        spec: MixtureSpec,
+        sources: impl Iterator<Item = (Arc<Directory>, Vec<Arc<dyn Device>>)>,
+    ) -> Result<Mix> {
         let mixture = Mixture::new(&spec)?;
-        let directories = sources.iter().map(|source| Arc::clone(&source.directory)).collect();
-        Ok(Mix { spec: Arc::new(spec), mixture, sources, directories })
-    }
-
-    /// The directory and the namespaces of a source.
-    pub(crate) fn source(&self, source: u32) -> (&Arc<Directory>, &[Arc<dyn Device>]) {
-        let MixSource { directory, devices } = &self.sources[source as usize];
-        (directory, devices)
-    }
-
-    /// The namespaces of all sources.
-    pub(super) fn devices(&self) -> Vec<Arc<dyn Device>> {
-        self.sources.iter().flat_map(|source| source.devices.iter().cloned()).collect()
+        let (directories, devices): (Vec<_>, Vec<_>) = sources.unzip();
+        Ok(Mix { spec: Arc::new(spec), mixture, devices, directories: directories.into() })
     }
 
     /// A 128-bit hash of the definition, which tells mixtures apart.
@@ -211,10 +198,10 @@ impl Mix {
             OrderKind::Grouped { lanes, group } => (lanes, group),
             kind => return OrderSpec { kind, seed },
         };
-        let chunks = |source: &MixSource| u64::from(source.directory.num_chunks());
-        let all = self.sources.iter().map(chunks).sum::<u64>().max(1);
+        let chunks = |directory: &Arc<Directory>| u64::from(directory.num_chunks());
+        let all = self.directories.iter().map(chunks).sum::<u64>().max(1);
         let unit = (lanes / LANES_A_UNIT).max(1);
-        let share = (chunks(&self.sources[source]) * u64::from(LANES_A_UNIT) + all / 2) / all;
+        let share = (chunks(&self.directories[source]) * u64::from(LANES_A_UNIT) + all / 2) / all;
         let lanes = lanes.min(unit * (share as u32).clamp(1, LANES_A_UNIT));
         OrderSpec { kind: OrderKind::Grouped { lanes, group }, seed }
     }

@@ -14,7 +14,7 @@ use super::driver::{Driver, Parts, Residency, SampleDriver};
 use super::passes::PassDriver;
 use super::poller::Poller;
 use super::stream::Stream;
-use super::window::{Memory, Place, Window};
+use super::window::{Memory, Window};
 use super::working_set::{self, FIRST_BATCH_ROOM_CHUNKS, page_cached};
 use super::{Batching, Course, LoaderOptions, Prefetcher, READY_BATCHES, Shared, mix_driver};
 
@@ -58,7 +58,7 @@ impl Prefetcher {
             (Batching::Sample | Batching::None, None) => SLOT_LEN_BYTES,
         };
         let used_bytes = usize::try_from(used_bytes).unwrap_or(usize::MAX);
-        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, &Place::of(options))?))
+        Ok(Arc::new(Window::new(window_bytes, slot_len_bytes, used_bytes, options)?))
     }
 
     /// As [`Prefetcher::new`], in a window that was allocated for the same options.

@@ -39,28 +39,6 @@ pub(crate) struct Window {
     thread: Option<Forked<Thread>>,
 }
 
-/// The kind of a window's memory.
-#[derive(Default)]
-pub(super) struct Place {
-    /// The processors near it; `None`: any.
-    cpus: Option<Cpus>,
-    /// Set if other processes can map it.
-    is_shared: bool,
-    /// The driver that it is registered with.
-    registrar: Option<&'static dyn Registrar>,
-}
-
-impl Place {
-    /// The place of the window of a loader with these options.
-    pub(super) fn of(options: &LoaderOptions) -> Place {
-        Place {
-            cpus: cpus(options),
-            is_shared: options.seats.is_some(),
-            registrar: registrar(options),
-        }
-    }
-}
-
 /// The progress of the thread.
 #[derive(Default)]
 struct FaultProgress {
@@ -73,8 +51,8 @@ struct FaultProgress {
 }
 
 impl Window {
-    /// Maps `bytes` in slots of `slot_len_bytes` at `place`, and starts to fault in the first `used_bytes`. Registering
-    /// faults in all.
+    /// Maps `bytes` in slots of `slot_len_bytes` as `options` want it, and starts to fault in the first `used_bytes`.
+    /// Registering faults in all.
     ///
     /// # Errors
     /// `OutOfMemory`: the system does not provide `bytes`.
@@ -82,20 +60,24 @@ impl Window {
         bytes: usize,
         slot_len_bytes: usize,
         used_bytes: usize,
-        Place { cpus, is_shared, registrar }: &Place,
+        options: &LoaderOptions,
     ) -> Result<Window> {
+        let cpus = cpus(options);
+        let registrar = registrar(options);
+        // The ranks of a node map the window of the process that reads for them.
+        let is_shared = options.seats.is_some();
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGN_BYTES).ok_or_else(|| {
             Error::new(ErrorKind::OutOfMemory, format!("no machine has a window of {bytes} bytes"))
         })?;
         let allocate = || -> Result<Pool> {
             let slot_len_bytes = slot_len_bytes.min(bytes);
             let options = PoolOptions { bytes, slot_len_bytes, huge_pages: HugePages::Auto };
-            let pool = if *is_shared { Pool::shared(options)? } else { Pool::new(options)? };
+            let pool = if is_shared { Pool::shared(options)? } else { Pool::new(options)? };
             let registered = registrar.map_or(Ok(()), |registrar| pool.register(registrar));
             registered.unwrap_or_else(|error| warn_of_refusal(&error));
             Ok(pool)
         };
-        let pool = match cpus {
+        let pool = match &cpus {
             None => allocate()?,
             Some(cpus) => cpus.run(allocate)??,
         };
@@ -106,7 +88,6 @@ impl Window {
         if used_bytes >= MIN_BACKGROUND_BYTES && pages_come_later {
             let pool = pool.clone();
             let progress = Arc::clone(&progress);
-            let cpus = cpus.clone();
             let work = move || {
                 if let Some(Err(error)) = cpus.map(|cpus| cpus.bind_this_thread()) {
                     tracing::debug!(%error, "the window's pages are faulted in on any processor");
@@ -140,7 +121,8 @@ impl Window {
 impl Window {
     /// A window whose thread stops after `faulted_bytes`.
     fn with_faulted(bytes: usize, slot_len_bytes: usize, faulted_bytes: usize) -> Window {
-        let window = Window::new(bytes, slot_len_bytes, 0, &Place::default()).expect("memory");
+        let options = LoaderOptions::default();
+        let window = Window::new(bytes, slot_len_bytes, 0, &options).expect("memory");
         window.progress.faulted_bytes.store(faulted_bytes, Ordering::Relaxed);
         window
     }
@@ -310,7 +292,7 @@ pub(super) fn warn_of_refusal(error: &crate::Error) {
 }
 
 /// The processors near which a loader with these options allocates its window.
-pub(super) fn cpus(options: &LoaderOptions) -> Option<Cpus> {
+fn cpus(options: &LoaderOptions) -> Option<Cpus> {
     let near_device = || {
         let ordinal = options.device?;
         let driver = Driver::find(options.pin.unwrap_or(Pin::Auto)).ok()??;
@@ -338,7 +320,8 @@ mod tests {
     #[test]
     fn all_memory_is_faulted_in_and_the_poller_is_woken() {
         let mut group = PollGroup::new().unwrap();
-        let window = Window::new(32 << 20, 1 << 20, usize::MAX, &Place::default()).unwrap();
+        let options = LoaderOptions::default();
+        let window = Window::new(32 << 20, 1 << 20, usize::MAX, &options).unwrap();
         let held = window.pool.take(1 << 20);
         window.wakes(group.waker());
         let limit = Instant::now() + Duration::from_secs(60);
@@ -352,8 +335,8 @@ mod tests {
 
     #[test]
     fn the_thread_ends_when_the_window_is_dropped() {
-        let place = Place::default();
-        let pool = Window::new(1 << 30, 4096, usize::MAX, &place).unwrap().pool.clone();
+        let options = LoaderOptions::default();
+        let pool = Window::new(1 << 30, 4096, usize::MAX, &options).unwrap().pool.clone();
         assert_eq!(pool.free_bytes(), pool.capacity_bytes());
     }
 

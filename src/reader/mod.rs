@@ -53,9 +53,7 @@ use crate::units::{Epoch, SampleId, deadline};
 
 pub use batch::{Batch, Sample};
 pub(crate) use batch::{BatchOfSource, SampleLocation};
-pub(crate) use fetch::{
-    Fetch, Geometry, Merge, SamplePlans, SampleRequest, plan_chunk,
-};
+pub(crate) use fetch::{Fetch, Geometry, Merge, SamplePlans, SampleRequest, plan_chunk};
 pub use pump::ReadStats;
 pub(crate) use pump::{Fetched, Pump};
 pub(crate) use range::{PieceTables, RangeReader, read_superblocks, stale_error};
