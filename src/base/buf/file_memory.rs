@@ -169,7 +169,7 @@ pub struct SealedBytes {
 }
 
 /// The location by which another process opens [`SealedBytes`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealedLocation {
     /// A process that has the bytes open.
     pub pid: u32,

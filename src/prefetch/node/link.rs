@@ -1,15 +1,7 @@
 //! A client's connection to the owner of its node's loader, and the window that it maps.
 //!
-//! All numbers of the messages are little-endian. A client's message has 24 bytes:
-//!
-//! | bytes   | field  | meaning                                                                       |
-//! |---------|--------|-------------------------------------------------------------------------------|
-//! | 0..4    | `kind` | 1 hello, 2 want, 3 took, 4 release, 5 why, 6 leave                            |
-//! | 4..8    | `turn` | hello: the version of the messages; want, took: counts the client's positions |
-//! | 8..16   | `a`    | hello: the seat; want: an epoch; release: the entry                           |
-//! | 16..24  | `b`    | want: the consumed positions of the epoch                                     |
-//!
-//! An owner's message has its whole length (4 bytes), its kind (4 bytes), and a batch as numbers, or JSON.
+//! A message has its whole length (4 bytes), that of its JSON (4 bytes), its JSON, and of a batch numbers: of samples,
+//! of rows, and of inputs of a row; then each sample and each segment. Both sides are on one machine.
 
 use std::io::ErrorKind as IoKind;
 use std::os::fd::AsFd;
@@ -21,7 +13,9 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::buf::{HugePages, Loan, Registrar, SealedLocation, SharedBytes};
 use crate::error::{Error, ErrorKind, Result};
@@ -205,7 +199,7 @@ impl Drop for Link {
 impl Outbox {
     fn push(&self, message: ToOwner) {
         let mut queue = self.queue.lock();
-        queue.bytes.extend(message.to_bytes());
+        frame(&message, &[], &mut queue.bytes);
         if !queue.is_held {
             self.send(&mut queue);
         }
@@ -267,7 +261,7 @@ pub(super) fn unknown() -> Error {
 pub(super) type Position = (u64, u64);
 
 /// A message of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ToOwner {
     /// The first message.
     Hello { protocol: u32, seat: u64 },
@@ -289,8 +283,7 @@ pub(super) enum ToClient {
     /// The answer to a hello: the version of the messages, and the length of the window, whose file comes with it.
     Welcome { protocol: u32, window_len: u64 },
     /// A batch, and the layout of its rows if it has rows of tokens.
-    #[serde(skip)]
-    Batch(BatchHead, Vec<SamplePlace>, Layout),
+    Batch(BatchHead, #[serde(skip)] Vec<SamplePlace>, #[serde(skip)] Layout),
     /// No batch of this turn follows.
     End { turn: u32 },
     /// The owner failed in this turn, or refuses the client.
@@ -300,7 +293,7 @@ pub(super) enum ToClient {
 }
 
 /// A batch without its samples.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BatchHead {
     pub(super) turn: u32,
     /// The number of the cause for which the owner waited most.
@@ -318,7 +311,8 @@ pub(super) struct BatchHead {
 }
 
 /// A sample: its source, if the batch is of a mixture, and where its bytes lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub(super) struct SamplePlace {
     pub(super) id: u64,
     /// An offset in the window; with [`LOOSE`], in the loose bytes.
@@ -327,154 +321,73 @@ pub(super) struct SamplePlace {
     pub(super) source: u32,
 }
 
-impl ToOwner {
-    pub(super) fn to_bytes(self) -> [u8; TO_OWNER_BYTES] {
-        let (kind, turn, a, b) = match self {
-            ToOwner::Hello { protocol, seat } => (1_u32, protocol, seat, 0),
-            ToOwner::Want { turn, position } => (2, turn, position.0, position.1),
-            ToOwner::Took { turn } => (3, turn, 0, 0),
-            ToOwner::Release { entry } => (4, 0, entry, 0),
-            ToOwner::Why => (5, 0, 0, 0),
-            ToOwner::Leave => (6, 0, 0, 0),
-        };
-        let mut bytes = [0; TO_OWNER_BYTES];
-        bytes[..4].copy_from_slice(&kind.to_le_bytes());
-        bytes[4..8].copy_from_slice(&turn.to_le_bytes());
-        bytes[8..16].copy_from_slice(&a.to_le_bytes());
-        bytes[16..].copy_from_slice(&b.to_le_bytes());
-        bytes
-    }
-
-    /// `None`: no client sends this.
-    pub(super) fn parse(bytes: &[u8; TO_OWNER_BYTES]) -> Option<ToOwner> {
-        let mut rest = Reader(bytes);
-        let [kind, turn] = rest.u32s()?;
-        let [a, b] = rest.u64s()?;
-        match kind {
-            1 => Some(ToOwner::Hello { protocol: turn, seat: a }),
-            2 => Some(ToOwner::Want { turn, position: (a, b) }),
-            3 => Some(ToOwner::Took { turn }),
-            4 => Some(ToOwner::Release { entry: a }),
-            5 => Some(ToOwner::Why),
-            6 => Some(ToOwner::Leave),
-            _ => None,
-        }
-    }
-}
-
-/// An error: the owner sent what no owner sends.
+/// An error: the other side sent what no version of dlfs sends.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
 impl ToClient {
     /// Appends the message to `out`.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let begin = out.len();
-        out.extend([0; 8]);
-        let kind = if let ToClient::Batch(head, samples, layout) = self {
-            head.write(samples, layout, out);
-            BATCH
-        } else {
-            serde_json::to_writer(&mut *out, self)
-                .expect("numbers and texts become JSON in memory");
-            JSON
-        };
-        let len = (out.len() - begin) as u32;
-        out[begin..begin + 4].copy_from_slice(&len.to_le_bytes());
-        out[begin + 4..begin + 8].copy_from_slice(&kind.to_le_bytes());
+        let mut numbers = Vec::new();
+        if let ToClient::Batch(_, samples, Layout { num_rows, seq_len, segments }) = self {
+            numbers.extend([samples.len() as u32, *num_rows, *seq_len].as_bytes());
+            numbers.extend(samples.as_bytes());
+            for &Segment { row, column, document, from, len } in segments {
+                numbers.extend([row, column, document, from, len].as_bytes());
+            }
+        }
+        frame(self, &numbers, out);
     }
 
     /// The first message in `bytes` and its length; `None`: it is not complete yet.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<(ToClient, usize)>, Malformed> {
-        let mut rest = Reader(bytes);
-        let Some([len, kind]) = rest.u32s() else { return Ok(None) };
-        let len = len as usize;
-        if !(8..=MAX_MESSAGE_BYTES).contains(&len) {
-            return Err(Malformed);
+        let Some((mut message, numbers, len)) = unframe(bytes, MAX_MESSAGE_BYTES)? else {
+            return Ok(None);
+        };
+        if let ToClient::Batch(_, samples, layout) = &mut message {
+            let counts = <[u32; 3]>::read_from_prefix(numbers);
+            let ([count, num_rows, seq_len], numbers) = counts.map_err(|_| Malformed)?;
+            let of_samples = (count as usize).saturating_mul(size_of::<SamplePlace>());
+            let (places, numbers) = numbers.split_at_checked(of_samples).ok_or(Malformed)?;
+            *samples = all(places).collect();
+            let segments = all(numbers).map(|[row, column, document, from, len]: [u32; 5]| {
+                Segment { row, column, document, from, len }
+            });
+            *layout = Layout { num_rows, seq_len, segments: segments.collect() };
         }
-        let Some(body) = bytes.get(8..len) else { return Ok(None) };
-        let message = ToClient::of_body(kind, Reader(body)).ok_or(Malformed)?;
         Ok(Some((message, len)))
     }
-
-    fn of_body(kind: u32, mut rest: Reader<'_>) -> Option<ToClient> {
-        if kind != BATCH {
-            return serde_json::from_slice(rest.0).ok();
-        }
-        let head = BatchHead::read(&mut rest)?;
-        let [count, num_rows, seq_len] = rest.u32s()?;
-        let sample = |_| {
-            let [id, offset] = rest.u64s()?;
-            let [len, source] = rest.u32s()?;
-            Some(SamplePlace { id, offset, len, source })
-        };
-        let samples = (0..count).map(sample).collect::<Option<_>>()?;
-        let segment = || {
-            let [row, column, document, from, len] = rest.u32s()?;
-            Some(Segment { row, column, document, from, len })
-        };
-        let segments = std::iter::from_fn(segment).collect();
-        Some(ToClient::Batch(head, samples, Layout { num_rows, seq_len, segments }))
-    }
 }
 
-impl BatchHead {
-    fn write(&self, samples: &[SamplePlace], layout: &Layout, out: &mut Vec<u8>) {
-        let SealedLocation { pid, fd, dev, ino } = self.loose.unwrap_or(NOWHERE);
-        for word in [self.turn, self.cause, self.ends_epoch.into(), pid, fd] {
-            out.extend(word.to_le_bytes());
-        }
-        let BatchHead { entry, epoch, after, skipped, .. } = *self;
-        let RowPlace { position, tokens, rows, .. } = self.place.unwrap_or(NO_PLACE);
-        for word in [entry, epoch, after.0, after.1, skipped, dev, ino, position, tokens, rows] {
-            out.extend(word.to_le_bytes());
-        }
-        out.extend((samples.len() as u32).to_le_bytes());
-        out.extend(layout.num_rows.to_le_bytes());
-        out.extend(layout.seq_len.to_le_bytes());
-        for SamplePlace { id, offset, len, source } in samples {
-            out.extend(id.to_le_bytes());
-            out.extend(offset.to_le_bytes());
-            out.extend(len.to_le_bytes());
-            out.extend(source.to_le_bytes());
-        }
-        for Segment { row, column, document, from, len } in &layout.segments {
-            for number in [row, column, document, from, len] {
-                out.extend(number.to_le_bytes());
-            }
-        }
-    }
-
-    fn read(rest: &mut Reader<'_>) -> Option<BatchHead> {
-        let [turn, cause, ends, pid, fd] = rest.u32s()?;
-        let [entry, epoch, of, at, skipped, dev, ino, position, tokens, rows] = rest.u64s()?;
-        let after = (of, at);
-        let location = SealedLocation { pid, fd, dev, ino };
-        let loose = (location != NOWHERE).then_some(location);
-        let place = RowPlace { position, tokens, rows, ..NO_PLACE };
-        let place = (place != NO_PLACE).then_some(place);
-        let ends_epoch = ends != 0;
-        Some(BatchHead { turn, cause, ends_epoch, entry, epoch, after, place, skipped, loose })
-    }
+/// The values in `bytes`, one behind the other.
+fn all<T: FromBytes>(bytes: &[u8]) -> impl Iterator<Item = T> {
+    bytes.chunks(size_of::<T>()).filter_map(|bytes| T::read_from_bytes(bytes).ok())
 }
 
-/// Takes numbers off the front of bytes.
-struct Reader<'a>(&'a [u8]);
+/// Appends `message` to `out`, with `numbers` behind it.
+fn frame(message: &impl Serialize, numbers: &[u8], out: &mut Vec<u8>) {
+    let json = serde_json::to_vec(message).expect("numbers and texts become JSON in memory");
+    let len = 8 + json.len() + numbers.len();
+    out.extend([len as u32, json.len() as u32].as_bytes());
+    out.extend(json);
+    out.extend(numbers);
+}
 
-impl Reader<'_> {
-    fn u32s<const N: usize>(&mut self) -> Option<[u32; N]> {
-        let (numbers, rest) = self.0.split_at_checked(4 * N)?;
-        self.0 = rest;
-        let (numbers, _) = numbers.as_chunks();
-        Some(std::array::from_fn(|at| u32::from_le_bytes(numbers[at])))
+/// The first message in `bytes`, of `most` bytes at most, the numbers behind it, and its length with them; `None`: it
+/// is not complete yet.
+pub(super) fn unframe<T: DeserializeOwned>(
+    bytes: &[u8],
+    most: usize,
+) -> Result<Option<(T, &[u8], usize)>, Malformed> {
+    let Ok(([len, of_json], _)) = <[u32; 2]>::read_from_prefix(bytes) else { return Ok(None) };
+    let len = len as usize;
+    if !(8..=most).contains(&len) {
+        return Err(Malformed);
     }
-
-    fn u64s<const N: usize>(&mut self) -> Option<[u64; N]> {
-        let (numbers, rest) = self.0.split_at_checked(8 * N)?;
-        self.0 = rest;
-        let (numbers, _) = numbers.as_chunks();
-        Some(std::array::from_fn(|at| u64::from_le_bytes(numbers[at])))
-    }
+    let Some(body) = bytes.get(8..len) else { return Ok(None) };
+    let (json, numbers) = body.split_at_checked(of_json as usize).ok_or(Malformed)?;
+    let message = serde_json::from_slice(json).map_err(|_| Malformed)?;
+    Ok(Some((message, numbers, len)))
 }
 
 /// The timeout of the owner's first answer.
@@ -488,23 +401,14 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// The version of these messages.
 pub(super) const PROTOCOL: u32 = 3;
 
-/// The kinds of an owner's message.
-const JSON: u32 = 1;
-const BATCH: u32 = 2;
-
-pub(super) const TO_OWNER_BYTES: usize = 24;
+/// More than any message of a client has.
+pub(super) const MAX_TO_OWNER_BYTES: usize = 1 << 10;
 
 /// The bit of an offset that lies in the loose bytes.
 pub(super) const LOOSE: u64 = 1 << 63;
 
 /// More samples than any batch has.
 const MAX_MESSAGE_BYTES: usize = 1 << 30;
-
-/// The check is made anew by the state that a client moves to.
-const NO_PLACE: RowPlace =
-    RowPlace { position: u64::MAX, tokens: u64::MAX, rows: u64::MAX, check: 0 };
-
-const NOWHERE: SealedLocation = SealedLocation { pid: 0, fd: 0, dev: 0, ino: 0 };
 
 #[cfg(test)]
 mod tests {
@@ -567,9 +471,12 @@ mod tests {
             ToOwner::Why,
             ToOwner::Leave,
         ] {
-            assert_eq!(ToOwner::parse(&message.to_bytes()), Some(message));
+            let mut bytes = Vec::new();
+            frame(&message, &[], &mut bytes);
+            let read = unframe(&bytes, MAX_TO_OWNER_BYTES);
+            assert_eq!(read, Ok(Some((message, &[][..], bytes.len()))));
         }
-        assert_eq!(ToOwner::parse(&[9; TO_OWNER_BYTES]), None);
+        assert_eq!(unframe::<ToOwner>(&[9; 24], MAX_TO_OWNER_BYTES), Err(Malformed));
     }
 
     proptest! {

@@ -23,7 +23,9 @@ use crate::process::{NotInherited, mark_ours, send_files};
 use crate::threads::{self, Fate, Thread};
 
 use super::deal::{Deal, Part, Share, Step};
-use super::link::{BatchHead, PROTOCOL, SamplePlace, TO_OWNER_BYTES, ToClient, ToOwner};
+use super::link::{
+    BatchHead, MAX_TO_OWNER_BYTES, PROTOCOL, SamplePlace, ToClient, ToOwner, unframe,
+};
 use super::puller::{Command, Entry, Origin, Pulled, Puller, What, ring};
 
 /// The two threads. They end when it is dropped, and with them the connections.
@@ -259,15 +261,22 @@ impl Server {
             }
         }
         let inbox = std::mem::take(&mut self.clients[at].inbox);
-        let (messages, rest) = inbox.as_chunks::<TO_OWNER_BYTES>();
-        for message in messages {
-            let handled = ToOwner::parse(message).map(|message| self.handle(at, message));
-            if handled.is_none() {
-                tracing::warn!("a process sent a node's loader what no version of dlfs sends");
-                self.clients[at].is_gone = true;
+        let mut handled = 0;
+        loop {
+            match unframe(&inbox[handled..], MAX_TO_OWNER_BYTES) {
+                Ok(Some((message, _, len))) => {
+                    handled += len;
+                    self.handle(at, message);
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    tracing::warn!("a process sent a node's loader what no version of dlfs sends");
+                    self.clients[at].is_gone = true;
+                    break;
+                }
             }
         }
-        self.clients[at].inbox = rest.to_vec();
+        self.clients[at].inbox = inbox[handled..].to_vec();
     }
 
     fn handle(&mut self, at: usize, message: ToOwner) {
