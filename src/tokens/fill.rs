@@ -235,9 +235,8 @@ impl Document<'_> {
         array: &TokensMut<'_>,
     ) -> Result<()> {
         let kind = self.token_type;
-        let Some(limit) = rules.limit(kind, array.most(), array.is_signed()) else {
-            return Ok(());
-        };
+        let (_, most, is_signed, array) = array.about();
+        let Some(limit) = rules.limit(kind, most, is_signed) else { return Ok(()) };
         if kind.largest(bytes) <= limit {
             return Ok(());
         }
@@ -254,7 +253,6 @@ impl Document<'_> {
                 self.error(text).hint("give the vocabulary of the tokenizer that wrote the tokens")
             }
             _ => {
-                let array = array.name();
                 let text =
                     format!("token {at} of the document is {shown}, which {array} does not hold");
                 self.error(text).hint("take a wider type for the array, such as i64")
@@ -335,7 +333,7 @@ impl TokensMut<'_> {
         }
     }
 
-    /// Writes `token`, which is at most [`TokensMut::most`].
+    /// Writes `token`, which the array holds.
     fn set(&mut self, to: Range<usize>, token: u32) {
         match self {
             TokensMut::U16(out) => out[to].fill(token as u16),
@@ -345,44 +343,23 @@ impl TokensMut<'_> {
         }
     }
 
-    fn len(&self) -> usize {
+    /// Its length, the largest token that it holds, whether it holds negative ones, and its name.
+    fn about(&self) -> (usize, u32, bool, &'static str) {
         match self {
-            TokensMut::U16(out) => out.len(),
-            TokensMut::U32(out) => out.len(),
-            TokensMut::I32(out) => out.len(),
-            TokensMut::I64(out) => out.len(),
-        }
-    }
-
-    /// The largest token that the array holds.
-    fn most(&self) -> u32 {
-        match self {
-            TokensMut::U16(_) => u16::MAX.into(),
-            TokensMut::I32(_) => i32::MAX as u32,
-            TokensMut::U32(_) | TokensMut::I64(_) => u32::MAX,
-        }
-    }
-
-    fn is_signed(&self) -> bool {
-        matches!(self, TokensMut::I32(_) | TokensMut::I64(_))
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            TokensMut::U16(_) => "an array of u16",
-            TokensMut::U32(_) => "an array of u32",
-            TokensMut::I32(_) => "an array of i32",
-            TokensMut::I64(_) => "an array of i64",
+            TokensMut::U16(out) => (out.len(), u16::MAX.into(), false, "an array of u16"),
+            TokensMut::U32(out) => (out.len(), u32::MAX, false, "an array of u32"),
+            TokensMut::I32(out) => (out.len(), i32::MAX as u32, true, "an array of i32"),
+            TokensMut::I64(out) => (out.len(), u32::MAX, true, "an array of i64"),
         }
     }
 }
 
 impl Arrays<'_> {
     fn check(&self, layout: &Layout, columns: &Columns, rules: &FillRules) -> Result<()> {
+        let (len, most, _, array) = self.tokens.about();
         let separator = rules.separator.map(|token| ("separator", token));
         for (what, token) in separator.into_iter().chain([("padding", rules.pad)]) {
-            if token > self.tokens.most() {
-                let array = self.tokens.name();
+            if token > most {
                 let text = format!("the {what} is token {token}, which {array} does not hold");
                 return Err(Error::invalid(text, "take a wider type, such as i64"));
             }
@@ -390,7 +367,7 @@ impl Arrays<'_> {
         let rows = layout.num_rows as usize;
         let need = rows * columns.width();
         let lens = [
-            ("tokens", Some(self.tokens.len())),
+            ("tokens", Some(len)),
             ("segment ids", self.segment_ids.as_ref().map(|array| array.len())),
             ("position ids", self.position_ids.as_ref().map(|array| array.len())),
             ("the loss mask", self.loss_mask.as_ref().map(|array| array.len())),
