@@ -6,6 +6,7 @@
 //!
 //! Also writes the events of a run in Chrome's trace format, for <https://ui.perfetto.dev> and `chrome://tracing`.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -481,9 +482,7 @@ pub(crate) enum What {
 /// The newest events of a thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Events {
-    kept: Vec<Event>,
-    /// The index of the oldest event, once all slots are in use.
-    first: usize,
+    kept: VecDeque<Event>,
     dropped: u64,
 }
 
@@ -493,26 +492,21 @@ impl Events {
 
     /// Adds an event; events come in the order of their start.
     pub(crate) fn push(&mut self, event: Event) {
-        if self.kept.len() < Events::MAX {
-            self.kept.push(event);
-            return;
+        if self.kept.len() == Events::MAX {
+            self.kept.pop_front();
+            self.dropped += 1;
         }
-        self.kept[self.first] = event;
-        self.first = (self.first + 1) % Events::MAX;
-        self.dropped += 1;
+        self.kept.push_back(event);
     }
 
     /// The event that was added last.
     pub(crate) fn last_mut(&mut self) -> Option<&mut Event> {
-        let last = (self.first + self.kept.len()).checked_sub(1)?;
-        let len = self.kept.len();
-        self.kept.get_mut(last % len)
+        self.kept.back_mut()
     }
 
     /// The events, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Event> {
-        let (newer, older) = self.kept.split_at(self.first);
-        older.iter().chain(newer)
+        self.kept.iter()
     }
 }
 
