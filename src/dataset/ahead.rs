@@ -19,12 +19,12 @@ use crate::metrics::{self, Measured, Snapshot};
 use crate::order::{MAX_EPOCHS, OrderKind, OrderSpec, State};
 use crate::prefetch::LoaderOptions;
 use crate::process::{Condvar, Mutex, MutexGuard, memory_bytes};
-use crate::reader::{Batch, OnError, Watch};
+use crate::reader::{Batch, OnError};
 use crate::registry::Registration;
 use crate::threads::caught;
 use crate::units::{Epoch, Generation, SampleId};
 
-use super::loader::read_limited;
+use super::loader::load;
 use super::{Dataset, Loader, Sampler};
 
 /// The order that a program reads in, the program's position, and limits of readahead, from a JSON file.
@@ -67,10 +67,8 @@ impl OrderFile {
     /// # Errors
     /// `InvalidArgument`: the file does not hold an order. Errors of the file system.
     pub fn load(path: &Path) -> Result<OrderFile> {
-        let Some(bytes) = read_limited(path)? else {
-            return Err(Error::new(ErrorKind::NotFound, "there is no such order file").path(path));
-        };
-        OrderFile::parse(&String::from_utf8_lossy(&bytes)).map_err(|error| error.path(path))
+        let refused = || Error::new(ErrorKind::NotFound, "there is no such order file").path(path);
+        load(path, OrderFile::parse)?.ok_or_else(refused)
     }
 
     /// Parses the JSON text of an order file.
@@ -106,8 +104,8 @@ impl OrderFile {
         Ok(file)
     }
 
-    /// The limits of readahead.
-    fn room(&self, dataset: &Dataset) -> Room {
+    /// The options of a loader along this order, and the most bytes of values that wait for the program.
+    fn options(&self, dataset: &Dataset) -> Result<(LoaderOptions, u64)> {
         let directory = dataset.directory();
         let superblocks = dataset.image().superblocks();
         let data_bytes = used_bytes(superblocks);
@@ -122,12 +120,6 @@ impl OrderFile {
             1 => long.clamp(1, DEFAULT_BATCH) as usize,
             _ => DEFAULT_BATCH as usize, // equal on all ranks, whatever memory each has
         });
-        Room { loader: usize::try_from(loader).unwrap_or(usize::MAX), waiting, batch }
-    }
-
-    /// The options of a loader along this order.
-    fn options(&self, dataset: &Dataset, room: &Room) -> Result<LoaderOptions> {
-        let directory = dataset.directory();
         let state = State {
             epoch: self.epoch,
             consumed: self.consumed,
@@ -148,23 +140,16 @@ impl OrderFile {
         } else {
             self.epoch.0 + 1_000 // an order with fewer epochs: loaders check their number
         };
-        Ok(LoaderOptions {
+        let options = LoaderOptions {
             rank: self.rank,
             world_size: self.world_size,
             resume: Some(state),
-            window_bytes: room.loader,
+            window_bytes: usize::try_from(loader).unwrap_or(usize::MAX),
             on_error: OnError::Skip, // the program's own read of the sample reports the error
-            ..LoaderOptions::new(self.order, room.batch, epochs)
-        })
+            ..LoaderOptions::new(self.order, batch, epochs)
+        };
+        Ok((options, waiting))
     }
-}
-
-/// The limits of readahead: bytes in the loader's window, bytes of values that wait for the program, samples
-/// of one batch.
-struct Room {
-    loader: usize,
-    waiting: u64,
-    batch: usize,
 }
 
 /// Counters of readahead.
@@ -276,8 +261,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
         most_samples: usize,
         make: impl FnMut(&Batch, usize) -> Option<T> + Send + 'static,
     ) -> Result<Ahead<T>> {
-        let room = order.room(dataset);
-        let options = order.options(dataset, &room)?;
+        let (options, most_bytes) = order.options(dataset)?;
+        let most_samples = most_samples.max(options.batch_size);
         let mut sampler = Sampler::new(dataset, options.clone())?;
         let loader = dataset.loader(options)?;
         let mut ids = Vec::new();
@@ -293,8 +278,8 @@ impl<T: Clone + Send + 'static> Ahead<T> {
             missed: VecDeque::new(),
             awaited: HashSet::new(),
             sought: None,
-            most_bytes: room.waiting,
-            most_samples: most_samples.max(room.batch),
+            most_bytes,
+            most_samples,
             misses: 0,
             moves: 0,
             end: None,
@@ -394,7 +379,7 @@ impl<T: Clone> Shared<T> {
                     return End::Stopped;
                 }
             }
-            match loader.next_into(&mut batch, &mut Going(self)) {
+            match loader.next_into(&mut batch, &mut || self.window.lock().end.is_none()) {
                 Ok(true) => {}
                 Ok(false) => return End::Finished,
                 Err(_) if self.window.lock().end.is_some() => return End::Stopped,
@@ -549,15 +534,6 @@ impl<T: Clone> Window<T> {
             };
         }
         self.first += 1;
-    }
-}
-
-/// Ends the loader's wait when nobody wants the samples any more.
-struct Going<'a, T>(&'a Shared<T>);
-
-impl<T> Watch for Going<'_, T> {
-    fn goes_on(&mut self) -> bool {
-        self.0.window.lock().end.is_none()
     }
 }
 

@@ -439,9 +439,7 @@ impl Dataset {
         }
         Ok(file)
     }
-}
 
-impl Dataset {
     /// As [`Dataset::read_ranges`], of one field of each sample. A sample that lacks the field fails with
     /// `NotFound`.
     ///
@@ -463,11 +461,10 @@ impl Dataset {
             self.read_ranges(&ranges.iter().map(table).collect::<Vec<_>>(), watch)?;
         let mut wanted = Vec::new();
         let mut places = Vec::new();
-        let mut failed = failures.iter().map(|(index, _)| *index).collect::<Vec<_>>().into_iter();
-        let mut next_failed = failed.next();
+        let without_table = failures.len();
         for (index, range) in ranges.iter().enumerate() {
-            if next_failed == Some(index) {
-                next_failed = failed.next();
+            let failed = &failures[..without_table];
+            if failed.binary_search_by_key(&index, |(failed, _)| *failed).is_ok() {
                 continue;
             }
             let found = self.len_bytes(range.id).and_then(|len| {

@@ -635,17 +635,14 @@ pub fn save_state(path: &Path, state: &State) -> Result<()> {
 /// # Errors
 /// `InvalidArgument`: the file does not hold a state. Errors of the file system.
 pub fn load_state(path: &Path) -> Result<Option<State>> {
-    let Some(bytes) = read_limited(path)? else { return Ok(None) };
-    // Invalid UTF-8 is not JSON either, so the parser refuses it.
-    let state = State::from_json(&String::from_utf8_lossy(&bytes));
-    state.map(Some).map_err(|error| error.path(path))
+    load(path, State::from_json)
 }
 
-/// The bytes of a file that may hold a state; `None` if the file does not exist.
+/// Parses a file that may hold a state; `None` if the file does not exist.
 ///
 /// # Errors
-/// `InvalidArgument`: the file is too long, or is not a regular file. Errors of the file system.
-pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
+/// Errors of `parse`. `InvalidArgument`: the file is too long, or is not a regular file. Errors of the file system.
+pub(super) fn load<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
     // Checked before opening, since opening a FIFO waits for its other end.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         return Err(invalid("a reading state is a regular file, and this is not one").path(path));
@@ -657,7 +654,10 @@ pub(super) fn read_limited(path: &Path) -> Result<Option<Vec<u8>>> {
             let text = format!("this is not a reading state: it has more than {MOST_BYTES} bytes");
             Err(Error::new(ErrorKind::InvalidArgument, text).path(path))
         }
-        Ok(_) => Ok(Some(bytes)),
+        // Invalid UTF-8 is not JSON either, so the parser refuses it.
+        Ok(_) => {
+            parse(&String::from_utf8_lossy(&bytes)).map(Some).map_err(|error| error.path(path))
+        }
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::of_file("cannot read the state", path, error)),
     }

@@ -61,6 +61,7 @@ use crate::address::Address;
 use crate::cache::{Cache, CacheStats};
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result, invalid};
+use crate::import::{Progress, Stage};
 use crate::metrics::{self, Histogram, Measured, Recorder, Snapshot};
 use crate::peers::{PeerStats, Peers};
 use crate::prefetch::{LoaderOptions, LoaderStats};
@@ -433,12 +434,12 @@ fn is_abandoned() -> bool {
     WANTED.with_borrow(|wanted| wanted.as_ref().is_some_and(|wanted| wanted.strong_count() == 0))
 }
 
-/// Ends a wait within work in the background when the work is abandoned.
-struct WhileWanted;
-
-impl Watch for WhileWanted {
-    fn goes_on(&mut self) -> bool {
-        !is_abandoned()
+/// A watch ends an import between its steps, too.
+impl Progress for &mut (dyn Watch + '_) {
+    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
+    fn advance(&mut self, _: u64, _: u64) {}
+    fn stop(&mut self) -> bool {
+        !self.goes_on()
     }
 }
 

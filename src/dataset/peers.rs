@@ -659,11 +659,7 @@ fn run_of<'a>(
     // A run may be endless, but a plan needs an end.
     let end = options.epochs.end.min(first.saturating_add(MAX_PLANNED_EPOCHS));
     let epochs = first..end.max(first);
-    let order = match &options.resume {
-        Some(state) => state.order,
-        None => options.order.started(options.world_size),
-    };
-    Ok(TrainingRun::new(directory, order, epochs, options.world_size, options.tail)?
+    Ok(TrainingRun::new(directory, order_of(options), epochs, options.world_size, options.tail)?
         .after(consumed)
         .shared(options.sharding, options.locality.as_ref(), options.batch_size as u64))
 }

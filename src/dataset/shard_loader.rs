@@ -21,11 +21,10 @@ use crate::replace_file::{NewMode, replace_file};
 use crate::shards::{ShardFilling, ShardSet};
 use crate::units::{Epoch, deadline};
 
-use super::loader::read_limited;
+use super::loader::load;
 use super::open::image_of_set;
 use super::{
-    Background, Dataset, FirstEpoch, Loader, Options, WhileWanted, in_background, is_abandoned,
-    shard_set,
+    Background, Dataset, FirstEpoch, Loader, Options, in_background, is_abandoned, shard_set,
 };
 
 /// Batches of shards, from the first epoch on.
@@ -175,8 +174,13 @@ impl ShardLoader {
         let until = deadline(Instant::now(), self.load.deadline);
         loop {
             if std::mem::take(&mut self.epoch_ended) {
-                self.end_epoch()?;
-                if !self.commits_at_the_end() {
+                self.epoch += 1;
+                if self.filling.is_some() {
+                    self.open_all()?; // the image is committed meanwhile
+                }
+                // A run that ends with its first epoch waits for that.
+                let is_over = self.epoch >= self.load.epochs.end;
+                if !(is_over && matches!(self.now, Now::Opening(..))) {
                     return Ok(false);
                 }
             }
@@ -219,17 +223,6 @@ impl ShardLoader {
         }
     }
 
-    /// Moves to the next epoch. Behind the first one, an image that was filled is committed meanwhile.
-    fn end_epoch(&mut self) -> Result<()> {
-        self.epoch += 1;
-        if self.filling.is_some() { self.open_all() } else { Ok(()) }
-    }
-
-    /// Returns whether the run ends with its first epoch, and waits for the commit of the image.
-    fn commits_at_the_end(&self) -> bool {
-        matches!(self.now, Now::Opening(..)) && self.epoch >= self.load.epochs.end
-    }
-
     /// Commits the image, and opens the data set for the epochs behind the first one, if there are any.
     fn open_all(&mut self) -> Result<()> {
         let Now::First(first) = &self.now else { return Ok(()) };
@@ -253,7 +246,7 @@ impl ShardLoader {
                     return Ok(None);
                 }
                 // It indexes what nobody has.
-                let dataset = dataset_of(&addresses, &options, &set, &mut WhileWanted)?;
+                let dataset = dataset_of(&addresses, &options, &set, &mut || !is_abandoned())?;
                 let loader = dataset.loader(load)?;
                 Ok(Some((dataset, loader)))
             })?;
@@ -441,9 +434,7 @@ impl RunState {
     /// # Errors
     /// As [`load_state`](super::load_state) and [`RunState::from_json`].
     pub fn load(path: &Path) -> Result<Option<RunState>> {
-        let Some(bytes) = read_limited(path)? else { return Ok(None) };
-        let state = RunState::from_json(&String::from_utf8_lossy(&bytes));
-        state.map(Some).map_err(|error| error.path(path))
+        load(path, RunState::from_json)
     }
 }
 

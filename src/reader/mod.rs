@@ -452,6 +452,13 @@ pub trait Watch {
 
 impl Watch for () {}
 
+/// Asks a closure whether to go on.
+impl<F: FnMut() -> bool> Watch for F {
+    fn goes_on(&mut self) -> bool {
+        self()
+    }
+}
+
 /// A call that waits: its deadline, and the watch that may interrupt it.
 struct Call<'a> {
     deadline: Instant,

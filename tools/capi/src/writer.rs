@@ -11,8 +11,8 @@ use dlfs::import::many::{
     Output, PartPlace, PartWriter, WritePlan, commit_import, import_part, plan_import,
 };
 use dlfs::import::{
-    self, EditOptions, ImportOptions, Label, NewSample, OnError, Onto, PlacementOrder, Progress,
-    Stage, WriteOrder, WriterOptions,
+    self, EditOptions, ImportOptions, Label, NewSample, OnError, Onto, PlacementOrder, WriteOrder,
+    WriterOptions,
 };
 use dlfs::qpair::ConnectOptions;
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use crate::column::{
     DLFS_COLUMN_BOOL, DLFS_COLUMN_F32, DLFS_COLUMN_FLOAT, DLFS_COLUMN_INT, DLFS_COLUMN_STR,
 };
 use crate::error::{Failure, guard};
-use crate::options::{MountOptions, Stop, flag, or, to_write, unknown};
+use crate::options::{MountOptions, flag, or, to_write, unknown};
 use crate::structs::{
     self, Handle, Struct, array, get, names, optional_text, path, put, put_if_asked, strings, take,
     take_or_zeroed, utf8,
@@ -94,7 +94,8 @@ unsafe extern "C" fn dlfs_purge(
             let edit = edit_options(accept_older_generation)?;
             let image = structs::addresses(addresses, "addresses")?;
             let (connect, mut stop) = to_write(options)?;
-            let report = import::purge(&image, &edit, &connect, &mut stop)?;
+            let report =
+                import::purge(&image, &edit, &connect, &mut (&mut stop as &mut dyn Watch))?;
             cataloging::committed(&image, report.generation, &connect, "purge");
             put_if_asked(freed_bytes, report.freed_bytes, "the result")
         }
@@ -104,15 +105,6 @@ unsafe extern "C" fn dlfs_purge(
 fn edit_options(accept_older_generation: u32) -> Result<EditOptions, Failure> {
     let accept_older_generation = flag(accept_older_generation, "accept_older_generation")?;
     Ok(EditOptions { accept_older_generation })
-}
-
-/// Asks the caller's `should_stop` between the pieces of a purge or import.
-impl Progress for Stop {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {}
-    fn stop(&mut self) -> bool {
-        !self.goes_on()
-    }
 }
 
 /// A writer of samples: an opaque handle.
@@ -530,7 +522,8 @@ unsafe extern "C" fn dlfs_import_plan(
             let (connect, mut stop) = to_write(connection)?;
             options.folders = connect.folders;
             let plan = path(plan, "plan")?;
-            let report = plan_import(&sources, &image, &options, &connect, plan, &mut stop)?;
+            let asking = &mut (&mut stop as &mut dyn Watch);
+            let report = plan_import(&sources, &image, &options, &connect, plan, asking)?;
             put_if_asked(samples, report.samples, "samples")
         }
     })
@@ -556,7 +549,7 @@ unsafe extern "C" fn dlfs_import_part(
             let (connect, mut stop) = to_write(connection)?;
             let part = u16::try_from(part)
                 .map_err(|_| Failure::invalid(format!("an image has no part {part}")))?;
-            let report = import_part(plan, part, &connect, &mut stop)?;
+            let report = import_part(plan, part, &connect, &mut (&mut stop as &mut dyn Watch))?;
             put_if_asked(samples, report.samples, "samples")
         }
     })
@@ -580,11 +573,12 @@ unsafe extern "C" fn dlfs_import_commit(
         unsafe {
             let plan = path(plan, "plan")?;
             let (connect, mut stop) = to_write(connection)?;
+            let asking = &mut (&mut stop as &mut dyn Watch);
             let (report, image) = match num_parts {
-                0 => commit_import(plan, &connect, &mut stop)?,
+                0 => commit_import(plan, &connect, asking)?,
                 count => {
                     let plan = WritePlan::load(plan)?;
-                    (plan.commit_all(count, &connect, &mut stop)?, plan.image().to_vec())
+                    (plan.commit_all(count, &connect, asking)?, plan.image().to_vec())
                 }
             };
             cataloging::committed(&image, report.generation, &connect, "import");

@@ -5,13 +5,11 @@ use std::path::{Path, PathBuf};
 
 use dlfs::address::Address;
 use dlfs::dataset::cataloging::{self, Origin};
-use dlfs::dataset::{self, class_names};
-use dlfs::format::Pack;
+use dlfs::dataset::{self, Watch, class_names};
 use dlfs::format::field_type::Element;
 use dlfs::import::many::{PartPlace, PartWriter, WritePlan as Plan, WrittenPart};
 use dlfs::import::{
-    self, ColumnsFrom, EditOptions, ImportOptions, Onto, PlacementOrder, Progress, RowOptions,
-    Stage,
+    self, ColumnsFrom, EditOptions, ImportOptions, Onto, PlacementOrder, RowOptions,
 };
 use dlfs::qpair::ConnectOptions;
 use dlfs::view::NamedView;
@@ -21,41 +19,9 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::convert;
 use crate::dataset::{Dataset, Keys, addresses};
-use crate::error::{OrRaise as _, Signals, detached, raise_invalid};
+use crate::error::{OrRaise as _, detached, raise_invalid};
 use crate::options::{self, given_or, open_options, without};
-use crate::writer::{How, catalog_name, committed, onto, pack, written};
-
-/// Options of the import, except its address and how to connect.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct ImportHow {
-    field_types: Vec<String>,
-    name: Option<String>,
-    label: Option<String>,
-    fields: Vec<String>,
-    tokens: Option<String>,
-    end_of_document: Option<u32>,
-    tokenizer: Option<PathBuf>,
-    text: Option<String>,
-    split: Vec<String>,
-    columns: Option<PathBuf>,
-    #[pyo3(item("from"))]
-    kind: String,
-    on_error: String,
-    resume: bool,
-    append: bool,
-    overwrite: bool,
-    shuffle: bool,
-    seed: u64,
-    chunk_size: u32,
-    pack: String,
-    catalog: Option<String>,
-    prefix: bool,
-    nested: bool,
-    max_expansion: u64,
-    classes: Option<PathBuf>,
-    accept_older_generation: bool,
-}
+use crate::writer::{catalog_name, committed, onto, pack, writer_options, written};
 
 /// Imports files; see `dlfs.import_`. Returns a dict that says what was committed.
 #[pyfunction]
@@ -66,20 +32,21 @@ pub(crate) fn import_files<'py>(
     connection: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let py = address.py();
-    let how: ImportHow = how.extract()?;
     let image = addresses(address)?;
     let connect = options::connection(connection)?;
-    let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
-    let mut options = how.options(py)?;
+    let catalog = given_or(how, "catalog", None::<String>)?;
+    let catalog = catalog.map(|name| catalog_name(py, &name)).transpose()?;
+    let mut options = import_options(how)?;
     options.folders = connect.folders;
-    let classes = how.classes.clone();
+    let classes = given_or(how, "classes", None::<PathBuf>)?;
     let made_by = if options.onto == Onto::Append { "append" } else { "import" };
     let report = detached(py, move |watch| {
         options.places.cancel = watch.cancel();
         if let Some(from) = &classes {
             options.classes = class_names(from.as_os_str(), &connect)?;
         }
-        let report = import::import(&paths, &image, &options, &connect, &mut Asking(watch))?;
+        let report =
+            import::import(&paths, &image, &options, &connect, &mut (watch as &mut dyn Watch))?;
         let sources = paths.iter().map(|source| dlfs::places::shown(source)).collect();
         let origin = Origin { made_by: made_by.to_owned(), sources, ..Origin::default() };
         let at = (&image[..], report.generation);
@@ -100,56 +67,62 @@ pub(crate) fn import_files<'py>(
     )
 }
 
-impl ImportHow {
-    fn options(&self, py: Python<'_>) -> PyResult<ImportOptions> {
-        let types = self
-            .field_types
-            .iter()
-            .map(|text| text.parse().map_err(|why| raise_invalid(py, format!("fields: {why}"))));
-        let union = self.columns.as_deref() == Some(Path::new("union"));
-        let columns = self.columns.clone().filter(|_| !union);
-        let columns = columns.map(|path| ColumnsFrom { path, key: None, only: Vec::new() });
-        let onto = match (self.resume, onto(py, self.append, self.overwrite)?) {
-            (true, Onto::Empty) => Onto::Resume,
-            (true, _) => {
-                let text = "resume continues as the import began: without append and overwrite";
-                return Err(raise_invalid(py, text.into()));
-            }
-            (false, onto) => onto,
-        };
-        let wrong = |text: &str| raise_invalid(py, format!("tokens: '{text}' is no type"));
-        let element = |text: &str| Element::named(text).ok_or_else(|| wrong(text));
-        let tokens = self.tokens.as_deref().map(element).transpose()?;
-        let pack: Pack = pack(py, &self.pack)?;
-        Ok(ImportOptions {
-            from: self.kind.parse().or_raise(py)?,
-            onto,
-            placement: if self.shuffle { PlacementOrder::Shuffled } else { PlacementOrder::Source },
-            seed: self.seed,
-            chunk_size_bytes: self.chunk_size,
-            pack,
-            on_error: self.on_error.parse().or_raise(py)?,
-            field_types: types.collect::<PyResult<_>>()?,
-            columns,
-            rows: RowOptions {
-                name: self.name.clone(),
-                label: self.label.clone(),
-                fields: self.fields.clone(),
-                files: None,
-                tokens,
-                end_of_document: self.end_of_document,
-                tokenizer: self.tokenizer.clone(),
-                text: self.text.clone(),
-                union,
-            },
-            splits: self.split.clone(),
-            prefix: self.prefix,
-            nested: self.nested,
-            max_expansion: self.max_expansion,
-            accept_older_generation: self.accept_older_generation,
-            ..ImportOptions::default()
-        })
-    }
+/// Options of the import, except its address and how to connect.
+fn import_options(how: &Bound<'_, PyDict>) -> PyResult<ImportOptions> {
+    let py = how.py();
+    let is_set = |key| given_or(how, key, false);
+    let text = |key| given_or(how, key, None::<String>);
+    let texts = |key| given_or(how, key, Vec::<String>::new());
+    let path = |key| given_or(how, key, None::<PathBuf>);
+    let types = texts("field_types")?;
+    let types = types
+        .iter()
+        .map(|text| text.parse().map_err(|why| raise_invalid(py, format!("fields: {why}"))));
+    let columns = path("columns")?;
+    let union = columns.as_deref() == Some(Path::new("union"));
+    let columns = columns.filter(|_| !union);
+    let columns = columns.map(|path| ColumnsFrom { path, key: None, only: Vec::new() });
+    let onto = match (is_set("resume")?, onto(how)?) {
+        (true, Onto::Empty) => Onto::Resume,
+        (true, _) => {
+            let text = "resume continues as the import began: without append and overwrite";
+            return Err(raise_invalid(py, text.into()));
+        }
+        (false, onto) => onto,
+    };
+    let element = |text: String| {
+        let wrong = || raise_invalid(py, format!("tokens: '{text}' is no type"));
+        Element::named(&text).ok_or_else(wrong)
+    };
+    let shuffled = is_set("shuffle")?;
+    Ok(ImportOptions {
+        from: text("from")?.unwrap_or_default().parse().or_raise(py)?,
+        onto,
+        placement: if shuffled { PlacementOrder::Shuffled } else { PlacementOrder::Source },
+        seed: given_or(how, "seed", 0)?,
+        chunk_size_bytes: given_or(how, "chunk_size", 0)?,
+        pack: pack(how)?,
+        on_error: text("on_error")?.unwrap_or_default().parse().or_raise(py)?,
+        field_types: types.collect::<PyResult<_>>()?,
+        columns,
+        rows: RowOptions {
+            name: text("name")?,
+            label: text("label")?,
+            fields: texts("fields")?,
+            files: None,
+            tokens: text("tokens")?.map(element).transpose()?,
+            end_of_document: given_or(how, "end_of_document", None)?,
+            tokenizer: path("tokenizer")?,
+            text: text("text")?,
+            union,
+        },
+        splits: texts("split")?,
+        prefix: is_set("prefix")?,
+        nested: is_set("nested")?,
+        max_expansion: given_or(how, "max_expansion", 0)?,
+        accept_older_generation: is_set("accept_older_generation")?,
+        ..ImportOptions::default()
+    })
 }
 
 /// The plan that the writers of one image agree on; `dlfs.WritePlan` is its Python half.
@@ -157,14 +130,6 @@ impl ImportHow {
 pub(crate) struct WritePlan {
     pub(crate) plan: Plan,
     pub(crate) connect: ConnectOptions,
-}
-
-/// The number of the part to write, and its place.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct Which {
-    number: u64,
-    anywhere: bool,
 }
 
 #[pymethods]
@@ -185,7 +150,7 @@ impl WritePlan {
         connection: &Bound<'py, PyDict>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let py = address.py();
-        let options = how.extract::<How>()?.options(py)?;
+        let options = writer_options(how)?;
         let image = addresses(address)?;
         let connect = options::connection(connection)?;
         let classes = classes.into_iter().map(String::into_bytes).collect();
@@ -236,10 +201,10 @@ impl WritePlan {
         let plan = &self.plan;
         let connect = &self.connect;
         let report = detached(py, |watch| {
-            let mut asking = Asking(watch);
+            let asking = &mut (watch as &mut dyn Watch);
             let report = match count {
-                Some(count) => plan.commit_all(count, connect, &mut asking)?,
-                None => plan.commit(&parts, connect, &mut asking)?,
+                Some(count) => plan.commit_all(count, connect, asking)?,
+                None => plan.commit(&parts, connect, asking)?,
             };
             let at = (plan.image(), report.generation);
             let origin = Origin { made_by: "import".to_owned(), ..Origin::default() };
@@ -253,8 +218,9 @@ impl WritePlan {
 impl WritePlan {
     /// Begins the part that `which` names.
     pub(crate) fn begin(&self, which: &Bound<'_, PyDict>) -> PyResult<PartWriter> {
-        let Which { number, anywhere } = which.extract()?;
-        let place = if anywhere { PartPlace::AnyFree } else { PartPlace::Own };
+        let number = given_or(which, "number", 0)?;
+        let is_anywhere = given_or(which, "anywhere", false)?;
+        let place = if is_anywhere { PartPlace::AnyFree } else { PartPlace::Own };
         detached(which.py(), |_| PartWriter::begin(&self.plan, number, place, &self.connect))
     }
 }
@@ -307,7 +273,7 @@ pub(crate) fn purge(
 ) -> PyResult<u64> {
     let (image, options, connect) = target(address, options)?;
     let report = detached(address.py(), |watch| {
-        let report = import::purge(&image, &options, &connect, &mut Asking(watch))?;
+        let report = import::purge(&image, &options, &connect, &mut (watch as &mut dyn Watch))?;
         cataloging::committed(&image, report.generation, &connect, "purge");
         Ok(report)
     })?;
@@ -345,14 +311,3 @@ fn target(
 }
 
 const ACCEPT: &str = "accept_older_generation";
-
-/// Looks for signals between the pieces of a purge or import.
-struct Asking<'a>(pub(crate) &'a mut Signals);
-
-impl Progress for Asking<'_> {
-    fn stage(&mut self, _: Stage, _: u64, _: u64) {}
-    fn advance(&mut self, _: u64, _: u64) {}
-    fn stop(&mut self) -> bool {
-        !dlfs::dataset::Watch::goes_on(self.0)
-    }
-}

@@ -23,6 +23,7 @@ use pyo3::types::{PyBytes, PyDict, PyMapping, PyMemoryView, PyString};
 use crate::dataset::addresses;
 use crate::error::{OrRaise as _, detached, raise_invalid};
 use crate::import::{WritePlan, part_dict};
+use crate::options::given_or;
 use crate::{convert, options};
 
 /// Writes the samples of a program; `dlfs.Writer` and `dlfs.PartWriter` are its Python halves.
@@ -38,24 +39,6 @@ pub(crate) struct Writer {
     connect: ConnectOptions,
     onto: Onto,
     catalog: Option<CatalogName>,
-}
-
-/// Options of the image, except its address and how to connect.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct How {
-    fields: Vec<(String, Option<String>)>,
-    columns: Vec<(String, String)>,
-    append: bool,
-    overwrite: bool,
-    shuffle: bool,
-    count: Option<u64>,
-    seed: u64,
-    chunk_size: u32,
-    pack: String,
-    shuffle_bytes: usize,
-    catalog: Option<String>,
-    accept_older_generation: bool,
 }
 
 #[pymethods]
@@ -74,12 +57,12 @@ impl Writer {
             let image = plan.plan.image().to_vec();
             return Writer::of(py, held, image, plan.connect.clone(), Onto::Empty, None);
         }
-        let how: How = how.extract()?;
         let image = addresses(address)?;
         let connect = options::connection(connection)?;
-        let options = how.options(py)?;
+        let options = writer_options(how)?;
         let onto = options.image.onto;
-        let catalog = how.catalog.as_deref().map(|name| catalog_name(py, name)).transpose()?;
+        let catalog = given_or(how, "catalog", None::<String>)?;
+        let catalog = catalog.map(|name| catalog_name(py, &name)).transpose()?;
         let made = detached(py, |_| {
             let made = import::Writer::create(&image, options, &connect);
             made.map_err(|error| match error.kind() {
@@ -321,43 +304,44 @@ impl Writer {
     }
 }
 
-impl How {
-    pub(crate) fn options(&self, py: Python<'_>) -> PyResult<WriterOptions> {
-        let invalid = |text: &str| Err(raise_invalid(py, text.into()));
-        let onto = onto(py, self.append, self.overwrite)?;
-        let order = match (self.shuffle, self.count) {
-            (true, Some(count)) => WriteOrder::Whole { count },
-            (false, Some(_)) => return invalid("count is for samples that are shuffled together"),
-            (true, None) => WriteOrder::Windows,
-            (false, None) => WriteOrder::Written,
-        };
-        let columns = self.columns.iter().map(|(name, kind)| {
-            let kind = kind.parse::<ColumnType>();
-            let kind =
-                kind.map_err(|error| raise_invalid(py, format!("columns: {name:?}: {error}")))?;
-            Ok(ColumnSpec { name: name.clone(), kind })
-        });
-        let types = self.fields.iter().map(|(name, kind)| {
-            let Some(kind) = kind.as_deref().filter(|kind| *kind != BYTES) else { return Ok(None) };
-            let kind = kind.parse::<FieldType>();
-            kind.map(Some).map_err(|why| raise_invalid(py, format!("fields: {name:?}: {why}")))
-        });
-        Ok(WriterOptions {
-            field_types: FieldTypes::new(types.collect::<PyResult<_>>()?),
-            image: ImportOptions {
-                onto,
-                seed: self.seed,
-                chunk_size_bytes: self.chunk_size,
-                pack: pack(py, &self.pack)?,
-                accept_older_generation: self.accept_older_generation,
-                ..ImportOptions::default()
-            },
-            fields: self.fields.iter().map(|(name, _)| name.clone().into_bytes()).collect(),
-            columns: columns.collect::<PyResult<_>>()?,
-            order,
-            window_bytes: self.shuffle_bytes,
-        })
-    }
+/// Options of the image, except its address and how to connect.
+pub(crate) fn writer_options(how: &Bound<'_, PyDict>) -> PyResult<WriterOptions> {
+    let py = how.py();
+    let invalid = |text: &str| Err(raise_invalid(py, text.into()));
+    let order = match (given_or(how, "shuffle", false)?, given_or(how, "count", None)?) {
+        (true, Some(count)) => WriteOrder::Whole { count },
+        (false, Some(_)) => return invalid("count is for samples that are shuffled together"),
+        (true, None) => WriteOrder::Windows,
+        (false, None) => WriteOrder::Written,
+    };
+    let columns = given_or(how, "columns", Vec::<(String, String)>::new())?;
+    let columns = columns.into_iter().map(|(name, kind)| {
+        let kind = kind.parse::<ColumnType>();
+        let kind =
+            kind.map_err(|error| raise_invalid(py, format!("columns: {name:?}: {error}")))?;
+        Ok(ColumnSpec { name, kind })
+    });
+    let fields = given_or(how, "fields", Vec::<(String, Option<String>)>::new())?;
+    let types = fields.iter().map(|(name, kind)| {
+        let Some(kind) = kind.as_deref().filter(|kind| *kind != BYTES) else { return Ok(None) };
+        let kind = kind.parse::<FieldType>();
+        kind.map(Some).map_err(|why| raise_invalid(py, format!("fields: {name:?}: {why}")))
+    });
+    Ok(WriterOptions {
+        field_types: FieldTypes::new(types.collect::<PyResult<_>>()?),
+        image: ImportOptions {
+            onto: onto(how)?,
+            seed: given_or(how, "seed", 0)?,
+            chunk_size_bytes: given_or(how, "chunk_size", 0)?,
+            pack: pack(how)?,
+            accept_older_generation: given_or(how, "accept_older_generation", false)?,
+            ..ImportOptions::default()
+        },
+        fields: fields.into_iter().map(|(name, _)| name.into_bytes()).collect(),
+        columns: columns.collect::<PyResult<_>>()?,
+        order,
+        window_bytes: given_or(how, "shuffle_bytes", 0)?,
+    })
 }
 
 impl<'py> Labelled<'py> {
@@ -401,9 +385,11 @@ pub(crate) fn committed(
 }
 
 /// Decides what becomes of the image's present contents.
-pub(crate) fn onto(py: Python<'_>, append: bool, overwrite: bool) -> PyResult<Onto> {
-    match (append, overwrite) {
-        (true, true) => Err(raise_invalid(py, "append and overwrite exclude each other".into())),
+pub(crate) fn onto(how: &Bound<'_, PyDict>) -> PyResult<Onto> {
+    match (given_or(how, "append", false)?, given_or(how, "overwrite", false)?) {
+        (true, true) => {
+            Err(raise_invalid(how.py(), "append and overwrite exclude each other".into()))
+        }
         (true, false) => Ok(Onto::Append),
         (false, true) => Ok(Onto::Force),
         (false, false) => Ok(Onto::Empty),
@@ -411,13 +397,13 @@ pub(crate) fn onto(py: Python<'_>, append: bool, overwrite: bool) -> PyResult<On
 }
 
 /// Parses the packing of samples.
-pub(crate) fn pack(py: Python<'_>, text: &str) -> PyResult<Pack> {
-    match text {
+pub(crate) fn pack(how: &Bound<'_, PyDict>) -> PyResult<Pack> {
+    match &*given_or(how, "pack", String::new())? {
         "aligned" => Ok(Pack::Aligned),
         "tight" => Ok(Pack::Tight),
         other => {
             let text = format!("pack is \"aligned\" or \"tight\", not {other:?}");
-            Err(raise_invalid(py, text))
+            Err(raise_invalid(how.py(), text))
         }
     }
 }
