@@ -8,15 +8,15 @@ use dlfs::format::field_type::Element;
 use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, reader};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use crate::convert::{self, position};
+use crate::dataset::picked;
 use crate::device::{Arrived, OnDevice};
 use crate::dlpack::{self, DeviceId, Request, Spec};
-use crate::error::{OrRaise as _, class, kind_of, raise, raise_invalid, raise_no_array};
+use crate::error::{OrRaise as _, raise, raise_invalid, raise_no_array};
 use crate::ffi::{Lent, Memory, Source, Views};
-use crate::held::{Choice, Copied, Fields, Held, Values};
+use crate::held::{Beside, Fields, Held};
 use crate::numpy;
 use crate::sample::Sample;
 
@@ -122,15 +122,13 @@ impl Batch {
                 None => Ok(self.field(index)?.into_any()),
             };
         }
-        let len = self.held.len() as isize;
+        let len = self.held.len() as u64;
         if let Ok(slice) = index.cast::<PySlice>() {
-            let slice = slice.indices(len)?;
             let views = self.views(py)?;
-            let picked = (0..slice.slicelength as isize).map(|n| slice.start + n * slice.step);
-            let picked = picked.map(|at| self.show(&views, at as usize));
+            let picked = picked(slice, len)?.map(|at| self.show(&views, at as usize));
             return Ok(PyList::new(py, picked.collect::<PyResult<Vec<_>>>()?)?.into_any());
         }
-        self.view(py, position(index, len as u64, "batch")? as usize)
+        self.view(py, position(index, len, "batch")? as usize)
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -362,11 +360,11 @@ impl Batch {
         Some(OnDevice::new(Arc::clone(arrived), Fields::clone(&self.held.fields)))
     }
 
-    /// The batch for another process: a view of each record, and the other arguments of `batch_of`.
+    /// The batch for another process: a view of each record, and the other argument of `batch_of`.
     fn _apart<'py>(
         &self,
         py: Python<'py>,
-    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Bound<'py, PyTuple>)> {
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Bound<'py, PyBytes>)> {
         let views = Views::of(py, Source::Record(Arc::clone(&self.held)))?;
         let records = (0..self.held.len()).map(|index| views.view(index));
         Ok((records.collect::<PyResult<_>>()?, beside(py, &self.held, 0..self.held.len())?))
@@ -453,41 +451,14 @@ impl Batch {
     }
 }
 
-/// Some samples of a batch as they are pickled: the arguments of `batch_of` and `sample_of` behind the bytes of the
-/// records, a tuple in Python. In this order: the end of each record; ids; labels; the epoch, and whether the batch
-/// ends it; the fields; failures (position, class, text); sources; columns (name, kind, values).
-#[derive(FromPyObject, IntoPyObject)]
-struct Pickle(
-    Vec<usize>,
-    Vec<i64>,
-    Option<Vec<i64>>,
-    (u64, bool),
-    PickledFields,
-    Vec<(usize, String, String)>,
-    Option<Vec<u32>>,
-    Vec<(String, String, Vec<i64>)>,
-);
-
-/// The names of all fields; the field that represents the sample, or the fields that a sample maps, if they were
-/// chosen; the types of all fields.
-#[derive(FromPyObject, IntoPyObject)]
-struct PickledFields(
-    Vec<PyBackedBytes>,
-    Option<PyBackedBytes>,
-    Option<Vec<PyBackedBytes>>,
-    Vec<Option<String>>,
-);
-
-/// The pickled form of some samples of a batch.
+/// The pickled form of some samples of a batch: the arguments of `batch_of` and `sample_of`.
 pub(crate) fn parts<'py>(
     py: Python<'py>,
     held: &Held,
     picked: Range<usize>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let records: Vec<&[u8]> = picked.clone().map(|index| held.record(index)).collect();
-    let records = PyBytes::new(py, &records.concat()).into_any();
-    let rest = beside(py, held, picked)?;
-    PyTuple::new(py, std::iter::once(records).chain(rest.iter()).collect::<Vec<_>>())
+    PyTuple::new(py, [PyBytes::new(py, &records.concat()), beside(py, held, picked)?])
 }
 
 /// The pickled form without the records.
@@ -495,72 +466,54 @@ fn beside<'py>(
     py: Python<'py>,
     held: &Held,
     picked: Range<usize>,
-) -> PyResult<Bound<'py, PyTuple>> {
+) -> PyResult<Bound<'py, PyBytes>> {
     let ends = picked.clone().scan(0, |at, index| {
         *at += held.record(index).len();
         Some(*at)
     });
-    let ends: Vec<usize> = ends.collect();
-    let ids: Vec<i64> = picked.clone().map(|index| held.id(index)).collect();
     let labels = picked.clone().map(|index| held.label(index).unwrap_or(NO_LABEL));
-    let labels: Option<Vec<i64>> = held.has_labels().then(|| labels.collect());
-    let place = (held.epoch(), held.ends_epoch());
-    let backed = |bytes: &[u8]| PyBackedBytes::from(PyBytes::new(py, bytes));
-    let names_of = |names: &[Vec<u8>]| names.iter().map(|name| backed(name)).collect();
-    let (one, several) = match held.fields.choice() {
-        None => (None, None),
-        Some(Choice::One(name)) => (Some(backed(&name)), None),
-        Some(Choice::Several(names)) => (None, Some(names_of(&names))),
-    };
-    let kinds = (0..held.fields.names.len()).map(|field| held.fields.kind(field));
-    let kinds = kinds.map(|kind| kind.map(FieldType::to_string)).collect::<Vec<_>>();
-    let fields = PickledFields(names_of(&held.fields.names), one, several, kinds);
-    let failures = held.failures.iter().filter(|(at, _)| picked.contains(at));
-    let failures: Vec<_> = failures
-        .map(|(at, error)| (at - picked.start, class(error.kind()).to_owned(), error.to_string()))
-        .collect();
-    let sources = held.sources().map(|sources| sources[picked.clone()].to_vec());
     let columns = held.column_names().into_iter().map(|name| held.column(&name, picked.clone()));
-    let columns = columns.collect::<dlfs::Result<Vec<Values>>>().or_raise(py)?;
-    let columns = columns.into_iter();
-    let columns = columns.map(|it| (it.name, it.kind.name().to_owned(), it.raw)).collect();
-    Pickle(ends, ids, labels, place, fields, failures, sources, columns).into_pyobject(py)
+    let types = (0..held.fields.names.len()).map(|field| held.fields.kind(field));
+    let failures = held.failures.iter().filter(|(at, _)| picked.contains(at));
+    let failures = failures.map(|(at, error)| (at - picked.start, error.kind(), error.to_string()));
+    let beside = Beside {
+        ends: ends.collect(),
+        ids: picked.clone().map(|index| held.id(index)).collect(),
+        labels: held.has_labels().then(|| labels.collect()),
+        epoch: held.epoch(),
+        ends_epoch: held.ends_epoch(),
+        sources: held.sources().map(|sources| sources[picked.clone()].to_vec()),
+        columns: columns.collect::<dlfs::Result<_>>().or_raise(py)?,
+        names: held.fields.names.to_vec(),
+        choice: held.fields.choice(),
+        types: types.map(|kind| kind.map(FieldType::to_string)).collect(),
+        failures: failures.collect(),
+    };
+    Ok(PyBytes::new(py, &serde_json::to_vec(&beside).expect("numbers and texts become JSON")))
 }
 
 /// The batch that [`parts`] copied, or one over records that another object lends.
 ///
 /// # Errors
 /// `InvalidArgument`: the arguments do not fit together.
-pub(crate) fn held_of(parts: &Bound<'_, PyTuple>) -> PyResult<Arc<Held>> {
-    let py = parts.py();
-    let Ok(records) = parts.get_item(0) else {
-        return Err(raise_invalid(py, "this is not a pickled batch: it is empty".into()));
-    };
-    let records = Lent::new(&records)?;
-    let Pickle(ends, ids, labels, place, fields, failures, sources, columns) =
-        parts.get_slice(1, parts.len()).extract()?;
-    let PickledFields(names, one, several, kinds) = fields;
-    let (epoch, ends_epoch) = place;
-    let columns = columns.into_iter().map(|(name, kind, raw)| {
-        let kind = kind.parse().map_err(|text| raise_invalid(py, text))?;
-        Ok(Values { name, kind, raw })
-    });
-    let columns = columns.collect::<PyResult<Vec<Values>>>()?;
-    let copied =
-        Copied { records, ends, ids, labels, epoch, ends_epoch, sources, columns }.check(py)?;
-    let owned =
-        |names: &[PyBackedBytes]| names.iter().map(|name| name.to_vec()).collect::<Vec<_>>();
-    let kinds = kinds.into_iter().map(|kind| kind.map(|text| text.parse()).transpose());
-    let kinds = kinds.collect::<Result<Vec<_>, String>>();
-    let kinds = kinds.map_err(|text| raise_invalid(py, text))?;
-    let mut fields = Fields::new(&owned(&names), FieldTypes::new(kinds));
-    let one = one.map(|name| Choice::One(name.to_vec()));
-    if let Some(choice) = one.or_else(|| several.map(|names| Choice::Several(owned(&names)))) {
-        fields = fields.choose(&choice).or_raise(py)?;
+pub(crate) fn held_of(records: &Bound<'_, PyAny>, beside: &[u8]) -> PyResult<Arc<Held>> {
+    let py = records.py();
+    let records = Lent::new(records)?;
+    let wrong = |why: String| raise_invalid(py, format!("this is not a pickled batch: {why}"));
+    let beside = serde_json::from_slice(beside);
+    let mut beside: Beside = beside.map_err(|error| wrong(error.to_string()))?;
+    if !beside.fits(records.len()) {
+        return Err(wrong("its parts do not fit together".into()));
     }
-    let failures =
-        failures.into_iter().map(|(at, class, text)| (at, Error::new(kind_of(&class), text)));
-    Ok(Arc::new(Held::copied(copied, fields, failures.collect())))
+    let types = beside.types.iter().map(|kind| kind.as_ref().map(|text| text.parse()).transpose());
+    let types = types.collect::<Result<Vec<_>, String>>().map_err(wrong)?;
+    let mut fields = Fields::new(&beside.names, FieldTypes::new(types));
+    if let Some(choice) = &beside.choice {
+        fields = fields.choose(choice).or_raise(py)?;
+    }
+    let failures = std::mem::take(&mut beside.failures).into_iter();
+    let failures = failures.map(|(at, kind, text)| (at, Error::new(kind, text))).collect();
+    Ok(Arc::new(Held::copied(records, beside, fields, failures)))
 }
 
 /// The names of the fields that a sample maps.

@@ -779,7 +779,10 @@ impl Names {
 }
 
 /// The indices that a slice selects from `len`.
-fn picked(slice: &Bound<'_, PySlice>, len: u64) -> PyResult<impl ExactSizeIterator<Item = u64>> {
+pub(crate) fn picked(
+    slice: &Bound<'_, PySlice>,
+    len: u64,
+) -> PyResult<impl ExactSizeIterator<Item = u64>> {
     let slice = slice.indices(len as isize)?;
     Ok((0..slice.slicelength).map(move |n| (slice.start + n as isize * slice.step) as u64))
 }

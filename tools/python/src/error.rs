@@ -31,7 +31,7 @@ use tracing::Level;
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let sample = error.sample_id().map(|id| id.0);
     if !is_missing_file(error) {
-        return make(py, class(error.kind()), error.report(), sample);
+        return make(py, &format!("{:?}", error.kind()), error.report(), sample);
     }
     let raised = make(py, "FileNotFound", error.report(), sample);
     // The text names the file, too, so a failure here is ignored.
@@ -77,7 +77,7 @@ pub(crate) fn raise_lookup(py: Python<'_>, error: &Error) -> PyErr {
 
 /// The exception for a mistake of the caller.
 pub(crate) fn raise_invalid(py: Python<'_>, text: String) -> PyErr {
-    make(py, class(ErrorKind::InvalidArgument), text, None)
+    make(py, "InvalidArgument", text, None)
 }
 
 /// As [`raise_invalid`], for an attribute that a batch does not have.
@@ -85,41 +85,17 @@ pub(crate) fn raise_no_array(py: Python<'_>, text: String) -> PyErr {
     make(py, "NoArray", text, None)
 }
 
+/// An exception of `class`, which has the name of a kind of errors; kinds without a class are of `Error`.
 fn make(py: Python<'_>, class: &str, text: String, sample: Option<u64>) -> PyErr {
     let made = || -> PyResult<PyErr> {
-        let class = py.import("dlfs._errors")?.getattr(class)?;
+        let classes = py.import("dlfs._errors")?;
+        let class = classes.getattr(class).or_else(|_| classes.getattr("Error"))?;
         let exception = class.call1((&text,))?;
         exception.setattr("sample_id", sample)?;
         Ok(PyErr::from_value(exception))
     };
     made().unwrap_or_else(|_| PyRuntimeError::new_err(text.clone()))
 }
-
-/// The name of the class of errors of `kind`.
-pub(crate) fn class(kind: ErrorKind) -> &'static str {
-    CLASSES.iter().find(|(known, _)| *known == kind).map_or("Error", |(_, name)| name)
-}
-
-/// The kind of errors whose class has the name `class`.
-pub(crate) fn kind_of(class: &str) -> ErrorKind {
-    CLASSES.iter().find(|(_, name)| *name == class).map_or(ErrorKind::Io, |(kind, _)| *kind)
-}
-
-const CLASSES: [(ErrorKind, &str); 13] = [
-    (ErrorKind::NotFound, "NotFound"),
-    (ErrorKind::InvalidArgument, "InvalidArgument"),
-    (ErrorKind::Corrupt, "Corrupt"),
-    (ErrorKind::Unsupported, "Unsupported"),
-    (ErrorKind::Disconnected, "Disconnected"),
-    (ErrorKind::TimedOut, "TimedOut"),
-    (ErrorKind::Refused, "Refused"),
-    (ErrorKind::Busy, "Busy"),
-    (ErrorKind::Stale, "Stale"),
-    (ErrorKind::NoSpace, "NoSpace"),
-    (ErrorKind::OutOfMemory, "OutOfMemory"),
-    (ErrorKind::DeviceLost, "DeviceLost"),
-    (ErrorKind::Internal, "Internal"),
-];
 
 /// From now on, a call that panics raises `dlfs.Internal`, whose text says what panicked and where.
 ///

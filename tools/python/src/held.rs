@@ -15,13 +15,15 @@ use dlfs::format::{FieldType, FieldTypes};
 use dlfs::{Error, ErrorKind, Result, reader};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::batch::NO_LABEL;
 use crate::convert;
-use crate::error::{OrRaise as _, raise_invalid, raise_lookup};
+use crate::error::{OrRaise as _, raise_lookup};
 use crate::ffi::Lent;
 
 /// The names in the option `fields`.
+#[derive(Serialize, Deserialize)]
 pub(crate) enum Choice {
     /// One name: this field is the sample.
     One(Vec<u8>),
@@ -257,13 +259,14 @@ pub(crate) struct Held {
 
 enum Samples {
     Read(reader::Batch),
-    Copied(Copied),
+    /// Those of a pickle, and their records.
+    Copied(Lent, Beside),
 }
 
-/// The content of a pickle.
-pub(crate) struct Copied {
-    pub(crate) records: Lent,
-    /// The end of each record in `records`.
+/// The parts of a pickled batch beside its records.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Beside {
+    /// The end of each record.
     pub(crate) ends: Vec<usize>,
     pub(crate) ids: Vec<i64>,
     pub(crate) labels: Option<Vec<i64>>,
@@ -272,10 +275,16 @@ pub(crate) struct Copied {
     /// The source of each sample, if they are of a mixture.
     pub(crate) sources: Option<Vec<u32>>,
     pub(crate) columns: Vec<Values>,
+    /// Names and types of all fields, and those that are shown if some were chosen.
+    pub(crate) names: Vec<Vec<u8>>,
+    pub(crate) types: Vec<Option<String>>,
+    pub(crate) choice: Option<Choice>,
+    /// Samples that could not be read: positions, ascending, and why.
+    pub(crate) failures: Vec<(usize, ErrorKind, String)>,
 }
 
 /// The values of the samples of a batch in a typed column.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Values {
     pub(crate) name: String,
     pub(crate) kind: ColumnType,
@@ -297,23 +306,16 @@ impl Values {
     }
 }
 
-impl Copied {
-    /// Checks that the fields agree: a pickle is untrusted.
-    pub(crate) fn check(self, py: Python<'_>) -> PyResult<Copied> {
-        let rises =
-            self.ends.is_sorted() && self.ends.last().copied().unwrap_or(0) == self.records.len();
-        let labels = self.labels.as_ref().map_or(self.ids.len(), Vec::len);
-        let sources = self.sources.as_ref().map_or(self.ids.len(), Vec::len);
-        let columns = self.columns.iter().all(|column| column.raw.len() == self.ids.len());
-        if rises
-            && columns
-            && sources == self.ids.len()
-            && self.ids.len() == self.ends.len()
-            && labels == self.ends.len()
-        {
-            return Ok(self);
-        }
-        Err(raise_invalid(py, "this is not a pickled batch: its parts do not fit together".into()))
+impl Beside {
+    /// Returns whether the parts fit together, and to records of `len` bytes: a pickle is untrusted.
+    pub(crate) fn fits(&self, len: usize) -> bool {
+        let count = self.ends.len();
+        self.ends.is_sorted()
+            && self.ends.last().copied().unwrap_or(0) == len
+            && self.ids.len() == count
+            && self.labels.as_ref().is_none_or(|labels| labels.len() == count)
+            && self.sources.as_ref().is_none_or(|sources| sources.len() == count)
+            && self.columns.iter().all(|column| column.raw.len() == count)
     }
 }
 
@@ -336,8 +338,13 @@ impl Held {
         Held::new(Samples::Read(batch), fields, failures)
     }
 
-    pub(crate) fn copied(copied: Copied, fields: Fields, failures: Failures) -> Held {
-        Held::new(Samples::Copied(copied), Arc::new(fields), failures)
+    pub(crate) fn copied(
+        records: Lent,
+        beside: Beside,
+        fields: Fields,
+        failures: Failures,
+    ) -> Held {
+        Held::new(Samples::Copied(records, beside), Arc::new(fields), failures)
     }
 
     fn new(samples: Samples, fields: Arc<Fields>, failures: Failures) -> Held {
@@ -361,14 +368,14 @@ impl Held {
     pub(crate) fn len(&self) -> usize {
         match &*self.samples {
             Samples::Read(batch) => batch.len(),
-            Samples::Copied(copied) => copied.ids.len(),
+            Samples::Copied(_, copied) => copied.ids.len(),
         }
     }
 
     pub(crate) fn id(&self, index: usize) -> i64 {
         match &*self.samples {
             Samples::Read(batch) => batch.id(index).0 as i64,
-            Samples::Copied(copied) => copied.ids[index],
+            Samples::Copied(_, copied) => copied.ids[index],
         }
     }
 
@@ -376,21 +383,21 @@ impl Held {
     pub(crate) fn sources(&self) -> Option<&[u32]> {
         match &*self.samples {
             Samples::Read(batch) => batch.sources(),
-            Samples::Copied(copied) => copied.sources.as_deref(),
+            Samples::Copied(_, copied) => copied.sources.as_deref(),
         }
     }
 
     pub(crate) fn has_labels(&self) -> bool {
         match &*self.samples {
             Samples::Read(batch) => batch.has_labels(),
-            Samples::Copied(copied) => copied.labels.is_some(),
+            Samples::Copied(_, copied) => copied.labels.is_some(),
         }
     }
 
     pub(crate) fn label(&self, index: usize) -> Option<i64> {
         match &*self.samples {
             Samples::Read(batch) => batch.label(index),
-            Samples::Copied(copied) => copied
+            Samples::Copied(_, copied) => copied
                 .labels
                 .as_ref()
                 .map(|labels| labels[index])
@@ -412,7 +419,7 @@ impl Held {
                 }
                 names
             }
-            Samples::Copied(copied) => {
+            Samples::Copied(_, copied) => {
                 copied.columns.iter().map(|column| column.name.clone()).collect()
             }
         }
@@ -432,7 +439,7 @@ impl Held {
         };
         let batch = match &*self.samples {
             Samples::Read(batch) => batch,
-            Samples::Copied(copied) => {
+            Samples::Copied(_, copied) => {
                 let found = copied.columns.iter().find(|column| column.name == name);
                 let found = found.ok_or_else(not_found)?;
                 return Ok(Values { raw: found.raw[picked].to_vec(), ..found.clone() });
@@ -471,14 +478,14 @@ impl Held {
     pub(crate) fn epoch(&self) -> u64 {
         match &*self.samples {
             Samples::Read(batch) => batch.epoch().0,
-            Samples::Copied(copied) => copied.epoch,
+            Samples::Copied(_, copied) => copied.epoch,
         }
     }
 
     pub(crate) fn ends_epoch(&self) -> bool {
         match &*self.samples {
             Samples::Read(batch) => batch.ends_epoch(),
-            Samples::Copied(copied) => copied.ends_epoch,
+            Samples::Copied(_, copied) => copied.ends_epoch,
         }
     }
 
@@ -486,9 +493,9 @@ impl Held {
     pub(crate) fn record(&self, index: usize) -> &[u8] {
         match &*self.samples {
             Samples::Read(batch) => batch.bytes(index),
-            Samples::Copied(copied) => {
+            Samples::Copied(records, copied) => {
                 let start = index.checked_sub(1).map_or(0, |before| copied.ends[before]);
-                &copied.records[start..copied.ends[index]]
+                &records[start..copied.ends[index]]
             }
         }
     }

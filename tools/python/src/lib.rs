@@ -39,7 +39,6 @@ mod _dlfs {
     use std::ffi::OsString;
 
     use pyo3::prelude::*;
-    use pyo3::types::PyTuple;
 
     #[pymodule_export]
     use super::batch::Batch;
@@ -82,21 +81,19 @@ mod _dlfs {
 
     /// Unpickles a Batch, over the bytes of the records.
     #[pyfunction]
-    #[pyo3(signature = (*parts))]
-    fn batch_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Batch>> {
-        Batch::of(parts.py(), super::batch::held_of(parts)?, None)
+    fn batch_of<'py>(records: &Bound<'py, PyAny>, beside: &[u8]) -> PyResult<Bound<'py, Batch>> {
+        Batch::of(records.py(), super::batch::held_of(records, beside)?, None)
     }
 
     /// Unpickles a Sample, as a copy.
     #[pyfunction]
-    #[pyo3(signature = (*parts))]
-    fn sample_of<'py>(parts: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, Sample>> {
-        let held = super::batch::held_of(parts)?;
+    fn sample_of<'py>(records: &Bound<'py, PyAny>, beside: &[u8]) -> PyResult<Bound<'py, Sample>> {
+        let held = super::batch::held_of(records, beside)?;
         match held.len() {
-            1 => Sample::of(parts.py(), &held, 0),
+            1 => Sample::of(records.py(), &held, 0),
             _ => {
                 let text = "this is not a pickled sample";
-                Err(super::error::raise_invalid(parts.py(), text.into()))
+                Err(super::error::raise_invalid(records.py(), text.into()))
             }
         }
     }

@@ -7,7 +7,7 @@ use dlfs::Result;
 use dlfs::dataset::{self, SampleRange};
 use dlfs::units::SampleId;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::batch::{mapped_names, parts};
 use crate::dataset::looked_up;
@@ -80,8 +80,8 @@ impl Sample {
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let is_name = name.is_instance_of::<PyString>() || name.is_instance_of::<PyBytes>();
-        Ok(is_name && self.held.fields.mapped_as(name.py(), &convert::to_bytes(name)?).is_ok())
+        Ok(convert::is_name(name)
+            && self.held.fields.mapped_as(name.py(), &convert::to_bytes(name)?).is_ok())
     }
 
     /// Names of the fields, as `fields`.

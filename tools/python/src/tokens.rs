@@ -167,8 +167,7 @@ impl TokenLoader {
         let Some((shape, max_seqlen, epoch)) = filled? else { return Ok(None) };
         let slot = shaped(py, slot, shape)?;
         let cu_seqlens = self.wanted.cu_seqlens.then(|| {
-            let bytes: Vec<u8> = cu_seqlens.iter().flat_map(|start| start.to_ne_bytes()).collect();
-            (PyByteArray::new(py, &bytes).into_any().unbind(), max_seqlen)
+            (PyByteArray::new(py, cu_seqlens[..].as_bytes()).into_any().unbind(), max_seqlen)
         });
         Ok(Some((slot, cu_seqlens, epoch)))
     }
@@ -314,15 +313,21 @@ impl TokenLoader {
             }
             let shape = self.wanted.shape(&turn.batch)?;
             let places = self.wanted.places(shape);
-            let rows = places.memory(most, device, pool)?;
-            let mut filled = Filled { rows, starts: Vec::new() };
+            let mut rows = places.memory(most, device, pool)?;
             let mut starts = Vec::new();
-            let mut arrays = places.split(&mut filled.rows);
+            let mut arrays = places.split(&mut rows);
             turn.batch
                 .fill(&self.wanted.columns, &mut self.wanted.arrays(&mut arrays, &mut starts))?;
-            filled.starts = starts.iter().flat_map(|start| start.to_ne_bytes()).collect();
             max_seqlen = turn.batch.max_seqlen();
-            let sent = slot.upload(filled, Filled::parts).inspect_err(|_| {
+            let sent = slot.upload((rows, starts), |(rows, starts)| {
+                let mut parts = Parts::new();
+                for bytes in [&rows[..], starts[..].as_bytes()] {
+                    parts.begin();
+                    parts.push(bytes);
+                }
+                parts
+            });
+            let sent = sent.inspect_err(|_| {
                 // The error of the upload matters; if the run cannot go back either, it is over.
                 turn.ended = loader.set_state(&before).is_err();
             })?;
@@ -506,24 +511,6 @@ impl Places {
             rest = behind;
         }
         slot
-    }
-}
-
-/// The arrays of a batch on the way to a device.
-struct Filled {
-    rows: IoBuf,
-    /// Those of cu_seqlens.
-    starts: Vec<u8>,
-}
-
-impl Filled {
-    fn parts(&self) -> Parts<'_> {
-        let mut parts = Parts::new();
-        for bytes in [&*self.rows, &self.starts] {
-            parts.begin();
-            parts.push(bytes);
-        }
-        parts
     }
 }
 

@@ -141,8 +141,7 @@ class Worker:
     def _send(self, link: socket.socket, batch: Batch) -> _Area | None:
         """Sends a batch; returns the area that may take the result, if one is free."""
         records, beside = batch._apart()
-        pickled = pickle.dumps(beside, pickle.HIGHEST_PROTOCOL)
-        lengths = sum(map(len, records)), len(pickled)
+        lengths = sum(map(len, records)), len(beside)
         files = []
         if self._records is None or self._records[1] < sum(lengths):
             self._forget_records()
@@ -151,7 +150,7 @@ class Worker:
             self._records, files = (file, size), [file]
             os.ftruncate(file, size)
         file, size = self._records
-        _write(file, [*records, pickled])
+        _write(file, [*records, beside])
         offered = self._free.take()
         message = lengths, size, None if offered is None else offered.id
         socket.send_fds(link, [pickle.dumps(message)], files)
@@ -374,7 +373,7 @@ class _Served:
 
     def _transformed(self, records: memoryview, beside: memoryview, offered: int | None) -> _Placed:
         try:
-            batch = batch_of(records, *pickle.loads(beside))
+            batch = batch_of(records, bytes(beside))
             if self._takes_rng:
                 result = self._transform(batch, rng=Generators.of(self._seed, batch))
             else:
