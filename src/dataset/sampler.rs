@@ -128,8 +128,7 @@ impl Batches {
         if let Some(mix) = &over.mix {
             return Ok(Batches::Mixture(Box::new(MixIds::new(mix, options, state)?)));
         }
-        let mut stream = Stream::new(Arc::clone(over.directory()), options, state)?;
-        stream.give_layouts_to(options.layouts.as_ref());
+        let stream = Stream::new(Arc::clone(over.directory()), options, state)?;
         Ok(Batches::Dataset(Box::new(stream)))
     }
 

@@ -16,13 +16,13 @@ use crate::buf::{IoBuf, SharedBuf};
 use crate::directory::Directory;
 use crate::error::{Error, Result};
 use crate::order::{OrderSpec, Pick};
-use crate::reader::{Batch, Fetch, Fetched, Geometry, Pump, SampleLocation, plan_chunk};
+use crate::reader::{Fetch, Fetched, Geometry, Pump, SampleLocation, plan_chunk};
 use crate::units::Slot;
 
 use super::OnError;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, Planner, Residency,
-    SampleDriver, SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, Planner, Residency, SampleDriver,
+    SourceDriver,
 };
 use super::stream::{Fed, Head, Stream};
 use super::window::{Memory, Priority};
@@ -61,7 +61,6 @@ pub(super) struct ChunkDriver {
     /// A planned chunk read that waits for memory.
     unstarted: Option<(u32, Range<u32>, Fetch)>,
     free_picks: Vec<Vec<Pick>>,
-    recycled: Vec<Batch>,
 }
 
 /// A range of a chunk's samples in memory; usually all of them.
@@ -135,7 +134,6 @@ impl ChunkDriver {
             num_reads: 0,
             unstarted: None,
             free_picks: Vec::new(),
-            recycled: Vec::new(),
         }
     }
 
@@ -420,7 +418,7 @@ impl ChunkDriver {
     fn assemble(&mut self, planned: PlannedBatch) -> Result<Delivery> {
         let number = self.first;
         self.first += 1;
-        let mut batch = self.recycled.pop().unwrap_or_default();
+        let mut batch = self.stream.spares.take();
         batch.reset(&self.directory, planned.head.epoch);
         batch.reserve(planned.picks.len());
         // Rounded up, since the number of residents varies: the steady state must not allocate.
@@ -613,12 +611,6 @@ impl Driver for ChunkDriver {
         each_slot(&self.directory, &resident.fetch, |_, slot| self.residency.clear(slot..slot + 1));
         self.to_reread.push(index);
         self.planned.iter_mut().for_each(|planned| planned.arrived = 0);
-    }
-
-    fn recycle(&mut self, batch: Batch) {
-        if self.recycled.len() < MAX_RECYCLED {
-            self.recycled.push(batch);
-        }
     }
 }
 

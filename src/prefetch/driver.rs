@@ -10,6 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{
@@ -87,8 +89,6 @@ pub(super) trait Driver: Send {
     fn next_ready(&mut self) -> Option<Result<Delivery>>;
     /// Returns whether every batch has been taken.
     fn is_done(&self) -> bool;
-    /// Takes an empty batch, to reuse its vectors.
-    fn recycle(&mut self, batch: Batch);
     /// Handles overwritten memory: read number `load` filled it with `chunk` of `source`.
     fn read_again(&mut self, _source: u32, _chunk: u32, _load: u32) {}
     /// The source of the last error or skipped sample.
@@ -116,6 +116,26 @@ pub(super) struct Parts {
     pub(super) residency: Arc<Residency>,
     /// By source.
     pub(super) directories: Arc<[Arc<Directory>]>,
+    pub(super) spares: Spares,
+}
+
+/// Empty batches, whose vectors are used again.
+#[derive(Clone, Default)]
+pub(super) struct Spares(Arc<Mutex<Vec<Batch>>>);
+
+impl Spares {
+    pub(super) fn take(&self) -> Batch {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    /// Returns the memory of a batch, and keeps its vectors, unless enough are kept.
+    pub(super) fn keep(&self, mut batch: Batch) {
+        batch.clear();
+        let mut kept = self.0.lock();
+        if kept.len() < MAX_SPARES {
+            kept.push(batch);
+        }
+    }
 }
 
 /// A driver that plans batch by batch, and requests each planned batch before it plans more.
@@ -209,7 +229,6 @@ pub(super) struct SampleDriver {
     max_under_way: usize,
     ids: Vec<SampleId>,
     free_lists: Vec<VecDeque<Fetch>>,
-    recycled: Vec<Batch>,
 }
 
 struct UnderWay {
@@ -242,7 +261,6 @@ impl SampleDriver {
             max_under_way: if one_by_one { 1 } else { MAX_UNDER_WAY },
             ids: Vec::new(),
             free_lists: Vec::new(),
-            recycled: Vec::new(),
         }
     }
 
@@ -260,7 +278,7 @@ impl SampleDriver {
             requests.push(SampleRequest { index: index as u32, id, extent });
         }
         self.plans.plan(.., self.merge, self.max_fetch_bytes);
-        let mut batch = self.recycled.pop().unwrap_or_default();
+        let mut batch = self.stream.spares.take();
         batch.reset(&self.directory, head.epoch);
         batch.resize(ids.len());
         let mut unstarted = self.free_lists.pop().unwrap_or_default();
@@ -367,12 +385,6 @@ impl Driver for SampleDriver {
     fn is_done(&self) -> bool {
         self.under_way.is_empty() && self.stream.is_done()
     }
-
-    fn recycle(&mut self, batch: Batch) {
-        if self.recycled.len() < MAX_RECYCLED {
-            self.recycled.push(batch);
-        }
-    }
 }
 
 /// The most batches planned ahead, if they are small.
@@ -386,7 +398,7 @@ pub(super) const MAX_PLANNED_SAMPLES: usize = 3 << 18;
 const PLANNED_PER_TURN: usize = 2 << 10;
 
 /// The most empty batches kept for reuse: as many as can be in flight and ready, and one per thread.
-pub(super) const MAX_RECYCLED: usize = 2 * READY_BATCHES + 2;
+const MAX_SPARES: usize = 2 * READY_BATCHES + 2;
 
 /// The most batches in flight. More tiny batches would gain nothing.
 pub(super) const MAX_UNDER_WAY: usize = 64;

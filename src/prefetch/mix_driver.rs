@@ -15,16 +15,14 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::order::{OrderSpec, State};
-use crate::reader::{
-    Batch, BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pump, SLOT_LEN_BYTES,
-};
+use crate::reader::{BatchOfSource, FETCH_LEN_BYTES, Fetched, Geometry, Pump, SLOT_LEN_BYTES};
 use crate::units::Epoch;
 
 use super::OnError;
 use super::chunks::ChunkDriver;
 use super::driver::{
-    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_RECYCLED, MAX_UNDER_WAY,
-    Parts, Planner, Residency, SampleDriver, SourceDriver,
+    Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_UNDER_WAY, Parts, Planner,
+    Residency, SampleDriver, SourceDriver, Spares,
 };
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
@@ -59,7 +57,9 @@ pub(super) struct MixDriver {
     /// The source of the last error or skipped sample.
     suspect: u32,
     free_spans: Vec<Span>,
-    recycled: Vec<Batch>,
+    spares: Spares,
+    /// The empty batches of each source.
+    spares_of: Vec<Spares>,
 }
 
 /// The batching of each source, and the sizes of window and spans.
@@ -142,7 +142,9 @@ impl MixDriver {
         let directory = Arc::clone(&self.mix.directories[source]);
         let first = self.first_namespace[source];
         let geometry = self.geometry[first..first + self.mix.devices[source].len()].to_vec();
-        let stream = Stream::fed(Arc::clone(&directory), self.mix.order_of(source, &self.order));
+        let mut stream =
+            Stream::fed(Arc::clone(&directory), self.mix.order_of(source, &self.order));
+        stream.spares = self.spares_of[source].clone();
         // Failed samples keep their places in a part: their errors belong to one batch of the span.
         let on_error = OnError::Blank;
         match self.plan.batching[source] {
@@ -191,7 +193,7 @@ impl MixDriver {
     fn assemble(&mut self) -> Option<Result<Delivery>> {
         let span = self.planned.front_mut()?;
         let (head, end) = span.batches.pop_front()?;
-        let mut batch = self.recycled.pop().unwrap_or_default();
+        let mut batch = self.spares.take();
         batch.reset_mixed(&self.mix.directories, head.epoch);
         batch.reserve(end - span.delivered);
         let number = span.batches.len() as u32; // differs from those of the span's other batches
@@ -221,7 +223,7 @@ impl MixDriver {
         }
         let Some(mut span) = self.planned.pop_front() else { return };
         for part in span.parts.drain(..) {
-            self.driver(part.source).recycle(part.batch.into_empty());
+            self.spares_of[part.source as usize].keep(part.batch.into_empty());
         }
         span.part_of.clear();
         (span.delivered, span.arrived) = (0, 0);
@@ -329,12 +331,6 @@ impl Driver for MixDriver {
         self.planned.is_empty() && self.stream.is_done()
     }
 
-    fn recycle(&mut self, batch: Batch) {
-        if self.recycled.len() < MAX_RECYCLED {
-            self.recycled.push(batch);
-        }
-    }
-
     fn read_again(&mut self, source: u32, chunk: u32, load: u32) {
         if let Some(driver) = self.drivers.get_mut(source as usize).and_then(Option::as_mut) {
             driver.read_again(0, chunk, load);
@@ -367,8 +363,7 @@ pub(super) fn parts(
     if plan.batching.contains(&Batching::None) {
         pump.limit_outstanding(1);
     }
-    let mut stream = MixStream::new(mix, options, state)?;
-    stream.give_layouts_to(options.layouts.as_ref());
+    let stream = MixStream::new(mix, options, state)?;
     let mut next = 0;
     let first_namespace = mix.devices.iter().map(|devices| {
         let first = next;
@@ -376,6 +371,7 @@ pub(super) fn parts(
         first
     });
     let num_sources = mix.devices.len();
+    let spares = Spares::default();
     let driver = MixDriver {
         mix: Arc::clone(mix),
         order: state.order,
@@ -395,11 +391,12 @@ pub(super) fn parts(
         to_reread: Vec::new(),
         suspect: 0,
         free_spans: Vec::new(),
-        recycled: Vec::new(),
+        spares: spares.clone(),
+        spares_of: (0..num_sources).map(|_| Spares::default()).collect(),
     };
     let residency = Arc::new(Residency::new(0));
     let directories = Arc::clone(&mix.directories);
-    Ok(Parts { pump, driver: Box::new(driver), residency, directories })
+    Ok(Parts { pump, driver: Box::new(driver), residency, directories, spares })
 }
 
 /// The window that all sources share.

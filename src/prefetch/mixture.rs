@@ -20,7 +20,7 @@ use crate::order::{OrderKind, Positions, Shard, Sharding, State};
 use crate::units::{Epoch, Generation, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, LayoutSink, Layouts, TokenLengths, samples_of_batch};
+use super::budgeted::{Dealing, LayoutSink, TokenLengths, samples_of_batch};
 use super::run_order::{Drawn, Mix, SourceIds, drawn};
 use super::stream::{Head, Taken, Walk};
 
@@ -144,7 +144,7 @@ impl MixStream {
                 lengths: SourceLengths::new(mix, budget, options.too_long)?,
                 ids: SourceIds::new(mix, &start.order),
                 deal: Dealing::new(budget, &options.rows, start.order.seed),
-                layouts: None,
+                layouts: options.layouts.as_ref().map(LayoutSink::new),
             })),
             None => None,
         };
@@ -159,13 +159,6 @@ impl MixStream {
             by_lane: ByLane::default(),
             dealing,
         })
-    }
-
-    /// Gives the layouts of rows to `layouts` from now on.
-    pub(super) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
-        if let (Some(dealing), Some(layouts)) = (&mut self.dealing, layouts) {
-            dealing.layouts = Some(LayoutSink::new(layouts));
-        }
     }
 
     /// Returns whether all batches have been planned.
@@ -239,8 +232,7 @@ pub(crate) struct MixIds {
 
 impl MixIds {
     pub(crate) fn new(mix: &Mix, options: &LoaderOptions, start: &State) -> Result<MixIds> {
-        let mut stream = MixStream::new(mix, options, start)?;
-        stream.give_layouts_to(options.layouts.as_ref());
+        let stream = MixStream::new(mix, options, start)?;
         Ok(MixIds { stream, drawn: Vec::new(), ids: SourceIds::new(mix, &start.order) })
     }
 

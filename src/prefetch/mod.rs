@@ -82,7 +82,7 @@ pub(crate) use stream::{Head, Stream};
 pub use waits::Trace;
 pub(crate) use window::Window;
 
-use driver::{Delivery, Residency};
+use driver::{Delivery, Residency, Spares};
 use poller::Poller;
 use waits::Seen;
 
@@ -173,6 +173,7 @@ struct Shared {
     /// The consumer's waits, by cause.
     seen: Seen,
     residency: Arc<Residency>,
+    spares: Spares,
     read: Mutex<ReadStats>,
     latency: Arc<Recorder>,
     over_window: AtomicU64,
@@ -356,7 +357,7 @@ impl Prefetcher {
             let text = "the loader could not be started again after a fork";
             return Err(Error::new(ErrorKind::Internal, text));
         };
-        poller.give_back(emptied);
+        poller.shared.spares.keep(emptied);
         let mut message = match poller.ready[poller.next].try_recv() {
             Ok(message) => message,
             Err(TryRecvError::Disconnected) => return Err(poller.death()),

@@ -14,7 +14,7 @@
 //! holds one of its samples once, and no other block: a sample never costs more than reading it alone. A section
 //! keeps half of a pass's copies on average. So if the window has room for a fraction f of all open sections, a pass
 //! may take 2f of its section ([`PassLengths`]), provided that the passes over different sections are spread in time.
-//! To spread them, the first passes have different lengths ([`Share`]).
+//! To spread them, the first passes have different lengths ([`PassLengths::of_pass`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::reader::{
 use crate::units::SampleId;
 
 use super::OnError;
-use super::driver::{Delivery, Driver, LeftOut, MAX_RECYCLED};
+use super::driver::{Delivery, Driver, LeftOut};
 use super::stream::{Head, Stream};
 use super::window::{Memory, Priority};
 
@@ -44,7 +44,9 @@ pub(super) struct PassDriver {
     stream: Stream,
     on_error: OnError,
     lengths: PassLengths,
-    share: Share,
+    /// The number of sections opened so far. Their first passes have different lengths; otherwise all sections would
+    /// be read again at the same time.
+    num_opened: u64,
     chunks: Slab<OpenChunk>,
     /// By chunk number: its index in `chunks`, or `NONE`.
     index_of: Vec<u32>,
@@ -75,7 +77,6 @@ pub(super) struct PassDriver {
     free_lists: Vec<Vec<(u32, u32)>>,
     free_passes: Vec<Vec<PassSample>>,
     free_copies: Vec<Vec<IoBuf>>,
-    recycled: Vec<Batch>,
 }
 
 /// Lengths of buffers, derived from the window.
@@ -95,17 +96,6 @@ pub(super) struct PassLengths {
     look_ahead: usize,
     /// The number of first batches that do not wait for this look-ahead.
     early_batches: usize,
-}
-
-/// Computes the number of samples of a section that a pass takes.
-#[derive(Debug)]
-struct Share {
-    of_section: f64,
-    /// The number of sections that are open at a time.
-    num_open: u64,
-    /// The number of sections opened so far. Their first passes have different lengths; otherwise
-    /// all sections would be read again at the same time.
-    num_opened: u64,
 }
 
 /// A chunk with planned samples or copies.
@@ -228,16 +218,14 @@ impl PassLengths {
     pub(super) fn num_passes(&self) -> f64 {
         0.5 + 1.0 / self.share.min(1.0)
     }
-}
 
-impl Share {
-    /// The number of samples that a pass over a section of `len` samples takes if `wanted` are
-    /// planned.
-    fn of(&mut self, len: usize, wanted: usize, is_first: bool) -> usize {
-        let all = self.of_section * len as f64;
-        let share = if is_first {
-            self.num_opened += 1;
-            let nth = self.num_opened % self.num_open + 1;
+    /// The number of samples that a pass over a section of `len` samples takes if `wanted` are planned. `first`: the
+    /// number of sections opened so far, if it is the first pass over the section.
+    fn of_pass(&self, len: usize, wanted: usize, first: Option<&mut u64>) -> usize {
+        let all = self.share * len as f64;
+        let share = if let Some(num_opened) = first {
+            *num_opened += 1;
+            let nth = *num_opened % self.num_open + 1;
             all * nth as f64 / self.num_open as f64
         } else if wanted as f64 <= LAST_PASS * all {
             wanted as f64
@@ -261,7 +249,7 @@ impl PassDriver {
             stream,
             on_error,
             lengths,
-            share: Share { of_section: lengths.share, num_open: lengths.num_open, num_opened: 0 },
+            num_opened: 0,
             chunks: Slab::new(),
             index_of: vec![NONE; directory.num_chunks() as usize],
             directory,
@@ -284,7 +272,6 @@ impl PassDriver {
             free_lists: Vec::new(),
             free_passes: Vec::new(),
             free_copies: Vec::new(),
-            recycled: Vec::new(),
         }
     }
 
@@ -398,7 +385,7 @@ impl PassDriver {
         if is_short || !self.take_read_buffers(must, memory) {
             return Ok(false);
         }
-        let opened = self.share.num_opened;
+        let opened = self.num_opened;
         let is_early = self.is_early((index, nth));
         let mut samples = self.free_passes.pop().unwrap_or_default();
         self.choose((index, nth), &mut samples)?;
@@ -410,7 +397,7 @@ impl PassDriver {
         let Some((copies, fetch, buf)) = self.memory_for(&mut samples, priority, memory) else {
             let bytes = samples.iter().map(|sample| sample.len_bytes as usize).sum();
             self.short = Some(((index, nth), bytes));
-            self.share.num_opened = opened;
+            self.num_opened = opened;
             samples.clear();
             self.free_passes.push(samples);
             return Ok(false);
@@ -452,7 +439,8 @@ impl PassDriver {
         let count = if self.is_early((index, nth)) {
             1
         } else {
-            self.share.of(len, section.wanted.len(), !section.was_read)
+            let first = (!section.was_read).then_some(&mut self.num_opened);
+            self.lengths.of_pass(len, section.wanted.len(), first)
         };
         self.ids.clear();
         let wanted = section.wanted.iter().take(count);
@@ -636,7 +624,7 @@ impl PassDriver {
     fn assemble(&mut self, planned: PlannedBatch) -> Result<Delivery> {
         let of_batch = self.next_batch;
         self.next_batch += 1;
-        let mut batch = self.recycled.pop().unwrap_or_default();
+        let mut batch = self.stream.spares.take();
         batch.reset(&self.directory, planned.head.epoch);
         batch.reserve(planned.sections.len());
         let mut left_out = LeftOut::new(self.on_error);
@@ -783,12 +771,6 @@ impl Driver for PassDriver {
 
     fn is_done(&self) -> bool {
         self.planned.is_empty() && self.stream.is_done()
-    }
-
-    fn recycle(&mut self, batch: Batch) {
-        if self.recycled.len() < MAX_RECYCLED {
-            self.recycled.push(batch);
-        }
     }
 }
 

@@ -17,8 +17,8 @@ use crate::qpair::group::Waker;
 use crate::reader::{Batch, CHECK_LIMIT, Pump, stale_error};
 use crate::threads::{self, Thread};
 
-use super::driver::{Delivery, Driver, MAX_RECYCLED};
-use super::waits::{AfterTurn, Divider, TurnClock, TurnTrace};
+use super::driver::{Delivery, Driver};
+use super::waits::{AfterTurn, Divider, TurnClock};
 use super::window::{Memory, Window};
 use super::{LoaderOptions, Message, READY_BATCHES, Shared};
 
@@ -29,7 +29,6 @@ pub(super) struct Poller {
     pub(super) shared: Arc<Shared>,
     pub(super) ready: Vec<Receiver<Message>>,
     pub(super) next: usize,
-    recycle: Sender<Batch>,
     pub(super) waker: Waker,
     pub(super) divider: Divider,
 }
@@ -45,7 +44,6 @@ impl Poller {
     ) -> Result<Poller> {
         let (copiers, ready) = Copiers::start(options.copy_threads, &shared, &window.pool)?;
         let cpus = options.cpus.clone();
-        let (recycle, recycled) = bounded(MAX_RECYCLED);
         let waker = pump.waker();
         let running = PollerThread {
             pump,
@@ -53,14 +51,12 @@ impl Poller {
             driver,
             shared: Arc::clone(&shared),
             copiers,
-            recycled,
             held: None,
             directories,
             check_limit: CHECK_LIMIT.min(options.deadline / 4),
             checked: None,
-            clock: TurnClock::new(),
+            clock: TurnClock::new(options.trace.clone()),
             blocked_since: None,
-            trace: options.trace.clone().map(TurnTrace::new),
         };
         let fate = shared.fate.clone();
         let thread = threads::start("dlfs-poller", &fate, running, move |running| {
@@ -71,14 +67,7 @@ impl Poller {
             running.run();
         })?;
         let divider = Divider::default();
-        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, recycle, waker, divider })
-    }
-
-    /// Returns the batch's memory, and its vectors for reuse.
-    pub(super) fn give_back(&self, mut batch: Batch) {
-        batch.clear();
-        // The error of a full queue only means that the poller has enough empty batches.
-        let _ = self.recycle.try_send(batch);
+        Ok(Poller { thread: Some(thread), window, shared, ready, next: 0, waker, divider })
     }
 
     /// Waits for the next message.
@@ -114,7 +103,6 @@ struct PollerThread {
     driver: Box<dyn Driver>,
     shared: Arc<Shared>,
     copiers: Copiers,
-    recycled: Receiver<Batch>,
     /// A message that the consumer's queue has no room for yet.
     held: Option<Message>,
     /// By source.
@@ -126,7 +114,6 @@ struct PollerThread {
     clock: TurnClock,
     /// The start of the current sleep, if it waits for the consumer.
     blocked_since: Option<Instant>,
-    trace: Option<TurnTrace>,
 }
 
 impl PollerThread {
@@ -148,7 +135,6 @@ impl PollerThread {
             self.shared.blocked_ns.fetch_add(slept_ns, Ordering::Relaxed);
         }
         self.clock.begin(now, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
-        self.trace.iter_mut().for_each(|trace| trace.begin(now));
         let mut moved = self.pump.poll(now);
         while let Some(fetched) = self.pump.next_finished() {
             self.driver.finished(fetched);
@@ -181,27 +167,17 @@ impl PollerThread {
             in_flight: self.pump.in_flight(),
             is_busy: self.pump.is_busy(),
             is_exhausted: self.memory.is_full(),
+            begun: self.pump.in_flight().saturating_sub(before),
+            moved,
         };
         self.clock.end(after, self.shared.waiting.load(Ordering::Acquire), &self.shared.seen);
-        if let Some(trace) = &mut self.trace {
-            let begun = after.in_flight.saturating_sub(before);
-            trace.end(now, (begun, after.in_flight), moved, after.cause());
-        }
         if moved { Turn::Moved } else { Turn::Idle }
-    }
-
-    /// Takes empty batches back for reuse.
-    fn take_back(&mut self) {
-        while let Ok(batch) = self.recycled.try_recv() {
-            self.driver.recycle(batch);
-        }
     }
 
     /// Sends the complete batches until the queue is full.
     fn hand_over(&mut self) -> Turn {
         let mut handed = Turn::Idle;
         loop {
-            self.take_back();
             let Some(next) = self.held.take().or_else(|| self.next_message()) else {
                 return handed;
             };

@@ -101,16 +101,16 @@ impl Prefetcher {
     pub(super) fn start(&self, window: Option<Arc<Window>>) -> Result<Poller> {
         let options = &self.options;
         let pump = Pump::new(&self.devices, options.queue_pairs, options.busy_poll)?;
-        let Parts { mut pump, mut driver, residency, directories } = match &options.mixture {
+        let Parts { mut pump, driver, residency, directories, spares } = match &options.mixture {
             Some(mix) => mix_driver::parts(pump, mix, options, &self.course.state)?,
             None => self.parts(pump)?,
         };
         // As many as a burst needs. Otherwise the first burst would allocate them, late in an epoch.
         for _ in 0..READY_BATCHES + 2 {
             let room = options.batch_size.min(ROOM_SAMPLES);
-            driver.recycle(Batch::with_capacity(room, ROOM_BUFFERS));
+            spares.keep(Batch::with_capacity(room, ROOM_BUFFERS));
         }
-        let shared = Arc::new(Shared { residency, ..Shared::default() });
+        let shared = Arc::new(Shared { residency, spares, ..Shared::default() });
         let window = window
             .map_or_else(|| Prefetcher::window(&self.directory, &self.devices, options), Ok)?;
         window.wakes(pump.waker());
@@ -128,13 +128,13 @@ impl Prefetcher {
         pump.learn(&self.directory);
         let geometry = pump.geometry();
         let state = &self.course.state;
-        let mut stream = Stream::new(Arc::clone(&self.directory), options, state)?;
-        stream.give_layouts_to(options.layouts.as_ref());
+        let stream = Stream::new(Arc::clone(&self.directory), options, state)?;
         let passes = options.pass_lengths(batching, &self.directory);
         let residency = Arc::new(Residency::new(match (batching, passes) {
             (Batching::Chunk, None) => self.directory.num_samples(),
             _ => 0,
         }));
+        let spares = stream.spares.clone();
         let directory = Arc::clone(&self.directory);
         let driver: Box<dyn Driver> = match (batching, passes) {
             (_, Some(lengths)) => {
@@ -163,7 +163,7 @@ impl Prefetcher {
             }
         };
         let directories = Arc::from([Arc::clone(&self.directory)]);
-        Ok(Parts { pump, driver, residency, directories })
+        Ok(Parts { pump, driver, residency, directories, spares })
     }
 }
 

@@ -19,7 +19,8 @@ use crate::order::{
 use crate::units::{Epoch, SampleId};
 
 use super::LoaderOptions;
-use super::budgeted::{Dealing, LayoutSink, Layouts, TokenLengths, each};
+use super::budgeted::{Dealing, LayoutSink, TokenLengths, each};
+use super::driver::Spares;
 use super::run_order::RunOrder;
 
 /// The batches that are still to be planned.
@@ -30,10 +31,10 @@ pub(crate) struct Stream {
     shares: Shares,
     picks: Vec<Pick>,
     ids: Vec<SampleId>,
+    /// Those of the driver that plans the stream.
+    pub(super) spares: Spares,
     /// `None` if batches have a fixed number of samples.
     budgeted: Option<Box<Budgeted>>,
-    /// The taker of the layouts of rows.
-    layouts: Option<LayoutSink>,
     /// For a source of a mixture: supplies positions instead of the order.
     pub(super) fed: Option<Fed>,
 }
@@ -45,6 +46,8 @@ struct Budgeted {
     ids: Dealing<SampleId>,
     /// For an order that does.
     picks: Dealing<Pick>,
+    /// The taker of the layouts of rows.
+    layouts: Option<LayoutSink>,
 }
 
 /// The computation of this rank's share of a batch.
@@ -124,6 +127,7 @@ impl Stream {
                 lengths: TokenLengths::new(&directory, budget, options.too_long)?,
                 ids: Dealing::new(budget, &options.rows, start.order.seed),
                 picks: Dealing::new(budget, &options.rows, start.order.seed),
+                layouts: options.layouts.as_ref().map(LayoutSink::new),
             })),
             None => None,
         };
@@ -135,15 +139,10 @@ impl Stream {
             shares,
             picks: Vec::new(),
             ids: Vec::new(),
+            spares: Spares::default(),
             budgeted,
-            layouts: None,
             fed: None,
         })
-    }
-
-    /// Gives the layouts of rows to `layouts` from now on.
-    pub(crate) fn give_layouts_to(&mut self, layouts: Option<&Arc<Layouts>>) {
-        self.layouts = layouts.map(LayoutSink::new);
     }
 
     /// A source's part of a mixture: positions from [`Fed::pieces`], along `spec`, which is an order of this data set.
@@ -287,9 +286,9 @@ impl Stream {
         ids: &mut Vec<SampleId>,
         picks: &mut Vec<Pick>,
     ) -> Result<Option<Head>> {
-        let Stream { walk, order, budgeted, layouts, .. } = self;
+        let Stream { walk, order, budgeted, .. } = self;
         let Some(budgeted) = budgeted else { return Ok(None) };
-        let Budgeted { lengths, ids: of_ids, picks: of_picks } = &mut **budgeted;
+        let Budgeted { lengths, ids: of_ids, picks: of_picks, layouts } = &mut **budgeted;
         let sink = layouts.as_ref();
         walk.next_dealt(|epoch, shard, place| {
             let (order, directory) = order.enter(epoch)?;

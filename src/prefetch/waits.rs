@@ -37,15 +37,23 @@ pub(super) struct AfterTurn {
     pub(super) is_busy: bool,
     /// A request for memory was refused.
     pub(super) is_exhausted: bool,
+    /// The number of fetches that the turn started.
+    pub(super) begun: usize,
+    /// The turn did anything.
+    pub(super) moved: bool,
 }
 
-/// The poller's side: its turns.
+/// The poller's side: its turns, and their events if there is a trace. A turn's event ends when the next turn begins.
 pub(super) struct TurnClock {
     /// The start of the last turn, if the consumer waited in it.
     since: Option<Instant>,
     /// The start of this turn.
     began: Option<Instant>,
     cause: Cause,
+    trace: Option<Arc<Trace>>,
+    /// The last turn.
+    last: Option<(Instant, What)>,
+    in_flight: usize,
 }
 
 /// The consumer's side: the values of [`Seen`] when the last wait ended.
@@ -72,8 +80,8 @@ impl AfterTurn {
 }
 
 impl TurnClock {
-    pub(super) fn new() -> TurnClock {
-        TurnClock { since: None, began: None, cause: Cause::Order }
+    pub(super) fn new(trace: Option<Arc<Trace>>) -> TurnClock {
+        TurnClock { since: None, began: None, cause: Cause::Order, trace, last: None, in_flight: 0 }
     }
 
     /// Begins a turn at `now`; `waiting`: the consumer waits.
@@ -85,6 +93,9 @@ impl TurnClock {
         }
         self.since = waiting.then_some(now);
         self.began = Some(now);
+        if let (Some(trace), Some((begin, what))) = (&self.trace, self.last.take()) {
+            trace.poller(begin, now, what);
+        }
     }
 
     /// Notes that the batch that the consumer waited for was sent: its next wait begins anew.
@@ -103,6 +114,18 @@ impl TurnClock {
             self.cause = cause;
             seen.now.store(cause as u8, Ordering::Relaxed);
         }
+        let (Some(trace), Some(begin)) = (&self.trace, self.began) else { return };
+        let what = match (after.begun, after.moved) {
+            (0, false) => What::Sleep { cause },
+            (0, true) => What::Work,
+            (begun, _) => What::Burst { begun: begun as u64 },
+        };
+        if self.in_flight != after.in_flight {
+            self.in_flight = after.in_flight;
+            let fetches = after.in_flight as u64;
+            trace.poller(begin, begin, What::InFlight { fetches });
+        }
+        self.last = Some((begin, what));
     }
 }
 
@@ -205,47 +228,6 @@ fn goes_on(last: What, what: What) -> bool {
     }
 }
 
-/// The poller's turns. A turn ends when the next one begins.
-pub(super) struct TurnTrace {
-    trace: Arc<Trace>,
-    last: Option<(Instant, What)>,
-    in_flight: usize,
-}
-
-impl TurnTrace {
-    pub(super) fn new(trace: Arc<Trace>) -> TurnTrace {
-        TurnTrace { trace, last: None, in_flight: 0 }
-    }
-
-    /// Records that a turn begins at `now`, and so the end of the last one.
-    pub(super) fn begin(&mut self, now: Instant) {
-        if let Some((begin, what)) = self.last.take() {
-            self.trace.poller(begin, now, what);
-        }
-    }
-
-    /// Records a turn's result: the turn began at `begin` and started `begun` fetches; `in_flight` are outstanding.
-    pub(super) fn end(
-        &mut self,
-        begin: Instant,
-        (begun, in_flight): (usize, usize),
-        moved: bool,
-        cause: Cause,
-    ) {
-        let what = match (begun, moved) {
-            (0, false) => What::Sleep { cause },
-            (0, true) => What::Work,
-            (begun, _) => What::Burst { begun: begun as u64 },
-        };
-        if self.in_flight != in_flight {
-            self.in_flight = in_flight;
-            let fetches = in_flight as u64;
-            self.trace.poller(begin, begin + Duration::ZERO, What::InFlight { fetches });
-        }
-        self.last = Some((begin, what));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,7 +268,7 @@ mod tests {
     #[test]
     fn a_wait_is_divided_as_the_poller_saw_it_and_only_what_was_waited() {
         let seen = Seen::default();
-        let mut clock = TurnClock::new();
+        let mut clock = TurnClock::new(None);
         let mut divider = Divider::default();
         let full = AfterTurn { is_exhausted: true, ..reading() };
         turns(
@@ -306,7 +288,7 @@ mod tests {
     #[test]
     fn a_wait_that_begins_within_a_turn_has_that_turn_as_a_share() {
         let seen = Seen::default();
-        let mut clock = TurnClock::new();
+        let mut clock = TurnClock::new(None);
         let mut divider = Divider::default();
         let planning = AfterTurn { planned_when_idle: true, ..reading() };
         let begin = Instant::now();
@@ -324,7 +306,7 @@ mod tests {
     #[test]
     fn what_copying_threads_take_is_what_the_poller_has_not_seen() {
         let seen = Seen::default();
-        let mut clock = TurnClock::new();
+        let mut clock = TurnClock::new(None);
         let mut divider = Divider::default();
         turns(&mut clock, &seen, &[(0, true, reading()), (3, true, reading())]);
         let mut stalls = Stalls::default();

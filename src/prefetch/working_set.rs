@@ -104,11 +104,6 @@ fn exceeds_window(directory: &Directory, options: &LoaderOptions) -> bool {
     (window_bytes(directory, options) as u64) < open_bytes(directory, options)
 }
 
-/// The estimated number of passes over chunks that exceed the window.
-pub(super) fn num_passes(directory: &Directory, options: &LoaderOptions) -> Option<f64> {
-    pass_lengths(directory, options).map(|lengths| lengths.num_passes())
-}
-
 /// Lengths of buffers if chunks are read in several passes; `None` if the open chunks fit the
 /// window.
 pub(super) fn pass_lengths(directory: &Directory, options: &LoaderOptions) -> Option<PassLengths> {
@@ -318,7 +313,8 @@ impl LoaderOptions {
             return self.stated_batching();
         }
         let cost = sample_cost(directory);
-        let passes = num_passes(directory, self);
+        // The estimated number of passes over chunks that exceed the window.
+        let passes = pass_lengths(directory, self).map(|lengths| lengths.num_passes());
         if self.batching == Some(Batching::Chunk) {
             // If the window is so small that passes cost more than single reads, read samples.
             let dear = passes.is_some_and(|passes| passes > cost);
