@@ -379,8 +379,7 @@ impl Shard {
             let text = "the first shard holds rows of Arrow, and this one does not";
             return Err(input.bad(text));
         }
-        // An Arrow file holds its rows as a stream, and a footer after them.
-        let (columns, rows) = super::ipc::stream(self.from, input, false)?;
+        let (columns, rows) = super::ipc::stream(self.from, input, None)?;
         Ok((columns, Box::new(rows)))
     }
 
