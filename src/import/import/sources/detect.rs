@@ -1,6 +1,6 @@
 //! Detects what the paths of an import are: folders of samples, shards, lists or streams.
 //!
-//! Files are classified by their bytes ([`content`](super::content), [`Tree`]). If the caller names a
+//! Files are classified by their bytes ([`content`](super::content), `folder.rs`). If the caller names a
 //! kind, files of other kinds are set aside. Otherwise only files that describe shards are set aside, and files of
 //! several kinds are an error that counts each kind. [`Found::file_counts`] reports every decision.
 
@@ -10,13 +10,15 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use super::beneath::Root;
 use super::compression::{self, Compression, is_stream};
 use super::content::{self, Content, Indexed, MERGED, is_side_file, is_tokens_name};
 use super::expansion::Expansion;
 use super::file_counts::{FileCounts, Indexing, PIPE, Role, SourceKind};
-use super::folder::{self, DetectedFile, Survey, Tree};
+use super::folder::{self, DetectedFile, Survey};
 use super::found::{Decided, Found, FoundFile};
 use super::index::BadEntry;
+use super::listing::{self, Listing};
 use super::shard::{self, FileAt, front_to_back, read_some};
 use super::tar::{self, Pair};
 use super::{Source, Store, list};
@@ -39,9 +41,9 @@ pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Fou
         (SourceKind::Auto, ..) => auto(expanded, indexing),
         (SourceKind::Folder, _, [file, ..]) => Err(no(kind, file)),
         (SourceKind::Folder, ..) => {
-            let trees = expanded.trees(indexing)?;
+            let trees = folder::list(&expanded.folders, indexing)?;
             let surveys = trees.iter().map(|tree| tree.survey(false)).collect();
-            folders(trees, surveys, indexing)
+            Ok(folders(trees, surveys))
         }
         (SourceKind::List, [folder, ..], _) => Err(no(kind, folder)),
         (SourceKind::List, ..) => Ok(lists(expanded.files)),
@@ -78,14 +80,10 @@ impl Expanded {
         };
         self.files = std::mem::take(&mut self.files).into_iter().filter_map(index).collect();
     }
-
-    fn trees(&self, indexing: &mut Indexing<'_>) -> Result<Vec<Tree>> {
-        self.folders.iter().map(|path| Tree::list(path, indexing)).collect()
-    }
 }
 
 /// The indexes among the files of a tree.
-fn indexed(tree: &Tree, detected: &[DetectedFile]) -> Indexed {
+fn indexed(tree: &Listing<Root>, detected: &[DetectedFile]) -> Indexed {
     let is_index = |file: &&DetectedFile| file.2.kind().has_index();
     let paths = detected.iter().filter(is_index).map(|(name, ..)| tree.path_of(name));
     let parts = |path: &Path| {
@@ -132,7 +130,7 @@ struct Judgement {
 
 impl Judgement {
     /// Judges the files of a tree. Takes only files of the `wanted` kind; with `None`, all files.
-    fn tree(&mut self, tree: &Tree, wanted: Option<SourceKind>) {
+    fn tree(&mut self, tree: &Listing<Root>, wanted: Option<SourceKind>) {
         let (mut detected, bad) = tree.detect(wanted.is_none());
         if wanted == Some(SourceKind::Tokens) {
             // Tokens may look like anything.
@@ -146,7 +144,7 @@ impl Judgement {
         let (mine, others): (Vec<_>, Vec<_>) =
             detected.into_iter().partition(|(.., content)| is_mine(*content));
         let Indexed { parts, merged } = indexed(tree, &mine);
-        self.file_counts.append(tree.index.file_counts.0.iter().cloned());
+        self.file_counts.append(tree.file_counts.0.iter().cloned());
         for (name, len_bytes, content) in others.into_iter().chain(mine) {
             let path = tree.path_of(&name);
             if parts.contains(&path) {
@@ -213,7 +211,7 @@ fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
         let found = shards_of(SourceKind::Tar, expanded, indexing)?;
         return Ok(Found { decided: Some(Decided::NoPair), ..found });
     }
-    let trees = expanded.trees(indexing)?;
+    let trees = folder::list(&expanded.folders, indexing)?;
     let surveys: Vec<Survey> = trees.iter().map(|tree| tree.survey(true)).collect();
     let mut judgement = Judgement::default();
     for path in &expanded.files {
@@ -225,7 +223,7 @@ fn auto(expanded: Expanded, indexing: &mut Indexing<'_>) -> Result<Found> {
         return match (trees.is_empty(), &expanded.files[..]) {
             (false, []) => {
                 unless_unread(&trees, &surveys)?;
-                folders(trees, surveys, indexing)
+                Ok(folders(trees, surveys))
             }
             (true, files) => {
                 files.iter().try_for_each(|file| unless_no_list(file))?;
@@ -291,7 +289,7 @@ fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) 
             judgement.file_counts.add(SIDE, Role::SetAside, len_bytes, &file.name);
         }
     }
-    for tree in expanded.trees(indexing)? {
+    for tree in folder::list(&expanded.folders, indexing)? {
         judgement.tree(&tree, Some(wanted.kind()));
     }
     judgement.check_packed()?;
@@ -306,27 +304,16 @@ fn shards_of(kind: SourceKind, expanded: Expanded, indexing: &mut Indexing<'_>) 
 }
 
 /// Folders whose files are samples.
-fn folders(
-    mut trees: Vec<Tree>,
-    surveys: Vec<Survey>,
-    indexing: &mut Indexing<'_>,
-) -> Result<Found> {
+fn folders(trees: Vec<Listing<Root>>, surveys: Vec<Survey>) -> Found {
     let mut file_counts = FileCounts::default();
     surveys.into_iter().for_each(|survey| file_counts.append(survey.file_counts.0));
-    let (index, roots) = match trees.len() {
-        1 => {
-            let Tree { index, root } = trees.remove(0);
-            (index, vec![root])
-        }
-        // Several folders share their classes, so they are indexed again, together.
-        _ => {
-            let paths: Vec<PathBuf> = trees.iter().map(|tree| tree.root.path.clone()).collect();
-            indexing.again();
-            folder::index(&paths, indexing)?
-        }
-    };
+    trees.iter().for_each(|tree| file_counts.append(tree.file_counts.0.iter().cloned()));
+    // In a single folder, the name tells where an entry is.
+    let path = |root: &Root| root.path.clone();
+    let index = listing::index(&trees, trees.len() > 1, path, |tree, row| tree.stamp(row));
+    let roots = trees.into_iter().map(|tree| tree.root).collect();
     let samples = Some(Source::new(SourceKind::Folder, index, Store::Folders(roots)));
-    Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
+    Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() }
 }
 
 fn lists(paths: Vec<PathBuf>) -> Found {
@@ -342,7 +329,7 @@ fn lists(paths: Vec<PathBuf>) -> Found {
 }
 
 /// Rejects a folder in which every file holds many samples in an unsupported format.
-fn unless_unread(trees: &[Tree], surveys: &[Survey]) -> Result<()> {
+fn unless_unread(trees: &[Listing<Root>], surveys: &[Survey]) -> Result<()> {
     for (tree, survey) in trees.iter().zip(surveys) {
         if let Some((format, name)) = &survey.unread {
             let message = format!("the folder holds {format}s, which dlfs does not read");

@@ -1,15 +1,11 @@
 //! Folder trees: every file is a sample, and its class is the top-level folder.
 //!
-//! Ids equal those of torchvision's ImageFolder: classes sorted by name, within a class the folders sorted
-//! by path, within a folder the files sorted by name. Files outside class folders have no label and come
-//! last, so they shift no id. Several trees follow one another, and share their classes.
-//!
 //! A folder may hold shards instead of samples. Shards are recognised by their bytes. Reading the first bytes of every
 //! file in a folder of samples would take ten seconds per million files. So files are grouped by extension, and only
 //! the first, second, third, fifth, ninth and so on of each group are read. Files with a shard's extension are read,
 //! too, up to a limit. All files are read only if this finds a shard.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -24,56 +20,41 @@ use super::beneath::{Root, kind_name, push};
 use super::content::{self, Content, is_shard_name, is_side_file};
 use super::expansion::Expands;
 use super::file_counts::{FileCount, FileCounts, HIDDEN, HIDDEN_FOLDER, Indexing, LINK_OUT, Role};
-use super::index::{BadEntry, BadReason, Container, Index};
+use super::index::{BadEntry, BadReason, MAX_SAMPLE_BYTES, Names};
+use super::listing::Listing;
 use super::shard::{self, FileAt};
 use super::{SourceOptions, stamp};
 use dlfs_base::Result;
 use dlfs_base::folders::{MAX_LINKED_FOLDERS, is_dropping};
 
-/// Indexes the folders `paths` as one source. Skips the files that the options exclude, since the image may lie in
-/// the folder that it is made from.
+/// Lists the folders `paths`. Skips the files that the options exclude, since the image may lie in the folder that it
+/// is made from.
 ///
 /// # Errors
-/// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop. Entries that cannot be imported
-/// are in `bad`.
-pub(crate) fn index(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<(Index, Vec<Root>)> {
+/// A folder of `paths` does not open. `Interrupted`: indexing was asked to stop.
+pub(super) fn list(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Vec<Listing<Root>>> {
     let options = indexing.options;
-    let open = |path: &PathBuf| Root::open(path, options.folders.links);
-    let roots = paths.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let mut index = Index::default();
-    index.only_field();
-    for root in &roots {
-        let path = root.path.clone();
-        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
-    }
-    let linked = HashSet::new();
-    let mut walk =
-        Walk { roots: &roots, container: 0, linked, options, index: &mut index, indexing };
-    let list = |walk: &mut Walk<'_, '_>| walk.list(&Folder::top(walk.root()));
-    let tops: Vec<_> = (0..roots.len()).map(|container| walk.within(container, list)).collect();
-    let folders = tops.iter().flat_map(|top| &top.folders);
-    let classes: BTreeSet<_> = folders.map(|folder| folder.path.clone()).collect();
-    walk.index.classes = classes.into_iter().collect();
-    for (container, top) in tops.into_iter().enumerate() {
-        walk.within(container, |walk| walk.classes(top));
+    let mut linked = HashSet::new();
+    let mut trees = Vec::new();
+    for path in paths {
+        let mut tree = Listing::new(Root::open(path, options.folders.links)?);
+        Walk { tree: &mut tree, linked: &mut linked, options, indexing }.all();
+        tree.sort();
+        trees.push(tree);
     }
     indexing.check()?;
-    Ok((index, roots))
+    Ok(trees)
 }
 
 struct Walk<'a, 'p> {
-    roots: &'a [Root],
-    /// The number of the root that is walked.
-    container: u32,
+    tree: &'a mut Listing<Root>,
     /// Files found so far that may have several names, by device and inode.
-    linked: HashSet<(u64, u64)>,
+    linked: &'a mut HashSet<(u64, u64)>,
     options: &'a SourceOptions,
-    index: &'a mut Index,
     indexing: &'a mut Indexing<'p>,
 }
 
 /// A folder to list.
-#[derive(Clone)]
 struct Folder {
     /// Path beneath the root, which is a prefix of sample names.
     path: Vec<u8>,
@@ -103,135 +84,65 @@ impl Around {
     }
 }
 
-/// The contents of a folder. Names are concatenated in one buffer: a folder may have millions of them.
-#[derive(Default)]
-struct Listing {
-    text: Vec<u8>,
-    files: Vec<File>,
-    folders: Vec<Folder>,
-}
-
-struct File {
-    name: Name,
-    len_bytes: u64,
-    stamp: u64,
-}
-
-/// The location of a name in the buffer.
-#[derive(Clone, Copy)]
-struct Name {
-    start: usize,
-    len: u16,
-}
-
-impl Name {
-    /// Appends `name` to `text`.
-    fn push(name: &[u8], text: &mut Vec<u8>) -> Name {
-        let start = text.len();
-        text.extend_from_slice(name);
-        Name { start, len: name.len() as u16 } // the kernel's names have at most 255 bytes
-    }
-
-    fn of<'t>(&self, text: &'t [u8]) -> &'t [u8] {
-        &text[self.start..self.start + usize::from(self.len)]
-    }
-}
-
-impl Listing {
-    fn push_file(&mut self, name: &[u8], len_bytes: u64, stamp: u64) {
-        let name = Name::push(name, &mut self.text);
-        self.files.push(File { name, len_bytes, stamp });
-    }
-}
-
-impl<'a> Walk<'a, '_> {
-    /// Does `work` in the root with the number `container`. If there are several roots, adds the root's path to new
-    /// bad entries, since a name does not say which root it is in.
-    fn within<T>(&mut self, container: usize, work: impl FnOnce(&mut Self) -> T) -> T {
-        let before = self.index.bad.len();
-        self.container = container as u32;
-        let done = work(self);
-        let bad = self.index.bad[before..].iter_mut().filter(|_| self.roots.len() > 1);
-        bad.for_each(|bad| bad.within = Some(self.roots[container].path.clone()));
-        done
-    }
-
-    fn root(&self) -> &'a Root {
-        &self.roots[self.container as usize]
-    }
-
-    fn classes(&mut self, mut top: Listing) {
-        top.folders.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        for folder in top.folders {
-            let class = self.index.classes.binary_search(&folder.path);
-            let class = class.expect("the classes are the names of these folders");
-            self.class(folder, class as i64);
-        }
-        self.emit(b"", &top.text, top.files, None);
-    }
-
-    /// Indexes all files beneath a class folder, in the order of `sorted(os.walk(folder))`.
-    fn class(&mut self, folder: Folder, label: i64) {
-        let mut left = vec![folder];
-        let mut listed = Vec::new();
+impl Walk<'_, '_> {
+    /// Lists the folder and all folders beneath it, in an order close to that of ids.
+    fn all(&mut self) {
+        let mut left = vec![Folder::top(&self.tree.root)];
         while let Some(folder) = left.pop()
             && self.indexing.goes_on()
         {
-            let Listing { text, files, folders } = self.list(&folder);
-            listed.push((folder.path, text, files));
+            let mut folders = self.list(&folder);
+            folders.sort_unstable_by(|a, b| b.path.cmp(&a.path));
+            if folder.path.is_empty() {
+                self.tree.tops = folders.iter().map(|top| top.path.clone()).collect();
+            }
             left.extend(folders);
         }
-        listed.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        for (path, text, files) in listed {
-            self.emit(&path, &text, files, Some(label));
-        }
     }
 
-    fn emit(&mut self, folder: &[u8], text: &[u8], mut files: Vec<File>, label: Option<i64>) {
-        files.sort_unstable_by(|a, b| a.name.of(text).cmp(b.name.of(text)));
-        for file in files {
-            let name = join(folder, file.name.of(text));
-            let File { len_bytes, stamp, .. } = file;
-            if let Err(reason) =
-                self.index.push_file(&name, label, len_bytes, stamp, self.container)
-            {
-                self.bad(name, reason);
-            }
-        }
-    }
-
-    fn list(&mut self, folder: &Folder) -> Listing {
-        let mut listing = Listing::default();
-        let names = self.root().open_folder(&folder.path).and_then(|fd| Ok((names(&fd)?, fd)));
-        let ((text, mut found), fd) = match names {
+    /// Adds the files of a folder to the tree; returns the folders in it.
+    fn list(&mut self, folder: &Folder) -> Vec<Folder> {
+        let mut folders = Vec::new();
+        let names = self.tree.root.open_folder(&folder.path);
+        let ((names, mut found), fd) = match names.and_then(|fd| Ok((names_in(&fd)?, fd))) {
             Ok(found) => found,
             Err(reason) => {
-                self.bad(folder.path.clone(), reason);
-                return listing;
+                self.tree.bad.push(BadEntry::new(&folder.path, reason));
+                return folders;
             }
         };
         // Inodes are sorted on disk, so reading them in this order is fastest.
         found.sort_unstable_by_key(|&(ino, _)| ino);
+        let mut files = Vec::new();
         for (_, name) in found {
             if !self.indexing.goes_on() {
                 break;
             }
-            let name = name.of(&text);
-            if let Err(reason) = self.look(&fd, folder, name, &mut listing) {
-                self.bad(join(&folder.path, name), reason);
+            let name = names.at(name);
+            match self.look(&fd, folder, name, &mut folders) {
+                Ok(file) => {
+                    files.extend(file.map(|stat| (name, stat.st_size as u64, stamp(&stat))));
+                }
+                Err(reason) => {
+                    self.tree.bad.push(BadEntry::new(&join(&folder.path, name), reason));
+                }
             }
         }
-        listing
+        files.sort_unstable_by_key(|(name, ..)| *name);
+        for (name, len_bytes, stamp) in files {
+            self.tree.push(&join(&folder.path, name), len_bytes, stamp);
+        }
+        folders
     }
 
-    /// Adds an entry of a folder, or the target of a link, to `listing`.
+    /// The status of an entry of a folder, or of the target of a link, if it is a file; adds a folder to `folders`.
     fn look(
         &mut self,
         fd: &OwnedFd,
         folder: &Folder,
         name: &[u8],
-        listing: &mut Listing,
-    ) -> Result<(), BadReason> {
+        folders: &mut Vec<Folder>,
+    ) -> Result<Option<Stat>, BadReason> {
         let path = || join(&folder.path, name);
         let mut stat =
             fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| match errno {
@@ -243,41 +154,42 @@ impl<'a> Walk<'a, '_> {
             let is_folder = kind == FileType::Directory;
             let what = if is_folder { HIDDEN_FOLDER } else { HIDDEN };
             let bytes = if is_folder { 0 } else { stat.st_size as u64 };
-            self.index.file_counts.add(what, Role::SetAside, bytes, &path());
-            return Ok(());
+            self.tree.file_counts.add(what, Role::SetAside, bytes, &path());
+            return Ok(None);
         }
         let is_link = kind == FileType::Symlink;
-        let root = self.root();
         if is_link {
-            stat = root.stat(&path()).map_err(|reason| match reason {
+            stat = self.tree.root.stat(&path()).map_err(|reason| match reason {
                 BadReason::Unreadable(libc::ENOENT) => BadReason::Dangling,
                 reason => reason,
             })?;
         }
-        match FileType::from_raw_mode(stat.st_mode) {
+        let file = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
-                if !self.options.exclude.contains(&(stat.st_dev, stat.st_ino)) {
+                let is_taken = !self.options.exclude.contains(&(stat.st_dev, stat.st_ino));
+                if is_taken {
                     if is_link {
-                        root.open_file(&path())?;
+                        self.tree.root.open_file(&path())?;
                     } else if stat.st_mode & 0o444 != 0o444 {
                         // The check costs a system call, so it is skipped if everyone may read.
                         fs::accessat(fd, name, Access::READ_OK, AtFlags::EACCESS)?;
                     }
                     self.count(folder, &stat, is_link)?;
-                    listing.push_file(name, stat.st_size as u64, stamp(&stat));
                     self.indexing.found(1, stat.st_size as u64);
                 }
+                is_taken.then_some(stat)
             }
             FileType::Directory => {
                 let around = folder.around.enter(&stat, is_link).ok_or(BadReason::Cyclic)?;
-                listing.folders.push(Folder { path: path(), around });
+                folders.push(Folder { path: path(), around });
+                None
             }
             special => return Err(BadReason::Special(kind_name(special))),
+        };
+        if is_link && self.tree.root.leaves(&path()) {
+            self.tree.file_counts.add(LINK_OUT, Role::Followed, 0, &path());
         }
-        if is_link && root.leaves(&path()) {
-            self.index.file_counts.add(LINK_OUT, Role::Followed, 0, &path());
-        }
-        Ok(())
+        Ok(file)
     }
 
     /// Counts a file as read; if it was found before under another name, as produced by a link.
@@ -291,10 +203,6 @@ impl<'a> Walk<'a, '_> {
         expansion.read(len);
         Ok(())
     }
-
-    fn bad(&mut self, name: Vec<u8>, reason: BadReason) {
-        self.index.bad.push(BadEntry::new(&name, reason));
-    }
 }
 
 impl Folder {
@@ -306,23 +214,21 @@ impl Folder {
     }
 }
 
-/// Names and inodes of a folder's entries, and the buffer with the names.
-type Names = (Vec<u8>, Vec<(u64, Name)>);
-
-/// Lists a folder, without `.` and `..`.
-fn names(fd: &OwnedFd) -> Result<Names, BadReason> {
+/// The names of a folder's entries without `.` and `..`, and the inode and number of each.
+fn names_in(fd: &OwnedFd) -> Result<(Names, Vec<(u64, usize)>), BadReason> {
     let mut buffer = Vec::with_capacity(LIST_BUFFER_BYTES);
     let mut entries = RawDir::new(fd, buffer.spare_capacity_mut());
-    let mut text = Vec::new();
-    let mut names = Vec::new();
+    let mut names = Names::default();
+    let mut found = Vec::new();
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(BadReason::from)?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            names.push((entry.ino(), Name::push(name, &mut text)));
+            found.push((entry.ino(), names.len()));
+            names.push(name);
         }
     }
-    Ok((text, names))
+    Ok((names, found))
 }
 
 /// The path of `name` in `folder`; an empty `folder` is the root.
@@ -333,29 +239,10 @@ pub(super) fn join(folder: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// A folder and its contents.
-#[derive(Debug)]
-pub(crate) struct Tree {
-    /// Its files, indexed as samples.
-    pub index: Index,
-    /// The open folder.
-    pub root: Root,
-}
-
 /// A file of a tree: its name beneath the folder, its length, and its content.
 pub(crate) type DetectedFile = (Vec<u8>, u64, Content);
 
-impl Tree {
-    /// Indexes the folder at `path`.
-    ///
-    /// # Errors
-    /// The folder does not open. `Interrupted`: indexing was asked to stop.
-    pub(crate) fn list(path: &Path, indexing: &mut Indexing<'_>) -> Result<Tree> {
-        let (index, mut roots) = index(&[path.to_path_buf()], indexing)?;
-        let root = roots.pop().expect("one folder has one root");
-        Ok(Tree { index, root })
-    }
-
+impl Listing<Root> {
     /// Counts the files by sort, and reads some of each sort if `looks` is set.
     pub(crate) fn survey(&self, looks: bool) -> Survey {
         let mut counts: HashMap<String, Count> = HashMap::new();
@@ -363,9 +250,7 @@ impl Tree {
         let mut named = 0;
         let mut looked_at = 0;
         let mut unread = 0;
-        for row in 0..self.index.len() {
-            let name = self.index.name(row);
-            let len_bytes = self.index.payload_bytes(row);
+        for (name, len_bytes) in self.files().filter(|(_, len)| *len <= MAX_SAMPLE_BYTES) {
             let sort = sort_of(name);
             let is_known = counts.len() < MAX_SORTS || counts.contains_key(&sort);
             let sort = if is_known { sort } else { ANOTHER.to_owned() };
@@ -395,7 +280,8 @@ impl Tree {
             }
         }
         if looks {
-            let mut elsewhere = self.elsewhere().take(MOST_BY_NAME as usize);
+            let large = self.files().filter(|(_, len)| *len > MAX_SAMPLE_BYTES);
+            let mut elsewhere = large.chain(self.elsewhere()).take(MOST_BY_NAME as usize);
             survey.shards |= elsewhere.any(|(name, _)| self.content(name).is_shard());
         }
         if unread < looked_at {
@@ -412,10 +298,7 @@ impl Tree {
     /// The second list holds the bad entries that cannot be shards. With `may_give_up`, opens no more files once
     /// many files, shards and others, are found: then nothing is imported anyway.
     pub(crate) fn detect(&self, may_give_up: bool) -> (Vec<DetectedFile>, Vec<BadEntry>) {
-        let mut names: Vec<(&[u8], u64)> = (0..self.index.len())
-            .map(|row| (self.index.name(row), self.index.payload_bytes(row)))
-            .chain(self.elsewhere())
-            .collect();
+        let mut names: Vec<(&[u8], u64)> = self.files().chain(self.elsewhere()).collect();
         names.sort_unstable();
         let mut shards = 0_u64;
         let mut others = 0_u64;
@@ -434,20 +317,21 @@ impl Tree {
             detected.push((name.to_vec(), len_bytes, content));
         }
         let elsewhere: HashSet<&[u8]> = self.elsewhere().map(|(name, _)| name).collect();
-        let bad = self.index.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
+        let bad = self.bad.iter().filter(|bad| !elsewhere.contains(&bad.name[..]));
         (detected, bad.cloned().collect())
     }
 
-    /// Files that cannot be samples but may be shards: files that are too large, and files behind a link that leads
-    /// out of the folder.
+    /// The name and length of each file.
+    fn files(&self) -> impl Iterator<Item = (&[u8], u64)> {
+        (0..self.len()).map(|row| (self.name(row), self.len_bytes(row)))
+    }
+
+    /// Files behind a link that leads out of the folder: they cannot be samples but may be shards.
     fn elsewhere(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        self.index.bad.iter().filter_map(|bad| match bad.reason {
-            BadReason::TooLarge(len) => Some((&bad.name[..], len)),
-            BadReason::LeavesSource => {
-                let found = std::fs::metadata(self.path_of(&bad.name)).ok()?;
-                found.is_file().then_some((&bad.name[..], found.len()))
-            }
-            _ => None,
+        let bad = self.bad.iter().filter(|bad| bad.reason == BadReason::LeavesSource);
+        bad.filter_map(|bad| {
+            let found = std::fs::metadata(self.path_of(&bad.name)).ok()?;
+            found.is_file().then_some((&bad.name[..], found.len()))
         })
     }
 

@@ -161,7 +161,8 @@ impl FoundFile {
 
 /// The split of a file, detected from its path as the Hub's own library does: the name before a shard's numbers,
 /// otherwise a word that stands for a split. `None`: the path names no split.
-pub(super) fn split_of(name: &str) -> Option<Cow<'_, str>> {
+pub(super) fn split_of(name: &[u8]) -> Option<Cow<'_, str>> {
+    let name = std::str::from_utf8(name).ok()?;
     if let Some(split) = of_shard(name) {
         return Some(canonical(split).map_or(split.into(), Cow::from));
     }
@@ -177,8 +178,7 @@ fn warn_of_splits(files: &[FoundFile]) {
     if files.iter().filter_map(|file| file.object.as_ref()).any(is_on_hub) {
         return;
     }
-    let names: Vec<_> = files.iter().map(|file| String::from_utf8_lossy(&file.name)).collect();
-    let splits: BTreeSet<_> = names.iter().filter_map(|name| split_of(name)).collect();
+    let splits: BTreeSet<_> = files.iter().filter_map(|file| split_of(&file.name)).collect();
     if splits.len() > 1 {
         let splits = splits.into_iter().collect::<Vec<_>>().join(", ");
         tracing::warn!(
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn splits_are_told_by_words_of_the_path_and_the_names_of_shards() {
-        let of = |name| split_of(name);
+        let of = |name: &'static str| split_of(name.as_bytes());
         assert_eq!(of("data/train-00000-of-00002.parquet").as_deref(), Some("train"));
         assert_eq!(of("mnist/Test-0.parquet").as_deref(), Some("test"));
         assert_eq!(of("default/validation/0000.parquet").as_deref(), Some("validation"));

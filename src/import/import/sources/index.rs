@@ -692,7 +692,7 @@ pub(super) const TOO_MANY_FIELDS: BadReason = BadReason::Syntax(
 
 /// Concatenated names, with 2.5 bytes per name for its offset.
 #[derive(Debug, Default)]
-struct Names {
+pub(super) struct Names {
     bytes: Vec<u8>,
     /// Offset of the first name of each block of [`NAMES_A_BLOCK`] names.
     blocks: Vec<u64>,
@@ -705,11 +705,11 @@ const NAMES_A_BLOCK: usize = 16;
 const _: () = assert!((NAMES_A_BLOCK - 1) * MAX_NAME_BYTES <= u16::MAX as usize);
 
 impl Names {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.starts.len()
     }
 
-    fn at(&self, row: usize) -> &[u8] {
+    pub(super) fn at(&self, row: usize) -> &[u8] {
         &self.bytes[self.start(row)..self.end(row)]
     }
 
@@ -721,7 +721,7 @@ impl Names {
         if row + 1 < self.len() { self.start(row + 1) } else { self.bytes.len() }
     }
 
-    fn push(&mut self, name: &[u8]) {
+    pub(super) fn push(&mut self, name: &[u8]) {
         assert!(name.len() <= MAX_NAME_BYTES, "sources refuse longer names");
         if self.len().is_multiple_of(NAMES_A_BLOCK) {
             self.blocks.push(self.bytes.len() as u64);

@@ -24,6 +24,7 @@ mod found;
 pub(crate) mod index;
 mod inputs;
 mod list;
+mod listing;
 pub(crate) mod objects;
 mod record_stream;
 pub mod sample_stream;

@@ -1,8 +1,6 @@
-//! Lists prefixes in compact form, since a bucket may hold many millions of objects; and indexes folders of objects,
-//! and lists of objects.
+//! Lists prefixes; and indexes folders of objects, and lists of objects.
 
 use std::borrow::Cow;
-use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,11 +9,11 @@ use std::path::{Path, PathBuf};
 use super::Clients;
 use super::read::{ObjectRoot, push_origin};
 use crate::import::sources::content::is_side_file;
-use crate::import::sources::file_counts::{FileCounts, HIDDEN, Indexing, Role};
+use crate::import::sources::file_counts::Indexing;
 use crate::import::sources::found::{canonical, split_of};
 use crate::import::sources::index::{BadEntry, BadReason, Container, Index};
+use crate::import::sources::listing::{self, Listing};
 use crate::import::sources::{Source, SourceKind, Store, list};
-use dlfs_base::folders::is_dropping;
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
@@ -23,125 +21,62 @@ use dlfs_format::format::record::{put_tag, tag_at};
 use dlfs_places::{Client, Object, Place, shown};
 
 /// The objects beneath a prefix, or one object.
+pub(super) type Listed = Listing<Prefix>;
+
+/// The common prefix of some objects; names are keys without it.
 #[derive(Debug)]
-pub(super) struct Listed {
-    /// The common prefix of all keys; names are keys without it.
-    pub(super) root: ObjectRoot,
+pub(super) struct Prefix {
+    pub(super) at: ObjectRoot,
     /// Set if the user named the object itself, not a prefix.
     pub(super) is_given: bool,
-    /// Keys that no address can name.
-    pub(super) refused: Vec<String>,
-    /// Objects left out because of their names.
-    pub(super) set_aside: FileCounts,
-    names: String,
-    rows: Vec<Row>,
+    /// The entity tags; the stamp of an object in the listing is the offset of its tag.
     tags: Vec<u8>,
 }
 
-#[derive(Debug)]
-struct Row {
-    name: u64,
-    len_bytes: u64,
-    /// Offset of the object's entity tag in `tags`.
-    tag: u64,
-}
-
-impl Listed {
+impl Listing<Prefix> {
     /// Lists the objects beneath a prefix.
     ///
     /// # Errors
     /// Errors of the store. `Interrupted`: indexing was asked to stop.
-    pub(super) fn beneath(root: &ObjectRoot, indexing: &mut Indexing<'_>) -> Result<Listed> {
-        let mut listed = Listed::empty(root.clone());
-        listed.refused = root.client.list(&root.prefix, &mut |object| {
+    pub(super) fn beneath(at: ObjectRoot, indexing: &mut Indexing<'_>) -> Result<Listed> {
+        let mut listed = Listing::new(Prefix { at: at.clone(), is_given: false, tags: Vec::new() });
+        let refused = at.client.list(&at.prefix, &mut |object| {
             indexing.found(1, object.len_bytes);
-            listed.push(object);
+            listed.push_object(&object);
             indexing.check()
         })?;
+        listed.bad.extend(refused.iter().map(|key| BadEntry::new(key.as_bytes(), ODD)));
         Ok(listed)
     }
 
     /// One object, named after the last part of its key.
-    pub(super) fn one(client: Client, object: Object) -> Listed {
+    pub(super) fn one(client: Client, object: &Object) -> Listed {
         let folder = object.key.rfind('/').map_or(0, |slash| slash + 1);
         let prefix = object.key[..folder].to_owned();
-        let mut listed = Listed::empty(ObjectRoot { client, prefix, cut: 0 });
-        listed.is_given = true;
-        listed.push(object);
+        let at = ObjectRoot { client, prefix, cut: 0 };
+        let mut listed = Listing::new(Prefix { at, is_given: true, tags: Vec::new() });
+        listed.push_object(object);
         listed
     }
 
-    fn empty(root: ObjectRoot) -> Listed {
-        Listed {
-            root,
-            is_given: false,
-            refused: Vec::new(),
-            set_aside: FileCounts::default(),
-            names: String::new(),
-            rows: Vec::new(),
-            tags: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, object: Object) {
+    fn push_object(&mut self, object: &Object) {
         // A web server may list objects outside the prefix.
-        let Some(name) =
-            object.key.strip_prefix(&*self.root.prefix).filter(|name| !name.is_empty())
-        else {
-            return;
-        };
-        let at = self.names.len() as u64;
-        let tag = self.tags.len() as u64;
-        put_tag(&mut self.tags, object.etag.as_deref());
-        self.rows.push(Row { name: at, len_bytes: object.len_bytes, tag });
-        self.names.push_str(name);
+        let name = object.key.strip_prefix(&*self.root.at.prefix);
+        let Some(name) = name.filter(|name| !name.is_empty()) else { return };
+        self.push(name.as_bytes(), object.len_bytes, self.root.tags.len() as u64);
+        put_tag(&mut self.root.tags, object.etag.as_deref());
     }
 
-    /// Leaves out objects whose names are not `wanted`.
-    fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
-        let mut some = Listed::empty(self.root.clone());
-        (0..self.len())
-            .filter(|row| wanted(self.name(*row)))
-            .for_each(|row| some.push(self.object(row)));
-        (self.names, self.rows, self.tags) = (some.names, some.rows, some.tags);
-    }
-
-    /// Leaves out hidden objects and the droppings of file systems and tools, unless the user named the object itself.
-    pub(super) fn leave_out_droppings(&mut self) {
-        let is_dropping = |name: &str| is_dropping(name.as_bytes());
-        let rows = (0..self.len()).filter(|row| !self.is_given && is_dropping(self.name(*row)));
-        let mut counts = FileCounts::default();
-        rows.for_each(|row| {
-            counts.add(HIDDEN, Role::SetAside, self.len_bytes(row), self.name(row).as_bytes());
-        });
-        if !counts.0.is_empty() {
-            self.retain(|name| !is_dropping(name));
-            self.set_aside = counts;
-        }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    pub(super) fn name(&self, row: usize) -> &str {
-        let end = self.rows.get(row + 1).map_or(self.names.len(), |next| next.name as usize);
-        &self.names[self.rows[row].name as usize..end]
-    }
-
-    pub(super) fn len_bytes(&self, row: usize) -> u64 {
-        self.rows[row].len_bytes
+    /// The name as a path.
+    pub(super) fn path(&self, row: usize) -> &Path {
+        Path::new(OsStr::from_bytes(self.name(row)))
     }
 
     /// The object, with its entity tag.
     pub(super) fn object(&self, row: usize) -> Object {
-        let key = format!("{}{}", self.root.prefix, self.name(row));
-        let tag = &self.tags[self.rows[row].tag as usize..];
-        let etag = tag_at(tag).expect("a tag that was put there");
+        let key = self.root.at.key_of(self.name(row));
+        let etag = tag_at(&self.root.tags[self.stamp(row) as usize..]);
+        let etag = etag.expect("a tag that was put there");
         Object { key, len_bytes: self.len_bytes(row), etag }
     }
 
@@ -152,13 +87,13 @@ impl Listed {
     pub(super) fn start(&self, row: usize, len: u64) -> Result<Vec<u8>> {
         let object = self.object(row);
         let mut bytes = vec![0; object.len_bytes.min(len) as usize];
-        self.root.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
+        self.root.at.client.fetch(&object, 0..bytes.len() as u64).read_into(&mut bytes)?;
         Ok(bytes)
     }
 
     /// An object's address, for messages.
     pub(super) fn address_of(&self, row: usize) -> String {
-        self.root.address_of(self.name(row).as_bytes())
+        self.root.at.address_of(self.name(row))
     }
 }
 
@@ -171,14 +106,13 @@ pub(super) fn only_splits(listed: &mut Vec<Listed>, splits: &[String]) -> Result
     if splits.is_empty() {
         return Ok(());
     }
-    if let Some(other) = listed.iter().find(|one| !one.root.is_on_hub()) {
+    if let Some(other) = listed.iter().find(|one| !one.root.at.is_on_hub()) {
         let text = "splits are taken of data sets on the hub: hf://datasets/OWNER/NAME";
-        return Err(Error::new(ErrorKind::InvalidArgument, text).target(other.root.address()));
+        return Err(Error::new(ErrorKind::InvalidArgument, text).target(other.root.at.address()));
     }
-    let data = |name: &str| !is_side_file(name.as_bytes());
     let names = listed.iter().flat_map(|one| (0..one.len()).map(|row| one.name(row)));
     let found: BTreeSet<Cow<'_, str>> =
-        names.filter(|name| data(name)).filter_map(split_of).collect();
+        names.filter(|name| !is_side_file(name)).filter_map(split_of).collect();
     let wanted: Vec<&str> = splits.iter().map(|own| canonical(own).unwrap_or(own)).collect();
     if let Some(missing) = wanted.iter().find(|own| !found.contains(**own)) {
         let text = if found.is_empty() {
@@ -187,106 +121,29 @@ pub(super) fn only_splits(listed: &mut Vec<Listed>, splits: &[String]) -> Result
             let found = found.iter().map(|split| &**split).collect::<Vec<_>>().join(", ");
             format!("there is no split {missing}; there are {found}")
         };
-        let address = listed.first().map(|one| one.root.address()).unwrap_or_default();
+        let address = listed.first().map(|one| one.root.at.address()).unwrap_or_default();
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(address));
     }
-    let is_wanted = |name: &str| match split_of(name) {
-        Some(split) => wanted.contains(&&*split) || !data(name),
-        None => !data(name),
+    let is_wanted = |name: &[u8]| {
+        is_side_file(name) || split_of(name).is_some_and(|split| wanted.contains(&&*split))
     };
     listed.iter_mut().for_each(|one| one.retain(is_wanted));
-    listed.retain(|one| !one.is_empty());
+    listed.retain(|one| one.len() > 0);
     Ok(())
 }
 
-/// An index of objects, and the objects themselves.
-struct Objects {
-    index: Index,
-    origins: OriginsBuilder,
-}
-
-impl Objects {
-    fn new() -> Objects {
-        let mut index = Index::default();
-        index.only_field();
-        Objects { index, origins: OriginsBuilder::default() }
-    }
-
-    /// Appends the row of an object in root number `number`, which is `root`.
-    fn push(
-        &mut self,
-        (number, root): (usize, &ObjectRoot),
-        name: &str,
-        label: Option<i64>,
-        object: &Object,
-    ) -> Result<(), BadReason> {
-        let Object { len_bytes, .. } = object;
-        let stamp = object.stamp();
-        self.index.push_file(name.as_bytes(), label, *len_bytes, stamp, number as u32)?;
-        push_origin(&mut self.origins, &root.client, object);
-        Ok(())
-    }
-
-    fn source(mut self, kind: SourceKind, roots: Vec<ObjectRoot>) -> Source {
-        for root in &roots {
-            let path = PathBuf::from(root.address());
-            self.index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
-        }
-        let Objects { index, origins } = self;
-        Source { origins, ..Source::new(kind, index, Store::Objects(roots)) }
-    }
-}
-
 /// Indexes the objects of `folders` as samples, with the ids and classes of a local folder with the same names.
-pub(super) fn folders(folders: &[Listed]) -> Source {
-    let mut objects = Objects::new();
-    let tops = folders.iter().flat_map(|listed| (0..listed.len()).map(|row| listed.name(row)));
-    let mut classes: Vec<&str> = Vec::new();
-    for top in tops.filter_map(|name| name.split_once('/')).map(|(top, _)| top) {
-        if classes.last() != Some(&top) {
-            classes.push(top);
-        }
-    }
-    classes.sort_unstable();
-    classes.dedup();
-    objects.index.classes = classes.iter().map(|class| class.as_bytes().to_vec()).collect();
-    for (number, listed) in folders.iter().enumerate() {
-        let path = PathBuf::from(listed.root.address());
-        let bad = |name: &str, reason| BadEntry::new(name.as_bytes(), reason).within(&path);
-        let mut rows: Vec<u32> = (0..listed.len() as u32).collect();
-        rows.sort_unstable_by(|a, b| in_order(listed.name(*a as usize), listed.name(*b as usize)));
-        for row in rows {
-            let name = listed.name(row as usize);
-            let class = name.split_once('/').and_then(|(top, _)| classes.binary_search(&top).ok());
-            let label = class.map(|class| class as i64);
-            let object = listed.object(row as usize);
-            if let Err(reason) = objects.push((number, &listed.root), name, label, &object) {
-                objects.index.bad.push(bad(name, reason));
-            }
-        }
-        objects.index.bad.extend(listed.refused.iter().map(|key| bad(key, ODD)));
-    }
-    let roots = folders.iter().map(|listed| listed.root.clone()).collect();
-    objects.source(SourceKind::Folder, roots)
-}
-
-/// The order of `folder.rs`: class folders by name, within a class the folders by path, within a folder the files by
-/// name; files outside class folders last.
-fn in_order(a: &str, b: &str) -> Ordering {
-    // The offsets in the name where the class folder and the folder end.
-    let ends = |name: &str| {
-        let folder = name.rfind('/')?;
-        Some((name.find('/').unwrap_or(folder), folder))
-    };
-    match (ends(a), ends(b)) {
-        (Some((a_top, a_folder)), Some((b_top, b_folder))) => a[..a_top]
-            .cmp(&b[..b_top])
-            .then_with(|| a[..a_folder].cmp(&b[..b_folder]))
-            .then_with(|| a[a_folder..].cmp(&b[b_folder..])),
-        (Some(_), None) => Ordering::Less,
-        (None, Some(_)) => Ordering::Greater,
-        (None, None) => a.cmp(b),
-    }
+pub(super) fn folders(mut folders: Vec<Listed>) -> Source {
+    folders.iter_mut().for_each(Listing::sort);
+    let mut origins = OriginsBuilder::default();
+    let path = |root: &Prefix| PathBuf::from(root.at.address());
+    let index = listing::index(&folders, true, path, |listed, row| {
+        let object = listed.object(row);
+        push_origin(&mut origins, &listed.root.at.client, &object);
+        object.stamp()
+    });
+    let roots = folders.into_iter().map(|listed| listed.root.at).collect();
+    Source { origins, ..Source::new(SourceKind::Folder, index, Store::Objects(roots)) }
 }
 
 /// A list: its location and content.
@@ -309,7 +166,9 @@ pub(super) fn lists(
     clients: &mut Clients<'_>,
     indexing: &mut Indexing<'_>,
 ) -> Result<Source> {
-    let mut objects = Objects::new();
+    let mut index = Index::default();
+    index.only_field();
+    let mut origins = OriginsBuilder::default();
     let mut roots = Roots::default();
     for list in lists {
         let bad = |line: &[u8], reason| BadEntry::new(&shown_line(line), reason).within(&list.path);
@@ -317,7 +176,7 @@ pub(super) fn lists(
         for line in list::lines(&list.text) {
             match wanted(line, list, clients, &mut roots)? {
                 Ok(wanted) => lines.push((line, wanted)),
-                Err(reason) => objects.index.bad.push(bad(line, reason)),
+                Err(reason) => index.bad.push(bad(line, reason)),
             }
         }
         for lines in lines.chunks(AT_ONCE) {
@@ -325,21 +184,27 @@ pub(super) fn lists(
             for ((line, Wanted { root, name, label }), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
-                        let pushed =
-                            objects.push((*root, &roots.all[*root]), name, *label, &object);
-                        pushed.map(|()| object.len_bytes)
+                        push_origin(&mut origins, &roots.all[*root].client, &object);
+                        let len = object.len_bytes;
+                        let stamp = object.stamp();
+                        let name = name.as_bytes();
+                        index.push_file(name, *label, len, stamp, *root as u32).map(|()| len)
                     }
                     Err(error) => Err(super::read::reason(error)?),
                 };
                 match pushed {
                     Ok(len_bytes) => drop(indexing.found(1, len_bytes)),
-                    Err(reason) => objects.index.bad.push(bad(line, reason)),
+                    Err(reason) => index.bad.push(bad(line, reason)),
                 }
             }
             indexing.check()?;
         }
     }
-    Ok(objects.source(SourceKind::List, roots.all))
+    for root in &roots.all {
+        let path = PathBuf::from(root.address());
+        index.containers.push(Container { path, stamp: 0, len_bytes: 0 });
+    }
+    Ok(Source { origins, ..Source::new(SourceKind::List, index, Store::Objects(roots.all)) })
 }
 
 /// The roots of the objects that lines name. Each signed URL has its own root.
@@ -416,17 +281,3 @@ const ODD: BadReason =
 const AT_ONCE: usize = 4096;
 /// The name of the threads that look objects up.
 const HEADS: &str = "dlfs-open";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_ordered_as_those_of_a_local_folder() {
-        let sorted = ["a/x/1", "a/x/2", "a-b/1", "b/0", "b/a/0", "b/a-c/0", "0", "z"];
-        let mut names = sorted.to_vec();
-        names.sort_unstable();
-        names.sort_unstable_by(|a, b| in_order(a, b));
-        assert_eq!(names, sorted);
-    }
-}

@@ -85,12 +85,13 @@ pub(crate) fn look(
     let mut listed = list_all(paths, &mut clients, indexing)?;
     only_splits(&mut listed, splits)?;
     if !indexing.options.folders.hidden {
-        listed.iter_mut().for_each(Listed::leave_out_droppings);
+        let beneath = listed.iter_mut().filter(|one| !one.root.is_given);
+        beneath.for_each(Listed::leave_out_droppings);
     }
     match indexing.options.kind {
-        SourceKind::Folder => samples(&listed),
+        SourceKind::Folder => samples(listed),
         SourceKind::List => lists(&listed, &mut clients, indexing),
-        SourceKind::Auto => auto(&listed, &mut clients, indexing),
+        SourceKind::Auto => auto(listed, &mut clients, indexing),
         kind => shards(&listed, kind, false),
     }
 }
@@ -152,7 +153,7 @@ fn list_all(
         let absent = match given {
             Some(Ok(object)) => {
                 indexing.found(1, object.len_bytes);
-                all.push(Listed::one(client, object));
+                all.push(Listed::one(client, &object));
                 continue;
             }
             // A store refuses a client that may not list, instead of reporting that the object is absent.
@@ -171,8 +172,8 @@ fn list_all(
             "" => String::new(),
             key => format!("{}/", key.trim_end_matches('/')),
         };
-        match Listed::beneath(&ObjectRoot { client, prefix, cut: 0 }, indexing) {
-            Ok(listed) if !listed.is_empty() || !listed.refused.is_empty() => all.push(listed),
+        match Listed::beneath(ObjectRoot { client, prefix, cut: 0 }, indexing) {
+            Ok(listed) if listed.len() > 0 || !listed.bad.is_empty() => all.push(listed),
             Err(error) if place.is_folder() || is_away(&error) => return Err(error),
             _ => return Err(absent),
         }
@@ -186,21 +187,21 @@ fn is_away(error: &Error) -> bool {
 }
 
 fn auto(
-    listed: &[Listed],
+    listed: Vec<Listed>,
     clients: &mut Clients<'_>,
     indexing: &mut Indexing<'_>,
 ) -> Result<Found> {
     let mut contents = Vec::new();
-    for one in listed.iter().filter(|one| !one.is_empty()) {
+    for one in listed.iter().filter(|one| one.len() > 0) {
         // Prefer the first object with a shard's name, then the first that is not a side file, then the first.
-        let named = (0..one.len()).filter(|row| is_shard_name(one.name(*row).as_bytes()));
-        let other = (0..one.len()).find(|row| !is_side_file(one.name(*row).as_bytes()));
+        let named = (0..one.len()).filter(|row| is_shard_name(one.name(*row)));
+        let other = (0..one.len()).find(|row| !is_side_file(one.name(*row)));
         let mut candidates = named.chain(other);
         let mut first = candidates.next().unwrap_or(0);
         let mut found = content(one, first)?;
         // An object called `index.json` need not be an index of shards.
         while !found.is_shard()
-            && is_index(one.name(first).as_bytes())
+            && is_index(one.name(first))
             && let Some(next) = candidates.next()
         {
             first = next;
@@ -225,14 +226,14 @@ fn auto(
                     format!("objects of this kind are not read from stores: {}", content.label());
                 let hint =
                     "copy them here first, or import each object as one sample with --from folder";
-                let address = one.root.address();
+                let address = one.root.at.address();
                 Err(Error::new(ErrorKind::Unsupported, text).target(address).hint(hint))
             }
-            SourceKind::Tar => tars(listed),
-            kind => shards(listed, kind, true),
+            SourceKind::Tar => tars(&listed),
+            kind => shards(&listed, kind, true),
         };
     }
-    if !listed.iter().all(|one| one.is_given) {
+    if !listed.iter().all(|one| one.root.is_given) {
         return samples(listed);
     }
     for (one, first, content) in contents {
@@ -244,7 +245,7 @@ fn auto(
                 .hint(list::SAY_KIND));
         }
     }
-    lists(listed, clients, indexing)
+    lists(&listed, clients, indexing)
 }
 
 /// Tar archives: the beginnings of some tell whether they are WebDataset shards. The first one usually does; the others
@@ -252,10 +253,10 @@ fn auto(
 fn tars(listed: &[Listed]) -> Result<Found> {
     let rows = listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row)));
     let tars =
-        rows.filter(|(one, row)| one.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
+        rows.filter(|(one, row)| one.root.is_given || is_shard_of(SourceKind::Tar, one.name(*row)));
     let tars: Vec<_> = tars.take(MOST_LOOKED_AT).collect();
     let look = |&(one, row): &(&Listed, usize), most_bytes: u64| -> Result<_> {
-        Ok((one.name(row).as_bytes().to_vec(), pair_at_beginning(one, row, most_bytes)?))
+        Ok((one.name(row).to_vec(), pair_at_beginning(one, row, most_bytes)?))
     };
     let first = tars.first().map(|tar| look(tar, u64::MAX)).transpose()?;
     let mut looked_at = Vec::from_iter(first);
@@ -280,21 +281,21 @@ fn is_text(start: &[u8]) -> bool {
 
 /// Detects an object's content from its first bytes.
 fn content(one: &Listed, row: usize) -> Result<Content> {
-    let name = one.name(row).as_bytes();
+    let name = one.name(row);
     let start = one.start(row, if is_index(name) { MAX_INDEX_BYTES } else { START_BYTES })?;
     Ok(Content::of(|at| &start[start.len().min(at as usize)..], name)?)
 }
 
 fn pair_at_beginning(one: &Listed, row: usize, most_bytes: u64) -> Result<Option<Pair>> {
     let reader = Pieces {
-        client: one.root.client.clone(),
+        client: one.root.at.client.clone(),
         object: one.object(row),
         at: 0,
         next_len: LOOKED_AT_BYTES,
         piece: Cursor::default(),
     };
     let reader = reader.take(most_bytes);
-    let plain = decompressed(Box::new(reader), Path::new(one.name(row)), &Expansion::default())?;
+    let plain = decompressed(Box::new(reader), one.path(row), &Expansion::default())?;
     Ok(tar::pair_at_beginning(plain))
 }
 
@@ -332,24 +333,23 @@ fn is_index(name: &[u8]) -> bool {
 }
 
 /// Returns whether an object may be a shard of this kind, judging by its name.
-fn is_shard_of(kind: SourceKind, name: &str) -> bool {
+fn is_shard_of(kind: SourceKind, name: &[u8]) -> bool {
     match kind {
         SourceKind::Megatron => return is_index_of(kind, name),
         // Any bytes are tokens, so take only what a folder's files are taken by.
-        SourceKind::Tokens => return is_tokens_name(name.as_bytes()),
+        SourceKind::Tokens => return is_tokens_name(name),
         _ => {}
     }
-    let name = name.as_bytes();
     let kind = if kind == SourceKind::WebDataset { SourceKind::Tar } else { kind };
     let is_another = named_kind(name).is_some_and(|named| named != kind);
     is_shard_name(name) && !is_another && (kind.has_index() || !is_index(name))
 }
 
 /// Returns whether an object has the name of an index of this kind.
-fn is_index_of(kind: SourceKind, name: &str) -> bool {
+fn is_index_of(kind: SourceKind, name: &[u8]) -> bool {
     match kind {
-        SourceKind::Megatron => content::tokens_of(Path::new(name)).is_some(),
-        kind => kind.has_index() && is_index(name.as_bytes()),
+        SourceKind::Megatron => content::tokens_of(Path::new(OsStr::from_bytes(name))).is_some(),
+        kind => kind.has_index() && is_index(name),
     }
 }
 
@@ -357,7 +357,7 @@ fn is_index_of(kind: SourceKind, name: &str) -> bool {
 fn indexed(one: &Listed, kind: SourceKind) -> Result<Indexed> {
     let rows = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
     let indexes = rows.map(|row| {
-        let path = PathBuf::from(one.name(row));
+        let path = one.path(row).to_path_buf();
         let parts = content::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
         Ok((parts, path))
     });
@@ -369,11 +369,11 @@ fn check_others(one: &Listed, kind: SourceKind, indexed: &Indexed) -> Result<()>
     let is_other = |row: &usize| {
         let name = one.name(*row);
         let is_part = if kind.has_index() {
-            is_index_of(kind, name) || indexed.parts.contains(Path::new(name))
+            is_index_of(kind, name) || indexed.parts.contains(one.path(*row))
         } else {
             is_shard_of(kind, name)
         };
-        !one.is_given && !is_part && !is_side_file(name.as_bytes())
+        !one.root.is_given && !is_part && !is_side_file(name)
     };
     (0..one.len()).find(is_other).map_or(Ok(()), |row| {
         let text = "there are shards and other objects";
@@ -391,31 +391,30 @@ fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> 
     let mut file_counts = FileCounts::default();
     let what = &*Content::of_kind(kind).label();
     for one in listed {
-        file_counts.append(one.set_aside.0.iter().cloned());
+        file_counts.append(one.file_counts.0.iter().cloned());
         let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
         let indexed = indexed(one, kind)?;
         if detected && by_name {
             check_others(one, kind, &indexed)?;
         }
         for row in 0..one.len() {
-            let path = one.name(row);
-            let name = path.as_bytes();
+            let name = one.name(row);
             let is_side = is_side_file(name);
-            let is_shard = if by_name { is_shard_of(kind, path) } else { !is_side };
+            let is_shard = if by_name { is_shard_of(kind, name) } else { !is_side };
             // The counts show a user who names a whole data set which splits are taken.
-            let split = || split_of(path).filter(|_| one.root.is_on_hub());
-            let (what, role) = if kind.has_index() && !is_index_of(kind, path) && !is_side {
+            let split = || split_of(name).filter(|_| one.root.at.is_on_hub());
+            let (what, role) = if kind.has_index() && !is_index_of(kind, name) && !is_side {
                 ("shard of an index".into(), Role::Shard)
-            } else if kind.has_index() && !is_index_of(kind, path) {
+            } else if kind.has_index() && !is_index_of(kind, name) {
                 (Cow::from(SIDE), Role::SetAside)
-            } else if indexed.merged.contains(Path::new(path)) {
+            } else if indexed.merged.contains(one.path(row)) {
                 (MERGED.into(), Role::SetAside)
-            } else if !one.is_given && !is_shard {
+            } else if !one.root.is_given && !is_shard {
                 (SIDE.into(), Role::SetAside)
             } else {
                 let object = one.object(row);
                 let path = PathBuf::from(one.address_of(row));
-                let object = Some((one.root.client.clone(), object));
+                let object = Some((one.root.at.client.clone(), object));
                 files.push(FoundFile { path, name: name.to_vec(), object });
                 (
                     split().map_or(what.into(), |split| format!("{what}, split {split}").into()),
@@ -427,24 +426,24 @@ fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> 
     }
     if files.is_empty() {
         let text = format!("there are no {kind} shards");
-        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].root.address()));
+        return Err(Error::new(ErrorKind::BadSource, text).target(listed[0].root.at.address()));
     }
     Ok(Found::of_shards(kind, files, file_counts))
 }
 
-fn samples(listed: &[Listed]) -> Result<Found> {
-    if let Some(one) = listed.iter().find(|one| one.is_given) {
+fn samples(listed: Vec<Listed>) -> Result<Found> {
+    if let Some(one) = listed.iter().find(|one| one.root.is_given) {
         let text = "a folder of samples is a prefix, and this is an object";
         return Err(Error::new(ErrorKind::InvalidArgument, text).target(one.address_of(0)));
     }
-    let samples = Some(index::folders(listed));
     let mut file_counts = FileCounts::default();
-    for one in listed {
-        file_counts.append(one.set_aside.0.iter().cloned());
+    for one in &listed {
+        file_counts.append(one.file_counts.0.iter().cloned());
         (0..one.len()).for_each(|row| {
-            file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row).as_bytes());
+            file_counts.add("object", Role::Sample, one.len_bytes(row), one.name(row));
         });
     }
+    let samples = Some(index::folders(listed));
     Ok(Found { kind: SourceKind::Folder, samples, file_counts, ..Found::default() })
 }
 
@@ -457,9 +456,9 @@ fn lists(
     let mut file_counts = FileCounts::default();
     for (one, row) in listed.iter().flat_map(|one| (0..one.len()).map(move |row| (one, row))) {
         let text = one.start(row, u64::MAX)?;
-        file_counts.add("list", Role::List, text.len() as u64, one.name(row).as_bytes());
+        file_counts.add("list", Role::List, text.len() as u64, one.name(row));
         let path = PathBuf::from(one.address_of(row));
-        texts.push(ListText { path, text, beside: Some(one.root.clone()) });
+        texts.push(ListText { path, text, beside: Some(one.root.at.clone()) });
     }
     let samples = Some(index::lists(&texts, clients, indexing)?);
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
