@@ -190,8 +190,8 @@ pub(crate) fn is_side_file(name: &[u8]) -> bool {
     let extension = base.iter().rposition(|&byte| byte == b'.').map(|dot| &base[dot + 1..]);
     is_dropping(name)
         || base.starts_with(b"_")
-        || SIDE_STEMS.contains(&stem)
-        || extension.is_some_and(|extension| SIDE_EXTENSIONS.contains(&extension))
+        || is_among(SIDE_STEMS, stem)
+        || extension.is_some_and(|extension| is_among(SIDE_EXTENSIONS, extension))
         || base.ends_with(b"labels.txt")
         || base.ends_with(b"classes.txt")
 }
@@ -221,7 +221,7 @@ fn is_json_lines(head: &[u8], more: impl Read, name: &[u8]) -> bool {
 pub(crate) fn is_note(name: &[u8]) -> bool {
     let base = base(name).to_ascii_lowercase();
     let mut parts = base.splitn(2, |&byte| byte == b'.');
-    let is_side = parts.next().is_some_and(|stem| SIDE_STEMS.contains(&stem));
+    let is_side = parts.next().is_some_and(|stem| is_among(SIDE_STEMS, stem));
     is_side && matches!(parts.next(), None | Some(b"txt" | b"md" | b"rst"))
 }
 
@@ -229,6 +229,11 @@ fn is_json_lines_name(name: &[u8]) -> bool {
     let packed = COMPRESSED_ENDS.iter().find_map(|end| name.strip_suffix(*end));
     let plain = packed.unwrap_or(name);
     JSON_LINES_ENDS.iter().any(|end| plain.ends_with(end))
+}
+
+/// Returns whether `word` is one of some words with a blank between each two.
+fn is_among(words: &str, word: &[u8]) -> bool {
+    words.split(' ').any(|own| own.as_bytes() == word)
 }
 
 fn base(name: &[u8]) -> &[u8] {
@@ -376,26 +381,11 @@ const JSON_LINES_ENDS: &[&[u8]] = &[b".jsonl", b".ndjson", b".jsonlines"];
 pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Bytes read behind the head to find the end of the first line.
 const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
-const SIDE_STEMS: &[&[u8]] = &[
-    b"readme",
-    b"license",
-    b"licence",
-    b"copying",
-    b"notice",
-    b"citation",
-    b"changelog",
-    b"changes",
-    b"manifest",
-    b"checksums",
-    b"md5sums",
-    b"sha1sums",
-    b"sha256sums",
-    b"sha512sums",
-];
-const SIDE_EXTENSIONS: &[&[u8]] = &[
-    b"md", b"rst", b"idx", b"index", b"json", b"yaml", b"yml", b"md5", b"sha1", b"sha256",
-    b"sha512", b"crc", b"asc", b"sig", b"log",
-];
+/// Names without extensions, and extensions, of files that accompany shards.
+const SIDE_STEMS: &str = "readme license licence copying notice citation changelog changes manifest checksums md5sums \
+                          sha1sums sha256sums sha512sums";
+const SIDE_EXTENSIONS: &str =
+    "md rst idx index json yaml yml md5 sha1 sha256 sha512 crc asc sig log";
 /// Limit of an index's length: the index of a million shards is far smaller.
 pub(crate) const MAX_INDEX_BYTES: u64 = 1 << 30;
 

@@ -53,21 +53,7 @@ impl SourceKind {
 
     /// The kind's name.
     pub fn name(self) -> &'static str {
-        match self {
-            SourceKind::Auto => "auto",
-            SourceKind::Folder => "folder",
-            SourceKind::Tar => "tar",
-            SourceKind::WebDataset => "webdataset",
-            SourceKind::TfRecord => "tfrecord",
-            SourceKind::List => "list",
-            SourceKind::Parquet => "parquet",
-            SourceKind::Arrow => "arrow",
-            SourceKind::Mds => "mds",
-            SourceKind::LitData => "litdata",
-            SourceKind::Megatron => "megatron",
-            SourceKind::Tokens => "tokens",
-            SourceKind::JsonLines => "jsonl",
-        }
+        NAMES.split(' ').nth(self as usize).unwrap_or_default()
     }
 
     /// Returns whether index files name the shards.
@@ -315,6 +301,9 @@ impl<'p> Indexing<'p> {
     }
 }
 
+/// The names of the kinds, in the order of [`SourceKind::ALL`].
+const NAMES: &str =
+    "auto folder tar webdataset tfrecord list parquet arrow mds litdata megatron tokens jsonl";
 const NOUNS: [&str; 8] = ["archive", "shard", "file", "folder", "link", "list", "stream", "member"];
 /// Files or records between two reports: some milliseconds.
 const MANY: u64 = 4096;

@@ -79,11 +79,14 @@ impl<R> Listing<R> {
 
     /// Leaves out hidden files and the droppings of file systems and tools, and counts them.
     pub(super) fn leave_out_droppings(&mut self) {
-        for row in (0..self.len()).filter(|row| is_dropping(self.name(*row))) {
-            let name = self.names.at(self.files[row].name as usize);
-            self.file_counts.add(HIDDEN, Role::SetAside, self.files[row].len_bytes, name);
-        }
-        self.retain(|name| !is_dropping(name));
+        let Listing { names, files, file_counts, .. } = self;
+        files.retain(|file| {
+            let name = names.at(file.name as usize);
+            if is_dropping(name) {
+                file_counts.add(HIDDEN, Role::SetAside, file.len_bytes, name);
+            }
+            !is_dropping(name)
+        });
     }
 
     /// Sorts the files in the order of their ids as samples.

@@ -69,14 +69,14 @@ impl Stated {
                 break;
             }
             len += read as u64;
-            sums.iter_mut().for_each(|(.., sum)| sum.add(&buffer[..read]));
+            sums.iter_mut().for_each(|(.., sum)| drop(sum(&buffer[..read])));
         }
         if let Some(bytes) = self.bytes.filter(|bytes| *bytes != len) {
             let what = format!("length is {len}, and the index states {bytes}");
             return differs(input, &what);
         }
-        for (name, hash, sum) in sums {
-            let found = sum.hex();
+        for (name, hash, mut sum) in sums {
+            let found = sum(&[]);
             if found != hash.to_ascii_lowercase() {
                 let what = format!("{name} is {found}, and the index states {hash}");
                 return differs(input, &what);
@@ -91,49 +91,38 @@ fn differs(input: &Input, what: &str) -> Result<()> {
     Err(input.bad(text).hint("copy the shard and its index again from where they come"))
 }
 
-/// A hash that is computed from bytes in pieces.
-trait Sum {
-    fn add(&mut self, bytes: &[u8]);
-    fn hex(self: Box<Self>) -> String;
-}
+/// Adds bytes to a hash; returns the hash of all bytes so far in hexadecimal.
+type Sum = Box<dyn FnMut(&[u8]) -> String>;
 
-/// A hash's state, a function that adds bytes to it, and one that returns the hash in hexadecimal.
-struct Of<H>(H, fn(&mut H, &[u8]), fn(&H) -> String);
-
-impl<H> Sum for Of<H> {
-    fn add(&mut self, bytes: &[u8]) {
-        self.1(&mut self.0, bytes);
-    }
-
-    fn hex(self: Box<Self>) -> String {
-        self.2(&self.0)
-    }
-}
-
-fn of<H: 'static>(hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String) -> Box<dyn Sum> {
-    Box::new(Of(hash, add, hex))
-}
-
-fn digest<D: Digest + Clone + 'static>(digest: D) -> Box<dyn Sum> {
-    let add = |digest: &mut D, bytes: &[u8]| digest.update(bytes);
-    of(digest, add, |digest| {
+fn digest<D: Digest + Clone + 'static>() -> Sum {
+    let mut digest = D::new();
+    Box::new(move |bytes| {
+        digest.update(bytes);
         digest.clone().finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     })
 }
 
-fn sum(name: &str) -> Option<Box<dyn Sum>> {
+fn xxhash<H: 'static>(mut hash: H, add: fn(&mut H, &[u8]), hex: fn(&H) -> String) -> Sum {
+    Box::new(move |bytes| {
+        add(&mut hash, bytes);
+        hex(&hash)
+    })
+}
+
+/// The hash with this name; `None`: dlfs does not know it.
+fn sum(name: &str) -> Option<Sum> {
     Some(match name {
-        "md5" => digest(md5::Md5::new()),
-        "sha1" => digest(sha1::Sha1::new()),
-        "sha224" => digest(sha2::Sha224::new()),
-        "sha256" => digest(sha2::Sha256::new()),
-        "sha384" => digest(sha2::Sha384::new()),
-        "sha512" => digest(sha2::Sha512::new()),
-        "xxh32" => of(Xxh32::new(0), Xxh32::update, |hash| format!("{:08x}", hash.digest())),
-        "xxh64" => of(Xxh64::new(0), Xxh64::update, |hash| format!("{:016x}", hash.digest())),
-        "xxh3_64" => of(Xxh3::new(), Xxh3::update, |hash| format!("{:016x}", hash.digest())),
+        "md5" => digest::<md5::Md5>(),
+        "sha1" => digest::<sha1::Sha1>(),
+        "sha224" => digest::<sha2::Sha224>(),
+        "sha256" => digest::<sha2::Sha256>(),
+        "sha384" => digest::<sha2::Sha384>(),
+        "sha512" => digest::<sha2::Sha512>(),
+        "xxh32" => xxhash(Xxh32::new(0), Xxh32::update, |hash| format!("{:08x}", hash.digest())),
+        "xxh64" => xxhash(Xxh64::new(0), Xxh64::update, |hash| format!("{:016x}", hash.digest())),
+        "xxh3_64" => xxhash(Xxh3::new(), Xxh3::update, |hash| format!("{:016x}", hash.digest())),
         "xxh128" | "xxh3_128" => {
-            of(Xxh3::new(), Xxh3::update, |hash| format!("{:032x}", hash.digest128()))
+            xxhash(Xxh3::new(), Xxh3::update, |hash| format!("{:032x}", hash.digest128()))
         }
         _ => return None,
     })
@@ -156,9 +145,8 @@ mod tests {
             ("xxh128", "06b05ab6733a618578af5f94892f3950"),
         ] {
             let mut sum = sum(name).unwrap();
-            sum.add(b"a");
-            sum.add(b"bc");
-            assert_eq!(sum.hex(), hash, "{name}");
+            sum(b"a");
+            assert_eq!(sum(b"bc"), hash, "{name}");
         }
         assert!(sum("blake2b").is_none());
     }
