@@ -1,18 +1,20 @@
 //! The input streams of an import, read one after the other: pipes, compressed files, or objects of stores.
 
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
+
 use super::compression::{self, Compression, HEAD_BYTES, decompressed, is_stream, open_stream};
 use super::expansion::Expansion;
-use super::objects::{ObjectStreams, Shard};
 use super::sample_stream::FieldBytes;
 use super::shard::{FileAt, Input};
 use super::{Decided, FoundFile, tar};
 use dlfs_base::{Error, ErrorKind, Result};
+use dlfs_places::{Client, Object, Reader};
 
 /// Input streams, in order.
 #[derive(Default)]
@@ -235,6 +237,119 @@ impl Read for Stream {
             }
             Stream::Bytes(bytes) => bytes.read(into),
         }
+    }
+}
+
+/// Shards that are read one after the other.
+struct ObjectStreams {
+    /// The stores and their objects, in order.
+    readers: std::vec::IntoIter<(Client, Vec<Object>)>,
+    /// Offset in the first object at which reading begins.
+    begin: u64,
+    /// A reader that is open before its turn.
+    opened: Option<Reader>,
+    current: Option<Arc<Mutex<Reader>>>,
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl ObjectStreams {
+    /// The objects among `files`, in order, the first one from byte `begin` on, which lies within it.
+    fn new(files: &[FoundFile], begin: u64) -> ObjectStreams {
+        let mut stores: Vec<(Client, Vec<Object>)> = Vec::new();
+        for (client, object) in files.iter().filter_map(|file| file.object.clone()) {
+            match stores.last_mut() {
+                Some((last, objects)) if last.place() == client.place() => objects.push(object),
+                _ => stores.push((client, vec![object])),
+            }
+        }
+        let readers = stores.into_iter();
+        ObjectStreams { readers, begin, opened: None, current: None, failure: Arc::default() }
+    }
+
+    /// One object, or a part of it. Asks for at most `ahead_bytes` ahead.
+    fn of_shard(
+        client: Client,
+        object: Object,
+        part: Option<Range<u64>>,
+        ahead_bytes: u64,
+    ) -> ObjectStreams {
+        let reader = match part {
+            Some(part) => Reader::part(client, object, part),
+            None => Reader::from(client, vec![object], 0, ahead_bytes),
+        };
+        ObjectStreams { opened: Some(reader), ..ObjectStreams::new(&[], 0) }
+    }
+
+    /// The next shard; `None` after the last.
+    fn next(&mut self) -> Option<Shard> {
+        loop {
+            if let Some(current) = &self.current
+                && current.lock().next_object().is_some()
+            {
+                let reader = Arc::clone(current);
+                let failure = Arc::clone(&self.failure);
+                return Some(Shard { reader, failure });
+            }
+            let reader = match self.opened.take() {
+                Some(reader) => reader,
+                None => {
+                    let (client, objects) = self.readers.next()?;
+                    Reader::from(client, objects, std::mem::take(&mut self.begin), u64::MAX)
+                }
+            };
+            self.current = Some(Arc::new(Mutex::new(reader)));
+        }
+    }
+
+    /// Checks that no failure of the store ended a shard.
+    ///
+    /// # Errors
+    /// The failure.
+    fn check(&self) -> Result<()> {
+        self.failure.lock().take().map_or(Ok(()), Err)
+    }
+}
+
+/// The shard that is being read.
+pub(crate) struct Shard {
+    reader: Arc<Mutex<Reader>>,
+    failure: Arc<Mutex<Option<Error>>>,
+}
+
+impl Shard {
+    /// The first object of `reader`. The first failure of its store is put in `failure`.
+    pub(crate) fn new(mut reader: Reader, failure: Arc<Mutex<Option<Error>>>) -> Shard {
+        reader.next_object();
+        Shard { reader: Arc::new(Mutex::new(reader)), failure }
+    }
+
+    /// Up to `len` of the next bytes, without consuming them; fewer at the end of the object or of a requested range.
+    ///
+    /// # Errors
+    /// The store failed.
+    fn peek(&mut self, len: usize) -> io::Result<Vec<u8>> {
+        let mut reader = self.reader.lock();
+        let bytes = reader.fill_buf().map_err(|error| Shard::failed(&self.failure, error))?;
+        Ok(bytes[..len.min(bytes.len())].to_vec())
+    }
+
+    /// The next `len` bytes without a copy, if they are contiguous in memory. `None`: they must be read instead.
+    fn lend(&mut self, len: usize) -> Option<FieldBytes> {
+        let (bytes, range) = self.reader.lock().lend(len)?;
+        Some(FieldBytes::Shared(bytes, range))
+    }
+
+    /// Keeps the store's error in `failure`; the returned error says only that the store failed.
+    pub(crate) fn failed(failure: &Mutex<Option<Error>>, error: io::Error) -> io::Error {
+        let error = error.downcast::<Error>().unwrap_or_else(Error::from);
+        failure.lock().get_or_insert(error);
+        io::Error::other("the store failed")
+    }
+}
+
+impl Read for Shard {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.reader.lock().read(into).map_err(|error| Shard::failed(&self.failure, error))
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) mod file_counts;
 mod folder;
 mod found;
 pub(crate) mod index;
-mod inputs;
+pub(crate) mod inputs;
 mod list;
 mod listing;
 pub(crate) mod objects;

@@ -19,7 +19,7 @@ use parquet::file::reader::{ChunkReader, Length};
 
 use crate::import::formats::input::InStore;
 use crate::import::sources::expansion::Expansion;
-use crate::import::sources::objects::Shard;
+use crate::import::sources::inputs::Shard;
 use crate::import::sources::shard::FileAt;
 use dlfs_base::error::zeroed_vec;
 use dlfs_base::{Error, Result};

@@ -1,24 +1,25 @@
-//! Lists prefixes; and indexes folders of objects, and lists of objects.
+//! Lists prefixes; indexes folders of objects, and lists of objects; and requests the payloads of a chunk's rows at
+//! once.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::Clients;
-use super::read::{ObjectRoot, push_origin};
 use crate::import::sources::content::is_side_file;
 use crate::import::sources::file_counts::Indexing;
 use crate::import::sources::found::{canonical, split_of};
-use crate::import::sources::index::{BadEntry, BadReason, Container, Index};
+use crate::import::sources::index::{BadEntry, BadReason, Container, Index, Payload};
 use crate::import::sources::listing::{self, Listing};
 use crate::import::sources::{Source, SourceKind, Store, list};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::OriginsBuilder;
 use dlfs_format::format::record::{put_tag, tag_at};
-use dlfs_places::{Client, Object, Place, shown};
+use dlfs_places::{Client, Object, Pending, Place, Scheme, shown};
 
 /// The objects beneath a prefix, or one object.
 pub(super) type Listed = Listing<Prefix>;
@@ -94,6 +95,127 @@ impl Listing<Prefix> {
     /// An object's address, for messages.
     pub(super) fn address_of(&self, row: usize) -> String {
         self.root.at.address_of(self.name(row))
+    }
+}
+
+/// The location of the objects of some rows. A key is `prefix` followed by the row's name without its first `cut`
+/// bytes.
+#[derive(Debug, Clone)]
+pub(crate) struct ObjectRoot {
+    pub(super) client: Client,
+    pub(super) prefix: String,
+    pub(crate) cut: usize,
+}
+
+impl ObjectRoot {
+    /// The prefix's address, for messages.
+    pub(super) fn address(&self) -> String {
+        self.client.place().with_key(&*self.prefix).to_string()
+    }
+
+    /// Returns whether the objects are on the Hugging Face Hub.
+    pub(super) fn is_on_hub(&self) -> bool {
+        self.client.place().scheme() == Scheme::Hf
+    }
+
+    /// The address of a row's object, for messages.
+    pub(crate) fn address_of(&self, name: &[u8]) -> String {
+        self.client.place().with_key(self.key_of(name)).to_string()
+    }
+
+    pub(super) fn key_of(&self, name: &[u8]) -> String {
+        format!("{}{}", self.prefix, String::from_utf8_lossy(&name[self.cut..]))
+    }
+}
+
+/// Records an imported object.
+pub(crate) fn push_origin(origins: &mut OriginsBuilder, client: &Client, object: &Object) {
+    let address = client.place().with_key(&*object.key).to_string();
+    origins.push(&address, object.len_bytes, object.etag.as_deref());
+}
+
+/// The reads of one thread: outstanding requests by row, and the first failure of a store.
+#[derive(Debug, Default)]
+pub(crate) struct ObjectReads {
+    asked: HashMap<u64, Pending>,
+    failure: Option<Error>,
+}
+
+impl ObjectReads {
+    /// Requests the payloads of `rows`, which will be read soon.
+    pub(crate) fn ask(
+        &mut self,
+        roots: &[ObjectRoot],
+        index: &Index,
+        rows: impl Iterator<Item = u64>,
+    ) {
+        self.asked.clear(); // requests of an abandoned chunk
+        for row in rows {
+            for payload in index.payloads(row) {
+                let len = payload.len_bytes.into();
+                self.asked.insert(row, fetch(roots, index, row, &payload, 0..len));
+            }
+        }
+    }
+
+    /// Reads bytes of a payload from `at` on.
+    ///
+    /// # Errors
+    /// `Changed`: the object was replaced. `Unreadable`, `Name`: this object cannot be read. If the store failed,
+    /// `Unreadable`, and [`take_failure`](Self::take_failure) returns the failure.
+    pub(crate) fn read(
+        &mut self,
+        roots: &[ObjectRoot],
+        index: &Index,
+        row: u64,
+        payload: &Payload,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<(), BadReason> {
+        let is_whole = into.len() as u64 == u64::from(payload.len_bytes);
+        let asked = self.asked.remove(&row).filter(|_| is_whole);
+        let pending =
+            asked.unwrap_or_else(|| fetch(roots, index, row, payload, at..at + into.len() as u64));
+        pending.read_into(into).map_err(|error| {
+            reason(error).unwrap_or_else(|error| {
+                self.failure.get_or_insert(error);
+                BadReason::Unreadable(libc::EIO)
+            })
+        })
+    }
+
+    /// The failure of the store, if it was the reason why the last payloads could not be read.
+    pub(crate) fn take_failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+}
+
+fn fetch(
+    roots: &[ObjectRoot],
+    index: &Index,
+    row: u64,
+    payload: &Payload,
+    range: Range<u64>,
+) -> Pending {
+    let root = &roots[payload.container as usize];
+    let key = root.key_of(index.name(row));
+    let len = payload.len_bytes.into();
+    root.client.fetch_stamped(&key, len, payload.offset_or_stamp, range)
+}
+
+/// The reason why one object cannot be imported.
+///
+/// # Errors
+/// The failure concerns the whole store, not one object.
+pub(crate) fn reason(error: Error) -> Result<BadReason> {
+    match error.kind() {
+        ErrorKind::BadSource => Ok(BadReason::Changed),
+        ErrorKind::NotFound => Ok(BadReason::Unreadable(libc::ENOENT)),
+        ErrorKind::Refused => Ok(BadReason::Unreadable(libc::EACCES)),
+        ErrorKind::InvalidArgument => {
+            Ok(BadReason::Name("has empty, . or .. parts: it cannot be asked for"))
+        }
+        _ => Err(error),
     }
 }
 
@@ -190,7 +312,7 @@ pub(super) fn lists(
                         let name = name.as_bytes();
                         index.push_file(name, *label, len, stamp, *root as u32).map(|()| len)
                     }
-                    Err(error) => Err(super::read::reason(error)?),
+                    Err(error) => Err(reason(error)?),
                 };
                 match pushed {
                     Ok(len_bytes) => drop(indexing.found(1, len_bytes)),

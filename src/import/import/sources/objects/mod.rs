@@ -4,10 +4,9 @@
 //! the order of placement; the payloads of a chunk are requested concurrently. Shards are streams: they are read once,
 //! front to back. A list names objects of its own folder by key, or of any store by address.
 //!
-//! This file detects the kind of an import's objects: samples, shards or lists. Then read `index.rs` and `read.rs`.
+//! This file detects the kind of an import's objects: samples, shards or lists. Then read `index.rs`.
 
 mod index;
-mod read;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use self::index::{ListText, Listed, only_splits};
-pub(crate) use self::read::{ObjectReads, ObjectRoot, ObjectStreams, Shard, push_origin, reason};
+pub(crate) use self::index::{ObjectReads, ObjectRoot, push_origin, reason};
 use super::compression::decompressed;
 use super::content::{
     self, Content, INDEX, Indexed, MAX_INDEX_BYTES, MERGED, is_shard_name, is_side_file,
