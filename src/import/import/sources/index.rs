@@ -32,13 +32,10 @@ pub struct Index {
     names: Names,
     /// Empty while no row has a label.
     labels: Vec<i64>,
-    /// Index of the first payload of row `i`; empty while every row has exactly one payload of field 0.
+    /// The payloads of all rows, in order.
+    payloads: Vec<Payload>,
+    /// Index of the first payload of row `i`; empty while every row has exactly one payload.
     payload_starts: Vec<u64>,
-    payload_fields: Vec<u16>,
-    payload_lens: Vec<u32>,
-    payload_offsets: Vec<u64>,
-    /// Empty while there is one container.
-    payload_containers: Vec<u32>,
     /// Bytes of fields that replace the payload's bytes.
     values: Vec<Values>,
     /// Values of typed columns, by row, if fields give any.
@@ -277,11 +274,8 @@ impl Index {
             let at = row as usize;
             sum = sum.wrapping_add(self.names.start(at) as u64);
             sum = sum.wrapping_add(self.labels.get(at).map_or(0, |label| *label as u64));
-            let container = self.payload_containers.get(at);
-            sum = sum.wrapping_add(container.map_or(0, |container| u64::from(*container)));
             if self.payload_starts.is_empty() {
-                sum = sum.wrapping_add(self.payload_offsets[at]);
-                sum = sum.wrapping_add(u64::from(self.payload_lens[at]));
+                sum = sum.wrapping_add(self.payloads[at].offset_or_stamp);
             } else {
                 sum = sum.wrapping_add(self.payload_starts[at]);
             }
@@ -296,31 +290,30 @@ impl Index {
 
     /// The payloads of a row, in the order of the source.
     pub fn payloads(&self, row: u64) -> impl ExactSizeIterator<Item = Payload> + '_ {
-        self.payload_range(row).map(|payload| self.payload_at(payload))
+        self.payloads[self.payload_range(row)].iter().copied()
     }
 
     /// The length of a row's payload for `field`; `None` if the row lacks the field.
     pub fn field_len_bytes(&self, row: u64, field: u16) -> Option<u32> {
-        if self.payload_starts.is_empty() {
-            return (field == 0).then(|| self.payload_lens[row as usize]);
-        }
-        self.payload_range(row)
-            .find(|&payload| self.payload_fields[payload] == field)
-            .map(|payload| self.payload_lens[payload])
+        self.payloads(row).find(|own| own.field == field).map(|own| own.len_bytes)
     }
 
     /// Total length of a row's payloads.
     pub(crate) fn payload_bytes(&self, row: u64) -> u64 {
-        self.payload_lens[self.payload_range(row)].iter().map(|&len| u64::from(len)).sum()
+        self.payloads(row).map(|payload| u64::from(payload.len_bytes)).sum()
     }
 
     /// Appends a row; [`Index::push_payload`] then adds its payloads.
     pub(crate) fn push(&mut self, name: &[u8], label: Option<i64>) {
         let row = self.names.len();
         self.names.push(name);
-        push_sparse(&mut self.labels, row, label.unwrap_or(NO_LABEL), NO_LABEL);
+        let label = label.unwrap_or(NO_LABEL);
+        if label != NO_LABEL || !self.labels.is_empty() {
+            self.labels.resize(row, NO_LABEL);
+            self.labels.push(label);
+        }
         if !self.payload_starts.is_empty() {
-            self.payload_starts.push(self.payload_lens.len() as u64);
+            self.payload_starts.push(self.payloads.len() as u64);
         }
     }
 
@@ -348,36 +341,32 @@ impl Index {
 
     /// Appends a payload to the last row.
     pub(crate) fn push_payload(&mut self, payload: Payload) {
-        let rows = self.names.len();
-        let payloads = self.payload_lens.len();
-        let plain = payload.field == 0 && payloads + 1 == rows;
-        if self.payload_starts.is_empty() && !plain {
-            self.begin_payload_columns();
+        let rows = self.names.len() as u64;
+        let payloads = self.payloads.len() as u64;
+        if self.payload_starts.is_empty() && payloads + 1 != rows {
+            // The rows so far have one payload each, except the last, which may have none.
+            self.payload_starts = (0..rows).map(|row| row.min(payloads)).collect();
         }
-        if !self.payload_starts.is_empty() {
-            self.payload_fields.push(payload.field);
-        }
-        push_sparse(&mut self.payload_containers, payloads, payload.container, 0);
-        self.payload_lens.push(payload.len_bytes);
-        self.payload_offsets.push(payload.offset_or_stamp);
+        self.payloads.push(payload);
     }
 
-    /// The payloads of a row, each with its position in the payload columns.
+    /// The payloads of a row, each with its position among all payloads.
     pub(super) fn places(&self, row: u64) -> impl Iterator<Item = (usize, Payload)> + '_ {
-        self.payload_range(row).map(|place| (place, self.payload_at(place)))
+        self.payload_range(row).map(|place| (place, self.payloads[place]))
     }
 
     /// Removes the first `skipped` bytes from the payload at a position.
     pub(super) fn skip_front(&mut self, place: usize, skipped: u32) {
-        self.payload_offsets[place] += u64::from(skipped);
-        self.payload_lens[place] -= skipped;
+        self.payloads[place].offset_or_stamp += u64::from(skipped);
+        self.payloads[place].len_bytes -= skipped;
     }
 
     /// Replaces the payload at a position by `bytes`, which have the same length for each row.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
-        let field = self.payload_at(place).field;
         let width = bytes.len();
-        self.payload_lens[place] = width as u32;
+        let Payload { field, len_bytes, .. } = &mut self.payloads[place];
+        let field = *field;
+        *len_bytes = width as u32;
         let at = self.values.iter().position(|values| values.field == field);
         let at = at.unwrap_or_else(|| {
             self.values.push(Values { field, width, bytes: Vec::new() });
@@ -413,13 +402,7 @@ impl Index {
     /// Copies the payload of row `from` to row `to`, in a source with one payload per row.
     pub(crate) fn copy_plain_payload(&mut self, from: u64, to: u64) {
         assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
-        let from = from as usize;
-        let to = to as usize;
-        self.payload_lens[to] = self.payload_lens[from];
-        self.payload_offsets[to] = self.payload_offsets[from];
-        if !self.payload_containers.is_empty() {
-            self.payload_containers[to] = self.payload_containers[from];
-        }
+        self.payloads[to as usize] = self.payloads[from as usize];
     }
 
     /// The number of the field called `name`, added if it is new; `None` beyond the limit.
@@ -476,7 +459,7 @@ impl Index {
                 selected.push_payload(payload);
                 if let Some(value) = self.value(row, payload.field) {
                     let row = selected.len() - 1;
-                    let place = selected.payload_lens.len() - 1;
+                    let place = selected.payloads.len() - 1;
                     selected.replace(row, place, value);
                 }
             }
@@ -486,9 +469,7 @@ impl Index {
 
     /// The entry for a row that cannot be imported.
     pub(crate) fn bad_row(&self, row: u64, reason: BadReason) -> BadEntry {
-        let payload = self.payload_range(row).next();
-        let container =
-            payload.map(|payload| &self.containers[self.payload_at(payload).container as usize]);
+        let container = self.container_of(row).map(|number| &self.containers[number as usize]);
         // In a single folder, the name tells the file's location.
         let container = container.filter(|it| it.stamp != 0 || self.containers.len() > 1);
         let within = container.map(|container| container.path.clone());
@@ -568,7 +549,7 @@ impl Index {
 
     fn replace_row(&mut self, first: u64, row: u64) {
         for place in self.payload_range(row) {
-            let payload = self.payload_at(place);
+            let payload = self.payloads[place];
             self.replace_payload(first, payload);
             if self.fields[usize::from(payload.field)] == b"cls" && !self.labels.is_empty() {
                 self.labels[first as usize] = self.labels[row as usize];
@@ -579,13 +560,13 @@ impl Index {
     /// Replaces the payload of the same field of `row` by `payload`, and counts the replaced member.
     pub(super) fn replace_payload(&mut self, row: u64, payload: Payload) {
         let mut places = self.payload_range(row);
-        let place = places.find(|&place| self.payload_at(place).field == payload.field);
+        let place = places.find(|&place| self.payloads[place].field == payload.field);
         let place = place.expect("the row has the field");
-        let replaced = self.payload_lens[place].into();
+        let replaced = self.payloads[place].len_bytes.into();
         let name = self.name(row).to_vec();
         self.file_counts.add(REPLACED, Role::SetAside, replaced, &name);
-        self.payload_lens[place] = payload.len_bytes;
-        self.payload_offsets[place] = payload.offset_or_stamp;
+        let Payload { len_bytes, offset_or_stamp, .. } = payload;
+        self.payloads[place] = Payload { len_bytes, offset_or_stamp, ..self.payloads[place] };
     }
 
     /// All rows, sorted by name and then by id.
@@ -632,10 +613,7 @@ impl Index {
         ends.for_each(|end| hash.update(&end.to_le_bytes()));
         self.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
         self.payload_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
-        self.payload_fields.iter().for_each(|field| hash.update(&field.to_le_bytes()));
-        self.payload_lens.iter().for_each(|len| hash.update(&len.to_le_bytes()));
-        self.payload_offsets.iter().for_each(|place| hash.update(&place.to_le_bytes()));
-        self.payload_containers.iter().for_each(|at| hash.update(&at.to_le_bytes()));
+        self.payloads.iter().for_each(|payload| hash.update(&payload.to_bytes()));
         hash.digest()
     }
 
@@ -644,34 +622,24 @@ impl Index {
         if self.payload_starts.is_empty() {
             return row..row + 1;
         }
-        let end =
-            self.payload_starts.get(row + 1).map_or(self.payload_lens.len(), |&end| end as usize);
+        let end = self.payload_starts.get(row + 1).map_or(self.payloads.len(), |&end| end as usize);
         self.payload_starts[row] as usize..end
-    }
-
-    fn payload_at(&self, payload: usize) -> Payload {
-        Payload {
-            field: self.payload_fields.get(payload).copied().unwrap_or(0),
-            len_bytes: self.payload_lens[payload],
-            offset_or_stamp: self.payload_offsets[payload],
-            container: self.payload_containers.get(payload).copied().unwrap_or(0),
-        }
-    }
-
-    /// Adds the payload columns. The rows so far have one payload each, except the last, which may have none.
-    fn begin_payload_columns(&mut self) {
-        let rows = self.names.len() as u64;
-        let payloads = self.payload_lens.len() as u64;
-        self.payload_starts = (0..rows).map(|row| row.min(payloads)).collect();
-        self.payload_fields = vec![0; self.payload_lens.len()];
     }
 }
 
-/// Appends a value to a column that is empty while all of its `len` values are the `usual` one.
-fn push_sparse<T: Copy + PartialEq>(column: &mut Vec<T>, len: usize, value: T, usual: T) {
-    if value != usual || !column.is_empty() {
-        column.resize(len, usual);
-        column.push(value);
+impl Payload {
+    /// Its encoding in a plan and in hashes.
+    fn to_bytes(self) -> [u8; 24] {
+        let both = u64::from(self.len_bytes) << 32 | u64::from(self.container);
+        let numbers = [self.offset_or_stamp, both, self.field.into()];
+        zerocopy::transmute!(numbers.map(u64::to_le_bytes))
+    }
+
+    fn of_bytes(bytes: [u8; 24]) -> Payload {
+        let numbers: [[u8; 8]; 3] = zerocopy::transmute!(bytes);
+        let [offset_or_stamp, both, field] = numbers.map(u64::from_le_bytes);
+        let len_bytes = (both >> 32) as u32;
+        Payload { field: field as u16, len_bytes, offset_or_stamp, container: both as u32 }
     }
 }
 
@@ -754,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_rows_have_one_payload_each_and_no_payload_columns() {
+    fn plain_rows_have_one_payload_each_and_no_starts() {
         let mut index = Index::default();
         for (name, len) in [("a", 1), ("b", 2)] {
             index.push(name.as_bytes(), None);

@@ -56,12 +56,12 @@ impl Index {
                 let value = from.string()?;
                 at_most("length of a value", value.len() as u64, MAX_VALUE_BYTES)?;
                 if !value.is_empty() {
-                    index.replace(row, index.payload_lens.len() - 1, value);
+                    index.replace(row, index.payloads.len() - 1, value);
                 }
             }
         }
-        if index.payload_lens.len() as u64 != count && index.payload_starts.is_empty() {
-            index.begin_payload_columns();
+        if index.payloads.len() as u64 != count && index.payload_starts.is_empty() {
+            index.begin_payload_starts();
         }
         Ok(index)
     }
@@ -94,7 +94,7 @@ mod tests {
                 let offset_or_stamp = row as u64 * 512;
                 index.push_payload(Payload { field, len_bytes, offset_or_stamp, container });
                 if field == fields[0] {
-                    index.replace(row as u64, index.payload_lens.len() - 1, &[row as u8; 8]);
+                    index.replace(row as u64, index.payloads.len() - 1, &[row as u8; 8]);
                 }
             }
         }
