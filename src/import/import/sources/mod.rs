@@ -35,7 +35,7 @@ pub(crate) mod tar_members;
 mod tfrecord;
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -55,13 +55,14 @@ pub use self::found::{Decided, FoundFile};
 use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 pub(crate) use self::inputs::Inputs;
-use self::objects::{ObjectReads, ObjectRoot};
+use self::objects::ObjectRoot;
 pub(crate) use self::record_stream::RecordStream;
 use self::shard::{OpenShards, front_to_back};
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::folders::{FolderOptions, Links};
 use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::{Origin, OriginsBuilder};
+use dlfs_places::Pending;
 
 /// An indexed source; any number of threads can read it.
 #[derive(Debug)]
@@ -335,7 +336,8 @@ impl Source {
 
     /// A reader for one thread.
     pub fn reader(&self) -> SourceReader<'_> {
-        SourceReader { source: self, open: self.open_shards(), objects: ObjectReads::default() }
+        let open = self.open_shards();
+        SourceReader { source: self, open, asked: HashMap::new(), failure: None }
     }
 }
 
@@ -374,20 +376,29 @@ const ROWS_PER_STEP: u64 = 4096;
 pub struct SourceReader<'a> {
     source: &'a Source,
     open: OpenShards,
-    objects: ObjectReads,
+    /// Outstanding requests of payloads that are objects, by row.
+    asked: HashMap<u64, Pending>,
+    /// The first failure of a store.
+    failure: Option<Error>,
 }
 
 impl SourceReader<'_> {
     /// Prepares to read the payloads of `rows` soon: requests payloads that are objects of stores concurrently.
     pub(crate) fn ask_ahead(&mut self, rows: impl Iterator<Item = u64>) {
-        if let Store::Objects(roots) = &self.source.store {
-            self.objects.ask(roots, &self.source.index, rows);
+        let Source { index, store: Store::Objects(roots), .. } = self.source else { return };
+        self.asked.clear(); // requests of an abandoned chunk
+        for row in rows {
+            for payload in index.payloads(row) {
+                let root = &roots[payload.container as usize];
+                let all = 0..payload.len_bytes.into();
+                self.asked.insert(row, root.fetch(index.name(row), &payload, all));
+            }
         }
     }
 
     /// The failure of the store, if it was the reason why the last payloads could not be read.
     pub(crate) fn take_failure(&mut self) -> Option<Error> {
-        self.objects.take_failure()
+        self.failure.take()
     }
 
     /// Reads a payload of `row` into `into`, which has the payload's length.
@@ -448,21 +459,34 @@ impl SourceReader<'_> {
         at: u64,
         into: &mut [u8],
     ) -> Result<(), BadReason> {
-        if let Some(value) = self.source.index.value(row, payload.field) {
+        let Source { index, store, .. } = self.source;
+        if let Some(value) = index.value(row, payload.field) {
             into.copy_from_slice(&value[at as usize..][..into.len()]);
             return Ok(());
         }
-        match &self.source.store {
+        let container = payload.container as usize;
+        match store {
             Store::Folders(roots) => {
-                let index = &self.source.index;
-                let front = index.containers[payload.container as usize].len_bytes as usize;
+                let front = index.containers[container].len_bytes as usize;
                 let name = index.name(row).get(front..).ok_or(BadReason::Changed)?;
-                let root = &roots[payload.container as usize];
-                read_file(root, name, payload.offset_or_stamp, at, into)
+                let file = File::from(roots[container].open_file(name)?);
+                file.read_exact_at(into, at).map_err(shard::reason)?;
+                // After the read, in order to detect a change during it.
+                let stat = rustix::fs::fstat(&file)?;
+                BadReason::Changed.unless(stamp(&stat) == payload.offset_or_stamp)
             }
-            Store::Shards(_) => self.open.read(&self.source.index.containers, payload, at, into),
+            Store::Shards(_) => self.open.read(&index.containers, payload, at, into),
             Store::Objects(roots) => {
-                self.objects.read(roots, &self.source.index, row, payload, at, into)
+                let is_whole = into.len() as u64 == u64::from(payload.len_bytes);
+                let asked = self.asked.remove(&row).filter(|_| is_whole);
+                let bytes = at..at + into.len() as u64;
+                let fetch = || roots[container].fetch(index.name(row), payload, bytes);
+                asked.unwrap_or_else(fetch).read_into(into).map_err(|error| {
+                    objects::reason(error).unwrap_or_else(|error| {
+                        self.failure.get_or_insert(error);
+                        BadReason::Unreadable(libc::EIO)
+                    })
+                })
             }
         }
     }
@@ -504,20 +528,6 @@ pub(crate) fn stamp(stat: &Stat) -> u64 {
     let numbers = [stat.st_ino, stat.st_size as u64, stat.st_mtime as u64, stat.st_mtime_nsec];
     numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));
     hash.digest()
-}
-
-fn read_file(
-    root: &Root,
-    name: &[u8],
-    stamped: u64,
-    at: u64,
-    into: &mut [u8],
-) -> Result<(), BadReason> {
-    let file = File::from(root.open_file(name)?);
-    file.read_exact_at(into, at).map_err(shard::reason)?;
-    // After the read, in order to detect a change during it.
-    let stat = rustix::fs::fstat(&file)?;
-    BadReason::Changed.unless(stamp(&stat) == stamped)
 }
 
 /// An open shard: its file, and whether the file has no path any more.

@@ -552,31 +552,16 @@ fn mds_element(number: u8) -> Option<Element> {
 
 /// The NumPy type with a LitData number.
 pub(super) fn numpy_element(number: u64) -> Option<Element> {
-    use Element::{Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    const TYPES: [Element; 11] = [I8, I16, I32, I64, U8, U16, U32, U64, F16, F32, F64];
-    match number {
-        13 => Some(Bool),
-        _ => TYPES.get(usize::try_from(number).ok()?).copied(),
-    }
+    numbered("i8 i16 i32 i64 u8 u16 u32 u64 f16 f32 f64 - - bool", number)
 }
 
 /// The PyTorch type with a LitData number.
 pub(super) fn torch_element(number: u64) -> Option<Element> {
-    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16};
-    Some(match number {
-        0 | 1 => F32,
-        2 | 3 => F64,
-        8 | 9 => F16,
-        10 => Bf16,
-        11 => U8,
-        12 => I8,
-        13 | 14 => I16,
-        15 | 16 => I32,
-        17 | 18 => I64,
-        19 => Bool,
-        20 => U16,
-        _ => return None,
-    })
+    numbered("f32 f32 f64 f64 - - - - f16 f16 bf16 u8 i8 i16 i16 i32 i32 i64 i64 bool u16", number)
+}
+
+fn numbered(names: &str, number: u64) -> Option<Element> {
+    names.split(' ').nth(usize::try_from(number).ok()?).and_then(Element::named)
 }
 
 const NO_TYPE: BadReason =

@@ -1,5 +1,4 @@
-//! Lists prefixes; indexes folders of objects, and lists of objects; and requests the payloads of a chunk's rows at
-//! once.
+//! Lists prefixes; indexes folders of objects, and lists of objects; and finds the object of a row.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -123,6 +122,12 @@ impl ObjectRoot {
         self.client.place().with_key(self.key_of(name)).to_string()
     }
 
+    /// Requests bytes of the payload of the row `name`.
+    pub(crate) fn fetch(&self, name: &[u8], payload: &Payload, bytes: Range<u64>) -> Pending {
+        let Payload { len_bytes, offset_or_stamp, .. } = *payload;
+        self.client.fetch_stamped(&self.key_of(name), len_bytes.into(), offset_or_stamp, bytes)
+    }
+
     pub(super) fn key_of(&self, name: &[u8]) -> String {
         format!("{}{}", self.prefix, String::from_utf8_lossy(&name[self.cut..]))
     }
@@ -132,75 +137,6 @@ impl ObjectRoot {
 pub(crate) fn push_origin(origins: &mut OriginsBuilder, client: &Client, object: &Object) {
     let address = client.place().with_key(&*object.key).to_string();
     origins.push(&address, object.len_bytes, object.etag.as_deref());
-}
-
-/// The reads of one thread: outstanding requests by row, and the first failure of a store.
-#[derive(Debug, Default)]
-pub(crate) struct ObjectReads {
-    asked: HashMap<u64, Pending>,
-    failure: Option<Error>,
-}
-
-impl ObjectReads {
-    /// Requests the payloads of `rows`, which will be read soon.
-    pub(crate) fn ask(
-        &mut self,
-        roots: &[ObjectRoot],
-        index: &Index,
-        rows: impl Iterator<Item = u64>,
-    ) {
-        self.asked.clear(); // requests of an abandoned chunk
-        for row in rows {
-            for payload in index.payloads(row) {
-                let len = payload.len_bytes.into();
-                self.asked.insert(row, fetch(roots, index, row, &payload, 0..len));
-            }
-        }
-    }
-
-    /// Reads bytes of a payload from `at` on.
-    ///
-    /// # Errors
-    /// `Changed`: the object was replaced. `Unreadable`, `Name`: this object cannot be read. If the store failed,
-    /// `Unreadable`, and [`take_failure`](Self::take_failure) returns the failure.
-    pub(crate) fn read(
-        &mut self,
-        roots: &[ObjectRoot],
-        index: &Index,
-        row: u64,
-        payload: &Payload,
-        at: u64,
-        into: &mut [u8],
-    ) -> Result<(), BadReason> {
-        let is_whole = into.len() as u64 == u64::from(payload.len_bytes);
-        let asked = self.asked.remove(&row).filter(|_| is_whole);
-        let pending =
-            asked.unwrap_or_else(|| fetch(roots, index, row, payload, at..at + into.len() as u64));
-        pending.read_into(into).map_err(|error| {
-            reason(error).unwrap_or_else(|error| {
-                self.failure.get_or_insert(error);
-                BadReason::Unreadable(libc::EIO)
-            })
-        })
-    }
-
-    /// The failure of the store, if it was the reason why the last payloads could not be read.
-    pub(crate) fn take_failure(&mut self) -> Option<Error> {
-        self.failure.take()
-    }
-}
-
-fn fetch(
-    roots: &[ObjectRoot],
-    index: &Index,
-    row: u64,
-    payload: &Payload,
-    range: Range<u64>,
-) -> Pending {
-    let root = &roots[payload.container as usize];
-    let key = root.key_of(index.name(row));
-    let len = payload.len_bytes.into();
-    root.client.fetch_stamped(&key, len, payload.offset_or_stamp, range)
 }
 
 /// The reason why one object cannot be imported.

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use self::index::{ListText, Listed, only_splits};
-pub(crate) use self::index::{ObjectReads, ObjectRoot, push_origin, reason};
+pub(crate) use self::index::{ObjectRoot, push_origin, reason};
 use super::compression::decompressed;
 use super::content::{
     self, Content, INDEX, Indexed, MAX_INDEX_BYTES, MERGED, is_shard_name, is_side_file,
