@@ -145,7 +145,12 @@ impl Chosen {
         let name = options.name.as_ref().map(find).transpose()?;
         let label = match &options.label {
             Some(label) => Some(find(label)?),
-            None => only_class_label(columns, options),
+            // The column that the file's metadata marks as classes, if there is exactly one and it is no field.
+            None => {
+                let mut all = (0..columns.len()).filter(|at| !columns[*at].classes.is_empty());
+                let only = all.next().filter(|_| all.next().is_none());
+                only.filter(|at| !options.fields.contains(&columns[*at].name))
+            }
         };
         let mut fields: Vec<usize> = if options.fields.is_empty() {
             (0..columns.len()).filter(|at| ![name, label].contains(&Some(*at))).collect()
@@ -249,13 +254,6 @@ impl Column {
 /// Returns whether elements have fractions.
 pub(super) fn is_float(element: Element) -> bool {
     matches!(element, Element::F16 | Element::Bf16 | Element::F32 | Element::F64)
-}
-
-/// The column that the file's metadata marks as classes, if there is exactly one and it is not selected as a field.
-fn only_class_label(columns: &[Column], options: &RowOptions) -> Option<usize> {
-    let mut with_classes = (0..columns.len()).filter(|at| !columns[*at].classes.is_empty());
-    let only = with_classes.next().filter(|_| with_classes.next().is_none())?;
-    (!options.fields.contains(&columns[only].name)).then_some(only)
 }
 
 /// Describes the lack of a column.

@@ -85,16 +85,13 @@ pub(super) fn spelled(text: &str) -> &str {
 /// prefix [`MARK`].
 pub(super) fn parse(line: &[u8]) -> serde_json::Result<Object> {
     if !has_long_integer(line) {
+        let is_in = |word: &&str| line.windows(word.len()).any(|part| part == word.as_bytes());
         match serde_json::from_slice(line) {
-            Err(_) if has_word(line) => {}
+            Err(_) if WORDS.iter().any(is_in) => {}
             parsed => return parsed,
         }
     }
     serde_json::from_slice(&marked(line))
-}
-
-fn has_word(line: &[u8]) -> bool {
-    WORDS.iter().any(|word| line.windows(word.len()).any(|part| part == word.as_bytes()))
 }
 
 /// Returns whether a line has more than 18 digits in a row, and so may have an integer of more than 64 bits.

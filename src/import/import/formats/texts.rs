@@ -83,7 +83,8 @@ impl Encoder {
     fn encode(&self, text: &[u8], element: Element) -> Result<FieldBytes, String> {
         let text = std::str::from_utf8(text)
             .map_err(|error| format!("is not UTF-8 from byte {} on", error.valid_up_to()))?;
-        if has_long_blank(text) {
+        let mut blanks = text.split(|c: char| !c.is_whitespace());
+        if text.len() > MOST_BLANKS && blanks.any(|run| run.chars().count() > MOST_BLANKS) {
             return Err(format!("has more than {MOST_BLANKS} blanks in a row"));
         }
         let encoding = self.tokenizer.encode_fast(text, false);
@@ -265,14 +266,6 @@ impl RowReader for Texts {
         cells[self.tokens] = Some(tokens);
         Ok(true)
     }
-}
-
-/// Returns whether more than [`MOST_BLANKS`] blanks follow each other.
-fn has_long_blank(text: &str) -> bool {
-    text.len() > MOST_BLANKS
-        && text
-            .split(|c: char| !c.is_whitespace())
-            .any(|blanks| blanks.chars().count() > MOST_BLANKS)
 }
 
 /// Rows and bytes of texts that are read ahead. Encoding a text takes some 200 bytes for each of its own.

@@ -33,7 +33,7 @@ pub struct Index {
     /// Empty while no row has a label.
     labels: Vec<i64>,
     /// The payloads of all rows, in order.
-    payloads: Vec<Payload>,
+    pub(super) payloads: Vec<Payload>,
     /// Index of the first payload of row `i`; empty while every row has exactly one payload.
     payload_starts: Vec<u64>,
     /// Bytes of fields that replace the payload's bytes.
@@ -350,17 +350,6 @@ impl Index {
         self.payloads.push(payload);
     }
 
-    /// The payloads of a row, each with its position among all payloads.
-    pub(super) fn places(&self, row: u64) -> impl Iterator<Item = (usize, Payload)> + '_ {
-        self.payload_range(row).map(|place| (place, self.payloads[place]))
-    }
-
-    /// Removes the first `skipped` bytes from the payload at a position.
-    pub(super) fn skip_front(&mut self, place: usize, skipped: u32) {
-        self.payloads[place].offset_or_stamp += u64::from(skipped);
-        self.payloads[place].len_bytes -= skipped;
-    }
-
     /// Replaces the payload at a position by `bytes`, which have the same length for each row.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
         let width = bytes.len();
@@ -397,12 +386,6 @@ impl Index {
     pub(crate) fn label_by(&mut self, label: impl Fn(&[u8], &[Vec<u8>]) -> Option<i64>) {
         let labels = (0..self.len()).map(|row| label(self.name(row), &self.classes));
         self.labels = labels.map(|label| label.unwrap_or(NO_LABEL)).collect();
-    }
-
-    /// Copies the payload of row `from` to row `to`, in a source with one payload per row.
-    pub(crate) fn copy_plain_payload(&mut self, from: u64, to: u64) {
-        assert!(self.payload_starts.is_empty(), "rows of plain sources have one payload each");
-        self.payloads[to as usize] = self.payloads[from as usize];
     }
 
     /// The number of the field called `name`, added if it is new; `None` beyond the limit.
@@ -529,7 +512,14 @@ impl Index {
             }
             match kept.iter().copied().find(|&first| self.replaces(row, first)) {
                 Some(first) => {
-                    self.replace_row(first, row);
+                    for place in self.payload_range(row) {
+                        let payload = self.payloads[place];
+                        self.replace_payload(first, payload);
+                        let is_label = self.fields[usize::from(payload.field)] == b"cls";
+                        if is_label && !self.labels.is_empty() {
+                            self.labels[first as usize] = self.labels[row as usize];
+                        }
+                    }
                     taken.push(row);
                 }
                 None => kept.push(row),
@@ -545,16 +535,6 @@ impl Index {
             && self
                 .payloads(row)
                 .all(|payload| self.field_len_bytes(first, payload.field).is_some())
-    }
-
-    fn replace_row(&mut self, first: u64, row: u64) {
-        for place in self.payload_range(row) {
-            let payload = self.payloads[place];
-            self.replace_payload(first, payload);
-            if self.fields[usize::from(payload.field)] == b"cls" && !self.labels.is_empty() {
-                self.labels[first as usize] = self.labels[row as usize];
-            }
-        }
     }
 
     /// Replaces the payload of the same field of `row` by `payload`, and counts the replaced member.
@@ -617,7 +597,8 @@ impl Index {
         hash.digest()
     }
 
-    fn payload_range(&self, row: u64) -> std::ops::Range<usize> {
+    /// The places of a row's payloads among all payloads.
+    pub(super) fn payload_range(&self, row: u64) -> Range<usize> {
         let row = row as usize;
         if self.payload_starts.is_empty() {
             return row..row + 1;

@@ -307,16 +307,19 @@ impl Source {
             if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
                 return Err(Error::new(ErrorKind::Interrupted, "the import was stopped"));
             }
-            let places: Vec<(usize, Payload)> = self.index.places(row).collect();
-            for (place, payload) in places {
-                let index = &self.index;
+            for place in self.index.payload_range(row) {
+                let index = &mut self.index;
+                let payload = index.payloads[place];
                 let mut read = |into: &mut [u8]| open.read(&index.containers, &payload, 0, into);
                 let len = payload.len_bytes.into();
                 let found =
                     take(payload.field, &mut Front { len, read: &mut read, buffer: &mut buffer });
                 match found {
-                    Ok(Elements::Behind(skipped)) => self.index.skip_front(place, skipped),
-                    Ok(Elements::Are(bytes)) => self.index.replace(row, place, &bytes),
+                    Ok(Elements::Behind(skipped)) => {
+                        index.payloads[place].offset_or_stamp += u64::from(skipped);
+                        index.payloads[place].len_bytes -= skipped;
+                    }
+                    Ok(Elements::Are(bytes)) => index.replace(row, place, &bytes),
                     Err(reason) => {
                         bad.push((row, self.index.bad_row(row, reason)));
                         break;

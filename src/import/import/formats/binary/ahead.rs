@@ -38,21 +38,14 @@ pub(super) struct Batch {
     pub(super) at: Option<u64>,
 }
 
-/// The batches of a file from a place on.
-pub(super) struct Batches {
-    /// The batches, in order.
-    pub(super) each: Box<dyn Iterator<Item = Result<Batch, String>> + Send>,
-    /// Number of rows to skip at the beginning.
-    pub(super) unwanted: u64,
-}
+/// The batches of a file from a place on, in order.
+pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, String>> + Send>;
 
 /// Starts a thread that decodes `batches`. It ends after the last batch, or when the result is dropped.
 ///
 /// # Errors
 /// The operating system cannot start a thread.
-fn decoded(
-    mut batches: impl Iterator<Item = Result<Batch, String>> + Send + 'static,
-) -> Result<Receiver<Result<Batch, String>>> {
+fn decoded(mut batches: Batches) -> Result<Receiver<Result<Batch, String>>> {
     let (send, batch) = bounded(1);
     std::thread::Builder::new().name(NAME.to_owned()).spawn(move || {
         while let Some(next) = caught(|| batches.next().transpose()).transpose() {
@@ -75,6 +68,8 @@ pub(super) struct AheadRows {
     pub(super) read: Option<Vec<usize>>,
     /// The decoder, until it has begun.
     decode: Option<Decode>,
+    /// Set if batches begin at the row of a place, not before it.
+    is_exact: bool,
     batches: Option<Receiver<Result<Batch, String>>>,
     batch: Option<BatchCells>,
     /// The place of the next row.
@@ -86,9 +81,12 @@ pub(super) struct AheadRows {
 }
 
 impl AheadRows {
-    /// The rows of the batches that `decode` returns.
-    pub(super) fn new(decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static) -> AheadRows {
-        AheadRows { decode: Some(Box::new(decode)), ..AheadRows::default() }
+    /// The rows of the batches that `decode` returns. `is_exact`: they begin at the row of the place, not before it.
+    pub(super) fn new(
+        is_exact: bool,
+        decode: impl FnOnce(StreamPlace) -> Result<Batches> + 'static,
+    ) -> AheadRows {
+        AheadRows { decode: Some(Box::new(decode)), is_exact, ..AheadRows::default() }
     }
 
     /// Continues with the rows of `batch`.
@@ -111,10 +109,9 @@ impl AheadRows {
 impl RowReader for AheadRows {
     fn begin(&mut self, from: StreamPlace) -> Result<()> {
         let Some(decode) = self.decode.take() else { return Ok(()) };
-        let Batches { each, unwanted } = decode(from)?;
-        self.batches = Some(decoded(each)?);
-        self.unwanted = unwanted;
-        self.next = StreamPlace { left_out: from.left_out.saturating_sub(unwanted), ..from };
+        self.batches = Some(decoded(decode(from)?)?);
+        self.unwanted = if self.is_exact { 0 } else { from.left_out };
+        self.next = StreamPlace { left_out: from.left_out - self.unwanted, ..from };
         Ok(())
     }
 

@@ -160,9 +160,9 @@ pub(super) fn stream(
             let batch = messages.next_batch().transpose()?;
             Some(batch.map(|(at, rows)| Batch { rows, at: Some(at).filter(|_| has_places) }))
         });
-        Ok(Batches { each: Box::new(each), unwanted: place.left_out })
+        Ok(Box::new(each) as Batches)
     };
-    Ok((columns, AheadRows::new(decode)))
+    Ok((columns, AheadRows::new(false, decode)))
 }
 
 /// The messages of a stream.

@@ -358,15 +358,11 @@ impl Shard {
         self.ends.len().saturating_sub(1) as u64
     }
 
-    /// Returns whether any item has bytes, or there are no items.
-    fn has_bytes(&self) -> bool {
-        self.ends.len() <= 1 || self.ends.first() != self.ends.last()
-    }
-
     /// Returns whether an Arrow file follows the table, instead of items.
     fn is_arrow(&mut self) -> bool {
         let mut head = [0; ARROW_MAGIC.len()];
-        !self.has_bytes()
+        let are_empty = self.ends.len() > 1 && self.ends.first() == self.ends.last();
+        are_empty
             && read_some(&mut self.from, &mut head).is_ok_and(|read| read == head.len())
             && head == *ARROW_MAGIC
     }

@@ -121,7 +121,7 @@ fn rows_of(
     let decode = move |from: StreamPlace| {
         caught(|| batches(table, is_part, (from.record, most_rows), plan)).map_err(bad)
     };
-    let mut rows = AheadRows::new(decode);
+    let mut rows = AheadRows::new(true, decode);
     rows.groups = groups;
     Ok((columns, Box::new(rows)))
 }
@@ -179,7 +179,7 @@ fn batches<F: ChunkReader + Clone + 'static>(
         let differs = !std::mem::replace(&mut is_over, true) && found != stated;
         differs.then(|| Err(format!("it states {stated} rows, and has {found}")))
     });
-    Ok(Batches { each: Box::new(each), unwanted: 0 })
+    Ok(Box::new(each))
 }
 
 /// The rows of each row group that are among `most_rows` rows after the first `rows` rows.
@@ -274,7 +274,13 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         let text = |error: ParquetError| error.to_string();
         let of_file =
             ArrowReaderMetadata::load(&from.from, ArrowReaderOptions::new()).map_err(text)?;
-        check_rows(of_file.metadata())?;
+        // The decoder would read no more rows than the footer states.
+        let groups = of_file.metadata().row_groups().iter();
+        let groups = groups.map(|group| i128::from(group.num_rows())).sum::<i128>();
+        let stated = of_file.metadata().file_metadata().num_rows();
+        if i128::from(stated) != groups {
+            return Err(format!("it states {stated} rows, and its row groups {groups}"));
+        }
         let columns = ahead::columns(of_file.schema());
         let views = Arc::new(ahead::with_views(of_file.schema()));
         let views = ArrowReaderOptions::new().with_schema(views);
@@ -368,15 +374,6 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         }
         builder.build().map_err(|error| error.to_string())
     }
-}
-
-/// Checks that the row groups have as many rows as the footer states, since the decoder would read no more than that.
-fn check_rows(metadata: &ParquetMetaData) -> Result<(), String> {
-    let groups = metadata.row_groups().iter().map(|group| i128::from(group.num_rows()));
-    let stated = metadata.file_metadata().num_rows();
-    let groups = groups.sum::<i128>();
-    let differs = || format!("it states {stated} rows, and its row groups {groups}");
-    (i128::from(stated) == groups).then_some(()).ok_or_else(differs)
 }
 
 /// The number of rows that have so many bytes on average.
