@@ -247,7 +247,7 @@ impl Shards {
                 let inputs = Inputs::of_shard(file, part, ahead_bytes, expansion, packed);
                 let fields = self.layout.get().map(|(fields, _)| fields.clone());
                 let place = StreamPlace { input: 0, ..from };
-                self.judged.samples(inputs, fields, options, u64::MAX, &place, HashSet::new())?
+                self.judged.samples(inputs, fields, options, u64::MAX, place, HashSet::new())?
             }
         };
         let checks = Checks { image: None, file: None, options, field_columns };

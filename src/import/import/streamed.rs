@@ -28,7 +28,7 @@ use crate::import::sources::objects::push_origin;
 use crate::import::sources::sample_stream::{SampleStream, Shuffled, StreamPlace, StreamSample};
 use crate::import::sources::stream::StreamSource;
 use crate::import::sources::{
-    BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, RecordStream, SourceKind,
+    BadEntry, BadReason, Decided, FileCount, Found, FoundFile, Inputs, SourceKind,
 };
 use dlfs_base::units::SampleId;
 use dlfs_base::{Error, ErrorKind, Result};
@@ -145,15 +145,12 @@ impl Judged {
         fields: Option<Vec<Vec<u8>>>,
         options: &ImportOptions,
         most_at_once: u64,
-        &StreamPlace { input, offset, record, .. }: &StreamPlace,
+        place: StreamPlace,
         names: HashSet<u128>,
     ) -> Result<Box<dyn SampleStream>> {
-        if self.kind == SourceKind::TfRecord {
-            return Ok(Box::new(RecordStream::new(inputs, most_at_once, (offset, record))));
-        }
         let members = source_options(options, Vec::new());
         let source = StreamSource::of_inputs(inputs, self.kind, fields, &members, self.is_open())?;
-        Ok(Box::new(source.at_once(most_at_once).after(input, offset, names)))
+        Ok(Box::new(source.at_once(most_at_once).after(place, names)))
     }
 }
 
@@ -207,7 +204,7 @@ fn open(
     let fields = image.map(|image| image.fields().to_vec());
     let place = StreamPlace::default();
     let most = most_at_once(checks);
-    judged.samples(inputs, fields, options, most, &place, HashSet::new()).map(Opened::Other)
+    judged.samples(inputs, fields, options, most, place, HashSet::new()).map(Opened::Other)
 }
 
 /// Samples with more bytes than this are read in pieces. No limit if types or columns need the whole sample.
@@ -231,11 +228,11 @@ fn go_on<'a>(
 ) -> Result<Box<dyn SampleStream + 'a>> {
     let options = checks.options;
     let source: Box<dyn SampleStream> = match opened {
-        Opened::Rows(rows) => Box::new(rows.after(&place, restored.names, &restored.classes)),
+        Opened::Rows(rows) => Box::new(rows.after(&place, restored.names, &restored.classes)?),
         Opened::Other(_) => {
             let inputs = Inputs::from(files, place.input, place.offset, expansion)?;
             let most = most_at_once(checks);
-            judged.samples(inputs, Some(restored.fields), options, most, &place, restored.names)?
+            judged.samples(inputs, Some(restored.fields), options, most, place, restored.names)?
         }
     };
     let source = Checked::new(source, checks, restored.field_types);

@@ -26,7 +26,6 @@ pub(crate) mod inputs;
 mod list;
 mod listing;
 pub(crate) mod objects;
-mod record_stream;
 pub mod sample_stream;
 pub(crate) mod shard;
 pub mod stream;
@@ -56,7 +55,6 @@ use self::index::MAX_SAMPLE_BYTES;
 pub use self::index::{BadEntry, BadReason, Container, Index, Payload};
 pub(crate) use self::inputs::Inputs;
 use self::objects::ObjectRoot;
-pub(crate) use self::record_stream::RecordStream;
 use self::shard::{OpenShards, front_to_back};
 use dlfs_base::checksum::{crc32c, crc32c_append};
 use dlfs_base::folders::{FolderOptions, Links};
@@ -569,7 +567,7 @@ fn index_shards(
     let options = indexing.options;
     let kind = found.kind;
     let is_open = found.decided == Some(Decided::NoPair);
-    let judge = tar::Judge::new(kind == SourceKind::WebDataset, options, is_open);
+    let judge = tar::Judge::new(kind, options, is_open);
     let mut rows = tar::Rows::new(judge, &options.expansion);
     indexing.again(); // detection counted the shards themselves
     let mut files = Vec::new();
@@ -587,10 +585,7 @@ fn index_shards(
             Error::new(ErrorKind::InvalidArgument, "more than 2^32 shards in one import")
         })?;
         files.push(nameless.then(|| file.clone()));
-        if kind == SourceKind::TfRecord {
-            rows.index.only_field();
-            tfrecord::index_shard(file, name, number, &mut rows.index, indexing);
-        } else if let Some(more) = rows.index_shard(file, number, indexing) {
+        if let Some(more) = rows.index_shard(file, number, name, indexing) {
             let bytes = len_bytes - more.from;
             let name = path.as_os_str().as_bytes();
             rows.index.file_counts.add_appended(more.archives, bytes, name);

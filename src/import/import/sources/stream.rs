@@ -1,5 +1,7 @@
 //! Reads samples from pipes, compressed archives and objects of stores, in the order in which they arrive.
 //!
+//! The samples are members of archives, or records of TFRecord shards.
+//!
 //! Nothing is known of a stream before it is read. So its first sample determines the fields, and samples of a
 //! plain archive have no labels: the numbers of its folders would be known only at the end.
 
@@ -46,8 +48,8 @@ pub struct StreamSource {
     open: Option<StreamSample>,
     /// Byte offset, in the current stream, of the first member of the group `open`.
     open_at: u64,
-    /// Byte offset in the first stream at which reading begins.
-    begin_at: u64,
+    /// Byte offset and number of the record in the first stream at which reading begins.
+    begin_at: (u64, u64),
     /// Hashes of the sample names so far: a stream cannot be read again to compare names.
     names: HashSet<u128>,
     /// Hashes of the names read from the current stream, before a prefix is added.
@@ -85,14 +87,14 @@ impl StreamSource {
         options: &SourceOptions,
         is_open: bool,
     ) -> Result<StreamSource> {
-        if !matches!(kind, SourceKind::Tar | SourceKind::WebDataset) {
+        use SourceKind::{Tar, TfRecord, WebDataset};
+        if !matches!(kind, Tar | WebDataset | TfRecord) {
             let message = format!("a stream of the kind {kind} cannot be imported as it comes");
             return Err(Error::new(ErrorKind::BadSource, message)
                 .hint("give it room for a copy with --spool DIR"));
         }
-        let grouped = kind == SourceKind::WebDataset;
-        let fields = if grouped { fields } else { Some(Vec::new()) };
-        let mut judge = Judge::new(grouped, options, is_open);
+        let fields = if kind == WebDataset { fields } else { Some(Vec::new()) };
+        let mut judge = Judge::new(kind, options, is_open);
         judge.is_stream = true;
         let fields_grow = fields.is_none();
         let prefix = options.prefix;
@@ -106,10 +108,11 @@ impl StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
-    /// Resumes at byte `offset` of the first input, which is number `input` of all; `names` are the hashes of the names
-    /// of the samples before it. Only in input 0 is it known which of these names the input itself has.
-    pub(crate) fn after(self, input: u64, offset: u64, names: HashSet<u128>) -> StreamSource {
-        StreamSource { begin_at: offset, is_first: input == 0, names, ..self }
+    /// Resumes at `place`, in the first of the inputs; `names` are the hashes of the names of the samples before it. Only
+    /// in input 0 is it known which of these names the input itself has.
+    pub(crate) fn after(self, place: StreamPlace, names: HashSet<u128>) -> StreamSource {
+        let StreamPlace { input, offset, record, .. } = place;
+        StreamSource { begin_at: (offset, record), is_first: input == 0, names, ..self }
     }
 
     /// Adds a member; returns the sample that it completes.
@@ -118,9 +121,20 @@ impl StreamSource {
             return None;
         }
         self.try_take(member).unwrap_or_else(|reason| {
+            use BadReason::{BadCrc, Name, TooLarge};
+            if self.judge.numbered && !matches!(reason, BadCrc { .. } | Name(_) | TooLarge(_)) {
+                return self.lose_rest(reason);
+            }
             self.reject(&member.name, reason);
             None
         })
+    }
+
+    /// Ends the current stream, of which the rest cannot be read.
+    fn lose_rest(&mut self, reason: BadReason) -> Option<StreamSample> {
+        let lost = self.members.as_ref();
+        self.bad.extend(lost.map(|(path, members)| members.lost(&self.shard, path, reason)));
+        self.end_of_stream()
     }
 
     fn try_take(&mut self, member: &Member) -> Result<Option<StreamSample>, BadReason> {
@@ -205,6 +219,9 @@ impl StreamSource {
     fn unless_taken(&mut self, mut sample: StreamSample) -> Option<StreamSample> {
         self.fields_grow = false;
         sample.fields.resize(self.fields().len().max(1), None);
+        if self.judge.numbered {
+            return Some(sample); // no other has its name
+        }
         let own = xxh3_128(&sample.name);
         let is_of_this_stream = !self.here.insert(own);
         let is_of_another = !self.is_first && self.names.contains(&own);
@@ -231,7 +248,7 @@ impl StreamSource {
     fn payload(&mut self, len_bytes: u64) -> Result<FieldBytes, BadReason> {
         let (_, members) = self.members.as_mut().expect("a member was just read from it");
         if let Some(payload) = members.lend_payload(Stream::lend) {
-            return Ok(payload);
+            return payload;
         }
         let mut payload = self.spare.take();
         payload.truncate(len_bytes as usize); // at most `MAX_SAMPLE_BYTES`
@@ -278,7 +295,11 @@ impl SampleStream for StreamSource {
 
     fn read_on(&mut self, into: &mut [u8]) -> Result<usize, BadReason> {
         let Some((_, members)) = &mut self.members else { return Ok(0) };
-        members.read_payload(into)
+        let read = members.read_payload(into);
+        if read.is_err() && self.judge.numbered {
+            members.leave_member();
+        }
+        read
     }
 
     fn reject(&mut self, name: &[u8], reason: BadReason) {
@@ -289,37 +310,40 @@ impl SampleStream for StreamSource {
     fn place(&self) -> Option<StreamPlace> {
         let is_clean = self.bad.is_empty() && self.appended.0.is_empty() && !self.fields_grow;
         let begun = self.inputs.begun_objects().filter(|_| is_clean)?;
-        let (input, offset) = match &self.members {
-            None => (begun, 0),
+        let (input, offset, record) = match &self.members {
+            None => (begun, 0, 0),
             Some((_, members)) if members.appended.is_some() => return None,
-            Some(_) if self.open.is_some() => (begun - 1, self.open_at),
-            Some((_, members)) => (begun - 1, members.next_at()),
+            Some(_) if self.open.is_some() => (begun - 1, self.open_at, 0),
+            Some((_, members)) => (begun - 1, members.next_at(), members.next_record()),
         };
-        Some(StreamPlace { input, offset, left_out: 0, record: 0, named: 0, windows: 0 })
+        Some(StreamPlace { input, offset, record, ..StreamPlace::default() })
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
         loop {
             if self.members.is_none() {
                 let Some((file, stream)) = self.inputs.next()? else { return Ok(None) };
-                let at = std::mem::take(&mut self.begin_at);
+                let (at, record) = std::mem::take(&mut self.begin_at);
                 if at == 0 {
                     self.here.clear();
                     self.is_first = false;
                 }
                 self.shard = file.name;
-                self.members = Some((file.path, Members::from(stream, at)));
+                let members = Members::from(stream, at);
+                let numbered = self.judge.numbered;
+                let members = if numbered { members.records(record) } else { members };
+                self.members = Some((file.path, members));
             }
-            let (path, members) = self.members.as_mut().expect("opened just above");
+            let (_, members) = self.members.as_mut().expect("opened just above");
             let done = match members.next_member() {
-                Ok(Some(member)) => self.take(&member),
-                Ok(None) => self.end_of_stream(),
-                Err(reason) => {
-                    let name = path.as_os_str().as_bytes();
-                    let bad = BadEntry::new(name, reason).rest(members.rest());
-                    self.bad.push(bad);
-                    self.end_of_stream()
+                Ok(Some(mut member)) => {
+                    if self.judge.numbered {
+                        member.put_in_front(&self.shard);
+                    }
+                    self.take(&member)
                 }
+                Ok(None) => self.end_of_stream(),
+                Err(reason) => self.lose_rest(reason),
             };
             self.inputs.check()?;
             if let Some(pair) = self.judge.pair() {

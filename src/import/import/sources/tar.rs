@@ -13,7 +13,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,7 +21,10 @@ use super::content::{is_note, is_side_file, named_kind};
 use super::expansion::{Expands, Expansion};
 use super::file_counts::{FileCounts, HIDDEN, Indexing, NESTED, Role, SourceKind};
 use super::folder::join;
-use super::index::{BadEntry, BadReason, Index, MAX_SAMPLE_BYTES, Payload, TOO_MANY_FIELDS};
+use super::index::{
+    BadEntry, BadReason, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Payload, TOO_LONG_A_NAME,
+    TOO_MANY_FIELDS,
+};
 use super::shard::{Input, front_to_back};
 use super::tar_members::{Appended, Member, MemberKind, Members, clean_name};
 use dlfs_base::folders::{FolderOptions, is_dropping};
@@ -52,6 +54,8 @@ pub(super) struct Judge {
     pub(super) grouped: bool,
     /// Set if the archive can be read only once.
     pub(super) is_stream: bool,
+    /// Set if the members are the records of TFRecord shards, which are called as their shard and number.
+    pub(super) numbered: bool,
     /// Set if hidden files, and files that tools leave behind, are imported.
     hidden: bool,
     /// Set if archives within archives are expanded.
@@ -61,11 +65,13 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// Decides as `options` say. `is_open`: the kind of the archives was not given.
-    pub(super) fn new(grouped: bool, options: &SourceOptions, is_open: bool) -> Judge {
+    /// Decides about archives of this kind as `options` say. `is_open`: the kind was not given.
+    pub(super) fn new(kind: SourceKind, options: &SourceOptions, is_open: bool) -> Judge {
         let &SourceOptions { nested, folders: FolderOptions { hidden, .. }, .. } = options;
+        let grouped = kind == SourceKind::WebDataset;
+        let numbered = kind == SourceKind::TfRecord;
         let pairs = is_open.then(Pairs::default);
-        Judge { grouped, is_stream: false, hidden, nested, pairs }
+        Judge { grouped, is_stream: false, numbered, hidden, nested: nested && !numbered, pairs }
     }
 
     /// Begins a shard: files of two shards are not a pair.
@@ -87,6 +93,12 @@ impl Judge {
         member: &Member,
         counts: &mut FileCounts,
     ) -> Result<Option<Vec<u8>>, BadReason> {
+        if self.numbered {
+            TOO_LONG_A_NAME.unless(member.name.len() <= MAX_NAME_BYTES)?;
+            let is_well = member.len_bytes <= MAX_SAMPLE_BYTES;
+            BadReason::TooLarge(member.len_bytes).unless(is_well)?;
+            return Ok(Some(member.name.clone()));
+        }
         let name = clean_name(&member.name)?;
         if let Some(what) = set_aside(&name, self.grouped, self.hidden) {
             counts.add(what, Role::SetAside, member.len_bytes, &name);
@@ -132,7 +144,7 @@ impl Judge {
 #[derive(Debug)]
 struct Archive {
     bytes: Range<u64>,
-    /// Empty for the shard itself.
+    /// Empty for the shard itself, unless its members are records.
     folder: Vec<u8>,
     /// Number of archives around it.
     depth: usize,
@@ -153,12 +165,13 @@ impl Rows {
         Rows { judge, expansion: expansion.clone(), ..Rows::default() }
     }
 
-    /// Appends the members of one shard; if the shard is broken, the rest of it is one bad entry. Returns the archives
-    /// that follow the first one in the file.
+    /// Appends the members of one shard, or its records, which are called as `stem`; if the shard is broken, the rest of
+    /// it is one bad entry. Returns the archives that follow the first one in the file.
     pub(super) fn index_shard(
         &mut self,
         file: Arc<File>,
         container: u32,
+        stem: &[u8],
         indexing: &mut Indexing<'_>,
     ) -> Option<Appended> {
         let len_bytes = self.index.containers[container as usize].len_bytes;
@@ -166,7 +179,8 @@ impl Rows {
         self.open_key = None;
         self.container = container;
         self.judge.begin_shard();
-        let whole = Archive { bytes: 0..len_bytes, folder: Vec::new(), depth: 0 };
+        let folder = if self.judge.numbered { stem.to_vec() } else { Vec::new() };
+        let whole = Archive { bytes: 0..len_bytes, folder, depth: 0 };
         self.index_archive(&file, &whole, indexing)
     }
 
@@ -179,14 +193,16 @@ impl Rows {
     ) -> Option<Appended> {
         let input = front_to_back(file.clone(), archive.bytes.clone());
         let mut members = Members::from(input, archive.bytes.start);
+        if self.judge.numbered {
+            members = members.records(0);
+        }
         let shard = self.index.containers[self.container as usize].path.clone();
         loop {
             let mut member = match members.next_member() {
                 Ok(Some(member)) => member,
                 Ok(None) => return members.appended,
                 Err(reason) => {
-                    let bad = BadEntry::new(shard.as_os_str().as_bytes(), reason);
-                    self.index.bad.push(bad.rest(members.rest()));
+                    self.index.bad.push(members.lost(&archive.folder, &shard, reason));
                     return members.appended;
                 }
             };
@@ -302,6 +318,9 @@ impl Rows {
         index.only_field();
         index.push(&name, None);
         index.push_payload(payload);
+        if judge.numbered {
+            return Ok(false);
+        }
         match target {
             Some((target, before)) => {
                 self.links.push(Link { row: index.len() - 1, target, before });

@@ -5,13 +5,20 @@
 //! file: they are read to the end of the file, as by GNU tar's `--ignore-zeros`, and counted
 //! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
 //! have a limit.
+//!
+//! The records of a TFRecord shard are members, too: files that are called as their numbers, each with a checksum behind
+//! its payload.
 
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::beneath::push;
-use super::index::{BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
+use super::index::{BadEntry, BadReason, MAX_NAME_BYTES, TOO_LONG_A_NAME};
 use super::shard::{Input, read_some};
+use super::tfrecord::{CRC_BYTES, ENDS_INSIDE, HEADER_BYTES, check_crc, next_len};
+use dlfs_base::checksum::crc32c_append;
 
 /// Reads members one after the other.
 #[derive(Debug)]
@@ -29,6 +36,17 @@ pub(crate) struct Members<I> {
     left: u64,
     /// Payload bytes of the current member that are not yet read.
     payload_left: u64,
+    /// Set if the members are records.
+    records: Option<Records>,
+}
+
+/// The records of a TFRecord shard.
+#[derive(Debug)]
+struct Records {
+    /// Number of the next record.
+    next: u64,
+    /// Checksum of the bytes of the current payload that were read.
+    crc: u32,
 }
 
 /// One member of an archive.
@@ -107,7 +125,18 @@ impl<I: Input> Members<I> {
             appended: None,
             left: 0,
             payload_left: 0,
+            records: None,
         }
+    }
+
+    /// The same input as the records of a TFRecord shard from record `number` on.
+    pub(crate) fn records(self, number: u64) -> Members<I> {
+        Members { records: Some(Records { next: number, crc: 0 }), ..self }
+    }
+
+    /// Number of the next record; 0 in an archive.
+    pub(crate) fn next_record(&self) -> u64 {
+        self.records.as_ref().map_or(0, |records| records.next)
     }
 
     /// The members from byte `position` of a file or stream on, where a member begins. `input` is at this byte.
@@ -120,9 +149,27 @@ impl<I: Input> Members<I> {
         self.position + self.left
     }
 
-    /// After an error: the byte range that was not read; empty if its end is unknown.
-    pub(crate) fn rest(&self) -> Range<u64> {
+    /// The byte range that was not read; empty if its end is unknown.
+    fn rest(&self) -> Range<u64> {
         self.header_at..self.input.len_bytes().unwrap_or(0).max(self.header_at)
+    }
+
+    /// After an error: the entry for all that was not read of the shard `path`, whose records are called as `stem`.
+    pub(crate) fn lost(&self, stem: &[u8], path: &Path, reason: BadReason) -> BadEntry {
+        let bad = match &self.records {
+            None => BadEntry::new(path.as_os_str().as_bytes(), reason),
+            Some(Records { next, .. }) => {
+                let number = next - u64::from(self.left > 0); // it is broken within its payload
+                let name = [stem, format!("/{number}").as_bytes()].concat();
+                BadEntry::new(&name, reason).within(path)
+            }
+        };
+        bad.rest(self.rest())
+    }
+
+    /// Gives up the rest of the current member, which cannot be read.
+    pub(super) fn leave_member(&mut self) {
+        (self.left, self.payload_left) = (0, 0);
     }
 
     /// The next member; `None` at the end of the input. An end mark ends an archive, and another archive
@@ -134,6 +181,9 @@ impl<I: Input> Members<I> {
         let mut extended = Extended::default();
         self.pass_over_member()?;
         self.member_at = self.position;
+        if self.records.is_some() {
+            return self.record();
+        }
         loop {
             self.pass_over_member()?;
             self.header_at = self.position;
@@ -188,11 +238,32 @@ impl<I: Input> Members<I> {
                 read => break read?,
             }
         };
-        BadReason::Truncated("inside a member").unless(read != 0)?;
-        self.position += read as u64;
-        self.left -= read as u64;
-        self.payload_left -= read as u64;
+        let is_record = self.records.is_some();
+        let ends = if is_record { ENDS_INSIDE } else { BadReason::Truncated("inside a member") };
+        ends.unless(read != 0)?;
+        self.pass(&into[..read])?;
         Ok(read)
+    }
+
+    /// Counts payload bytes that were read, and checks the checksum at the end of a record's payload.
+    fn pass(&mut self, bytes: &[u8]) -> Result<(), BadReason> {
+        let len = bytes.len() as u64;
+        self.position += len;
+        self.left -= len;
+        self.payload_left -= len;
+        let Some(records) = &mut self.records else { return Ok(()) };
+        records.crc = crc32c_append(records.crc, bytes);
+        let crc = records.crc;
+        if self.payload_left > 0 { Ok(()) } else { check_crc(crc, self.checksum()?) }
+    }
+
+    /// Reads the stored checksum behind a record's payload.
+    fn checksum(&mut self) -> Result<[u8; CRC_BYTES], BadReason> {
+        let mut stored = [0; CRC_BYTES];
+        ENDS_INSIDE.unless(read_some(&mut self.input, &mut stored)? == CRC_BYTES)?;
+        self.position += self.left;
+        self.left = 0;
+        Ok(stored)
     }
 
     /// Fills `into` with the next bytes of the current member's payload, which has as many.
@@ -200,6 +271,9 @@ impl<I: Input> Members<I> {
     /// # Errors
     /// As [`read_payload`](Self::read_payload).
     pub(super) fn fill(&mut self, mut into: &mut [u8]) -> Result<(), BadReason> {
+        if self.payload_left == 0 && self.left > 0 {
+            self.pass(&[])?; // an empty record has a checksum, too
+        }
         while !into.is_empty() {
             let read = self.read_payload(into)?;
             into = &mut into[read..];
@@ -209,16 +283,28 @@ impl<I: Input> Members<I> {
 
     /// The whole payload of the current member, if `lend` provides so many of the input's next bytes. `None`: the
     /// payload must be read instead. Nothing of the payload may have been read before.
-    pub(crate) fn lend_payload<T>(
+    pub(crate) fn lend_payload<T: Deref<Target = [u8]>>(
         &mut self,
         lend: impl FnOnce(&mut I, usize) -> Option<T>,
-    ) -> Option<T> {
+    ) -> Option<Result<T, BadReason>> {
         let len = usize::try_from(self.payload_left).ok()?;
         let payload = lend(&mut self.input, len)?;
-        self.position += self.payload_left;
-        self.left -= self.payload_left;
-        self.payload_left = 0;
-        Some(payload)
+        Some(self.pass(&payload).map(|()| payload))
+    }
+
+    fn record(&mut self) -> Result<Option<Member>, BadReason> {
+        self.header_at = self.position;
+        let Some(len_bytes) = next_len(&mut self.input)? else { return Ok(None) };
+        let offset = self.position + HEADER_BYTES as u64;
+        let left = len_bytes.checked_add(CRC_BYTES as u64);
+        let end = left.and_then(|left| offset.checked_add(left)).ok_or(ENDS_INSIDE)?;
+        ENDS_INSIDE.unless(self.input.len_bytes().is_none_or(|all| end <= all))?;
+        self.position = offset;
+        (self.left, self.payload_left) = (end - offset, len_bytes);
+        let number = self.next_record();
+        self.records = Some(Records { next: number + 1, crc: 0 });
+        let name = number.to_string().into_bytes();
+        Ok(Some(Member { name, kind: MemberKind::File, len_bytes, offset }))
     }
 
     /// After an end mark: searches for the header of another archive and puts it in `block`.
@@ -290,11 +376,14 @@ impl<I: Input> Members<I> {
     }
 
     fn pass_over_member(&mut self) -> Result<(), BadReason> {
-        if self.left > 0 {
+        if self.left > 0 && self.records.is_some() {
+            self.input.skip(self.payload_left)?;
+            self.checksum()?; // so that a shard that ends within the record does not end like others
+        } else if self.left > 0 {
             self.input.skip(self.left)?;
             self.position += self.left;
         }
-        (self.left, self.payload_left) = (0, 0);
+        self.leave_member();
         Ok(())
     }
 

@@ -10,49 +10,13 @@
 //! A record is named after its shard and its number in the shard, from 0. Payload checksums are verified when the
 //! payload is read, so that no payload is read twice.
 //!
-//! An index is made of files. From pipes, compressed files and objects of stores, records are read in the order in
-//! which they arrive: see [`RecordStream`](super::RecordStream).
+//! Records are read as the members of an archive, each a file that is called as its number: see `tar_members.rs`.
 
-use std::fs::File;
 use std::io::Read;
-use std::sync::Arc;
 
-use super::file_counts::Indexing;
-use super::index::{BadEntry, BadReason, Index, MAX_NAME_BYTES, TOO_LONG_A_NAME};
-use super::shard::{FrontToBack, Input, front_to_back, read_some};
+use super::index::BadReason;
+use super::shard::read_some;
 use dlfs_base::checksum::crc32c;
-
-/// Appends the records of one shard, named after `stem`; if the shard is broken, the rest of it is one bad entry.
-pub(crate) fn index_shard(
-    file: Arc<File>,
-    stem: &[u8],
-    container: u32,
-    index: &mut Index,
-    indexing: &mut Indexing<'_>,
-) {
-    let shard = index.containers[container as usize].clone();
-    if stem.len() + MAX_NUMBER_BYTES > MAX_NAME_BYTES {
-        return index.bad.push(BadEntry::new(stem, TOO_LONG_A_NAME).within(&shard.path));
-    }
-    let mut input = front_to_back(file, 0..shard.len_bytes);
-    let mut at = 0;
-    for number in 0.. {
-        let name = [stem, format!("/{number}").as_bytes()].concat();
-        match next_record(&mut input, &mut at) {
-            Ok(None) => return,
-            Ok(Some((offset, len))) => match index.push_file(&name, None, len, offset, container) {
-                Ok(()) if !indexing.found(1, len) => return,
-                Ok(()) => {}
-                Err(reason) => index.bad.push(BadEntry::new(&name, reason).within(&shard.path)),
-            },
-            Err(reason) => {
-                let rest = at..shard.len_bytes;
-                let bad = BadEntry::new(&name, reason).within(&shard.path).rest(rest);
-                return index.bad.push(bad);
-            }
-        }
-    }
-}
 
 /// Compares the CRC32C of a payload with the stored checksum after it.
 pub(crate) fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReason> {
@@ -62,21 +26,6 @@ pub(crate) fn check_crc(crc: u32, stored: [u8; CRC_BYTES]) -> Result<(), BadReas
 /// Returns whether a file that begins with these bytes is a TFRecord shard: the checksum of the length is valid.
 pub(crate) fn looks_like(head: &[u8]) -> bool {
     head.first_chunk::<HEADER_BYTES>().is_some_and(|header| length(header).is_ok())
-}
-
-/// Offset and length of the next payload, whose record begins at `at`; `None` at the end of the shard.
-fn next_record(input: &mut FrontToBack, at: &mut u64) -> Result<Option<(u64, u64)>, BadReason> {
-    let shard_end = input.get_ref().end;
-    if *at == shard_end {
-        return Ok(None);
-    }
-    let len = next_len(input)?.ok_or(ENDS_IN_HEADER)?;
-    let offset = *at + HEADER_BYTES as u64;
-    let end = len.checked_add(CRC_BYTES as u64).and_then(|len| offset.checked_add(len));
-    let end = end.filter(|&end| end <= shard_end).ok_or(ENDS_INSIDE)?;
-    input.skip(end - offset)?;
-    *at = end;
-    Ok(Some((offset, len)))
 }
 
 /// Reads the header of the next record and returns the payload's length; `None` at the end of the input.
@@ -110,8 +59,6 @@ fn masked(crc: u32) -> u32 {
 
 /// Bytes before a payload.
 pub(super) const HEADER_BYTES: usize = 12;
-/// A slash and a 64-bit number.
-const MAX_NUMBER_BYTES: usize = 21;
 /// Bytes of a stored checksum.
 pub(crate) const CRC_BYTES: usize = 4;
 pub(super) const ENDS_INSIDE: BadReason = BadReason::Truncated("the shard ends inside the record");
