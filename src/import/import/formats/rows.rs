@@ -109,8 +109,6 @@ pub struct RowSource {
     alone: Option<RowFile>,
     /// Number of the next input: index files come first, then the files opened or skipped so far.
     begun: u64,
-    /// The place to resume the import at, until it has resumed.
-    go_on: Option<StreamPlace>,
     /// The place in the file that is opened next.
     from: StreamPlace,
     open: Option<OpenFile>,
@@ -346,7 +344,6 @@ impl RowSource {
             left: 0..set.files.len(),
             alone: None,
             begun: set.indexes,
-            go_on: None,
             from: StreamPlace::default(),
             open: None,
             classes: set.classes.clone(),
@@ -371,30 +368,30 @@ impl RowSource {
     /// Resumes at `place`. `names` are the hashes of the names of earlier rows, and `classes` their
     /// [`found_classes`](SampleStream::found_classes). Only in the first file is it known which of these names the file
     /// itself has. Call this before any row is read.
+    ///
+    /// # Errors
+    /// A file does not open. `BadSource`: an object that rows named before an interruption has changed.
     pub(crate) fn after(
         mut self,
         place: &StreamPlace,
         names: HashSet<u128>,
         classes: &[Vec<u8>],
-    ) -> RowSource {
-        self.go_on = Some(*place);
+    ) -> Result<RowSource> {
         self.is_first = place.input < self.begun;
         self.names = names;
         self.is_unnumbered = false;
         self.classes.numbers(classes);
-        self
+        self.go_to(place)?; // a file that this opens is not the first
+        Ok(self)
     }
 
     /// Begins to read rows, if that has not happened; `false` if there are no more rows.
     ///
     /// # Errors
-    /// The next file does not open. `BadSource`: an object that rows named before an interruption has changed.
+    /// The next file does not open.
     pub(crate) fn begin(&mut self) -> Result<bool> {
         if std::mem::take(&mut self.is_unnumbered) {
             self.classes.numbers(self.set.label_names()?);
-        }
-        if let Some(place) = self.go_on.take() {
-            self.go_to(&place)?;
         }
         if self.open.is_none() && !self.open_next()? {
             return Ok(false);

@@ -32,9 +32,24 @@ use dlfs_base::{Error, ErrorKind, Result};
 pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Found> {
     let kind = indexing.options.kind;
     let mut expanded = Expanded::default();
-    paths.iter().try_for_each(|path| expanded.expand(path))?;
+    for path in paths {
+        let is_there = || path.symlink_metadata().is_ok();
+        let is_prefix = || content::megatron_index(path).is_some();
+        let is_one = path.is_dir() || is_stream(path) || is_there() || is_prefix();
+        let one = is_one.then(|| vec![path.clone()]);
+        let all = one.or_else(|| braces(path)).ok_or_else(|| absent(path))?;
+        let (folders, files): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| path.is_dir());
+        expanded.folders.extend(folders);
+        expanded.files.extend(files);
+    }
     if matches!(kind, SourceKind::Auto | SourceKind::Megatron) {
-        expanded.take_indexes();
+        // Replace each file of Megatron's tokens, and each prefix, by its index.
+        let mut taken = HashSet::new();
+        let index = |path: PathBuf| match content::megatron_index(&path) {
+            Some(index) => taken.insert(index.clone()).then_some(index),
+            None => Some(path),
+        };
+        expanded.files = expanded.files.into_iter().filter_map(index).collect();
     }
     match (kind, &expanded.folders[..], &expanded.files[..]) {
         (_, [], []) => Err(Error::new(ErrorKind::InvalidArgument, "an import needs a source")),
@@ -56,30 +71,6 @@ pub(crate) fn look(paths: &[PathBuf], indexing: &mut Indexing<'_>) -> Result<Fou
 struct Expanded {
     folders: Vec<PathBuf>,
     files: Vec<PathBuf>,
-}
-
-impl Expanded {
-    fn expand(&mut self, path: &Path) -> Result<()> {
-        let is_there = || path.symlink_metadata().is_ok();
-        let is_prefix = || content::megatron_index(path).is_some();
-        let is_one = path.is_dir() || is_stream(path) || is_there() || is_prefix();
-        let one = is_one.then(|| vec![path.to_path_buf()]);
-        for path in one.or_else(|| braces(path)).ok_or_else(|| absent(path))? {
-            let is_folder = path.is_dir();
-            if is_folder { &mut self.folders } else { &mut self.files }.push(path);
-        }
-        Ok(())
-    }
-
-    /// Replaces each file of Megatron's tokens, and each prefix, by its index.
-    fn take_indexes(&mut self) {
-        let mut taken = HashSet::new();
-        let index = |path: PathBuf| match content::megatron_index(&path) {
-            Some(index) => taken.insert(index.clone()).then_some(index),
-            None => Some(path),
-        };
-        self.files = std::mem::take(&mut self.files).into_iter().filter_map(index).collect();
-    }
 }
 
 /// The indexes among the files of a tree.
