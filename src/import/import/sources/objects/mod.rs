@@ -352,73 +352,49 @@ fn is_index_of(kind: SourceKind, name: &[u8]) -> bool {
     }
 }
 
-/// The indexes of shards, if this kind has them.
-fn indexed(one: &Listed, kind: SourceKind) -> Result<Indexed> {
-    let rows = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
-    let indexes = rows.map(|row| {
-        let path = one.path(row).to_path_buf();
-        let parts = content::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
-        Ok((parts, path))
-    });
-    Ok(Indexed::new(indexes.collect::<Result<_>>()?))
-}
-
-/// Checks that objects beside shards of a detected kind are side files, or are named by an index.
-fn check_others(one: &Listed, kind: SourceKind, indexed: &Indexed) -> Result<()> {
-    let is_other = |row: &usize| {
-        let name = one.name(*row);
-        let is_part = if kind.has_index() {
-            is_index_of(kind, name) || indexed.parts.contains(one.path(*row))
-        } else {
-            is_shard_of(kind, name)
-        };
-        !one.root.is_given && !is_part && !is_side_file(name)
-    };
-    (0..one.len()).find(is_other).map_or(Ok(()), |row| {
-        let text = "there are shards and other objects";
-        Err(Error::new(ErrorKind::BadSource, text).target(one.address_of(row)).hint(
-            "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
-             imports each object as one sample, as it is",
-        ))
-    })
-}
-
 /// The shards of a kind that the caller named, or that was `detected`. Beneath a prefix, these are the objects with
-/// shard names of the kind; if there are none, all objects that are not side files.
+/// shard names of the kind; if there are none, all objects that are not side files. Objects beside shards of a detected
+/// kind must be side files, or be named by an index.
 fn shards(listed: &[Listed], kind: SourceKind, detected: bool) -> Result<Found> {
     let mut files = Vec::new();
     let mut file_counts = FileCounts::default();
-    let what = &*Content::of_kind(kind).label();
+    let label = Content::of_kind(kind).label();
     for one in listed {
         file_counts.append(one.file_counts.0.iter().cloned());
         let by_name = (0..one.len()).any(|row| is_shard_of(kind, one.name(row)));
-        let indexed = indexed(one, kind)?;
-        if detected && by_name {
-            check_others(one, kind, &indexed)?;
-        }
+        let indexes = (0..one.len()).filter(|row| is_index_of(kind, one.name(*row)));
+        let indexes = indexes.map(|row| {
+            let path = one.path(row).to_path_buf();
+            let parts = content::parts_of(&path, || one.start(row, MAX_INDEX_BYTES))?;
+            Ok((parts, path))
+        });
+        let Indexed { parts, merged } = Indexed::new(indexes.collect::<Result<_>>()?);
         for row in 0..one.len() {
             let name = one.name(row);
             let is_side = is_side_file(name);
-            let is_shard = if by_name { is_shard_of(kind, name) } else { !is_side };
-            // The counts show a user who names a whole data set which splits are taken.
-            let split = || split_of(name).filter(|_| one.root.at.is_on_hub());
-            let (what, role) = if kind.has_index() && !is_index_of(kind, name) && !is_side {
-                ("shard of an index".into(), Role::Shard)
-            } else if kind.has_index() && !is_index_of(kind, name) {
-                (Cow::from(SIDE), Role::SetAside)
-            } else if indexed.merged.contains(one.path(row)) {
-                (MERGED.into(), Role::SetAside)
-            } else if !one.root.is_given && !is_shard {
+            let is_shard = is_shard_of(kind, name);
+            let is_part = kind.has_index() && !is_index_of(kind, name);
+            let is_known = if is_part { parts.contains(one.path(row)) } else { is_shard };
+            if detected && by_name && !one.root.is_given && !is_known && !is_side {
+                let text = "there are shards and other objects";
+                let error = Error::new(ErrorKind::BadSource, text).target(one.address_of(row));
+                return Err(error.hint(OTHERS));
+            }
+            let is_taken = one.root.is_given || if by_name { is_shard } else { !is_side };
+            let (what, role) = if is_part && !is_side {
+                (Cow::from("shard of an index"), Role::Shard)
+            } else if is_part || !is_taken && !merged.contains(one.path(row)) {
                 (SIDE.into(), Role::SetAside)
+            } else if merged.contains(one.path(row)) {
+                (MERGED.into(), Role::SetAside)
             } else {
-                let object = one.object(row);
                 let path = PathBuf::from(one.address_of(row));
-                let object = Some((one.root.at.client.clone(), object));
+                let object = Some((one.root.at.client.clone(), one.object(row)));
                 files.push(FoundFile { path, name: name.to_vec(), object });
-                (
-                    split().map_or(what.into(), |split| format!("{what}, split {split}").into()),
-                    Role::Shard,
-                )
+                // The counts show a user who names a whole data set which splits are taken.
+                let split = split_of(name).filter(|_| one.root.at.is_on_hub());
+                let named = split.map(|split| format!("{label}, split {split}").into());
+                (named.unwrap_or(label.clone()), Role::Shard)
             };
             file_counts.add(&what, role, one.len_bytes(row), name);
         }
@@ -463,6 +439,8 @@ fn lists(
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
 }
 
+const OTHERS: &str = "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
+                      imports each object as one sample, as it is";
 /// Limit of clients: each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives whose beginnings are read, to tell WebDataset shards from plain archives.
