@@ -14,19 +14,14 @@ use dlfs_base::Result;
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(super) struct Stated {
     #[serde(default)]
-    bytes: Option<u64>,
+    pub(super) bytes: Option<u64>,
     #[serde(default)]
-    hashes: BTreeMap<String, String>,
+    pub(super) hashes: BTreeMap<String, String>,
     #[serde(skip)]
-    items: Option<u64>,
+    pub(super) items: Option<u64>,
 }
 
 impl Stated {
-    /// Adds the stated number of items.
-    pub(super) fn with_items(self, items: Option<u64>) -> Stated {
-        Stated { items, ..self }
-    }
-
     /// Compares the stated number of items with the number that the file has.
     ///
     /// # Errors

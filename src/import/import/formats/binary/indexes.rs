@@ -9,21 +9,34 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::hashes::Stated;
-use super::items::{ItemFormat, Leaf, LeafForm, LeafLen, numpy_element, torch_element};
-use crate::import::formats::column::CellKind;
+use super::items::{
+    ItemFormat, ItemRows, Leaf, LeafForm, LeafLen, Table, numpy_element, torch_element,
+};
+use crate::import::formats::RowFile;
+use crate::import::formats::column::{CellKind, Column};
 use crate::import::formats::input::Input;
 use crate::import::options::RowOptions;
 use dlfs_base::Result;
 use dlfs_format::format::field_type::{Element, FieldType};
 
-/// A shard that an index names.
-pub(super) struct Shard {
-    /// Its name in the index.
-    pub(super) name: String,
-    pub(super) input: Input,
-    pub(super) format: Arc<ItemFormat>,
-    /// Properties that the index states.
-    pub(super) stated: Stated,
+/// The shard `name` of the index called `index`. Its rows are named as if it had been given itself.
+fn row_file(
+    index: &[u8],
+    name: &str,
+    input: Input,
+    format: Arc<ItemFormat>,
+    stated: Stated,
+) -> RowFile {
+    input.record();
+    let folder = index.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    let stem = [&index[..folder], name.as_bytes()].concat();
+    let table = Table::default();
+    let open = move |input: &Input, _: &RowOptions, known: Option<&[Column]>| {
+        // If only the columns are wanted, request nothing ahead from a store.
+        let ahead_bytes = known.is_none().then_some(0);
+        ItemRows::open(input, format.clone(), stated.clone(), &table, ahead_bytes)
+    };
+    RowFile { input, stem, open: Arc::new(open) }
 }
 
 #[derive(Debug, Deserialize)]
@@ -61,11 +74,11 @@ struct MdsPart {
     stated: Stated,
 }
 
-/// The shards of the MDS index `index`.
+/// The shards of the MDS index `index`, which is called `own`.
 ///
 /// # Errors
 /// The index cannot be read, or has shards of another format or version.
-pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
+pub(super) fn mds(index: &Input, own: &[u8], options: &RowOptions) -> Result<Vec<RowFile>> {
     let MdsIndex { version, shards } = read(index, "MDS shards")?;
     if version != 2 {
         return Err(index.bad(format!("the index has version {version}, and dlfs reads 2")));
@@ -99,7 +112,7 @@ pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
             layouts.len() - 1
         });
         layouts[known].1.push(input.clone());
-        files.push((known, basename, input, stated.with_items(shard.samples)));
+        files.push((known, basename, input, Stated { items: shard.samples, ..stated }));
     }
     let format = |(layout, inputs): &(MdsLayout, Vec<Input>)| -> Result<Arc<ItemFormat>> {
         let leaves = layout.leaves().map_err(|what| index.bad(what))?;
@@ -107,8 +120,7 @@ pub(super) fn mds(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
     };
     let formats = layouts.iter().map(format).collect::<Result<Vec<_>>>()?;
     let file = |(layout, name, input, stated): (usize, String, Input, Stated)| {
-        let format = formats[layout].clone();
-        Shard { name, input, format, stated }
+        row_file(own, &name, input, formats[layout].clone(), stated)
     };
     Ok(files.into_iter().map(file).collect())
 }
@@ -201,20 +213,20 @@ struct LitConfig {
     item_loader: Option<String>,
 }
 
-/// The chunks of the LitData index `index`.
+/// The chunks of the LitData index `index`, which is called `own`.
 ///
 /// # Errors
 /// The index cannot be read, or its chunks have a form that is not supported.
-pub(super) fn litdata(index: &Input, options: &RowOptions) -> Result<Vec<Shard>> {
+pub(super) fn litdata(index: &Input, own: &[u8], options: &RowOptions) -> Result<Vec<RowFile>> {
     let LitIndex { chunks, config } = read(index, "LitData's chunks")?;
     let leaves = config.leaves().map_err(|what| index.bad(what))?;
     let names = chunks.iter().map(|chunk| vec![chunk.filename.clone().into()]);
     let found = index.beside(names.collect())?;
     let inputs: Vec<Input> = found.into_iter().map(|(_, input)| input).collect();
     let format = Arc::new(ItemFormat::new(leaves, &inputs, true, options)?);
-    let file = |(LitChunk { filename: name, chunk_size }, input)| {
-        let stated = Stated::default().with_items(chunk_size);
-        Shard { name, input, format: format.clone(), stated }
+    let file = |(chunk, input): (LitChunk, Input)| {
+        let stated = Stated { items: chunk.chunk_size, ..Stated::default() };
+        row_file(own, &chunk.filename, input, format.clone(), stated)
     };
     Ok(chunks.into_iter().zip(inputs).map(file).collect())
 }
