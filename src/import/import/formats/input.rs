@@ -63,16 +63,6 @@ pub(super) struct InStore {
 }
 
 impl Input {
-    /// The same file for a reader of its own, or of a part of it: other counts, other failures.
-    pub(super) fn anew(
-        self,
-        expansion: Expansion,
-        (part_end, part_rows): (Option<u64>, Option<u64>),
-    ) -> Input {
-        let object = self.object.map(|object| InStore { failure: Failure::default(), ..object });
-        Input { object, expansion, part_end, part_rows, ..self }
-    }
-
     /// Reads the file from byte `begin` on; a shorter file has no more bytes. From a store, requests at most
     /// `ahead_bytes` ahead, but at least one range; `None`: as many as the client's window allows.
     ///

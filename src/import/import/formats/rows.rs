@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::RowFile;
 use super::column::{CellKind, Cells, Chosen, Classes, Column, is_wanted, places};
-use super::input::{FoundPages, Input, LOOKING_UP};
+use super::input::{Failure, FoundPages, Input, LOOKING_UP};
 use crate::import::columns::{number, put_number};
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
@@ -319,7 +319,9 @@ impl RowSet {
         expansion: Expansion,
     ) -> Result<RowSource> {
         let (mut file, _) = self.files[number].clone();
-        file.input = file.input.anew(expansion, part);
+        file.input.object.iter_mut().for_each(|object| object.failure = Failure::default());
+        (file.input.part_end, file.input.part_rows) = part;
+        file.input.expansion = expansion;
         let mut rows = RowSource::of(self);
         (rows.left, rows.alone) = (number..number + 1, Some(file));
         (rows.from, rows.is_unnumbered) = (from, false);

@@ -29,16 +29,11 @@ pub(crate) struct Inputs {
     /// The next stream, if it is open already.
     ahead: Option<(FoundFile, Stream)>,
     expansion: Expansion,
-    /// Set if the input is one shard.
-    shard: Option<OneShard>,
-}
-
-/// The only input of a reader that takes a shard as it is: places in it are known, also if it is a file.
-struct OneShard {
-    /// The bytes to read, of a shard that is not compressed; `None`: all.
+    /// Set if the input is one shard, in which places are known, also if it is a file. Set to true once the shard has
+    /// turned out to be compressed.
+    is_packed: Option<Arc<AtomicBool>>,
+    /// The bytes to read of such a shard, which is not compressed; `None`: all.
     part: Option<Range<u64>>,
-    /// Set once the shard has turned out to be compressed.
-    is_packed: Arc<AtomicBool>,
 }
 
 /// A stream, decompressed.
@@ -105,14 +100,14 @@ impl Inputs {
             ObjectStreams::of_shard(client.clone(), object.clone(), part.clone(), ahead_bytes)
         });
         let first = part.as_ref().map(|_| 0);
-        let shard = Some(OneShard { part, is_packed });
         let files = vec![file].into_iter();
-        Inputs { files, objects, first, expansion, shard, ..Inputs::default() }
+        let is_packed = Some(is_packed);
+        Inputs { files, objects, first, expansion, is_packed, part, ..Inputs::default() }
     }
 
     /// Number of objects begun, including skipped ones; `None` if the streams are not objects, nor one shard.
     pub(super) fn begun_objects(&self) -> Option<u64> {
-        (self.objects.is_some() || self.shard.is_some()).then_some(self.begun)
+        (self.objects.is_some() || self.is_packed.is_some()).then_some(self.begun)
     }
 
     /// The next stream, decompressed; `None` after the last.
@@ -124,10 +119,10 @@ impl Inputs {
             return Ok(Some(ahead));
         }
         let Some(file) = self.files.next() else { return Ok(None) };
-        let stream = match (&mut self.objects, &self.shard) {
-            (None, None) => Stream::Bytes(open_stream(&file.path, &self.expansion)?),
-            (None, Some(shard)) => shard.open(&file.path, &self.expansion)?,
-            (Some(objects), shard) => {
+        let stream = match &mut self.objects {
+            None if self.is_packed.is_some() => self.open_shard(&file.path)?,
+            None => Stream::Bytes(open_stream(&file.path, &self.expansion)?),
+            Some(objects) => {
                 let first = self.first.take();
                 let opened = match objects.next() {
                     None => Ok(Stream::Bytes(Box::new(io::empty()))),
@@ -135,14 +130,26 @@ impl Inputs {
                 };
                 objects.check()?;
                 let opened = opened?;
-                if let (Some(shard), Stream::Bytes(_)) = (shard, &opened) {
-                    shard.is_packed.store(true, Ordering::Relaxed);
+                if let (Some(is_packed), Stream::Bytes(_)) = (&self.is_packed, &opened) {
+                    is_packed.store(true, Ordering::Relaxed);
                 }
                 opened
             }
         };
         self.begun += 1;
         Ok(Some((file, stream)))
+    }
+
+    /// Opens the only shard, a file.
+    fn open_shard(&self, path: &Path) -> Result<Stream> {
+        let (file, container, packed) = compression::open(path)?;
+        self.is_packed.iter().for_each(|it| it.store(packed.is_some(), Ordering::Relaxed));
+        let Range { start: offset, end } = self.part.clone().unwrap_or(0..container.len_bytes);
+        let bytes = BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end });
+        Ok(Stream::Bytes(match self.part {
+            Some(_) => Box::new(bytes),
+            None => decompressed(Box::new(bytes), path, &self.expansion)?,
+        }))
     }
 
     /// Two consecutive files with one key at the beginning of the first stream, if it is a pipe with a tar archive.
@@ -169,20 +176,6 @@ impl Inputs {
     /// The store's failure.
     pub(super) fn check(&self) -> Result<()> {
         self.objects.as_ref().map_or(Ok(()), ObjectStreams::check)
-    }
-}
-
-impl OneShard {
-    /// Opens the shard, a file.
-    fn open(&self, path: &Path, expansion: &Expansion) -> Result<Stream> {
-        let (file, container, packed) = compression::open(path)?;
-        self.is_packed.store(packed.is_some(), Ordering::Relaxed);
-        let Range { start: offset, end } = self.part.clone().unwrap_or(0..container.len_bytes);
-        let bytes = BufReader::with_capacity(BUFFER_BYTES, FileAt { file, offset, end });
-        Ok(Stream::Bytes(match self.part {
-            Some(_) => Box::new(bytes),
-            None => decompressed(Box::new(bytes), path, expansion)?,
-        }))
     }
 }
 

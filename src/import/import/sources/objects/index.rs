@@ -238,8 +238,11 @@ pub(super) fn lists(
             }
         }
         for lines in lines.chunks(AT_ONCE) {
-            let found = map_at_once(HEADS, lines, |(_, wanted)| Ok(wanted.head(&roots.all)))?;
-            for ((line, Wanted { root, name, label }), found) in lines.iter().zip(found) {
+            let found = map_at_once(HEADS, lines, |(_, (root, name, _))| {
+                let root = &roots.all[*root];
+                Ok(root.client.head(&root.key_of(name.as_bytes())))
+            })?;
+            for ((line, (root, name, label)), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
                         push_origin(&mut origins, &roots.all[*root].client, &object);
@@ -282,19 +285,8 @@ impl Roots {
     }
 }
 
-/// The object that a line names, and its label.
-struct Wanted {
-    root: usize,
-    name: String,
-    label: Option<i64>,
-}
-
-impl Wanted {
-    fn head(&self, roots: &[ObjectRoot]) -> Result<Object> {
-        let root = &roots[self.root];
-        root.client.head(&root.key_of(self.name.as_bytes()))
-    }
-}
+/// The number of the root of an object that a line names, the object's name, and its label.
+type Wanted = (usize, String, Option<i64>);
 
 fn wanted(
     line: &[u8],
@@ -324,7 +316,7 @@ fn wanted(
             return Ok(Err(BadReason::Syntax("is no address, unlike the first line of the list")));
         }
     };
-    Ok(Ok(Wanted { root: roots.number(root), name, label }))
+    Ok(Ok((roots.number(root), name, label)))
 }
 
 /// A line for messages, without the parts of an address that may be secret.
