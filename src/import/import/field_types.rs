@@ -163,7 +163,8 @@ impl Typing {
         if self.kinds.iter().all(|kind| *kind == Kind::Bytes) {
             return Ok(Vec::new());
         }
-        let mut take = |field: u16, front: &mut Front<'_>| self.elements(field.into(), front);
+        let mut take =
+            |field: u16, len: u64, front: &mut Front<'_>| self.elements(field.into(), len, front);
         source.replace_payloads(&mut take, goes_on)
     }
 
@@ -173,15 +174,11 @@ impl Typing {
     /// The reason to reject the sample: the content of one of its files. The first sample determines types that
     /// are not given.
     pub(super) fn of_sample(&mut self, sample: &mut StreamSample) -> Result<(), BadReason> {
-        let mut buffer = Vec::new();
         for (field, bytes) in sample.fields.iter_mut().enumerate() {
             let Some(bytes) = bytes else { continue };
             let len = bytes.len() as u64;
-            let mut read = |into: &mut [u8]| {
-                into.copy_from_slice(&bytes[..into.len()]);
-                Ok(())
-            };
-            match self.elements(field, &mut Front { len, read: &mut read, buffer: &mut buffer })? {
+            let mut front = |most: u64| Ok(bytes[..len.min(most) as usize].to_vec());
+            match self.elements(field, len, &mut front)? {
                 Elements::Behind(len) => bytes.skip(len as usize),
                 Elements::Are(elements) => *bytes = elements.into(),
             }
@@ -191,17 +188,20 @@ impl Typing {
         unknown.map_or(Ok(()), |field| Err(BadReason::field(&self.names[field], what)))
     }
 
-    /// The elements in the file of a field.
-    fn elements(&mut self, field: usize, front: &mut Front<'_>) -> Result<Elements, BadReason> {
+    /// The elements in the file of a field, which has `len` bytes.
+    fn elements(
+        &mut self,
+        field: usize,
+        len: u64,
+        front: &mut Front<'_>,
+    ) -> Result<Elements, BadReason> {
         let found = match self.kinds.get(field) {
             None | Some(Kind::Bytes) => return Ok(Elements::Behind(0)),
-            Some(Kind::OfFirst) => of_npy(None, front),
+            Some(Kind::OfFirst) => of_npy(None, len, front),
             Some(Kind::Is(kind)) => match kind.form() {
-                FileForm::Raw => {
-                    Ok(kind.check_len(front.len).map(|()| (Elements::Behind(0), None)))
-                }
-                FileForm::Text => of_text(kind, front),
-                FileForm::Npy => of_npy(Some(kind), front),
+                FileForm::Raw => Ok(kind.check_len(len).map(|()| (Elements::Behind(0), None))),
+                FileForm::Text => of_text(kind, len, front),
+                FileForm::Npy => of_npy(Some(kind), len, front),
             },
         };
         match found? {
@@ -269,20 +269,18 @@ pub(super) fn of_image(image: Option<&Directory>, name: &[u8]) -> Option<FieldTy
 /// Elements, and the type if it was not known before. The inner error describes the file's actual content.
 type Found = Result<Result<(Elements, Option<FieldType>), String>, BadReason>;
 
-fn of_text(kind: &FieldType, front: &mut Front<'_>) -> Found {
-    let len = front.len;
+fn of_text(kind: &FieldType, len: u64, front: &mut Front<'_>) -> Found {
     if len > MAX_NUMBER_BYTES {
         return Ok(Err(format!("is {kind}, and this is a text of {len} bytes")));
     }
-    let text = front.first(len)?;
-    Ok(kind.read_text(text).map(|number| (Elements::Are(number), None)))
+    let text = front(len)?;
+    Ok(kind.read_text(&text).map(|number| (Elements::Are(number), None)))
 }
 
-fn of_npy(kind: Option<&FieldType>, front: &mut Front<'_>) -> Found {
-    let len = front.len;
+fn of_npy(kind: Option<&FieldType>, len: u64, front: &mut Front<'_>) -> Found {
     let mut read = USUAL_HEADER_BYTES;
     let header = loop {
-        match NpyHeader::parse(front.first(read)?) {
+        match NpyHeader::parse(&front(read)?) {
             Ok(header) => break header,
             Err(NpyError::Wrong(what)) => return Ok(Err(what)),
             Err(NpyError::Needs(bytes)) if bytes > len => {

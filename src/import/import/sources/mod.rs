@@ -288,19 +288,18 @@ impl Source {
         self.index.bad.extend(bad);
     }
 
-    /// Replaces the payload of each field by the elements that `take` finds in it; returns the rows for which `take`
+    /// Replaces the payload of each field by the elements that `take` finds in it, given its length; returns the rows for which `take`
     /// fails.
     ///
     /// # Errors
     /// `Interrupted`: `goes_on` returned false.
     pub(crate) fn replace_payloads(
         &mut self,
-        take: &mut dyn FnMut(u16, &mut Front<'_>) -> Result<Elements, BadReason>,
+        take: &mut dyn FnMut(u16, u64, &mut Front<'_>) -> Result<Elements, BadReason>,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<(u64, BadEntry)>> {
         let mut open = self.open_shards();
         let mut bad = Vec::new();
-        let mut buffer = Vec::new();
         for row in 0..self.index.len() {
             if row.is_multiple_of(ROWS_PER_STEP) && !goes_on() {
                 return Err(Error::new(ErrorKind::Interrupted, "the import was stopped"));
@@ -308,11 +307,12 @@ impl Source {
             for place in self.index.payload_range(row) {
                 let index = &mut self.index;
                 let payload = index.payloads[place];
-                let mut read = |into: &mut [u8]| open.read(&index.containers, &payload, 0, into);
-                let len = payload.len_bytes.into();
-                let found =
-                    take(payload.field, &mut Front { len, read: &mut read, buffer: &mut buffer });
-                match found {
+                let len = u64::from(payload.len_bytes);
+                let mut front = |most: u64| {
+                    let mut bytes = vec![0; len.min(most) as usize];
+                    open.read(&index.containers, &payload, 0, &mut bytes).map(|()| bytes)
+                };
+                match take(payload.field, len, &mut front) {
                     Ok(Elements::Behind(skipped)) => {
                         index.payloads[place].offset_or_stamp += u64::from(skipped);
                         index.payloads[place].len_bytes -= skipped;
@@ -351,23 +351,8 @@ pub(crate) enum Elements {
     Are(Vec<u8>),
 }
 
-/// Access to the first bytes of a payload.
-pub(crate) struct Front<'a> {
-    /// Length of the payload.
-    pub(crate) len: u64,
-    /// Fills a buffer with the first bytes.
-    pub(crate) read: &'a mut dyn FnMut(&mut [u8]) -> Result<(), BadReason>,
-    pub(crate) buffer: &'a mut Vec<u8>,
-}
-
-impl Front<'_> {
-    /// The payload's first `len` bytes, or all if it is shorter.
-    pub(crate) fn first(&mut self, len: u64) -> Result<&[u8], BadReason> {
-        self.buffer.resize(len.min(self.len) as usize, 0);
-        (self.read)(self.buffer)?;
-        Ok(self.buffer)
-    }
-}
+/// Reads the first bytes of a payload: as many, or all if it is shorter.
+pub(crate) type Front<'a> = dyn FnMut(u64) -> Result<Vec<u8>, BadReason> + 'a;
 
 /// Rows between two checks for cancellation.
 const ROWS_PER_STEP: u64 = 4096;
