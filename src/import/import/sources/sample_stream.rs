@@ -4,6 +4,7 @@
 //! be a random choice. The order depends only on the seed and the samples, so that a resumed import writes the same
 //! chunks.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -237,13 +238,8 @@ pub(crate) struct Shuffled<'a> {
     key: Key,
     window_bytes: usize,
     windows: u64,
-    /// The current window; `None` for samples that were returned already.
-    window: Vec<Option<StreamSample>>,
-    /// A sample that is read in pieces. It ends the window, since it must be read before the next sample, and is
-    /// returned last.
-    alone: Option<StreamSample>,
-    order: Option<Permutation>,
-    next: usize,
+    /// The samples of the current window that were not returned yet.
+    window: VecDeque<StreamSample>,
 }
 
 impl<'a> Shuffled<'a> {
@@ -254,36 +250,34 @@ impl<'a> Shuffled<'a> {
         window_bytes: usize,
         windows: u64,
     ) -> Shuffled<'a> {
-        Shuffled {
-            from,
-            key: Key::derive(seed, &[STREAM_WINDOW]),
-            window_bytes,
-            windows,
-            window: Vec::new(),
-            alone: None,
-            order: None,
-            next: 0,
-        }
+        let key = Key::derive(seed, &[STREAM_WINDOW]);
+        Shuffled { from, key, window_bytes, windows, window: VecDeque::new() }
     }
 
     fn fill(&mut self) -> Result<()> {
-        self.window.clear();
+        let mut samples = Vec::new();
+        let mut alone = None;
         let mut bytes = 0;
-        let mut samples = 0;
-        while bytes < self.window_bytes && samples < MAX_SAMPLES {
-            let Some(sample) = self.from.next_sample()? else { break };
+        while bytes < self.window_bytes
+            && samples.len() < MAX_SAMPLES
+            && let Some(sample) = self.from.next_sample()?
+        {
             if sample.unread > 0 {
-                self.alone = Some(sample);
+                // It must be read before the next sample, so it ends the window, and is returned last.
+                alone = Some(sample);
                 break;
             }
             bytes += sample.len_bytes();
-            samples += 1;
-            self.window.push(Some(sample));
+            samples.push(Some(sample));
         }
-        let key = self.key.with(self.windows);
-        self.order = (samples > 0).then(|| Permutation::new(samples, key));
+        let count = samples.len() as u64;
+        if count > 0 {
+            let order = Permutation::new(count, self.key.with(self.windows));
+            let take = |at| samples[order.forward(at) as usize].take();
+            self.window.extend((0..count).filter_map(take));
+        }
+        self.window.extend(alone);
         self.windows += 1;
-        self.next = 0;
         Ok(())
     }
 }
@@ -298,20 +292,14 @@ impl SampleStream for Shuffled<'_> {
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {
-        if self.next == self.window.len() && self.alone.is_none() {
+        if self.window.is_empty() {
             self.fill()?;
         }
-        let Some(order) = self.order.as_ref().filter(|_| self.next < self.window.len()) else {
-            return Ok(self.alone.take());
-        };
-        let at = order.forward(self.next as u64) as usize;
-        self.next += 1;
-        Ok(self.window[at].take())
+        Ok(self.window.pop_front())
     }
 
     fn place(&self) -> Option<StreamPlace> {
-        let is_between = self.next == self.window.len() && self.alone.is_none();
-        let place = self.from.place().filter(|_| is_between)?;
+        let place = self.from.place().filter(|_| self.window.is_empty())?;
         Some(StreamPlace { windows: self.windows, ..place })
     }
 }
@@ -319,4 +307,4 @@ impl SampleStream for Shuffled<'_> {
 /// Separates the keys of stream windows from other keys derived from the seed.
 const STREAM_WINDOW: u64 = u64::from_be_bytes(*b"window_1");
 /// Most samples of a window, since a small sample takes more memory than its bytes.
-const MAX_SAMPLES: u64 = 1 << 18;
+const MAX_SAMPLES: usize = 1 << 18;
