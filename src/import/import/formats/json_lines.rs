@@ -85,9 +85,9 @@ enum From {
 /// Lines that were read ahead, so that the objects they name are requested early.
 struct Ahead {
     lines_are: InStore,
-    lines: VecDeque<Result<Line, BadReason>>,
-    /// The result at the end of the lines, which follows the lines read ahead.
-    end: Option<Result<(), RowError>>,
+    lines: VecDeque<Result<Line, RowError>>,
+    /// Set once no lines follow those read ahead.
+    has_ended: bool,
     /// Bytes of the outstanding requests.
     asked_bytes: u64,
 }
@@ -101,7 +101,7 @@ struct Line {
 }
 
 /// A line, the name of its file, and the offset of the line's end.
-type Named = Result<(Object, Option<String>, u64), BadReason>;
+type Named = Result<(Object, Option<String>, u64), RowError>;
 
 /// An object that a line names; `pending` is `None` until there is room to request it.
 struct Asked {
@@ -161,17 +161,14 @@ impl JsonLines {
             self.count_file(&name, &file);
             return Ok(Some((object, Some(file))));
         };
-        if ahead.end.is_none() && ahead.lines.len() <= LINES_AHEAD / 2 {
-            let (lines, end) = lines.named(key, u64::MAX);
-            ahead.end = end;
+        if !ahead.has_ended && ahead.lines.len() <= LINES_AHEAD / 2 {
+            let (lines, has_ended) = lines.named(key, u64::MAX);
+            ahead.has_ended = has_ended;
             ahead.look_up(lines)?;
         }
         let Some(line) = ahead.lines.pop_front() else {
             *next = lines.at;
-            return match ahead.end.replace(Ok(())) {
-                Some(Err(error)) => Err(error),
-                _ => Ok(None),
-            };
+            return Ok(None);
         };
         let Line { object, file, end } = line?;
         *next = end;
@@ -243,23 +240,20 @@ impl ObjectLines {
         Ok(Some(parse(&self.line).map_err(broken)?))
     }
 
-    /// Reads some lines that begin before `to`, with the names under `key`. The second value is the result at the end
-    /// of the lines, if the end was reached.
-    fn named(&mut self, key: &str, to: u64) -> (Vec<Named>, Option<Result<(), RowError>>) {
+    /// Reads some lines that begin before `to`, with the names under `key`; returns whether no lines follow them.
+    fn named(&mut self, key: &str, to: u64) -> (Vec<Named>, bool) {
         let mut lines = Vec::new();
-        let mut end = None;
-        while lines.len() < LINES_AHEAD / 2 && self.at < to && end.is_none() {
-            match self.next() {
-                Ok(Some(object)) => {
-                    let name = name_in(key, &object);
-                    lines.push(name.map(|name| (object, name, self.at)));
-                }
-                Ok(None) => end = Some(Ok(())),
-                Err(RowError::Row(reason)) => lines.push(Err(reason)),
-                Err(error) => end = Some(Err(error)),
-            }
+        let mut has_ended = false;
+        while lines.len() < LINES_AHEAD / 2 && self.at < to && !has_ended {
+            let line = self.next().transpose();
+            has_ended = matches!(line, None | Some(Err(RowError::File(_))));
+            lines.extend(line.map(|object| {
+                let object = object?;
+                let name = name_in(key, &object)?;
+                Ok((object, name, self.at))
+            }));
         }
-        (lines, end)
+        (lines, has_ended)
     }
 }
 
@@ -271,7 +265,7 @@ impl Files {
             Some(lines) => From::Store(Box::new(Ahead {
                 lines_are: lines.clone(),
                 lines: VecDeque::new(),
-                end: None,
+                has_ended: false,
                 asked_bytes: 0,
             })),
             None => {
@@ -405,7 +399,7 @@ impl RowReader for JsonLines {
         };
         self.lines.begin(&self.input, 0)?;
         loop {
-            let (lines, end) = self.lines.named(key, to.unwrap_or(u64::MAX));
+            let (lines, has_ended) = self.lines.named(key, to.unwrap_or(u64::MAX));
             self.input.check()?;
             for found in ahead.find(&lines)?.into_iter().flatten() {
                 // A missing object changes the hash, too.
@@ -413,7 +407,7 @@ impl RowReader for JsonLines {
                 push_origin(&mut ahead.lines_are.origins.lock(), &ahead.lines_are.client, &object);
                 named = with(named, &object);
             }
-            if lines.is_empty() || end.is_some() {
+            if lines.is_empty() || has_ended {
                 return Ok(named);
             }
         }
