@@ -247,7 +247,7 @@ impl ObjectLines {
         while lines.len() < LINES_AHEAD / 2 && self.at < to && !has_ended {
             let line = self.next().transpose();
             has_ended = matches!(line, None | Some(Err(RowError::File(_))));
-            lines.extend(line.map(|object| {
+            lines.extend(line.map(|object| -> Named {
                 let object = object?;
                 let name = name_in(key, &object)?;
                 Ok((object, name, self.at))

@@ -288,8 +288,8 @@ impl Source {
         self.index.bad.extend(bad);
     }
 
-    /// Replaces the payload of each field by the elements that `take` finds in it, given its length; returns the rows for which `take`
-    /// fails.
+    /// Replaces the payload of each field by the elements that `take` finds in it, given its length; returns the rows
+    /// for which `take` fails.
     ///
     /// # Errors
     /// `Interrupted`: `goes_on` returned false.

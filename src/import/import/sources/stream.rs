@@ -108,8 +108,8 @@ impl StreamSource {
         StreamSource { most_at_once: most, ..self }
     }
 
-    /// Resumes at `place`, in the first of the inputs; `names` are the hashes of the names of the samples before it. Only
-    /// in input 0 is it known which of these names the input itself has.
+    /// Resumes at `place`, in the first of the inputs; `names` are the hashes of the names of the samples before it.
+    /// Only in input 0 is it known which of these names the input itself has.
     pub(crate) fn after(self, place: StreamPlace, names: HashSet<u128>) -> StreamSource {
         let StreamPlace { input, offset, record, .. } = place;
         StreamSource { begin_at: (offset, record), is_first: input == 0, names, ..self }

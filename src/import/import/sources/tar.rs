@@ -165,8 +165,8 @@ impl Rows {
         Rows { judge, expansion: expansion.clone(), ..Rows::default() }
     }
 
-    /// Appends the members of one shard, or its records, which are called as `stem`; if the shard is broken, the rest of
-    /// it is one bad entry. Returns the archives that follow the first one in the file.
+    /// Appends the members of one shard, or its records, which are called as `stem`; if the shard is broken, the rest
+    /// of it is one bad entry. Returns the archives that follow the first one in the file.
     pub(super) fn index_shard(
         &mut self,
         file: Arc<File>,

@@ -6,8 +6,8 @@
 //! ([`Members::appended`]). No stated length determines an allocation, except for extended headers, which
 //! have a limit.
 //!
-//! The records of a TFRecord shard are members, too: files that are called as their numbers, each with a checksum behind
-//! its payload.
+//! The records of a TFRecord shard are members, too: files that are called as their numbers, each with a checksum
+//! behind its payload.
 
 use std::io;
 use std::ops::{Deref, Range};

@@ -1,6 +1,6 @@
 //! Checks the lengths that headers of Parquet pages state. The decoder allocates any stated length, so each is compared
-//! with the allowed expansion before the decoder gets the header. Headers also tell where the data pages are, since many
-//! files have no offset index.
+//! with the allowed expansion before the decoder gets the header. Headers also tell where the data pages are, since
+//! many files have no offset index.
 //!
 //! A header is a struct in Thrift's compact protocol. Each of its fields is a byte, with the step to the field's number
 //! in the upper half and the type in the lower one, and then the value; a zero byte ends the struct.

@@ -439,8 +439,8 @@ fn lists(
     Ok(Found { kind: SourceKind::List, samples, file_counts, ..Found::default() })
 }
 
-const OTHERS: &str = "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from folder \
-                      imports each object as one sample, as it is";
+const OTHERS: &str = "--from webdataset|tar|tfrecord|parquet|... imports the shards and sets the rest aside; --from \
+                      folder imports each object as one sample, as it is";
 /// Limit of clients: each takes some kilobytes.
 const MOST_URLS: usize = 100_000;
 /// Archives whose beginnings are read, to tell WebDataset shards from plain archives.
