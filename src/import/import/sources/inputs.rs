@@ -239,8 +239,6 @@ struct ObjectStreams {
     readers: std::vec::IntoIter<(Client, Vec<Object>)>,
     /// Offset in the first object at which reading begins.
     begin: u64,
-    /// A reader that is open before its turn.
-    opened: Option<Reader>,
     current: Option<Arc<Mutex<Reader>>>,
     failure: Arc<Mutex<Option<Error>>>,
 }
@@ -256,7 +254,7 @@ impl ObjectStreams {
             }
         }
         let readers = stores.into_iter();
-        ObjectStreams { readers, begin, opened: None, current: None, failure: Arc::default() }
+        ObjectStreams { readers, begin, current: None, failure: Arc::default() }
     }
 
     /// One object, or a part of it. Asks for at most `ahead_bytes` ahead.
@@ -270,7 +268,8 @@ impl ObjectStreams {
             Some(part) => Reader::part(client, object, part),
             None => Reader::from(client, vec![object], 0, ahead_bytes),
         };
-        ObjectStreams { opened: Some(reader), ..ObjectStreams::new(&[], 0) }
+        let current = Some(Arc::new(Mutex::new(reader)));
+        ObjectStreams { current, ..ObjectStreams::new(&[], 0) }
     }
 
     /// The next shard; `None` after the last.
@@ -283,13 +282,9 @@ impl ObjectStreams {
                 let failure = Arc::clone(&self.failure);
                 return Some(Shard { reader, failure });
             }
-            let reader = match self.opened.take() {
-                Some(reader) => reader,
-                None => {
-                    let (client, objects) = self.readers.next()?;
-                    Reader::from(client, objects, std::mem::take(&mut self.begin), u64::MAX)
-                }
-            };
+            let (client, objects) = self.readers.next()?;
+            let begin = std::mem::take(&mut self.begin);
+            let reader = Reader::from(client, objects, begin, u64::MAX);
             self.current = Some(Arc::new(Mutex::new(reader)));
         }
     }
