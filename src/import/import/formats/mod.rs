@@ -27,8 +27,6 @@ mod rows;
 #[cfg(feature = "tokens")]
 mod texts;
 mod tokens;
-#[cfg(not(feature = "tokens"))]
-mod without_texts;
 
 use std::sync::Arc;
 
@@ -44,8 +42,6 @@ pub use self::rows::RowSource;
 pub use self::texts::Encoder;
 pub(crate) use self::tokens::FIELD as TOKENS_FIELD;
 use self::tokens::{TokenFile, megatron_file};
-#[cfg(not(feature = "tokens"))]
-pub use self::without_texts::Encoder;
 use crate::import::field_types::{FieldSpec, is_named, of_image};
 use crate::import::options::{ImportOptions, RowOptions};
 use crate::import::sources::expansion::Expansion;
@@ -155,6 +151,23 @@ pub(crate) fn survey(
 #[cfg(not(feature = "formats"))]
 const WITH_FORMATS: &str =
     "build with --features formats; released packages and the Python package have it";
+
+/// An encoder of texts, which this build does not have.
+#[cfg(not(feature = "tokens"))]
+pub enum Encoder {}
+
+#[cfg(not(feature = "tokens"))]
+impl Encoder {
+    pub(crate) fn new(path: &std::path::Path, _: &[u8], _: u32, _: usize) -> Result<Encoder> {
+        let error = Error::new(ErrorKind::Unsupported, "this build does not encode texts");
+        let hint = "build with --features tokens; released packages and the Python package have it";
+        Err(error.path(path).hint(hint))
+    }
+
+    fn encoding(self: &Arc<Encoder>, _: RowFile, _: &dlfs_format::format::FieldType) -> RowFile {
+        match **self {}
+    }
+}
 
 /// A row file, and the function that opens it.
 #[derive(Clone)]
