@@ -2,12 +2,13 @@
 //!
 //! A read of a whole run decodes it, from its place in its shard, into the reader's memory. A read of a part decodes
 //! the run and copies, and the last such runs stay in memory; tiers keep what is read again. A short read decodes its
-//! samples alone, if they have places and no read just before was of the same run. A shard whose places cannot be read
-//! on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
+//! samples alone, if they have places, unless it goes on where a read just before has ended. A shard whose places cannot
+//! be read on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
 //!
 //! [`assemble`] makes it of the indexes of all shards, and the directory that describes it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
@@ -69,8 +70,8 @@ struct KeptState {
     busy: HashMap<usize, Busy>,
     /// The runs of which samples alone are being decoded, once for each read.
     touching: Vec<usize>,
-    /// The runs of the last such reads that have ended.
-    touched: VecDeque<usize>,
+    /// The runs of the last such reads that have ended, and where the reads ended in them.
+    touched: VecDeque<(usize, usize)>,
 }
 
 /// A run that is being decoded.
@@ -187,7 +188,8 @@ impl Decoding {
         let run = &index.runs()[run];
         let is_short = (into.len() as u64).saturating_mul(SHORT) <= run.len_bytes;
         let kept = self.kept.get_or_init(Kept::default);
-        if is_short && let Some(_touch) = kept.touch(self.first_of(number), number) {
+        let bytes = skip..skip + into.len();
+        if is_short && let Some(_touch) = kept.touch(self.first_of(number), number, bytes) {
             match self.read_samples(number, skip, into) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -383,7 +385,9 @@ impl Kept {
                 && let Some(found) = state.runs.remove(at)
             {
                 let bytes = Arc::clone(&found.1);
-                state.runs.push_back(found);
+                if busy.is_kept {
+                    state.runs.push_back(found); // else its reader has all of it now
+                }
                 return Ok(bytes);
             }
             let bytes = state.busy.values().map(|busy| busy.len_bytes).sum::<u64>();
@@ -397,18 +401,21 @@ impl Kept {
         }
     }
 
-    /// The right to read samples of a run alone, which is decoded with those from `first` on. `None`: the run is in
-    /// memory or will be, or one of the last reads was of it, too, so that their reader may go on. Reads at the same
-    /// time are of one batch, and a run that is decoded for one reader alone is no reason to wait.
-    fn touch(&self, first: usize, number: usize) -> Option<Touch<'_>> {
+    /// The right to read samples with these bytes of a run alone, which is decoded with those from `first` on. `None`:
+    /// the run is in memory or will be, or the read goes on where one of the last has ended, or the last reads were of
+    /// this run. Reads at the same time are of one batch, and a run that is decoded for one reader alone is no reason
+    /// to wait.
+    fn touch(&self, first: usize, number: usize, bytes: Range<usize>) -> Option<Touch<'_>> {
         let mut state = self.state.lock();
         let is_kept = state.runs.iter().any(|(own, _)| *own == number);
         let will_be_kept = state.busy.get(&first).is_some_and(|busy| busy.is_kept);
-        if is_kept || will_be_kept || state.touched.contains(&number) {
+        let ends = state.touched.iter().filter(|(own, _)| *own == number).map(|(_, end)| *end);
+        let is_next = ends.clone().any(|end| bytes.start <= end && end < bytes.end);
+        if is_kept || will_be_kept || is_next || ends.count() >= MOST_ALONE {
             return None;
         }
         state.touching.push(number);
-        Some(Touch { kept: self, number })
+        Some(Touch { kept: self, number, end: bytes.end })
     }
 
     /// Keeps a run, and lets go of those that were used least recently.
@@ -441,6 +448,7 @@ impl Drop for Turn<'_> {
 struct Touch<'a> {
     kept: &'a Kept,
     number: usize,
+    end: usize,
 }
 
 impl Drop for Touch<'_> {
@@ -449,8 +457,7 @@ impl Drop for Touch<'_> {
         let at = state.touching.iter().position(|number| *number == self.number);
         at.map(|at| state.touching.swap_remove(at));
         if !state.touching.contains(&self.number) {
-            state.touched.retain(|number| *number != self.number);
-            state.touched.push_back(self.number);
+            state.touched.push_back((self.number, self.end));
             if state.touched.len() > MOST_TOUCHED {
                 state.touched.pop_front();
             }
@@ -616,9 +623,11 @@ const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 /// The most reads of a queue pair at a time: also those that wait for the same run.
 const MOST_AT_ONCE: usize = 128;
 /// A read is short if the run has so many times its bytes: a reader of all of it asks for more at a time.
-const SHORT: u64 = 32;
+const SHORT: u64 = 16;
 /// Readers in turn are recognized; samples in random order seldom come from as few runs.
-const MOST_TOUCHED: usize = 4;
+const MOST_TOUCHED: usize = 8;
+/// The most of these reads that are of one run: the next one decodes all of it.
+const MOST_ALONE: usize = 2;
 /// The most runs that are decoded at a time, and their bytes: as many are in requests. One run may have more.
 const MOST_RUNS_AT_ONCE: usize = 32;
 const DECODED_BYTES: u64 = 32 << 20;
@@ -657,18 +666,21 @@ mod tests {
     #[test]
     fn reads_of_a_run_at_once_decode_samples_alone_and_one_that_goes_on_decodes_the_run() {
         let kept = Kept::default();
-        let batch: Vec<_> = (0..5).map(|_| kept.touch(3, 3)).collect();
+        let touch = |first, run, at| kept.touch(first, run, at..at + 10);
+        let batch: Vec<_> = (0..5).map(|_| touch(3, 3, 50)).collect();
         assert!(batch.iter().all(Option::is_some));
         drop(batch);
-        assert!(kept.touch(3, 3).is_none(), "one behind them");
+        assert!(touch(3, 3, 55).is_none(), "one that goes on");
+        drop(touch(3, 3, 20).expect("one elsewhere"));
+        assert!(touch(3, 3, 80).is_none(), "the third, also elsewhere");
         let busy = |is_kept| Busy { len_bytes: 1, is_kept };
         let in_place = kept.turn(5, 5, busy(false)).unwrap_err();
-        assert!(kept.touch(5, 5).is_some());
+        assert!(touch(5, 5, 0).is_some());
         drop(in_place);
         let turn = kept.turn(6, 6, busy(true)).unwrap_err();
-        assert!(kept.touch(6, 7).is_none(), "it comes along");
+        assert!(touch(6, 7, 0).is_none(), "it comes along");
         drop(turn);
-        (10..10 + MOST_TOUCHED).for_each(|other| drop(kept.touch(other, other)));
-        assert!(kept.touch(3, 3).is_some(), "the last reads were of others");
+        (10..10 + MOST_TOUCHED).for_each(|other| drop(touch(other, other, 0)));
+        assert!(touch(3, 3, 55).is_some(), "the last reads were of others");
     }
 }
