@@ -114,6 +114,14 @@ impl Pending {
     pub fn read_into(self, _: &mut [u8]) -> Result<()> {
         match self.0 {}
     }
+
+    /// The bytes.
+    ///
+    /// # Errors
+    /// None: there is no client.
+    pub fn take(self) -> Result<Vec<u8>> {
+        match self.0 {}
+    }
 }
 
 impl Reader {

@@ -492,6 +492,14 @@ impl Pending {
         Ok(())
     }
 
+    /// Waits for the bytes, and returns them without a copy.
+    ///
+    /// # Errors
+    /// Those of [`read_into`](Self::read_into).
+    pub fn take(self) -> Result<impl AsRef<[u8]> + Send + use<>> {
+        self.bytes()
+    }
+
     /// Waits for the bytes.
     pub(super) fn bytes(self) -> Result<RangeBuf> {
         self.asked?.wait()

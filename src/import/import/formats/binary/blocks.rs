@@ -117,12 +117,12 @@ impl Blocks {
     }
 
     fn arrived(&self, pending: Pending) -> io::Result<Bytes> {
-        let mut bytes = vec![0; pending.len_bytes() as usize];
-        pending
-            .read_into(&mut bytes)
-            .map_err(|error| Shard::failed(&self.of.failure, io::Error::other(error)))?;
+        let bytes = pending.take();
+        let bytes =
+            bytes.map_err(|error| Shard::failed(&self.of.failure, io::Error::other(error)))?;
+        let bytes = Bytes::from_owner(bytes);
         self.expansion.read(bytes.len() as u64);
-        Ok(Bytes::from(bytes))
+        Ok(bytes)
     }
 
     /// Requests a range, and waits for it.
