@@ -293,6 +293,10 @@ impl Decoding {
                 Some(next) => (last, ahead) = (last + 1, ahead + next.len_bytes),
             }
         };
+        let index = &self.indexes[shard];
+        let of_run = &index.runs()[run];
+        let has_places = index.place(of_run, of_run.first + of_run.samples as usize - 1).is_some();
+        let most_kept = if has_places { KEPT_BESIDE_PLACES_BYTES } else { KEPT_BYTES };
         let mut found = None;
         let mut bytes = Vec::new();
         self.decode(first, last, end, &mut |number, record, ends_run| {
@@ -302,7 +306,7 @@ impl Decoding {
             bytes.extend_from_slice(record);
             if ends_run {
                 let whole = Arc::new(std::mem::take(&mut bytes));
-                kept.keep(number, &whole);
+                kept.keep(number, &whole, most_kept);
                 if number == wanted {
                     found = Some(whole);
                 }
@@ -391,8 +395,11 @@ impl Kept {
                 return Ok(bytes);
             }
             let bytes = state.busy.values().map(|busy| busy.len_bytes).sum::<u64>();
+            // A first batch waits for the samples, and its loader's window for the runs.
+            let gives_way = !busy.is_kept && !state.touching.is_empty();
+            let most = if gives_way { RUNS_BESIDE_SAMPLES } else { MOST_RUNS_AT_ONCE };
             let has_room = state.busy.is_empty()
-                || state.busy.len() < MOST_RUNS_AT_ONCE && bytes + busy.len_bytes <= DECODED_BYTES;
+                || state.busy.len() < most && bytes + busy.len_bytes <= DECODED_BYTES;
             if has_room && !state.busy.contains_key(&first) {
                 state.busy.insert(first, busy);
                 return Err(Turn { kept: self, first });
@@ -401,30 +408,35 @@ impl Kept {
         }
     }
 
-    /// The right to read samples with these bytes of a run alone, which is decoded with those from `first` on. `None`:
-    /// the run is in memory or will be, or the read goes on where one of the last has ended, or the last reads were of
-    /// this run. Reads at the same time are of one batch, and a run that is decoded for one reader alone is no reason
-    /// to wait.
+    /// The right to read samples with these bytes of a run alone, which is decoded with those from `first` on, once few
+    /// such reads go on. `None`: the run is in memory or will be, or the read goes on where one of the last has ended,
+    /// or the last reads were of this run. Reads at the same time are of one batch, and a run that is decoded for one
+    /// reader alone is no reason to wait.
     fn touch(&self, first: usize, number: usize, bytes: Range<usize>) -> Option<Touch<'_>> {
         let mut state = self.state.lock();
-        let is_kept = state.runs.iter().any(|(own, _)| *own == number);
-        let will_be_kept = state.busy.get(&first).is_some_and(|busy| busy.is_kept);
-        let ends = state.touched.iter().filter(|(own, _)| *own == number).map(|(_, end)| *end);
-        let is_next = ends.clone().any(|end| bytes.start <= end && end < bytes.end);
-        if is_kept || will_be_kept || is_next || ends.count() >= MOST_ALONE {
-            return None;
+        loop {
+            let is_kept = state.runs.iter().any(|(own, _)| *own == number);
+            let will_be_kept = state.busy.get(&first).is_some_and(|busy| busy.is_kept);
+            let ends = state.touched.iter().filter(|(own, _)| *own == number).map(|(_, end)| *end);
+            let is_next = ends.clone().any(|end| bytes.start <= end && end < bytes.end);
+            if is_kept || will_be_kept || is_next || ends.count() >= MOST_ALONE {
+                return None;
+            }
+            if state.touching.len() < MOST_TOUCHING {
+                state.touching.push(number);
+                return Some(Touch { kept: self, number, end: bytes.end });
+            }
+            state = self.ended.wait(state);
         }
-        state.touching.push(number);
-        Some(Touch { kept: self, number, end: bytes.end })
     }
 
-    /// Keeps a run, and lets go of those that were used least recently.
-    fn keep(&self, number: usize, bytes: &Arc<Vec<u8>>) {
+    /// Keeps a run, and lets go of those that were used least recently beyond `most` bytes.
+    fn keep(&self, number: usize, bytes: &Arc<Vec<u8>>, most: u64) {
         let mut state = self.state.lock();
         state.runs.retain(|(own, _)| *own != number);
         state.runs.push_back((number, Arc::clone(bytes)));
         let mut sum = state.runs.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
-        while sum > KEPT_BYTES && state.runs.len() > 1 {
+        while sum > most && state.runs.len() > 1 {
             let gone = state.runs.pop_front().map_or(0, |(_, bytes)| bytes.len());
             sum -= gone as u64;
         }
@@ -462,6 +474,8 @@ impl Drop for Touch<'_> {
                 state.touched.pop_front();
             }
         }
+        drop(state);
+        self.kept.ended.notify_all();
     }
 }
 
@@ -623,17 +637,23 @@ const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 /// The most reads of a queue pair at a time: also those that wait for the same run.
 const MOST_AT_ONCE: usize = 128;
 /// A read is short if the run has so many times its bytes: a reader of all of it asks for more at a time.
-const SHORT: u64 = 16;
+const SHORT: u64 = 8;
 /// Readers in turn are recognized; samples in random order seldom come from as few runs.
-const MOST_TOUCHED: usize = 8;
+const MOST_TOUCHED: usize = 4;
 /// The most of these reads that are of one run: the next one decodes all of it.
-const MOST_ALONE: usize = 2;
+const MOST_ALONE: usize = 3;
 /// The most runs that are decoded at a time, and their bytes: as many are in requests. One run may have more.
 const MOST_RUNS_AT_ONCE: usize = 32;
 const DECODED_BYTES: u64 = 32 << 20;
+/// The most reads of samples alone at a time: of Parquet, each has a page, of about 1 MiB.
+const MOST_TOUCHING: usize = 32;
+/// The most runs that loaders' windows wait for meanwhile.
+const RUNS_BESIDE_SAMPLES: usize = 2;
 const QUEUE_DEPTH: u16 = 128;
-/// The most bytes of decoded runs in memory, but always one run.
-const KEPT_BYTES: u64 = 64 << 20;
+/// The most bytes of decoded runs in memory, but always one run: those that wait for a run find it behind all that are
+/// decoded with it. Samples that can be decoded alone seldom need theirs.
+const KEPT_BYTES: u64 = DECODED_BYTES;
+const KEPT_BESIDE_PLACES_BYTES: u64 = 8 << 20;
 
 /// The first run lies behind the cells that an image reserves.
 const FIRST_RUN: u64 = 1 << 20;
@@ -659,7 +679,7 @@ mod tests {
         let two = turn(3, 12 << 20).unwrap_err();
         assert_eq!(kept.state.lock().busy.len(), 2);
         drop((one, two));
-        kept.keep(3, &Arc::new(vec![7]));
+        kept.keep(3, &Arc::new(vec![7]), KEPT_BYTES);
         assert_eq!(*turn(3, 1).ok().unwrap(), [7]);
     }
 
@@ -671,8 +691,8 @@ mod tests {
         assert!(batch.iter().all(Option::is_some));
         drop(batch);
         assert!(touch(3, 3, 55).is_none(), "one that goes on");
-        drop(touch(3, 3, 20).expect("one elsewhere"));
-        assert!(touch(3, 3, 80).is_none(), "the third, also elsewhere");
+        (1..MOST_ALONE).for_each(|_| drop(touch(3, 3, 20).expect("one elsewhere")));
+        assert!(touch(3, 3, 80).is_none(), "too many, also elsewhere");
         let busy = |is_kept| Busy { len_bytes: 1, is_kept };
         let in_place = kept.turn(5, 5, busy(false)).unwrap_err();
         assert!(touch(5, 5, 0).is_some());
