@@ -86,8 +86,8 @@ impl FirstEpoch {
     /// The lanes and windows for these options: all ranks have the same options, and so the same lanes.
     pub fn order(set: &ShardSet, options: &LoaderOptions, epoch: Epoch) -> LaneSpec {
         let world_size = options.world_size.max(1);
-        // Tables are read by whole blocks of columns, which need memory beside the windows; all else as it arrives.
-        let (lanes, parts) = if set.is_rows() { (8, 3) } else { (32, 4) };
+        // Columns are read by whole blocks, which need memory beside the windows; all else is read as it arrives.
+        let (lanes, parts) = if set.has_columns() { (8, 5) } else { (32, 4) };
         let lanes = world_size.saturating_mul(lanes).min(8 * lanes).max(world_size);
         let memory =
             if options.window_bytes == 0 { WINDOW_BYTES } else { options.window_bytes } as u64;

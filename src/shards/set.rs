@@ -18,6 +18,7 @@ use dlfs_base::{Error, ErrorKind, Result};
 use dlfs_format::format::FieldTypes;
 use dlfs_format::format::columns::ColumnSpec;
 use dlfs_import::import::shards::{Shard, ShardStream, Shards};
+use dlfs_import::import::sources::SourceKind;
 use dlfs_import::import::sources::sample_stream::{SampleStream, StreamPlace};
 use dlfs_import::import::{ImportOptions, Progress, Stage};
 use dlfs_io::address::Address;
@@ -82,9 +83,9 @@ impl ShardSet {
         self.shards.shards()
     }
 
-    /// Returns whether the shards are tables, of rows.
-    pub fn is_rows(&self) -> bool {
-        self.shards.kind().is_rows()
+    /// Returns whether a shard has column after column, so that a row is in several places.
+    pub fn has_columns(&self) -> bool {
+        matches!(self.shards.kind(), SourceKind::Parquet | SourceKind::Arrow)
     }
 
     /// The address or path that the user gave.
