@@ -390,13 +390,16 @@ impl Kept {
             {
                 let bytes = Arc::clone(&found.1);
                 if busy.is_kept {
-                    state.runs.push_back(found); // else its reader has all of it now
+                    state.runs.push_back(found);
+                } else {
+                    state.runs.push_front(found); // its reader has all of it now
                 }
                 return Ok(bytes);
             }
             let bytes = state.busy.values().map(|busy| busy.len_bytes).sum::<u64>();
-            // A first batch waits for the samples, and its loader's window for the runs.
-            let gives_way = !busy.is_kept && !state.touching.is_empty();
+            // A first batch waits for samples, alone or of kept runs, and its loader's window for whole runs.
+            let has_samples = || state.busy.values().any(|other| other.is_kept);
+            let gives_way = !busy.is_kept && (!state.touching.is_empty() || has_samples());
             let most = if gives_way { RUNS_BESIDE_SAMPLES } else { MOST_RUNS_AT_ONCE };
             let has_room = state.busy.is_empty()
                 || state.busy.len() < most && bytes + busy.len_bytes <= DECODED_BYTES;
