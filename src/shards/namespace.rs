@@ -2,8 +2,8 @@
 //!
 //! A read of a whole run decodes it, from its place in its shard, into the reader's memory. A read of a part decodes
 //! the run and copies, and the last such runs stay in memory; tiers keep what is read again. A short read decodes its
-//! samples alone, if they have places, unless it goes on where a read just before has ended. A shard whose places cannot
-//! be read on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
+//! samples alone, if they have places, unless it goes on where a read just before has ended. A shard whose places
+//! cannot be read on from, as a compressed one, is decoded from its beginning, and the runs that come along stay, too.
 //!
 //! [`assemble`] makes it of the indexes of all shards, and the directory that describes it.
 
