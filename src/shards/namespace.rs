@@ -641,10 +641,10 @@ const MAX_TRANSFER_BYTES: u32 = LONGEST_RUN_BYTES as u32;
 const MOST_AT_ONCE: usize = 128;
 /// A read is short if the run has so many times its bytes: a reader of all of it asks for more at a time.
 const SHORT: u64 = 8;
-/// Readers in turn are recognized; samples in random order seldom come from as few runs.
-const MOST_TOUCHED: usize = 4;
+/// Readers in turn are recognized, as many as have runs in memory. Samples in random order seldom come from so few.
+const MOST_TOUCHED: usize = 2;
 /// The most of these reads that are of one run: the next one decodes all of it.
-const MOST_ALONE: usize = 3;
+const MOST_ALONE: usize = 2;
 /// The most runs that are decoded at a time, and their bytes: as many are in requests. One run may have more.
 const MOST_RUNS_AT_ONCE: usize = 32;
 const DECODED_BYTES: u64 = 32 << 20;
