@@ -26,7 +26,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlfs::address::{Address, SpdkAddress};
+use dlfs::address::{Address, SpdkAddress, VfioUserAddress};
 use dlfs::buf::{HugePages, Pool, PoolOptions};
 use dlfs::qpair::blocking::Blocking;
 use dlfs::qpair::mem::MemNamespace;
@@ -212,7 +212,7 @@ fn serve() {
 /// An address in SPDK's form.
 fn trid(address: &Address) -> String {
     match address {
-        Address::Spdk(SpdkAddress::VfioUser { traddr, .. }) => {
+        Address::Spdk(SpdkAddress::VfioUser(VfioUserAddress { traddr, .. })) => {
             format!("trtype:VFIOUSER traddr:{traddr} subnqn:{NQN}")
         }
         Address::Spdk(SpdkAddress::Tcp(tcp)) => {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, invalid};
 
 /// Options for choosing the samples of a folder, for importing it or for reading it directly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,10 +35,7 @@ impl FromStr for Links {
             "follow" => Ok(Links::Follow),
             "inside" => Ok(Links::Inside),
             "refuse" => Ok(Links::Refuse),
-            _ => {
-                let message = format!("{text:?} is neither follow nor inside nor refuse");
-                Err(Error::new(ErrorKind::InvalidArgument, message))
-            }
+            _ => Err(invalid(format!("{text:?} is neither follow nor inside nor refuse"))),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::io::{ErrorKind as IoErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::error::{Error, ErrorKind, Result};
+use super::error::{Error, ErrorKind, Result, invalid};
 
 /// The permissions of a file that did not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,12 +72,9 @@ pub fn check_replaceable(path: &Path) -> Result<()> {
 fn permissions_of(path: &Path, place: &Path) -> Result<Option<fs::Permissions>> {
     match fs::metadata(place) {
         Ok(metadata) if metadata.is_file() => Ok(Some(metadata.permissions())),
-        Ok(_) => {
-            let text = "this would be replaced by a file, and it is something else";
-            Err(Error::new(ErrorKind::InvalidArgument, text)
-                .path(path)
-                .hint("name a regular file, or one that is not there yet"))
-        }
+        Ok(_) => Err(invalid("this would be replaced by a file, and it is something else")
+            .path(path)
+            .hint("name a regular file, or one that is not there yet")),
         Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
         Err(error) => Err(cannot_write(path, error)),
     }

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use zeroize::Zeroizing;
 
 use crate::{Access, HostKeys};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::random;
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::ConnectOptions;
@@ -129,7 +129,7 @@ fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Resu
     let text = read_private(path)?;
     text.trim().parse().map_err(|error| {
         let message = format!("the file holds no usable key: {error}");
-        Error::new(ErrorKind::InvalidArgument, message).path(path).hint(hint)
+        invalid(message).path(path).hint(hint)
     })
 }
 
@@ -151,8 +151,7 @@ fn read_key<K: FromStr<Err = KeyError>>(path: &Path, hint: &'static str) -> Resu
 /// The errors of [`read_secret`]; the message names the host whose entry is wrong.
 pub fn read_hosts(path: &Path) -> Result<BTreeMap<Nqn, HostKeys>> {
     let text = read_private(path)?;
-    let invalid =
-        |message: String| Error::new(ErrorKind::InvalidArgument, message).path(path).hint(HOSTS);
+    let invalid = |message: String| invalid(message).path(path).hint(HOSTS);
     // The parser's own message would repeat the line, including its secret.
     let file: HostsFile = toml::from_str(&text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -273,8 +272,9 @@ fn read_private(path: &Path) -> Result<Zeroizing<String>> {
         return Err(Error::new(ErrorKind::Refused, message).path(path).hint("chmod 600 it"));
     }
     if metadata.len() > MAX_FILE_BYTES {
-        let message = format!("{} bytes are too many for a key file", metadata.len());
-        return Err(Error::new(ErrorKind::InvalidArgument, message).path(path));
+        return Err(
+            invalid(format!("{} bytes are too many for a key file", metadata.len())).path(path)
+        );
     }
     let mut text = Zeroizing::new(String::with_capacity(metadata.len() as usize + 1));
     file.by_ref().take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(about)?;
@@ -289,8 +289,7 @@ fn refuse_other_kinds(path: &Path, metadata: &Metadata) -> Result<()> {
         kind if kind.is_socket() => "a socket",
         _ => "a device",
     };
-    let message = format!("a key file is a regular file, and this is {kind}");
-    Err(Error::new(ErrorKind::InvalidArgument, message).path(path).hint(OWN))
+    Err(invalid(format!("a key file is a regular file, and this is {kind}")).path(path).hint(OWN))
 }
 
 const PREFIX: &str = "DHHC-1:";

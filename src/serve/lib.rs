@@ -60,7 +60,7 @@ pub use shares::rules::{HostPattern, HostRule, HostUsage, Limiter, Rules};
 pub use stats::{CommandLatency, Commands, TargetStats};
 pub use subsystem::ConnectedController;
 
-use dlfs_base::error::{Error, ErrorKind, Result, cannot_listen};
+use dlfs_base::error::{Error, ErrorKind, Result, cannot_listen, invalid};
 use dlfs_base::metrics::{Measured, Snapshot};
 use dlfs_base::process::Forked;
 use dlfs_base::registry::Registration;
@@ -117,8 +117,7 @@ impl Target {
     /// port is in use. Otherwise the device's error when it cannot create a queue pair.
     pub fn bind(options: TargetOptions, devices: Vec<Arc<dyn Device>>) -> Result<Target> {
         if devices.is_empty() {
-            let message = "a target needs at least one namespace";
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
+            return Err(invalid("a target needs at least one namespace"));
         }
         let served = ServedNamespace::numbered(devices);
         check(&options, &[options.listen], &served)?;
@@ -268,10 +267,9 @@ impl Target {
         let takes = served.device.namespace().max_transfer_bytes;
         let told = subsystem.max_transfer_bytes;
         if takes < told {
-            let message = format!(
+            let error = invalid(format!(
                 "its transfers have at most {takes} bytes, and hosts were told that {told} are possible"
-            );
-            let error = Error::new(ErrorKind::InvalidArgument, message).nsid(nsid);
+            )).nsid(nsid);
             return Err(error.hint("restart the target with it"));
         }
         let make = |mailbox: &Mailbox| served.device.queue_pair_in(&mailbox.scope);
@@ -299,8 +297,7 @@ impl Target {
         if !self.subsystem.namespaces.read().contains_key(&nsid) {
             return Ok(());
         }
-        let message = format!("{} has a namespace {} already", self.nqn(), nsid.0);
-        Err(Error::new(ErrorKind::InvalidArgument, message).nsid(nsid))
+        Err(invalid(format!("{} has a namespace {} already", self.nqn(), nsid.0)).nsid(nsid))
     }
 
     /// Removes a namespace. Connected hosts get an asynchronous event. New commands to the namespace fail
@@ -357,8 +354,7 @@ impl Target {
     /// `InvalidArgument`: the target reports no ANA states.
     pub fn set_ana(&self, state: AnaState) -> Result<()> {
         if self.subsystem.options.ana.is_none() {
-            let message = format!("{} reports no ANA states", self.nqn());
-            let error = Error::new(ErrorKind::InvalidArgument, message);
+            let error = invalid(format!("{} reports no ANA states", self.nqn()));
             return Err(error.hint("start it with --ana-state STATE, or by a configuration file"));
         }
         if self.subsystem.set_ana(state) {
@@ -516,7 +512,7 @@ fn check_hosts(keys: &BTreeMap<Nqn, HostKeys>, nsids: &[Nsid], max_nsid: u32) ->
         if let Some(nsid) = keys.access.namespaces.iter().flatten().find(is_missing) {
             let message = format!("{host} may use namespace {}, which does not exist", nsid.0);
             let hint = "namespaces are numbered from 1 in the order of the addresses";
-            return Err(Error::new(ErrorKind::InvalidArgument, message).hint(hint));
+            return Err(invalid(message).hint(hint));
         }
     }
     match keys.iter().find(|(_, keys)| !keys.tls_keys.is_empty() || keys.must_concat) {
@@ -535,12 +531,11 @@ fn load_tls(whom: &dyn Display) -> Result<()> {
 
 /// Refuses options and devices that cannot be served.
 fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespace]) -> Result<()> {
-    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
     if listen.is_empty() {
-        return Err(invalid("a target needs an address to listen on".to_owned()));
+        return Err(invalid("a target needs an address to listen on"));
     }
     if options.max_queue_entries < 2 {
-        return Err(invalid("a queue has at least 2 entries".to_owned()));
+        return Err(invalid("a queue has at least 2 entries"));
     }
     let nsids: Vec<Nsid> = served.iter().map(|served| served.nsid).collect();
     check_hosts(&options.host_keys, &nsids, options.max_nsid)?;
@@ -548,9 +543,7 @@ fn check(options: &TargetOptions, listen: &[SocketAddr], served: &[ServedNamespa
         load_tls(&"every host")?;
     }
     if options.nqn.as_str() == Nqn::DISCOVERY {
-        return Err(invalid(
-            "a subsystem cannot have the name of the discovery service".to_owned(),
-        ));
+        return Err(invalid("a subsystem cannot have the name of the discovery service"));
     }
     let is_open =
         options.allow_any_host || !options.allow_hosts.is_empty() || !options.host_keys.is_empty();

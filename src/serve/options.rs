@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use super::access_log::AccessLog;
 use super::events::AnaState;
 use super::shares::rules::Limiter;
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::{Cpus, Device, QueuePair};
 use dlfs_io::tls;
@@ -243,7 +243,6 @@ pub(super) type Namespaces = RwLock<BTreeMap<Nsid, ServedNamespace>>;
 
 /// Refuses namespaces that cannot be served together.
 pub(super) fn check(served: &[ServedNamespace]) -> Result<()> {
-    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
     let mut nsids: Vec<u32> = served.iter().map(|served| served.nsid.0).collect();
     nsids.sort_unstable();
     if let Some(pair) = nsids.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -254,7 +253,6 @@ pub(super) fn check(served: &[ServedNamespace]) -> Result<()> {
 
 /// Refuses a namespace that cannot be served.
 pub(super) fn check_one(served: &ServedNamespace) -> Result<()> {
-    let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, message);
     if !(1..=MAX_NSID).contains(&served.nsid.0) {
         return Err(invalid(format!("NSID {} is not 1 to {MAX_NSID}", served.nsid.0)));
     }

@@ -24,21 +24,9 @@ pub enum SpdkAddress {
     /// NVMe over RDMA.
     Rdma(TcpAddress),
     /// A local drive.
-    Pcie {
-        /// Domain, bus, device and function: `0000:5e:00.0`.
-        traddr: String,
-        /// Namespace; `None`: the first active one.
-        nsid: Option<Nsid>,
-    },
+    Pcie(PcieAddress),
     /// A target on this machine that emulates a drive over a socket and shared memory.
-    VfioUser {
-        /// The directory of the target's socket.
-        traddr: String,
-        /// Subsystem NQN; optional, because the socket already identifies the subsystem.
-        subnqn: Option<Nqn>,
-        /// Namespace; `None`: the first active one.
-        nsid: Option<Nsid>,
-    },
+    VfioUser(VfioUserAddress),
 }
 
 /// The key-value pairs of a `trtype:` address that only SPDK reaches.
@@ -55,8 +43,8 @@ impl SpdkAddress {
         match self {
             SpdkAddress::Tcp(_) => "TCP",
             SpdkAddress::Rdma(_) => "RDMA",
-            SpdkAddress::Pcie { .. } => "PCIE",
-            SpdkAddress::VfioUser { .. } => "VFIOUSER",
+            SpdkAddress::Pcie(_) => "PCIE",
+            SpdkAddress::VfioUser(_) => "VFIOUSER",
         }
     }
 
@@ -64,7 +52,8 @@ impl SpdkAddress {
     pub(crate) fn nsid(&self) -> Option<Nsid> {
         match self {
             SpdkAddress::Tcp(address) | SpdkAddress::Rdma(address) => address.nsid,
-            SpdkAddress::Pcie { nsid, .. } | SpdkAddress::VfioUser { nsid, .. } => *nsid,
+            SpdkAddress::Pcie(address) => address.nsid,
+            SpdkAddress::VfioUser(address) => address.nsid,
         }
     }
 
@@ -81,7 +70,8 @@ pub(super) fn pcie(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
         let expected = "PCI addresses such as 0000:5e:00.0";
         return Err(AddressError::Value { key: "traddr", value: traddr, expected });
     }
-    Ok(SpdkAddress::Pcie { traddr, nsid: words.ns.map(parse_nsid).transpose()? })
+    let nsid = words.ns.map(parse_nsid).transpose()?;
+    Ok(SpdkAddress::Pcie(PcieAddress { traddr, nsid }))
 }
 
 pub(super) fn rdma(words: &Words<'_>) -> Result<SpdkAddress, AddressError> {
@@ -110,28 +100,21 @@ fn traddr(words: &Words<'_>) -> Result<String, AddressError> {
 
 impl fmt::Display for SpdkAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (traddr, subnqn) = match self {
+        match self {
             SpdkAddress::Tcp(address) => return write!(f, "spdk:{address}"),
-            SpdkAddress::Rdma(address) => (&address.traddr, Some(&address.subnqn)),
-            SpdkAddress::Pcie { traddr, .. } => (traddr, None),
-            SpdkAddress::VfioUser { traddr, subnqn, .. } => (traddr, subnqn.as_ref()),
-        };
-        if matches!(self, SpdkAddress::VfioUser { .. }) {
-            f.write_str("spdk:")?;
+            SpdkAddress::VfioUser(address) => return write!(f, "spdk:{address}"),
+            SpdkAddress::Pcie(PcieAddress { traddr, .. }) => {
+                f.write_str("trtype:PCIE traddr:")?;
+                escape_word(f, traddr)?;
+            }
+            SpdkAddress::Rdma(TcpAddress { traddr, trsvcid, subnqn, .. }) => {
+                f.write_str("trtype:RDMA traddr:")?;
+                escape_word(f, traddr)?;
+                write!(f, " trsvcid:{trsvcid} subnqn:")?;
+                escape_word(f, subnqn.as_str())?;
+            }
         }
-        write!(f, "trtype:{} traddr:", self.trtype())?;
-        escape_word(f, traddr)?;
-        if let SpdkAddress::Rdma(address) = self {
-            write!(f, " trsvcid:{}", address.trsvcid)?;
-        }
-        if let Some(subnqn) = subnqn {
-            f.write_str(" subnqn:")?;
-            escape_word(f, subnqn.as_str())?;
-        }
-        match self.nsid() {
-            Some(nsid) => write!(f, " ns:{nsid}"),
-            None => Ok(()),
-        }
+        self.nsid().map_or(Ok(()), |nsid| write!(f, " ns:{nsid}"))
     }
 }
 

@@ -124,12 +124,8 @@ impl FromStr for Address {
         if let Some(inner) = text.strip_prefix(SPDK_PREFIX) {
             return match inner.parse::<Address>()? {
                 Address::Tcp(address) => Ok(Address::Spdk(SpdkAddress::Tcp(address))),
-                Address::Pcie(PcieAddress { traddr, nsid }) => {
-                    Ok(Address::Spdk(SpdkAddress::Pcie { traddr, nsid }))
-                }
-                Address::VfioUser(VfioUserAddress { traddr, subnqn, nsid }) => {
-                    Ok(Address::Spdk(SpdkAddress::VfioUser { traddr, subnqn, nsid }))
-                }
+                Address::Pcie(address) => Ok(Address::Spdk(SpdkAddress::Pcie(address))),
+                Address::VfioUser(address) => Ok(Address::Spdk(SpdkAddress::VfioUser(address))),
                 Address::Spdk(address) => Ok(Address::Spdk(address)),
                 Address::Path(_) | Address::Objects(_) | Address::Named(_) => {
                     Err(AddressError::SpdkPath(inner.to_owned()))
@@ -370,11 +366,11 @@ mod tests {
             ("trtype:VFIOUSER traddr:/run/a%20b subnqn:x ns:2", Address::VfioUser(VfioUserAddress {
                 traddr: "/run/a b".into(), subnqn: Some(Nqn::new("x").unwrap()), nsid: Some(Nsid(2)) })),
             ("spdk:pcie:0000:5e:00.0?ns=2", Address::Spdk(
-                SpdkAddress::Pcie { traddr: "0000:5e:00.0".into(), nsid: Some(Nsid(2)) })),
+                SpdkAddress::Pcie(PcieAddress { traddr: "0000:5e:00.0".into(), nsid: Some(Nsid(2)) }))),
             ("spdk:trtype:VFIOUSER traddr:/x", Address::Spdk(
-                SpdkAddress::VfioUser { traddr: "/x".into(), subnqn: None, nsid: None })),
+                SpdkAddress::VfioUser(VfioUserAddress { traddr: "/x".into(), subnqn: None, nsid: None }))),
             ("trtype:PCIE traddr:0000:5e:00.0",
-                Address::Spdk(SpdkAddress::Pcie { traddr: "0000:5e:00.0".into(), nsid: None })),
+                Address::Spdk(SpdkAddress::Pcie(PcieAddress { traddr: "0000:5e:00.0".into(), nsid: None }))),
         ];
         for (text, address) in golden {
             assert_eq!(text.parse(), Ok(address.clone()), "{text}");

@@ -9,7 +9,9 @@ use super::pcie::PcieNamespace;
 use super::tcp::TcpNamespace;
 use super::{ConnectOptions, Device};
 use crate::address::{Address, TcpAddress};
-use dlfs_base::error::Result;
+#[cfg(not(feature = "spdk"))]
+use dlfs_base::error::{Error, ErrorKind};
+use dlfs_base::error::{Result, invalid};
 use dlfs_base::threads::map_at_once;
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
@@ -145,6 +147,7 @@ fn as_told(device: Arc<dyn Device>) -> Arc<dyn Device> {
 
 fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn Device>> {
     let ConnectOptions { direct, writable, .. } = *options;
+    let refuse = |message: &'static str| invalid(message).target(address.to_string());
     match address {
         Address::Path(path) if !writable && path.is_dir() => {
             Ok(Arc::new(FolderNamespace::open(path, options.folders)?))
@@ -159,26 +162,17 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(PcieNamespace::connect(address, options)?))
         }
         Address::Objects(_) if writable => {
-            use dlfs_base::error::{Error, ErrorKind};
-            let message =
-                "objects of a store are only read, and hold no image that could be written";
-            Err(Error::new(ErrorKind::InvalidArgument, message).target(address.to_string()))
+            Err(refuse("objects of a store are only read, and hold no image that could be written"))
         }
         Address::Objects(place) => {
             Ok(Arc::new(FolderNamespace::open_objects(&Place::parse(place)?, options)?))
         }
         Address::Named(_) => {
-            use dlfs_base::error::{Error, ErrorKind};
-            let message = "a name in a catalogue stands for a whole image, not for a namespace";
-            Err(Error::new(ErrorKind::InvalidArgument, message)
-                .target(address.to_string())
+            Err(refuse("a name in a catalogue stands for a whole image, not for a namespace")
                 .hint("give the address of the namespace: dlfs catalog show prints it"))
         }
         Address::Spdk(_) if options.tls_keyring.is_some() => {
-            use dlfs_base::error::{Error, ErrorKind};
-            let message = "SPDK does not take the key of TLS from the kernel's keyring";
-            Err(Error::new(ErrorKind::InvalidArgument, message)
-                .target(address.to_string())
+            Err(refuse("SPDK does not take the key of TLS from the kernel's keyring")
                 .hint("give a key file, or leave out spdk:"))
         }
         #[cfg(feature = "spdk")]
@@ -186,13 +180,9 @@ fn open_as_it_is(address: &Address, options: &ConnectOptions) -> Result<Arc<dyn 
             Ok(Arc::new(super::spdk::SpdkNamespace::connect(address, options)?))
         }
         #[cfg(not(feature = "spdk"))]
-        Address::Spdk(_) => {
-            use dlfs_base::error::{Error, ErrorKind};
-            let message = "this build cannot use SPDK";
-            Err(Error::new(ErrorKind::Unsupported, message)
-                .target(address.to_string())
-                .hint("build with --features spdk, where SPDK is installed; nvme-tcp: addresses need neither"))
-        }
+        Address::Spdk(_) => Err(Error::new(ErrorKind::Unsupported, "this build cannot use SPDK")
+            .target(address.to_string())
+            .hint("build with --features spdk, where SPDK is installed; nvme-tcp: addresses need neither")),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::group::{PollGroup, Waker};
 use super::{Completion, Fence, Io, IoError, IoOp, Namespace, QueuePair};
 use dlfs_base::buf::IoBuf;
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::Lba;
 
 /// Calls on queue pairs that one thread polls together.
@@ -392,7 +392,7 @@ fn lba_of(namespace: &Namespace, slba: u64, piece: u64) -> Lba {
 fn outside(namespace: &Namespace, what: &str, offset_bytes: u64, len: usize) -> Error {
     let size = namespace.len_bytes();
     let message = format!("cannot {what} {len} bytes at {offset_bytes} of {size}");
-    Error::new(ErrorKind::InvalidArgument, message).target(namespace.address.clone())
+    invalid(message).target(namespace.address.clone())
 }
 
 /// Rejoins the pieces of one buffer.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, Result, invalid};
 
 /// Processors to bind threads to: at least one, in ascending order. A value from a public constructor has only
 /// processors that existed and were allowed then; error messages print also others in this form.
@@ -94,7 +94,7 @@ impl Cpus {
         self.0.iter().for_each(|&cpu| set.set(cpu));
         sched_setaffinity(None, &set).map_err(|errno| {
             let message = format!("cannot bind a thread to processors {self}");
-            Error::new(ErrorKind::InvalidArgument, message).source(std::io::Error::from(errno))
+            invalid(message).source(std::io::Error::from(errno))
         })
     }
 
@@ -126,10 +126,6 @@ impl fmt::Display for Cpus {
         }
         Ok(())
     }
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(ErrorKind::InvalidArgument, message)
 }
 
 fn no_node(node: u32) -> Error {

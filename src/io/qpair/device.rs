@@ -31,7 +31,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::{Namespace, QueuePair};
 use crate::address::Address;
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics::PlaceCounters;
 use dlfs_base::process::Forked;
 use dlfs_base::threads::map_at_once;
@@ -153,8 +153,8 @@ pub fn ambiguous(address: &Address, found: impl ExactSizeIterator<Item = String>
     if count > MAX_NAMED {
         names.push_str(",...");
     }
-    let message = format!("the address does not say which of {count} namespaces is meant");
-    let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
+    let error = invalid(format!("the address does not say which of {count} namespaces is meant"))
+        .target(address.to_string());
     error.hint(format!("name them with ?ns=: {names}"))
 }
 

@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::transfer::{DirectFile, Files, PreadPair, QUEUE_DEPTH};
 use super::uring::UringPair;
 use super::{Capabilities, Device, Direct, Namespace, PairScope, QueuePair};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::process::{NotInherited, mark_ours};
 use dlfs_base::units::round_up;
 
@@ -192,12 +192,10 @@ impl Device for FileNamespace {
     fn grow(&self, len_bytes: u64) -> Result<()> {
         let path = &self.files.path;
         if self.namespace.read_only {
-            let message = "a namespace opened for reading cannot grow";
-            return Err(Error::new(ErrorKind::InvalidArgument, message).path(path));
+            return Err(invalid("a namespace opened for reading cannot grow").path(path));
         }
         let block_len = u64::from(self.namespace.block_len_bytes);
-        let len = round_up(len_bytes, block_len)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no file is that long"))?;
+        let len = round_up(len_bytes, block_len).ok_or_else(|| invalid("no file is that long"))?;
         let Files { buffered, is_block_device, .. } = &*self.files;
         grow_file(buffered, *is_block_device, len).map_err(|e| e.path(path))?;
         self.files.set_num_blocks(len.max(self.namespace.len_bytes()) / block_len);
@@ -262,8 +260,7 @@ fn refuse_what_is_no_medium(path: &Path) -> Result<()> {
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }
-    let message = "an image is a file or a block device, and this is neither";
-    Err(Error::new(ErrorKind::InvalidArgument, message).path(path))
+    Err(invalid("an image is a file or a block device, and this is neither").path(path))
 }
 
 fn open_file(

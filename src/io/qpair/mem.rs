@@ -23,7 +23,7 @@ use super::{Completion, Cpus, Device, Io, IoError, IoOp, Namespace, PairScope, Q
 use dlfs_base::buf::{
     HugePages, IoBuf, Lender, Pool, PoolOptions, SharedBuf, SharedBytes, prefetch,
 };
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::{ALIGN_BYTES, Lba};
 
 /// A namespace in memory. Clones are handles on the same bytes.
@@ -98,8 +98,9 @@ fn namespace(len_bytes: u64, block_len_bytes: u32) -> Result<Namespace> {
     let block_ok = block_len_bytes.is_power_of_two() && (512..=4096).contains(&block_len_bytes);
     let block_len = u64::from(block_len_bytes);
     if !block_ok || len_bytes == 0 || !len_bytes.is_multiple_of(block_len) {
-        let message = format!("{len_bytes} bytes are not whole blocks of {block_len_bytes}");
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
+        return Err(invalid(format!(
+            "{len_bytes} bytes are not whole blocks of {block_len_bytes}"
+        )));
     }
     Ok(Namespace {
         address: "mem".into(),

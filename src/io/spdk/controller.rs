@@ -11,7 +11,7 @@ use spdk_sys as sys;
 use super::keys::Key;
 use super::log;
 use super::queue::{IoQueue, Payload, Stop};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::units::Nsid;
 
 /// The address of a controller as SPDK expects it: numeric addresses, no host names.
@@ -382,8 +382,7 @@ fn transport_id(target: &TransportId) -> Result<sys::spdk_nvme_transport_id> {
 /// Copies `text` into a NUL-terminated field.
 fn fill(field: &mut [c_char], text: &str) -> Result<()> {
     if text.len() >= field.len() || text.contains('\0') {
-        let message = format!("'{}' is longer than SPDK allows", text.escape_debug());
-        return Err(Error::new(ErrorKind::InvalidArgument, message));
+        return Err(invalid(format!("'{}' is longer than SPDK allows", text.escape_debug())));
     }
     field.fill(0);
     field.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte as c_char);

@@ -48,7 +48,7 @@ use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, mark_ours};
 use dlfs_base::random::draw;
-use dlfs_base::threads::caught;
+use dlfs_base::threads::{caught, map_at_once};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::auth::Randomness;
 use dlfs_nvme::nvme::Nqn;
@@ -287,6 +287,28 @@ impl<T: Transport> Remote<T> {
         let count = identified.namespaces.len();
         let name = |nsid| self.name_of(nsid, count);
         identified.attached(name, &T::engine(self, identified), queue_size, writable)
+    }
+}
+
+/// The portals of all `addresses`, looked for at once: a slow host name does not take the time of the others.
+///
+/// # Errors
+/// That of the first address without a portal, if none has one.
+pub(in crate::qpair) fn portals_of<A: Sync, P: Send>(
+    addresses: &[A],
+    of: impl Fn(&A) -> Result<Vec<P>> + Sync,
+) -> Result<Vec<P>> {
+    let mut portals = Vec::new();
+    let mut first_error = None;
+    for found in map_at_once("dlfs-resolve", addresses, |address| Ok(of(address)))? {
+        match found {
+            Ok(found) => portals.extend(found),
+            Err(error) => _ = first_error.get_or_insert(error),
+        }
+    }
+    match first_error {
+        Some(error) if portals.is_empty() => Err(error),
+        _ => Ok(portals),
     }
 }
 

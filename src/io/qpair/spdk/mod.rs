@@ -15,15 +15,16 @@ mod admin;
 mod queue;
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::remote::{self, Failure, Identified, Keepers, Remote, Selection, Transport};
 use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePair};
-use crate::address::{Address, SpdkAddress, TcpAddress};
+use crate::address::{Address, SpdkAddress};
 use crate::spdk::{self, Controller, TransportId};
 use dlfs_base::buf;
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, Result, invalid};
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::nvme::Nqn;
 use dlfs_nvme::tcp::Digests;
@@ -55,12 +56,13 @@ impl SpdkNamespace {
         let portals = resolve_all(&addresses, options)?;
         let environment = spdk::start(options.spdk.memory_bytes, options.spdk.huge_pages)
             .map_err(|error| error.target(address.to_string()))?;
-        let needs_pci = addresses.iter().any(|a| matches!(a, SpdkAddress::Pcie { .. }));
+        let needs_pci = addresses.iter().any(|a| matches!(a, SpdkAddress::Pcie(_)));
         if needs_pci && !environment.huge_pages {
-            let message = "a drive needs memory in huge pages, and SPDK was started without";
-            return Err(Error::new(ErrorKind::InvalidArgument, message)
-                .target(address.to_string())
-                .hint("sysctl vm.nr_hugepages=512 (as root), then start again; see dlfs doctor"));
+            return Err(invalid(
+                "a drive needs memory in huge pages, and SPDK was started without",
+            )
+            .target(address.to_string())
+            .hint("sysctl vm.nr_hugepages=512 (as root), then start again; see dlfs doctor"));
         }
         if addresses.iter().any(|address| address.needs_dma_memory()) {
             buf::use_pages_of(spdk::driver_memory());
@@ -149,8 +151,8 @@ fn all_addresses(address: &SpdkAddress, options: &ConnectOptions) -> Result<Vec<
     let mut addresses = vec![address.clone()];
     for path in &options.paths {
         let Address::Spdk(path) = path else {
-            let message = "a further path must be one that SPDK reaches, as the first is";
-            return Err(Error::new(ErrorKind::InvalidArgument, message).target(path.to_string()));
+            return Err(invalid("a further path must be one that SPDK reaches, as the first is")
+                .target(path.to_string()));
         };
         addresses.push(path.clone());
     }
@@ -159,15 +161,7 @@ fn all_addresses(address: &SpdkAddress, options: &ConnectOptions) -> Result<Vec<
 
 /// All paths, with numeric addresses, because SPDK does not resolve host names.
 fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Vec<Portal>> {
-    let mut portals = Vec::new();
-    let mut first_error = None;
-    let hosts = addresses.iter().filter_map(|address| match address {
-        SpdkAddress::Tcp(tcp) | SpdkAddress::Rdma(tcp) => Some(tcp),
-        SpdkAddress::Pcie { .. } | SpdkAddress::VfioUser { .. } => None,
-    });
-    let hosts: Vec<&TcpAddress> = hosts.collect();
-    let mut resolved = super::tcp::resolve_each(&hosts, options.connect_timeout)?.into_iter();
-    for address in addresses {
+    remote::portals_of(addresses, |address| {
         let portal = |traddr, trsvcid, is_ipv6, subnqn: Option<&Nqn>| Portal {
             address: address.clone(),
             target: TransportId {
@@ -178,32 +172,23 @@ fn resolve_all(addresses: &[SpdkAddress], options: &ConnectOptions) -> Result<Ve
                 subnqn: subnqn.map_or_else(String::new, Nqn::to_string),
             },
         };
-        let tcp = match address {
-            SpdkAddress::Tcp(tcp) | SpdkAddress::Rdma(tcp) => tcp,
-            SpdkAddress::Pcie { traddr, .. } => {
-                portals.push(portal(traddr.clone(), String::new(), false, None));
-                continue;
+        let local =
+            |traddr: &String, subnqn| vec![portal(traddr.clone(), String::new(), false, subnqn)];
+        Ok(match address {
+            SpdkAddress::Pcie(drive) => local(&drive.traddr, None),
+            SpdkAddress::VfioUser(device) => local(&device.traddr, device.subnqn.as_ref()),
+            SpdkAddress::Tcp(tcp) | SpdkAddress::Rdma(tcp) => {
+                let sockets =
+                    super::tcp::resolve(&tcp.traddr, tcp.trsvcid, options.connect_timeout)
+                        .map_err(|error| error.target(address.to_string()))?;
+                let numeric = |socket: SocketAddr| {
+                    let trsvcid = socket.port().to_string();
+                    portal(socket.ip().to_string(), trsvcid, socket.is_ipv6(), Some(&tcp.subnqn))
+                };
+                sockets.into_iter().map(numeric).collect()
             }
-            SpdkAddress::VfioUser { traddr, subnqn, .. } => {
-                portals.push(portal(traddr.clone(), String::new(), false, subnqn.as_ref()));
-                continue;
-            }
-        };
-        match resolved.next().expect("there is one for each address over TCP or RDMA") {
-            Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| {
-                let traddr = socket.ip().to_string();
-                let trsvcid = socket.port().to_string();
-                portal(traddr, trsvcid, socket.is_ipv6(), Some(&tcp.subnqn))
-            })),
-            Err(error) => {
-                first_error.get_or_insert(error.target(address.to_string()));
-            }
-        }
-    }
-    match first_error {
-        Some(error) if portals.is_empty() => Err(error),
-        _ => Ok(portals),
-    }
+        })
+    })
 }
 
 /// The index of the namespace in its session, which has only one.

@@ -39,10 +39,9 @@ use super::{Capabilities, ConnectOptions, Device, Namespace, PairScope, QueuePai
 use crate::address::{Address, TcpAddress};
 use crate::tls::keyring::{self, KeyringError};
 use crate::tls::{self, TlsError};
-use dlfs_base::error::{Error, ErrorKind, Result};
+use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics::{self, Measured, Snapshot};
 use dlfs_base::registry::Registration;
-use dlfs_base::threads::map_at_once;
 use dlfs_base::units::{Nsid, deadline};
 use dlfs_nvme::auth::{IdentityVersion, TlsPsk};
 use dlfs_nvme::nvme::Nqn;
@@ -158,15 +157,15 @@ const KEYRING: &str = "as root, nvme check-tls-key --insert (nvme-cli) puts a ke
 
 /// Refuses contradictory TLS options, and TLS without OpenSSL, before anything is sent.
 fn check_tls(options: &ConnectOptions) -> Result<()> {
-    let invalid = |message: &'static str| Err(Error::new(ErrorKind::InvalidArgument, message));
+    let refuse = |message: &'static str| Err(invalid(message));
     if options.concat && options.dhchap_secret.is_none() {
-        return invalid("concat needs dhchap_secret: the authentication generates the key of TLS");
+        return refuse("concat needs dhchap_secret: the authentication generates the key of TLS");
     }
     if options.concat && options.tls_key.is_some() {
-        return invalid("give concat or tls_key: either generates the key of TLS or names it");
+        return refuse("give concat or tls_key: either generates the key of TLS or names it");
     }
     if options.tls_keyring.is_some() && (options.concat || options.tls_key.is_some()) {
-        return invalid(
+        return refuse(
             "give tls_keyring, tls_key or concat: each says alone where the key of TLS comes from",
         );
     }
@@ -387,52 +386,33 @@ impl Device for TcpNamespace {
 fn resolve_all(address: &TcpAddress, options: &ConnectOptions) -> Result<Vec<Portal>> {
     if options.dhchap_ctrl_secret.is_some() && options.dhchap_secret.is_none() {
         // The controller authenticates only in answer to the host's own authentication.
-        let message = "the controller can prove itself only to a host that does so too";
-        let error = Error::new(ErrorKind::InvalidArgument, message).target(address.to_string());
+        let error = invalid("the controller can prove itself only to a host that does so too")
+            .target(address.to_string());
         return Err(error.hint("give dhchap_secret beside dhchap_ctrl_secret"));
     }
     check_tls(options).map_err(|error| error.target(address.to_string()))?;
     let mut addresses = vec![address];
     for path in &options.paths {
         let Address::Tcp(path) = path else {
-            let message =
-                "a further path must be an NVMe/TCP address, without spdk:, as the first is";
-            return Err(Error::new(ErrorKind::InvalidArgument, message).target(path.to_string()));
+            return Err(invalid(
+                "a further path must be an NVMe/TCP address, without spdk:, as the first is",
+            )
+            .target(path.to_string()));
         };
         addresses.push(path);
     }
-    let mut portals = Vec::new();
-    let mut first_error = None;
     let host = HostIdentity::new(options);
-    let resolved = resolve_each(&addresses, options.connect_timeout)?;
-    for (address, sockets) in addresses.into_iter().zip(resolved) {
-        let psk = keyring_psk(options, &host.nqn, &address.subnqn)
+    let with_psk = addresses.into_iter().map(|address| {
+        let psk = keyring_psk(options, &host.nqn, &address.subnqn);
+        Ok((address, psk.map_err(|error| error.target(address.to_string()))?))
+    });
+    remote::portals_of(&with_psk.collect::<Result<Vec<_>>>()?, |(address, psk)| {
+        let sockets = resolve(&address.traddr, address.trsvcid, options.connect_timeout)
             .map_err(|error| error.target(address.to_string()))?;
-        match sockets {
-            Ok(sockets) => portals.extend(sockets.into_iter().map(|socket| Portal {
-                address: address.clone(),
-                socket,
-                psk: psk.clone(),
-            })),
-            Err(error) => {
-                first_error.get_or_insert(error.target(address.to_string()));
-            }
-        }
-    }
-    match first_error {
-        Some(error) if portals.is_empty() => Err(error),
-        _ => Ok(portals),
-    }
-}
-
-/// The socket addresses of each of several addresses, whose host names are resolved at once: a slow one does not
-/// take the time of the others.
-pub(super) fn resolve_each(
-    addresses: &[&TcpAddress],
-    limit: Duration,
-) -> Result<Vec<Result<Vec<SocketAddr>>>> {
-    let of = |to: &&TcpAddress| Ok(resolve(&to.traddr, to.trsvcid, limit));
-    map_at_once("dlfs-resolve", addresses, of)
+        let portal =
+            |socket| Portal { address: TcpAddress::clone(address), socket, psk: psk.clone() };
+        Ok(sockets.into_iter().map(portal).collect())
+    })
 }
 
 /// The socket addresses of a transport address: one, unless it is a host name.
