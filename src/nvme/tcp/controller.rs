@@ -3,8 +3,6 @@
 //! It owns no socket, and knows only one property of an opcode: the direction of its data. Read
 //! [`Connection`] first.
 
-mod transmit;
-
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -19,7 +17,7 @@ use super::pdu::{
 use crate::nvme::{Cqe, Sgl, Sqe, Status, sqe};
 use dlfs_base::buf::{IoBuf, SharedBuf};
 
-pub use transmit::Transmit;
+pub use super::transmit::Transmit;
 
 /// Options of a connection that apply before the host is known.
 #[derive(Debug, Clone, Copy)]
@@ -373,7 +371,7 @@ impl Connection {
 
     /// Reports that the next `len` bytes of [`Connection::gather`] were sent.
     pub fn sent(&mut self, len: usize) {
-        self.transmit.sent(len);
+        self.transmit.sent(len, |_, _| {});
         self.sent_bytes += len as u64;
         while self.unsent.front().is_some_and(|&end| end <= self.sent_bytes) {
             self.unsent.pop_front();

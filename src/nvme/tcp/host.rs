@@ -1,6 +1,6 @@
 //! Host side of one NVMe/TCP connection: commands go in, bytes come out, completions come back.
 //!
-//! Read [`Connection`] first. `slots.rs` has the outstanding commands and the send queue, `receive.rs`
+//! Read [`Connection`] first. `slots.rs` has the outstanding commands, `receive.rs`
 //! plans where received bytes go. A controller that makes no progress with the outstanding commands times out
 //! (`Progress`).
 
@@ -12,7 +12,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 use super::deframer::{self, Deframer, Pdu, Role};
 use super::error::ProtocolError;
@@ -20,11 +20,12 @@ use super::pdu::{
     self, C2HData, CapsuleCmd, Digests, FLAG_LAST_PDU, FLAG_SUCCESS, Form, H2CData, IcReq, IcResp,
     PduType, R2T,
 };
+use super::transmit::Transmit;
 use crate::nvme::sqe::fctype;
 use crate::nvme::{Cqe, Sgl, Sqe, Status};
 use dlfs_base::units::deadline;
 use receive::ReceivePlan;
-use slots::{Outstanding, Slots, Transmit};
+use slots::{Outstanding, Slots};
 
 /// Options of a host connection.
 #[derive(Debug, Clone)]
@@ -107,7 +108,8 @@ pub struct Connection<B> {
     /// Maximum in-capsule data of a command, except Fabrics commands.
     max_in_capsule: u32,
     slots: Slots<B>,
-    transmit: Transmit,
+    /// Payloads are parts of those of slots.
+    transmit: Transmit<(usize, Range<usize>)>,
     /// The read whose data are being received.
     receiving: Option<Receiving>,
     /// The plan of the current receive.
@@ -127,8 +129,8 @@ struct Receiving {
 impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     /// Creates a connection whose ICReq is ready to send.
     pub fn new(now: Instant, options: &HostOptions) -> Connection<B> {
-        let mut transmit = Transmit::new();
-        transmit.header(|out| Form::default().put(out, &IcReq::new(options.digests)));
+        let mut transmit = Transmit::default();
+        transmit.start_pdu(|out| Form::default().put(out, &IcReq::new(options.digests)));
         Connection {
             digests: options.digests,
             may_decline: options.may_decline,
@@ -222,7 +224,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let capsule_len = if in_capsule { len } else { 0 };
         let entry: [u8; 64] = zerocopy::transmute!(sqe);
         let header = CapsuleCmd::new(entry, capsule_len, self.form);
-        self.transmit.header(|out| self.form.put(out, &header));
+        self.transmit.start_pdu(|out| self.form.put(out, &header));
         if in_capsule {
             self.send_payload(slot, 0, len);
         }
@@ -232,7 +234,9 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     /// Fills `slices` with the headers and payloads to send next; returns the number of slices used, 0 if
     /// there is nothing to send. Report sent bytes with [`Connection::transmitted`].
     pub fn poll_transmit<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        self.transmit.slices(&self.slots, slices)
+        self.transmit.slices(slices, usize::MAX, |(slot, range)| {
+            &self.slots.get(*slot).payload.as_ref()[range.clone()]
+        })
     }
 
     /// Returns whether [`Connection::poll_transmit`] has something to send.
@@ -244,8 +248,8 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     pub fn transmitted(&mut self, now: Instant, len: usize) {
         self.progress.sent(now, len);
         let Connection { transmit, slots, events, .. } = self;
-        transmit.sent(len, |slot, bytes| {
-            if slots.sent(slot, bytes) {
+        transmit.sent(len, |&(slot, _), bytes| {
+            if slots.sent(slot, bytes as u32) {
                 events.push_back(slots.remove(slot));
             }
         });
@@ -359,7 +363,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
         let at_pdu_start = self.transmit.clear();
         if let Some((fes, fei)) = error.fatal_status().filter(|_| at_pdu_start) {
             let offending = self.deframer.last_header();
-            self.transmit.header(|out| pdu::put_term_req(out, true, fes, fei, offending));
+            self.transmit.start_pdu(|out| pdu::put_term_req(out, true, fes, fei, offending));
         }
         error
     }
@@ -501,7 +505,7 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
             let len = (range.end - start).min(self.max_h2c_data);
             let last = start + len == range.end;
             let header = H2CData::new(cid, ttag, start, len, last, self.form);
-            self.transmit.header(|out| self.form.put(out, &header));
+            self.transmit.start_pdu(|out| self.form.put(out, &header));
             self.send_payload(slot, start, len);
             start += len;
         }
@@ -511,13 +515,11 @@ impl<B: AsRef<[u8]> + AsMut<[u8]>> Connection<B> {
     fn send_payload(&mut self, slot: usize, start: u32, len: u32) {
         let command = self.slots.get_mut(slot);
         command.unsent += len;
-        let digest = self.form.digests.data.then(|| {
-            let range = start as usize..(start + len) as usize;
-            super::pdu::digest(&command.payload.as_ref()[range])
-        });
-        self.transmit.payload(slot, start, len);
-        if let Some(digest) = digest {
-            self.transmit.trailer(digest.as_bytes());
+        let range = start as usize..(start + len) as usize;
+        self.transmit.put_payload((slot, range.clone()), range.len(), false);
+        if self.form.digests.data {
+            let digest = pdu::digest(&command.payload.as_ref()[range]);
+            self.transmit.put_headers(|out| out.extend_from_slice(&digest));
         }
     }
 

@@ -25,6 +25,7 @@ pub mod deframer;
 pub mod error;
 pub mod host;
 pub mod pdu;
+mod transmit;
 
 pub use error::ProtocolError;
 pub use pdu::Digests;
