@@ -150,9 +150,9 @@ pub fn check_columns(columns: &[ColumnSpec]) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// The value of a sample in a typed column.
+/// The value of a sample in a typed column, whose string is a `T`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Value<'a> {
+pub enum TypedValue<T> {
     /// The sample has no value in this column.
     None,
     /// A value of a column of type int.
@@ -162,23 +162,14 @@ pub enum Value<'a> {
     /// A value of a column of type bool.
     Bool(bool),
     /// A value of a column of type str.
-    Text(&'a str),
+    Text(T),
 }
 
+/// A value that borrows its string.
+pub type Value<'a> = TypedValue<&'a str>;
+
 /// A [`Value`] that owns its string.
-#[derive(Debug, Clone, PartialEq)]
-pub enum OwnedValue {
-    /// No value.
-    None,
-    /// A value of a column of type int.
-    Int(i64),
-    /// A value of a column of type float or f32. NaN is stored as no value.
-    Float(f64),
-    /// A value of a column of type bool.
-    Bool(bool),
-    /// A value of a column of type str.
-    Text(String),
-}
+pub type OwnedValue = TypedValue<String>;
 
 impl OwnedValue {
     /// Borrows the value.

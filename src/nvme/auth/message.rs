@@ -153,63 +153,46 @@ pub enum MessageError {
 impl Message {
     /// The message's name.
     pub fn name(&self) -> &'static str {
+        self.kind().0
+    }
+
+    /// The name, the type and the identifier.
+    fn kind(&self) -> (&'static str, u8, u8) {
         match self {
-            Message::Negotiate { .. } => "Negotiate",
-            Message::Challenge { .. } => "Challenge",
-            Message::Reply { .. } => "Reply",
-            Message::Success1 { .. } => "Success1",
-            Message::Success2 => "Success2",
-            Message::Failure1 { .. } => "Failure1",
-            Message::Failure2 { .. } => "Failure2",
+            Message::Negotiate { .. } => ("Negotiate", COMMON, 0x00),
+            Message::Challenge { .. } => ("Challenge", DH_HMAC_CHAP, 0x01),
+            Message::Reply { .. } => ("Reply", DH_HMAC_CHAP, 0x02),
+            Message::Success1 { .. } => ("Success1", DH_HMAC_CHAP, 0x03),
+            Message::Success2 => ("Success2", DH_HMAC_CHAP, 0x04),
+            Message::Failure1 { .. } => ("Failure1", COMMON, 0xF1),
+            Message::Failure2 { .. } => ("Failure2", COMMON, 0xF0),
         }
     }
 
     /// Encodes the message in the transaction `tid`.
     pub fn encode(&self, tid: u16) -> Vec<u8> {
-        let head = |kind: u8, id: u8| {
-            let [low, high] = tid.to_le_bytes();
-            vec![kind, id, 0, 0, low, high]
-        };
+        let (_, kind, id) = self.kind();
+        let [low, high] = tid.to_le_bytes();
+        let mut bytes = vec![kind, id, 0, 0, low, high];
         match self {
             Message::Negotiate { sc_c, hashes, groups } => {
                 assert!(hashes.len() <= 30 && groups.len() <= 30, "there are not as many");
-                let mut bytes = head(COMMON, 0x00);
-                bytes.extend([
-                    *sc_c,
-                    1,
-                    AUTHID_DH_HMAC_CHAP,
-                    0,
-                    hashes.len() as u8,
-                    groups.len() as u8,
-                ]);
+                bytes.extend([*sc_c, 1, AUTHID_DH_HMAC_CHAP, 0]);
+                bytes.extend([hashes.len() as u8, groups.len() as u8]);
                 bytes.extend(hashes);
                 bytes.resize(NEGOTIATE_HEAD + 4 + 30, 0);
                 bytes.extend(groups);
                 bytes.resize(NEGOTIATE_HEAD + DESCRIPTOR_LEN, 0);
-                bytes
             }
             Message::Challenge { hash, group, sequence, challenge, dh } => {
-                let mut bytes = head(DH_HMAC_CHAP, 0x01);
-                bytes.extend([challenge.len() as u8, 0, *hash, *group]);
-                bytes.extend((dh.len() as u16).to_le_bytes());
-                bytes.extend(sequence.to_le_bytes());
-                bytes.extend(challenge);
-                bytes.extend(dh);
-                bytes
+                put_values(&mut bytes, [*hash, *group], *sequence, &[challenge], dh);
             }
             Message::Reply { response, cvalid, sequence, challenge, dh } => {
                 assert_eq!(response.len(), challenge.len(), "both have the hash's length");
-                let mut bytes = head(DH_HMAC_CHAP, 0x02);
-                bytes.extend([response.len() as u8, 0, u8::from(*cvalid), 0]);
-                bytes.extend((dh.len() as u16).to_le_bytes());
-                bytes.extend(sequence.to_le_bytes());
-                bytes.extend(response);
-                bytes.extend(challenge);
-                bytes.extend(dh);
-                bytes
+                let flags = [u8::from(*cvalid), 0];
+                put_values(&mut bytes, flags, *sequence, &[response, challenge], dh);
             }
             Message::Success1 { hl, response } => {
-                let mut bytes = head(DH_HMAC_CHAP, 0x03);
                 let response = response.as_deref().unwrap_or_default();
                 assert!(
                     response.is_empty() || response.len() == usize::from(*hl),
@@ -218,20 +201,13 @@ impl Message {
                 bytes.extend([*hl, 0, u8::from(!response.is_empty())]);
                 bytes.resize(HEAD, 0);
                 bytes.extend(response);
-                bytes
             }
-            Message::Success2 => {
-                let mut bytes = head(DH_HMAC_CHAP, 0x04);
-                bytes.resize(HEAD, 0);
-                bytes
-            }
-            Message::Failure1 { explanation } => {
-                [head(COMMON, 0xF1), vec![REASON_FAILED, explanation.to_wire()]].concat()
-            }
-            Message::Failure2 { explanation } => {
-                [head(COMMON, 0xF0), vec![REASON_FAILED, explanation.to_wire()]].concat()
+            Message::Success2 => bytes.resize(HEAD, 0),
+            Message::Failure1 { explanation } | Message::Failure2 { explanation } => {
+                bytes.extend([REASON_FAILED, explanation.to_wire()]);
             }
         }
+        bytes
     }
 
     /// Decodes the message at the start of `bytes`; also returns its transaction identifier.
@@ -245,8 +221,15 @@ impl Message {
         let tid = u16::from_le_bytes(rest.array()?);
         let message = match (kind, id) {
             (COMMON, 0x00) => negotiate(rest)?,
-            (DH_HMAC_CHAP, 0x01) => challenge(rest)?,
-            (DH_HMAC_CHAP, 0x02) => reply(rest)?,
+            (DH_HMAC_CHAP, 0x01) => {
+                let ([hash, group], sequence, [challenge], dh) = values(rest)?;
+                Message::Challenge { hash, group, sequence, challenge, dh }
+            }
+            (DH_HMAC_CHAP, 0x02) => {
+                let ([cvalid, _], sequence, [response, challenge], dh) = values(rest)?;
+                let cvalid = flag(cvalid, "CVALID")?;
+                Message::Reply { response, cvalid, sequence, challenge, dh }
+            }
             (DH_HMAC_CHAP, 0x03) => success1(rest)?,
             (DH_HMAC_CHAP, 0x04) => rest.take(HEAD - 6).map(|_| Message::Success2)?,
             (COMMON, 0xF0 | 0xF1) => {
@@ -289,24 +272,31 @@ fn negotiate(mut rest: Fields<'_>) -> Result<Message, MessageError> {
     Ok(Message::Negotiate { sc_c, hashes: Vec::new(), groups: Vec::new() })
 }
 
-fn challenge(mut rest: Fields<'_>) -> Result<Message, MessageError> {
-    let [hl, _, hash, group] = rest.array()?;
-    let dhvlen = u16::from_le_bytes(rest.array()?);
-    let sequence = u32::from_le_bytes(rest.array()?);
-    let challenge = rest.take(hash_len(hl)?)?.to_vec();
-    let dh = rest.take(dhvlen.into())?.to_vec();
-    Ok(Message::Challenge { hash, group, sequence, challenge, dh })
+/// Appends the fields that a Challenge and a Reply have: two bytes of its own, the sequence number, `values`, each as
+/// long as the hash, and the DH value.
+fn put_values(bytes: &mut Vec<u8>, own: [u8; 2], sequence: u32, values: &[&[u8]], dh: &[u8]) {
+    bytes.extend([values[0].len() as u8, 0]);
+    bytes.extend(own);
+    bytes.extend((dh.len() as u16).to_le_bytes());
+    bytes.extend(sequence.to_le_bytes());
+    bytes.extend(values.concat());
+    bytes.extend(dh);
 }
 
-fn reply(mut rest: Fields<'_>) -> Result<Message, MessageError> {
-    let [hl, _, cvalid, _] = rest.array()?;
+/// The fields that [`put_values`] appends.
+fn values<const N: usize>(
+    mut rest: Fields<'_>,
+) -> Result<([u8; 2], u32, [Vec<u8>; N], Vec<u8>), MessageError> {
+    let [hl, _] = rest.array()?;
+    let own = rest.array()?;
     let dhvlen = u16::from_le_bytes(rest.array()?);
     let sequence = u32::from_le_bytes(rest.array()?);
-    let response = rest.take(hash_len(hl)?)?.to_vec();
-    let challenge = rest.take(hash_len(hl)?)?.to_vec();
+    let mut values = [const { Vec::new() }; N];
+    for value in &mut values {
+        *value = rest.take(hash_len(hl)?)?.to_vec();
+    }
     let dh = rest.take(dhvlen.into())?.to_vec();
-    let cvalid = flag(cvalid, "CVALID")?;
-    Ok(Message::Reply { response, cvalid, sequence, challenge, dh })
+    Ok((own, sequence, values, dh))
 }
 
 fn success1(mut rest: Fields<'_>) -> Result<Message, MessageError> {
