@@ -7,7 +7,7 @@ use std::io::{ErrorKind as IoErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::error::{Error, ErrorKind, Result, invalid};
+use super::error::{Error, Result, invalid};
 
 /// The permissions of a file that did not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +155,7 @@ const MAX_LINKS: usize = 40;
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    use super::super::error::ErrorKind;
     use super::*;
 
     #[test]

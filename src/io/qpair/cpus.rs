@@ -185,6 +185,7 @@ const NODES: &str = "/sys/devices/system/node";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dlfs_base::error::ErrorKind;
 
     #[test]
     fn a_list_has_numbers_and_ranges_and_prints_as_it_is_read() {
