@@ -281,10 +281,9 @@ impl HostConnection {
         &mut self,
         backend: &mut Backend,
         scratch: &mut Scratch,
-        now: Instant,
     ) -> Result<(), Closed> {
         if matches!(self.carriage, Carriage::Tls(_)) {
-            return self.receive_secured(backend, scratch, now);
+            return self.receive_secured(backend, scratch);
         }
         let plain = &mut scratch.plain[..];
         let payload = self.protocol.payload().unwrap_or_default();
@@ -303,32 +302,27 @@ impl HostConnection {
         }
         self.traffic.received_bytes += len as u64;
         if matches!(self.carriage, Carriage::Unknown)
-            && self.begins_tls(&scratch.plain[..len], backend, now)?
+            && self.begins_tls(&scratch.plain[..len], backend)?
         {
-            return self.receive_first(len, backend, scratch, now);
+            return self.receive_first(len, backend, scratch);
         }
         let before = self.arrived();
         let in_place = len.min(payload_len);
         if in_place > 0 {
             self.protocol.payload_received(in_place);
         }
-        let result = self.handle_all(&scratch.plain[..len - in_place], backend, now);
-        self.note_arrival(before, len, now);
+        let result = self.handle_all(&scratch.plain[..len - in_place], backend);
+        self.note_arrival(before, len, backend.now);
         result
     }
 
     /// Handles the events of received bytes.
-    fn handle_all(
-        &mut self,
-        mut input: &[u8],
-        backend: &mut Backend,
-        now: Instant,
-    ) -> Result<(), Closed> {
+    fn handle_all(&mut self, mut input: &[u8], backend: &mut Backend) -> Result<(), Closed> {
         loop {
             match self.protocol.next(&mut input) {
-                Ok(Some(event)) => self.handle(event, backend, now),
+                Ok(Some(event)) => self.handle(event, backend),
                 Ok(None) => return Ok(()),
-                Err(error) => return self.terminate(&error, backend, now),
+                Err(error) => return self.terminate(&error, backend),
             }
         }
     }
@@ -363,12 +357,8 @@ impl HostConnection {
 
     /// Ends service after a protocol error: sends a termination request if possible, and closes [`LINGER`]
     /// later, so that the host can read it.
-    fn terminate(
-        &mut self,
-        error: &ProtocolError,
-        backend: &mut Backend,
-        now: Instant,
-    ) -> Result<(), Closed> {
+    fn terminate(&mut self, error: &ProtocolError, backend: &mut Backend) -> Result<(), Closed> {
+        let now = backend.now;
         let why = format_args!("a protocol error: {error}");
         backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), why);
         self.log_closed(BROKE_PROTOCOL, now);
@@ -380,7 +370,7 @@ impl HostConnection {
         if self.wants_to_send() { Ok(()) } else { Err(BROKE_PROTOCOL) }
     }
 
-    fn handle(&mut self, event: Event, backend: &mut Backend, now: Instant) {
+    fn handle(&mut self, event: Event, backend: &mut Backend) {
         if let Event::Command { sqe, .. } = &event {
             let is_io = self.queue.as_ref().is_some_and(|queue| queue.qid != 0);
             backend.tally.commands[Commands::kind(sqe, is_io)] += 1;
@@ -390,7 +380,7 @@ impl HostConnection {
             Event::Command { id, sqe, data } => match &self.queue {
                 None => self.begin_connect(id, &sqe, data),
                 Some(queue) if queue.must_authenticate && is_authentication(&sqe) => {
-                    self.begin_authentication(id, &sqe, data, &backend.subsystem, now);
+                    self.begin_authentication(id, &sqe, data, backend);
                 }
                 Some(_) if !self.is_authenticated => {
                     self.fail(id, Status::AUTHENTICATION_REQUIRED.do_not_retry());
@@ -398,7 +388,7 @@ impl HostConnection {
                 Some(queue) if queue.qid == 0 => {
                     // Drops the requests whose commands the protocol no longer knows.
                     self.async_events.retain(|&event| self.protocol.is_parked(event));
-                    self.begin_admin(id, &sqe, data, backend, now);
+                    self.begin_admin(id, &sqe, data, backend);
                 }
                 // Sends no response: the controller is gone, so this connection closes in this or the next
                 // iteration, and the host repeats the command on a new connection. An error response would
@@ -407,19 +397,19 @@ impl HostConnection {
                 Some(queue) if !queue.controller.is_enabled() => {
                     self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
                 }
-                Some(_) => self.begin_io(id, &sqe, data, backend, now),
+                Some(_) => self.begin_io(id, &sqe, data, backend),
             },
             Event::Received { id, sqe, buf } => match &self.queue {
-                None => self.end_connect(id, &sqe, &buf, backend, now),
+                None => self.end_connect(id, &sqe, &buf, backend),
                 Some(_) if is_authentication(&sqe) => {
                     self.held_bytes -= buf.len();
-                    self.end_authentication_send(id, &buf, &backend.subsystem, now);
+                    self.end_authentication_send(id, &buf, backend);
                 }
                 Some(queue) if queue.qid == 0 => {
                     self.held_bytes -= buf.len();
                     self.answer(id, &sqe, 0, IoBuf::empty(), backend);
                 }
-                Some(_) => self.end_write(id, &sqe, buf, backend, now),
+                Some(_) => self.end_write(id, &sqe, buf, backend),
             },
             Event::Damaged { buf } => {
                 if let Some(queue) = &self.queue {
@@ -457,16 +447,9 @@ impl HostConnection {
         }
     }
 
-    fn end_connect(
-        &mut self,
-        id: CommandId,
-        sqe: &Sqe,
-        buf: &IoBuf,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    fn end_connect(&mut self, id: CommandId, sqe: &Sqe, buf: &IoBuf, backend: &mut Backend) {
         let data = ConnectData::read_from_bytes(buf).expect("the buffer was made with this length");
-        match backend.subsystem.connect(sqe, &data, self.peer, self.secured_as(), now) {
+        match backend.subsystem.connect(sqe, &data, self.peer, self.secured_as(), backend.now) {
             Err(Refusal { status, dw0, .. }) => self.protocol.finish(id, status, u64::from(dw0)),
             Ok(queue) => {
                 let capsule_data = match queue.qid {
@@ -494,18 +477,11 @@ impl HostConnection {
         }
     }
 
-    fn begin_admin(
-        &mut self,
-        id: CommandId,
-        sqe: &Sqe,
-        data: DataTransfer,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    fn begin_admin(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &mut Backend) {
         match data {
             DataTransfer::None => self.answer(id, sqe, 0, IoBuf::empty(), backend),
             DataTransfer::ToHost(room) if room <= backend.subsystem.max_transfer_bytes => {
-                self.start_or_wait(id, Need::Answer(room), backend, now);
+                self.start_or_wait(id, Need::Answer(room), backend);
             }
             // A buffer larger than any response needs is refused, unless the command is refused anyway.
             DataTransfer::ToHost(room) => self.answer(id, sqe, room, IoBuf::empty(), backend),
@@ -516,7 +492,7 @@ impl HostConnection {
                 self.receive_into(id, IoBuf::zeroed(len as usize));
             }
             DataTransfer::FromHost { len, in_capsule: false } => {
-                self.start_or_wait(id, Need::AdminData(len), backend, now);
+                self.start_or_wait(id, Need::AdminData(len), backend);
             }
         }
     }
@@ -552,14 +528,7 @@ impl HostConnection {
         }
     }
 
-    fn begin_io(
-        &mut self,
-        id: CommandId,
-        sqe: &Sqe,
-        data: DataTransfer,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    fn begin_io(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &mut Backend) {
         let Some(queue) = &self.queue else { return };
         if let Some(status) = backend.subsystem.refusal_of(&queue.controller) {
             Counters::add(&backend.counters.errors, 1);
@@ -573,15 +542,15 @@ impl HostConnection {
             }
         };
         if let Some(host) = self.host_id() {
-            backend.sharing.note(host, now);
+            backend.sharing.note(host, backend.now);
         }
-        self.arrivals.set(id, request.kind.recorder(), now);
+        self.arrivals.set(id, request.kind.recorder(), backend.now);
         match data {
             DataTransfer::FromHost { len, in_capsule: true } => {
                 // These data have arrived already, so they cannot wait for the pool.
                 self.receive_into(id, backend.take_for_capsule(len as usize));
             }
-            _ => self.start_or_wait(id, Need::Io(request), backend, now),
+            _ => self.start_or_wait(id, Need::Io(request), backend),
         }
     }
 
@@ -592,14 +561,7 @@ impl HostConnection {
     }
 
     /// Submits a write all of whose data have arrived, once it is its turn.
-    fn end_write(
-        &mut self,
-        id: CommandId,
-        sqe: &Sqe,
-        buf: IoBuf,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    fn end_write(&mut self, id: CommandId, sqe: &Sqe, buf: IoBuf, backend: &mut Backend) {
         let len = buf.len() as u32;
         let in_capsule = true;
         // Repeats the check made before the data were requested: the namespace may have changed since.
@@ -609,7 +571,7 @@ impl HostConnection {
             Ok(request) => {
                 // Limits have let the others begin before their data were requested.
                 let is_charged = sqe.sgl.identifier != Sgl::IN_CAPSULE;
-                self.start_or_wait(id, Need::Written { request, buf, is_charged }, backend, now);
+                self.start_or_wait(id, Need::Written { request, buf, is_charged }, backend);
             }
             Err(status) => {
                 self.held_bytes -= buf.len();
@@ -630,7 +592,6 @@ impl HostConnection {
         tag: Tag,
         completion: Completion,
         backend: &mut Backend,
-        now: Instant,
     ) {
         let len = completion.buf.len();
         self.held_bytes -= len;
@@ -646,7 +607,7 @@ impl HostConnection {
                 self.fail(tag.id, status_of(&error, kind));
             }
             (Ok(()), Kind::Read) => {
-                self.send_read(tag.id, queue, completion.buf.freeze(), backend, now);
+                self.send_read(tag.id, queue, completion.buf.freeze(), backend);
             }
             (Ok(()), Kind::DurableWrite) => {
                 backend.count(self.host_id(), true, len);
@@ -661,14 +622,7 @@ impl HostConnection {
     }
 
     /// Queues the data of a read. If they are a piece of them, the rest waits for its turn.
-    fn send_read(
-        &mut self,
-        id: CommandId,
-        queue: usize,
-        bytes: SharedBuf,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    fn send_read(&mut self, id: CommandId, queue: usize, bytes: SharedBuf, backend: &mut Backend) {
         let Some(of) = &self.queue else { return };
         let sqe = *self.protocol.sqe(id);
         let len = sqe.sgl.len.get();
@@ -681,7 +635,7 @@ impl HostConnection {
         let rest = backend.rest_of(&sqe, (served, len), &of.controller.access);
         self.protocol.send_piece(id, bytes);
         match rest {
-            Ok(rest) if rest.queue == queue => self.wait(id, Need::Io(rest), backend, now),
+            Ok(rest) if rest.queue == queue => self.wait(id, Need::Io(rest), backend),
             // The namespace was removed meanwhile, and another one may have its NSID.
             rest => {
                 Counters::add(&backend.counters.errors, 1);
@@ -751,9 +705,10 @@ impl HostConnection {
     }
 
     /// Checks all time limits: lost controller, Keep Alive Timeout, Connect, unread responses, unsent data.
-    pub(super) fn check_time(&mut self, backend: &Backend, now: Instant) -> Result<(), Closed> {
+    pub(super) fn check_time(&mut self, backend: &Backend) -> Result<(), Closed> {
+        let now = backend.now;
         self.shrink();
-        self.deliver(&backend.subsystem, now);
+        self.deliver(backend);
         let options = &backend.subsystem.options;
         let passed = |since: Instant, limit: Duration| has_passed(now, since, limit);
         let late = match (&self.terminated, &self.queue) {

@@ -47,6 +47,8 @@ pub(super) struct Backend {
     pub(super) connection_bytes: usize,
     /// Limits and turns of hosts.
     pub(super) sharing: Sharing,
+    /// Time of this poll iteration.
+    pub(super) now: Instant,
     /// Time of the last completion of a device.
     pub(super) last_done: Instant,
 }
@@ -367,8 +369,8 @@ pub(super) fn status_of(error: &IoError, kind: Kind) -> Status {
 
 impl Backend {
     /// Follows the limiter's rules, and ends taking turns when one host has been alone for a while.
-    pub(super) fn refresh_shares(&mut self, now: Instant) {
-        let ends = self.sharing.unmix(now);
+    pub(super) fn refresh_shares(&mut self) {
+        let ends = self.sharing.unmix(self.now);
         let is_new = self.sharing.follow_rules();
         if ends || is_new {
             for (_, queue) in &mut self.queues {
@@ -386,12 +388,8 @@ impl Backend {
     }
 
     /// Returns whether it is a command's turn at the device of its namespace. `host`: its host, if limits apply.
-    pub(super) fn has_room_at_device(
-        &mut self,
-        request: &Request,
-        host: Option<HostId>,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn has_room_at_device(&mut self, request: &Request, host: Option<HostId>) -> bool {
+        let now = self.now;
         let Backend { queues, sharing, .. } = self;
         let queue = &mut queues[request.queue];
         let paced = queue.paces.as_deref().zip(host.and_then(|host| sharing.runner(host)));
@@ -423,15 +421,10 @@ impl Backend {
     }
 
     /// Returns whether limits let a command begin now.
-    pub(super) fn is_within_limits(
-        &mut self,
-        host: HostId,
-        request: &Request,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn is_within_limits(&mut self, host: HostId, request: &Request) -> bool {
         let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
         let space = (class.as_deref(), paces.as_deref());
-        self.sharing.is_within_limits(host, space, request.kind != Kind::Read, now)
+        self.sharing.is_within_limits(host, space, request.kind != Kind::Read, self.now)
     }
 
     /// Notes that no command of a flow's host waits for its namespace any more, if so.
@@ -460,11 +453,11 @@ impl Backend {
     }
 
     /// Charges limits for a command that begins.
-    pub(super) fn charge(&mut self, host: HostId, request: &Request, now: Instant) {
+    pub(super) fn charge(&mut self, host: HostId, request: &Request) {
         let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
         let space = (class.as_deref(), paces.as_deref());
         let amount = (request.kind != Kind::Read, request.len_bytes);
-        self.sharing.charge(host, space, amount, now);
+        self.sharing.charge(host, space, amount, self.now);
     }
 
     /// Counts a command that has succeeded, for its host and for the target.
@@ -485,8 +478,8 @@ impl Backend {
     /// Lets more bytes to devices that have been silent while commands waited for a turn there: a device with
     /// a long delay needs more of them at a time. Those that have enough count as the limit. Returns whether
     /// commands may begin now.
-    pub(super) fn widen(&mut self, now: Instant) -> bool {
-        let is_silent = now.saturating_duration_since(self.last_done) >= SILENCE;
+    pub(super) fn widen(&mut self) -> bool {
+        let is_silent = self.now.saturating_duration_since(self.last_done) >= SILENCE;
         let mut is_wider = false;
         for (_, queue) in &mut self.queues {
             let widest = if queue.paces.is_some() { WINDOW_BYTES / 2 } else { WINDOW_BYTES };
@@ -495,7 +488,7 @@ impl Backend {
                 queue.is_gated = false;
                 is_wider = true;
             } else if queue.is_gated {
-                queue.limits_until = now + SILENCE;
+                queue.limits_until = self.now + SILENCE;
             }
         }
         is_wider

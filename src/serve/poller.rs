@@ -184,9 +184,9 @@ impl Poller {
             }
             let spins = self.spinning.spin(now);
             // A poller that never sleeps widens when another one would sleep.
-            let is_wider = (!spins || self.spinning.is_spent()) && self.backend.widen(now);
+            let is_wider = (!spins || self.spinning.is_spent()) && self.backend.widen();
             if !spins && !is_wider {
-                self.sleep(now);
+                self.sleep();
                 self.spinning.slept(now.elapsed());
             }
         }
@@ -196,15 +196,16 @@ impl Poller {
         let limit = Instant::now() + STOP_LIMIT;
         while self.backend.is_busy() && Instant::now() < limit {
             if !self.poll_once(Instant::now()) {
-                self.sleep(Instant::now());
+                self.sleep();
             }
         }
     }
 
     /// One iteration of the poll loop; returns whether there was work.
     fn poll_once(&mut self, now: Instant) -> bool {
+        self.backend.now = now;
         self.backend.ended.record(now);
-        self.backend.refresh_shares(now);
+        self.backend.refresh_shares();
         let mut events =
             [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let num_events = self.wait_for_events(&mut events);
@@ -213,21 +214,21 @@ impl Poller {
             let token = event.data.u64();
             let flags = event.flags;
             match token {
-                WAKER => self.take_mail(now),
+                WAKER => self.take_mail(),
                 _ if LISTENER - token < self.listeners.len() as u64 => {
-                    self.accept((LISTENER - token) as usize, now);
+                    self.accept((LISTENER - token) as usize);
                 }
-                index => self.socket_ready(index as usize, flags, now),
+                index => self.socket_ready(index as usize, flags),
             }
         }
         let was_sending = !self.backend.sharing.sends.is_empty();
-        let num_started = self.start_waiting(now);
-        let num_completed = self.run_devices(now);
+        let num_started = self.start_waiting();
+        let num_completed = self.run_devices();
         self.backend.publish_counts(); // before the responses: a host that has one sees it counted
-        self.send_dirty(now);
-        let num_resumed = self.resume_paused(now);
+        self.send_dirty();
+        let num_resumed = self.resume_paused();
         if now >= self.next_tick {
-            self.tick(now);
+            self.tick();
         }
         num_events + num_completed + num_started + num_resumed > 0
             || was_sending
@@ -241,7 +242,7 @@ impl Poller {
     }
 
     /// Sleeps until a socket or device is ready, or until the next tick. Does not allocate.
-    fn sleep(&mut self, now: Instant) {
+    fn sleep(&mut self) {
         let mut until = self.next_tick;
         until = self.backend.sharing.wake_at.map_or(until, |at| until.min(at));
         for (_, queue) in &self.backend.queues {
@@ -256,7 +257,7 @@ impl Poller {
         let Some(_asleep) = self.devices.fall_asleep() else { return };
         let fds = [self.epoll.as_fd(), self.devices.as_fd()];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let wait = until.saturating_duration_since(now);
+        let wait = until.saturating_duration_since(self.backend.now);
         let timeout =
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         // The next iteration finds the cause of the wakeup.
@@ -264,21 +265,21 @@ impl Poller {
         Counters::add(&self.backend.counters.wakeups, 1);
     }
 
-    fn take_mail(&mut self, now: Instant) {
+    fn take_mail(&mut self) {
         let mailbox = &self.mailboxes[self.number];
         let mut count = [0; 8];
         let _ = rustix::io::read(&mailbox.waker, &mut count); // resets the counter; fails if it is zero
         let mail = std::mem::take(&mut *mailbox.mail.lock());
         for mail in mail {
             match mail {
-                Mail::Accepted(stream, peer) => self.add(stream, peer, now),
-                Mail::Change(change) => self.apply(change, now),
-                Mail::Events => self.report_events(now),
+                Mail::Accepted(stream, peer) => self.add(stream, peer),
+                Mail::Change(change) => self.apply(change),
+                Mail::Events => self.report_events(),
                 Mail::Computed(Computed { connection: (index, generation), power }) => {
                     let connection = self.connections.get_mut(index);
                     // Drops the result if its connection is gone.
                     if let Some(connection) = connection.filter(|c| c.generation == generation) {
-                        connection.computed(power, &self.backend.subsystem, now);
+                        connection.computed(power, &self.backend);
                         self.mark_dirty(index);
                     }
                 }
@@ -286,7 +287,8 @@ impl Poller {
         }
     }
 
-    fn accept(&mut self, number: usize, now: Instant) {
+    fn accept(&mut self, number: usize) {
+        let now = self.backend.now;
         if self.backend.subsystem.is_held() {
             self.next_tick = self.next_tick.min(now + HELD_TICK);
             return self.pause_accepting(true);
@@ -296,15 +298,13 @@ impl Poller {
                 Ok(accepted) => accepted,
                 Err(error) if is_transient(&error) => return,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error)
-                    if is_out_of_descriptors(&error) && self.find_descriptor(number, now) =>
-                {
+                Err(error) if is_out_of_descriptors(&error) && self.find_descriptor(number) => {
                     continue;
                 }
                 Err(error) => {
                     let who = Who { peer: None, host: None };
                     let why = format_args!("no connection can be accepted for now: {error}");
-                    self.warn(now, WarningKind::NoConnection, who, why);
+                    self.warn(WarningKind::NoConnection, who, why);
                     self.next_tick = self.next_tick.min(now + TICK);
                     return self.pause_accepting(true);
                 }
@@ -313,7 +313,7 @@ impl Poller {
             let mailbox = self.least_loaded_poller();
             self.mailboxes[mailbox].load.fetch_add(1, Ordering::Relaxed);
             if mailbox == self.number {
-                self.add(stream, peer, now);
+                self.add(stream, peer);
             } else {
                 self.mailboxes[mailbox].send(Mail::Accepted(stream, peer));
             }
@@ -349,35 +349,35 @@ impl Poller {
     /// Handles a lack of file descriptors for `accept`: closes the oldest connection without a queue, or
     /// else accepts the new connection with the spare descriptor and closes it. Returns whether to continue
     /// accepting.
-    fn find_descriptor(&mut self, number: usize, now: Instant) -> bool {
-        if self.close_unconnected(None, now) {
+    fn find_descriptor(&mut self, number: usize) -> bool {
+        if self.close_unconnected(None) {
             return true;
         }
         let Some(spare) = self.spare.take() else { return false };
         drop(spare);
         if let Ok((stream, peer)) = self.listeners[number].accept() {
             drop(stream);
-            self.refuse(peer, "no file descriptor is left", now);
+            self.refuse(peer, "no file descriptor is left");
         }
         self.spare = spare_descriptor();
         self.spare.is_some()
     }
 
-    fn warn(&self, now: Instant, kind: WarningKind, who: Who<'_>, why: fmt::Arguments<'_>) {
-        self.backend.subsystem.warnings.warn(now, kind, who, why);
+    fn warn(&self, kind: WarningKind, who: Who<'_>, why: fmt::Arguments<'_>) {
+        self.backend.subsystem.warnings.warn(self.backend.now, kind, who, why);
     }
 
-    fn refuse(&self, peer: SocketAddr, why: &str, now: Instant) {
+    fn refuse(&self, peer: SocketAddr, why: &str) {
         Counters::add(&self.backend.counters.dropped, 1);
         Counters::add(&self.backend.counters.refused, 1);
         let who = Who { peer: Some(peer), host: None };
-        self.warn(now, WarningKind::NoConnection, who, format_args!("{why}"));
+        self.warn(WarningKind::NoConnection, who, format_args!("{why}"));
     }
 
-    fn add(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
+    fn add(&mut self, stream: TcpStream, from: SocketAddr) {
         let peer = Peer::from(from.ip());
         while let Some(limit) = self.peer_limits.reached(peer) {
-            if !self.make_room(limit, peer, now) {
+            if !self.make_room(limit, peer) {
                 let max = self.peer_limits.value(limit);
                 let why = match limit {
                     Limit::Peer => {
@@ -388,7 +388,7 @@ impl Poller {
                          the file descriptors)"
                     ),
                 };
-                self.refuse(from, &why, now);
+                self.refuse(from, &why);
                 return self.reduce_load();
             }
         }
@@ -400,7 +400,7 @@ impl Poller {
             let token = EventData::new_u64(index as u64);
             epoll::add(&self.epoll, &stream, token, EventFlags::IN)?;
             let identity = (self.number, index, self.next_generation);
-            HostConnection::new(stream, from, identity, max_transfer_bytes, now)
+            HostConnection::new(stream, from, identity, max_transfer_bytes, self.backend.now)
         });
         match connection {
             Ok(connection) => {
@@ -408,7 +408,7 @@ impl Poller {
                 self.unconnected.push_back((index, self.next_generation));
                 self.peer_limits.add(peer);
                 Counters::add(&self.backend.counters.connections, 1);
-                self.next_tick = self.next_tick.min(now + TICK);
+                self.next_tick = self.next_tick.min(self.backend.now + TICK);
             }
             Err(error) => {
                 tracing::debug!(%from, %error, "connection lost while it was accepted");
@@ -419,10 +419,10 @@ impl Poller {
 
     /// Closes one connection so that `peer` can have another: the oldest without a queue, or else the
     /// longest silent one of the peer that has by far the most connections.
-    fn make_room(&mut self, limit: Limit, peer: Peer, now: Instant) -> bool {
+    fn make_room(&mut self, limit: Limit, peer: Peer) -> bool {
         let peer_with_most = self.peer_limits.peer_with_most(peer);
         let whose = if limit == Limit::Peer { Some(peer) } else { peer_with_most };
-        if self.close_unconnected(whose, now) {
+        if self.close_unconnected(whose) {
             return true;
         }
         match (limit, peer_with_most) {
@@ -431,22 +431,22 @@ impl Poller {
                 let those = self.connections.iter().filter(|(_, c)| c.is_from(peer_with_most));
                 let longest = those.min_by_key(|(_, c)| c.last_received).map(|(index, _)| index);
                 longest.is_some_and(|index| {
-                    self.evict(index, "closed in favour of a connection from another address", now)
+                    self.evict(index, "closed in favour of a connection from another address")
                 })
             }
-            (Limit::All, None) => self.close_unconnected(None, now),
+            (Limit::All, None) => self.close_unconnected(None),
         }
     }
 
     /// Closes the oldest connection without a queue; if `peer` is given, the oldest of that peer.
-    fn close_unconnected(&mut self, peer: Option<Peer>, now: Instant) -> bool {
+    fn close_unconnected(&mut self, peer: Option<Peer>) -> bool {
         self.prune_unconnected();
         let oldest = self.unconnected.iter().copied().find(|&(index, generation)| {
             self.is_unconnected(index, generation)
                 && peer.is_none_or(|peer| self.connections[index].is_from(peer))
         });
         oldest.is_some_and(|(index, _)| {
-            self.evict(index, "closed in favour of another connection; it had no queue yet", now)
+            self.evict(index, "closed in favour of another connection; it had no queue yet")
         })
     }
 
@@ -464,24 +464,24 @@ impl Poller {
         }
     }
 
-    fn evict(&mut self, index: usize, why: &'static str, now: Instant) -> bool {
+    fn evict(&mut self, index: usize, why: &'static str) -> bool {
         let who = self.connections[index].who();
         Counters::add(&self.backend.counters.evicted, 1);
-        self.warn(now, WarningKind::Evicted, who, format_args!("{why}"));
-        self.close(index, Closed::Dropped(why), now);
+        self.warn(WarningKind::Evicted, who, format_args!("{why}"));
+        self.close(index, Closed::Dropped(why));
         true
     }
 
-    fn socket_ready(&mut self, index: usize, flags: EventFlags, now: Instant) {
+    fn socket_ready(&mut self, index: usize, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let mut result = Ok(());
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             if connection.may_receive(&self.backend) {
-                result = connection.receive(&mut self.backend, &mut self.scratch, now);
+                result = connection.receive(&mut self.backend, &mut self.scratch);
             } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 result = Err(Closed::ByHost); // otherwise the socket would stay ready for ever
             } else if !connection.is_paused {
-                connection.pause(true, now);
+                connection.pause(true, self.backend.now);
                 watch(&self.epoll, index, connection);
                 self.paused.push(index);
             }
@@ -491,7 +491,7 @@ impl Poller {
             watch(&self.epoll, index, connection);
         }
         if let Err(closed) = result {
-            return self.close(index, closed, now);
+            return self.close(index, closed);
         }
         if connection.is_load && connection.is_admin() {
             connection.is_load = false;
@@ -500,7 +500,7 @@ impl Poller {
         connection.list_waiting(&mut self.backend.sharing.starts);
         self.mark_dirty(index);
         if !self.connections[index].is_dirty {
-            self.end_rest_if_busy(index, now);
+            self.end_rest_if_busy(index);
         }
     }
 
@@ -513,7 +513,7 @@ impl Poller {
     }
 
     /// Submits pending I/O and hands completions to their connections; returns how many completed.
-    fn run_devices(&mut self, now: Instant) -> usize {
+    fn run_devices(&mut self) -> usize {
         let mut num_completed = 0;
         self.devices.look(|_| {}); // resets the descriptors; all queue pairs are polled anyway
         let mut number = 0;
@@ -527,43 +527,43 @@ impl Poller {
             }
             let mut done = std::mem::take(&mut self.done);
             let max = target_completions(self.last_len);
-            num_completed += queue.queue_pair.poll(now, max, &mut done);
+            num_completed += queue.queue_pair.poll(self.backend.now, max, &mut done);
             for completion in done.drain(..) {
                 self.last_len = completion.buf.len();
                 let queue = &mut self.backend.queues[number];
                 queue.open_bytes = queue.open_bytes.saturating_sub(self.last_len as u64);
-                self.complete(number, completion, now);
+                self.complete(number, completion);
             }
             self.done = done;
             self.forget_if_over(number);
             number += 1;
         }
         if num_completed > 0 {
-            self.backend.last_done = now;
+            self.backend.last_done = self.backend.now;
         }
         num_completed
     }
 
-    fn complete(&mut self, queue: usize, completion: Completion, now: Instant) {
+    fn complete(&mut self, queue: usize, completion: Completion) {
         let tag = Tag::from_u64(completion.tag);
         let connection = self.connections.get_mut(tag.connection);
         // The connection has closed: the completion is dropped, and the buffer returns to the pool.
         let Some(connection) = connection.filter(|c| c.generation == tag.generation) else {
             return;
         };
-        connection.complete(queue, tag, completion, &mut self.backend, now);
+        connection.complete(queue, tag, completion, &mut self.backend);
         connection.list_waiting(&mut self.backend.sharing.starts);
         self.mark_dirty(tag.connection);
     }
 
     /// Resumes receiving on connections for which memory is free again; returns how many.
-    fn resume_paused(&mut self, now: Instant) -> usize {
+    fn resume_paused(&mut self) -> usize {
         let before = self.paused.len();
         let mut paused = std::mem::take(&mut self.paused);
         paused.retain(|&index| {
             let Some(connection) = self.connections.get_mut(index) else { return false };
             if connection.is_paused && connection.may_receive(&self.backend) {
-                connection.pause(false, now);
+                connection.pause(false, self.backend.now);
                 watch(&self.epoll, index, connection);
             }
             connection.is_paused
@@ -574,18 +574,19 @@ impl Poller {
 
     /// While hosts wait for memory, closes stalled connections that hold some, largest first. Stops when a
     /// quarter of the memory is free and no waiting host exceeds its limit.
-    fn evict_stalled(&mut self, now: Instant) {
+    fn evict_stalled(&mut self) {
         let limit = MEMORY_WAIT_LIMIT.min(self.backend.subsystem.options.send_timeout);
         let connection_bytes = self.backend.connection_bytes;
         let waits = self
             .connections
             .iter()
-            .filter_map(|(_, c)| c.memory_wait(now, limit, connection_bytes));
+            .filter_map(|(_, c)| c.memory_wait(self.backend.now, limit, connection_bytes));
         let waits: Vec<MemoryWait> = waits.collect();
         if waits.is_empty() {
             return;
         }
-        let stalled = self.connections.iter().filter(|(_, c)| c.is_stalled(now, limit));
+        let stalled =
+            self.connections.iter().filter(|(_, c)| c.is_stalled(self.backend.now, limit));
         let mut stalled: Vec<(usize, usize)> = stalled
             .map(|(index, c)| (c.holds_bytes(), index))
             .filter(|(held, _)| *held > 0)
@@ -601,27 +602,27 @@ impl Poller {
             if is_enough && number > 0 {
                 break;
             }
-            self.evict(index, "it held memory that others wait for, and moved no data", now);
+            self.evict(index, "it held memory that others wait for, and moved no data");
             free_bytes += held;
         }
     }
 
     /// Checks all time limits.
-    fn tick(&mut self, now: Instant) {
-        self.next_tick = self.following_tick(now);
+    fn tick(&mut self) {
+        self.next_tick = self.following_tick();
         if self.accept_paused {
             self.pause_accepting(false);
         }
         let late: Vec<(usize, Closed)> = self
             .connections
             .iter_mut()
-            .filter_map(|(index, c)| Some((index, c.check_time(&self.backend, now).err()?)))
+            .filter_map(|(index, c)| Some((index, c.check_time(&self.backend).err()?)))
             .collect();
         let draining_since = self.backend.subsystem.draining_since();
         for (_, connection) in &mut self.connections {
-            connection.give_up_waiting(&mut self.backend, now);
+            connection.give_up_waiting(&mut self.backend);
             if let Some(since) = draining_since {
-                connection.drain(&self.backend, now, since);
+                connection.drain(&self.backend, since);
             }
         }
         // Connections that have something to send because time has passed.
@@ -634,20 +635,20 @@ impl Poller {
             let connection = &self.connections[index];
             if matches!(closed, Closed::Dropped(_)) && connection.terminated.is_none() {
                 let why = format_args!("{closed}");
-                self.warn(now, WarningKind::TimedOut, connection.who(), why);
+                self.warn(WarningKind::TimedOut, connection.who(), why);
             }
-            self.close(index, closed, now);
+            self.close(index, closed);
         }
         self.prune_unconnected();
-        self.evict_stalled(now);
+        self.evict_stalled();
     }
 
-    fn close(&mut self, index: usize, closed: Closed, now: Instant) {
+    fn close(&mut self, index: usize, closed: Closed) {
         let mut connection = self.connections.remove(index);
         if connection.is_dirty {
             self.dirty.retain(|&dirty| dirty != index);
         }
-        connection.log_closed(closed, now);
+        connection.log_closed(closed, self.backend.now);
         connection.leave(&mut self.backend);
         self.peer_limits.remove(Peer::from(connection.peer.ip()));
         if connection.is_load {
@@ -672,9 +673,10 @@ impl Poller {
     }
 
     fn close_all(&mut self) {
+        self.backend.now = Instant::now();
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
-            self.close(index, Closed::Stopped, Instant::now());
+            self.close(index, Closed::Stopped);
         }
     }
 }
@@ -696,6 +698,7 @@ fn make_backend(
             options.nqn.clone(),
             (number, mailboxes.len()),
         ),
+        now: Instant::now(),
         last_done: Instant::now(),
         subsystem,
         counters,

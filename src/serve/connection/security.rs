@@ -73,23 +73,17 @@ pub(super) struct Secured {
 
 impl HostConnection {
     /// Looks at the connection's first byte; returns whether it is TLS.
-    pub(super) fn begins_tls(
-        &mut self,
-        bytes: &[u8],
-        backend: &mut Backend,
-        now: Instant,
-    ) -> Result<bool, Closed> {
-        let subsystem = &backend.subsystem;
-        if bytes.first() != Some(&FIRST_BYTE) || !subsystem.offers_tls() {
+    pub(super) fn begins_tls(&mut self, bytes: &[u8], backend: &Backend) -> Result<bool, Closed> {
+        if bytes.first() != Some(&FIRST_BYTE) || !backend.subsystem.offers_tls() {
             self.carriage = Carriage::Plain;
             return Ok(false);
         }
-        match Session::controller(subsystem.clone()) {
+        match Session::controller(backend.subsystem.clone()) {
             Ok(session) => {
                 self.carriage = Carriage::Tls(Box::new(Secured { session, names: None }));
                 Ok(true)
             }
-            Err(error) => Err(self.refuse_tls(&error, subsystem, now)),
+            Err(error) => Err(self.refuse_tls(&error, backend)),
         }
     }
 
@@ -120,7 +114,6 @@ impl HostConnection {
         &mut self,
         backend: &mut Backend,
         scratch: &mut Scratch,
-        now: Instant,
     ) -> Result<(), Closed> {
         scratch.sealed.resize(SEALED_LEN, 0);
         let len = match (&self.stream).read(&mut scratch.sealed) {
@@ -131,7 +124,7 @@ impl HostConnection {
             Err(error) => return Err(Closed::Lost(error.kind())),
         };
         self.traffic.received_bytes += len as u64;
-        self.take_sealed(len, backend, scratch, now)
+        self.take_sealed(len, backend, scratch)
     }
 
     /// Handles the first bytes of a connection, which lie in the buffer for plaintext.
@@ -140,11 +133,10 @@ impl HostConnection {
         len: usize,
         backend: &mut Backend,
         scratch: &mut Scratch,
-        now: Instant,
     ) -> Result<(), Closed> {
         scratch.sealed.clear();
         scratch.sealed.extend_from_slice(&scratch.plain[..len]);
-        self.take_sealed(len, backend, scratch, now)
+        self.take_sealed(len, backend, scratch)
     }
 
     fn take_sealed(
@@ -152,7 +144,6 @@ impl HostConnection {
         len: usize,
         backend: &mut Backend,
         scratch: &mut Scratch,
-        now: Instant,
     ) -> Result<(), Closed> {
         if self.terminated.is_some() {
             return Ok(()); // discarded after a protocol error
@@ -160,8 +151,8 @@ impl HostConnection {
         if let Carriage::Tls(secured) = &mut self.carriage {
             secured.session.give(std::mem::take(&mut scratch.sealed), len);
         }
-        let result = self.shake_hands(&backend.subsystem, now).and_then(|is_established| {
-            if is_established { self.open_all(backend, &mut scratch.plain, now) } else { Ok(()) }
+        let result = self.shake_hands(backend).and_then(|is_established| {
+            if is_established { self.open_all(backend, &mut scratch.plain) } else { Ok(()) }
         });
         if let Carriage::Tls(secured) = &mut self.carriage {
             scratch.sealed = secured.session.take_back();
@@ -170,7 +161,7 @@ impl HostConnection {
     }
 
     /// Advances the handshake; returns whether it is over.
-    fn shake_hands(&mut self, subsystem: &Subsystem, now: Instant) -> Result<bool, Closed> {
+    fn shake_hands(&mut self, backend: &Backend) -> Result<bool, Closed> {
         let Carriage::Tls(secured) = &mut self.carriage else { return Ok(false) };
         if secured.names.is_some() {
             return Ok(true);
@@ -193,28 +184,24 @@ impl HostConnection {
             }
             Err(error) => error,
         };
-        Err(self.refuse_tls(&error, subsystem, now))
+        Err(self.refuse_tls(&error, backend))
     }
 
     /// Reports a failed handshake in the log and, if the socket takes the alert, to the host.
-    fn refuse_tls(&mut self, error: &TlsError, subsystem: &Subsystem, now: Instant) -> Closed {
+    fn refuse_tls(&mut self, error: &TlsError, backend: &Backend) -> Closed {
+        let subsystem = &backend.subsystem;
         if let Carriage::Tls(secured) = &mut self.carriage {
             // The alert is optional: the connection closes either way.
             let _ = flush(&self.stream, &mut secured.session);
         }
         Counters::add(&subsystem.counters.refused, 1);
         let why = format_args!("TLS handshake: {error}");
-        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), why);
+        subsystem.warnings.warn(backend.now, WarningKind::NotAuthenticated, self.who(), why);
         NO_SESSION
     }
 
     /// Decrypts all that has arrived: payload goes straight into its buffer, the rest through `plain`.
-    fn open_all(
-        &mut self,
-        backend: &mut Backend,
-        plain: &mut [u8],
-        now: Instant,
-    ) -> Result<(), Closed> {
+    fn open_all(&mut self, backend: &mut Backend, plain: &mut [u8]) -> Result<(), Closed> {
         let before = self.arrived();
         let mut opened = 0;
         let mut result = Ok(());
@@ -232,7 +219,8 @@ impl HostConnection {
                 Err(TlsError::Closed) => return Err(Closed::ByHost),
                 Err(error) => {
                     let why = format_args!("{error}");
-                    backend.subsystem.warnings.warn(now, WarningKind::Protocol, self.who(), why);
+                    let warnings = &backend.subsystem.warnings;
+                    warnings.warn(backend.now, WarningKind::Protocol, self.who(), why);
                     return Err(BROKE_PROTOCOL);
                 }
             };
@@ -241,10 +229,10 @@ impl HostConnection {
             if in_place {
                 self.protocol.payload_received(len);
             }
-            result = self.handle_all(&plain[..input], backend, now);
+            result = self.handle_all(&plain[..input], backend);
         }
         if self.terminated.is_none() {
-            self.note_arrival(before, opened, now);
+            self.note_arrival(before, opened, backend.now);
         }
         result
     }
@@ -363,8 +351,7 @@ impl HostConnection {
         id: CommandId,
         sqe: &Sqe,
         data: DataTransfer,
-        subsystem: &Subsystem,
-        now: Instant,
+        backend: &Backend,
     ) {
         let is_send = sqe.fctype() == Some(fctype::AUTHENTICATION_SEND);
         match data {
@@ -374,11 +361,11 @@ impl HostConnection {
             DataTransfer::FromHost { len, .. }
                 if is_send && (1..=MAX_SEND_BYTES).contains(&len) =>
             {
-                self.awaited.begin(now);
+                self.awaited.begin(backend.now);
                 self.receive_into(id, IoBuf::zeroed(len as usize));
             }
             DataTransfer::ToHost(room) if !is_send && (1..=MAX_ROOM_BYTES).contains(&room) => {
-                self.fetch(id, room, subsystem, now);
+                self.fetch(id, room, backend);
             }
             _ => self.fail(id, Status::INVALID_SGL_LENGTH.do_not_retry()),
         }
@@ -389,18 +376,17 @@ impl HostConnection {
         &mut self,
         id: CommandId,
         message: &[u8],
-        subsystem: &Subsystem,
-        now: Instant,
+        backend: &Backend,
     ) {
         if self.authentication.is_none() {
-            match self.new_authentication(subsystem) {
+            match self.new_authentication(&backend.subsystem) {
                 Ok(authentication) => self.authentication = Some(Box::new(authentication)),
                 Err(status) => return self.fail(id, status),
             }
         }
         let Some(authentication) = &mut self.authentication else { return };
         let next = authentication.controller.handle(message);
-        if self.follow(next, subsystem, now) {
+        if self.follow(next, backend) {
             self.protocol.finish(id, Status::SUCCESS, 0);
         } else {
             self.fail(id, Status::COMMAND_INTERRUPTED);
@@ -408,11 +394,11 @@ impl HostConnection {
     }
 
     /// Handles the result of an exponentiation.
-    pub(in super::super) fn computed(&mut self, power: Power, subsystem: &Subsystem, now: Instant) {
+    pub(in super::super) fn computed(&mut self, power: Power, backend: &Backend) {
         let Some(authentication) = &mut self.authentication else { return };
         let next = authentication.controller.computed(power);
         // The result of an exponentiation never asks for another one; only messages do.
-        self.follow(next, subsystem, now);
+        self.follow(next, backend);
     }
 
     /// Starts with the keys now in force: a host whose key was withdrawn fails.
@@ -434,7 +420,7 @@ impl HostConnection {
 
     /// Performs the next step. Returns `false` if too many hosts authenticate now; the host must then start
     /// again.
-    fn follow(&mut self, next: Next, subsystem: &Subsystem, now: Instant) -> bool {
+    fn follow(&mut self, next: Next, backend: &Backend) -> bool {
         let Some(authentication) = &mut self.authentication else { return true };
         match next {
             Next::Receive => {}
@@ -443,9 +429,9 @@ impl HostConnection {
                     authentication.controller.failure(),
                     Some(Failed::Here(Explanation::AuthenticationFailed, _))
                 );
-                authentication.not_before = wrong.then(|| now + WRONG_PROOF_DELAY);
+                authentication.not_before = wrong.then(|| backend.now + WRONG_PROOF_DELAY);
                 authentication.message = Some(message);
-                self.deliver(subsystem, now);
+                self.deliver(backend);
             }
             Next::Compute(work) => {
                 let Some(queue) = &self.queue else { return true };
@@ -453,25 +439,26 @@ impl HostConnection {
                     Job { poller: self.poller, connection: (self.index, self.generation), work };
                 let peer = Peer::from(self.peer.ip());
                 let host = &queue.controller.hostnqn;
-                if !subsystem.exponentiations.push(job, peer, host, now) {
+                if !backend.subsystem.exponentiations.push(job, peer, host, backend.now) {
                     self.authentication = None;
                     return false;
                 }
             }
-            Next::Authenticated => self.authenticated(subsystem, now),
-            Next::Failed(failed) => self.refuse(&failed, subsystem, now),
+            Next::Authenticated => self.authenticated(backend),
+            Next::Failed(failed) => self.refuse(&failed, backend),
         }
         true
     }
 
-    fn authenticated(&mut self, subsystem: &Subsystem, now: Instant) {
+    fn authenticated(&mut self, backend: &Backend) {
+        let subsystem = &backend.subsystem;
         let authentication = self.authentication.take();
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
         let psk =
             authentication.and_then(|authentication| authentication.controller.generated_psk());
         if let Some(psk) = psk {
-            subsystem.generated.add(psk, now);
+            subsystem.generated.add(psk, backend.now);
         }
         let host = controller.hostnqn.as_str();
         let cntlid = controller.cntlid;
@@ -485,33 +472,35 @@ impl HostConnection {
     }
 
     /// Ends service, because the host failed to authenticate.
-    fn refuse(&mut self, failed: &Failed, subsystem: &Subsystem, now: Instant) {
+    fn refuse(&mut self, failed: &Failed, backend: &Backend) {
+        let Backend { subsystem, now, .. } = backend;
         Counters::add(&subsystem.counters.refused, 1);
         let why = format_args!("authentication failed: {failed}");
-        subsystem.warnings.warn(now, WarningKind::NotAuthenticated, self.who(), why);
-        self.log_closed(NOT_AUTHENTICATED, now);
+        subsystem.warnings.warn(*now, WarningKind::NotAuthenticated, self.who(), why);
+        self.log_closed(NOT_AUTHENTICATED, *now);
         self.authentication = None;
         self.is_authenticated = false;
-        self.terminated = Some(now);
+        self.terminated = Some(*now);
         self.awaited.end();
         self.queue = None;
     }
 
     /// Answers an Authentication Receive: at once, or when its message is ready.
-    fn fetch(&mut self, id: CommandId, room: u32, subsystem: &Subsystem, now: Instant) {
+    fn fetch(&mut self, id: CommandId, room: u32, backend: &Backend) {
         match &mut self.authentication {
             Some(authentication) if authentication.waiting.is_none() => {
                 authentication.waiting = Some((id, room));
-                self.deliver(subsystem, now);
+                self.deliver(backend);
             }
             _ => self.fail(id, Status::COMMAND_SEQUENCE_ERROR.do_not_retry()),
         }
     }
 
     /// Completes the waiting Authentication Receive, if the message is ready and its delay is over.
-    pub(super) fn deliver(&mut self, subsystem: &Subsystem, now: Instant) {
+    pub(super) fn deliver(&mut self, backend: &Backend) {
         let Some(authentication) = &mut self.authentication else { return };
-        if authentication.not_before.is_some_and(|at| now < at) || authentication.message.is_none()
+        if authentication.not_before.is_some_and(|at| backend.now < at)
+            || authentication.message.is_none()
         {
             return;
         }
@@ -525,7 +514,7 @@ impl HostConnection {
         buf[..message.len()].copy_from_slice(&message);
         let next = authentication.controller.sent();
         self.protocol.send_data(id, buf.freeze());
-        self.follow(next, subsystem, now);
+        self.follow(next, backend);
     }
 }
 

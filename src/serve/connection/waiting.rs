@@ -182,13 +182,7 @@ impl HostConnection {
         holds == 0 || holds + len <= connection_bytes
     }
 
-    pub(super) fn start_or_wait(
-        &mut self,
-        id: CommandId,
-        need: Need,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    pub(super) fn start_or_wait(&mut self, id: CommandId, need: Need, backend: &mut Backend) {
         let lane = need.lane();
         let place = self.waiting.place(&need);
         let mut waits = Some(need);
@@ -196,7 +190,7 @@ impl HostConnection {
             && let Some(need) = waits.take()
         {
             let request = need.request().copied();
-            match (self.begin(id, need, backend, now), request) {
+            match (self.begin(id, need, backend), request) {
                 (Ok(cost), Some(request)) if backend.sharing.is_mixed => {
                     let flow = self.flow(lane, request.queue);
                     backend.sharing.starts.charge(flow, cost);
@@ -206,16 +200,16 @@ impl HostConnection {
             }
         }
         if let Some(need) = waits {
-            self.wait(id, need, backend, now);
+            self.wait(id, need, backend);
         }
     }
 
     /// Lets a command wait.
-    pub(super) fn wait(&mut self, id: CommandId, need: Need, backend: &mut Backend, now: Instant) {
+    pub(super) fn wait(&mut self, id: CommandId, need: Need, backend: &mut Backend) {
         let place = self.waiting.place(&need);
         self.waiting.lanes[need.lane()].insert(place, (id, need));
         backend.num_waiting += 1;
-        self.waiting_since.get_or_insert(now);
+        self.waiting_since.get_or_insert(backend.now);
     }
 
     /// Starts the first waiting command of a lane whose turn it is; returns the cost. `None`: no command
@@ -224,16 +218,15 @@ impl HostConnection {
         &mut self,
         lane: usize,
         backend: &mut Backend,
-        now: Instant,
     ) -> Option<Result<u64, Others>> {
         let Some((id, need)) = self.waiting.lanes[lane].pop_front() else {
             self.waiting.is_listed[lane] = false;
             return None;
         };
-        Some(match self.begin(id, need, backend, now) {
+        Some(match self.begin(id, need, backend) {
             Ok(cost) => {
                 backend.num_waiting -= 1;
-                self.waiting_since = (self.has_waiting() || self.is_paused).then_some(now);
+                self.waiting_since = (self.has_waiting() || self.is_paused).then_some(backend.now);
                 self.waiting.is_listed[lane] = !self.waiting.lanes[lane].is_empty();
                 Ok(cost)
             }
@@ -250,7 +243,6 @@ impl HostConnection {
         id: CommandId,
         need: Need,
         backend: &mut Backend,
-        now: Instant,
     ) -> Result<u64, (Need, Others)> {
         let limited = self.host_id().zip(need.limited());
         let part = need.request().map(|request| backend.part_of(request));
@@ -262,18 +254,18 @@ impl HostConnection {
         let is_paced = limited.is_some() || matches!(need, Need::Io(_));
         let host = self.host_id().filter(|_| is_paced);
         let may_begin = limited
-            .is_none_or(|(host, request)| backend.is_within_limits(host, &request, now))
+            .is_none_or(|(host, request)| backend.is_within_limits(host, &request))
             && part
                 .filter(|_| uses_device)
-                .is_none_or(|part| backend.has_room_at_device(&part, host, now));
+                .is_none_or(|part| backend.has_room_at_device(&part, host));
         if !may_begin {
-            self.waiting_since = Some(now); // it does not wait for memory
+            self.waiting_since = Some(backend.now); // it does not wait for memory
             return Err((need, Others::Space));
         }
         if let Some(part) = part {
             self.space = part.queue;
         }
-        if let Err(waits) = self.start(id, need, backend, now) {
+        if let Err(waits) = self.start(id, need, backend) {
             // It waits for memory.
             if let Some((host, part)) = host.zip(part) {
                 backend.note_no_wait(host, part.queue, part.kind != Kind::Read);
@@ -281,7 +273,7 @@ impl HostConnection {
             return Err(waits);
         }
         if let Some((host, request)) = limited {
-            backend.charge(host, &request, now);
+            backend.charge(host, &request);
         }
         Ok(cost_of(part.map_or(0, |part| part.len_bytes as usize)))
     }
@@ -293,7 +285,6 @@ impl HostConnection {
         id: CommandId,
         need: Need,
         backend: &mut Backend,
-        now: Instant,
     ) -> Result<(), (Need, Others)> {
         let part = need.request().map(|request| backend.part_of(request));
         let len = part.map_or_else(|| need.len_bytes(), |part| part.len_bytes as usize);
@@ -311,7 +302,7 @@ impl HostConnection {
             }
             Need::Io(request) if request.kind == Kind::Read && !request.forces_unit_access => {
                 if let Some(bytes) = backend.borrow(&backend.part_of(&request)) {
-                    self.send_read(id, request.queue, bytes, backend, now);
+                    self.send_read(id, request.queue, bytes, backend);
                     return Ok(());
                 }
             }
@@ -332,7 +323,7 @@ impl HostConnection {
                 backend.push(&request, buf, self.tag(id, Kind::Read));
             }
             Need::Io(_) | Need::Written { .. } | Need::AdminData(_) => {
-                self.awaited.begin(now);
+                self.awaited.begin(backend.now);
                 self.receive_into(id, buf);
             }
             Need::Answer(room) => {
@@ -360,15 +351,15 @@ impl HostConnection {
 
     /// Fails reads that have waited for memory longer than the options allow, so that the host reads
     /// elsewhere.
-    pub(in super::super) fn give_up_waiting(&mut self, backend: &mut Backend, now: Instant) {
+    pub(in super::super) fn give_up_waiting(&mut self, backend: &mut Backend) {
         let Some(limit) = backend.subsystem.options.max_memory_wait else { return };
-        let is_long = |since: Instant| now.saturating_duration_since(since) >= limit;
+        let is_long = |since: Instant| backend.now.saturating_duration_since(since) >= limit;
         if self.waiting.is_empty() || !self.waiting_since.is_some_and(is_long) {
             return;
         }
         let is_read =
             |need: &Need| need.request().is_some_and(|request| request.kind == Kind::Read);
-        self.fail_waiting(is_read, Status::UNWRITTEN_BLOCK, backend, now);
+        self.fail_waiting(is_read, Status::UNWRITTEN_BLOCK, backend);
     }
 
     /// Fails the selected commands that wait; the host must not retry them.
@@ -377,7 +368,6 @@ impl HostConnection {
         which: impl Fn(&Need) -> bool,
         status: Status,
         backend: &mut Backend,
-        now: Instant,
     ) {
         let failed = self.waiting.extract(which);
         backend.num_waiting -= failed.len();
@@ -388,18 +378,13 @@ impl HostConnection {
             Counters::add(&backend.counters.errors, 1);
             self.fail(id, status.do_not_retry());
         }
-        self.waiting_since = (self.has_waiting() || self.is_paused).then_some(now);
+        self.waiting_since = (self.has_waiting() || self.is_paused).then_some(backend.now);
     }
 
     /// Fails commands that wait on a removed namespace; `number` is the index of its queue.
-    pub(in super::super) fn give_up_queue(
-        &mut self,
-        number: usize,
-        backend: &mut Backend,
-        now: Instant,
-    ) {
+    pub(in super::super) fn give_up_queue(&mut self, number: usize, backend: &mut Backend) {
         let is_for_it = |need: &Need| need.request().is_some_and(|request| request.queue == number);
-        self.fail_waiting(is_for_it, Status::INVALID_NAMESPACE, backend, now);
+        self.fail_waiting(is_for_it, Status::INVALID_NAMESPACE, backend);
     }
 
     /// Returns whether the connection accepts no more commands: the target drains, and the host does not
@@ -417,16 +402,16 @@ impl HostConnection {
     /// fail with that status, and it may close the connection itself. From other hosts, the target receives
     /// no more commands. Once all outstanding commands have completed, those of I/O queues first, the
     /// target closes its side.
-    pub(in super::super) fn drain(&mut self, backend: &Backend, now: Instant, since: Instant) {
+    pub(in super::super) fn drain(&mut self, backend: &Backend, since: Instant) {
         let Some(queue) = &self.queue else { return };
         let controller = &queue.controller;
         let may_end = !backend.subsystem.is_inaccessible_to(controller)
             || controller.events.knows_inaccessible()
-            || has_passed(now, since, ANA_LIMIT);
+            || has_passed(backend.now, since, ANA_LIMIT);
         let is_last = queue.qid != 0 || !controller.has_io_queues();
         let is_idle = self.protocol.outstanding() == self.num_parked() && !self.wants_to_send();
         if self.drained.is_none() && may_end && is_last && is_idle {
-            self.drained = Some(now);
+            self.drained = Some(backend.now);
             // The connection may be lost already; then there is nothing to close.
             let _ = self.stream.shutdown(Shutdown::Write);
         }

@@ -17,7 +17,7 @@ use dlfs_base::units::Nsid;
 
 impl Poller {
     /// Starts commands for which memory is free now, and whose limits and turns permit it. Returns how many.
-    pub(super) fn start_waiting(&mut self, now: Instant) -> usize {
+    pub(super) fn start_waiting(&mut self) -> usize {
         self.backend.sharing.wake_at = None;
         if self.backend.sharing.starts.is_empty() {
             return 0;
@@ -30,7 +30,7 @@ impl Poller {
             let lane = turn.flow.connection % 2;
             let flow = turn.flow;
             let connection = &mut self.connections[index];
-            match connection.start_first(lane, &mut self.backend, now) {
+            match connection.start_first(lane, &mut self.backend) {
                 None => starts.served(turn, 0, None), // its commands have failed
                 Some(Err(others)) => {
                     starts.put_off(turn, others);
@@ -50,20 +50,20 @@ impl Poller {
     }
 
     /// Sends what connections have to send; while several hosts use the poller, for one turn.
-    pub(super) fn send_dirty(&mut self, now: Instant) {
+    pub(super) fn send_dirty(&mut self) {
         if self.backend.sharing.is_mixed || !self.backend.sharing.sends.is_empty() {
-            return self.send_in_turns(now);
+            return self.send_in_turns();
         }
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
-            self.send(index, usize::MAX, now);
+            self.send(index, usize::MAX);
         }
         self.dirty = dirty;
     }
 
     /// Sends until the largest slice of a turn is sent. The rest is for the next iteration, when other hosts may
     /// have commands.
-    fn send_in_turns(&mut self, now: Instant) {
+    fn send_in_turns(&mut self) {
         let mut sends = std::mem::take(&mut self.backend.sharing.sends);
         for index in self.dirty.drain(..) {
             sends.enter(self.connections[index].sending_flow());
@@ -73,7 +73,7 @@ impl Poller {
             && let Some(turn) = sends.next()
         {
             let index = turn.flow.connection / 2;
-            let sent = self.send(index, SLICE_BYTES, now);
+            let sent = self.send(index, SLICE_BYTES);
             let cost = cost_of(sent.unwrap_or(0));
             left = left.saturating_sub(cost);
             let goes_on = sent.is_some() && {
@@ -88,21 +88,21 @@ impl Poller {
     }
 
     /// Sends at most about `max` bytes of a connection; returns how many. `None`: the connection has closed.
-    fn send(&mut self, index: usize, max: usize, now: Instant) -> Option<usize> {
+    fn send(&mut self, index: usize, max: usize) -> Option<usize> {
         let connection = self.connections.get_mut(index)?;
         connection.is_dirty = false;
-        let sent = connection.send(&mut self.scratch, max, now);
+        let sent = connection.send(&mut self.scratch, max, self.backend.now);
         connection.account(&mut self.backend);
         match sent {
             Err(closed) => {
-                self.close(index, closed, now);
+                self.close(index, closed);
                 None
             }
             Ok(len) => {
                 if connection.is_blocked {
                     watch(&self.epoll, index, connection);
                 }
-                self.end_rest_if_busy(index, now);
+                self.end_rest_if_busy(index);
                 Some(len)
             }
         }
@@ -111,14 +111,14 @@ impl Poller {
 
 impl Poller {
     /// Applies a change and confirms it.
-    pub(super) fn apply(&mut self, change: Change, now: Instant) {
+    pub(super) fn apply(&mut self, change: Change) {
         match change.what {
             What::Add(queue) => {
                 let index = self.backend.add_queue(queue);
                 let registry = self.devices.registry(index);
                 self.backend.queues[index].queue_pair.register(&registry);
             }
-            What::Remove(nsid) => self.remove(nsid, now),
+            What::Remove(nsid) => self.remove(nsid),
             What::StopListening => self.stop_listening(),
         }
         let _ = change.applied.send(()); // the thread that asked may have given up
@@ -134,11 +134,11 @@ impl Poller {
     }
 
     /// Removes a namespace: its new commands fail, and so do its commands that wait for memory.
-    fn remove(&mut self, nsid: Nsid, now: Instant) {
+    fn remove(&mut self, nsid: Nsid) {
         let Some(number) = self.backend.remove_queue(nsid) else { return };
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
-            self.connections[index].give_up_queue(number, &mut self.backend, now);
+            self.connections[index].give_up_queue(number, &mut self.backend);
             self.mark_dirty(index);
         }
         self.forget_if_over(number);
@@ -153,19 +153,20 @@ impl Poller {
     }
 
     /// Sends the asynchronous events that controllers have to report, and finds controllers that have ended.
-    pub(super) fn report_events(&mut self, now: Instant) {
+    pub(super) fn report_events(&mut self) {
         let admins = self.connections.iter().filter(|(_, c)| c.is_admin()).map(|(index, _)| index);
         for index in admins.collect::<Vec<_>>() {
             self.connections[index].report_events();
             self.mark_dirty(index);
         }
-        self.next_tick = self.next_tick.min(now);
+        self.next_tick = self.next_tick.min(self.backend.now);
     }
 }
 
 impl Poller {
     /// The time of the next check of time limits.
-    pub(super) fn following_tick(&self, now: Instant) -> Instant {
+    pub(super) fn following_tick(&self) -> Instant {
+        let now = self.backend.now;
         if self.connections.is_empty() {
             return now + IDLE_TICK;
         }
@@ -180,8 +181,8 @@ impl Poller {
     }
 
     /// Checks time limits soon if the connection has something to do.
-    pub(super) fn end_rest_if_busy(&mut self, index: usize, now: Instant) {
-        let soon = now + TICK;
+    pub(super) fn end_rest_if_busy(&mut self, index: usize) {
+        let soon = self.backend.now + TICK;
         if self.next_tick > soon && !self.connections[index].is_idle() {
             self.next_tick = soon;
         }
