@@ -1,7 +1,7 @@
 //! Completion queue entry (CQE), 16 bytes, and its status.
 
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Completion queue entry: the end of one command.
 ///
@@ -39,14 +39,7 @@ impl Cqe {
 
     /// The completion of `cid` with `status`; all other fields are zero.
     pub fn new(cid: u16, status: Status) -> Cqe {
-        Cqe {
-            dw0: U32::ZERO,
-            dw1: U32::ZERO,
-            sqhd: U16::ZERO,
-            sqid: U16::ZERO,
-            cid: U16::new(cid),
-            status: U16::new(status.to_wire()),
-        }
+        Cqe { cid: U16::new(cid), status: U16::new(status.to_wire()), ..Cqe::new_zeroed() }
     }
 
     /// The status of the command.

@@ -2,7 +2,7 @@
 //! Its Scatter Gather List (SGL) descriptor, as NVMe/TCP uses it, is the location of a command's data.
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::fabrics::{ConnectData, Property};
 use dlfs_base::units::{Lba, Nsid};
@@ -182,16 +182,8 @@ impl Sqe {
             flags: FLAGS_SGL,
             cid: U16::new(cid),
             nsid: U32::new(nsid.0),
-            cdw2: U32::ZERO,
-            cdw3: U32::ZERO,
-            mptr: U64::ZERO,
             sgl: Sgl::transport(0),
-            cdw10: U32::ZERO,
-            cdw11: U32::ZERO,
-            cdw12: U32::ZERO,
-            cdw13: U32::ZERO,
-            cdw14: U32::ZERO,
-            cdw15: U32::ZERO,
+            ..Sqe::new_zeroed()
         }
     }
 

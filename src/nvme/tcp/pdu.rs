@@ -6,7 +6,7 @@
 use std::mem::size_of;
 
 use zerocopy::byteorder::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use dlfs_base::checksum::{crc32c, crc32c_append};
 
@@ -119,11 +119,8 @@ impl IcReq {
     pub fn new(digests: Digests) -> IcReq {
         IcReq {
             ch: plain_header(PduType::IcReq, 128),
-            pfv: U16::ZERO,
-            hpda: 0,
             dgst: digests.to_bits(),
-            maxr2t: U32::ZERO,
-            reserved: [0; 112],
+            ..IcReq::new_zeroed()
         }
     }
 }
@@ -156,11 +153,9 @@ impl IcResp {
     pub fn new(digests: Digests, maxh2cdata: u32) -> IcResp {
         IcResp {
             ch: plain_header(PduType::IcResp, 128),
-            pfv: U16::ZERO,
-            cpda: 0,
             dgst: digests.to_bits(),
             maxh2cdata: U32::new(maxh2cdata),
-            reserved: [0; 112],
+            ..IcResp::new_zeroed()
         }
     }
 }
@@ -277,10 +272,9 @@ impl C2HData {
         C2HData {
             ch: form.header(PduType::C2HData, flags, datal),
             cccid: U16::new(cccid),
-            reserved0: U16::ZERO,
             datao: U32::new(datao),
             datal: U32::new(datal),
-            reserved1: U32::ZERO,
+            ..C2HData::new_zeroed()
         }
     }
 }
