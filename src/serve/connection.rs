@@ -414,7 +414,7 @@ impl HostConnection {
             Event::Damaged { buf } => {
                 if let Some(queue) = &self.queue {
                     self.held_bytes -= buf.len();
-                    Counters::add(&backend.counters.errors, u64::from(queue.qid != 0));
+                    Counters::add(&backend.subsystem.counters.errors, u64::from(queue.qid != 0));
                 }
             }
         }
@@ -531,13 +531,13 @@ impl HostConnection {
     fn begin_io(&mut self, id: CommandId, sqe: &Sqe, data: DataTransfer, backend: &mut Backend) {
         let Some(queue) = &self.queue else { return };
         if let Some(status) = backend.subsystem.refusal_of(&queue.controller) {
-            Counters::add(&backend.counters.errors, 1);
+            Counters::add(&backend.subsystem.counters.errors, 1);
             return self.fail(id, status);
         }
         let request = match backend.check(sqe, data, &queue.controller.access) {
             Ok(request) => request,
             Err(status) => {
-                Counters::add(&backend.counters.errors, 1);
+                Counters::add(&backend.subsystem.counters.errors, 1);
                 return self.fail(id, status.do_not_retry());
             }
         };
@@ -575,7 +575,7 @@ impl HostConnection {
             }
             Err(status) => {
                 self.held_bytes -= buf.len();
-                Counters::add(&backend.counters.errors, 1);
+                Counters::add(&backend.subsystem.counters.errors, 1);
                 self.fail(id, status.do_not_retry());
             }
         }
@@ -603,7 +603,7 @@ impl HostConnection {
         }
         match (completion.result, tag.kind) {
             (Err(error), kind) => {
-                Counters::add(&backend.counters.errors, 1);
+                Counters::add(&backend.subsystem.counters.errors, 1);
                 self.fail(tag.id, status_of(&error, kind));
             }
             (Ok(()), Kind::Read) => {
@@ -638,7 +638,7 @@ impl HostConnection {
             Ok(rest) if rest.queue == queue => self.wait(id, Need::Io(rest), backend),
             // The namespace was removed meanwhile, and another one may have its NSID.
             rest => {
-                Counters::add(&backend.counters.errors, 1);
+                Counters::add(&backend.subsystem.counters.errors, 1);
                 self.note_end(id, backend);
                 self.fail(id, rest.err().unwrap_or(Status::INVALID_NAMESPACE).do_not_retry());
             }

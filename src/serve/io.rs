@@ -13,7 +13,7 @@ use super::options::{Access, ServedNamespace};
 use super::shares::pace::Paces;
 use super::shares::{Class, Flow, Turns};
 use super::sharing::{MIXED, PIECE_BYTES, Sharing};
-use super::stats::{Counters, EndedCommands, Tally};
+use super::stats::{EndedCommands, Tally};
 use super::subsystem::Subsystem;
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
 use dlfs_base::units::{Lba, Nsid};
@@ -26,7 +26,6 @@ use dlfs_nvme::tcp::controller::{CommandId, DataTransfer};
 /// State that all connections of one poller share: queue pairs, memory, counters.
 pub(super) struct Backend {
     pub(super) subsystem: Arc<Subsystem>,
-    pub(super) counters: Arc<Counters>,
     /// Counts of this poll iteration; added to the shared counters at its end.
     pub(super) tally: Tally,
     /// Commands that have ended in this iteration.
@@ -287,7 +286,7 @@ impl Backend {
 
     /// Adds this iteration's counts to the counters that all pollers share.
     pub(super) fn publish_counts(&mut self) {
-        self.tally.publish_counts(&self.counters);
+        self.tally.publish_counts(&self.subsystem.counters);
         self.sharing.publish_counts();
     }
 

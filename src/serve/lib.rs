@@ -72,14 +72,12 @@ use dlfs_io::tls;
 use dlfs_nvme::nvme::Nqn;
 use io::{Change, NamespaceQueue, What};
 use poller::{Mail, Mailbox, Poller};
-use stats::Counters;
 use subsystem::Subsystem;
 
 /// A running NVMe/TCP target. Dropping it stops it; if one of its threads dies, the whole target
 /// stops.
 pub struct Target {
     subsystem: Arc<Subsystem>,
-    counters: Arc<Counters>,
     mailboxes: Arc<[Mailbox]>,
     threads: Vec<Thread>,
     /// True while the thread that computes exponentiations for DH-HMAC-CHAP runs.
@@ -92,20 +90,13 @@ pub struct Target {
     _metered: Registration,
 }
 
-/// Adds a target's counters to the process's metrics, under the target's NQN.
-struct Meter {
-    subsystem: Arc<Subsystem>,
-    counters: Arc<Counters>,
-}
-
-impl Measured for Meter {
+impl Measured for Subsystem {
+    /// Adds a target's counters to the process's metrics, under the target's NQN.
     fn measure(&self, snapshot: &mut Snapshot) {
-        let stats = self.counters.read(self.subsystem.num_controllers() as u64);
-        let subsystem = self.subsystem.options.nqn.as_str();
-        stats.measure(subsystem, snapshot);
-        self.counters.latencies.read().measure(subsystem, snapshot);
-        let options = &self.subsystem.options;
-        options.limiter.measure(&options.nqn, snapshot);
+        let subsystem = self.options.nqn.as_str();
+        self.stats().measure(subsystem, snapshot);
+        self.latencies.read().measure(subsystem, snapshot);
+        self.options.limiter.measure(&self.options.nqn, snapshot);
     }
 }
 
@@ -147,28 +138,24 @@ impl Target {
         let num_pollers = options.num_pollers.max(1);
         let mailboxes =
             (0..num_pollers).map(|_| Mailbox::new()).collect::<Result<Arc<[Mailbox]>>>()?;
-        let counters = Arc::<Counters>::default();
-        let subsystem = Arc::new(Subsystem::new(options, served, &addresses, counters.clone()));
-        let meter = Meter { subsystem: subsystem.clone(), counters: counters.clone() };
+        let subsystem = Arc::new(Subsystem::new(options, served, &addresses));
         let mut target = Target {
+            _metered: Registration::new(&subsystem),
             subsystem,
-            counters,
             mailboxes,
             threads: Vec::new(),
             authenticates: false,
             fate: Fate::default(),
             local_addr,
             home: Forked::new(()),
-            _metered: Registration::new(&Arc::new(meter)),
         };
         let mut listeners = Some(listeners);
         for number in 0..num_pollers {
             let subsystem = target.subsystem.clone();
-            let counters = target.counters.clone();
             let mailboxes = target.mailboxes.clone();
             let cpu = subsystem.options.cpus.as_ref().map(|cpus| cpus.nth(number));
             let listeners = listeners.take().unwrap_or_default(); // the first poller accepts
-            let make = || Poller::new(subsystem, counters, mailboxes, number, listeners);
+            let make = || Poller::new(subsystem, mailboxes, number, listeners);
             // Created on the poller's own processor, so that its memory is local to that processor.
             let poller = match &cpu {
                 None => make()?,
@@ -396,14 +383,13 @@ impl Target {
             return Ok(());
         }
         let subsystem = self.subsystem.clone();
-        let counters = self.counters.clone();
         let mailboxes = self.mailboxes.clone();
         let fate = self.fate.clone();
         let name = "dlfs-target-auth";
         let thread = threads::start(name, &self.fate, (), move |()| {
             let deliver =
                 |poller: usize, computed| mailboxes[poller].send(Mail::Computed(computed));
-            let work = || subsystem.exponentiations.run(&counters, deliver);
+            let work = || subsystem.exponentiations.run(&subsystem.counters, deliver);
             if let Err(error) = caught("the thread dlfs-target-auth", work) {
                 // Without this thread, hosts that authenticate would wait for ever, so the whole target
                 // stops.
@@ -438,12 +424,12 @@ impl Target {
 
     /// Counters since the start, and the current numbers of connections and controllers.
     pub fn stats(&self) -> TargetStats {
-        self.counters.read(self.subsystem.num_controllers() as u64)
+        self.subsystem.stats()
     }
 
     /// Latencies of the commands completed so far.
     pub fn latency(&self) -> CommandLatency {
-        self.counters.latencies.read()
+        self.subsystem.latencies.read()
     }
 
     /// I/O queues on each poller, including connections that have not sent Connect yet.

@@ -133,7 +133,6 @@ pub(super) struct Poller {
 impl Poller {
     pub(super) fn new(
         subsystem: Arc<Subsystem>,
-        counters: Arc<Counters>,
         mailboxes: Arc<[Mailbox]>,
         number: usize,
         listeners: Vec<TcpListener>,
@@ -151,7 +150,7 @@ impl Poller {
         let peer_limits = peer_limits(&subsystem, mailboxes.len());
         let devices = Readiness::new()?;
         Ok(Poller {
-            backend: make_backend(subsystem, counters, (&mailboxes, number), &devices)?,
+            backend: make_backend(subsystem, (&mailboxes, number), &devices)?,
             mailboxes,
             number,
             epoll,
@@ -262,7 +261,7 @@ impl Poller {
             Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         // The next iteration finds the cause of the wakeup.
         let _ = poll(&mut fds, Some(&timeout));
-        Counters::add(&self.backend.counters.wakeups, 1);
+        Counters::add(&self.backend.subsystem.counters.wakeups, 1);
     }
 
     fn take_mail(&mut self) {
@@ -309,7 +308,7 @@ impl Poller {
                     return self.pause_accepting(true);
                 }
             };
-            Counters::add(&self.backend.counters.accepted, 1);
+            Counters::add(&self.backend.subsystem.counters.accepted, 1);
             let mailbox = self.least_loaded_poller();
             self.mailboxes[mailbox].load.fetch_add(1, Ordering::Relaxed);
             if mailbox == self.number {
@@ -368,8 +367,8 @@ impl Poller {
     }
 
     fn refuse(&self, peer: SocketAddr, why: &str) {
-        Counters::add(&self.backend.counters.dropped, 1);
-        Counters::add(&self.backend.counters.refused, 1);
+        Counters::add(&self.backend.subsystem.counters.dropped, 1);
+        Counters::add(&self.backend.subsystem.counters.refused, 1);
         let who = Who { peer: Some(peer), host: None };
         self.warn(WarningKind::NoConnection, who, format_args!("{why}"));
     }
@@ -407,7 +406,7 @@ impl Poller {
                 entry.insert(connection);
                 self.unconnected.push_back((index, self.next_generation));
                 self.peer_limits.add(peer);
-                Counters::add(&self.backend.counters.connections, 1);
+                Counters::add(&self.backend.subsystem.counters.connections, 1);
                 self.next_tick = self.next_tick.min(self.backend.now + TICK);
             }
             Err(error) => {
@@ -466,7 +465,7 @@ impl Poller {
 
     fn evict(&mut self, index: usize, why: &'static str) -> bool {
         let who = self.connections[index].who();
-        Counters::add(&self.backend.counters.evicted, 1);
+        Counters::add(&self.backend.subsystem.counters.evicted, 1);
         self.warn(WarningKind::Evicted, who, format_args!("{why}"));
         self.close(index, Closed::Dropped(why));
         true
@@ -654,7 +653,7 @@ impl Poller {
         if connection.is_load {
             self.reduce_load();
         }
-        let counters = &self.backend.counters;
+        let counters = &self.backend.subsystem.counters;
         counters.connections.fetch_sub(1, Ordering::Relaxed);
         let is_its_own =
             matches!(closed, Closed::ByHost | Closed::Lost(_) | Closed::Drained | Closed::Stopped);
@@ -683,14 +682,13 @@ impl Poller {
 
 fn make_backend(
     subsystem: Arc<Subsystem>,
-    counters: Arc<Counters>,
     (mailboxes, number): (&[Mailbox], usize),
     devices: &Readiness,
 ) -> Result<Backend> {
     let bytes = subsystem.options.buffer_bytes.max(4 * subsystem.max_transfer_bytes as usize);
     let pool = Pool::new(PoolOptions { bytes, slot_len_bytes: 4096, huge_pages: HugePages::Auto })?;
     let served: Vec<_> = subsystem.namespaces.read().values().cloned().collect();
-    let ended = counters.latencies.of_poller();
+    let ended = subsystem.latencies.of_poller();
     let options = &subsystem.options;
     let mut backend = Backend {
         sharing: Sharing::new(
@@ -701,7 +699,6 @@ fn make_backend(
         now: Instant::now(),
         last_done: Instant::now(),
         subsystem,
-        counters,
         tally: Tally::default(),
         ended,
         hosts: Hosts::default(),

@@ -16,34 +16,34 @@ use dlfs_nvme::tcp::controller::CommandId;
 
 /// Counters of a [`super::Target`] since its start, and the current numbers of controllers and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct TargetStats {
+pub struct TargetStats<N = u64> {
     /// Current controllers.
-    pub controllers: u64,
+    pub controllers: N,
     /// Current TCP connections.
-    pub connections: u64,
+    pub connections: N,
     /// TCP connections accepted since the start.
-    pub accepted: u64,
+    pub accepted: N,
     /// Connections that the target closed because of the host's behaviour or because of a limit.
-    pub dropped: u64,
+    pub dropped: N,
     /// Refused connections and Connect commands: a limit was reached, or the host is not allowed.
-    pub refused: u64,
+    pub refused: N,
     /// Controllers and connections closed because a limit was reached, or because file descriptors or
     /// memory ran out. Evicted connections also count as `dropped`.
-    pub evicted: u64,
+    pub evicted: N,
     /// Successful reads.
-    pub reads: u64,
+    pub reads: N,
     /// Bytes of successful reads.
-    pub read_bytes: u64,
+    pub read_bytes: N,
     /// Successful writes.
-    pub writes: u64,
+    pub writes: N,
     /// Bytes of successful writes.
-    pub written_bytes: u64,
+    pub written_bytes: N,
     /// I/O commands with an error response.
-    pub errors: u64,
+    pub errors: N,
     /// Wake-ups of pollers that slept.
-    pub wakeups: u64,
+    pub wakeups: N,
     /// Commands that have arrived, including failed ones.
-    pub commands: Commands,
+    pub commands: Commands<N>,
 }
 
 impl TargetStats {
@@ -73,7 +73,7 @@ impl TargetStats {
 
 /// Counts of arrived commands, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Commands([u64; KINDS.len()]);
+pub struct Commands<N = u64>([N; KINDS.len()]);
 
 /// The kinds of commands; related opcodes share one kind.
 const KINDS: [&str; 12] = [
@@ -124,23 +124,8 @@ impl Commands {
     }
 }
 
-/// The atomic counters that [`TargetStats`] is read from.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) connections: AtomicU64,
-    pub(super) accepted: AtomicU64,
-    pub(super) dropped: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) evicted: AtomicU64,
-    pub(super) reads: AtomicU64,
-    pub(super) read_bytes: AtomicU64,
-    pub(super) writes: AtomicU64,
-    pub(super) written_bytes: AtomicU64,
-    pub(super) errors: AtomicU64,
-    pub(super) wakeups: AtomicU64,
-    commands: [AtomicU64; KINDS.len()],
-    pub(super) latencies: Latencies,
-}
+/// The atomic counters that [`TargetStats`] is read from; that of controllers is not used.
+pub(super) type Counters = TargetStats<AtomicU64>;
 
 /// One poller's counts since it last published them.
 ///
@@ -168,7 +153,7 @@ impl Tally {
             Counters::add(&counters.writes, writes);
             Counters::add(&counters.written_bytes, written_bytes);
         }
-        for (counter, value) in counters.commands.iter().zip(commands).filter(|of| of.1 > 0) {
+        for (counter, value) in counters.commands.0.iter().zip(commands).filter(|of| of.1 > 0) {
             Counters::add(counter, value);
         }
     }
@@ -194,7 +179,7 @@ impl Counters {
             written_bytes: value(&self.written_bytes),
             errors: value(&self.errors),
             wakeups: value(&self.wakeups),
-            commands: Commands(self.commands.each_ref().map(value)),
+            commands: Commands(self.commands.0.each_ref().map(value)),
         }
     }
 }

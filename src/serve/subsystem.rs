@@ -19,7 +19,7 @@ use super::exponentiations::Exponentiations;
 use super::generated_keys::GeneratedKeys;
 use super::hosts::{Limit, Peer, PeerLimits};
 use super::options::{Access, HostKeys, Namespaces, ServedNamespace, TargetOptions};
-use super::stats::Counters;
+use super::stats::{Counters, Latencies, TargetStats};
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::{Namespace, machine_uuid};
 use dlfs_nvme::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
@@ -37,7 +37,8 @@ pub(super) struct Subsystem {
     pub(super) max_transfer_bytes: u32,
     pub(super) warnings: Warnings,
     pub(super) access: Arc<Teller>,
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Counters,
+    pub(super) latencies: Latencies,
     /// Hosts that may connect without keys: from the options, or from a later replacement.
     allowed: RwLock<Vec<Nqn>>,
     /// The keys of hosts: from the options, or from a later replacement.
@@ -152,7 +153,6 @@ impl Subsystem {
         options: TargetOptions,
         served: Vec<ServedNamespace>,
         addresses: &[SocketAddr],
-        counters: Arc<Counters>,
     ) -> Subsystem {
         let limits = served.iter().map(|served| served.device.namespace().max_transfer_bytes);
         let wanted = options.max_transfer_bytes.min(limits.min().unwrap_or(4096)).max(4096);
@@ -182,7 +182,8 @@ impl Subsystem {
             max_transfer_bytes,
             warnings: Warnings::new(Instant::now(), access.clone()),
             access,
-            counters,
+            counters: Counters::default(),
+            latencies: Latencies::default(),
             exponentiations: Exponentiations::new(),
             generated: GeneratedKeys::default(),
             start: Instant::now(),
@@ -367,6 +368,10 @@ impl Subsystem {
             groups: self.options.dhchap_groups.clone(),
             concatenation,
         }
+    }
+
+    pub(super) fn stats(&self) -> TargetStats {
+        self.counters.read(self.num_controllers() as u64)
     }
 
     pub(super) fn num_controllers(&self) -> usize {

@@ -375,7 +375,7 @@ impl HostConnection {
             if let Need::Written { buf, .. } = &need {
                 self.held_bytes -= buf.len();
             }
-            Counters::add(&backend.counters.errors, 1);
+            Counters::add(&backend.subsystem.counters.errors, 1);
             self.fail(id, status.do_not_retry());
         }
         self.waiting_since = (self.has_waiting() || self.is_paused).then_some(backend.now);
