@@ -125,17 +125,17 @@ impl Default for PlaceOptions {
 
 /// Counters of a client's requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PlaceStats {
+pub struct PlaceStats<N = u64> {
     /// Requests sent.
-    pub requests: u64,
+    pub requests: N,
     /// Requests that failed and were retried.
-    pub retries: u64,
+    pub retries: N,
     /// Reads of ranges that the store refused because there were too many requests.
-    pub throttled: u64,
+    pub throttled: N,
     /// Hedged requests: second requests for bytes that were slow to arrive.
-    pub hedges: u64,
+    pub hedges: N,
     /// Bytes of the ranges received.
-    pub bytes: u64,
+    pub bytes: N,
 }
 
 /// Cancels waiting for a store: each waiting thread asks it several times a second whether to give up.

@@ -53,14 +53,7 @@ impl Note {
 }
 
 /// The counters of [`PlaceStats`]. They need no lock, which a forked child could find held for ever.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) requests: AtomicU64,
-    pub(super) retries: AtomicU64,
-    pub(super) throttled: AtomicU64,
-    pub(super) hedges: AtomicU64,
-    pub(super) bytes: AtomicU64,
-}
+pub(super) type Counts = PlaceStats<AtomicU64>;
 
 impl Counts {
     pub(super) fn read(&self) -> PlaceStats {

@@ -51,22 +51,16 @@ pub struct FolderNamespace {
 
 /// Counts of the system calls so far, of all queue pairs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FolderStats {
+pub struct FolderStats<N = u64> {
     /// Files opened.
-    pub opens: u64,
+    pub opens: N,
     /// `pread` calls, and reads of objects.
-    pub reads: u64,
+    pub reads: N,
     /// Bytes that these reads returned.
-    pub bytes: u64,
+    pub bytes: N,
 }
 
-/// The counters behind [`FolderStats`].
-#[derive(Default)]
-struct Counters {
-    opens: AtomicU64,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
+type Counters = FolderStats<AtomicU64>;
 
 struct Folder {
     root: PathBuf,

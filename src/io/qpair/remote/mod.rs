@@ -44,6 +44,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::session::lifecycle::{Level, NUM_SLOTS};
 use super::session::{self, Backlog, Credentials, Keeping, Lifecycle, Limits, Phase, Shared};
+use super::tcp::Counters;
 use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, mark_ours};
@@ -124,6 +125,8 @@ pub(in crate::qpair) struct Remote<T: Transport> {
     pub(in crate::qpair) selection: Selection,
     pub(in crate::qpair) options: ConnectOptions,
     pub(in crate::qpair) host: HostIdentity,
+    /// Counts of calls that receive, if the transport has sockets.
+    pub(in crate::qpair) receives: Arc<Counters>,
     /// Never empty; in the user's order.
     pub(in crate::qpair) portals: Arc<[T::Portal]>,
     shared: Shared<T::Portal, T::JoinInfo>,
@@ -164,6 +167,7 @@ impl<T: Transport> Remote<T> {
             options,
             shared: Shared::new(lifecycle, portals.len() > 1, || T::keepers().wake()),
             portals,
+            receives: Arc::default(),
             successor: Forked::new(None),
         })
     }

@@ -203,14 +203,12 @@ pub struct TcpNamespace {
     remote: Arc<Remote<Tcp>>,
     /// Its index among the namespaces of the controller.
     ns_index: usize,
-    counters: Arc<Counters>,
     _metered: Arc<Registration>,
 }
 
 /// Counters of the namespaces of a controller, and the name of their subsystem.
 struct Meter {
     remote: Arc<Remote<Tcp>>,
-    counters: Arc<Counters>,
     subsystem: Nqn,
 }
 
@@ -218,7 +216,7 @@ impl Measured for Meter {
     fn measure(&self, snapshot: &mut Snapshot) {
         let SessionStats { is_live, reconnects, failovers, paths, failed_paths, damaged, retried } =
             self.remote.stats();
-        let TcpStats { receives, empty_receives } = self.counters.read();
+        let TcpStats { receives, empty_receives } = self.remote.receives.read();
         for (metric, value) in [
             (&metrics::HOST_CONTROLLERS, u64::from(is_live)),
             (&metrics::HOST_PATHS, paths),
@@ -251,18 +249,14 @@ impl Measured for Meter {
 
 /// Counts of the system calls on the sockets of I/O queues, by all queue pairs of a controller's namespaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TcpStats {
+pub struct TcpStats<N = u64> {
     /// Calls of `readv`, or of `read` with TLS.
-    pub receives: u64,
+    pub receives: N,
     /// Calls that returned no bytes.
-    pub empty_receives: u64,
+    pub empty_receives: N,
 }
 
-#[derive(Default)]
-struct Counters {
-    receives: AtomicU64,
-    empty_receives: AtomicU64,
-}
+pub(super) type Counters = TcpStats<AtomicU64>;
 
 impl Counters {
     fn add(&self, TcpStats { receives, empty_receives }: TcpStats) {
@@ -344,16 +338,13 @@ impl TcpNamespace {
         // The keeper gives up in time with a reason; this limit is for a keeper that does not run.
         let limit = deadline(started, options.connect_timeout) + Duration::from_secs(1);
         let count = remote.wait_open(limit)?.len();
-        let counters = Arc::<Counters>::default();
         let metered = Arc::new(Registration::new(&Arc::new(Meter {
             remote: Arc::clone(&remote),
-            counters: Arc::clone(&counters),
             subsystem: address.subnqn.clone(),
         })));
         let of = |ns_index| TcpNamespace {
             remote: Arc::clone(&remote),
             ns_index,
-            counters: Arc::clone(&counters),
             _metered: Arc::clone(&metered),
         };
         Ok((0..count).map(of).collect())
@@ -361,7 +352,7 @@ impl TcpNamespace {
 
     /// Counts of the system calls on the sockets of I/O queues so far.
     pub fn stats(&self) -> TcpStats {
-        self.counters.read()
+        self.remote.receives.read()
     }
 }
 
@@ -373,7 +364,7 @@ impl Device for TcpNamespace {
     /// Waits until the queue is connected, for at most the connect timeout.
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
         let of = (self.ns_index, self.namespace());
-        let pair = TcpQueuePair::connect(&self.remote, of, &self.counters, scope)?;
+        let pair = TcpQueuePair::connect(&self.remote, of, scope)?;
         Ok(Box::new(pair))
     }
 

@@ -57,10 +57,9 @@ impl TcpQueuePair {
     pub(super) fn connect(
         remote: &Arc<Remote<Tcp>>,
         (ns_index, namespace): (usize, Namespace),
-        counters: &Arc<Counters>,
         scope: &PairScope,
     ) -> Result<TcpQueuePair> {
-        let open = || Connection::open(Arc::clone(remote), Arc::clone(counters));
+        let open = || Connection::open(Arc::clone(remote));
         let connection = scope.get_or_open(remote, open)?;
         connection.wait_joined()?;
         let mut core = connection.core();
@@ -186,7 +185,6 @@ impl Drop for TcpQueuePair {
 struct Connection {
     /// The controller's remote, as the namespaces hold it.
     remote: Arc<Remote<Tcp>>,
-    counters: Arc<Counters>,
     core: Forked<Mutex<Core>>,
 }
 
@@ -220,11 +218,11 @@ struct Handle {
 
 impl Connection {
     /// Opens a connection and waits until it has joined a session.
-    fn open(remote: Arc<Remote<Tcp>>, counters: Arc<Counters>) -> Result<Arc<Connection>> {
+    fn open(remote: Arc<Remote<Tcp>>) -> Result<Arc<Connection>> {
         let here = remote.for_this_process()?;
         here.add_pair()?;
         let limit = deadline(Instant::now(), here.options.connect_timeout);
-        let mut core = Core::new(here, &remote, &counters);
+        let mut core = Core::new(here, &remote);
         let joined = loop {
             match core.join_on(limit) {
                 Ok(Some(left)) => sleep(core.waits(), left),
@@ -234,7 +232,7 @@ impl Connection {
         };
         let core = Forked::new(Mutex::new(core));
         // Created also after a failure, because dropping the connection releases its resources.
-        let connection = Connection { remote, counters, core };
+        let connection = Connection { remote, core };
         joined.map(|()| Arc::new(connection))
     }
 
@@ -255,7 +253,7 @@ impl Connection {
     /// The core that a child process continues with.
     fn inherit(&self) -> Core {
         // It has the parent's remote until its first turn, which notices the fork.
-        let empty = Core::new(Arc::clone(&self.remote), &self.remote, &self.counters);
+        let empty = Core::new(Arc::clone(&self.remote), &self.remote);
         match self.core.inherited().and_then(Mutex::try_lock) {
             Some(mut inherited) => {
                 let core = std::mem::replace(&mut *inherited, empty);
@@ -280,11 +278,7 @@ impl Drop for Connection {
 }
 
 impl Core {
-    fn new(
-        remote: Arc<Remote<Tcp>>,
-        known_as: &Arc<Remote<Tcp>>,
-        counters: &Arc<Counters>,
-    ) -> Core {
+    fn new(remote: Arc<Remote<Tcp>>, known_as: &Arc<Remote<Tcp>>) -> Core {
         let terms = super::terms(&remote, &remote.portals[0]);
         let queue = IoQueue::new(Instant::now(), terms, remote.options.ctrl_loss_tmo);
         Core {
@@ -296,7 +290,7 @@ impl Core {
                 registry: None,
                 told: None,
                 scratch: Vec::new(),
-                counters: Arc::clone(counters),
+                counters: Arc::clone(&known_as.receives),
                 must_look: false,
             }),
             queue,
