@@ -39,7 +39,7 @@ pub(super) struct Words<'a> {
 
 impl SpdkAddress {
     /// The transport, as SPDK names it.
-    #[cfg(feature = "spdk")]
+    #[cfg(any(test, feature = "spdk"))]
     pub(crate) fn trtype(&self) -> &'static str {
         match self {
             SpdkAddress::Tcp(_) => "TCP",
