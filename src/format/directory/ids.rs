@@ -80,21 +80,12 @@ impl IdSet {
 
     /// The ids, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.words.iter().enumerate().flat_map(|(index, &word)| {
-            Ones(word).map(move |bit| index as u64 * 64 + u64::from(bit))
-        })
+        numbers(self.words.iter().copied())
     }
 
     /// The set as ascending ranges with gaps between them.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for id in self.iter() {
-            match ranges.last_mut() {
-                Some(range) if range.end == id => range.end += 1,
-                _ => ranges.push(id..id + 1),
-            }
-        }
-        ranges
+        ranges_of(self.iter())
     }
 
     /// Adds `ids`, a range that must not exceed the limit.
@@ -124,6 +115,25 @@ impl Iterator for Ones {
         self.0 &= self.0.wrapping_sub(1);
         (bit < 64).then_some(bit)
     }
+}
+
+/// The numbers in a bitmap of these words, ascending.
+fn numbers(words: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+    words
+        .enumerate()
+        .flat_map(|(index, word)| Ones(word).map(move |bit| index as u64 * 64 + u64::from(bit)))
+}
+
+/// Ascending `numbers` as ranges with gaps between them.
+fn ranges_of(numbers: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some(range) if range.end == number => range.end += 1,
+            _ => ranges.push(number..number + 1),
+        }
+    }
+    ranges
 }
 
 /// The 64-bit words of a bitmap that contain `ids`: index of each word, and mask of the ids' bits in it.
@@ -233,22 +243,15 @@ impl DeletedSet {
         unreachable!("the rank is below the number of live ones")
     }
 
+    /// The numbers, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        numbers(self.bits.iter().flat_map(|bits| bits.items::<U64>()).map(|word| word.get()))
+    }
+
     /// The set as ascending ranges of (first, length).
     pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let words = self.bits.iter().flat_map(|bits| bits.items::<U64>()).enumerate();
-        for (index, word) in words {
-            let mut word = word.get();
-            while word != 0 {
-                let number = index as u64 * 64 + u64::from(word.trailing_zeros());
-                word &= word - 1;
-                match ranges.last_mut() {
-                    Some((first, len)) if *first + *len == number => *len += 1,
-                    _ => ranges.push((number, 1)),
-                }
-            }
-        }
-        ranges
+        let ranges = ranges_of(self.iter()).into_iter();
+        ranges.map(|range| (range.start, range.end - range.start)).collect()
     }
 
     /// The bitmap, as on media; `None` for the empty set.
