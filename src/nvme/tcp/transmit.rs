@@ -184,6 +184,7 @@ impl Transmit {
     /// Fills `slices` with the next bytes to send, at most `max`; returns the number of slices used.
     pub(super) fn gather<'a>(&'a mut self, slices: &mut [IoSlice<'a>], max: usize) -> usize {
         let ready = self.compute_digests(slices.len());
+        // As no PDU is started here, headers that follow each other are one item, and each item has a slice.
         self.slices(&mut slices[..ready], max, |payload| payload)
     }
 

@@ -35,16 +35,16 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::session::lifecycle::{Level, NUM_SLOTS};
 use super::session::{self, Backlog, Credentials, Keeping, Lifecycle, Limits, Phase, Shared};
-use super::tcp::Counters;
 use super::{Capabilities, ConnectOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::{Forked, mark_ours};
@@ -62,6 +62,8 @@ pub(in crate::qpair) trait Transport: Sized + Send + Sync + 'static {
     type Admin: Admin<Self> + Send;
     /// The data that a queue pair needs in order to join a session.
     type JoinInfo: Send + Sync;
+    /// Counters of the connections to a controller.
+    type Counters: Default + Send + Sync;
 
     /// True if its queue pairs use two sessions at a time, where the user names several paths.
     const KEEPS_TWO: bool = false;
@@ -125,8 +127,7 @@ pub(in crate::qpair) struct Remote<T: Transport> {
     pub(in crate::qpair) selection: Selection,
     pub(in crate::qpair) options: ConnectOptions,
     pub(in crate::qpair) host: HostIdentity,
-    /// Counts of calls that receive, if the transport has sockets.
-    pub(in crate::qpair) receives: Arc<Counters>,
+    pub(in crate::qpair) counters: Arc<T::Counters>,
     /// Never empty; in the user's order.
     pub(in crate::qpair) portals: Arc<[T::Portal]>,
     shared: Shared<T::Portal, T::JoinInfo>,
@@ -167,7 +168,7 @@ impl<T: Transport> Remote<T> {
             options,
             shared: Shared::new(lifecycle, portals.len() > 1, || T::keepers().wake()),
             portals,
-            receives: Arc::default(),
+            counters: Arc::default(),
             successor: Forked::new(None),
         })
     }
@@ -417,8 +418,7 @@ impl<T: Transport> Keepers<T> {
     /// # Errors
     /// The thread cannot be started.
     pub(in crate::qpair) fn of_this_process(&self) -> Result<Arc<Keeper<T>>> {
-        let keeper = self.0.get_or_init(Mutex::default);
-        let mut keeper = keeper.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keeper = self.0.get_or_init(Mutex::default).lock();
         match &*keeper {
             Some(living) if living.is_alive() => Ok(Arc::clone(living)),
             _ => Ok(Arc::clone(keeper.insert(Keeper::start()?))),
@@ -428,7 +428,7 @@ impl<T: Transport> Keepers<T> {
     /// Wakes the keeper of this process, if there is one.
     pub(in crate::qpair) fn wake(&self) {
         let Some(keeper) = self.0.get() else { return };
-        if let Some(keeper) = &*keeper.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(keeper) = &*keeper.lock() {
             keeper.wake();
         }
     }
@@ -465,7 +465,7 @@ impl<T: Transport> Keeper<T> {
 
     /// Connects `remote`, and serves it while another owner holds it.
     pub(in crate::qpair) fn keep(&self, remote: &Arc<Remote<T>>) {
-        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inbox = self.inbox.lock();
         if self.is_alive() {
             inbox.push(Arc::downgrade(remote));
         } else {
@@ -483,10 +483,8 @@ impl<T: Transport> Keeper<T> {
     fn run(&self, remotes: &mut Vec<KeptRemote<T>>) -> ! {
         let mut scratch = vec![0; T::SCRATCH_LEN_BYTES];
         loop {
-            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
             let new = |remote| KeptRemote { remote, admins: [None, None] };
-            remotes.extend(inbox.drain(..).map(new));
-            drop(inbox);
+            remotes.extend(self.inbox.lock().drain(..).map(new));
             remotes.retain_mut(|kept| kept.turn_or_give_up(Instant::now(), &mut scratch));
             self.sleep(remotes);
         }
@@ -495,9 +493,7 @@ impl<T: Transport> Keeper<T> {
     /// Handles the thread's death: gives up its remotes. Another thread will serve later ones.
     fn die(&self, remotes: &[KeptRemote<T>], error: &Error) {
         self.is_dead.store(true, Ordering::Release);
-        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = inbox.drain(..).collect::<Vec<_>>();
-        drop(inbox);
+        let waiting = self.inbox.lock().drain(..).collect::<Vec<_>>();
         let remotes = remotes.iter().map(|kept| &kept.remote).chain(&waiting);
         for remote in remotes.filter_map(Weak::upgrade) {
             remote.give_up(Failure::new(ErrorKind::Internal, error.to_string()));

@@ -39,6 +39,7 @@ impl Transport for Fake {
     type Portal = How;
     type Admin = FakeAdmin;
     type JoinInfo = ();
+    type Counters = ();
     const SCRATCH_LEN_BYTES: usize = 16;
 
     fn keepers() -> &'static Keepers<Fake> {

@@ -113,6 +113,7 @@ impl Transport for Spdk {
     type Portal = Portal;
     type Admin = Admin;
     type JoinInfo = Arc<Controller>;
+    type Counters = ();
     const SCRATCH_LEN_BYTES: usize = 0;
 
     fn keepers() -> &'static Keepers<Spdk> {

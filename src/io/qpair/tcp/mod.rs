@@ -59,6 +59,7 @@ impl Transport for Tcp {
     type Portal = Portal;
     type Admin = Admin;
     type JoinInfo = JoinInfo;
+    type Counters = Counters;
     const KEEPS_TWO: bool = true;
     const SCRATCH_LEN_BYTES: usize = link::SCRATCH_LEN;
 
@@ -216,7 +217,7 @@ impl Measured for Meter {
     fn measure(&self, snapshot: &mut Snapshot) {
         let SessionStats { is_live, reconnects, failovers, paths, failed_paths, damaged, retried } =
             self.remote.stats();
-        let TcpStats { receives, empty_receives } = self.remote.receives.read();
+        let TcpStats { receives, empty_receives } = self.remote.counters.read();
         for (metric, value) in [
             (&metrics::HOST_CONTROLLERS, u64::from(is_live)),
             (&metrics::HOST_PATHS, paths),
@@ -256,7 +257,7 @@ pub struct TcpStats<N = u64> {
     pub empty_receives: N,
 }
 
-pub(super) type Counters = TcpStats<AtomicU64>;
+type Counters = TcpStats<AtomicU64>;
 
 impl Counters {
     fn add(&self, TcpStats { receives, empty_receives }: TcpStats) {
@@ -352,7 +353,7 @@ impl TcpNamespace {
 
     /// Counts of the system calls on the sockets of I/O queues so far.
     pub fn stats(&self) -> TcpStats {
-        self.remote.receives.read()
+        self.remote.counters.read()
     }
 }
 

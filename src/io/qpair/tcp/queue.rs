@@ -290,7 +290,7 @@ impl Core {
                 registry: None,
                 told: None,
                 scratch: Vec::new(),
-                counters: Arc::clone(&known_as.receives),
+                counters: Arc::clone(&known_as.counters),
                 must_look: false,
             }),
             queue,
