@@ -304,7 +304,10 @@ impl HostConnection {
         if matches!(self.carriage, Carriage::Unknown)
             && self.begins_tls(&scratch.plain[..len], backend)?
         {
-            return self.receive_first(len, backend, scratch);
+            // The bytes lie in the buffer for plaintext.
+            scratch.sealed.clear();
+            scratch.sealed.extend_from_slice(&scratch.plain[..len]);
+            return self.take_sealed(len, backend, scratch);
         }
         let before = self.arrived();
         let in_place = len.min(payload_len);

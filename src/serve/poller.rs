@@ -576,10 +576,8 @@ impl Poller {
     fn evict_stalled(&mut self) {
         let limit = MEMORY_WAIT_LIMIT.min(self.backend.subsystem.options.send_timeout);
         let connection_bytes = self.backend.connection_bytes;
-        let waits = self
-            .connections
-            .iter()
-            .filter_map(|(_, c)| c.memory_wait(self.backend.now, limit, connection_bytes));
+        let waits =
+            self.connections.iter().filter_map(|(_, c)| c.memory_wait(&self.backend, limit));
         let waits: Vec<MemoryWait> = waits.collect();
         if waits.is_empty() {
             return;

@@ -22,7 +22,7 @@ use super::options::{Access, HostKeys, Namespaces, ServedNamespace, TargetOption
 use super::stats::{Counters, Latencies, TargetStats};
 use dlfs_base::units::Nsid;
 use dlfs_io::qpair::{Namespace, machine_uuid};
-use dlfs_nvme::auth::{Concatenation, ControllerTerms, IdentityParts, Origin, TlsPsk};
+use dlfs_nvme::auth::{Concatenation, IdentityParts, Origin, TlsPsk};
 use dlfs_nvme::nvme::{Cap, Cc, ConnectData, Csts, Nqn, Sqe, Status};
 
 /// The subsystem that a target serves, and its discovery service.
@@ -350,24 +350,6 @@ impl Subsystem {
     pub(super) fn offers_tls(&self) -> bool {
         let has_keys = self.keys.read().values().any(|keys| !keys.tls_keys.is_empty());
         has_keys || !self.generated.is_empty(Instant::now())
-    }
-
-    /// The parameters for authenticating a host with these keys.
-    pub(super) fn authentication_terms(
-        &self,
-        host: &Nqn,
-        keys: &HostKeys,
-        concatenation: Concatenation,
-    ) -> ControllerTerms {
-        ControllerTerms {
-            hostnqn: host.clone(),
-            subnqn: self.options.nqn.clone(),
-            secrets: keys.secrets.clone(),
-            ctrl_secret: keys.ctrl_secret.clone(),
-            hashes: self.options.dhchap_hashes.clone(),
-            groups: self.options.dhchap_groups.clone(),
-            concatenation,
-        }
     }
 
     pub(super) fn stats(&self) -> TargetStats {

@@ -29,8 +29,8 @@ use dlfs_base::buf::IoBuf;
 use dlfs_base::random;
 use dlfs_io::tls::{FIRST_BYTE, HANDSHAKE_LIMIT, Keys, RECORD_LEN_BYTES, Session, TlsError};
 use dlfs_nvme::auth::{
-    Controller, Derivation, Explanation, Failed, IdentityParts, IdentityVersion, Next, Origin,
-    Power, Randomness, TlsPsk,
+    Controller, ControllerTerms, Derivation, Explanation, Failed, IdentityParts, IdentityVersion,
+    Next, Origin, Power, Randomness, TlsPsk,
 };
 use dlfs_nvme::nvme::sqe::fctype;
 use dlfs_nvme::nvme::{Nqn, Sqe, Status};
@@ -42,7 +42,7 @@ pub(in super::super) struct Scratch {
     /// Received plaintext.
     pub(super) plain: Vec<u8>,
     /// Received ciphertext; empty until there is some.
-    sealed: Vec<u8>,
+    pub(super) sealed: Vec<u8>,
     /// Ciphertext to send.
     outgoing: Vec<u8>,
 }
@@ -127,19 +127,8 @@ impl HostConnection {
         self.take_sealed(len, backend, scratch)
     }
 
-    /// Handles the first bytes of a connection, which lie in the buffer for plaintext.
-    pub(super) fn receive_first(
-        &mut self,
-        len: usize,
-        backend: &mut Backend,
-        scratch: &mut Scratch,
-    ) -> Result<(), Closed> {
-        scratch.sealed.clear();
-        scratch.sealed.extend_from_slice(&scratch.plain[..len]);
-        self.take_sealed(len, backend, scratch)
-    }
-
-    fn take_sealed(
+    /// Handles the first `len` bytes of the memory for ciphertext.
+    pub(super) fn take_sealed(
         &mut self,
         len: usize,
         backend: &mut Backend,
@@ -404,13 +393,17 @@ impl HostConnection {
     /// Starts with the keys now in force: a host whose key was withdrawn fails.
     fn new_authentication(&self, subsystem: &Subsystem) -> Result<Authentication, Status> {
         let queue = self.queue.as_ref().expect("only a connected queue authenticates");
-        let keys = subsystem.keys_of(&queue.controller.hostnqn);
-        let terms = keys.map(|keys| {
-            let host = &queue.controller.hostnqn;
-            let concatenation = queue.concatenation;
-            subsystem.authentication_terms(host, &keys, concatenation)
-        });
-        let terms = terms.ok_or(Status::INVALID_OPCODE.do_not_retry())?;
+        let host = &queue.controller.hostnqn;
+        let keys = subsystem.keys_of(host).ok_or(Status::INVALID_OPCODE.do_not_retry())?;
+        let terms = ControllerTerms {
+            hostnqn: host.clone(),
+            subnqn: subsystem.options.nqn.clone(),
+            secrets: keys.secrets.clone(),
+            ctrl_secret: keys.ctrl_secret.clone(),
+            hashes: subsystem.options.dhchap_hashes.clone(),
+            groups: subsystem.options.dhchap_groups.clone(),
+            concatenation: queue.concatenation,
+        };
         let mut bytes = [0; Randomness::LEN_BYTES];
         // A retry may succeed: soon after boot, the operating system may have no random numbers yet.
         random::draw(&mut bytes).map_err(|_| Status::INTERNAL_ERROR)?;

@@ -163,16 +163,15 @@ impl HostConnection {
     /// progress, or if its own limit, rather than other hosts, keeps it waiting.
     pub(in super::super) fn memory_wait(
         &self,
-        now: Instant,
+        backend: &Backend,
         limit: Duration,
-        connection_bytes: usize,
     ) -> Option<MemoryWait> {
-        let long = |since| now.saturating_duration_since(since) >= limit;
+        let long = |since| backend.now.saturating_duration_since(since) >= limit;
         let first = self.waiting.lanes.iter().filter_map(VecDeque::front);
         let len = first.map(|(_, need)| need.len_bytes()).max().unwrap_or(0);
         let is_long = self.waiting_since.is_some_and(long)
-            && !self.is_stalled(now, limit)
-            && self.may_hold(len, connection_bytes);
+            && !self.is_stalled(backend.now, limit)
+            && self.may_hold(len, backend.connection_bytes);
         is_long.then(|| MemoryWait { host: self.host_id(), len })
     }
 
