@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 
 use crate::import_support::Random;
 use crate::import_support::served::serve;
-use crate::shards::{Seen, connect, groups, imported, labelled, records, rows, seen, tars, write};
+use crate::shards::{
+    Seen, connect, end, groups, imported, labelled, records, rows, seen, tars, write,
+};
 use crate::support::alone::again;
 use crate::support::archives::member;
 use crate::support::disk::SmallDisk;
 use crate::support::object_store::{Fault, ObjectStore, bytes_of};
 use dlfs::address::Address;
 use dlfs::dataset::{Image, OpenOptions, Options, RunState, ShardLoader, VerifyOptions};
-use dlfs::import::{ImportOptions, Writer, WriterOptions};
+use dlfs::import::{ImportOptions, OnError, Writer, WriterOptions};
 use dlfs::order::{OrderKind, OrderSpec};
 use dlfs::places::PlaceOptions;
 use dlfs::prefetch::LoaderOptions;
@@ -393,6 +395,30 @@ fn namespaces_of_a_target_are_filled_by_two_ranks_under_leases() {
     let epochs = job.read(2, 2);
     assert_eq!(epochs[0], epochs[1]);
     job.check(&imported(source, &job.import));
+    target.stop();
+}
+
+/// Its bytes are in the image, as those of a sample that was deleted: what reads chunks back must find them right.
+#[test]
+fn a_sample_whose_name_is_taken_is_left_out_of_an_image_without_damage() {
+    let disk = [MemNamespace::new(4 << 20, 512).unwrap()];
+    let target = serve(&disk, None);
+    let folder = tempfile::tempdir().unwrap();
+    let shard = |names: &[&str]| {
+        let file = |name: &&str| member(name, b'0', "", name.repeat(100).as_bytes());
+        end(names.iter().flat_map(file).collect())
+    };
+    let shards = [("0.tar", shard(&["x", "1/x", "1.tar/x"])), ("1.tar", shard(&["x", "y"]))];
+    write(folder.path(), &shards.map(|(name, bytes)| (name.to_owned(), bytes)));
+    let place = tempfile::tempdir().unwrap();
+    let source = folder.path().to_str().unwrap();
+    let import = ImportOptions { on_error: OnError::Skip, ..ImportOptions::default() };
+    let job =
+        Job { image: vec![target.address(Nsid(1))], ..Job::new(source, place.path(), 0, &import) };
+    let names = ["1.tar/x", "1/x", "x", "y"];
+    assert_eq!(job.read(1, 2), [names; 2]);
+    let report = job.image().unwrap().verify(&VerifyOptions::default(), &mut |_| {}).unwrap();
+    assert!(report.damages.is_empty(), "{report:?}");
     target.stop();
 }
 

@@ -108,7 +108,7 @@ fn compare(source: &str, given: &ImportOptions) {
     }
 }
 
-fn end(mut bytes: Vec<u8>) -> Vec<u8> {
+pub fn end(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.resize(bytes.len() + 1024, 0);
     bytes
 }

@@ -212,6 +212,14 @@ impl Directory {
         self.columns.lens_bytes(slots)
     }
 
+    /// The CRC32C of the sample at each of `slots`, those of deleted ones included.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn checksums(&self, slots: Range<u64>) -> impl Iterator<Item = u32> + '_ {
+        slots.map(|slot| self.columns.crc32c(Slot(slot)))
+    }
+
     /// The slot of the id; `None` if it was not assigned.
     #[inline]
     pub fn slot_of(&self, id: SampleId) -> Option<Slot> {

@@ -661,14 +661,14 @@ fn header_of(
             directory.column(&column.name).map_or(Value::None, |column| column.get(id))
         });
     }
-    let lens = directory.lens_bytes(ids.clone());
-    let samples = ids.zip(&names).zip(lens).enumerate().map(|(row, ((id, name), len))| {
-        let id = SampleId(id);
-        let values = if rows.is_empty() { Default::default() } else { rows.row(row) };
-        // A sample that an import leaves out counts as deleted, and nobody reads it.
-        let crc32c = directory.extent(id).map_or(0, |extent| extent.crc32c);
-        (SampleMeta { id, name, label: directory.label(id), values }, len, crc32c)
-    });
+    // A sample that an import leaves out counts as deleted; its bytes are there.
+    let sums = directory.lens_bytes(ids.clone()).zip(directory.checksums(ids.clone()));
+    let samples =
+        ids.zip(&names).zip(sums).enumerate().map(|(row, ((id, name), (len, crc32c)))| {
+            let id = SampleId(id);
+            let values = if rows.is_empty() { Default::default() } else { rows.row(row) };
+            (SampleMeta { id, name, label: directory.label(id), values }, len, crc32c)
+        });
     Ok(ChunkBuilder::described(spec, first, samples, chunk.pieces.clone(), location)?)
 }
 
