@@ -10,8 +10,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reader::{
@@ -19,9 +17,9 @@ use crate::reader::{
 };
 use crate::units::{SampleId, Slot};
 
-use super::stream::{Fed, Head, Stream};
+use super::OnError;
+use super::stream::{Fed, Head, Spares, Stream};
 use super::window::{Memory, Priority};
-use super::{OnError, READY_BATCHES};
 
 /// A batch for the consumer.
 pub(super) struct Delivery {
@@ -117,25 +115,6 @@ pub(super) struct Parts {
     /// By source.
     pub(super) directories: Arc<[Arc<Directory>]>,
     pub(super) spares: Spares,
-}
-
-/// Empty batches, whose vectors are used again.
-#[derive(Clone, Default)]
-pub(super) struct Spares(Arc<Mutex<Vec<Batch>>>);
-
-impl Spares {
-    pub(super) fn take(&self) -> Batch {
-        self.0.lock().pop().unwrap_or_default()
-    }
-
-    /// Returns the memory of a batch, and keeps its vectors, unless enough are kept.
-    pub(super) fn keep(&self, mut batch: Batch) {
-        batch.clear();
-        let mut kept = self.0.lock();
-        if kept.len() < MAX_SPARES {
-            kept.push(batch);
-        }
-    }
 }
 
 /// A driver that plans batch by batch, and requests each planned batch before it plans more.
@@ -396,9 +375,6 @@ pub(super) const MAX_PLANNED_SAMPLES: usize = 3 << 18;
 
 /// The most samples planned per turn (0.3 ms), so that the poller soon processes completions again.
 const PLANNED_PER_TURN: usize = 2 << 10;
-
-/// The most empty batches kept for reuse: as many as can be in flight and ready, and one per thread.
-const MAX_SPARES: usize = 2 * READY_BATCHES + 2;
 
 /// The most batches in flight. More tiny batches would gain nothing.
 pub(super) const MAX_UNDER_WAY: usize = 64;

@@ -22,12 +22,12 @@ use super::OnError;
 use super::chunks::ChunkDriver;
 use super::driver::{
     Delivery, Driver, LeftOut, MAX_PLANNED, MAX_PLANNED_SAMPLES, MAX_UNDER_WAY, Parts, Planner,
-    Residency, SampleDriver, SourceDriver, Spares,
+    Residency, SampleDriver, SourceDriver,
 };
 use super::mixture::MixStream;
 use super::options::{Batching, LoaderOptions};
 use super::run_order::{Drawn, Mix};
-use super::stream::{Head, Piece, Placed, Stream};
+use super::stream::{Head, Piece, Placed, Spares, Stream};
 use super::window::{Memory, Window};
 use super::working_set::{self, page_cached};
 

@@ -82,8 +82,9 @@ pub(crate) use stream::{Head, Stream};
 pub use waits::Trace;
 pub(crate) use window::Window;
 
-use driver::{Delivery, Residency, Spares};
+use driver::{Delivery, Residency};
 use poller::Poller;
+use stream::Spares;
 use waits::Seen;
 
 /// The result of [`Prefetcher::next_within`].

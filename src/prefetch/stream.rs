@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::directory::Directory;
 use crate::error::{Error, ErrorKind, Result, invalid};
 use crate::order::budget::{Dealt, RowPlace};
@@ -16,12 +18,12 @@ use crate::order::{
     Aligner, ByNode, EpochOrder, GlobalBatch, Locality, OrderSpec, Pick, Positions, Shard,
     Sharding, State,
 };
+use crate::reader::Batch;
 use crate::units::{Epoch, SampleId};
 
-use super::LoaderOptions;
 use super::budgeted::{Dealing, LayoutSink, TokenLengths, each};
-use super::driver::Spares;
 use super::run_order::RunOrder;
+use super::{LoaderOptions, READY_BATCHES};
 
 /// The batches that are still to be planned.
 pub(crate) struct Stream {
@@ -37,6 +39,25 @@ pub(crate) struct Stream {
     budgeted: Option<Box<Budgeted>>,
     /// For a source of a mixture: supplies positions instead of the order.
     pub(super) fed: Option<Fed>,
+}
+
+/// Empty batches, whose vectors are used again.
+#[derive(Clone, Default)]
+pub(super) struct Spares(Arc<Mutex<Vec<Batch>>>);
+
+impl Spares {
+    pub(super) fn take(&self) -> Batch {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    /// Returns the memory of a batch, and keeps its vectors, unless enough are kept.
+    pub(super) fn keep(&self, mut batch: Batch) {
+        batch.clear();
+        let mut kept = self.0.lock();
+        if kept.len() < MAX_SPARES {
+            kept.push(batch);
+        }
+    }
 }
 
 /// Batches by a token budget.
@@ -570,3 +591,6 @@ impl Head {
         Head { place, ..Head::new(epoch, ends_epoch, consumed) }
     }
 }
+
+/// The most empty batches kept for reuse: as many as can be in flight and ready, and one per thread.
+const MAX_SPARES: usize = 2 * READY_BATCHES + 2;

@@ -28,17 +28,17 @@ pub(super) fn devices(
     (0..tiers.opening.origins.len() as u16).map(device).collect()
 }
 
-pub(super) struct TieredDevice {
-    pub(super) tiers: Arc<Tiers>,
-    pub(super) number: u16,
+struct TieredDevice {
+    tiers: Arc<Tiers>,
+    number: u16,
     /// Set if other nodes read this device.
-    pub(super) view: Option<View>,
+    view: Option<View>,
 }
 
 /// A device under another identity, thinly provisioned.
-pub(super) struct View {
+struct View {
     nguid: [u8; 16],
-    pub(super) copies_only: bool,
+    copies_only: bool,
     /// The bytes of the namespace that have copies.
     held: Mutex<Held>,
 }
@@ -52,13 +52,13 @@ struct Held {
 }
 
 impl TieredDevice {
-    pub(super) fn origin(&self) -> &Arc<dyn Device> {
+    fn origin(&self) -> &Arc<dyn Device> {
         &self.tiers.opening.origins[usize::from(self.number)]
     }
 
     /// The origin's namespace with blocks of one page, so that a block is always a whole page of a
     /// copy.
-    pub(super) fn describe(&self, origin: Namespace) -> Namespace {
+    fn describe(&self, origin: Namespace) -> Namespace {
         let shared = self.tiers.latest();
         let tiers = shared.media.iter().map(|media| media.device.namespace());
         let most = tiers.map(|tier| tier.max_transfer_bytes).min().unwrap_or(MIN_OF_TIERS);
@@ -93,7 +93,12 @@ impl Device for TieredDevice {
     }
 
     fn queue_pair_in(&self, scope: &PairScope) -> Result<Box<dyn QueuePair>> {
-        Ok(Box::new(TieredPair::open(self, scope)?))
+        let shared = self.tiers.latest();
+        let origin = self.origin().queue_pair_in(scope)?;
+        let namespace = self.describe(origin.namespace().clone());
+        let copies_only = self.view.as_ref().map(|view| view.copies_only);
+        let over = (origin, namespace);
+        Ok(Box::new(TieredPair::open(shared, self.number, over, copies_only, scope)?))
     }
 
     fn capabilities(&self) -> Capabilities {

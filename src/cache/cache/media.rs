@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Opening;
 use super::folder::{self, Locked, OwnFiles, take_over, take_over_namespace};
-use super::opening::Opening;
 use super::options::{TierKind, TierSpec};
 use super::share::{self, Listener, Place, SharedTier};
 use dlfs_base::buf::HugePages;

@@ -87,7 +87,7 @@ pub use stats::{CacheStats, OriginStats, TierStats};
 
 use copier::{Job, LAST_WRITES};
 use media::Media;
-use opening::{Opening, Owned, Tiers};
+use opening::{Owned, Tiers};
 use plan::{merged, pages_of};
 use share::{Link, Message};
 use sources::Sources;
@@ -700,6 +700,28 @@ impl std::fmt::Debug for Cache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cache").field("policy", &self.policy()).finish_non_exhaustive()
     }
+}
+
+/// Everything that [`Cache::new`], takeovers and forked children need to open the
+/// tiers.
+struct Opening {
+    origins: Vec<Arc<dyn Device>>,
+    units: Arc<Units>,
+    identity: Identity,
+    options: TierOptions,
+    /// Counters that continue after takeovers.
+    counters: Counters,
+    /// Outstanding reads of the origin that a reader waits for.
+    demand: AtomicUsize,
+    /// The decisions that follow from the rates in `options`.
+    sources: Arc<Sources>,
+    /// This process's last plan, for the next owner.
+    plan: Forked<Mutex<Option<Arc<TierPlan>>>>,
+    /// The chunks that this node holds for others, once they are known; also for the next owner.
+    holding: Mutex<Option<Held>>,
+    /// Checksums for comparing copies before they are published; set if other nodes rely on these
+    /// copies.
+    intact: OnceLock<Arc<Intact>>,
 }
 
 /// The chunks that one process holds.

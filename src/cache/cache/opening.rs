@@ -5,8 +5,8 @@
 
 use std::convert::Infallible;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
@@ -14,42 +14,15 @@ use parking_lot::Mutex;
 
 use super::copier::{self, Copier, Job};
 use super::media::{self, Media};
-use super::options::TierOptions;
 use super::share::{self, Hello, Link, Listener, Message, Owner, Sharing};
-use super::sources::Sources;
-use super::stats::Counters;
-use super::{Held, Holdings, Identity, Shared, TierPlan, folder};
+use super::{Held, Holdings, Opening, Shared, folder};
 use dlfs_base::buf::SharedWords;
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::process::Forked;
 use dlfs_base::threads::{self, Fate, Thread, caught};
-use dlfs_format::directory::Intact;
-use dlfs_io::qpair::Device;
 use dlfs_io::qpair::calls::Calls;
 use dlfs_io::qpair::group::Waker;
 use dlfs_order::tier::{CopyTable, Holding, Kept, Lacking, Ledger, Units};
-
-/// Everything that [`Cache::new`](super::Cache::new), takeovers and forked children need to open the
-/// tiers.
-pub(super) struct Opening {
-    pub(super) origins: Vec<Arc<dyn Device>>,
-    pub(super) units: Arc<Units>,
-    pub(super) identity: Identity,
-    pub(super) options: TierOptions,
-    /// Counters that continue after takeovers.
-    pub(super) counters: Counters,
-    /// Outstanding reads of the origin that a reader waits for.
-    pub(super) demand: AtomicUsize,
-    /// The decisions that follow from the rates in `options`.
-    pub(super) sources: Arc<Sources>,
-    /// This process's last plan, for the next owner.
-    pub(super) plan: Forked<Mutex<Option<Arc<TierPlan>>>>,
-    /// The chunks that this node holds for others, once they are known; also for the next owner.
-    pub(super) holding: Mutex<Option<Held>>,
-    /// Checksums for comparing copies before they are published; set if other nodes rely on these
-    /// copies.
-    pub(super) intact: OnceLock<Arc<Intact>>,
-}
 
 /// The threads of the owner.
 pub(super) struct Owned {

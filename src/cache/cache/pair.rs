@@ -11,7 +11,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::device::TieredDevice;
 use super::share::Message;
 use super::sources::{Claim, MAX_AHEAD_BYTES, ReadAhead, Source, Waiting, pair_of};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -96,11 +95,15 @@ pub(super) struct TieredPair {
 }
 
 impl TieredPair {
-    /// Opens the queue pairs of the origin and of the tiers.
-    pub(super) fn open(device: &TieredDevice, scope: &PairScope) -> Result<TieredPair> {
-        let shared = device.tiers.latest();
-        let origin = device.origin().queue_pair_in(scope)?;
-        let namespace = device.describe(origin.namespace().clone());
+    /// A queue pair over that of origin `number`, described as `namespace`, and those of the tiers. `copies_only` is
+    /// set for a node that reads copies here.
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        number: u16,
+        (origin, namespace): (Box<dyn QueuePair>, Namespace),
+        copies_only: Option<bool>,
+        scope: &PairScope,
+    ) -> Result<TieredPair> {
         let mut sources = vec![Source::to(origin, None)];
         for tier in 0..shared.media.len() as u8 {
             sources.push(Source::to(pair_of(shared, tier, scope)?, shared.sources.limit(tier)));
@@ -109,10 +112,10 @@ impl TieredPair {
             shared: Arc::clone(shared),
             pool: None,
             registry: None,
-            number: device.number,
-            requester: match &device.view {
+            number,
+            requester: match copies_only {
                 None => Requester::Own,
-                Some(view) => Requester::Peer { copies_only: view.copies_only },
+                Some(copies_only) => Requester::Peer { copies_only },
             },
             namespace,
             sources,

@@ -53,7 +53,9 @@ pub(super) type Reached = (String, Option<(SocketAddr, u32)>);
 
 /// Slot for a requested queue pair, filled when the connection is made or has failed; and the poller to wake then.
 #[derive(Default)]
-pub(super) struct Slot(Mutex<(Option<Result<Box<dyn QueuePair>>>, Option<Registry>)>);
+pub(super) struct Slot(Mutex<(Option<Made>, Option<Registry>)>);
+
+type Made = Result<Box<dyn QueuePair>>;
 
 impl Links {
     /// Links to `nodes`, in the order of the round.

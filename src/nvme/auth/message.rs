@@ -283,10 +283,10 @@ fn put_values(bytes: &mut Vec<u8>, own: [u8; 2], sequence: u32, values: &[&[u8]]
     bytes.extend(dh);
 }
 
+type Values<const N: usize> = ([u8; 2], u32, [Vec<u8>; N], Vec<u8>);
+
 /// The fields that [`put_values`] appends.
-fn values<const N: usize>(
-    mut rest: Fields<'_>,
-) -> Result<([u8; 2], u32, [Vec<u8>; N], Vec<u8>), MessageError> {
+fn values<const N: usize>(mut rest: Fields<'_>) -> Result<Values<N>, MessageError> {
     let [hl, _] = rest.array()?;
     let own = rest.array()?;
     let dhvlen = u16::from_le_bytes(rest.array()?);

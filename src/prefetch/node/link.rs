@@ -373,12 +373,14 @@ fn frame(message: &impl Serialize, numbers: &[u8], out: &mut Vec<u8>) {
     out.extend(numbers);
 }
 
-/// The first message in `bytes`, of `most` bytes at most, the numbers behind it, and its length with them; `None`: it
-/// is not complete yet.
+/// A message, the numbers behind it, and its length with them.
+type Unframed<'a, T> = (T, &'a [u8], usize);
+
+/// The first message in `bytes`, of `most` bytes at most; `None`: it is not complete yet.
 pub(super) fn unframe<T: DeserializeOwned>(
     bytes: &[u8],
     most: usize,
-) -> Result<Option<(T, &[u8], usize)>, Malformed> {
+) -> Result<Option<Unframed<'_, T>>, Malformed> {
     let Ok(([len, of_json], _)) = <[u32; 2]>::read_from_prefix(bytes) else { return Ok(None) };
     let len = len as usize;
     if !(8..=most).contains(&len) {

@@ -364,7 +364,7 @@ pub(crate) fn get<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure
 /// Removes `handle` from the table, which makes it invalid.
 pub(crate) fn remove<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
     let object = get(handle)?;
-    // Of threads that close it at once, one succeeds. It drops the object without the lock: that may take time.
+    // One of the threads that close it at once succeeds. It drops the object without the lock: that may take time.
     TABLE.lock().objects.remove(&handle.addr()).ok_or_else(|| wrong(handle))?;
     Ok(object)
 }

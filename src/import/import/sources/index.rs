@@ -344,10 +344,15 @@ impl Index {
         let rows = self.names.len() as u64;
         let payloads = self.payloads.len() as u64;
         if self.payload_starts.is_empty() && payloads + 1 != rows {
-            // The rows so far have one payload each, except the last, which may have none.
-            self.payload_starts = (0..rows).map(|row| row.min(payloads)).collect();
+            self.begin_payload_starts();
         }
         self.payloads.push(payload);
+    }
+
+    /// Adds the column of first payloads. The rows so far have one payload each, except the last, which may have none.
+    fn begin_payload_starts(&mut self) {
+        let payloads = self.payloads.len() as u64;
+        self.payload_starts = (0..self.len()).map(|row| row.min(payloads)).collect();
     }
 
     /// Replaces the payload at a position by `bytes`, which have the same length for each row.
@@ -609,18 +614,11 @@ impl Index {
 }
 
 impl Payload {
-    /// Its encoding in a plan and in hashes.
+    /// Bytes for the hash of an index.
     fn to_bytes(self) -> [u8; 24] {
         let both = u64::from(self.len_bytes) << 32 | u64::from(self.container);
         let numbers = [self.offset_or_stamp, both, self.field.into()];
         zerocopy::transmute!(numbers.map(u64::to_le_bytes))
-    }
-
-    fn of_bytes(bytes: [u8; 24]) -> Payload {
-        let numbers: [[u8; 8]; 3] = zerocopy::transmute!(bytes);
-        let [offset_or_stamp, both, field] = numbers.map(u64::from_le_bytes);
-        let len_bytes = (both >> 32) as u32;
-        Payload { field: field as u16, len_bytes, offset_or_stamp, container: both as u32 }
     }
 }
 

@@ -334,7 +334,8 @@ enum Side {
 }
 
 impl Word {
-    /// The word in which source i occurs `counts[i]` times, with phases drawn from `key`. The sum of the counts is positive and fits 64 bits.
+    /// The word in which source i occurs `counts[i]` times, with phases drawn from `key`. The sum of the counts is
+    /// positive and fits 64 bits.
     fn new(counts: &[u64], key: Key) -> Word {
         let sources = (0..).zip(counts).filter(|&(_, &count)| count > 0);
         let leaves: Vec<(u64, Side)> =

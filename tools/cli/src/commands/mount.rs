@@ -253,7 +253,7 @@ pub(crate) fn cached(args: CachedArgs) -> Result<Outcome, Failure> {
         if is_due {
             told = Instant::now();
         }
-        let is_asked = asked.pending().fold(false, |asked, signal| asked || signal == SIGUSR1);
+        let is_asked = asked.pending().filter(|&signal| signal == SIGUSR1).count() > 0;
         if is_asked || is_due {
             log::say(&statistics(&stats));
         }
