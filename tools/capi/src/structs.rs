@@ -365,8 +365,8 @@ pub(crate) fn get<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure
 pub(crate) fn remove<H: Handle>(handle: *const H) -> Result<Arc<H::Object>, Failure> {
     let object = get(handle)?;
     // One of the threads that close it at once succeeds. It drops the object without the lock: that may take time.
-    TABLE.lock().objects.remove(&handle.addr()).ok_or_else(|| wrong(handle))?;
-    Ok(object)
+    let removed = TABLE.lock().objects.remove(&handle.addr());
+    removed.map(|_| object).ok_or_else(|| wrong(handle))
 }
 
 fn wrong<H: Handle>(handle: *const H) -> Failure {

@@ -9,7 +9,7 @@
 //! then its pages are claimed: readers wait for them as for pages that are being read. Copies
 //! that a reader waits for are checked first.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -225,10 +225,13 @@ impl Shared {
 /// Copies that are not checked yet.
 #[derive(Default)]
 pub(super) struct Checks {
-    /// The copies of each unit and their tier, until their check begins.
-    copies: HashMap<u32, (u8, Kept)>,
-    /// Units in the order of checking; some are no longer in `copies`.
-    order: VecDeque<u32>,
+    /// Copies and their tiers, in the order of checking. An entry has no pages once its check has begun
+    /// or it was evicted.
+    copies: Vec<(u8, Kept)>,
+    /// Units, ascending, and their positions in `copies`.
+    by_unit: Vec<(u32, u32)>,
+    /// Position in `copies` of the next copies to check.
+    next: usize,
     /// Units whose copies are being read.
     reading: HashSet<u32>,
 }
@@ -237,21 +240,21 @@ impl Checks {
     pub(super) fn new(mut copies: Vec<(u8, Kept)>, table: &CopyTable) -> Checks {
         copies.sort_unstable_by_key(|(tier, kept)| (*tier, kept.page));
         copies.iter().for_each(|(_, kept)| table.begin_check(kept.unit, kept.pages));
-        Checks {
-            order: copies.iter().map(|(_, kept)| kept.unit).collect(),
-            copies: copies.into_iter().map(|(tier, kept)| (kept.unit, (tier, kept))).collect(),
-            reading: HashSet::new(),
-        }
+        let places = (0..).zip(&copies).map(|(at, (_, kept))| (kept.unit, at));
+        let mut by_unit: Vec<(u32, u32)> = places.collect();
+        by_unit.sort_unstable();
+        Checks { copies, by_unit, ..Checks::default() }
     }
 
     /// Returns whether copies of the unit are still to be verified.
     pub(super) fn contains(&self, unit: u32) -> bool {
-        self.copies.contains_key(&unit) || self.reading.contains(&unit)
+        let is_waiting = |at: usize| !self.copies[at].1.pages.is_empty();
+        self.place_of(unit).is_some_and(is_waiting) || self.reading.contains(&unit)
     }
 
     /// Drops the copies of a unit whose check has not begun; returns whether there were any.
     pub(super) fn forget(&mut self, unit: u32, table: &CopyTable) -> bool {
-        let dropped = self.copies.remove(&unit);
+        let dropped = self.place_of(unit).and_then(|at| self.take(at));
         if let Some((_, kept)) = &dropped {
             table.release(unit, kept.pages);
             table.end_check(unit);
@@ -261,12 +264,30 @@ impl Checks {
 
     /// The next copies to check; copies that a reader waits for come first.
     fn next(&mut self, table: &CopyTable) -> Option<(u8, Kept)> {
-        if self.copies.is_empty() {
-            (self.copies, self.order) = Default::default(); // frees the memory
+        if self.next == self.copies.len() {
+            (self.copies, self.by_unit, self.next) = Default::default();
             return None;
         }
-        let ordered = std::iter::from_fn(|| self.order.pop_front());
-        let next = table.take_awaited().chain(ordered).find_map(|unit| self.copies.remove(&unit));
+        let mut next = table.take_awaited().find_map(|unit| {
+            let at = self.place_of(unit)?;
+            self.take(at)
+        });
+        while next.is_none() && self.next < self.copies.len() {
+            next = self.take(self.next);
+            self.next += 1;
+        }
         next.inspect(|(_, kept)| _ = self.reading.insert(kept.unit))
+    }
+
+    fn place_of(&self, unit: u32) -> Option<usize> {
+        let found = self.by_unit.binary_search_by_key(&unit, |(unit, _)| *unit);
+        found.ok().map(|found| self.by_unit[found].1 as usize)
+    }
+
+    fn take(&mut self, at: usize) -> Option<(u8, Kept)> {
+        let (tier, kept) = &mut self.copies[at];
+        let taken = *kept;
+        kept.pages = PageSet::NONE;
+        (!taken.pages.is_empty()).then_some((*tier, taken))
     }
 }

@@ -1,7 +1,7 @@
 //! Attached process's side of a connection: sends pages to keep to the owner, and detects the owner's end.
 //!
 //! Its messages follow the connection's first message. Each is its length and the length of the bytes behind it, as
-//! little-endian 32-bit numbers; then the message as JSON; then the bytes of the pages of a [`Frame::Piece`].
+//! little-endian 64-bit numbers; then the message as JSON; then the bytes of the pages of a [`Frame::Piece`].
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -184,7 +184,7 @@ impl<B: Deref<Target = [u8]>> Frame<B> {
     /// The message without the bytes of pages, which follow it.
     pub(super) fn head(&self) -> Vec<u8> {
         let text = serde_json::to_vec(self).expect("numbers always become JSON");
-        let lens = [text.len(), self.data().len()].map(|len| (len as u32).to_le_bytes());
+        let lens = [text.len(), self.data().len()].map(|len| (len as u64).to_le_bytes());
         [lens.as_flattened(), &text[..]].concat()
     }
 
@@ -238,8 +238,8 @@ type Parsed<'a> = Option<(Frame<&'a [u8]>, usize)>;
 /// Parses the first message in `bytes`.
 pub(super) fn parse<'a>(bytes: &'a [u8], units: &Units) -> Result<Parsed<'a>, Malformed> {
     let Some((lens, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
-    let (lens, _) = lens.as_chunks::<4>();
-    let [text_len, data_len] = [lens[0], lens[1]].map(|len| u64::from(u32::from_le_bytes(len)));
+    let (lens, _) = lens.as_chunks::<8>();
+    let [text_len, data_len] = [lens[0], lens[1]].map(u64::from_le_bytes);
     if text_len > SPARE_BYTES + units.num_pages() * PORTION_BYTES || data_len > MOST_DATA_BYTES {
         return Err(Malformed);
     }
@@ -260,7 +260,7 @@ const SENDER: &str = "dlfs-tiers-send";
 const WATCHER: &str = "dlfs-tiers-watch";
 
 /// Bytes before the text of a message.
-pub(super) const HEAD_BYTES: usize = 8;
+pub(super) const HEAD_BYTES: usize = 16;
 
 /// Limit of the bytes of pages: those of a unit.
 const MOST_DATA_BYTES: u64 = 64 * PAGE_BYTES;
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn messages_that_are_too_long_are_malformed_before_they_are_complete() {
-        let head = |text: u32, data: u32| [text.to_le_bytes(), data.to_le_bytes()].concat();
+        let head = |text: u64, data: u64| [text.to_le_bytes(), data.to_le_bytes()].concat();
         assert_eq!(parse(&head(6400, 1 << 18), &units()), Ok(None));
         assert_eq!(parse(&head(6401, 0), &units()), Err(Malformed));
         assert_eq!(parse(&head(0, (1 << 18) + 1), &units()), Err(Malformed));
@@ -366,8 +366,8 @@ mod tests {
                 format!("{{\"Plan\":{plan}}}"),
                 format!("{{\"Hold\":{{\"chunks\":{{\"chunks\":[{chunk}]}},\"fills\":true}}}}"),
             ] {
-                let len = (text.len() as u32).to_le_bytes();
-                let _ = parse(&[&len[..], &[0; 4], text.as_bytes()].concat(), &units());
+                let len = (text.len() as u64).to_le_bytes();
+                let _ = parse(&[&len[..], &[0; 8], text.as_bytes()].concat(), &units());
             }
         }
     }

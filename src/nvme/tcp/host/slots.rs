@@ -238,3 +238,25 @@ impl<B> Slots<B> {
         self.reads.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_is_listed_once_however_often_its_slot_was_used() {
+        let mut slots = Slots::new(64);
+        let read = || Outstanding::new((), Transfer::In, 4096, false, false);
+        for _ in 0..100 {
+            let slot = slots.insert(read());
+            let mut next = 0;
+            let reads: Vec<usize> = std::iter::from_fn(|| slots.next_read(&mut next)).collect();
+            assert_eq!(reads, [slot]);
+            slots.take(slot);
+            for _ in 0..17 {
+                let slot = slots.insert(read()); // a completed read that nobody iterates over
+                slots.take(slot);
+            }
+        }
+    }
+}

@@ -457,7 +457,7 @@ fn statistics(stats: &TargetStats) -> String {
 }
 
 /// Interval of checks of the target and of signals.
-const WATCH: Duration = Duration::from_millis(200);
+const WATCH: Duration = Duration::from_millis(50);
 /// Interval of checks whether all hosts are gone.
 const LOOK: Duration = Duration::from_millis(10);
 

@@ -164,8 +164,11 @@ fn accept(listener: &UnixListener, clients: &Clients, events: &Sender<Event>) {
         };
         let mut all = clients.lock();
         if all.len() >= MAX_CLIENTS {
-            let silent = (0..all.len()).min_by_key(|&at| (all[at].waits, all[at].active));
-            silent.into_iter().for_each(|at| all.remove(at).shut(Shutdown::Both));
+            let idle = (0..all.len()).filter(|&at| !all[at].waits);
+            match idle.min_by_key(|&at| all[at].active) {
+                Some(at) => all.remove(at).shut(Shutdown::Both),
+                None => continue, // all wait for answers, and get them
+            }
         }
         all.push(Client { stream: Arc::clone(&stream), waits: false, active: Instant::now() });
         drop(all);
@@ -218,8 +221,8 @@ fn serve(stream: &Arc<UnixStream>, clients: &Clients, events: &Sender<Event>) ->
             bytes = serde_json::to_vec(&Answer::refused(why))?;
         }
         bytes.push(b'\n');
-        (&**stream).write_all(&bytes)?;
         note(false);
+        (&**stream).write_all(&bytes)?;
         if is_too_long {
             return Ok(());
         }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copyreg
 import itertools
+import json
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -623,9 +624,10 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """Samples by their ids, as a batch of this epoch."""
         fields, on_error = self._options.get("fields"), self._options.get("on_error", "raise")
         batch = self.dataset.read_batch(ids, on_error=on_error, fields=fields)
-        make, parts = cast(tuple[Callable[..., Batch], tuple[Any, ...]], batch.__reduce__())
+        make, (records, beside) = cast(tuple[Callable[..., Batch], tuple[bytes, bytes]], batch.__reduce__())
         # A copy that has the epoch: read_batch knows none.
-        return make(*parts[:4], (epoch, ends_epoch), *parts[5:])
+        placed = json.loads(beside) | {"epoch": epoch, "ends_epoch": ends_epoch}
+        return make(records, json.dumps(placed).encode())
 
     def __getstate__(self) -> dict[str, Any]:
         # Rank and world size now: torch.distributed is not initialised in a spawned worker.
