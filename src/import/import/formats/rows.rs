@@ -35,7 +35,7 @@ pub(super) trait RowReader {
     fn begin(&mut self, from: StreamPlace) -> Result<()>;
 
     /// The place of the next row, after `rows` rows of the file, in the form that this reader's [`begin`](Self::begin)
-    /// takes. In a file with batches, `offset` is the offset of a batch.
+    /// takes. In a file with batches, `offset` is the offset or the number of a batch.
     fn place(&self, rows: u64) -> StreamPlace {
         StreamPlace { left_out: rows, ..StreamPlace::default() }
     }

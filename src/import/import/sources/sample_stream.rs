@@ -121,7 +121,7 @@ pub trait SampleStream {
 pub struct StreamPlace {
     /// Number of the input, a file or object, from 0.
     pub input: u64,
-    /// Byte offset in the input, after decompression.
+    /// Byte offset in the input, after decompression; in an Arrow file with an index, the number of a batch.
     pub offset: u64,
     /// Number of samples between that offset and the place.
     pub left_out: u64,

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -57,18 +57,34 @@ impl Blocks {
         Blocks { of, expansion, end, kept: Arc::default() }
     }
 
+    /// Reads all of the object in short blocks, one of them ahead.
+    pub(super) fn of_all(of: InStore, expansion: Expansion) -> Blocks {
+        let blocks = Blocks::new(of, expansion, Bytes::new());
+        let all = 0..blocks.len();
+        blocks.set(vec![all], SHORT_BLOCK_BYTES, 2, 0);
+        blocks
+    }
+
+    /// Requests many bytes ahead of the one place that is read from now on.
+    pub(super) fn read_ahead(&self) {
+        let window = self.of.client.window_bytes();
+        self.kept.lock().ahead_bytes = share(window, 1, 0).min(MOST_AHEAD_BYTES);
+    }
+
     /// Plans to read these ranges: of `columns` columns, which are read in turn; `at_once`: bytes of all of them that
     /// are read before what follows. Ranges with little between them are requested together.
     pub(super) fn plan(&self, ranges: Vec<Range<u64>>, columns: usize, at_once: u64) {
-        let client = &self.of.client;
-        let window = client.window_bytes();
+        let window = self.of.client.window_bytes();
         let ahead = share(window, columns, at_once);
         let places = if at_once > window / 2 { columns as u64 } else { 2 };
-        let block = ahead.max(LEAST_BLOCK_BYTES).min(client.range_bytes().max(1));
-        // Memory for two blocks of each place.
-        let most_bytes = window.max(2 * places * block);
+        self.set(ranges, ahead.max(LEAST_BLOCK_BYTES), places, ahead.min(MOST_AHEAD_BYTES));
+    }
+
+    /// Plans blocks of at most `block` bytes, and memory for two of each of `places` places.
+    fn set(&self, ranges: Vec<Range<u64>>, block: u64, places: u64, ahead_bytes: u64) {
+        let block = block.clamp(1, self.of.client.range_bytes().max(1));
+        let most_bytes = self.of.client.window_bytes().max(2 * places * block);
         let plan = blocks_of(ranges, self.len(), block);
-        let ahead_bytes = ahead.min(MOST_AHEAD_BYTES);
         *self.kept.lock() = Kept { plan, blocks: VecDeque::new(), most_bytes, ahead_bytes };
     }
 
@@ -244,6 +260,20 @@ impl Read for BlockReader {
     }
 }
 
+impl Seek for BlockReader {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::End(by) => self.of.len().checked_add_signed(by),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+        };
+        let before = || io::Error::new(io::ErrorKind::InvalidInput, "a place before the beginning");
+        self.at = at.ok_or_else(before)?;
+        self.ready = Bytes::new();
+        Ok(self.at)
+    }
+}
+
 /// A file, and buffers that no page uses.
 #[derive(Clone)]
 pub(super) struct PageFile {
@@ -340,6 +370,7 @@ impl Drop for Page {
 
 /// Small enough to keep a block of each of many columns.
 const LEAST_BLOCK_BYTES: u64 = 64 << 10;
+const SHORT_BLOCK_BYTES: u64 = 1 << 20;
 /// The bytes requested at least where nothing is planned.
 const UNPLANNED: u64 = 64 << 10;
 /// Ranges with fewer bytes between them are one request: it takes longer than these bytes.

@@ -1,71 +1,46 @@
-//! Rows of Arrow files and streams. A file holds its rows as a stream, between magic bytes and a footer that lists the
-//! batches.
+//! Rows of Arrow files: the file format, with a footer that lists the batches, and the stream format, which Hugging
+//! Face uses.
 //!
 //! The specification allows a stream to end without its end-of-stream marker, but so does a stream that was cut
-//! between two messages. All writers in use write the marker, so dlfs treats a stream without it as cut. A file ends at
-//! its footer.
-//!
-//! | bytes      | meaning, in a message                                                                |
-//! |------------|--------------------------------------------------------------------------------------|
-//! | 4          | `ff ff ff ff`, which old writers leave out                                             |
-//! | 4          | n, the length of the metadata; 0: the stream ends                                    |
-//! | n          | the metadata: the body's length, and the offsets of the buffers in the body          |
-//! | the length | the body; a compressed buffer begins with 8 bytes for its decompressed length        |
-//!
-//! The decoder allocates any length that a compressed buffer states, so each is compared with the allowed expansion
-//! first.
+//! between two messages. All writers in use write the marker, so dlfs treats a stream without it as cut.
 
-use std::collections::HashMap;
-use std::fmt::Display;
-use std::io::{self, Cursor, Read};
-use std::ops::Range;
-use std::sync::Arc;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
-use arrow_array::ArrayRef;
-use arrow_buffer::Buffer;
-use arrow_ipc::convert::try_fb_to_schema;
-use arrow_ipc::reader::{read_dictionary, read_record_batch};
-use arrow_ipc::{Block, MessageHeader, root_as_footer, root_as_message};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use bytes::Bytes;
+use arrow_ipc::Block;
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_schema::{ArrowError, DataType, Field};
 
 use super::ahead::{self, AheadRows, Batch, Batches, caught};
 use super::blocks::{BlockReader, Blocks};
-use super::stated::has_memory;
+use super::stated::StatedBuffers;
 use crate::import::formats::column::{Column, is_wanted};
-use crate::import::formats::input::Input;
+use crate::import::formats::input::{BUFFER_BYTES, Input};
 use crate::import::formats::rows::OpenRows;
 use crate::import::options::RowOptions;
-use crate::import::sources::expansion::{Compressed, Expands, Expansion};
+use crate::import::sources::expansion::Compressed;
 use crate::import::sources::sample_stream::StreamPlace;
 use crate::import::sources::shard::read_some;
-use dlfs_base::{Error, Result};
+use dlfs_base::Result;
 
 /// Opens the Arrow file `input`.
 ///
 /// # Errors
 /// The file cannot be read, or is not an Arrow file.
 pub(super) fn open(input: &Input, options: &RowOptions) -> Result<OpenRows> {
-    let mut from: Box<dyn Read + Send> = match &input.object {
+    let rows = match &input.object {
         None => {
-            let from = input.read(0, None)?;
-            input.expansion.read(std::fs::metadata(&input.path).map_or(0, |found| found.len()));
-            from
+            let from = File::open(&input.path).map_err(|error| input.named(error))?;
+            input.expansion.read(from.metadata().map_or(0, |found| found.len()));
+            file_or_stream(BufReader::with_capacity(BUFFER_BYTES, from), input, || {})
         }
         Some(object) => {
-            let blocks = Blocks::new(object.clone(), input.expansion.clone(), Bytes::new());
-            Box::new(BlockReader::new(blocks))
+            let blocks = Blocks::of_all(object.clone(), input.expansion.clone());
+            file_or_stream(BlockReader::new(blocks.clone()), input, move || blocks.read_ahead())
         }
     };
-    let mut head = [0; HEAD_BYTES as usize];
-    let read = read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
-    let (columns, mut rows) = if head.starts_with(MAGIC) {
-        stream(from, input, Some(HEAD_BYTES..footer_at(input)?))?
-    } else {
-        let head = Cursor::new(head[..read].to_vec());
-        stream(Box::new(head.chain(from)), input, Some(0..u64::MAX))?
-    };
     // Only these columns are read, so that a defect in another one rejects no row.
+    let (columns, mut rows) = rows?;
     let is_read = |at: &usize| is_wanted(&columns[*at], options);
     let read: Vec<usize> = (0..columns.len()).filter(is_read).collect();
     let columns = read.iter().map(|at| columns[*at].clone()).collect();
@@ -73,203 +48,176 @@ pub(super) fn open(input: &Input, options: &RowOptions) -> Result<OpenRows> {
     Ok((columns, Box::new(rows)))
 }
 
-/// Offset of a file's footer. Checks that the footer, and the blocks that it lists, fit in the file.
-fn footer_at(input: &Input) -> Result<u64> {
-    let end = input.len_bytes()?.saturating_sub(END_BYTES as u64);
-    let mut last = [0; END_BYTES];
-    if end >= HEAD_BYTES {
-        input.read_at(end, &mut last)?;
-    }
-    if !last.ends_with(MAGIC) {
-        return Err(bad(input, "it has no footer"));
-    }
-    let len = last.first_chunk().map_or(0, |len| u32::from_le_bytes(*len).into());
-    let longer = || bad(input, "its footer is longer than it");
-    let begin = end.checked_sub(len).filter(|begin| *begin >= HEAD_BYTES).ok_or_else(longer)?;
-    let mut footer = Vec::new();
-    let read = input.read(begin, Some(0))?.take(len).read_to_end(&mut footer);
-    input.check()?;
-    read.map_err(|error| input.named(error))?;
-    let footer = root_as_footer(&footer).map_err(|error| bad(input, error))?;
-    let mut blocks = footer.dictionaries().into_iter().chain(footer.recordBatches()).flatten();
-    let is_within = |block: &Block| {
-        let parts = [block.offset(), block.metaDataLength().into(), block.bodyLength()];
-        let sum = |sum: u64, part: i64| sum.checked_add(u64::try_from(part).ok()?);
-        parts.into_iter().try_fold(0, sum).is_some_and(|end| end <= begin)
-    };
-    let behind = || bad(input, "its footer lists a block that ends behind it");
-    blocks.all(is_within).then_some(begin).ok_or_else(behind)
-}
-
-fn bad(input: &Input, what: impl Display) -> Error {
-    input.bad(format!("the Arrow file cannot be read: {what}"))
-}
-
-/// The rows of the stream `from`. `of_file`: the stream has these bytes of `input`, up to its end-of-stream marker, and
-/// its messages can be read from there again; otherwise only `from` has them.
-///
-/// # Errors
-/// The stream cannot be read.
-pub(super) fn stream(
-    from: Box<dyn Read + Send>,
+/// Detects the format and opens the input. `begin` is called before rows of the file format are read.
+fn file_or_stream(
+    mut from: impl Read + Seek + Send + 'static,
     input: &Input,
-    of_file: Option<Range<u64>>,
+    begin: impl FnOnce() + 'static,
 ) -> Result<(Vec<Column>, AheadRows)> {
-    let Range { start: at, end } = of_file.clone().unwrap_or(0..u64::MAX);
-    let mut messages = Messages {
-        from: Box::new(from.take(end - at)),
-        at,
-        begin: at,
-        end,
-        expansion: input.expansion.clone(),
-        schema: Arc::new(Schema::empty()),
-        dictionaries: HashMap::new(),
-    };
-    let opened = caught(|| {
-        let (metadata, _) = messages.next()?.ok_or("it has no schema")?;
-        let message = root_as_message(&metadata).map_err(text)?;
-        let schema = message.header_as_schema().ok_or("it does not begin with a schema")?;
-        let is_ours = schema.endianness().equals_to_target_endianness();
-        Ok(if is_ours { Some(try_fb_to_schema(schema).map_err(text)?) } else { None })
-    });
-    let Some(schema) = opened.map_err(|what| bad(input, what))? else {
-        let text = "its numbers have the byte order of another machine, which dlfs does not read";
-        return Err(input.bad(text).hint(
-            "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
-        ));
-    };
-    let columns = ahead::columns(&schema);
-    let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
-    let has_dictionaries = schema.flattened_fields().iter().any(is_dictionary);
-    messages.schema = Arc::new(schema);
+    let mut head = [0; MAGIC.len()];
+    read_some(&mut from, &mut head).map_err(|error| input.named(error))?;
+    if head == *MAGIC {
+        file(from, input, begin)
+    } else {
+        from.rewind().map_err(|error| input.named(error))?;
+        stream(from, input, true)
+    }
+}
+
+fn file(
+    mut from: impl Read + Seek + Send + 'static,
+    input: &Input,
+    begin: impl FnOnce() + 'static,
+) -> Result<(Vec<Column>, AheadRows)> {
+    opened(|| Ok(check_footer(&mut from)?), input)?;
+    let from = StatedBuffers::new(from, &input.expansion);
+    let mut reader = opened(|| FileReader::try_new(from, None), input)?;
+    let columns = ahead::columns(&reader.schema());
     let input = input.clone();
-    let has_places = of_file.is_some();
-    let decode = move |place: StreamPlace| {
-        if has_places {
-            messages.begin = messages.at.max(place.offset);
-            // A batch may refer to a dictionary anywhere before it.
-            messages.at = if has_dictionaries { messages.at } else { messages.begin };
-            // The reader of the schema does not request far ahead, so open another one.
-            let mut from = input.read(messages.at, None)?;
-            if input.object.is_some() {
-                from = Box::new(Compressed(from, input.expansion.clone()));
-            }
-            messages.from = Box::new(from.take(end.saturating_sub(messages.at)));
+    let decode = move |from: StreamPlace| {
+        begin();
+        if from.offset > 0 {
+            let index = usize::try_from(from.offset).unwrap_or(usize::MAX);
+            opened(|| reader.set_index(index), &input)?;
         }
-        let each = std::iter::from_fn(move || {
-            let batch = messages.next_batch().transpose()?;
-            Some(batch.map(|(at, rows)| Batch { rows, at: Some(at).filter(|_| has_places) }))
+        let each = (from.offset..).zip(reader).map(|(at, rows)| {
+            let batch = rows.map(|rows| Batch { rows, at: Some(at) });
+            batch.map_err(|error| error.to_string())
         });
         Ok(Box::new(each) as Batches)
     };
     Ok((columns, AheadRows::new(false, decode)))
 }
 
-/// The messages of a stream.
-struct Messages {
-    from: Box<dyn Read + Send>,
-    /// Offset of the next message.
-    at: u64,
-    /// Offset of the first batch to decode; of messages before it, only dictionaries are.
-    begin: u64,
-    /// Offset at which a file's footer begins; `u64::MAX`: the marker alone ends the stream.
-    end: u64,
-    expansion: Expansion,
-    schema: SchemaRef,
-    dictionaries: HashMap<i64, ArrayRef>,
-}
-
-impl Messages {
-    /// The next batch of rows, and its offset; `None` at the end.
-    fn next_batch(&mut self) -> Result<Option<(u64, arrow_array::RecordBatch)>, String> {
-        loop {
-            let at = self.at;
-            let Some((metadata, body)) = self.next()? else { return Ok(None) };
-            let message = root_as_message(&metadata).map_err(text)?;
-            let version = message.version();
-            match message.header_type() {
-                MessageHeader::NONE => {}
-                MessageHeader::RecordBatch if at < self.begin => {}
-                kind => {
-                    if let Some(batch) = message.header_as_record_batch() {
-                        let schema = Arc::clone(&self.schema);
-                        let dictionaries = &self.dictionaries;
-                        let rows =
-                            read_record_batch(&body, batch, schema, dictionaries, None, &version);
-                        return Ok(Some((at, rows.map_err(text)?)));
-                    }
-                    let wrong = || format!("a message of the type {kind:?} is between batches");
-                    let batch = message.header_as_dictionary_batch().ok_or_else(wrong)?;
-                    let dictionaries = &mut self.dictionaries;
-                    read_dictionary(&body, batch, &self.schema, dictionaries, &version)
-                        .map_err(text)?;
-                }
+/// The rows of a stream, up to its end-of-stream marker. `is_file`: the stream is all of `input`, not a part of it.
+///
+/// # Errors
+/// The stream cannot be read.
+pub(super) fn stream(
+    from: impl Read + Send + 'static,
+    input: &Input,
+    is_file: bool,
+) -> Result<(Vec<Column>, AheadRows)> {
+    let head = Some(Vec::new());
+    let from = Box::new(StatedBuffers::new(from, &input.expansion));
+    let from = Counted { from, at: 0, has_ended: false, head };
+    let mut reader = opened(|| StreamReader::try_new(from, None), input)?;
+    let head = reader.get_mut().head.take().unwrap_or_default();
+    if !has_our_byte_order(&head) {
+        let text = "its numbers have the byte order of another machine, which dlfs does not read";
+        return Err(input.bad(text).hint(
+            "pyarrow swaps them: pyarrow.parquet.write_table(pyarrow.ipc.open_stream(OLD).read_all(), NEW)",
+        ));
+    }
+    let columns = ahead::columns(&reader.schema());
+    let input = input.clone();
+    let decode = move |from: StreamPlace| {
+        if is_file {
+            // The reader of the schema does not request far ahead, so open another one.
+            let bytes = reader.get_mut();
+            bytes.at = bytes.at.max(from.offset);
+            let mut from = input.read(bytes.at, None)?;
+            if input.object.is_some() {
+                from = Box::new(Compressed(from, input.expansion.clone()));
             }
+            bytes.from = Box::new(StatedBuffers::new(from, &input.expansion));
         }
-    }
+        // A batch may refer to a dictionary anywhere before it, so reading cannot begin in the middle.
+        let is_dictionary = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
+        let has_entries = is_file && !reader.schema().flattened_fields().iter().any(is_dictionary);
+        let each = StreamBatches { reader, has_entries, is_over: false };
+        Ok(Box::new(each) as Batches)
+    };
+    Ok((columns, AheadRows::new(false, decode)))
+}
 
-    /// The metadata and the body of the next message; `None` at the end.
-    fn next(&mut self) -> Result<Option<(Vec<u8>, Buffer)>, String> {
-        let mut word = self.up_to(4)?;
-        if word.is_empty() {
-            let is_file = self.end < u64::MAX;
-            return is_file.then_some(None).ok_or_else(|| NO_MARKER.to_owned());
-        }
-        if word == MARK {
-            word = self.up_to(4)?;
-        }
-        let len = word.first_chunk().map(|word| u32::from_le_bytes(*word)).ok_or(CUT)?;
-        if len == 0 {
-            return Ok(None);
-        }
-        let metadata = self.all(len.into())?;
-        let message = root_as_message(&metadata).map_err(text)?;
-        let body = self.all(u64::try_from(message.bodyLength()).map_err(text)?)?;
-        let of_dictionary = message.header_as_dictionary_batch().and_then(|batch| batch.data());
-        let batch = message.header_as_record_batch().or(of_dictionary);
-        let packed = batch.filter(|batch| batch.compression().is_some());
-        for buffer in packed.and_then(|batch| batch.buffers()).into_iter().flatten() {
-            let begin = usize::try_from(buffer.offset()).unwrap_or(usize::MAX);
-            // A negative length: the buffer is not compressed. The decoder reports a buffer outside of the body.
-            let stated = body.get(begin..).and_then(|rest| rest.first_chunk());
-            let stated = stated.filter(|_| buffer.length() >= 8);
-            let len = stated.map_or(0, |len| u64::try_from(i64::from_le_bytes(*len)).unwrap_or(0));
-            let made = self.expansion.make(Expands::Packed, len);
-            made.and_then(|()| has_memory(len)).map_err(text)?;
-        }
-        Ok(Some((metadata, Buffer::from_vec(body))))
-    }
+/// Checks that the footer, and the blocks that it lists, fit in the file: the decoder allocates their stated lengths
+/// before it reads them.
+fn check_footer(from: &mut (impl Read + Seek)) -> io::Result<()> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+    let room = from.seek(SeekFrom::End(-10))?; // its length, and the magic bytes
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    let len = u64::try_from(i32::from_le_bytes(len)).ok().filter(|len| *len <= room);
+    let begin = room - len.ok_or_else(|| bad("its footer is longer than it"))?;
+    from.seek(SeekFrom::Start(begin))?;
+    let mut footer = Vec::new();
+    from.take(room - begin).read_to_end(&mut footer)?;
+    // The decoder reports a malformed footer.
+    let Ok(footer) = arrow_ipc::root_as_footer(&footer) else { return Ok(()) };
+    let mut blocks = footer.dictionaries().into_iter().chain(footer.recordBatches()).flatten();
+    let is_within = |block: &Block| {
+        let parts = [block.offset(), block.metaDataLength().into(), block.bodyLength()];
+        let sum = |sum: u64, part: i64| sum.checked_add(u64::try_from(part).ok()?);
+        parts.into_iter().try_fold(0, sum).is_some_and(|end| end <= begin)
+    };
+    let behind = || bad("its footer lists a block that ends behind it");
+    blocks.all(is_within).then_some(()).ok_or_else(behind)
+}
 
-    fn all(&mut self, len: u64) -> Result<Vec<u8>, String> {
-        let bytes = self.up_to(len)?;
-        if bytes.len() as u64 == len { Ok(bytes) } else { Err(CUT.to_owned()) }
-    }
+fn opened<R>(open: impl FnOnce() -> Result<R, ArrowError>, input: &Input) -> Result<R> {
+    caught(|| open().map_err(|error| error.to_string()))
+        .map_err(|what| input.bad(format!("the Arrow file cannot be read: {what}")))
+}
 
-    /// The next `len` bytes, or fewer at the end. Memory grows with the bytes that arrive, not with a stated length.
-    fn up_to(&mut self, len: u64) -> Result<Vec<u8>, String> {
-        let mut bytes = Vec::new();
-        let reserved = bytes.try_reserve_exact(len.min(ROOM_BYTES) as usize);
-        let read = reserved
-            .map_err(io::Error::from)
-            .and_then(|()| self.from.by_ref().take(len).read_to_end(&mut bytes));
-        self.at += read.map_err(text)? as u64;
-        Ok(bytes)
+/// The batches of a stream up to its end-of-stream marker.
+struct StreamBatches {
+    reader: StreamReader<Counted>,
+    /// Set if reading can begin at any batch.
+    has_entries: bool,
+    is_over: bool,
+}
+
+impl Iterator for StreamBatches {
+    type Item = Result<Batch, String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_over {
+            return None;
+        }
+        // The reader stops right after each message, so this is where the next one begins.
+        let at = Some(self.reader.get_ref().at).filter(|_| self.has_entries);
+        if let Some(rows) = self.reader.next() {
+            return Some(rows.map(|rows| Batch { rows, at }).map_err(|error| error.to_string()));
+        }
+        self.is_over = true;
+        // The reader stops after the marker; it reaches the end of the file only if there is no marker.
+        self.reader.get_ref().has_ended.then(|| Err(NO_MARKER.to_owned()))
     }
 }
 
-fn text(error: impl Display) -> String {
-    error.to_string()
+/// Returns whether the numbers of a stream that begins with `head` have this machine's byte order, which Arrow's
+/// reader does not check.
+fn has_our_byte_order(head: &[u8]) -> bool {
+    let message = head.strip_prefix(&[0xff; 4]).unwrap_or(head).get(4..).unwrap_or_default();
+    let message = arrow_ipc::root_as_message(message).ok();
+    let schema = message.and_then(|message| message.header_as_schema());
+    schema.is_some_and(|schema| schema.endianness().equals_to_target_endianness())
+}
+
+/// Reader that counts bytes, and records an attempt to read after the last byte.
+struct Counted {
+    from: Box<dyn Read + Send>,
+    /// Offset of the next byte.
+    at: u64,
+    has_ended: bool,
+    /// The bytes read so far, until they hold the schema.
+    head: Option<Vec<u8>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.from.read(into)?;
+        self.at += read as u64;
+        self.has_ended |= read == 0 && !into.is_empty();
+        if let Some(head) = &mut self.head {
+            head.extend_from_slice(&into[..read]);
+        }
+        Ok(read)
+    }
 }
 
 const NO_MARKER: &str = "the Arrow stream ends without its end-of-stream marker, so it was cut off, or its writer did \
                          not close it: write it again, or import the rows up to here with --on-error skip";
-const CUT: &str = "the Arrow stream ends within a message";
-/// The magic bytes at the beginning and at the end of an Arrow file.
+/// The magic bytes at the beginning of an Arrow file.
 const MAGIC: &[u8; 6] = b"ARROW1";
-/// Bytes before a file's first message: the magic bytes, and padding.
-const HEAD_BYTES: u64 = 8;
-/// Bytes behind a file's footer: its length, and the magic bytes.
-const END_BYTES: usize = 10;
-const MARK: [u8; 4] = [0xff; 4];
-/// Memory taken for a body before it is read.
-const ROOM_BYTES: u64 = 64 << 20;

@@ -375,7 +375,8 @@ impl Shard {
             let text = "the first shard holds rows of Arrow, and this one does not";
             return Err(input.bad(text));
         }
-        let (columns, rows) = super::ipc::stream(self.from, input, None)?;
+        // An Arrow file holds its rows as a stream, and a footer after them.
+        let (columns, rows) = super::ipc::stream(self.from, input, false)?;
         Ok((columns, Box::new(rows)))
     }
 
