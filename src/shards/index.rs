@@ -37,7 +37,7 @@ pub struct ShardIndex {
     pub classes: Vec<Vec<u8>>,
     /// The entries that cannot be read.
     pub bad: Vec<BadSample>,
-    /// The data pages of the longer row groups of a Parquet file: offsets and numbers of values.
+    /// The data pages of a Parquet file whose runs begin within row groups: offsets and numbers of values.
     pub(crate) pages: Vec<(u64, u64)>,
     runs: Vec<Run>,
     /// The first bytes of all names.
@@ -133,13 +133,8 @@ impl ShardIndex {
     /// The place to decode a sample of `run` from alone, if there is one.
     pub(crate) fn place(&self, run: &Run, sample: usize) -> Option<StreamPlace> {
         let place = run.place?;
-        let record = place.record.checked_add((sample - run.first) as u64)?;
-        // Readers find its pages by its number. Some writers end a page only behind so many rows.
-        let mut ends = self.pages.windows(2).map(|pair| pair[1].0.saturating_sub(pair[0].0));
-        if self.pages.len() > 1 && ends.all(|len| len <= LONGEST_PAGE_BYTES) {
-            return Some(StreamPlace { record, ..place });
-        }
         let behind = self.behind[sample].checked_sub(1)?;
+        let record = place.record.checked_add((sample - run.first) as u64)?;
         Some(StreamPlace { offset: place.offset.checked_add(behind)?, record, ..place })
     }
 
@@ -348,8 +343,6 @@ const VERSION: u32 = 1;
 /// The bytes of a run's records, as long as runs can begin anywhere: those of a chunk of an import, so that windows and
 /// orders fit.
 pub(crate) const RUN_BYTES: u64 = 4 << 20;
-/// The most bytes of a page that is read for one of its samples.
-const LONGEST_PAGE_BYTES: u64 = 2 << 20;
 /// The most bytes of a run's records, unless it is one long sample: row groups that are longer are taken apart.
 pub(crate) const LONGEST_RUN_BYTES: u64 = 16 << 20;
 /// The most samples of a chunk (`format`).

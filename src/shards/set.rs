@@ -234,21 +234,16 @@ impl ShardReader<'_> {
     }
 
     /// Returns whether the sample just read, from `place`, begins a run, so that the run before is read by one range.
-    fn is_full(&mut self, place: Option<StreamPlace>, len_bytes: u32) -> bool {
+    fn is_full(&self, place: Option<StreamPlace>, len_bytes: u32) -> bool {
         let Some(run) = self.index.runs().last() else { return true };
         let read = self.stream.place().zip(self.run_at).map(|(place, begin)| {
             if self.stream.is_packed() { 0 } else { place.offset.saturating_sub(begin.offset) }
         });
         let len_bytes = run.len_bytes + u64::from(len_bytes);
-        let is_longer = |most: u64| len_bytes > most || read.unwrap_or(0) > most;
-        if run.samples == MAX_RUN_SAMPLES || len_bytes > LONGEST_RUN_BYTES {
-            return true;
-        }
-        // A row within a row group shares pages with those before it, unless one begins there: the next may be too far.
-        match place.filter(|place| is_within_group(*place)) {
-            None => is_longer(RUN_BYTES),
-            Some(place) => is_longer(RUN_BYTES / 4 * 3) && self.stream.begins_page(place.record),
-        }
+        // A row within a row group shares pages with those before it, so a run has whole groups.
+        let is_within = place.is_some_and(is_within_group);
+        let is_long = len_bytes > RUN_BYTES || read.unwrap_or(0) > RUN_BYTES;
+        run.samples == MAX_RUN_SAMPLES || is_long && !is_within || len_bytes > LONGEST_RUN_BYTES
     }
 
     /// The typed columns, known with the first sample.
@@ -268,7 +263,9 @@ impl ShardReader<'_> {
         self.set.shards.check(self.shard)?;
         let (fields, types) = self.set.shards.layout()?;
         self.index.describe(fields, types, self.stream.classes());
-        self.index.pages = self.set.shards.pages(self.shard);
+        if self.index.runs().iter().any(|run| run.place.is_some_and(is_within_group)) {
+            self.index.pages = self.set.shards.pages(self.shard);
+        }
         Ok(self.index)
     }
 }

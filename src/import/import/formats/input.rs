@@ -27,7 +27,7 @@ use dlfs_places::{Client, Object, Reader, Scheme};
 /// The first failure of a store, which ends the import: later rows were not read, and are not bad entries.
 pub(super) type Failure = Arc<Mutex<Option<Error>>>;
 
-/// The data pages of longer row groups in a Parquet file, as far as readers have met them: the offset of each, and its
+/// The data pages of long row groups in a Parquet file, as far as readers have met them: the offset of each, and its
 /// number of values. Readers of one file share it.
 pub(super) type FoundPages = Arc<Mutex<BTreeMap<u64, u64>>>;
 

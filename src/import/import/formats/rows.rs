@@ -40,11 +40,6 @@ pub(super) trait RowReader {
         StreamPlace { left_out: rows, ..StreamPlace::default() }
     }
 
-    /// Returns whether reading can begin with this row, which was read, at little cost: a page begins with it.
-    fn begins_page(&mut self, _row: u64) -> bool {
-        false
-    }
-
     /// Records again the objects that the rows up to byte `to` (`None`: all rows) name. `named` is the hash of the
     /// objects that earlier files name; returns the hash with these objects added.
     ///
@@ -722,10 +717,6 @@ impl SampleStream for RowSource {
             Some(open) => (self.begun - 1, open.rows, open.reader.place(open.rows)),
         };
         Some(StreamPlace { input, record, windows: 0, ..place })
-    }
-
-    fn begins_page(&mut self, record: u64) -> bool {
-        self.open.as_mut().is_some_and(|open| open.reader.begins_page(record))
     }
 
     fn next_sample(&mut self) -> Result<Option<StreamSample>> {

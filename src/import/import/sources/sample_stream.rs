@@ -81,12 +81,6 @@ pub trait SampleStream {
         self.inner()?.place()
     }
 
-    /// Returns whether reading can begin with this record, which was read, though it lies within a row group: a page
-    /// begins there.
-    fn begins_page(&mut self, record: u64) -> bool {
-        self.inner_mut().is_some_and(|inner| inner.begins_page(record))
-    }
-
     /// Takes back the memory of a sample for reuse.
     fn give_back(&mut self, sample: StreamSample) {
         if let Some(inner) = self.inner_mut() {

@@ -78,8 +78,6 @@ pub(super) struct AheadRows {
     unwanted: u64,
     /// The first row and the offset of each row group, if places are rows of these.
     pub(super) groups: Vec<(u64, u64)>,
-    /// Returns whether a page begins with a row that was read, if the file has pages.
-    pub(super) begins_page: Option<Box<dyn FnMut(u64) -> bool>>,
 }
 
 impl AheadRows {
@@ -123,10 +121,6 @@ impl RowReader for AheadRows {
             return self.next;
         };
         StreamPlace { offset, left_out: rows - first, ..self.next }
-    }
-
-    fn begins_page(&mut self, row: u64) -> bool {
-        self.begins_page.as_mut().is_some_and(|begins| begins(row))
     }
 
     fn next_row(&mut self, cells: &mut Cells) -> Result<bool, RowError> {

@@ -26,7 +26,7 @@ use super::ahead::{self, AheadRows, Batch, Batches, caught};
 use super::blocks::{Blocks, PageFile};
 use super::stated::StatedPages;
 use crate::import::formats::column::{Column, is_wanted};
-use crate::import::formats::input::{FoundPages, InStore, Input};
+use crate::import::formats::input::{InStore, Input};
 use crate::import::formats::rows::OpenRows;
 use crate::import::options::RowOptions;
 use crate::import::sources::expansion::Expansion;
@@ -116,14 +116,6 @@ fn rows_of(
     let batch_bytes = if input.part_end.is_some() { PART_BATCH_BYTES } else { BATCH_BYTES };
     let (columns, table) = caught(|| Table::open(from, options, batch_bytes)).map_err(&bad)?;
     let groups = groups(table.metadata.metadata());
-    let mut pages = Pages {
-        metadata: table.metadata.clone(),
-        read: table.read.clone(),
-        found: Arc::clone(&input.pages),
-        rows: 0..0,
-        first: 0,
-        left: 0..0,
-    };
     let is_part = input.part_end.is_some();
     let most_rows = input.part_rows;
     let decode = move |from: StreamPlace| {
@@ -131,7 +123,6 @@ fn rows_of(
     };
     let mut rows = AheadRows::new(true, decode);
     rows.groups = groups;
-    rows.begins_page = Some(Box::new(move |row| pages.begin_at(row)));
     Ok((columns, Box::new(rows)))
 }
 
@@ -232,14 +223,6 @@ fn groups(metadata: &ParquetMetaData) -> Vec<(u64, u64)> {
     if ascend { groups } else { Vec::new() }
 }
 
-/// The columns of a row group that are read, with their numbers.
-fn columns_of<'a>(
-    group: &'a RowGroupMetaData,
-    read: &'a ProjectionMask,
-) -> impl Iterator<Item = (usize, &'a ColumnChunkMetaData)> {
-    group.columns().iter().enumerate().filter(|(leaf, _)| read.leaf_included(*leaf))
-}
-
 /// The bytes of a column in a row group, as the footer states them.
 fn bytes_of(column: &ColumnChunkMetaData) -> Range<u64> {
     let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset()).max(0) as u64;
@@ -279,46 +262,6 @@ fn offsets(
 
 fn len(range: &Range<u64>) -> u64 {
     range.end - range.start // an empty one was left out
-}
-
-/// The pages that have been met of the longest column of a row group, if that column has most of its bytes: rows from
-/// where one begins share few bytes with those before.
-struct Pages {
-    metadata: ArrowReaderMetadata,
-    read: ProjectionMask,
-    found: FoundPages,
-    /// The rows of the group.
-    rows: Range<u64>,
-    /// The first row of a page, and the bytes of the column from there on.
-    first: u64,
-    left: Range<u64>,
-}
-
-impl Pages {
-    /// Returns whether a page begins with `row`, which is at or behind the row asked for before.
-    fn begin_at(&mut self, row: u64) -> bool {
-        if !self.rows.contains(&row) {
-            let mut end = 0_u64;
-            let group = self.metadata.metadata().row_groups().iter().find(|group| {
-                self.rows = end..end.saturating_add(group.num_rows().max(0) as u64);
-                end = self.rows.end;
-                self.rows.contains(&row)
-            });
-            let read = group.into_iter().flat_map(|group| columns_of(group, &self.read));
-            let read: Vec<Range<u64>> = read.map(|(_, column)| bytes_of(column)).collect();
-            let most = read.iter().map(len).sum::<u64>() / 4 * 3;
-            let longest = read.into_iter().max_by_key(len).filter(|own| len(own) >= most);
-            (self.first, self.left) = (self.rows.start, longest.unwrap_or_default());
-        }
-        let found = self.found.lock();
-        while self.first < row
-            && let Some((&at, &values)) = found.range(self.left.clone()).next()
-        {
-            self.first = self.first.saturating_add(values);
-            self.left.start = at + 1;
-        }
-        self.first == row
-    }
 }
 
 impl<F: ChunkReader + Clone + 'static> Table<F> {
@@ -384,7 +327,8 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
         index.allocate_offset_indexes(metadata.num_row_groups(), leaves);
         for of in wanted.iter().filter(|of| !of.is_whole) {
             let group = metadata.row_group(of.group);
-            for (leaf, column) in columns_of(group, &self.read) {
+            let columns = group.columns().iter().enumerate();
+            for (leaf, column) in columns.filter(|(leaf, _)| self.read.leaf_included(*leaf)) {
                 index.put_offset_index(offsets(column, group, &found)?, of.group, leaf);
             }
         }
@@ -395,7 +339,8 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
     /// The bytes of the columns that are read, in these rows.
     fn ranges(&self, of: &GroupRows) -> Vec<Range<u64>> {
         let metadata = self.metadata.metadata();
-        let read = columns_of(metadata.row_group(of.group), &self.read);
+        let columns = metadata.row_group(of.group).columns().iter().enumerate();
+        let read = columns.filter(|(leaf, _)| self.read.leaf_included(*leaf));
         let ranges = read.flat_map(|(leaf, column)| {
             let all = bytes_of(column);
             let pages = metadata.page_index().filter(|_| !of.is_whole);
@@ -410,15 +355,16 @@ impl<F: ChunkReader + Clone + 'static> Table<F> {
     fn reader(&self, of: &GroupRows) -> Result<ParquetRecordBatchReader, String> {
         let mut from = self.from.clone();
         let metadata = self.metadata.clone();
-        let group = metadata.metadata().row_group(of.group);
         from.is_indexed = metadata.metadata().page_index().is_some_and(|index| {
-            columns_of(group, &self.read)
-                .all(|(leaf, _)| index.page_locations(of.group, leaf).is_some())
+            let mut leaves = 0..metadata.metadata().row_group(of.group).num_columns();
+            leaves.all(|leaf| {
+                !self.read.leaf_included(leaf) || index.page_locations(of.group, leaf).is_some()
+            })
         });
-        // Nobody reads a part of a short one, and a page of lists does not say how many rows it has.
-        let is_flat = columns_of(group, &self.read)
-            .all(|(_, column)| column.column_descr().max_rep_level() == 0);
-        from.found = from.found.filter(|_| is_flat && group.total_byte_size() >= LONG_GROUP_BYTES);
+        // Nobody reads a part of a short one.
+        from.found = from.found.filter(|_| {
+            metadata.metadata().row_group(of.group).total_byte_size() >= LONG_GROUP_BYTES
+        });
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(from, metadata)
             .with_projection(self.read.clone())
             .with_batch_size(self.rows_at_once)
@@ -447,7 +393,7 @@ const BATCH_BYTES: i64 = 8 << 20;
 const PART_BATCH_BYTES: i64 = 1 << 20;
 const MAX_ROWS: i64 = 1 << 16;
 /// Row groups from this length on may be read in parts.
-const LONG_GROUP_BYTES: i64 = 2 << 20;
+const LONG_GROUP_BYTES: i64 = 8 << 20;
 /// The bytes requested from an object's end, which often have the whole footer.
 const FOOTER_BYTES: u64 = 64 << 10;
 const MOST_KEPT_FOOTERS: usize = 32 << 20;
