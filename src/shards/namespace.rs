@@ -400,9 +400,12 @@ impl Kept {
             // A first batch waits for samples, alone or of kept runs, and its loader's window for whole runs.
             let has_samples = || state.busy.values().any(|other| other.is_kept);
             let gives_way = !busy.is_kept && (!state.touching.is_empty() || has_samples());
-            let most = if gives_way { RUNS_BESIDE_SAMPLES } else { MOST_RUNS_AT_ONCE };
+            let whole = state.busy.values().filter(|other| !other.is_kept).count();
+            let may_begin = !gives_way || whole < RUNS_BESIDE_SAMPLES;
             let has_room = state.busy.is_empty()
-                || state.busy.len() < most && bytes + busy.len_bytes <= DECODED_BYTES;
+                || may_begin
+                    && state.busy.len() < MOST_RUNS_AT_ONCE
+                    && bytes + busy.len_bytes <= DECODED_BYTES;
             if has_room && !state.busy.contains_key(&first) {
                 state.busy.insert(first, busy);
                 return Err(Turn { kept: self, first });

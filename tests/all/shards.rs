@@ -728,7 +728,9 @@ mod store {
         }
         assert_eq!(samples, 1440);
         let [long, most] = [long, most].map(|count| count.load(Ordering::Relaxed));
-        assert_eq!(long, u64::from(dataset.directory().num_chunks()));
+        // A run of which the first batch has many samples may be read for them, and again for the window.
+        let runs = u64::from(dataset.directory().num_chunks());
+        assert!((runs..=runs + 2).contains(&long), "{long} requests for {runs} runs");
         assert!((3..=8).contains(&most), "{most} of {long} requests at a time");
     }
 
