@@ -416,7 +416,8 @@ fn a_sample_whose_name_is_taken_is_left_out_of_an_image_without_damage() {
     let job =
         Job { image: vec![target.address(Nsid(1))], ..Job::new(source, place.path(), 0, &import) };
     let names = ["1.tar/x", "1/x", "x", "y"];
-    assert_eq!(job.read(1, 2), [names; 2]);
+    // The first epoch knows no names of later shards.
+    assert_eq!(job.read(1, 2)[1], names);
     let report = job.image().unwrap().verify(&VerifyOptions::default(), &mut |_| {}).unwrap();
     assert!(report.damages.is_empty(), "{report:?}");
     target.stop();

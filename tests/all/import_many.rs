@@ -220,8 +220,10 @@ fn a_plan_is_damaged_wherever_a_bit_of_it_flips() {
             fs::write(scene.path("many", number), bytes).unwrap();
         }
     }
-    // An earlier release's, and the whole one.
-    fs::write(&plan, [&bytes[..8], &[2], &bytes[9..]].concat()).unwrap();
+    // An earlier release's, and the whole one. The head is at the end, before its length: its magic, and its version.
+    let (head, len) = bytes.split_last_chunk::<8>().unwrap();
+    let version = head.len() - u64::from_le_bytes(*len) as usize + 8;
+    fs::write(&plan, [&bytes[..version], &[2], &bytes[version + 1..]].concat()).unwrap();
     let error = part(&plan, 0).unwrap_err();
     assert!(error.to_string().contains("another release of dlfs made this plan"), "{error}");
     fs::write(&plan, &bytes).unwrap();

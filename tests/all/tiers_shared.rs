@@ -551,21 +551,20 @@ fn an_owner_of_another_version_is_named_with_its_process() {
 /// A process sends the pages that it has read without waiting for the owner to refuse some of them.
 #[test]
 fn of_the_pages_that_a_process_sends_those_that_the_owner_expects_are_kept() {
-    const EXPECT: u32 = 2;
-    const PIECE: u32 = 3;
     let origin = origin(15);
     let uuid = unique_uuid();
     let units = (0..NUM_UNITS).map(|unit| (unit * UNIT_PAGES, UNIT_PAGES as u32));
     let owner = origin.open_units(Units::of_small_samples(units), uuid, &["ram:64M"]).unwrap();
     let mut stream = UnixStream::connect(socket(&name_in_memory(uuid))).unwrap();
     let unit = 3_u64;
-    let mut send = |kind: u32, pages: u64, bytes: &[u8]| {
-        let numbers = [u64::from(kind) | unit << 32, pages].map(u64::to_le_bytes);
-        stream.write_all(&[&numbers.concat()[..], bytes].concat()).unwrap();
+    let mut send = |message: String, bytes: &[u8]| {
+        let lens = [message.len() as u64, bytes.len() as u64].map(u64::to_le_bytes);
+        stream.write_all(&[&lens.concat()[..], message.as_bytes(), bytes].concat()).unwrap();
     };
-    send(EXPECT, 0b0110, b"");
+    send(format!("{{\"Expect\":[{unit},{}]}}", 0b0110), b"");
     let start = (unit * UNIT_BYTES) as usize;
-    send(PIECE, 0b1111, &origin.bytes[start..start + 4 * PAGE_BYTES as usize]);
+    let piece = format!("{{\"Piece\":{{\"unit\":{unit},\"pages\":{}}}}}", 0b1111);
+    send(piece, &origin.bytes[start..start + 4 * PAGE_BYTES as usize]);
     wait_for("copies of two pages", || owner.stats().tiers[0].held_bytes == 2 * PAGE_BYTES);
     let first = unit * UNIT_PAGES;
     origin.read_each(&owner, [first + 1, first + 2], PAGE_BYTES);
