@@ -62,6 +62,9 @@ struct Checkpoint {
     /// The names of the classes that samples have used, as [`packed`] returns them. Stored after the marks.
     #[serde(skip)]
     names: Vec<u8>,
+    /// Makes the JSON [`JSON_BYTES`] long, so that a point changes the first bytes of the block alone: a write of
+    /// which only these arrive is whole.
+    space: String,
 }
 
 /// The objects of an import, as hashes.
@@ -106,6 +109,7 @@ impl Checkpoint {
             points: Vec::new(),
             marks: objects.marks(),
             names: Vec::new(),
+            space: String::new(),
         }
     }
 
@@ -151,7 +155,10 @@ impl Checkpoint {
     fn encode(&self) -> Vec<u8> {
         let mut tail: Vec<u8> = self.marks.iter().flat_map(|mark| mark.to_le_bytes()).collect();
         tail.extend_from_slice(&self.names);
-        CHECKPOINT.seal(self, &tail).expect("two points, all marks and limited names fit")
+        let mut even = Checkpoint { space: String::new(), ..self.clone() };
+        let len = serde_json::to_vec(&even).map_or(0, |json| json.len());
+        even.space = " ".repeat(JSON_BYTES.saturating_sub(len));
+        CHECKPOINT.seal(&even, &tail).expect("two points, all marks and limited names fit")
     }
 
     /// Reads a checkpoint. `None`: there is none, or it is damaged, or another release wrote it.
@@ -199,7 +206,9 @@ fn unpacked(packed: &[u8]) -> Option<Vec<Vec<u8>>> {
 const CHECKPOINT: Block =
     Block { what: "checkpoint of an import", magic: *b"DLFSCKPT", at: 4 << 10, len: 12 << 10 };
 
-/// This many marks fit after the longest JSON of two points.
+/// The longest JSON of two points.
+const JSON_BYTES: usize = 768;
+/// This many marks fit behind it.
 const MAX_MARKS: u64 = 1600;
 /// Maximum length of the names of classes behind them, in Deflate.
 const MAX_PACKED_BYTES: usize = 8 << 10;
@@ -474,7 +483,14 @@ mod tests {
         let marks = vec![7; MAX_MARKS as usize];
         let points = vec![point, point];
         let names = vec![5; MAX_PACKED_BYTES];
-        let checkpoint = Checkpoint { import: most, num_objects: MAX_MARKS, points, marks, names };
+        let checkpoint = Checkpoint {
+            import: most,
+            num_objects: MAX_MARKS,
+            points,
+            marks,
+            names,
+            space: String::new(),
+        };
         let bytes = checkpoint.encode();
         assert_eq!(Checkpoint::parse(&bytes).unwrap().encode(), bytes);
     }

@@ -189,7 +189,7 @@ impl TemporaryColumn {
 
 impl KeepsAside for TemporaryColumn {
     fn append(&mut self, bytes: &[u8]) {
-        if self.rest.is_empty() {
+        if self.rest.is_empty() && !bytes.is_empty() {
             let Err(error) = self.write(bytes) else { return };
             tracing::warn!(
                 "checksums stay in memory, since there is no temporary file for them: {error}"

@@ -48,6 +48,8 @@ pub(super) struct JsonLines {
     is_wanted: Vec<bool>,
     /// Hashes of the names of the files read so far: a file that is named again counts as expansion.
     read_files: HashSet<u64>,
+    /// The columns with a value in the previous line.
+    filled: Vec<usize>,
     /// Set if all keys are wanted, so that a key without a column is an error.
     takes_all: bool,
     /// The key whose values must be texts.
@@ -128,6 +130,7 @@ impl JsonLines {
         let rows = JsonLines {
             is_wanted: columns.iter().map(|column| is_wanted(column, options)).collect(),
             read_files: HashSet::new(),
+            filled: Vec::new(),
             place_of: places(&columns),
             takes_all: options.fields.is_empty(),
             text: options.text.clone(),
@@ -425,11 +428,13 @@ impl RowReader for JsonLines {
         {
             self.name.extend_from_slice(name.as_bytes());
         }
-        cells.clear();
+        // Clear only the cells that the previous line filled: a line may have few of many keys.
+        self.filled.drain(..).for_each(|at| drop(cells.get_mut(at).and_then(Option::take)));
         cells.resize(self.columns.len(), None);
         for (key, value) in object.0 {
             if let Some(files) = self.files.as_ref().filter(|files| files.key == key) {
                 cells[files.column].clone_from(&file);
+                self.filled.push(files.column);
                 continue;
             }
             let Some(at) = self.place_of.get(&key).copied() else {
@@ -446,6 +451,7 @@ impl RowReader for JsonLines {
                 return Err(BadReason::field(&key, "is there twice in this line").into());
             }
             cells[at] = self.cell(&self.columns[at], &value)?;
+            self.filled.push(at);
         }
         Ok(true)
     }

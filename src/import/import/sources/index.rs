@@ -33,7 +33,7 @@ pub struct Index {
     /// Empty while no row has a label.
     labels: Vec<i64>,
     /// The payloads of all rows, in order.
-    pub(super) payloads: Vec<Payload>,
+    pub(super) payloads: Payloads,
     /// Index of the first payload of row `i`; empty while every row has exactly one payload.
     payload_starts: Vec<u64>,
     /// Bytes of fields that replace the payload's bytes.
@@ -275,7 +275,7 @@ impl Index {
             sum = sum.wrapping_add(self.names.start(at) as u64);
             sum = sum.wrapping_add(self.labels.get(at).map_or(0, |label| *label as u64));
             if self.payload_starts.is_empty() {
-                sum = sum.wrapping_add(self.payloads[at].offset_or_stamp);
+                sum = sum.wrapping_add(self.payloads.get(at).offset_or_stamp);
             } else {
                 sum = sum.wrapping_add(self.payload_starts[at]);
             }
@@ -290,7 +290,7 @@ impl Index {
 
     /// The payloads of a row, in the order of the source.
     pub fn payloads(&self, row: u64) -> impl ExactSizeIterator<Item = Payload> + '_ {
-        self.payloads[self.payload_range(row)].iter().copied()
+        self.payload_range(row).map(|place| self.payloads.get(place))
     }
 
     /// The length of a row's payload for `field`; `None` if the row lacks the field.
@@ -358,9 +358,9 @@ impl Index {
     /// Replaces the payload at a position by `bytes`, which have the same length for each row.
     pub(super) fn replace(&mut self, row: u64, place: usize, bytes: &[u8]) {
         let width = bytes.len();
-        let Payload { field, len_bytes, .. } = &mut self.payloads[place];
-        let field = *field;
-        *len_bytes = width as u32;
+        let payload = self.payloads.get(place);
+        let field = payload.field;
+        self.payloads.set(place, Payload { len_bytes: width as u32, ..payload });
         let at = self.values.iter().position(|values| values.field == field);
         let at = at.unwrap_or_else(|| {
             self.values.push(Values { field, width, bytes: Vec::new() });
@@ -518,7 +518,7 @@ impl Index {
             match kept.iter().copied().find(|&first| self.replaces(row, first)) {
                 Some(first) => {
                     for place in self.payload_range(row) {
-                        let payload = self.payloads[place];
+                        let payload = self.payloads.get(place);
                         self.replace_payload(first, payload);
                         let is_label = self.fields[usize::from(payload.field)] == b"cls";
                         if is_label && !self.labels.is_empty() {
@@ -545,13 +545,13 @@ impl Index {
     /// Replaces the payload of the same field of `row` by `payload`, and counts the replaced member.
     pub(super) fn replace_payload(&mut self, row: u64, payload: Payload) {
         let mut places = self.payload_range(row);
-        let place = places.find(|&place| self.payloads[place].field == payload.field);
+        let place = places.find(|&place| self.payloads.get(place).field == payload.field);
         let place = place.expect("the row has the field");
-        let replaced = self.payloads[place].len_bytes.into();
+        let replaced = self.payloads.get(place);
         let name = self.name(row).to_vec();
-        self.file_counts.add(REPLACED, Role::SetAside, replaced, &name);
+        self.file_counts.add(REPLACED, Role::SetAside, replaced.len_bytes.into(), &name);
         let Payload { len_bytes, offset_or_stamp, .. } = payload;
-        self.payloads[place] = Payload { len_bytes, offset_or_stamp, ..self.payloads[place] };
+        self.payloads.set(place, Payload { len_bytes, offset_or_stamp, ..replaced });
     }
 
     /// All rows, sorted by name and then by id.
@@ -598,7 +598,7 @@ impl Index {
         ends.for_each(|end| hash.update(&end.to_le_bytes()));
         self.labels.iter().for_each(|label| hash.update(&label.to_le_bytes()));
         self.payload_starts.iter().for_each(|start| hash.update(&start.to_le_bytes()));
-        self.payloads.iter().for_each(|payload| hash.update(&payload.to_bytes()));
+        (0..self.payloads.len()).for_each(|at| hash.update(&self.payloads.get(at).to_bytes()));
         hash.digest()
     }
 
@@ -619,6 +619,55 @@ impl Payload {
         let both = u64::from(self.len_bytes) << 32 | u64::from(self.container);
         let numbers = [self.offset_or_stamp, both, self.field.into()];
         zerocopy::transmute!(numbers.map(u64::to_le_bytes))
+    }
+}
+
+/// Payloads by columns. Those that are 0 for all payloads so far are empty: most sources are many files, each with one
+/// field, or one shard.
+#[derive(Debug, Default)]
+pub(super) struct Payloads {
+    lens_bytes: Vec<u32>,
+    offsets_or_stamps: Vec<u64>,
+    containers: Vec<u32>,
+    fields: Vec<u16>,
+}
+
+impl Payloads {
+    pub(super) fn len(&self) -> usize {
+        self.lens_bytes.len()
+    }
+
+    pub(super) fn get(&self, at: usize) -> Payload {
+        Payload {
+            field: self.fields.get(at).copied().unwrap_or_default(),
+            len_bytes: self.lens_bytes[at],
+            offset_or_stamp: self.offsets_or_stamps[at],
+            container: self.containers.get(at).copied().unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn set(&mut self, at: usize, payload: Payload) {
+        let Payload { field, len_bytes, offset_or_stamp, container } = payload;
+        self.lens_bytes[at] = len_bytes;
+        self.offsets_or_stamps[at] = offset_or_stamp;
+        set_sparse(&mut self.containers, at, container);
+        set_sparse(&mut self.fields, at, field);
+    }
+
+    fn push(&mut self, payload: Payload) {
+        self.lens_bytes.push(0);
+        self.offsets_or_stamps.push(0);
+        self.set(self.len() - 1, payload);
+    }
+}
+
+/// Sets a value of a column, which ends with its last value that is not 0, or behind it.
+fn set_sparse<T: Copy + Default + PartialEq>(column: &mut Vec<T>, at: usize, value: T) {
+    if at >= column.len() && value != T::default() {
+        column.resize(at + 1, T::default());
+    }
+    if let Some(own) = column.get_mut(at) {
+        *own = value;
     }
 }
 

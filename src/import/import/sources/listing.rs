@@ -9,7 +9,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::file_counts::{FileCounts, HIDDEN, Role};
-use super::index::{BadEntry, Container, Index, MAX_NAME_BYTES, Names, TOO_LONG_A_NAME};
+use super::index::{
+    BadEntry, BadReason, Container, Index, MAX_NAME_BYTES, MAX_SAMPLE_BYTES, Names, TOO_LONG_A_NAME,
+};
 use dlfs_base::folders::is_dropping;
 
 /// Files or objects in compact form, since there may be many millions of them.
@@ -125,8 +127,11 @@ pub(super) fn index<R>(
             let class_of = |top| index.classes.binary_search_by(|class| class[..].cmp(top)).ok();
             let label = top_of(name).and_then(class_of).map(|class| class as i64);
             let len = listing.len_bytes(row);
-            let stamp = stamp(listing, row);
-            if let Err(reason) = index.push_file(name, label, len, stamp, container) {
+            // The stamps of files that are taken are asked for, and no others.
+            let is_well = BadReason::TooLarge(len).unless(len <= MAX_SAMPLE_BYTES);
+            let pushed = is_well
+                .and_then(|()| index.push_file(name, label, len, stamp(listing, row), container));
+            if let Err(reason) = pushed {
                 index.bad.push(bad(BadEntry::new(name, reason)));
             }
         }

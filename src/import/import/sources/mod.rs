@@ -306,7 +306,7 @@ impl Source {
             }
             for place in self.index.payload_range(row) {
                 let index = &mut self.index;
-                let payload = index.payloads[place];
+                let mut payload = index.payloads.get(place);
                 let len = u64::from(payload.len_bytes);
                 let mut front = |most: u64| {
                     let mut bytes = vec![0; len.min(most) as usize];
@@ -314,8 +314,9 @@ impl Source {
                 };
                 match take(payload.field, len, &mut front) {
                     Ok(Elements::Behind(skipped)) => {
-                        index.payloads[place].offset_or_stamp += u64::from(skipped);
-                        index.payloads[place].len_bytes -= skipped;
+                        payload.offset_or_stamp += u64::from(skipped);
+                        payload.len_bytes -= skipped;
+                        index.payloads.set(place, payload);
                     }
                     Ok(Elements::Are(bytes)) => index.replace(row, place, &bytes),
                     Err(reason) => {

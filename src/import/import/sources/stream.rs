@@ -145,7 +145,9 @@ impl StreamSource {
             let unread = if member.len_bytes > self.most_at_once { member.len_bytes } else { 0 };
             let bytes =
                 if unread > 0 { Vec::new().into() } else { self.payload(member.len_bytes)? };
-            self.judge.count(&name, member.len_bytes, &mut self.counted);
+            if !self.judge.numbered {
+                self.judge.count(&name, member.len_bytes, &mut self.counted);
+            }
             return Ok(Some(StreamSample { unread, ..StreamSample::new(name, vec![Some(bytes)]) }));
         }
         let (key, field) = key_and_field(&name)?;

@@ -365,7 +365,7 @@ impl Rows {
             let made = |row| self.expansion.make(Expands::Links, index.payload_bytes(row));
             match follow(link, &targets).and_then(|row| made(row).map(|()| row)) {
                 Ok(row) => {
-                    index.payloads[link.row as usize] = index.payloads[row as usize];
+                    index.payloads.set(link.row as usize, index.payloads.get(row as usize));
                     let name = index.name(link.row).to_vec();
                     self.judge.count(&name, index.payload_bytes(row), &mut index.file_counts);
                 }

@@ -245,11 +245,13 @@ pub(super) fn lists(
             for ((line, (root, name, label)), found) in lines.iter().zip(found) {
                 let pushed = match found {
                     Ok(object) => {
-                        push_origin(&mut origins, &roots.all[*root].client, &object);
                         let len = object.len_bytes;
                         let stamp = object.stamp();
                         let name = name.as_bytes();
-                        index.push_file(name, *label, len, stamp, *root as u32).map(|()| len)
+                        index.push_file(name, *label, len, stamp, *root as u32).map(|()| {
+                            push_origin(&mut origins, &roots.all[*root].client, &object);
+                            len
+                        })
                     }
                     Err(error) => Err(reason(error)?),
                 };
