@@ -1,17 +1,20 @@
 //! The event simulation: threads that fetch, nodes that compute, and a barrier after every step.
 //!
-//! A node has `threads` staging threads. Each claims the next access of the node's string while the staging
-//! buffer has room, and fetches the sample from the source that `Copies` gives; a sample from the origin is then
-//! decoded and written. The node consumes the buffer strictly in order; when it has consumed its share of a step
-//! it waits for all other nodes. Meanwhile fill threads copy from the origin to tiers. The network has no
-//! congestion. The origin is shared in one of two ways ([`Sharing`]):
+//! Each staging thread of a node claims the next access of the node's access string (the samples that it reads, in
+//! order) while the staging buffer has room, and fetches the sample from the source that `Copies` (the policy's
+//! placement) selects; a sample from the origin is then decoded and written. The node consumes the buffer strictly in
+//! order; when it has consumed its share of a step it waits for all other nodes. Meanwhile fill threads copy from the
+//! origin to tiers. The network has no congestion. The origin is shared in one of two ways ([`Sharing`]):
 //!
 //! - by the *nodes* that read from it, as in the thesis: each thread of a node gets the node's
 //!   whole share, and a transfer keeps its initial rate (transfers that begin at the same instant
 //!   are counted together);
 //! - by *transfers*, like a link or a throttled device: all proceed at one rate, which changes whenever a
-//!   transfer begins or ends. So one number determines the end of each transfer: the bytes that a transfer
-//!   since the start of the simulation would have received.
+//!   transfer begins or ends. So it suffices to know, for each transfer, the value of one counter at which it ends:
+//!   the bytes that a transfer would have received since the simulation began.
+//!
+//! Threads of a node, numbered in this order: staging threads, fill threads tier by tier, and last the one that
+//! computes. Thread t of node n is n * `threads_per_node` + t.
 //!
 //! Time is in nanoseconds. Memory holds the staged samples, the sequences of the nodes' current epochs, and
 //! the state of `Copies`.
@@ -29,7 +32,7 @@ use crate::schedule::Schedule;
 /// The job to simulate: machines, sizes and steps.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
-    /// Rates.
+    /// The machine's rates, as in the thesis's performance model.
     pub(crate) model: Model,
     /// The origin's rates if whole chunks are read.
     pub(crate) origin_chunks: Curve,
@@ -48,12 +51,12 @@ pub(crate) struct Job {
 /// Behaviour of a policy during the training.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// Samples that only the origin has are not fetched ahead.
+    /// Excludes samples that only the origin has from prefetching.
     pub(crate) origin_on_demand: bool,
-    /// The threads that fetch the next sample while the last one is decoded and written.
+    /// The overlap of writes and fetches.
     pub(crate) hides_writes: Hides,
-    /// All nodes share the origin's rate, always: the worst case, as for loading before training. Otherwise those that
-    /// read from it at the moment.
+    /// Divides the origin's rate among all nodes, as in loading before training; otherwise among the nodes that read
+    /// from it now.
     pub(crate) all_read: bool,
     /// The origin is read in whole chunks.
     pub(crate) reads_chunks: bool,
@@ -100,10 +103,12 @@ pub(crate) struct Engine<'a, C> {
     window: VecDeque<Vec<u32>>,
     first_in_window: u32,
     nodes: Vec<Node>,
-    workers_of_node: usize,
-    workers: Vec<Task>,
-    now: u64,
-    events: BinaryHeap<Reverse<(u64, u32)>>,
+    threads_per_node: usize,
+    /// The task of each thread.
+    tasks: Vec<Task>,
+    now_ns: u64,
+    /// Ends of tasks: time in nanoseconds, and the thread. Transfers that share a link are in `transfers`.
+    ends: BinaryHeap<Reverse<(u64, u32)>>,
     reading_nodes: u32,
     /// Transfers from the origin that begin at this instant: thread, and bytes.
     beginning: Vec<(u32, u64)>,
@@ -117,15 +122,17 @@ pub(crate) struct Engine<'a, C> {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Accesses of the whole run, of an epoch, and until the end of the step.
-    total: u64,
-    of_epoch: u64,
+    /// Accesses of the whole run.
+    accesses: u64,
+    accesses_per_epoch: u64,
+    /// Accesses until the end of the current step.
     step_end: u64,
     claimed: u64,
     consumed: u64,
     /// Claimed samples that are not consumed yet, in order.
     staged: VecDeque<Staged>,
     staged_bytes: u64,
+    /// Staging threads without work.
     idle: Vec<usize>,
     /// Fill threads without work.
     idle_fills: Vec<usize>,
@@ -148,18 +155,18 @@ struct Task {
     reads_origin: bool,
     /// The time from the end of the fetch to the end of the task: to decode, write and send on the sample.
     then_ns: u64,
-    /// The earliest end of the task: that of a write which overlaps the fetch.
+    /// The earliest end of the task: the end of a write that overlaps the fetch.
     not_before: u64,
 }
 
-/// The transfers that share the origin by transfers.
+/// Transfers under [`Sharing::Transfers`].
 #[derive(Debug, Default)]
 struct Transfers {
     /// Bytes per second of each transfer.
     rate: u64,
-    /// The amount that a transfer since the start would have received, in 10^-9 bytes.
-    had: u128,
-    /// The values of `had` at which transfers end, each with its thread.
+    /// Bytes that a transfer since the start would have received, in 10^-9 bytes.
+    per_transfer: u128,
+    /// The values of `per_transfer` at which transfers end, each with its thread.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
 }
 
@@ -174,11 +181,16 @@ impl<'a, C: Copies> Engine<'a, C> {
         let staging = job.model.staging.threads as usize;
         let fills: usize = job.model.tiers.iter().map(|tier| tier.threads as usize).sum();
         let num_nodes = job.schedule.nodes();
-        let workers_of_node = staging + fills + 1;
+        let threads_per_node = staging + fills + 1;
         let nodes = (0..num_nodes).map(|node| {
-            let of_epoch = job.schedule.of_node(node);
-            let total = of_epoch * u64::from(job.schedule.epochs);
-            Node { total, of_epoch, idle: (0..staging).rev().collect(), ..Node::default() }
+            let accesses_per_epoch = job.schedule.of_node(node);
+            let accesses = accesses_per_epoch * u64::from(job.schedule.epochs);
+            Node {
+                accesses,
+                accesses_per_epoch,
+                idle: (0..staging).rev().collect(),
+                ..Node::default()
+            }
         });
         Engine {
             job,
@@ -188,10 +200,10 @@ impl<'a, C: Copies> Engine<'a, C> {
             window: VecDeque::new(),
             first_in_window: 0,
             nodes: nodes.collect(),
-            workers_of_node,
-            workers: vec![Task::default(); workers_of_node * num_nodes as usize],
-            now: 0,
-            events: BinaryHeap::new(),
+            threads_per_node,
+            tasks: vec![Task::default(); threads_per_node * num_nodes as usize],
+            now_ns: 0,
+            ends: BinaryHeap::new(),
             reading_nodes: 0,
             beginning: Vec::new(),
             transfers: Transfers::default(),
@@ -204,60 +216,62 @@ impl<'a, C: Copies> Engine<'a, C> {
 
     /// Runs until the last step is finished; training starts `load_ns` after the start.
     pub(crate) fn run(mut self, load_ns: u64) -> Outcome {
-        self.now = load_ns;
+        self.now_ns = load_ns;
         for node in 0..self.nodes.len() {
-            for worker in self.fill_workers() {
-                self.fill(node, worker);
+            for t in self.fill_threads() {
+                self.fill(node, t);
             }
         }
         self.begin_step();
         while self.steps_done < self.all_steps() {
-            let event = self.next_event().expect("a node that lacks a sample waits for a transfer");
-            let node = event / self.workers_of_node;
-            let worker = event % self.workers_of_node;
-            if worker + 1 == self.workers_of_node {
-                self.computed(node);
-            } else if self.fill_workers().contains(&worker) {
-                self.filled(node, worker);
+            let thread =
+                self.next_event().expect("a node that lacks a sample waits for a transfer");
+            let node = thread / self.threads_per_node;
+            let t = thread % self.threads_per_node;
+            if t + 1 == self.threads_per_node {
+                self.on_computed(node);
+            } else if self.fill_threads().contains(&t) {
+                self.on_filled(node, t);
             } else {
-                self.staged(node, worker);
+                self.on_staged(node, t);
             }
         }
         let load_seconds = load_ns as f64 * 1e-9;
-        let seconds = self.now as f64 * 1e-9;
+        let seconds = self.now_ns as f64 * 1e-9;
         Outcome { load_seconds, seconds, ..self.outcome }
     }
 
     /// Advances to the next event; returns its thread.
     fn next_event(&mut self) -> Option<usize> {
         self.begin_transfers();
-        let other = self.events.peek().map(|&Reverse((time, _))| time);
-        let transfer = self.transfers.next_end_ns().map(|ns| self.now.saturating_add(ns));
+        let other = self.ends.peek().map(|&Reverse((time, _))| time);
+        let transfer = self.transfers.next_end_ns().map(|ns| self.now_ns.saturating_add(ns));
         let is_transfer = transfer.is_some_and(|end| other.is_none_or(|other| end <= other));
         let time = if is_transfer { transfer } else { other }?;
-        self.transfers.had += u128::from(self.transfers.rate) * u128::from(time - self.now);
-        self.now = time;
-        let event = if is_transfer {
-            self.transfers.ends.pop().map(|Reverse((_, event))| event)
+        self.transfers.per_transfer +=
+            u128::from(self.transfers.rate) * u128::from(time - self.now_ns);
+        self.now_ns = time;
+        let thread = if is_transfer {
+            self.transfers.ends.pop().map(|Reverse((_, thread))| thread)
         } else {
-            self.events.pop().map(|Reverse((_, event))| event)
+            self.ends.pop().map(|Reverse((_, thread))| thread)
         };
-        event.map(|event| event as usize)
+        thread.map(|thread| thread as usize)
     }
 
     fn begin_transfers(&mut self) {
         match self.job.sharing {
             Sharing::Nodes => {
                 let rate = self.origin_rate();
-                for (event, len_bytes) in self.beginning.drain(..) {
-                    let end = self.now.saturating_add(rate.time_ns(len_bytes));
-                    self.events.push(Reverse((end, event)));
+                for (thread, len_bytes) in self.beginning.drain(..) {
+                    let end = self.now_ns.saturating_add(rate.time_ns(len_bytes));
+                    self.ends.push(Reverse((end, thread)));
                 }
             }
             Sharing::Transfers => {
-                for (event, len_bytes) in self.beginning.drain(..) {
-                    let end = self.transfers.had + u128::from(len_bytes) * 1_000_000_000;
-                    self.transfers.ends.push(Reverse((end, event)));
+                for (thread, len_bytes) in self.beginning.drain(..) {
+                    let end = self.transfers.per_transfer + u128::from(len_bytes) * 1_000_000_000;
+                    self.transfers.ends.push(Reverse((end, thread)));
                 }
                 let all = self.origin_rate().0 * u64::from(self.reading_nodes.max(1));
                 self.transfers.rate = (all / self.transfers.ends.len().max(1) as u64).max(1);
@@ -267,8 +281,8 @@ impl<'a, C: Copies> Engine<'a, C> {
 
     /// The rate at which a node gets bytes from the origin, given the nodes that share it by [`Rules::all_read`].
     fn origin_rate(&self) -> Rate {
-        let now = self.reading_nodes.max(1);
-        let readers = if self.rules.all_read { self.nodes.len() as u32 } else { now };
+        let reading = self.reading_nodes.max(1);
+        let readers = if self.rules.all_read { self.nodes.len() as u32 } else { reading };
         let model = &self.job.model;
         if self.rules.reads_chunks {
             model.origin_link.min(self.job.origin_chunks.at(readers).shared_by(readers))
@@ -299,9 +313,9 @@ impl<'a, C: Copies> Engine<'a, C> {
 
     /// Lets the idle threads of `node` claim the next accesses.
     fn stage(&mut self, node: usize) {
-        while let Some(&worker) = self.nodes[node].idle.last() {
+        while let Some(&t) = self.nodes[node].idle.last() {
             let state = &self.nodes[node];
-            if state.claimed == state.total {
+            if state.claimed == state.accesses {
                 return;
             }
             let index = state.claimed;
@@ -331,10 +345,10 @@ impl<'a, C: Copies> Engine<'a, C> {
             state.claimed += 1;
             state.staged.push_back(Staged { len_bytes, ready: false });
             state.staged_bytes += u64::from(len_bytes);
-            self.read(node, worker, index, (source, elsewhere));
+            self.read(node, t, index, (source, elsewhere));
             if let Some(holder) = more_to_fill {
-                for worker in std::mem::take(&mut self.nodes[holder as usize].idle_fills) {
-                    self.fill(holder as usize, worker);
+                for t in std::mem::take(&mut self.nodes[holder as usize].idle_fills) {
+                    self.fill(holder as usize, t);
                 }
             }
         }
@@ -342,13 +356,7 @@ impl<'a, C: Copies> Engine<'a, C> {
 
     /// Lets a thread stage a sample. Samples in tiers are already decoded. A sample that another node reads
     /// from the origin for this node also crosses the network.
-    fn read(
-        &mut self,
-        node: usize,
-        worker: usize,
-        index: u64,
-        (source, elsewhere): (Source, bool),
-    ) {
+    fn read(&mut self, node: usize, t: usize, index: u64, (source, elsewhere): (Source, bool)) {
         let staged = self.nodes[node].staged.back().expect("it was just claimed");
         let len = u64::from(staged.len_bytes);
         match source {
@@ -362,14 +370,14 @@ impl<'a, C: Copies> Engine<'a, C> {
                 };
                 let network_ns = if elsewhere { self.job.model.network.time_ns(len) } else { 0 };
                 let times = (hidden_ns, then_ns.saturating_add(network_ns));
-                self.read_origin(node, worker, index, len, times);
+                self.read_origin(node, t, index, len, times);
                 return;
             }
             Source::Local(_) => self.outcome.local_bytes += len,
             Source::Remote(_) => self.outcome.remote_bytes += len,
         }
-        let end = self.now.saturating_add(self.job.model.fetch_ns(source, len));
-        self.begin(node, worker, end, Task { index, ..Task::default() });
+        let end = self.now_ns.saturating_add(self.job.model.fetch_ns(source, len));
+        self.begin(node, t, end, Task { index, ..Task::default() });
     }
 
     /// Lets a thread fetch from the origin. The task takes the time of the fetch and then `then_ns`, and at least
@@ -377,47 +385,48 @@ impl<'a, C: Copies> Engine<'a, C> {
     fn read_origin(
         &mut self,
         node: usize,
-        worker: usize,
+        t: usize,
         index: u64,
         len_bytes: u64,
         (hidden_ns, then_ns): (u64, u64),
     ) {
         self.nodes[node].origin_reads += 1;
         self.reading_nodes += u32::from(self.nodes[node].origin_reads == 1);
-        let event = node * self.workers_of_node + worker;
-        let not_before = self.now.saturating_add(hidden_ns);
-        self.workers[event] = Task { index, reads_origin: true, then_ns, not_before };
-        self.beginning.push((event as u32, len_bytes));
+        let thread = node * self.threads_per_node + t;
+        let not_before = self.now_ns.saturating_add(hidden_ns);
+        self.tasks[thread] = Task { index, reads_origin: true, then_ns, not_before };
+        self.beginning.push((thread as u32, len_bytes));
     }
 
-    fn begin(&mut self, node: usize, worker: usize, end: u64, task: Task) {
-        let event = node * self.workers_of_node + worker;
-        self.workers[event] = task;
-        self.events.push(Reverse((end, event as u32)));
+    fn begin(&mut self, node: usize, t: usize, end: u64, task: Task) {
+        let thread = node * self.threads_per_node + t;
+        self.tasks[thread] = task;
+        self.ends.push(Reverse((end, thread as u32)));
     }
 
     /// Ends a thread's fetch: the thread starts writing, or its task ends and is returned.
-    fn end(&mut self, node: usize, worker: usize) -> Option<Task> {
-        let task = self.workers[node * self.workers_of_node + worker];
+    fn end(&mut self, node: usize, t: usize) -> Option<Task> {
+        let task = self.tasks[node * self.threads_per_node + t];
         if !task.reads_origin {
             return Some(task);
         }
         self.nodes[node].origin_reads -= 1;
         self.reading_nodes -= u32::from(self.nodes[node].origin_reads == 0);
-        let end = self.now.saturating_add(task.then_ns).max(task.not_before);
+        let end = self.now_ns.saturating_add(task.then_ns).max(task.not_before);
         let written = Task { index: task.index, ..Task::default() };
-        if end == self.now {
+        if end == self.now_ns {
             return Some(written);
         }
-        self.begin(node, worker, end, written);
+        self.begin(node, t, end, written);
         None
     }
 
-    fn staged(&mut self, node: usize, worker: usize) {
-        let Some(task) = self.end(node, worker) else { return };
+    /// A staging thread has fetched its sample, or written it.
+    fn on_staged(&mut self, node: usize, t: usize) {
+        let Some(task) = self.end(node, t) else { return };
         let state = &mut self.nodes[node];
         state.staged[(task.index - state.consumed) as usize].ready = true;
-        state.idle.push(worker);
+        state.idle.push(t);
         self.stage(node);
         self.compute(node);
     }
@@ -431,13 +440,14 @@ impl<'a, C: Copies> Engine<'a, C> {
         if let Some(front) = state.staged.front().filter(|front| front.ready) {
             state.computing = true;
             let compute_ns = self.job.model.compute.time_ns(u64::from(front.len_bytes));
-            let end = self.now.saturating_add(compute_ns);
-            let event = (node + 1) * self.workers_of_node - 1;
-            self.events.push(Reverse((end, event as u32)));
+            let end = self.now_ns.saturating_add(compute_ns);
+            let thread = (node + 1) * self.threads_per_node - 1;
+            self.ends.push(Reverse((end, thread as u32)));
         }
     }
 
-    fn computed(&mut self, node: usize) {
+    /// A node has consumed a sample. The last one of a step ends the step.
+    fn on_computed(&mut self, node: usize) {
         let state = &mut self.nodes[node];
         let gone = state.staged.pop_front().expect("a node computes what is staged");
         state.computing = false;
@@ -458,10 +468,10 @@ impl<'a, C: Copies> Engine<'a, C> {
     }
 
     /// Lets a fill thread copy the next missing sample of its tier.
-    fn fill(&mut self, node: usize, worker: usize) {
-        let (tier, thread) = self.tier_of(worker);
-        let Some(sample) = self.copies.next_fill(node as u32, tier, thread) else {
-            self.nodes[node].idle_fills.push(worker);
+    fn fill(&mut self, node: usize, t: usize) {
+        let (tier, nth) = self.tier_of(t);
+        let Some(sample) = self.copies.next_fill(node as u32, tier, nth) else {
+            self.nodes[node].idle_fills.push(t);
             return;
         };
         let len = u64::from(self.job.sizes[sample as usize]);
@@ -471,16 +481,17 @@ impl<'a, C: Copies> Engine<'a, C> {
             Hides::All => (write_ns, 0),
             Hides::Staging | Hides::None => (0, write_ns),
         };
-        self.read_origin(node, worker, 0, len, times);
+        self.read_origin(node, t, 0, len, times);
     }
 
-    fn filled(&mut self, node: usize, worker: usize) {
-        if self.end(node, worker).is_none() {
+    /// A fill thread has fetched its sample, or written it to its tier.
+    fn on_filled(&mut self, node: usize, t: usize) {
+        if self.end(node, t).is_none() {
             return;
         }
-        let (tier, thread) = self.tier_of(worker);
-        let filled = self.copies.filled(node as u32, tier, thread);
-        self.fill(node, worker);
+        let (tier, nth) = self.tier_of(t);
+        let filled = self.copies.filled(node as u32, tier, nth);
+        self.fill(node, t);
         // A thread that waited to read the sample from the origin may now find it in the tier.
         self.stage(node);
         let waiting = filled.and_then(|sample| self.waiting.remove(&sample));
@@ -495,27 +506,27 @@ impl<'a, C: Copies> Engine<'a, C> {
         model.preprocess.min(model.tiers[tier].write_of_thread()).time_ns(len_bytes)
     }
 
-    fn fill_workers(&self) -> std::ops::Range<usize> {
-        self.job.model.staging.threads as usize..self.workers_of_node - 1
+    fn fill_threads(&self) -> std::ops::Range<usize> {
+        self.job.model.staging.threads as usize..self.threads_per_node - 1
     }
 
     /// The tier of a fill thread, and its number in that tier.
-    fn tier_of(&self, worker: usize) -> (usize, usize) {
-        let mut thread = worker - self.job.model.staging.threads as usize;
+    fn tier_of(&self, t: usize) -> (usize, usize) {
+        let mut nth = t - self.job.model.staging.threads as usize;
         for (tier, stage) in self.job.model.tiers.iter().enumerate() {
-            match thread.checked_sub(stage.threads as usize) {
-                Some(rest) => thread = rest,
-                None => return (tier, thread),
+            match nth.checked_sub(stage.threads as usize) {
+                Some(rest) => nth = rest,
+                None => return (tier, nth),
             }
         }
         unreachable!("fill threads are counted from the tiers")
     }
 
-    /// The sample at `index` of the string of `node`.
+    /// The sample at `index` of the access string of `node`.
     fn sample(&mut self, node: usize, index: u64) -> u32 {
-        let of_epoch = self.nodes[node].of_epoch;
-        let epoch = (index / of_epoch) as u32;
-        let nth = index % of_epoch;
+        let per_epoch = self.nodes[node].accesses_per_epoch;
+        let epoch = (index / per_epoch) as u32;
+        let nth = index % per_epoch;
         while self.first_in_window + self.window.len() as u32 <= epoch {
             let next = self.first_in_window + self.window.len() as u32;
             self.window.push_back((self.sequence)(next));
@@ -533,7 +544,7 @@ impl Transfers {
     /// The time until the next transfer ends.
     fn next_end_ns(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
-        let ns = end.saturating_sub(self.had).div_ceil(u128::from(self.rate));
+        let ns = end.saturating_sub(self.per_transfer).div_ceil(u128::from(self.rate));
         Some(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 }

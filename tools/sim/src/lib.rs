@@ -4,8 +4,8 @@
 //! dlfs's own. The order and the ranks' shares are dlfs's; frequencies, placement and holders come from
 //! `dlfs::plan`. Only the threads, the storage, the network and the clock are simulated.
 //!
-//! Read `environment.rs` (the inputs), `policy.rs` (the policies) and `engine.rs` (the events), in that
-//! order.
+//! Read `environment.rs` (the inputs), `schedule.rs` (who reads what), `policy.rs`, `copies.rs` (where copies are)
+//! and `engine.rs` (the events), in that order.
 
 mod copies;
 pub mod engine;
