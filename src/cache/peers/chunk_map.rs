@@ -71,56 +71,34 @@ impl ChunkMap {
         let mut at = range.start;
         for Chunk { bytes, number } in self.places.within(namespace, &range) {
             if bytes.start > at {
-                spans.push((at..bytes.start, Keeper::None));
+                spans.push((at..bytes.start, SpanHolder::None));
             }
             let end = bytes.end.min(range.end);
-            spans.push((bytes.start.max(at)..end, Keeper::Chunk(*number)));
+            spans.push((bytes.start.max(at)..end, SpanHolder::Chunk(*number)));
             at = end;
         }
         if at < range.end {
-            spans.push((at..range.end, Keeper::None));
+            spans.push((at..range.end, SpanHolder::None));
         }
     }
 }
 
-/// A part of a range, and the node that keeps its data for all nodes.
-pub(super) type Span = (Range<u64>, Keeper);
+/// A part of a range, and its holder.
+pub(super) type Span = (Range<u64>, SpanHolder);
 
-/// The node that keeps data for all nodes.
+/// The holder of a span: the node that keeps its data for all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keeper {
-    /// No node.
+pub(super) enum SpanHolder {
+    /// No node: the span is read from this node's own copy, or from the origin.
     None,
-    /// The holder of this chunk.
+    /// The node that holds this chunk; [`ChunkHolders`] names it.
     Chunk(u32),
     /// The node with this index, by the plan of the run.
     Planned(u16),
 }
 
-/// Bytes of the pages with live samples, for each chunk.
-pub fn live_page_bytes(directory: &Directory) -> Vec<u64> {
-    let of_chunk = |chunk| {
-        let mut pages = Vec::new();
-        for (_, extent) in directory.samples_in_chunk(chunk) {
-            let first = extent.offset_bytes / PAGE_BYTES;
-            let last = (extent.offset_bytes + u64::from(extent.len_bytes)).div_ceil(PAGE_BYTES);
-            if first < last {
-                pages.push(first..last);
-            }
-        }
-        pages.sort_unstable_by_key(|pages| pages.start);
-        let mut count = 0;
-        let mut end = 0;
-        for pages in pages {
-            count += pages.end.saturating_sub(pages.start.max(end));
-            end = end.max(pages.end);
-        }
-        count * PAGE_BYTES
-    };
-    (0..directory.num_chunks()).map(of_chunk).collect()
-}
-
-/// The node from which this node reads each portion: 2 bytes per portion.
+/// The node from which this node reads each portion (the part of a unit that a run plans as one; see
+/// [`dlfs_order::tier`]): 2 bytes per portion.
 #[derive(Debug)]
 pub struct PlanMap {
     units: Arc<Units>,
@@ -141,29 +119,30 @@ impl PlanMap {
     /// Entry of a portion that is read from no other node.
     pub const NOBODY: u16 = u16::MAX;
 
-    /// Splits `range` of a namespace, which begins and ends at page boundaries, by node, in order. `spans` is empty
-    /// before.
+    /// Splits `range` of a namespace, which begins and ends at page boundaries, by node, in order. `spans` must be
+    /// empty.
     pub(super) fn split(&self, namespace: u16, range: Range<u64>, spans: &mut Vec<Span>) {
         let mut add = |more: Range<u64>, node: u16| {
-            let keeper = if node == PlanMap::NOBODY { Keeper::None } else { Keeper::Planned(node) };
+            let holder =
+                if node == PlanMap::NOBODY { SpanHolder::None } else { SpanHolder::Planned(node) };
             match spans.last_mut() {
                 _ if more.is_empty() => {}
-                Some((part, of)) if *of == keeper => part.end = more.end,
-                _ => spans.push((more, keeper)),
+                Some((part, of)) if *of == holder => part.end = more.end,
+                _ => spans.push((more, holder)),
             }
         };
         let mut at = range.start;
         for unit in self.units.within(namespace, &range) {
             let bounds = self.units.get(unit);
             add(at..bounds.start_bytes().clamp(at, range.end), PlanMap::NOBODY);
-            let of = self.units.together_with(unit).start;
-            let mut before = PlanMap::NOBODY;
+            let first_unit = self.units.together_with(unit).start;
+            let mut previous = PlanMap::NOBODY;
             for page in bounds.pages_in(&range).runs().flatten() {
-                let own = self.nodes[self.units.portion_at(of, page) as usize];
-                // A page that two portions share is also at the node that keeps the first portion.
-                let is_others = own == PlanMap::NOBODY && self.units.is_continued(of, page);
-                let node = if is_others { before } else { own };
-                before = own;
+                let planned = self.nodes[self.units.portion_at(first_unit, page) as usize];
+                // Two portions may share a page. If no node keeps the second one, the node of the first has the page.
+                let is_shared = self.units.is_continued(first_unit, page);
+                let node = if planned == PlanMap::NOBODY && is_shared { previous } else { planned };
+                previous = planned;
                 let end = bounds.start_bytes() + u64::from(page + 1) * PAGE_BYTES;
                 let start = (end - PAGE_BYTES).max(at);
                 at = end.min(range.end);
@@ -198,6 +177,29 @@ impl LatestPlan {
     }
 }
 
+/// Bytes of the pages with live samples, for each chunk.
+pub fn live_page_bytes(directory: &Directory) -> Vec<u64> {
+    let of_chunk = |chunk| {
+        let mut pages = Vec::new();
+        for (_, extent) in directory.samples_in_chunk(chunk) {
+            let first = extent.offset_bytes / PAGE_BYTES;
+            let last = (extent.offset_bytes + u64::from(extent.len_bytes)).div_ceil(PAGE_BYTES);
+            if first < last {
+                pages.push(first..last);
+            }
+        }
+        pages.sort_unstable_by_key(|pages| pages.start);
+        let mut count = 0;
+        let mut end = 0;
+        for pages in pages {
+            count += pages.end.saturating_sub(pages.start.max(end));
+            end = end.max(pages.end);
+        }
+        count * PAGE_BYTES
+    };
+    (0..directory.num_chunks()).map(of_chunk).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,15 +208,15 @@ mod tests {
         let mut spans = Vec::new();
         map.split(0, pages.start * PAGE_BYTES..pages.end * PAGE_BYTES, &mut spans);
         let in_pages = |bytes: Range<u64>| bytes.start / PAGE_BYTES..bytes.end / PAGE_BYTES;
-        spans.into_iter().map(|(part, keeper)| (in_pages(part), keeper)).collect()
+        spans.into_iter().map(|(part, holder)| (in_pages(part), holder)).collect()
     }
 
     #[test]
     fn a_range_is_split_where_another_node_keeps_the_units_and_where_there_is_none() {
         let units = Units::from_pages([(1, 4), (5, 4), (9, 4), (20, 4), (24, 4)]);
         let map = PlanMap::new(Arc::new(units), vec![3, 3, PlanMap::NOBODY, 7, 3]);
-        let at = Keeper::Planned;
-        let none = Keeper::None;
+        let at = SpanHolder::Planned;
+        let none = SpanHolder::None;
         assert_eq!(split(&map, 1..9), [(1..9, at(3))]);
         assert_eq!(split(&map, 2..3), [(2..3, at(3))]);
         assert_eq!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use super::chunk_map::{ChunkMap, Keeper, LatestPlan, PlanMap, Span};
+use super::chunk_map::{ChunkMap, LatestPlan, PlanMap, Span, SpanHolder};
 use super::links::{CONNECT_WAIT, Links, Slot};
 use super::{Counters, add};
 use dlfs_base::buf::{IoBuf, Pool, SharedBuf};
@@ -115,7 +115,7 @@ struct PeerScope {
 
 /// State of a piece of a read.
 struct Way {
-    keeper: Keeper,
+    holder: SpanHolder,
     /// Set if the peer that is asked has delivered wrong bytes for this piece before: it must fetch them
     /// again.
     is_anew: bool,
@@ -216,9 +216,9 @@ impl PeersPair {
         let mut spans = std::mem::take(&mut self.spans);
         self.split(start..start + io.buf.len() as u64, &mut spans);
         let mut cutting = self.pieces.begin(io, start, spans.len());
-        for (range, keeper) in spans.drain(..) {
+        for (range, holder) in spans.drain(..) {
             let suspect = self.take_suspect(&range);
-            let source = match (suspect, self.nearest_source_of(keeper, &range, now)) {
+            let source = match (suspect, self.nearest_source_of(holder, &range, now)) {
                 // The peer with wrong bytes has been set aside. Other peers may be wrong, too, so this rank's
                 // cache reads the origin.
                 (Some(Source::Peer(node)), other) if other != Source::Peer(node) => Source::Cache,
@@ -226,21 +226,21 @@ impl PeersPair {
             };
             let is_anew = suspect == Some(source);
             let is_checked = suspect.is_some();
-            let way = Way { keeper, is_anew, is_checked, began: now };
+            let way = Way { holder, is_anew, is_checked, began: now };
             let (id, buf) = self.pieces.cut(&mut cutting, (range.end - range.start) as usize, way);
             self.push(id, range, buf, source, now);
         }
         self.spans = spans;
     }
 
-    /// Splits a range by the keeper of its data.
+    /// Splits a range by holder.
     fn split(&mut self, range: Range<u64>, spans: &mut Vec<Span>) {
         let Some(latest) = &self.shared.plan else {
             return self.shared.map.split(self.number, range, spans);
         };
         latest.follow(&mut self.plan);
         match &self.plan.1 {
-            None => spans.push((range, Keeper::None)),
+            None => spans.push((range, SpanHolder::None)),
             Some(plan) => plan.split(self.number, range, spans),
         }
     }
@@ -255,42 +255,42 @@ impl PeersPair {
         Some(source)
     }
 
-    /// The source for `range`, which `keeper` keeps: this rank's cache if this node has copied the chunk's
+    /// The source for `range`, a span of `holder`: this rank's cache if this node has copied the chunk's
     /// data while the holder was away; otherwise the result of [`PeersPair::source_of`]. A plan needs no such check:
     /// it names this node for all data that this node keeps.
-    fn nearest_source_of(&self, keeper: Keeper, range: &Range<u64>, now: Instant) -> Source {
-        let source = self.source_of(keeper, None, now);
+    fn nearest_source_of(&self, holder: SpanHolder, range: &Range<u64>, now: Instant) -> Source {
+        let source = self.source_of(holder, None, now);
         let slba = Lba(range.start / PAGE_BYTES);
         let len = (range.end - range.start) as usize;
-        match (keeper, source) {
-            (Keeper::Chunk(_), Source::Peer(_)) if self.cache.has_copies(slba, len) => {
+        match (holder, source) {
+            (SpanHolder::Chunk(_), Source::Peer(_)) if self.cache.has_copies(slba, len) => {
                 Source::Cache
             }
             _ => source,
         }
     }
 
-    /// The source for data of `keeper`: the holder of the chunk, or, after `failed`, the next node in the
-    /// chunk's order that can be asked. Data that a plan lists have only one keeper.
-    fn source_of(&self, keeper: Keeper, failed: Option<u16>, now: Instant) -> Source {
+    /// The source for a span of `holder`: the node that holds the chunk, or, after `failed`, the next node in the
+    /// chunk's order that can be asked. A planned span has only one node.
+    fn source_of(&self, holder: SpanHolder, failed: Option<u16>, now: Instant) -> Source {
         let Shared { links, map, own, avoids, .. } = &*self.shared;
         if avoids.load(Ordering::Relaxed) {
             return Source::Cache;
         }
-        let chunk = match keeper {
-            Keeper::None => return Source::Cache,
-            Keeper::Chunk(chunk) => chunk,
-            Keeper::Planned(node) => {
+        let chunk = match holder {
+            SpanHolder::None => return Source::Cache,
+            SpanHolder::Chunk(chunk) => chunk,
+            SpanHolder::Planned(node) => {
                 let is_asked = failed.is_none() && node != *own && links.is_there(node, now);
                 return if is_asked { Source::Peer(node) } else { Source::Cache };
             }
         };
-        let Some(holder) = map.holders.holder(chunk) else { return Source::Cache };
-        if holder == *own {
+        let Some(first) = map.holders.holder(chunk) else { return Source::Cache };
+        if first == *own {
             return Source::Cache;
         }
-        if failed.is_none() && links.is_there(holder, now) {
-            return Source::Peer(holder);
+        if failed.is_none() && links.is_there(first, now) {
+            return Source::Peer(first);
         }
         let order = map.holders.order_of(chunk);
         let after = failed.and_then(|failed| order.iter().position(|&node| node == failed));
@@ -388,9 +388,9 @@ impl PeersPair {
     /// Reads a piece from the next node in its chunk's order after `failed`. If the piece's bytes were wrong
     /// before, reads it from this rank's cache, which has dropped its own copies.
     fn go_to_next(&mut self, id: PieceId, buf: IoBuf, failed: u16, now: Instant) {
-        let Way { keeper, is_checked, .. } = self.pieces.get_mut(id).info;
+        let Way { holder, is_checked, .. } = self.pieces.get_mut(id).info;
         let source =
-            if is_checked { Source::Cache } else { self.source_of(keeper, Some(failed), now) };
+            if is_checked { Source::Cache } else { self.source_of(holder, Some(failed), now) };
         self.go_to(id, buf, source, now);
     }
 
@@ -553,7 +553,7 @@ impl QueuePair for PeersPair {
         let mut spans = Vec::new();
         let range = start..start.saturating_add(len_bytes as u64);
         self.split(range, &mut spans);
-        let from = |(range, keeper)| (self.nearest_source_of(keeper, &range, now), range);
+        let from = |(range, holder)| (self.nearest_source_of(holder, &range, now), range);
         let sources: Vec<_> = spans.into_iter().map(from).collect();
         // Must come after the sources are looked up: a bad copy of this node must not be blamed on a peer.
         self.cache.report_corrupt(slba, len_bytes);
