@@ -1,8 +1,8 @@
 //! Mixtures: several data sets as one sequence, in given proportions.
 //!
 //! A run over a mixture has epochs of equal length. As in every order, the source of a position, and the sample of
-//! that source, are computed directly. A run resumes from one number, and world size, batch size and workers change
-//! nothing. So sources do not have their own state.
+//! that source, are computed directly. A run resumes from one number, so sources need no state of their own. World
+//! size, batch size and workers do not change the sequence, except with [`Batching::PerSource`].
 //!
 //! 1. *Counts.* In an epoch of T positions each source has its part of T, rounded by largest remainders (of equal
 //!    remainders, the earlier source gains). A [`Phase`] that begins within an epoch divides it; each piece has its
@@ -14,11 +14,11 @@
 //!
 //! All numbers are integers, and weights are decimal numbers ([`Weight`]). The mapping of positions is frozen;
 //! `tests/golden/mixtures.txt` pins it, and a Python program in the same folder computes it from this page and
-//! `Word`.
+//! that of `word.rs`.
 //!
-//! *Stratified.* A `Word` deals the positions of a segment, so that each global batch has its share of each
-//! source, with an error of one or two samples. The key of a node's phase is derived from {seed, 5, the segment's
-//! first position} and the number of the node.
+//! *Stratified.* A `Word` (a balanced sequence of sources) deals the positions of a segment, so that each global batch
+//! has its share of each source, with an error of one or two samples. The word is a tree; the random offset of its
+//! branch i is drawn from the key of {seed, 5, the segment's first position} and i.
 //!
 //! *Random.* Windows of 16,384 positions of a segment are permuted before the word deals them to sources, by keys
 //! of {seed, 6, the window's first position}. The numbers of samples in a batch are then random. The draws of each
@@ -27,10 +27,11 @@
 //!
 //! *By source.* As stratified, but units of one global batch are dealt instead of single positions.
 //!
-//! Read [`Mixture`] first, then `segments.rs`.
+//! Read [`Mixture`], then `word.rs`, then `segments.rs`.
 
 mod segments;
 mod spec;
+mod word;
 
 use dlfs_base::error::Result;
 use dlfs_base::permutation::{Key, Permutation};
@@ -40,6 +41,7 @@ pub use segments::Count;
 pub use spec::{Batching, MixtureSpec, Part, Phase, Source, Weight};
 
 use segments::{Segment, Segments};
+use word::{Walk, Word};
 
 /// The sequence of a run over a mixture: position -> source, and position in the source's epoch.
 ///
@@ -52,7 +54,7 @@ pub struct Mixture {
     /// The number of samples of each source.
     samples: Vec<u64>,
     segments: Segments,
-    current: Dealt,
+    current: SegmentDeal,
     window: Option<Window>,
     /// The position of the segment after the last drawn one, and the number of positions drawn in sequence.
     next: u64,
@@ -76,7 +78,7 @@ pub struct Draw {
 
 /// A segment, and the word that deals its positions.
 #[derive(Debug, Clone)]
-struct Dealt {
+struct SegmentDeal {
     segment: Segment,
     word: Word,
     /// The number of positions that are dealt together.
@@ -90,7 +92,7 @@ impl Mixture {
     /// An invalid value in `spec`; the error names its source.
     pub fn new(spec: &MixtureSpec) -> Result<Mixture> {
         let segments = Segments::new(spec)?;
-        let current = Dealt::new(segments.at(0), spec.batching, spec.seed);
+        let current = SegmentDeal::new(segments.at(0), spec.batching, spec.seed);
         let samples: Vec<u64> = spec.sources.iter().map(|source| source.samples).collect();
         let MixtureSpec { seed, batching, .. } = *spec;
         Ok(Mixture {
@@ -126,7 +128,8 @@ impl Mixture {
     }
 
     /// The number of the first `position` positions of the run that each source has, before the permutations of
-    /// [`Batching::Random`]: the draws of each source when a run resumes there, except for a permuted window.
+    /// [`Batching::Random`]. These are the draws of each source before `position`, unless it lies inside a permuted
+    /// window.
     fn drawn_before(&self, position: u64) -> Vec<u64> {
         self.segments.drawn_before(position, self.batching, self.seed)
     }
@@ -156,7 +159,7 @@ impl Mixture {
     /// takes a fraction of a millisecond, since it computes the whole window.
     #[inline]
     pub fn draw(&mut self, position: u64) -> Draw {
-        let (source, number) = self.number(position);
+        let (source, number) = self.source_and_draw(position);
         let samples = self.samples[source as usize];
         let (epoch, first) = &mut self.epochs[source as usize];
         if number.wrapping_sub(*first) >= samples {
@@ -168,21 +171,21 @@ impl Mixture {
 
     /// The source of `position`, and the number of its draw.
     #[inline]
-    fn number(&mut self, position: u64) -> (u32, u64) {
+    fn source_and_draw(&mut self, position: u64) -> (u32, u64) {
         if !self.current.segment.contains(position) {
-            self.current = Dealt::new(self.segments.at(position), self.batching, self.seed);
+            self.current = SegmentDeal::new(self.segments.at(position), self.batching, self.seed);
             (self.next, self.in_sequence) = (u64::MAX, 0);
         }
         let at = position - self.current.segment.first;
-        let (source, rank) = match (self.batching, self.current.unit) {
+        let (source, nth) = match (self.batching, self.current.unit) {
             (Batching::Random, _) => self.permuted(position),
             (_, 1) => self.dealt(at),
             (_, unit) => {
-                let (source, rank) = self.current.word.locate(at / unit);
-                (source, rank * unit + at % unit)
+                let (source, nth) = self.current.word.locate(at / unit);
+                (source, nth * unit + at % unit)
             }
         };
-        (source, self.current.segment.before[source as usize] + rank)
+        (source, self.current.segment.before[source as usize] + nth)
     }
 
     /// The source that the word deals a position of the segment to, and the number of this draw among the source's
@@ -203,7 +206,7 @@ impl Mixture {
 
     /// As [`Mixture::dealt`], for `position` of the run, in a permuted window of the segment.
     fn permuted(&mut self, position: u64) -> (u32, u64) {
-        let Dealt { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
+        let SegmentDeal { segment: Segment { first: start, len, .. }, word, .. } = &self.current;
         let at = position - start;
         let first = at - at % RANDOM_WINDOW;
         let window = match &mut self.window {
@@ -220,12 +223,12 @@ impl Mixture {
     }
 }
 
-impl Dealt {
-    fn new(segment: Segment, batching: Batching, seed: u64) -> Dealt {
+impl SegmentDeal {
+    fn new(segment: Segment, batching: Batching, seed: u64) -> SegmentDeal {
         let unit = batching.unit();
         let counts: Vec<u64> = segment.counts.iter().map(|count| count / unit).collect();
         let word = Word::new(&counts, Key::derive(seed, &[LABEL_WORD, segment.first]));
-        Dealt { segment, word, unit }
+        SegmentDeal { segment, word, unit }
     }
 
     /// Adds to `counts` the number of positions that each source has among the first `len` positions of the
@@ -300,185 +303,13 @@ impl Window {
     /// occurrences in the segment.
     #[inline]
     fn at(&self, at: u64) -> (u32, u64) {
-        let (source, rank) = self.dealt[(at - self.place.1) as usize];
-        (source, self.before[source as usize] + u64::from(rank))
+        let (source, nth) = self.dealt[(at - self.place.1) as usize];
+        (source, self.before[source as usize] + u64::from(nth))
     }
 }
 
-/// A word: position -> (source, number of earlier positions of that source).
-///
-/// It is a binary tree whose leaves are the sources. A node divides its positions between its two sides as
-/// Bresenham's line divides steps: of its first p positions, floor((p * left + phase) / len) belong to the left
-/// side. So of any m consecutive positions, m * left / len belong to the left side, with an error of less than one.
-/// The tree is a Huffman tree of the counts: frequent sources are near the root, where few errors add up.
-#[derive(Debug, Clone)]
-struct Word {
-    nodes: Vec<Node>,
-    root: Side,
-    len: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    len: u64,
-    left: u64,
-    /// The start of the line; less than `len`.
-    phase: u64,
-    sides: [Side; 2],
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Side {
-    Node(u32),
-    Source(u32),
-}
-
-impl Word {
-    /// The word in which source i occurs `counts[i]` times, with phases drawn from `key`. The sum of the counts is
-    /// positive and fits 64 bits.
-    fn new(counts: &[u64], key: Key) -> Word {
-        let sources = (0..).zip(counts).filter(|&(_, &count)| count > 0);
-        let leaves: Vec<(u64, Side)> =
-            sources.map(|(i, &count)| (count, Side::Source(i))).collect();
-        let mut word = Word { nodes: Vec::with_capacity(leaves.len()), root: leaves[0].1, len: 0 };
-        (word.len, word.root) = word.join_all(leaves);
-        for (i, node) in (0..).zip(&mut word.nodes) {
-            let draw = u128::from(key.with(i).word());
-            node.phase = ((draw * u128::from(node.len)) >> 64) as u64;
-        }
-        word
-    }
-
-    /// Joins the two smallest parts until one is left: Huffman's algorithm. Of equal parts, the earlier comes
-    /// first; a joined part is later than all parts before it.
-    fn join_all(&mut self, mut leaves: Vec<(u64, Side)>) -> (u64, Side) {
-        leaves.sort_by_key(|leaf| leaf.0);
-        let mut leaves = leaves.into_iter().peekable();
-        let mut joined = std::collections::VecDeque::new();
-        loop {
-            let mut smallest = |joined: &mut std::collections::VecDeque<(u64, Side)>| {
-                let leaf_first = match (leaves.peek(), joined.front()) {
-                    (Some(leaf), Some(part)) => leaf.0 <= part.0,
-                    (leaf, _) => leaf.is_some(),
-                };
-                if leaf_first { leaves.next() } else { joined.pop_front() }
-            };
-            let first = smallest(&mut joined).expect("there is at least one part");
-            let Some(second) = smallest(&mut joined) else { return first };
-            let len = first.0 + second.0;
-            let side = Side::Node(self.nodes.len() as u32);
-            self.nodes.push(Node { len, left: first.0, phase: 0, sides: [first.1, second.1] });
-            joined.push_back((len, side));
-        }
-    }
-
-    /// The source at `position`, and the number of its earlier occurrences. `position` is below the sum of all
-    /// counts.
-    #[inline]
-    fn locate(&self, position: u64) -> (u32, u64) {
-        debug_assert!(position < self.len);
-        let mut side = self.root;
-        let mut rank = position;
-        loop {
-            match side {
-                Side::Source(source) => return (source, rank),
-                Side::Node(node) => {
-                    let node = &self.nodes[node as usize];
-                    let (left, is_left) = node.split(rank);
-                    rank = if is_left { left } else { rank - left };
-                    side = node.sides[usize::from(!is_left)];
-                }
-            }
-        }
-    }
-
-    /// The number of occurrences of each of `sources` sources before `position`; `position` is at most the sum of
-    /// all counts.
-    fn counts_before(&self, position: u64, sources: usize) -> Vec<u64> {
-        let mut walk = Walk::default();
-        self.walk_from(position, sources, &mut walk);
-        walk.counts
-    }
-
-    /// Sets `walk` to `position`; the word has `sources` sources.
-    fn walk_from(&self, position: u64, sources: usize, walk: &mut Walk) {
-        walk.rests.clear();
-        walk.rests.resize(self.nodes.len(), 0);
-        walk.counts.clear();
-        walk.counts.resize(sources, 0);
-        let mut parts = vec![(self.root, position)];
-        while let Some((side, rank)) = parts.pop() {
-            match side {
-                Side::Source(source) => walk.counts[source as usize] = rank,
-                Side::Node(number) => {
-                    let node = &self.nodes[number as usize];
-                    let (left, rest) = node.divide(rank);
-                    walk.rests[number as usize] = rest;
-                    parts.extend([(node.sides[0], left), (node.sides[1], rank - left)]);
-                }
-            }
-        }
-    }
-
-    /// As [`Word::locate`], for the next position of `walk`.
-    #[inline]
-    fn step(&self, walk: &mut Walk) -> (u32, u64) {
-        let mut side = self.root;
-        loop {
-            match side {
-                Side::Source(source) => {
-                    let count = &mut walk.counts[source as usize];
-                    *count += 1;
-                    return (source, *count - 1);
-                }
-                Side::Node(number) => {
-                    let Node { len, left, sides, .. } = &self.nodes[number as usize];
-                    let rest = &mut walk.rests[number as usize];
-                    *rest += left;
-                    let is_left = *rest >= *len;
-                    *rest -= if is_left { *len } else { 0 };
-                    side = sides[usize::from(!is_left)];
-                }
-            }
-        }
-    }
-}
-
-/// Reads a word position by position, without a division for each.
-#[derive(Debug, Clone, Default)]
-struct Walk {
-    /// By node: the remainder of the division in [`Node::split`] at its next position.
-    rests: Vec<u64>,
-    /// By source: the number of occurrences before the next position.
-    counts: Vec<u64>,
-}
-
-impl Node {
-    /// The number of the first `position` positions that belong to the left side, and whether the next one does.
-    #[inline]
-    fn split(&self, position: u64) -> (u64, bool) {
-        let (left, rest) = self.divide(position);
-        (left, rest + self.left >= self.len) // lengths are far below 2^63
-    }
-
-    /// The quotient and the remainder of (`position` * `left` + `phase`) / `len`.
-    #[inline]
-    fn divide(&self, position: u64) -> (u64, u64) {
-        let Node { len, left, phase, .. } = *self;
-        if len <= u64::from(u32::MAX) {
-            // `len` - 1 + `len` * (`len` - 1) fits 64 bits.
-            let scaled = position * left + phase;
-            return (scaled / len, scaled % len);
-        }
-        let len = u128::from(len);
-        let left = u128::from(left);
-        let scaled = u128::from(position) * left + u128::from(phase);
-        ((scaled / len) as u64, (scaled % len) as u64)
-    }
-}
-
-/// The first words of keys. Orders have 0 to 5. Weighted order shares the 5, but orders of sources have other seeds
-/// ([`source_seed`]). Frozen.
+/// The first words of keys; kinds of order use 0 to 5. Weighted order also uses 5; the keys differ, since the orders of
+/// sources have other seeds ([`source_seed`]). Frozen.
 const LABEL_WORD: u64 = 5;
 const LABEL_WINDOW: u64 = 6;
 const LABEL_SOURCE: u64 = 7;

@@ -19,7 +19,7 @@ use std::mem::replace;
 use std::str::FromStr;
 
 use super::spec::{as_integers, shortened};
-use super::{Batching, Dealt, MixtureSpec, Part, Source, Weight};
+use super::{Batching, MixtureSpec, Part, SegmentDeal, Source, Weight};
 use dlfs_base::error::{Error, Result, invalid};
 
 /// Consecutive positions of one epoch and one phase.
@@ -114,7 +114,7 @@ impl Segments {
         let mut counts = segment.before.clone();
         let len = position - segment.first;
         if len > 0 {
-            Dealt::new(segment, batching, seed).count_before(len, &mut counts);
+            SegmentDeal::new(segment, batching, seed).count_before(len, &mut counts);
         }
         counts
     }
