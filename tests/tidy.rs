@@ -89,7 +89,7 @@ const PURE: &str = "units checksum percent permutation metrics nvme address auth
      plan posix report tier tokens";
 
 /// The same of folders and files in modules that do more.
-const PURE_FOLDERS: &str = "src/io/qpair/session/ src/serve/shares.rs \
+const PURE_FOLDERS: &str = "src/io/qpair/session/ src/serve/shares.rs src/serve/shares/limits.rs \
      src/pcie/area.rs src/pcie/controller.rs src/pcie/queue.rs src/pcie/registers.rs";
 
 /// Modules and names that pure modules may name: memory, errors, and the counters of several threads.

@@ -60,7 +60,7 @@ pub(super) struct HostConnection {
     /// Bytes of buffers that the device or the host currently uses.
     held_bytes: usize,
     /// Index of the namespace's queue of the last command that began.
-    space: usize,
+    namespace: usize,
     /// The queue's host, and the bytes accounted to the host so far.
     host: Option<(HostId, usize)>,
     /// True while the connection counts as load of its poller.
@@ -149,7 +149,7 @@ impl HostConnection {
             waiting_since: None,
             is_paused: false,
             held_bytes: 0,
-            space: 0,
+            namespace: 0,
             host: None,
             is_load: true,
             async_events: Vec::new(),

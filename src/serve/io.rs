@@ -10,8 +10,9 @@ use slab::Slab;
 
 use super::hosts::{HostId, Hosts};
 use super::options::{Access, ServedNamespace};
+use super::shares::limits::Class;
 use super::shares::pace::Paces;
-use super::shares::{Class, Flow, Turns};
+use super::shares::{Flow, Turns};
 use super::sharing::{MIXED, PIECE_BYTES, Sharing};
 use super::stats::{EndedCommands, Tally};
 use super::subsystem::Subsystem;
@@ -422,16 +423,16 @@ impl Backend {
     /// Returns whether limits let a command begin now.
     pub(super) fn is_within_limits(&mut self, host: HostId, request: &Request) -> bool {
         let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
-        let space = (class.as_deref(), paces.as_deref());
-        self.sharing.is_within_limits(host, space, request.kind != Kind::Read, self.now)
+        let namespace = (class.as_deref(), paces.as_deref());
+        self.sharing.is_within_limits(host, namespace, request.kind != Kind::Read, self.now)
     }
 
     /// Notes that no command of a flow's host waits for its namespace any more, if so.
     pub(super) fn note_served(&self, flow: Flow, waiting: &Turns) {
         if let Some(host) = flow.host.checked_sub(1)
-            && !waiting.is_waiting(flow.host, flow.space)
+            && !waiting.is_waiting(flow.host, flow.namespace)
         {
-            self.note_no_wait(HostId(host), flow.space / 2, flow.space % 2 == 1);
+            self.note_no_wait(HostId(host), flow.namespace / 2, flow.namespace % 2 == 1);
         }
     }
 
@@ -454,9 +455,9 @@ impl Backend {
     /// Charges limits for a command that begins.
     pub(super) fn charge(&mut self, host: HostId, request: &Request) {
         let NamespaceQueue { class, paces, .. } = &self.queues[request.queue];
-        let space = (class.as_deref(), paces.as_deref());
+        let namespace = (class.as_deref(), paces.as_deref());
         let amount = (request.kind != Kind::Read, request.len_bytes);
-        self.sharing.charge(host, space, amount, self.now);
+        self.sharing.charge(host, namespace, amount, self.now);
     }
 
     /// Counts a command that has succeeded, for its host and for the target.

@@ -55,7 +55,7 @@ use std::time::Instant;
 pub use access_log::{AccessEvent, AccessKind, AccessLog};
 pub use events::AnaState;
 pub use options::{Access, HostKeys, MAX_NSID, PreparedNamespace, ServedNamespace, TargetOptions};
-pub use shares::Limits;
+pub use shares::limits::Limits;
 pub use shares::rules::{HostPattern, HostRule, HostUsage, Limiter, Rules};
 pub use stats::{CommandLatency, Commands, TargetStats};
 pub use subsystem::ConnectedController;

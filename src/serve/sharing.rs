@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::hosts::HostId;
+use super::shares::limits::{Class, TICKS_PER_NANOSECOND};
 use super::shares::pace::{Paces, Runner};
 use super::shares::rules::{Limiter, Usage};
-use super::shares::{Class, DEFAULT_WEIGHT, TICKS_PER_NANOSECOND, Turns};
+use super::shares::{DEFAULT_WEIGHT, Turns};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;
 
@@ -182,13 +183,13 @@ impl Sharing {
     pub(super) fn is_within_limits(
         &mut self,
         host: HostId,
-        (space, paces): (Option<&Class>, Option<&Paces>),
+        (namespace, paces): (Option<&Class>, Option<&Paces>),
         is_write: bool,
         now: Instant,
     ) -> bool {
         let Some(share) = &mut self.hosts[host.0] else { return true };
         let is_paced = paces.is_some_and(|paces| paces.is_contended(is_write));
-        if share.classes.is_empty() && space.is_none() && !is_paced {
+        if share.classes.is_empty() && namespace.is_none() && !is_paced {
             return true;
         }
         let ticks = self.limiter.ticks(now);
@@ -198,7 +199,7 @@ impl Sharing {
         let num_own = share.classes.len() - usize::from(share.group.is_some());
         let (own, grouped) = share.classes.split_at(num_own);
         let [own, grouped] = [own, grouped].map(ready_at);
-        let shared = space.map_or(0, |class| class.ready_at(is_write));
+        let shared = namespace.map_or(0, |class| class.ready_at(is_write));
         let wait = own.max(grouped).max(shared).saturating_sub(ticks);
         let mut look = Duration::from_nanos(wait.div_ceil(TICKS_PER_NANOSECOND));
         if wait > 0 {
@@ -229,7 +230,7 @@ impl Sharing {
     pub(super) fn charge(
         &mut self,
         host: HostId,
-        (space, paces): (Option<&Class>, Option<&Paces>),
+        (namespace, paces): (Option<&Class>, Option<&Paces>),
         (is_write, len): (bool, u32),
         now: Instant,
     ) {
@@ -237,11 +238,11 @@ impl Sharing {
         for paces in share.group.as_deref().into_iter().chain(paces) {
             paces.charge(share.runner(self.poller.0), is_write, cost_of(len as usize));
         }
-        if share.classes.is_empty() && space.is_none() {
+        if share.classes.is_empty() && namespace.is_none() {
             return;
         }
         let ticks = self.limiter.ticks(now);
-        share.all(space).for_each(|class| class.take(is_write, len, ticks));
+        share.all(namespace).for_each(|class| class.take(is_write, len, ticks));
         if let Some(since) = share.throttled_since.take() {
             let throttled = now.saturating_duration_since(since).as_nanos() as u64;
             share.usage.throttled_ns.fetch_add(throttled, Ordering::Relaxed);
@@ -288,8 +289,8 @@ impl HostShare {
     }
 
     /// The buckets of the host, its group and a namespace.
-    fn all<'a>(&'a self, space: Option<&'a Class>) -> impl Iterator<Item = &'a Class> {
-        self.classes.iter().map(|class| &**class).chain(space)
+    fn all<'a>(&'a self, namespace: Option<&'a Class>) -> impl Iterator<Item = &'a Class> {
+        self.classes.iter().map(|class| &**class).chain(namespace)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{ANA_LIMIT, CommandId, HostConnection, has_passed};
 use crate::hosts::{HostId, MemoryWait};
 use crate::io::{Backend, Kind, Request};
-use crate::shares::{Flow, Others, Turns};
+use crate::shares::{Blocked, Flow, Turns};
 use crate::sharing::cost_of;
 use crate::stats::Counters;
 use dlfs_base::buf::IoBuf;
@@ -131,30 +131,30 @@ impl HostConnection {
 
     /// The connection among those that wait for turns. Hosts count from 1; connections before their Connect
     /// together are one host.
-    fn flow(&self, lane: usize, space: usize) -> Flow {
+    fn flow(&self, lane: usize, namespace: usize) -> Flow {
         let host = self.host_id().map_or(0, |host| host.0 + 1);
-        Flow { host, space: 2 * space + lane, connection: 2 * self.index + lane }
+        Flow { host, namespace: 2 * namespace + lane, connection: 2 * self.index + lane }
     }
 
     /// The connection among those that send.
     pub(in super::super) fn sending_flow(&self) -> Flow {
-        self.flow(0, self.space)
+        self.flow(0, self.namespace)
     }
 
     /// The namespace, in flows, of the lane's next command.
-    pub(in super::super) fn next_space(&self, lane: usize) -> Option<usize> {
+    pub(in super::super) fn next_namespace(&self, lane: usize) -> Option<usize> {
         let (_, need) = self.waiting.lanes[lane].front()?;
-        let space = need.request().map_or(self.space, |request| request.queue);
-        Some(2 * space + lane)
+        let namespace = need.request().map_or(self.namespace, |request| request.queue);
+        Some(2 * namespace + lane)
     }
 
     /// Lists lanes whose commands have begun to wait.
     pub(in super::super) fn list_waiting(&mut self, starts: &mut Turns) {
         for lane in 0..self.waiting.lanes.len() {
-            if let Some(space) = self.next_space(lane)
+            if let Some(namespace) = self.next_namespace(lane)
                 && !std::mem::replace(&mut self.waiting.is_listed[lane], true)
             {
-                starts.enter(Flow { space, ..self.flow(lane, 0) });
+                starts.enter(Flow { namespace, ..self.flow(lane, 0) });
             }
         }
     }
@@ -212,12 +212,12 @@ impl HostConnection {
     }
 
     /// Starts the first waiting command of a lane whose turn it is; returns the cost. `None`: no command
-    /// waits. If the command goes on waiting, so do `Others`.
+    /// waits. If the command goes on waiting, so do the [`Blocked`] flows.
     pub(in super::super) fn start_first(
         &mut self,
         lane: usize,
         backend: &mut Backend,
-    ) -> Option<Result<u64, Others>> {
+    ) -> Option<Result<u64, Blocked>> {
         let Some((id, need)) = self.waiting.lanes[lane].pop_front() else {
             self.waiting.is_listed[lane] = false;
             return None;
@@ -229,9 +229,9 @@ impl HostConnection {
                 self.waiting.is_listed[lane] = !self.waiting.lanes[lane].is_empty();
                 Ok(cost)
             }
-            Err((need, others)) => {
+            Err((need, blocked)) => {
                 self.waiting.lanes[lane].push_front((id, need));
-                Err(others)
+                Err(blocked)
             }
         })
     }
@@ -242,7 +242,7 @@ impl HostConnection {
         id: CommandId,
         need: Need,
         backend: &mut Backend,
-    ) -> Result<u64, (Need, Others)> {
+    ) -> Result<u64, (Need, Blocked)> {
         let limited = self.host_id().zip(need.limited());
         let part = need.request().map(|request| backend.part_of(request));
         let uses_device = match &need {
@@ -259,10 +259,10 @@ impl HostConnection {
                 .is_none_or(|part| backend.has_room_at_device(&part, host));
         if !may_begin {
             self.waiting_since = Some(backend.now); // it does not wait for memory
-            return Err((need, Others::Space));
+            return Err((need, Blocked::Namespace));
         }
         if let Some(part) = part {
-            self.space = part.queue;
+            self.namespace = part.queue;
         }
         if let Err(waits) = self.start(id, need, backend) {
             // It waits for memory.
@@ -284,7 +284,7 @@ impl HostConnection {
         id: CommandId,
         need: Need,
         backend: &mut Backend,
-    ) -> Result<(), (Need, Others)> {
+    ) -> Result<(), (Need, Blocked)> {
         let part = need.request().map(|request| backend.part_of(request));
         let len = part.map_or_else(|| need.len_bytes(), |part| part.len_bytes as usize);
         match need {
@@ -297,7 +297,7 @@ impl HostConnection {
                 return Ok(());
             }
             _ if !self.may_hold(len, backend.connection_bytes) => {
-                return Err((need, Others::Connection));
+                return Err((need, Blocked::Connection));
             }
             Need::Io(request) if request.kind == Kind::Read && !request.forces_unit_access => {
                 if let Some(bytes) = backend.borrow(&backend.part_of(&request)) {
@@ -313,9 +313,9 @@ impl HostConnection {
         if !backend.hosts.may_take(&MemoryWait { host, len }, free_bytes) {
             // While hosts take turns, all connections of one need about as much, and are not asked one by one.
             let is_for_all = backend.sharing.is_mixed;
-            return Err((need, if is_for_all { Others::Space } else { Others::Connection }));
+            return Err((need, if is_for_all { Blocked::Namespace } else { Blocked::Connection }));
         }
-        let Some(buf) = backend.pool.take(len) else { return Err((need, Others::Connection)) };
+        let Some(buf) = backend.pool.take(len) else { return Err((need, Blocked::Connection)) };
         match need {
             Need::Io(request) if request.kind == Kind::Read => {
                 self.held_bytes += len;

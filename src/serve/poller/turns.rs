@@ -32,12 +32,12 @@ impl Poller {
             let connection = &mut self.connections[index];
             match connection.start_first(lane, &mut self.backend) {
                 None => starts.served(turn, 0, None), // its commands have failed
-                Some(Err(others)) => {
-                    starts.put_off(turn, others);
+                Some(Err(blocked)) => {
+                    starts.postpone(turn, blocked);
                     continue;
                 }
                 Some(Ok(cost)) => {
-                    starts.served(turn, cost, connection.next_space(lane));
+                    starts.served(turn, cost, connection.next_namespace(lane));
                     num_started += 1;
                     self.mark_dirty(index);
                 }
@@ -81,7 +81,7 @@ impl Poller {
                 connection.is_dirty = connection.wants_to_send() && !connection.is_blocked;
                 connection.is_dirty
             };
-            let more = goes_on.then_some(turn.flow.space);
+            let more = goes_on.then_some(turn.flow.namespace);
             sends.served(turn, cost, more);
         }
         self.backend.sharing.sends = sends;

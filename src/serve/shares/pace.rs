@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{SCALE, TICKS_PER_SECOND, Tag};
+use super::limits::TICKS_PER_SECOND;
+use super::{SCALE, Tag};
 
 /// The paces at a namespace: of reads and of writes at their rates, and of both at its device. A group has no device.
 #[derive(Debug, Default)]

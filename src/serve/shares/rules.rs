@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::DEFAULT_WEIGHT;
+use super::limits::{Class, Limits, TICKS_PER_NANOSECOND};
 use super::pace::Paces;
-use super::{Class, DEFAULT_WEIGHT, Limits, TICKS_PER_NANOSECOND};
 use dlfs_base::metrics::{self, Snapshot};
 use dlfs_base::units::Nsid;
 use dlfs_nvme::nvme::Nqn;

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn flow(host: usize, space: usize, connection: usize) -> Flow {
-    Flow { host, space, connection }
+fn flow(host: usize, namespace: usize, connection: usize) -> Flow {
+    Flow { host, namespace, connection }
 }
 
 /// Serves `turns` turns to flows that always wait, each with the cost of its turn; returns what each host got.
@@ -20,7 +20,7 @@ fn served(turns: &mut Turns, flows: &[(Flow, u64)], count: usize) -> Vec<u64> {
         let turn = turns.next().unwrap();
         let (flow, cost) = costs[&turn.flow.connection];
         by_connection[flow.connection] += cost;
-        turns.served(turn, cost, Some(flow.space));
+        turns.served(turn, cost, Some(flow.namespace));
     }
     by_connection
 }
@@ -94,7 +94,7 @@ fn a_pause_saves_no_turns_up_and_turns_that_nobody_wanted_are_not_owed() {
 }
 
 #[test]
-fn turns_that_are_put_off_keep_their_places() {
+fn postponed_turns_keep_their_priorities() {
     let mut turns = Turns::default();
     turns.set_weight(0, 400);
     let flows = [flow(0, 0, 0), flow(1, 0, 1), flow(2, 1, 2)];
@@ -104,15 +104,18 @@ fn turns_that_are_put_off_keep_their_places() {
         // Only each third round, the first two can use a turn, and then only one of them.
         let mut is_open = round % 3 == 0;
         while let Some(turn) = turns.next() {
-            let Flow { host, space, .. } = turn.flow;
+            let Flow { host, namespace, .. } = turn.flow;
             if host == 2 && got[2] <= round * 10 {
                 got[2] += 1000;
-                turns.served(turn, 1000, Some(space));
+                turns.served(turn, 1000, Some(namespace));
             } else if host < 2 && std::mem::take(&mut is_open) {
                 got[host] += 1000;
-                turns.served(turn, 1000, Some(space));
+                turns.served(turn, 1000, Some(namespace));
             } else {
-                turns.put_off(turn, if host == 0 { Others::Space } else { Others::Connection });
+                turns.postpone(
+                    turn,
+                    if host == 0 { Blocked::Namespace } else { Blocked::Connection },
+                );
             }
         }
         turns.end_round();
@@ -130,15 +133,15 @@ fn a_weight_changes_the_shares_from_then_on() {
     let mut got = [0_u64; 2];
     for _ in 0..10_000 {
         let turn = turns.next().unwrap();
-        let Flow { host, space, .. } = turn.flow;
+        let Flow { host, namespace, .. } = turn.flow;
         got[host] += 4096;
-        turns.served(turn, 4096, Some(space));
+        turns.served(turn, 4096, Some(namespace));
     }
     assert_close(got[1], 9 * got[0]);
 }
 
 proptest! {
-    /// Connections come, wait for other namespaces, are put off and leave: each that waits has its turn
+    /// Connections come, wait for other namespaces, are postponed and leave: each that waits has its turn
     /// once, and none is served twice or after it has left.
     #[test]
     fn each_connection_that_waits_has_its_turn_and_no_other_has(
@@ -146,33 +149,33 @@ proptest! {
     ) {
         let mut turns = Turns::default();
         let mut waiting: BTreeMap<usize, usize> = BTreeMap::new();
-        for (what, connection, space, cost) in steps {
+        for (what, connection, namespace, cost) in steps {
             let host = connection % 4;
             match what {
                 0 | 1 if !waiting.contains_key(&connection) => {
-                    turns.enter(flow(host, space, connection));
-                    waiting.insert(connection, space);
+                    turns.enter(flow(host, namespace, connection));
+                    waiting.insert(connection, namespace);
                 }
                 2 => {
                     turns.leave(|other| other == connection);
                     waiting.remove(&connection);
                 }
-                3 if turns.is_empty() => turns.charge(flow(host, space, connection), cost),
+                3 if turns.is_empty() => turns.charge(flow(host, namespace, connection), cost),
                 _ => match turns.next() {
                     None => prop_assert!(waiting.is_empty()),
                     Some(turn) => {
-                        prop_assert_eq!(waiting.get(&turn.flow.connection), Some(&turn.flow.space));
+                        prop_assert_eq!(waiting.get(&turn.flow.connection), Some(&turn.flow.namespace));
                         if what == 4 {
-                            let others = if space == 0 { Others::Connection } else { Others::Space };
-                            turns.put_off(turn, others);
+                            let blocked = if namespace == 0 { Blocked::Connection } else { Blocked::Namespace };
+                            turns.postpone(turn, blocked);
                             turns.end_round();
                         } else {
                             let connection = turn.flow.connection;
-                            let more = (what == 5).then_some(space);
+                            let more = (what == 5).then_some(namespace);
                             turns.served(turn, cost, more);
                             waiting.remove(&connection);
-                            if let Some(space) = more {
-                                waiting.insert(connection, space);
+                            if let Some(namespace) = more {
+                                waiting.insert(connection, namespace);
                             }
                         }
                     }
@@ -180,63 +183,9 @@ proptest! {
             }
         }
         while let Some(turn) = turns.next() {
-            prop_assert_eq!(waiting.remove(&turn.flow.connection), Some(turn.flow.space));
+            prop_assert_eq!(waiting.remove(&turn.flow.connection), Some(turn.flow.namespace));
             turns.served(turn, 1, None);
         }
         prop_assert!(waiting.is_empty() && turns.is_empty());
     }
-}
-
-const MS: u64 = TICKS_PER_SECOND / 1000;
-/// A second after a pause.
-const SECOND: (u64, u64) = (5000 * MS, 6000 * MS);
-
-fn limits(change: impl FnOnce(&mut Limits)) -> Limits {
-    let mut limits = Limits::default();
-    change(&mut limits);
-    limits
-}
-
-/// The commands that begin from `start` to `end` when one always waits and the poller looks each `step`.
-fn begun(class: &Class, is_write: bool, len: u32, (start, end): (u64, u64), step: u64) -> u64 {
-    let mut begun = 0;
-    for now in (start..end).step_by(step as usize) {
-        while class.ready_at(is_write) <= now {
-            class.take(is_write, len, now);
-            begun += 1;
-        }
-    }
-    begun
-}
-
-#[test]
-fn bytes_and_ios_of_a_second_are_within_three_percent() {
-    for (rate, len) in [(100 << 20, 1 << 20), (1 << 30, 4096), (20_000_000_000, 512)] {
-        let class = Class::new(limits(|limits| limits.read_bytes = Some(rate)));
-        let bytes = u64::from(len) * begun(&class, false, len, SECOND, MS / 16);
-        assert!((rate..=rate * 103 / 100).contains(&bytes), "{bytes} of {rate}");
-    }
-    let class = Class::new(limits(|limits| limits.write_iops = Some(5000)));
-    let ios = begun(&class, true, 1 << 20, SECOND, MS / 16);
-    assert!((5000..=5150).contains(&ios), "{ios}");
-    assert_eq!(class.ready_at(false), 0, "reads have no limit");
-}
-
-#[test]
-fn a_pause_saves_up_a_burst_and_no_more() {
-    let class = Class::new(limits(|limits| {
-        limits.read_iops = Some(1000);
-        limits.burst_ms = 200;
-    }));
-    assert_eq!(begun(&class, false, 512, (5000 * MS, 5001 * MS), MS), 201);
-    assert_eq!(begun(&class, false, 512, (5001 * MS, 5101 * MS), MS), 100);
-    assert_eq!(begun(&class, false, 512, (9000 * MS, 9001 * MS), MS), 201);
-}
-
-#[test]
-fn a_command_larger_than_the_burst_passes_and_the_next_one_waits_for_all_of_it() {
-    let class = Class::new(limits(|limits| limits.read_bytes = Some(1 << 20)));
-    class.take(false, 4 << 20, 10_000 * MS);
-    let wait = class.ready_at(false) - 10_000 * MS;
-    assert!((3900 * MS..=4000 * MS).contains(&wait), "{wait}");
 }

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::super::{Class, Flow, Limits, Others, Turns};
+use super::super::limits::{Class, Limits};
+use super::super::{Blocked, Flow, Turns};
 use super::*;
 
 const MS: u64 = TICKS_PER_SECOND / 1000;
@@ -62,7 +63,7 @@ impl Run {
         for (number, host) in hosts.iter().enumerate() {
             for &poller in &host.pollers {
                 turns[poller].set_weight(number, host.weight);
-                turns[poller].enter(Flow { host: number, space: 0, connection: number });
+                turns[poller].enter(Flow { host: number, namespace: 0, connection: number });
             }
         }
         let open = vec![0; num_pollers];
@@ -101,7 +102,7 @@ impl Run {
             let runner = Runner { host: number + 1, weight, poller };
             if !(from..to).contains(&self.step) {
                 self.pace.leaves(runner);
-                turns.put_off(turn, Others::Space);
+                turns.postpone(turn, Blocked::Namespace);
                 continue;
             }
             let has_room = match &self.limit {
@@ -112,7 +113,7 @@ impl Run {
                 self.pace.waits(runner, now);
             }
             if !has_room || !self.pace.admits(runner, now) {
-                turns.put_off(turn, Others::Space);
+                turns.postpone(turn, Blocked::Namespace);
                 continue;
             }
             match &mut self.limit {
