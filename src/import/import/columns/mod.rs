@@ -1,10 +1,12 @@
 //! Typed columns for samples, from a file of the user: CSV, tab-separated values, or JSON Lines.
 //!
-//! Columns can also come from fields of the samples: see `of_fields.rs`.
+//! Columns can also come from fields of the samples: see `of_fields.rs`, and `numbers.rs` for the
+//! bytes of their numbers.
 //!
 //! The file is read into memory and parsed twice: first for the types, then for the values. A row belongs to the
 //! sample that it names. Read `records.rs` for the syntax of the files.
 
+mod numbers;
 mod of_fields;
 mod records;
 
@@ -13,7 +15,8 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-pub(super) use self::of_fields::{FieldColumns, Number, number, put_number};
+pub(super) use self::numbers::{Number, number, put_number};
+pub(super) use self::of_fields::FieldColumns;
 use self::records::{Cell, Record, Records};
 use crate::import::options::{ColumnCounts, ColumnsFrom};
 use crate::import::sources::Index;

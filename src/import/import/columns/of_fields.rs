@@ -1,7 +1,5 @@
 //! Typed columns whose values come from a field of the samples: a number, or a string.
 
-use std::fmt;
-
 use crate::import::field_types::{FieldColumn, is_named, no_field};
 use crate::import::sources::{BadEntry, BadReason, Index, Source};
 use dlfs_base::{Error, ErrorKind, Result};
@@ -12,6 +10,7 @@ use dlfs_format::format::columns::{
 };
 use dlfs_format::format::field_type::{Element, FieldType};
 
+use super::numbers::{Number, number};
 use super::records::Cell;
 use super::{ColumnFile, check_room, columns_of, joined};
 
@@ -34,7 +33,8 @@ struct OfField {
 }
 
 impl FieldColumns {
-    /// The columns `given`, for a source whose fields have these names and types. `file` has further columns.
+    /// Resolves the columns `given` against the fields of a source. The names of the columns of `file` are taken; a
+    /// column that `image` has keeps its type there.
     ///
     /// # Errors
     /// `InvalidArgument`: a field does not exist, or a column's name or type does not fit.
@@ -57,8 +57,9 @@ impl FieldColumns {
                 return Err(refused(format!("column `{}` is given twice", column.column)));
             }
             let from = types.of(field).cloned();
-            let own = image.and_then(|image| image.column(&column.column)).map(|own| own.kind());
-            let kind = kind_of(column, own, from.as_ref()).map_err(refused)?;
+            let in_image = image.and_then(|image| image.column(&column.column));
+            let image_type = in_image.map(|column| column.kind());
+            let kind = kind_of(column, image_type, from.as_ref()).map_err(refused)?;
             let spec = ColumnSpec { name: column.column.clone(), kind };
             specs.push(spec.clone());
             columns.push(OfField { spec, field: field as u16, name, from });
@@ -76,7 +77,7 @@ impl FieldColumns {
 
     /// `columns`, then these columns.
     pub(crate) fn join(&self, columns: Vec<ColumnSpec>) -> Vec<ColumnSpec> {
-        joined(columns, self.columns.iter().map(|own| &own.spec))
+        joined(columns, self.columns.iter().map(|column| &column.spec))
     }
 
     /// A table of these columns and those of the file, without rows.
@@ -110,9 +111,9 @@ impl FieldColumns {
         &self,
         name: &[u8],
         file: Option<&ColumnFile>,
-        own: &[OwnedValue],
+        values: &[OwnedValue],
     ) -> Result<(), BadReason> {
-        let longest = own.iter().zip(&self.columns).max_by_key(|(value, _)| value.text_len());
+        let longest = values.iter().zip(&self.columns).max_by_key(|(value, _)| value.text_len());
         let Some((_, column)) = longest.filter(|(value, _)| value.text_len() > 0) else {
             return Ok(());
         };
@@ -121,7 +122,7 @@ impl FieldColumns {
             Value::Text(text) => text.len(),
             _ => 0,
         });
-        let len = own.iter().map(OwnedValue::text_len).chain(beside).sum::<usize>();
+        let len = values.iter().map(OwnedValue::text_len).chain(beside).sum::<usize>();
         if len <= MAX_TEXTS_BYTES {
             return Ok(());
         }
@@ -130,18 +131,18 @@ impl FieldColumns {
         Err(BadReason::field(&column.name, what))
     }
 
-    /// Appends the row of a sample: the values of `file`, and the sample's `own` values.
+    /// Appends the row of a sample: the values of `file`, and the `values` of its fields.
     pub(crate) fn push(
         &self,
         table: &mut ColumnTable,
         name: &[u8],
         file: Option<&ColumnFile>,
-        own: &[OwnedValue],
+        values: &[OwnedValue],
     ) {
         let row = file.map(|file| file.values(name)).unwrap_or_default();
         table.push(|spec| {
             let at = self.columns.iter().position(|column| column.spec.name == spec.name);
-            at.map_or_else(|| row.get(spec), |at| own[at].as_value())
+            at.map_or_else(|| row.get(spec), |at| values[at].as_value())
         });
     }
 
@@ -171,12 +172,12 @@ impl FieldColumns {
                 reader.read(row, &payload, &mut bytes).map(|()| (payload.field, bytes))
             });
             let values = read.collect::<Result<Vec<_>, _>>().and_then(|read| {
-                let of = |field: u16| read.iter().find(|(own, _)| *own == field);
+                let of = |field: u16| read.iter().find(|(number, _)| *number == field);
                 let bytes = |field| Ok(of(field).map(|(_, bytes)| &bytes[..]));
                 self.values(index.name(row), file, bytes)
             });
             match values {
-                Ok(own) => self.push(&mut table, index.name(row), file, &own),
+                Ok(values) => self.push(&mut table, index.name(row), file, &values),
                 Err(reason) => {
                     bad.push((row, index.bad_row(row, reason)));
                     table.push(|_| Value::None); // so that later rows keep their numbers
@@ -225,20 +226,21 @@ impl OfField {
     }
 }
 
-/// The type of a column.
+/// The type of a column: the given one, that of the image, or the natural one of its field. Refuses a type that cannot
+/// hold the field.
 fn kind_of(
     column: &FieldColumn,
-    own: Option<ColumnType>,
+    image_type: Option<ColumnType>,
     from: Option<&FieldType>,
 ) -> Result<ColumnType, String> {
     let name = &column.column;
     let field = column.field.escape_ascii();
-    if let (Some(given), Some(own)) = (column.kind, own)
-        && given != own
+    if let (Some(given), Some(image_type)) = (column.kind, image_type)
+        && given != image_type
     {
-        return Err(format!("column `{name}` is {given}, and in the image it is {own}"));
+        return Err(format!("column `{name}` is {given}, and in the image it is {image_type}"));
     }
-    let given = column.kind.or(own);
+    let given = column.kind.or(image_type);
     let Some(from) = from else {
         let without =
             || format!("column `{name}`: give its type as {field}:TYPE, since the field has none");
@@ -260,115 +262,5 @@ fn kind_of(
     fits.contains(&kind).then_some(kind).ok_or_else(wrong)
 }
 
-/// A number of a field.
-#[derive(Clone, Copy)]
-pub(crate) enum Number {
-    /// Without a fraction.
-    Int(i128),
-    /// With a fraction.
-    Float(f64),
-}
-
-impl fmt::Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Number::Int(number) => number.fmt(f),
-            Number::Float(number) => number.fmt(f),
-        }
-    }
-}
-
-/// Decodes a number; `bytes` has the length of the element.
-pub(crate) fn number(element: Element, bytes: &[u8]) -> Number {
-    let mut wide = [0; 8];
-    wide[..bytes.len().min(8)].copy_from_slice(&bytes[..bytes.len().min(8)]);
-    let bits = u64::from_le_bytes(wide);
-    match element {
-        Element::U8 | Element::U16 | Element::U32 | Element::U64 | Element::Bool => {
-            Number::Int(bits.into())
-        }
-        Element::I8 => Number::Int((bits as i8).into()),
-        Element::I16 => Number::Int((bits as i16).into()),
-        Element::I32 => Number::Int((bits as i32).into()),
-        Element::I64 => Number::Int((bits as i64).into()),
-        Element::F16 => Number::Float(of_half(bits as u16)),
-        Element::Bf16 => Number::Float(f32::from_bits((bits as u32) << 16).into()),
-        Element::F32 => Number::Float(f32::from_bits(bits as u32).into()),
-        Element::F64 => Number::Float(f64::from_bits(bits)),
-    }
-}
-
-/// Encodes `number` as an element and appends it; a float may be rounded within its range. `false`: the element type
-/// does not hold the number.
-pub(crate) fn put_number(element: Element, number: Number, into: &mut Vec<u8>) -> bool {
-    let whole = match number {
-        Number::Int(number) => Some(number),
-        // The limit excludes larger floats, whose conversion saturates at the largest i128.
-        Number::Float(number) => {
-            Some(number as i128).filter(|whole| *whole as f64 == number && whole.abs() < 1 << 64)
-        }
-    };
-    let float = match number {
-        Number::Int(whole) => Some(whole as f64).filter(|float| *float as i128 == whole),
-        Number::Float(number) => Some(number),
-    };
-    use Element::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    let len = element.len_bytes() as usize;
-    let (least, end) = match element {
-        Bool => (0, 2),
-        U8 | U16 | U32 | U64 => (0, 1 << (8 * len)),
-        _ => (-1 << (8 * len - 1), 1 << (8 * len - 1)),
-    };
-    match element {
-        U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64 | Bool => {
-            let whole = whole.filter(|whole| (least..end).contains(whole));
-            whole.map(|whole| into.extend_from_slice(&whole.to_le_bytes()[..len]))
-        }
-        F32 => {
-            let is_held = |narrow: &f32| match number {
-                Number::Int(_) => float == Some(f64::from(*narrow)),
-                Number::Float(float) => narrow.is_finite() || !float.is_finite(),
-            };
-            let narrow = float.map(|float| float as f32).filter(is_held);
-            narrow.map(|narrow| into.extend_from_slice(&narrow.to_le_bytes()))
-        }
-        F64 => float.map(|float| into.extend_from_slice(&float.to_le_bytes())),
-        // No caller converts numbers to 16-bit floats.
-        F16 | Bf16 => None,
-    }
-    .is_some()
-}
-
-/// Converts an IEEE 754 16-bit float.
-fn of_half(bits: u16) -> f64 {
-    let wide = u32::from(bits >> 15) << 31 | u32::from(bits & 0x7fff) << 13;
-    if bits & 0x7c00 == 0x7c00 {
-        f32::from_bits(wide | 0x7f80_0000).into() // infinity or NaN
-    } else {
-        f64::from(f32::from_bits(wide)) * 2f64.powi(112) // the exponent bias of a 32-bit float is larger by 112
-    }
-}
-
 /// Rows between two checks for cancellation.
 const ROWS_PER_STEP: u64 = 4096;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn halves_are_the_numbers_that_they_are() {
-        for (bits, number) in [
-            (0x3c00, 1.0),
-            (0xc000, -2.0),
-            (0x3555, 0.333251953125),
-            (0x0001, 2f64.powi(-24)),
-            (0x7bff, 65504.0),
-            (0x7c00, f64::INFINITY),
-            (0x8000, -0.0),
-        ] {
-            assert_eq!(of_half(bits), number, "{bits:#06x}");
-        }
-        assert!(of_half(0x7e00).is_nan());
-    }
-}
