@@ -13,21 +13,22 @@
 //! - `best_fit`: windows of M positions, the last of which may be shorter, are packed independently. Documents of
 //!   more than C tokens are cut from their start into pieces of C tokens, and a rest. Documents and pieces are
 //!   sorted by descending length; equal ones stay in the order of positions, and within a document. Each goes to the
-//!   row with the least room that still has room for it, and among rows with the same room, to the one that got this
-//!   room last; otherwise to a new row. Within a row they lie in the order in which they came. The n rows of
-//!   window w, in the order in which they were opened, come in the order of the permutation of 0..n by the
+//!   fullest row that it fits into; of equally full rows, to the one that became so last; if it fits into none, it
+//!   opens a new row. A row keeps them in the order in which they were added. The n rows of window w, in the order in
+//!   which they were opened, come in the order of the permutation of 0..n by the
 //!   [`Key`](dlfs_base::permutation::Key) of the seed and the words 0x726f7773 (`rows`), epoch and w: the first one is
 //!   `forward(0)`.
 //! - `none`: each document is a row; documents of more than C tokens are cut into rows as above. The rows of a window
-//!   lie in buckets: a row of k tokens has max(1, k - 1) inputs, and lies in the bucket with the least bound that is
-//!   not below. Bounds are the powers of two and the numbers halfway between, up to L, and L: 1, 2, 3, 4, 6, 8, 12 and
-//!   so on. Rows of a bucket stay in the order of positions, and within a document. The n buckets of a window that have
+//!   lie in buckets: a row of k tokens has max(1, k - 1) inputs, and lies in the bucket with the smallest bound that
+//!   is at least this. Bounds are the powers of two and the numbers halfway between, up to L, and L: 1, 2, 3, 4, 6, 8,
+//!   12 and so on. Rows of a bucket stay in the order of positions, and within a document. The n buckets of a window that have
 //!   rows, ascending, come in the order of the permutation of 0..n by the same key.
 //!
-//! Each row counts L tokens. A phase of an epoch has another L: it begins with the first row before which rows have
-//! counted its tokens, and windows are packed with the L of their first row, so there with the first window whose first
-//! row is one. In `concat` a row of a new phase begins with the last token of the row before, as all do. Rows are
-//! numbered through all phases.
+//! A row counts as L tokens, whatever it holds. An epoch may have later *phases* with another L
+//! ([`RowPhase`](dlfs_order::order::budget::RowPhase)). In `concat`, a phase begins with the first row before which the
+//! rows of the epoch count at least the phase's `from` tokens; its first row, like every other, begins with the last
+//! token of the row before. Otherwise a phase begins with the first window whose first row satisfies this, since a
+//! window is packed with one L. Row numbers continue through all phases.
 //!
 //! Global batch g of W ranks with B rows each, after `consumed` rows of the epoch, has the rows from consumed + gWB
 //! on; rank r has the B rows from consumed + (gW + r)B on. A global batch that is not whole before a phase begins, or
@@ -36,7 +37,10 @@
 //!
 //! In `none`, the rows of a global batch are as wide as the widest bucket that one of them lies in.
 //!
-//! A packer packs the documents of an epoch into rows, in the order of positions, or counts them.
+//! # The parts
+//!
+//! [`RowDeal`] serves the rows of a rank; [`Packer`] packs documents into rows; [`Line`] is the token stream of
+//! `concat`, `windows.rs` the other two; [`Phases`] maps rows to tokens; [`count_rows`] only counts.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -53,17 +57,18 @@ use dlfs_order::order::budget::{Budget, Dealt, Pack, RowPlace, RowSpec, wrong_pl
 
 /// The rows of one rank in an epoch, from a point between two global batches on.
 ///
-/// Packs all documents from a place of these rows on, or from the epoch's start: only lengths tell how many rows come
-/// before. Keeps those of two global batches; whole windows, unless documents lie end to end.
+/// Packs all documents from `place` on, or from the epoch's start, since the number of rows before a row depends on the
+/// lengths of all earlier documents. Keeps the documents of two global batches; in `best_fit` and `none`, those of
+/// whole windows.
 #[derive(Debug, Clone)]
 pub struct RowDeal<T> {
     packer: Packer<T>,
     shard: Shard,
-    /// The rows of a rank in a global batch, by phase.
+    /// Rows per rank in a global batch (B), by phase.
     rows: Vec<u64>,
     /// The place of the first rows, until it is checked.
     place: Option<RowPlace>,
-    /// The rows before the next global batch, or more where some are dropped.
+    /// The next global batch begins at this row, or later if a phase begins first and rows are dropped.
     from: u64,
     /// The number of batches of that global batch that the ranks of the shard have taken.
     taken: u64,
@@ -74,14 +79,14 @@ pub struct RowDeal<T> {
 struct GlobalBatch {
     first: u64,
     end: u64,
-    /// Those of one rank.
+    /// Rows per rank (B).
     rows: u64,
 }
 
 impl<T: Copy> RowDeal<T> {
-    /// The rows of the rank of `shard` in `epoch`, which has `len` positions, after `shard.consumed` rows, in batches
-    /// of `rows`: a number for each phase, of which the last holds for all that follow. `place` is the one that was
-    /// dealt with these consumed rows. A shard of several ranks has the batches of its ranks in turn.
+    /// The rows of the rank of `shard` in `epoch`, which has `len` positions, after `shard.consumed` rows.
+    /// `rows` has the rows per batch of each phase; its last value holds for all later phases. `place` is the one that
+    /// [`RowDeal::next`] returned with `shard.consumed`. A shard of several ranks has the batches of its ranks in turn.
     ///
     /// # Panics
     /// The budget is not one of rows, or not [checked](Budget::check); there is no number of rows.
@@ -102,9 +107,9 @@ impl<T: Copy> RowDeal<T> {
         deal
     }
 
-    /// The rank's next batch: replaces `layout`, and appends the documents of its segments to `out`, once for
-    /// neighbouring segments. Documents count from the first one that is appended. `None`: no whole global batch is
-    /// left, and nothing is written.
+    /// The rank's next batch: replaces `layout`, and appends the document of each segment to `out`; consecutive segments
+    /// of one document share one entry. Segments number documents from the first entry appended. `None`: no whole
+    /// global batch is left, and nothing is written.
     ///
     /// `draw` appends the documents at consecutive positions, and the tokens of each without separator. The result
     /// counts rows: those that all ranks have after this global batch, and whether it is the last one.
@@ -152,10 +157,10 @@ impl<T: Copy> RowDeal<T> {
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
     ) -> Result<Option<GlobalBatch>> {
         // Row `from` tells the phase, once it is known.
-        while self.is_known(from, draw)? {
+        while self.pack_until_known(from, draw)? {
             let rows = self.rows[self.packer.phases.at(from)];
             let end = from.saturating_add(rows.saturating_mul(self.shard.num_ranks()));
-            let is_whole = self.is_known(end - 1, draw)?;
+            let is_whole = self.pack_until_known(end - 1, draw)?;
             match self.packer.phases.next_start(from).filter(|start| *start < end) {
                 None if is_whole => return Ok(Some(GlobalBatch { first: from, end, rows })),
                 None => return Ok(None),
@@ -166,7 +171,7 @@ impl<T: Copy> RowDeal<T> {
     }
 
     /// Packs documents until `row` is known, and returns whether there is such a row.
-    fn is_known(
+    fn pack_until_known(
         &mut self,
         row: u64,
         draw: &mut impl FnMut(Range<u64>, &mut Vec<T>, &mut Vec<u32>) -> Result<()>,
@@ -240,7 +245,8 @@ impl<T: Copy> Packer<T> {
         self.spec.separated.into()
     }
 
-    /// The capacity of the rows that are packed next. Rows of a line may have another one.
+    /// The capacity of the rows that are packed next. In `concat` it is that of the last phase: earlier rows may have
+    /// another capacity.
     pub(crate) fn capacity(&self) -> u32 {
         self.phases.len(self.phases.last()) + 1
     }
@@ -293,7 +299,7 @@ impl<T: Copy> Packer<T> {
 
     /// The place from which `row` is found again: a row that is known and kept.
     pub(crate) fn place_of(&self, row: u64) -> Option<RowPlace> {
-        let check = 0;
+        let check = 0; // set by `State`
         match &self.rows {
             Rows::Line(line) => {
                 let (position, tokens) = line.find(self.phases.tokens_before(row))?;
@@ -310,7 +316,7 @@ impl<T: Copy> Packer<T> {
     /// Packs the first documents from `place` on, and checks that it is that of `row`.
     ///
     /// # Errors
-    /// Errors of `draw`. It is not.
+    /// Errors of `draw`. `InvalidArgument`: `place` is not that of `row`.
     pub(crate) fn begin_at(
         &mut self,
         place: &RowPlace,
@@ -352,7 +358,7 @@ impl<T: Copy> Packer<T> {
         }
     }
 
-    /// Drops the documents before `row`, now and later.
+    /// Drops the documents before `row`, including ones that are packed later.
     pub(crate) fn forget_before(&mut self, row: u64) {
         match &mut self.rows {
             Rows::Line(line) => line.forget_before(self.phases.tokens_before(row)),
@@ -404,7 +410,7 @@ impl<T: Copy> Line<T> {
         }
     }
 
-    /// Drops the documents before token `at`, now and later.
+    /// Drops the documents before token `at`, including ones that are packed later.
     pub(crate) fn forget_before(&mut self, at: u64) {
         self.keep_from = at;
         while !self.placed.is_empty() && self.end_of(0) <= at {
@@ -472,7 +478,8 @@ impl Phases {
         Phases { all: std::iter::once((0, first)).chain(later).collect(), begun: Vec::new() }
     }
 
-    /// Begins the phases that begin with a window: with its first `row`, before which rows count `tokens`.
+    /// Begins the phases whose tokens have been reached at the start of a window: `row` is the window's first row, and
+    /// the rows before it count `tokens`.
     pub(crate) fn begin(&mut self, row: u64, tokens: u64) {
         let next = self.all[self.begun.len()..].iter();
         let count = next.take_while(|(from, _)| *from <= tokens).count();
@@ -529,11 +536,11 @@ pub struct RowCounts {
     pub rows: u64,
     /// The documents that have tokens.
     pub documents: u64,
-    /// Their tokens, with separators; also those that are dropped.
+    /// Their tokens, with separators, including dropped ones.
     pub tokens: u64,
     /// Columns of all rows. A row of one document is as wide as its bucket; in a batch it may be wider.
     pub columns: u64,
-    /// Those without a token.
+    /// Columns without a token.
     pub padding: u64,
     /// Documents that lie in more than one piece: have several segments.
     pub cuts: u64,

@@ -102,7 +102,7 @@ impl<T: Copy> Windows<T> {
         columns
     }
 
-    /// Drops the windows whose rows are all before `row`, now and later.
+    /// Drops the windows whose rows are all before `row`, including ones that are packed later.
     pub(crate) fn forget_before(&mut self, row: u64) {
         self.keep_from = row;
         while self.windows.front().is_some_and(|window| window.end_row <= row) {
