@@ -21,8 +21,8 @@
 //! - `none`: each document is a row; documents of more than C tokens are cut into rows as above. The rows of a window
 //!   lie in buckets: a row of k tokens has max(1, k - 1) inputs, and lies in the bucket with the smallest bound that
 //!   is at least this. Bounds are the powers of two and the numbers halfway between, up to L, and L: 1, 2, 3, 4, 6, 8,
-//!   12 and so on. Rows of a bucket stay in the order of positions, and within a document. The n buckets of a window that have
-//!   rows, ascending, come in the order of the permutation of 0..n by the same key.
+//!   12 and so on. Rows of a bucket stay in the order of positions, and within a document. The n buckets of a window
+//!   that have rows, ascending, come in the order of the permutation of 0..n by the same key.
 //!
 //! A row counts as L tokens, whatever it holds. An epoch may have later *phases* with another L
 //! ([`RowPhase`](dlfs_order::order::budget::RowPhase)). In `concat`, a phase begins with the first row before which the
@@ -107,9 +107,9 @@ impl<T: Copy> RowDeal<T> {
         deal
     }
 
-    /// The rank's next batch: replaces `layout`, and appends the document of each segment to `out`; consecutive segments
-    /// of one document share one entry. Segments number documents from the first entry appended. `None`: no whole
-    /// global batch is left, and nothing is written.
+    /// The rank's next batch: replaces `layout`, and appends the document of each segment to `out`; consecutive
+    /// segments of one document share one entry. Segments number documents from the first entry appended. `None`: no
+    /// whole global batch is left, and nothing is written.
     ///
     /// `draw` appends the documents at consecutive positions, and the tokens of each without separator. The result
     /// counts rows: those that all ranks have after this global batch, and whether it is the last one.
