@@ -2,7 +2,8 @@
 //!
 //! A rank's samples are sorted by access frequency, highest first, then by first access. In this order they fill
 //! the first tier until a sample does not fit; that sample closes the tier and starts the next. Inside a tier,
-//! addresses follow the order of first access of all its samples.
+//! addresses follow the order of first access of all its samples. [`HolderMap`] then keeps the best copy of each sample
+//! among all ranks.
 //!
 //! This planner handles single samples, for simulations. In `cache`, a run plans the units of a data set by the
 //! same rule.
@@ -28,7 +29,8 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
     /// a block boundary.
     ///
     /// # Errors
-    /// The block length is not 512, 1024, 2048 or 4096, or there are more ranks than an address can encode.
+    /// The block length is not 512, 1024, 2048 or 4096, there is no rank, or more than [`HolderMap`]
+    /// can encode.
     pub fn new(
         accesses: &'a A,
         lengths: &'a [u32],
@@ -53,7 +55,7 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
     /// Costs a walk of the rank's access string, and some 30 bytes for each of its samples.
     ///
     /// # Errors
-    /// The tiers are more or larger than an address can encode; `visit` was not called.
+    /// There are more tiers or larger ones than [`HolderMap`] can encode; `visit` was not called.
     pub fn plan(
         &mut self,
         rank: u32,
@@ -113,8 +115,8 @@ impl<'a, A: Accesses + ?Sized> Planner<'a, A> {
 
 /// Access frequencies of one rank: one count per sample, 2 bytes each.
 ///
-/// Counts are small numbers around E / N with a binomial distribution (E epochs, N ranks). Its variance makes a
-/// plan better than chance. Counts saturate at 65,535.
+/// Counts are small numbers around E / N with a binomial distribution (E epochs, N ranks). Since it has variance,
+/// ranks differ, and planning gains over random placement. Counts saturate at 65,535.
 #[derive(Debug, Clone, Default)]
 pub struct Frequencies {
     counts: Vec<u16>,
@@ -228,11 +230,11 @@ fn unpack(packed: u64) -> Option<Holder> {
     })
 }
 
-/// The most ranks that an address can encode: 24 bits.
+/// The most ranks that [`HolderMap`] can encode: 24 bits.
 pub(super) const MAX_RANKS: usize = 1 << 24;
-/// The most tiers that an address can encode: 4 bits; all ones mean no copy.
+/// The most tiers that [`HolderMap`] can encode: 4 bits; all ones mean no copy.
 const MAX_TIERS: usize = 15;
-/// The most blocks of a tier that an address can encode: 36 bits, 32 TiB of 512-byte blocks.
+/// The most blocks of a tier that [`HolderMap`] can encode: 36 bits, 32 TiB of 512-byte blocks.
 const MAX_BLOCKS: u64 = 1 << 36;
 const RANK_BITS: u32 = MAX_RANKS.trailing_zeros();
 const LBA_BITS: u32 = MAX_BLOCKS.trailing_zeros();
