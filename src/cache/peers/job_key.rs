@@ -107,7 +107,7 @@ impl KeyMark {
         let mut mark = KeyMark { fingerprint: 0, tls: keys.tls, drawn: None };
         match &keys.key {
             JobKey::Given { key, .. } => {
-                let digest = Derived::of(key).part(b"fingerprint", &[round.as_bytes()]);
+                let digest = Prk::extract(key).expand(b"fingerprint", &[round.as_bytes()]);
                 let (first, _) = digest.as_ref().split_first_chunk().expect("32 bytes");
                 mark.fingerprint = u64::from_le_bytes(*first).max(1);
             }
@@ -139,7 +139,7 @@ impl KeyMark {
 /// The keys between the ranks of one round.
 #[derive(Clone)]
 pub(super) struct RoundKeys {
-    derived: Derived,
+    prk: Prk,
     round: String,
     tls: bool,
 }
@@ -150,17 +150,17 @@ impl RoundKeys {
     /// # Errors
     /// `InvalidArgument`: the rendezvous has not carried the key that rank 0 generated.
     pub(super) fn new(keys: &PeerKeys, first: Option<&KeyMark>, round: &str) -> Result<RoundKeys> {
-        let derived = match &keys.key {
-            JobKey::Given { key, .. } => Derived::of(key),
+        let prk = match &keys.key {
+            JobKey::Given { key, .. } => Prk::extract(key),
             JobKey::Drawn => {
                 let drawn = first.and_then(|mark| mark.drawn.as_ref()).ok_or_else(|| {
                     invalid("the record of rank 0 has no key for the job")
                         .hint("start all ranks of a job alike")
                 })?;
-                Derived::of(&read_job_key(&drawn.0)?)
+                Prk::extract(&read_job_key(&drawn.0)?)
             }
         };
-        Ok(RoundKeys { derived, round: round.to_owned(), tls: keys.tls })
+        Ok(RoundKeys { prk, round: round.to_owned(), tls: keys.tls })
     }
 
     /// The keys of a rendezvous on a port of rank 0, for [`host_of_all`]. Fails if the rendezvous itself must
@@ -208,10 +208,12 @@ impl RoundKeys {
         ConfiguredPsk::generate(&self.pair(b"tls", host, to), Hash::Sha256)
     }
 
+    /// The bytes from which a key between `host` and rank `to` is generated. Only 32 of the 64 are filled: neither a
+    /// secret without a transform nor a PSK with SHA-256 uses more.
     fn pair(&self, of: &[u8], host: &Nqn, to: u32) -> Zeroizing<[u8; 64]> {
         let parts = [self.round.as_bytes(), host.as_str().as_bytes(), &to.to_le_bytes()];
         let mut bytes = Zeroizing::new([0; 64]);
-        bytes[..32].copy_from_slice(self.derived.part(of, &parts).as_ref());
+        bytes[..32].copy_from_slice(self.prk.expand(of, &parts).as_ref());
         bytes
     }
 }
@@ -245,16 +247,16 @@ pub(super) const GROUPS: [Group; 1] = [Group::Null];
 
 /// The pseudorandom key of HKDF, from which keys are expanded.
 #[derive(Clone)]
-struct Derived(dlfs_nvme::auth::Digest);
+struct Prk(dlfs_nvme::auth::Digest);
 
-impl Derived {
-    fn of(key: &[u8]) -> Derived {
-        Derived(Hash::Sha256.hmac(SALT, &[key]))
+impl Prk {
+    fn extract(key: &[u8]) -> Prk {
+        Prk(Hash::Sha256.hmac(SALT, &[key]))
     }
 
     /// The first block of the expansion: 32 bytes. The length of each part precedes it, so that two different
     /// lists of parts never give the same bytes.
-    fn part(&self, of: &[u8], parts: &[&[u8]]) -> dlfs_nvme::auth::Digest {
+    fn expand(&self, of: &[u8], parts: &[&[u8]]) -> dlfs_nvme::auth::Digest {
         let mut info = of.to_vec();
         for part in parts {
             info.extend_from_slice(&(part.len() as u32).to_le_bytes());
