@@ -32,7 +32,7 @@ impl Hash {
         }
     }
 
-    /// The identifier on the wire, and in keys as strings.
+    /// The identifier on the wire, and in the text form of keys.
     pub const fn id(self) -> u8 {
         self as u8
     }
