@@ -6,7 +6,7 @@
 //! which can be cloned and sliced, but not written. When only one handle is left, [`SharedBuf::thaw`] makes
 //! it writable again, unless its memory is lent. Dropping the last buffer of an allocation returns the memory.
 //!
-//! Invariants: bytes of an [`IoBuf`] are in no other buffer; every byte of an allocation is initialised, if
+//! Invariants: bytes of an [`IoBuf`] belong to no other buffer; every byte of an allocation is initialised, if
 //! only with data of its previous owner; allocations are aligned to 4,096, except those of lent memory.
 //!
 //! Not handled here: which bytes of a buffer are valid (the I/O's completion tells), locking memory, and
@@ -149,8 +149,8 @@ impl IoBuf {
         Ok(())
     }
 
-    /// [`IoBuf::unsplit`] if one part may have been replaced by other memory, because a lost device may
-    /// still write to the original. In that case, copies both parts into new memory.
+    /// As [`IoBuf::unsplit`], but copies both parts into new memory if they are not adjacent: a part is replaced when a
+    /// lost device may still write to it.
     pub fn rejoin(&mut self, other: IoBuf) {
         if let Err(other) = self.unsplit(other) {
             let mut whole = IoBuf::zeroed(self.len + other.len);
@@ -160,7 +160,7 @@ impl IoBuf {
         }
     }
 
-    /// Returns whether the memory is of a pool whose pages came from `source`, a device driver.
+    /// Returns whether the memory belongs to a pool whose pages came from `source`, a device driver.
     pub fn is_of(&self, source: &'static dyn PageSource) -> bool {
         let found = self.allocation.as_ref().and_then(Allocation::source);
         found.is_some_and(|found| std::ptr::addr_eq(found, source))

@@ -51,6 +51,7 @@ impl Histogram {
     #[inline]
     pub(crate) const fn bucket_of(duration_ns: u64) -> usize {
         let steps = duration_ns.saturating_sub(1) / STEP_NS;
+        // From step 8 on, the highest bit of `steps` selects the octave, and the next three bits the bucket in it.
         let bucket = match steps.checked_ilog2() {
             Some(log2) if log2 >= 3 => {
                 let octave = log2 as usize - 2;
