@@ -11,8 +11,8 @@ use crate::units::{Epoch, SampleId};
 
 /// Samples that were requested together, in the order of the request, every byte verified.
 ///
-/// The bytes are usually not copied: a batch shares the read buffers. They are copied into one buffer by reads of
-/// thousands of scattered samples (`gather.rs`), and by loaders with [`copy_threads`](crate::prefetch::LoaderOptions).
+/// The bytes are usually not copied: a batch shares the read buffers. Two cases copy them into one buffer: reads of
+/// thousands of scattered samples (`gather.rs`), and loaders with [`copy_threads`](crate::prefetch::LoaderOptions).
 /// Buffers return to their pool when the batch is dropped or reused.
 #[derive(Default)]
 pub struct Batch {
@@ -21,8 +21,8 @@ pub struct Batch {
     mixed: Option<Arc<[Arc<Directory>]>>,
     /// The source of each sample; empty unless the batch is of a mixture.
     sources: Vec<u32>,
-    /// The id of each sample in its directory, if that is not its id in the data set. The sources are then only such
-    /// directories.
+    /// In the first epoch of shards without an index: each sample's id in its window's directory. `sources` then
+    /// numbers these directories, not data sets.
     rows: Vec<u32>,
     pub(super) samples: Vec<SampleLocation>,
     pub(super) bufs: Vec<SharedBuf>,
@@ -296,7 +296,9 @@ impl Batch {
     /// As [`Batch::reset`], for samples of several data sets.
     pub(crate) fn reset_mixed(&mut self, directories: &Arc<[Arc<Directory>]>, epoch: Epoch) {
         self.clear();
-        (self.epoch, self.ends_epoch, self.directory) = (epoch, false, None);
+        self.epoch = epoch;
+        self.ends_epoch = false;
+        self.directory = None;
         if !self.mixed.as_ref().is_some_and(|known| Arc::ptr_eq(known, directories)) {
             self.mixed = Some(Arc::clone(directories));
         }
@@ -315,7 +317,8 @@ impl Batch {
     }
 
     /// Appends the next sample of `part`, and returns the sample's index in `part`. `number` identifies this batch
-    /// among all that take samples of `part`; 0 stands for the last of them, which takes over the buffers.
+    /// among all that take samples of `part`; 0: the last of them, which takes the buffers instead of sharing
+    /// them.
     #[inline]
     pub(crate) fn push_next_of(&mut self, part: &mut BatchOfSource, number: u32) -> u32 {
         let nth = part.taken;
