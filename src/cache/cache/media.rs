@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::Opening;
 use super::folder::{self, Locked, OwnFiles, take_over, take_over_namespace};
 use super::options::{TierKind, TierSpec};
-use super::share::{self, Listener, Place, SharedTier};
+use super::share::{self, Listener, SharedTier, TierPlace};
 use dlfs_base::buf::HugePages;
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics;
@@ -63,12 +63,12 @@ impl Media {
     pub(super) fn shared(&self) -> Option<SharedTier> {
         let memory = self.memory.as_ref().map(|memory| memory.namespace().len_bytes());
         let place = || match &self.remote {
-            Some(address) => Some(Place::Namespace(address.clone())),
-            None => self.device.capabilities().local_path.map(Place::File),
+            Some(address) => Some(TierPlace::Namespace(address.clone())),
+            None => self.device.capabilities().local_path.map(TierPlace::File),
         };
         Some(SharedTier {
             name: self.name.clone(),
-            place: memory.map(Place::Memory).or_else(place)?,
+            place: memory.map(TierPlace::Memory).or_else(place)?,
             data_offset: self.data_offset,
             capacity_pages: self.capacity_pages,
             is_sparse: self.is_sparse(),
@@ -260,7 +260,7 @@ pub(super) fn attached(
     let mut memory = memory.into_iter();
     let mut media = |tier: &SharedTier| {
         let device: Arc<dyn Device> = match &tier.place {
-            Place::File(path) => {
+            TierPlace::File(path) => {
                 let used = tier.data_offset + tier.capacity_pages * PAGE_BYTES;
                 let direct = direct_for(path, used);
                 Arc::new(FileNamespace::open(
@@ -268,13 +268,13 @@ pub(super) fn attached(
                     FileOptions { direct, ..FileOptions::default() },
                 )?)
             }
-            Place::Namespace(address) => {
+            TierPlace::Namespace(address) => {
                 let address = address.parse().map_err(|_| {
                     Error::new(ErrorKind::Internal, format!("no address of a tier: {address}"))
                 })?;
                 remote(&address, &options.connect)?
             }
-            Place::Memory(len_bytes) => {
+            TierPlace::Memory(len_bytes) => {
                 let missing =
                     || Error::new(ErrorKind::Internal, "the owner of the tiers sent no memory");
                 let file = memory.next().ok_or_else(missing)?;
@@ -286,7 +286,7 @@ pub(super) fn attached(
         let media = Media::over(tier.name.clone(), device, tier.capacity_pages);
         let media = Media { data_offset: tier.data_offset, ..media };
         Ok(match &tier.place {
-            Place::File(path) if tier.has_own_files => media.with_own_files(path, units),
+            TierPlace::File(path) if tier.has_own_files => media.with_own_files(path, units),
             _ => media,
         })
     };

@@ -1,6 +1,6 @@
-//! Options of tiers, from a command line or a program, or from the TOML description of an environment: tiers in HDMLP's
-//! terms (capacity, threads, bandwidth tables) and the origin's bandwidth table. `dlfs probe` writes it, people may
-//! edit it, and `--tiers-file FILE` reads it.
+//! Options of tiers, given on a command line, by a program, or by a TOML file (`--tiers-file`). The file describes an
+//! *environment* in HDMLP's terms: each tier's capacity, threads and bandwidth table, and the origin's. `dlfs probe`
+//! writes it, and people may edit it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub struct TierOptions {
     pub tiers: Vec<TierSpec>,
     /// The policy that decides which samples are kept.
     pub policy: Policy,
-    /// The point at which first-touch stops looking for room.
+    /// The point at which first-touch stops admitting samples.
     pub stop: Stop,
     /// Limit of the copier's own reads of the origin, in bytes per second; `None`: no limit.
     pub bandwidth_bytes_per_s: Option<u64>,
@@ -37,10 +37,9 @@ pub struct TierOptions {
     pub connect: ConnectOptions,
 }
 
-/// One tier: its storage and its quota.
+/// A tier as the user asks for it: `ram:4G`, for example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierSpec {
-    /// Its storage.
     pub(crate) kind: TierKind,
     /// Its quota in bytes, including its index.
     pub quota_bytes: u64,
@@ -49,7 +48,6 @@ pub struct TierSpec {
     pub overwrite: bool,
 }
 
-/// The storage of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TierKind {
     /// In this process's memory.
@@ -173,7 +171,7 @@ pub struct Point {
     pub mb_per_s: f64,
 }
 
-/// One tier.
+/// A `[[tier]]` of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TierTable {

@@ -1,4 +1,4 @@
-//! Lock-free counters of tiers.
+//! Lock-free counters of tiers and of their origin.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -81,7 +81,8 @@ pub type TierStats = TierCounts<u64, f64>;
 /// The counters behind [`TierStats`]; times are in nanoseconds.
 type TierCounters = TierCounts<AtomicU64, AtomicU64>;
 
-/// The counters of a tier: values and times, or atomic counters for several threads.
+/// The counters of a tier: values, or atomic counters for several threads. Times are in seconds, or in nanoseconds in
+/// the atomic form.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TierCounts<T, S> {
     /// The tier's name as the user wrote it.
@@ -98,17 +99,18 @@ pub struct TierCounts<T, S> {
     pub hits: T,
     /// Bytes of those reads.
     pub hit_bytes: T,
-    /// Total time of those reads from submission to completion, in seconds.
+    /// Total time of those reads from submission to completion.
     pub hit_s: S,
     /// Units of at most 64 pages that were completed.
     pub fills: T,
     /// Bytes written to the tier, for complete and incomplete units.
     pub fill_bytes: T,
-    /// Total time of writing them, in seconds.
+    /// Total time of writing them.
     pub fill_s: S,
     /// Units of an earlier run whose copies were verified and reused.
     pub restored: T,
-    /// Units that lost copies to units that a later plan reads more often, or to chunks that this node holds.
+    /// Units whose copies were evicted, for units that a later plan reads more often or for chunks that this node
+    /// holds.
     pub left: T,
     /// Units with corrupt, truncated or unreadable copies: each was a miss and is written again.
     pub damaged: T,
@@ -119,14 +121,14 @@ pub struct TierCounts<T, S> {
 /// Counters of the origin.
 pub type OriginStats = OriginCounts<u64, f64>;
 
-/// The counters of the origin: values and times, or atomic counters for several threads.
+/// The counters of the origin: values, or atomic counters for several threads. Times are as in [`TierCounts`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct OriginCounts<T, S> {
     /// Reads that a reader waited for.
     pub reads: T,
     /// Bytes of those reads.
     pub bytes: T,
-    /// Total time of those reads from submission to completion, in seconds.
+    /// Total time of those reads from submission to completion.
     pub read_s: S,
     /// Reads, or pieces of reads, served from ahead reads.
     pub ahead: T,

@@ -7,7 +7,7 @@
 //! assembles and writes all copies. So each page is kept once and read from the origin once. A forked child
 //! of the owner or of an attached process attaches in the same way.
 //!
-//! The alternative was to read copies through the owner's target. Each read would then cost the owner a turn
+//! The alternative was to read copies through the owner's target. Each read would then need the owner's CPU
 //! and copy each byte twice through a socket, and a stopped owner would block all reads.
 //!
 //! The socket lies in a folder of the user (`socket.rs`). Its name consists of the device and inode of the
@@ -150,7 +150,7 @@ pub(in crate::cache) struct Hello {
 pub(in crate::cache) struct SharedTier {
     /// Its name as the owner's user wrote it.
     pub name: String,
-    pub place: Place,
+    pub place: TierPlace,
     pub data_offset: u64,
     pub capacity_pages: u64,
     /// Set if only written pages take room.
@@ -162,7 +162,7 @@ pub(in crate::cache) struct SharedTier {
 /// The place where a shared tier keeps its copies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::cache) enum Place {
+pub(in crate::cache) enum TierPlace {
     /// In this file or block device.
     File(PathBuf),
     /// In the remote namespace at this address.
@@ -187,7 +187,7 @@ pub(in crate::cache) fn connect(name: &str) -> Result<Option<(UnixStream, Hello,
             return Err(failed(ErrorKind::Refused, "it belongs to another user"));
         }
         Err(error) if error.kind() == IoKind::WouldBlock => {
-            return Err(failed(ErrorKind::TimedOut, "it accepts nobody"));
+            return Err(failed(ErrorKind::TimedOut, "it accepts no connection"));
         }
         Err(error) => return Err(error.into()),
     };
@@ -279,7 +279,7 @@ mod tests {
             policy: "FirstTouch".to_owned(),
             tiers: vec![SharedTier {
                 name: "file:/a:1M".to_owned(),
-                place: Place::File("/a/tier".into()),
+                place: TierPlace::File("/a/tier".into()),
                 data_offset: 8192,
                 capacity_pages: 100,
                 is_sparse: true,

@@ -117,8 +117,8 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
 /// block.
 ///
 /// # Errors
-/// `PermissionDenied`: the process belongs to another user. `WouldBlock`: it accepts nobody. Errors of the operating
-/// system.
+/// `PermissionDenied`: the process belongs to another user. `WouldBlock`: it accepts no connection. Errors of the
+/// operating system.
 pub fn connect_to(name: &str) -> std::io::Result<Option<UnixStream>> {
     let streams = paths_of(name).into_iter().map(|path| connect_at_path(&path));
     streams.filter_map(Result::transpose).next().transpose()
