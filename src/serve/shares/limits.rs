@@ -1,9 +1,9 @@
 //! Limits of a host, a group or a namespace: bytes and I/Os a second.
 //!
-//! Pollers share token [`Bucket`]s: limits in bytes and I/Os a second (GCRA). A bucket is one number, the time from which
-//! the next command may begin. A command advances it by its cost, so one larger than the burst passes too, and later
-//! ones wait longer. After a pause, the time lags behind the clock by at most the burst. Pollers that look at the same
-//! moment may all begin one command; later commands wait for the overdraft, so limits hold up to the burst and one
+//! Pollers share token [`Bucket`]s: limits in bytes and I/Os a second (GCRA). A bucket is one number, the time from
+//! which the next command may begin. A command advances it by its cost, so one larger than the burst passes too, and
+//! later ones wait longer. After a pause, the time lags behind the clock by at most the burst. Pollers that look at the
+//! same moment may all begin one command; later commands wait for the overdraft, so limits hold up to the burst and one
 //! command of each poller.
 
 use std::sync::atomic::{AtomicU64, Ordering};
