@@ -270,7 +270,7 @@ pub(super) fn conclusion(loads: &Loads, mean_sample_bytes: Option<u64>) -> Findi
             out::count(samples as u64)
         );
     }
-    Finding { mend: Some(bound.remedy().to_owned()), ..Finding::good("bound", found) }
+    Finding { remedy: Some(bound.remedy().to_owned()), ..Finding::good("bound", found) }
 }
 
 /// The bottleneck that limits bandwidth.

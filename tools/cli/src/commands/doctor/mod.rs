@@ -1,11 +1,12 @@
 //! `dlfs doctor`: checks this machine and, given an address, finds the bottleneck of a training job.
 //!
 //! With an address it connects to the data set or target, reads from it for a few seconds, and examines the path to
-//! it; without one it examines only this machine. Read `load.rs` for the measurements and conclusions, and `machine.rs`
-//! for what only SPDK and drives need, and the operating system's view of the connection.
+//! it; without one it examines only this machine. Read `load.rs` for the measurements and conclusions, `network.rs`
+//! for the operating system's view of the connection, and `machine.rs` for what SPDK and drives need, and the clock.
 
 mod load;
 mod machine;
+mod network;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use dlfs::dataset::{Image, OpenOptions};
 use dlfs::qpair::{ConnectOptions, Device, open_all};
 use dlfs::units::SampleId;
 
-use self::machine::Route;
+use self::network::Route;
 use crate::args::{ConnectionArgs, ImageAddress};
 use crate::exit::{Failure, Outcome};
 use crate::out::{self, Out};
@@ -60,13 +61,13 @@ struct Finding {
     needed: bool,
     found: String,
     /// If something is missing: the benefit of having it, and how to get it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mend: Option<String>,
+    #[serde(rename = "mend", skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
 }
 
 impl Finding {
     fn good(check: &'static str, found: String) -> Finding {
-        Finding { check, good: true, needed: true, found, mend: None }
+        Finding { check, good: true, needed: true, found, remedy: None }
     }
 
     /// A check that does not matter here, and the reason.
@@ -75,17 +76,23 @@ impl Finding {
         Finding { needed: false, ..Finding::good(check, found) }
     }
 
-    fn bad(check: &'static str, found: String, mend: impl Into<String>) -> Finding {
-        Finding { mend: Some(mend.into()), good: false, ..Finding::good(check, found) }
+    fn bad(check: &'static str, found: String, remedy: impl Into<String>) -> Finding {
+        Finding { remedy: Some(remedy.into()), good: false, ..Finding::good(check, found) }
     }
 
     /// The reason why something cannot be examined, in one line, and the hint of the error.
     fn of_error(check: &'static str, error: &dlfs::Error) -> Finding {
         let report = error.report();
-        let (found, mend) =
+        let (found, remedy) =
             report.split_once("\n  try: ").unwrap_or((&report, "check the address"));
-        Finding::bad(check, found.replace("\n  because: ", ": "), mend.replace("\n  ", " "))
+        Finding::bad(check, found.replace("\n  because: ", ": "), remedy.replace("\n  ", " "))
     }
+}
+
+/// A check that passes, or one that fails and has a remedy.
+fn finding(check: &'static str, good: bool, found: impl Into<String>, remedy: &str) -> Finding {
+    let found = found.into();
+    if good { Finding::good(check, found) } else { Finding::bad(check, found, remedy) }
 }
 
 pub(crate) fn run(args: DoctorArgs) -> Result<Outcome, Failure> {
@@ -132,7 +139,7 @@ fn examine(
         let sites = out::counted(resolved.sites.len() as u64, "site");
         Finding::good("name", format!("{name} stands for {stands_for}, the first of {sites}"))
     }));
-    let route = machine::reach(addresses, findings);
+    let route = network::reach(addresses, findings);
     // If there is another path or another site, goes on, since that may work.
     if let Some(finding) = findings.iter().find(|finding| !finding.good)
         && connect.paths.is_empty()
@@ -168,9 +175,9 @@ fn examine_data(
         Some(route) => {
             findings.extend(route.findings(loads.single.median, loads.best_bytes_per_s()));
         }
-        None => findings.push(machine::without_route(addresses)),
+        None => findings.push(network::without_route(addresses)),
     }
-    findings.push(machine::digests(device));
+    findings.push(network::digests(device));
     findings.push(machine::clock(Path::new("/")));
     if addresses.iter().any(|address| matches!(address, Address::Spdk(_))) {
         findings.extend(machine::findings(Path::new("/")));
@@ -265,7 +272,7 @@ fn report_machine(findings: &[Finding], green: &dyn Fn(&str) -> String) -> Vec<S
     for finding in findings {
         let mark = if finding.good { green("present") } else { "optional, not present".to_owned() };
         lines.push(format!("  {:<14} {mark}: {}", finding.check, finding.found));
-        lines.extend(finding.mend.as_ref().map(|mend| format!("  {:<14} {mend}", "")));
+        lines.extend(finding.remedy.as_ref().map(|remedy| format!("  {:<14} {remedy}", "")));
     }
     lines
 }
@@ -284,7 +291,9 @@ fn report_address(
             (false, _) => "look".to_owned(),
         };
         lines.push(format!("  {mark}  {:<16} {}", finding.check, finding.found));
-        lines.extend(finding.mend.as_ref().map(|mend| format!("  {:<4}  {:<16} {mend}", "", "")));
+        lines.extend(
+            finding.remedy.as_ref().map(|remedy| format!("  {:<4}  {:<16} {remedy}", "", "")),
+        );
     }
     lines
 }
@@ -318,7 +327,7 @@ mod tests {
         assert!(!text.contains("lack") && !text.contains("mend"), "{text}");
         let absent: Vec<_> = found.iter().filter(|finding| !finding.good).collect();
         assert!(
-            absent.len() > 3 && absent.iter().all(|f| f.mend.as_ref().unwrap().contains("for "))
+            absent.len() > 3 && absent.iter().all(|f| f.remedy.as_ref().unwrap().contains("for "))
         );
     }
 
