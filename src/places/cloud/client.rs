@@ -20,8 +20,9 @@ use super::flow::{Piece, Ranges, ahead};
 use super::flowing::{Flowing, flow};
 use super::http_client::{Kept, Pool, RangeBuf};
 use super::pages;
-use super::store::{Pages, Store, Web};
+use super::store::{Pages, Store};
 use super::watch::{Failure, LISTING, Listing, Note, Seen};
+use super::web::Web;
 use crate::{Lent, Object, Place, PlaceOptions, PlaceStats};
 use dlfs_base::error::{Error, ErrorKind, Result, invalid};
 use dlfs_base::metrics::{self, Measured, Snapshot};
@@ -298,14 +299,14 @@ async fn found_on_web(shared: &Shared, web: &Web, key: &str, may_be_page: bool) 
     let note = Note::default();
     let head = || async {
         let sent = Instant::now();
-        let told = limited(shared, web.look(key, &note), &note).await?;
+        let info = limited(shared, web.describe(key, &note), &note).await?;
         shared.answered(sent.elapsed());
-        if told.is_page && !may_be_page {
+        if info.is_page && !may_be_page {
             let text = "the web server answers with a page (text/html) and no file";
             return Err(Failure::Final(Error::new(ErrorKind::NotFound, text)));
         }
-        match told.len_bytes {
-            Some(len_bytes) => Ok(Object { key: key.to_owned(), len_bytes, etag: told.etag }),
+        match info.len_bytes {
+            Some(len_bytes) => Ok(Object { key: key.to_owned(), len_bytes, etag: info.etag }),
             None => Ok(shared.copy(web, key, &note).await?.object.clone()),
         }
     };

@@ -23,8 +23,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use super::direct::{Body, Landing};
 use super::flow::{Latencies, Patience, Retry, Window};
 use super::http_client::{Pool, RangeBuf};
-use super::store::{Store, Web};
+use super::store::Store;
 use super::watch::{Failure, Note, Seen};
+use super::web::Web;
 use crate::{Object, Place, PlaceOptions};
 use dlfs_base::error::{Error, ErrorKind, Result};
 use dlfs_base::random;
@@ -175,9 +176,9 @@ impl Shared {
         let mut tags = BTreeSet::new();
         for _ in 0..PROBES {
             let note = Note::default();
-            let told = web.look(wanted.key.as_ref(), &note);
-            match tokio::time::timeout(self.options.silence, told).await {
-                Ok(Ok(told)) => tags.insert(told.etag),
+            let info = web.describe(wanted.key.as_ref(), &note);
+            match tokio::time::timeout(self.options.silence, info).await {
+                Ok(Ok(info)) => tags.insert(info.etag),
                 Ok(Err(_)) | Err(_) => return false,
             };
         }
@@ -479,7 +480,7 @@ impl Copied {
         let late = |_| Failure::late(format!("no more came for {silence:?}"));
         let failed = |error: &object_store::Error| Failure::of(error, note.read());
         let asked = tokio::time::timeout(silence, web.get(key, note)).await.map_err(late)?;
-        let (told, body) = asked.map_err(|error| failed(&error))?;
+        let (info, body) = asked.map_err(|error| failed(&error))?;
         let folder = std::env::temp_dir();
         let full = |error: std::io::Error| {
             let hint = "the web server sends no ranges of this file, or no length: it is copied to TMPDIR first";
@@ -495,13 +496,13 @@ impl Copied {
             file.write_all(&piece).map_err(full)?;
             len_bytes += piece.len() as u64;
         }
-        match told.len_bytes {
+        match info.len_bytes {
             Some(len) if len != len_bytes => {
                 Err(Failure::bad_answer(format!("{len_bytes} of {len} bytes came")))
             }
             _ => {
                 let key = key.to_owned();
-                let etag = told.etag;
+                let etag = info.etag;
                 Ok(Copied { file, object: Object { key, len_bytes, etag } })
             }
         }
